@@ -1,0 +1,39 @@
+"""Celery tasks that run once at a time: a Redis lock for each task signature."""
+
+from . import _protect as _protect  # connects redislock_tasks and the worker's hooks
+from ._holder import Holder
+from ._lock import RedisLock
+from ._task import SingletonTask, current_lock
+from .errors import (
+    ConfigError,
+    LockConflict,
+    LockError,
+    LockLost,
+    LockUnavailable,
+    TaskSkipped,
+)
+from .policies import Conflict, Defer, Policy, Raise, Skip, Wait
+from .signals import lock_acquired, lock_conflict, lock_lost, lock_released
+
+__all__ = [
+    "ConfigError",
+    "Conflict",
+    "Defer",
+    "Holder",
+    "LockConflict",
+    "LockError",
+    "LockLost",
+    "LockUnavailable",
+    "Policy",
+    "Raise",
+    "RedisLock",
+    "SingletonTask",
+    "Skip",
+    "TaskSkipped",
+    "Wait",
+    "current_lock",
+    "lock_acquired",
+    "lock_conflict",
+    "lock_lost",
+    "lock_released",
+]

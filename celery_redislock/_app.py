@@ -1,0 +1,160 @@
+"""What belongs to one Celery app: its `redislock_*` settings and its lock server.
+
+Nothing here is a module's global: two apps in one process keep two servers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ._connect import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
+from ._lock import check_prefix
+from ._options import SETTINGS, refuse_unknown_settings
+from ._store import Store
+from .errors import ConfigError
+
+_ATTRIBUTE: Final = "_redislock"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Server:
+    """Where the locks of an app are."""
+
+    url: str
+    options: Mapping[str, Any]
+
+
+class AppLocks:
+    """The settings of an app, checked, and its store, connected at first use.
+
+    Raises:
+        ConfigError: an unknown or wrong setting.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.settings = _settings(app.conf)
+        self.prefix = check_prefix(self.settings.get("redislock_prefix", "redislock"))
+        self.enabled = self._flag("redislock_enabled", True)
+        self.eager = self._flag("redislock_eager", False)
+        self.server = _server(app.conf, self.settings)
+        self._store: Store | None = None
+
+    @property
+    def store(self) -> Store:
+        """The app's lock server."""
+        if self._store is None:
+            server = self.require_server()
+            self._store = Store(pools_from_url(server.url, server.options))
+        return self._store
+
+    def require_server(self) -> Server:
+        """Where the locks are.
+
+        Raises:
+            ConfigError: no setting tells.
+        """
+        if self.server is None:
+            raise ConfigError(
+                "redislock_url is not set, and neither the result backend nor the broker is"
+                " Redis; set redislock_url to the Redis server that keeps the locks, such as"
+                " 'redis://localhost:6379/0'"
+            )
+        return self.server
+
+    def adopt(self, other: AppLocks) -> None:
+        """Keep another's connections if it has the same server."""
+        if other.server == self.server:
+            self._store = other._store
+        elif other._store is not None:
+            other._store.close()
+
+    def _flag(self, name: str, default: bool) -> bool:
+        value = self.settings.get(name, default)
+        if not isinstance(value, bool):
+            raise ConfigError(f"app: {name}={value!r} is not accepted; it must be True or False")
+        return value
+
+
+def app_locks(app: Any, *, refresh: bool = False) -> AppLocks:
+    """The app's locks.
+
+    Args:
+        app: the Celery app.
+        refresh: read the settings again; they may have changed since the last task was bound.
+
+    Raises:
+        ConfigError: an unknown or wrong setting.
+    """
+    known: AppLocks | None = app.__dict__.get(_ATTRIBUTE)
+    if known is not None and not refresh:
+        return known
+    locks = AppLocks(app)
+    if known is not None:
+        if known.settings == locks.settings and known.server == locks.server:
+            return known
+        locks.adopt(known)
+    app.__dict__[_ATTRIBUTE] = locks
+    return locks
+
+
+def has_locks(app: Any) -> bool:
+    """Whether any task of this app takes locks."""
+    return _ATTRIBUTE in app.__dict__
+
+
+def _settings(conf: Any) -> dict[str, Any]:
+    """The `redislock_*` settings that are set, whatever their namespace and case."""
+    found = {}
+    for key in conf:
+        name = str(key).lower()
+        start = name.find("redislock_")
+        if start == 0 or (start > 0 and name[start - 1] == "_" and str(key).isupper()):
+            found[name[start:]] = conf[key]
+    refuse_unknown_settings(found)
+    return {name: found[name] for name in SETTINGS if name in found}
+
+
+def _server(conf: Any, settings: Mapping[str, Any]) -> Server | None:
+    options = settings.get("redislock_transport_options") or {}
+    if not isinstance(options, Mapping):
+        raise ConfigError(
+            f"app: redislock_transport_options={options!r} is not accepted; it must be a dict"
+        )
+    url = settings.get("redislock_url")
+    if url is not None:
+        server = Server(url, options)
+    else:
+        derived = _of_result_backend(conf) or _of_broker(conf)
+        if derived is None:
+            return None
+        server = Server(derived.url, {**derived.options, **options})
+    pools_from_url(server.url, server.options)  # raises what is wrong with it
+    return server
+
+
+def _of_result_backend(conf: Any) -> Server | None:
+    url = conf.result_backend
+    if not is_redis_url(url):
+        return None
+    return _derived(url, conf.result_backend_transport_options, conf.get("redis_backend_use_ssl"))
+
+
+def _of_broker(conf: Any) -> Server | None:
+    urls = conf.broker_url
+    if isinstance(urls, str):
+        # A failover list is separated like a list of sentinels.
+        urls = [urls] if urls.startswith("sentinel") else urls.split(";")
+    for url in urls or ():
+        if is_redis_url(url):
+            return _derived(url, conf.broker_transport_options, conf.broker_use_ssl)
+    return None
+
+
+def _derived(url: str, options: Mapping[str, Any] | None, use_ssl: Any) -> Server:
+    """What there says how to connect; what says how to queue, or when to give up, stays there."""
+    kept = {k: v for k, v in (options or {}).items() if k in TRANSPORT_OPTIONS}
+    if isinstance(use_ssl, Mapping):
+        kept.update((k, v) for k, v in use_ssl.items() if k in TRANSPORT_OPTIONS)
+    return Server(url, kept)

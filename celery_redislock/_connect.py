@@ -1,0 +1,209 @@
+"""Connections to the lock server: from a URL, or like a client that the user has.
+
+Ours differ from redis-py's defaults (several seconds, many tries): a lock's operations must
+fail fast, so timeouts come from the lock's ttl, and whoever needs another try decides it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from .errors import ConfigError
+
+#: Transport options that a user may set, beside `master_name` and `sentinel_kwargs`.
+CONNECTION_OPTIONS: Final = (
+    "client_name",
+    "credential_provider",
+    "db",
+    "password",
+    "socket_keepalive",
+    "socket_keepalive_options",
+    "ssl_ca_certs",
+    "ssl_ca_data",
+    "ssl_ca_path",
+    "ssl_cert_reqs",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_keyfile",
+    "ssl_password",
+    "username",
+)
+TRANSPORT_OPTIONS: Final = (*CONNECTION_OPTIONS, "master_name", "sentinel_kwargs")
+SCHEMES: Final = ("redis", "rediss", "unix", "redis+socket", "socket", "sentinel")
+
+#: How redis-py names what the `ssl` module and Celery's URLs call otherwise.
+_CERT_REQS: Final = {
+    "CERT_REQUIRED": "required",
+    "CERT_OPTIONAL": "optional",
+    "CERT_NONE": "none",
+    ssl.CERT_REQUIRED: "required",
+    ssl.CERT_OPTIONAL: "optional",
+    ssl.CERT_NONE: "none",
+}
+
+PoolFactory = Callable[[float, Callable[[Any], None]], redis.ConnectionPool]
+
+
+def is_redis_url(url: Any) -> bool:
+    """Whether this names a server that we can connect to."""
+    return isinstance(url, str) and url.split("://")[0] in SCHEMES and "://" in url
+
+
+def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFactory:
+    """A factory of connection pools for the server of this URL.
+
+    Args:
+        url: `redis://`, `rediss://`, `unix://` (also `redis+socket://`) or `sentinel://` in
+            Celery's form: several sentinels separated by `;`, and `master_name` in `options`.
+        options: some of `TRANSPORT_OPTIONS`.
+
+    Returns:
+        A function of a timeout in seconds, for connecting and for each command, and of what
+        to call with each new connection.
+
+    Raises:
+        ConfigError: the URL or an option is not accepted. The message shows no password.
+    """
+    options = dict(options or {})
+    unknown = sorted(set(options) - set(TRANSPORT_OPTIONS))
+    if unknown:
+        raise ConfigError(
+            f"redislock_transport_options: unknown option {unknown[0]!r}."
+            f" Accepted: {', '.join(sorted(TRANSPORT_OPTIONS))}"
+        )
+    if not is_redis_url(url):
+        raise ConfigError(
+            f"redislock_url: {_scheme(url)!r} is not accepted; accepted schemes:"
+            f" {', '.join(scheme + '://' for scheme in SCHEMES)}"
+        )
+    kwargs = _translated({k: v for k, v in options.items() if k in CONNECTION_OPTIONS})
+    if _scheme(url) == "sentinel":
+        return _sentinel_pools(url, options, kwargs)
+    url = _for_redis_py(url)
+    try:
+        redis.ConnectionPool.from_url(url, **kwargs)
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(f"redislock_url: {exc}") from exc
+
+    def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
+        return redis.ConnectionPool.from_url(url, **{**kwargs, **_fit(timeout, on_connect)})
+
+    return make
+
+
+def pools_like(client: redis.Redis) -> PoolFactory:
+    """A factory of connection pools for the server that this client is connected to.
+
+    The client's own pool is left alone: its timeouts and retries are not fit for a lock.
+    """
+    pool: Any = client.connection_pool
+    kwargs = dict(pool.connection_kwargs)
+    for name in ("connection_pool", "parser_class", "decode_responses", "event_dispatcher"):
+        kwargs.pop(name, None)
+    for name in [name for name in kwargs if name.startswith(("maint_", "_"))]:
+        del kwargs[name]
+
+    def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
+        fit = {**kwargs, **_fit(timeout, on_connect)}
+        if isinstance(pool, SentinelConnectionPool):
+            return SentinelConnectionPool(pool.service_name, pool.sentinel_manager, **fit)
+        return redis.ConnectionPool(connection_class=pool.connection_class, **fit)
+
+    return make
+
+
+def checkout(pool: redis.ConnectionPool) -> Any:
+    """A connection of the pool, connected. redis-py 5.0 wants the name of a command, later
+    versions warn of one."""
+    return pool.get_connection("EVALSHA") if _WANTS_COMMAND else pool.get_connection()
+
+
+_WANTS_COMMAND: Final = (
+    inspect.signature(redis.ConnectionPool.get_connection).parameters["command_name"].default
+    is inspect.Parameter.empty
+)
+
+
+def _fit(timeout: float, on_connect: Callable[[Any], None]) -> dict[str, Any]:
+    return {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_timeout": False,
+        "retry_on_error": [],
+        "health_check_interval": 0,
+        "decode_responses": False,
+        "protocol": 2,
+        "redis_connect_func": on_connect,
+    }
+
+
+def _scheme(url: Any) -> str:
+    return url.split("://")[0] if isinstance(url, str) and "://" in url else repr(url)
+
+
+def _for_redis_py(url: str) -> str:
+    scheme, rest = url.split("://", 1)
+    if scheme in ("redis+socket", "socket"):
+        # kombu calls the database virtual_host, as with every transport.
+        scheme, rest = "unix", rest.replace("virtual_host=", "db=")
+    base, _, query = rest.partition("?")
+    # A URL's options win over arguments in redis-py, and this may be the result backend's URL
+    # with timeouts that suit results: take what says how to connect, leave the rest.
+    pairs = [
+        (name, str(_CERT_REQS.get(value, value)))
+        for name, value in parse_qsl(query)
+        if name in CONNECTION_OPTIONS
+    ]
+    return f"{scheme}://{base}" + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+def _translated(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if "ssl_cert_reqs" in kwargs:
+        value = kwargs["ssl_cert_reqs"]
+        kwargs["ssl_cert_reqs"] = _CERT_REQS.get(value, value)
+    return kwargs
+
+
+def _sentinel_pools(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -> PoolFactory:
+    master = options.get("master_name")
+    if not isinstance(master, str) or not master:
+        raise ConfigError(
+            "redislock_transport_options: a sentinel:// URL needs 'master_name', the name"
+            " under which the sentinels know the master"
+        )
+    hosts = []
+    for part in url.split(";"):
+        split = urlsplit(part if "://" in part else f"sentinel://{part}")
+        hosts.append((split.hostname or "localhost", split.port or 26379))
+        if split.password:
+            kwargs.setdefault("password", unquote(split.password))
+        if split.username:
+            kwargs.setdefault("username", unquote(split.username))
+        db = split.path.strip("/")
+        if db:
+            if not db.isdigit():
+                raise ConfigError(f"redislock_url: database {db!r} must be a number")
+            kwargs.setdefault("db", int(db))
+
+    def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
+        fit = _fit(timeout, on_connect)
+        sentinel_kwargs = {
+            "socket_timeout": timeout,
+            "socket_connect_timeout": timeout,
+            "retry": fit["retry"],
+            **(options.get("sentinel_kwargs") or {}),
+        }
+        sentinel = Sentinel(hosts, sentinel_kwargs=sentinel_kwargs)
+        return SentinelConnectionPool(master, sentinel, **{**kwargs, **fit})
+
+    return make

@@ -1,0 +1,203 @@
+"""The heartbeat: one native daemon thread a process, which keeps every held lock alive.
+
+It is native also where threads are patched: a greenlet starves while another one computes.
+All locks of a server that are due go out in one round trip.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from ._clock import clock
+from ._store import NOT_OURS, RETAKEN
+from .errors import LockUnavailable
+
+if TYPE_CHECKING:
+    from ._lock import Lease
+
+logger = logging.getLogger("celery_redislock")
+
+#: Seconds between tries while a server is not reachable.
+RETRY_EVERY: Final = 0.1
+#: Locks that are due within this part of their interval go along with those that are due now.
+EARLY: Final = 0.25
+#: The longest sleep, in seconds, so that a thread without locks costs nothing to speak of.
+IDLE: Final = 60.0
+
+
+class Heartbeat:
+    """Extends leases every third of their ttl until they are discarded or lost."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        # Weak: a lock that its owner forgot must lapse, not live as long as the process.
+        self._leases: dict[str, weakref.ref[Lease]] = {}
+        self._alarm, self._start = _native_primitives()
+        self._sleeping_until = 0.0
+        self._thread_id: int | None = None
+        self._in_flight: frozenset[str] = frozenset()
+        self._starting = threading.Lock()
+        self._round = _native_lock()
+
+    def add(self, lease: Lease) -> None:
+        """Keep this lease alive, from a third of its ttl on."""
+        self._leases[lease.token] = weakref.ref(lease)
+        if self._thread_id is None:
+            with self._starting:
+                if self._thread_id is None:
+                    self._thread_id = self._start(self._run)
+        if lease.next_beat < self._sleeping_until:
+            self._alarm.ring()
+
+    def discard(self, lease: Lease) -> None:
+        """Stop extending this lease. An extension under way is waited for, within bounds."""
+        self._leases.pop(lease.token, None)
+        if lease.token in self._in_flight and self._round.acquire(timeout=lease.ttl / 6):
+            self._round.release()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._beat()
+                self._sleep()
+            except Exception:
+                # A renewal thread that dies in silence is a double execution.
+                logger.exception("redislock: the heartbeat met a bug in itself; it goes on")
+                self._alarm.wait(RETRY_EVERY)
+
+    def _live(self) -> list[Lease]:
+        leases = []
+        for token, ref in list(self._leases.items()):
+            lease = ref()
+            if lease is None:
+                self._leases.pop(token, None)
+            else:
+                leases.append(lease)
+        return leases
+
+    def _sleep(self) -> None:
+        now = clock()
+        until = min((lease.next_beat for lease in self._live()), default=now + IDLE)
+        self._sleeping_until = min(until, now + IDLE)
+        # A lease that was added before the line above saw an older time to sleep until.
+        until = min((lease.next_beat for lease in self._live()), default=self._sleeping_until)
+        self._alarm.wait(max(min(until, self._sleeping_until) - clock(), 0.0))
+        self._sleeping_until = 0.0
+
+    def _beat(self) -> None:
+        now = clock()
+        leases = self._live()
+        if not any(lease.next_beat <= now for lease in leases):
+            return
+        batches: dict[Any, list[Lease]] = {}
+        for lease in leases:
+            if lease.next_beat <= now + EARLY * lease.ttl / 3:
+                batches.setdefault(lease.store, []).append(lease)
+        for store, batch in batches.items():
+            self._extend(store, batch)
+
+    def _extend(self, store: Any, batch: list[Lease]) -> None:
+        now = clock()
+        expired = [lease for lease in batch if not lease.may_extend(now)]
+        for lease in expired:
+            lease.stop_extending()
+        batch = [lease for lease in batch if lease not in expired]
+        if not batch:
+            return
+        with self._round:
+            self._in_flight = frozenset(lease.token for lease in batch)
+            # Discarded between the collection and the line above: it must not be extended.
+            batch = [lease for lease in batch if lease.token in self._leases]
+            try:
+                sent_at = clock()
+                replies = _extend_all(store, batch, sent_at)
+            finally:
+                self._in_flight = frozenset()
+        for lease, reply in zip(batch, replies, strict=True):
+            if lease.token not in self._leases:
+                # Released while we asked, and not waited for long enough.
+                if reply == RETAKEN:
+                    lease.undo_retake()
+            elif isinstance(reply, LockUnavailable):
+                lease.beat_failed(reply, clock() + RETRY_EVERY)
+            elif reply == NOT_OURS:
+                self._leases.pop(lease.token, None)
+                lease.mark_lost("another holder has it, or it lapsed")
+            else:
+                lease.beat_succeeded(sent_at, retaken=reply == RETAKEN)
+
+
+def _extend_all(store: Any, batch: list[Lease], now: float) -> list[Any]:
+    if not batch:
+        return []
+    try:
+        return list(store.extend([lease.extension(retake=now < lease.deadline) for lease in batch]))
+    except LockUnavailable as exc:
+        return [exc] * len(batch)
+
+
+class _Alarm:
+    """A sleep that another thread, or greenlet, can end. Made of one native lock."""
+
+    def __init__(self) -> None:
+        self._lock = _native_lock()
+        self._lock.acquire()
+
+    def wait(self, seconds: float) -> None:
+        self._lock.acquire(timeout=seconds)
+
+    def ring(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:
+            pass  # rung before
+
+
+def _native_thread_module() -> Any:
+    """The interpreter's own `_thread` where gevent or eventlet has patched it, else None."""
+    if "gevent.monkey" in sys.modules:
+        from gevent import monkey
+
+        if monkey.is_module_patched("threading") or monkey.is_module_patched("_thread"):
+            names = ("allocate_lock", "start_new_thread")
+            found = monkey.get_original("_thread", names)
+            return type("native", (), dict(zip(names, map(staticmethod, found), strict=True)))
+    if "eventlet.patcher" in sys.modules:
+        from eventlet import patcher
+
+        if patcher.is_monkey_patched("thread"):
+            return patcher.original("_thread")
+    return None
+
+
+def _native_lock() -> Any:
+    native = _native_thread_module()
+    return native.allocate_lock() if native else threading.Lock()
+
+
+def _native_primitives() -> tuple[_Alarm, Callable[[Callable[[], None]], int]]:
+    native = _native_thread_module()
+
+    def start(run: Callable[[], None]) -> int:
+        if native:
+            return int(native.start_new_thread(run, ()))
+        thread = threading.Thread(target=run, name="redislock-heartbeat", daemon=True)
+        thread.start()
+        return thread.ident or 0
+
+    return _Alarm(), start
+
+
+#: The process's heartbeat.
+heartbeat: Final = Heartbeat()
+
+# Threads do not survive a fork, and the parent's locks are not the child's.
+os.register_at_fork(after_in_child=heartbeat._reset)

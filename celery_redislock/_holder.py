@@ -1,0 +1,132 @@
+"""Who holds a lock: the record that stands in Redis as the lock's value.
+
+The token proves ownership and is compared by the scripts; the rest explains, for people.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from functools import cache
+from typing import Any
+
+#: How the value of a lock that is kept for one of its waiters begins. See `release.lua`.
+RESERVED_HEAD = '{"token":"","reserved":'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """A lock's holder, as it recorded itself. Fields that it did not record are None.
+
+    Attributes:
+        task: the task's name, or None for a `RedisLock`.
+        task_id: the task's id.
+        attempt: the task's `retries` when it took the lock.
+        node: the worker's node name, or the host's name.
+        pid: the process.
+        acquired_at: Unix time in seconds, by the Redis server's clock.
+        fence: the fencing token of the holder's acquisition.
+        ttl: seconds for which the lock lives on, should the holder die now; None if it has
+            no expiry, which a lock of ours never has.
+        held_for_retry: no attempt is running; the lock is kept for the task's next attempt.
+    """
+
+    task: str | None = None
+    task_id: str | None = None
+    attempt: int = 0
+    node: str | None = None
+    pid: int | None = None
+    acquired_at: float | None = None
+    fence: int | None = None
+    ttl: float | None = None
+    held_for_retry: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data, which `from_dict` takes back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Holder:
+        """Build a holder from plain data. Unknown fields are ignored."""
+        return cls(**{name: data[name] for name in _FIELDS if name in data})
+
+    def __str__(self) -> str:
+        if self.task_id is None and self.pid is None:
+            return "a foreign value"
+        who = f"{self.task or 'RedisLock'}[{self.task_id}]" if self.task_id else "RedisLock"
+        text = f"{who} on {self.node} pid {self.pid}"
+        if self.acquired_at is not None:
+            since = datetime.fromtimestamp(self.acquired_at, timezone.utc)
+            text += f" since {since.isoformat(timespec='milliseconds')}"
+        return f"{text}, kept for its retry" if self.held_for_retry else text
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Holder))
+
+
+def parse(value: bytes | None, ttl: float | None) -> Holder | None:
+    """The holder that a lock's value records.
+
+    Returns None if nobody holds the lock, which is also so while it is reserved for a waiter.
+    A value that is not ours gives a holder without fields: held, by whom we cannot tell.
+    """
+    if value is None:
+        return None
+    record = decode(value)
+    if record is None:
+        return Holder(ttl=ttl)
+    if record.get("reserved"):
+        return None
+    held = bool(record.get("held"))
+    return Holder.from_dict({**record, "ttl": ttl, "held_for_retry": held})
+
+
+def decode(value: bytes) -> dict[str, Any] | None:
+    """The fields of a lock's value, or None if it is not ours."""
+    try:
+        record = json.loads(value)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("token"), str):
+        return None
+    return record
+
+
+def encode(
+    token: str,
+    *,
+    ttl_ms: int,
+    task: str | None = None,
+    task_id: str | None = None,
+    attempt: int = 0,
+    node: str | None = None,
+) -> str:
+    """A lock's value. The token stands first: the scripts compare the value's opening.
+
+    `acquire.lua` adds the fence and the time before the closing brace.
+    """
+    record = {
+        "token": token,
+        "task": task,
+        "task_id": task_id,
+        "attempt": attempt,
+        "node": node or _host(),
+        "pid": os.getpid(),
+        "ttl_ms": ttl_ms,
+    }
+    return json.dumps(record, separators=(",", ":"))
+
+
+def held_for_retry(value: str) -> str:
+    """The value of a lock that its holder leaves to the task's next attempt."""
+    record = json.loads(value)
+    return json.dumps({**record, "token": "", "held": True}, separators=(",", ":"))
+
+
+@cache
+def _host() -> str:
+    return socket.gethostname()

@@ -1,0 +1,250 @@
+"""From a call's arguments to the name and the keys of its lock. Pure.
+
+One call has one name wherever it is computed: at the sender before publishing, in the worker's
+main process, and in the pool; on every Python version; whichever way the arguments are passed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import string
+import uuid
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+from .errors import ConfigError
+
+#: The version of the digest's schema, part of every digest name. Raise it with any change below.
+SCHEMA: Final = "v1"
+
+#: Hash tags, and so fence counters. Fixed for ever: two versions must agree on a lock's key.
+BUCKETS: Final = 1024
+
+Signature = inspect.Signature
+Normalise = Callable[[Any], Any]
+
+
+class LockKeys(NamedTuple):
+    """The keys of one lock. All stand in one hash slot.
+
+    `fence` is shared by all the locks of the bucket, so that a counter which outlives its
+    lock costs nothing per lock.
+    """
+
+    name: str
+    lock: str
+    fence: str
+    waiters: str
+    wake: str
+    broken: str
+    done: str
+
+    def done_by(self, task_id: str, attempt: int) -> str:
+        """The key that says: this attempt of this task has run under this lock."""
+        return f"{self.done}:{task_id}:{attempt}"
+
+
+def lock_keys(prefix: str, name: str) -> LockKeys:
+    """The Redis keys of the lock with that name."""
+    bucket = zlib.crc32(name.encode("utf-8", "surrogatepass")) % BUCKETS
+    head = f"{prefix}:{{{bucket}}}"
+    return LockKeys(
+        name,
+        f"{head}:lock:{name}",
+        f"{head}:fence",
+        f"{head}:waiters:{name}",
+        f"{head}:wake:{name}",
+        f"{head}:broken:{name}",
+        f"{head}:done",
+    )
+
+
+def canonical(value: Any) -> str:
+    """A text that is the same for equal values and differs for different ones.
+
+    A JSON-like grammar: what JSON has is written as JSON, with a mapping's items in order;
+    other types are marked by name. Tuples are lists, as they arrive as lists.
+
+    Raises:
+        TypeError: a type that no serializer of a Celery message would carry unchanged.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return json.dumps(value)
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(canonical, value))}]"
+    if isinstance(value, Mapping):
+        items = sorted(f"{canonical(k)}:{canonical(v)}" for k, v in value.items())
+        return f"{{{','.join(items)}}}"
+    if isinstance(value, set | frozenset):
+        return f"set[{','.join(sorted(map(canonical, value)))}]"
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f'bytes"{bytes(value).hex()}"'
+    if isinstance(value, datetime | date | time):
+        return f'{type(value).__name__}"{value.isoformat()}"'
+    if isinstance(value, uuid.UUID | Decimal):
+        return f'{type(value).__name__}"{value}"'
+    raise TypeError(
+        f"cannot make a lock key of a {type(value).__module__}.{type(value).__qualname__}:"
+        " set lock_key to name the arguments that identify the call"
+    )
+
+
+def digest(arguments: Mapping[str, Any]) -> str:
+    """128 bits of SHA-256 over the canonical arguments, as 32 hex digits."""
+    return hashlib.sha256(canonical(arguments).encode()).hexdigest()[:32]
+
+
+class KeyMaker:
+    """Makes the lock names of one task's calls.
+
+    Args:
+        task: the task's name.
+        function: what the task runs, for its signature.
+        lock_key: the option of that name.
+        normalise: carries a value through the task's serializer and back, so that a default
+            of the signature is what it would be had it been sent.
+
+    Raises:
+        ConfigError: `lock_key` does not fit the signature.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        function: Callable[..., Any],
+        lock_key: str | Sequence[str] | Callable[..., Any] | None,
+        normalise: Normalise,
+    ) -> None:
+        self._task = task
+        self._signature = inspect.signature(function)
+        self._outer = inspect.signature(function, follow_wrapped=False)
+        self._defaults = {
+            name: _default(name, parameter.default, normalise)
+            for name, parameter in self._signature.parameters.items()
+            if parameter.default is not parameter.empty
+        }
+        self._kwargs_name = _name_of_kind(self._signature, inspect.Parameter.VAR_KEYWORD)
+        self._name: Callable[[tuple[Any, ...], Mapping[str, Any]], str]
+        if lock_key is None:
+            self._name = self._by_all_arguments
+        elif isinstance(lock_key, str):
+            self._template = lock_key
+            self._check(_template_fields(task, lock_key))
+            self._name = self._by_template
+        elif callable(lock_key):
+            _check_callable(task, lock_key)
+            self._callable = lock_key
+            self._name = self._by_callable
+        else:
+            self._chosen = tuple(lock_key)
+            self._check(self._chosen)
+            self._name = self._by_chosen_arguments
+
+    def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The lock's name for a call with these arguments, as they arrive at the worker.
+
+        Raises:
+            TypeError: the arguments do not fit the task's signature.
+            Exception: whatever a `lock_key` callable raises.
+        """
+        return self._name(tuple(args), kwargs)
+
+    def _by_all_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        return self._digest_name(self._bind(args, kwargs))
+
+    def _by_chosen_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        bound = self._flat(args, kwargs)
+        # An argument of **kwargs that this call leaves out has no entry, and so its own key.
+        return self._digest_name({n: bound[n] for n in self._chosen if n in bound})
+
+    def _by_template(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        try:
+            return self._checked(self._template.format_map(self._flat(args, kwargs)))
+        except (LookupError, AttributeError) as exc:
+            raise ValueError(
+                f"{self._task}: lock_key={self._template!r} does not fit this call: {exc!r}"
+            ) from exc
+
+    def _by_callable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        return self._checked(self._callable(*args, **kwargs))
+
+    def _checked(self, name: Any) -> str:
+        if not isinstance(name, str) or not name:
+            raise ValueError(
+                f"{self._task}: lock_key gave {name!r} for this call; it must give a non-empty str"
+            )
+        return name
+
+    def _digest_name(self, arguments: Mapping[str, Any]) -> str:
+        return f"{self._task}:{SCHEMA}:{digest(arguments)}"
+
+    def _flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        bound = self._bind(args, kwargs)
+        extra = bound.get(self._kwargs_name) if self._kwargs_name else None
+        return {**extra, **bound} if extra else bound
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            # A decorator may take other arguments than the function that it wraps.
+            return dict(self._outer.bind(*args, **kwargs).arguments)
+        return {**self._defaults, **bound.arguments}
+
+    def _check(self, names: Sequence[str]) -> None:
+        known = self._signature.parameters
+        for name in names:
+            if name not in known and not self._kwargs_name:
+                raise ConfigError(
+                    f"task {self._task}: lock_key names {name!r}, which is no argument of the"
+                    f" task; its arguments are: {', '.join(known) or 'none'}"
+                )
+
+
+def _default(name: str, value: Any, normalise: Normalise) -> Any:
+    """A parameter's default as it would arrive, had the caller passed it."""
+    try:
+        value = normalise(value)
+        canonical(value)
+    except Exception:  # whatever a serializer raises for what it cannot carry
+        # No caller can send this value, so its name can stand for it.
+        return {"__default__": name}
+    return value
+
+
+def _name_of_kind(signature: Signature, kind: Any) -> str | None:
+    return next((p.name for p in signature.parameters.values() if p.kind is kind), None)
+
+
+def _template_fields(task: str, template: str) -> list[str]:
+    where = f"task {task}: lock_key={template!r}"
+    try:
+        fields = [field for _, field, _, _ in string.Formatter().parse(template)]
+    except ValueError as exc:
+        raise ConfigError(f"{where} is not a str.format template: {exc}") from None
+    names = []
+    for field in fields:
+        if field is None:
+            continue
+        name = field.replace("[", ".").split(".")[0]
+        if not name or name.isdigit():
+            raise ConfigError(f"{where}: fields must be named, as in '{{account_id}}'")
+        names.append(name)
+    return names
+
+
+def _check_callable(task: str, function: Callable[..., Any]) -> None:
+    try:
+        first = next(iter(inspect.signature(function).parameters), None)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return
+    if first == "self":
+        raise ConfigError(
+            f"task {task}: lock_key's callable is given the call's own arguments and no self;"
+            " accepted is a callable without one"
+        )

@@ -1,0 +1,539 @@
+"""The lock: a lease, which is one acquisition, and `RedisLock` for use outside tasks.
+
+Knows no Celery.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final
+
+import redis
+
+from . import _holder
+from ._clock import clock
+from ._connect import pools_from_url, pools_like
+from ._heartbeat import heartbeat
+from ._holder import Holder
+from ._keys import LockKeys, lock_keys
+from ._options import check_option
+from ._store import EXTENDED, Acquired, Busy, Claim, Done, Extension, Store, to_ms
+from .errors import ConfigError, LockConflict, LockLost, LockUnavailable
+
+logger = logging.getLogger("celery_redislock")
+
+#: Seconds between looks at a key whose owner, not one of us, wakes nobody.
+FOREIGN: Final = 0.5
+
+
+def new_token() -> str:
+    """A token: 128 random bits as hex digits."""
+    return secrets.token_hex(16)
+
+
+def check_prefix(prefix: Any) -> str:
+    """The prefix of all keys.
+
+    Raises:
+        ConfigError: it is not a non-empty string without braces, which mark a hash tag.
+    """
+    if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
+        raise ConfigError(
+            f"redislock_prefix={prefix!r} is not accepted; it must be a non-empty str"
+            " without braces"
+        )
+    return prefix
+
+
+class Lease:
+    """One delivery's acquisition of a lock, from the claim to the release.
+
+    The right to the lock ends, on this process's own clock, ttl after the last successful
+    acquire or extend was *sent*. What `self.lock` is in a task.
+
+    Attributes:
+        key: the lock's whole key in Redis.
+        token: what proves the ownership.
+        ttl: seconds that the lock outlives a dead holder.
+        fence: an int that rises with every acquisition of the key. Hand it to the resource,
+            which refuses a lower one than it has seen: that, and not the lock, gives correctness
+            (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        claim: Claim,
+        *,
+        max_hold: float | None = None,
+        beats: bool = True,
+        on_lost: Callable[[Lease], None] | None = None,
+    ) -> None:
+        self.store = store
+        self.claim = claim
+        self.key = claim.keys.lock
+        self.token = claim.token
+        self.ttl = claim.ttl
+        self.fence = 0
+        self.acquired_at = 0.0
+        self.deadline = 0.0
+        self.next_beat = 0.0
+        self._stored = ""
+        self._max_hold = max_hold
+        self._beats = beats
+        self._on_lost = on_lost
+        self._lost = False
+        self._released = False
+        self._asked = False
+        self._troubled = False
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Lease of {self.key} fence={self.fence} lost={self._lost}>"
+
+    # -- for the body ---------------------------------------------------------------------
+
+    @property
+    def lost(self) -> bool:
+        """True once ownership can no longer be confirmed, and then for good.
+
+        Past the deadline the server is asked once more, which may take a twelfth of the ttl.
+        """
+        if self._lost or not self.fence:
+            return self._lost
+        if not self._released and clock() >= self.deadline:
+            self._confirm()
+        return self._lost
+
+    def ensure(self) -> None:
+        """Go on only as the lock's holder.
+
+        Raises:
+            LockLost: the lock was lost.
+        """
+        if self.lost:
+            raise LockLost(self.key, _holder.parse(self._stored.encode(), None))
+
+    @property
+    def given_back(self) -> bool:
+        """Whether there is nothing of ours on the server, as far as we know."""
+        return self._released or not self._asked
+
+    # -- taking and giving back -----------------------------------------------------------
+
+    def take(
+        self, how: str = "try", hold_off: float | None = None, again: bool = False
+    ) -> Acquired | Busy | Done:
+        """One try to take the lock. See `Store.acquire`.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        self._asked = True
+        reply = self.store.acquire(self.claim, how, hold_off, again)
+        self._asked = isinstance(reply, Acquired)
+        if isinstance(reply, Acquired):
+            self.fence = reply.fence
+            self._stored = reply.value
+            self.acquired_at = reply.sent_at
+            self._renewed(reply.sent_at)
+            if self._beats:
+                heartbeat.add(self)
+        return reply
+
+    def wait(self, timeout: float | None) -> Acquired | Busy | Done:
+        """Wait until the lock is taken. Woken by the release, and when the holder's life ends.
+
+        Args:
+            timeout: seconds; None waits for ever.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        give_up = None if timeout is None else clock() + timeout
+        how = "wait"
+        while True:
+            left = None if give_up is None else max(give_up - clock(), 0.0)
+            if left == 0:
+                how = "last"
+            reply = self.take(how, left)
+            if not isinstance(reply, Busy) or left == 0:
+                return reply
+            # A holder that dies sends no wake-up: look again when its lock can have lapsed.
+            pause = min(reply.remaining + 0.001, self.ttl / 3)
+            if reply.relation == "foreign":
+                pause = min(pause, FOREIGN)
+            how = self._sleep_until_woken(pause if left is None else min(pause, left))
+
+    def _sleep_until_woken(self, seconds: float) -> str:
+        try:
+            return "woken" if self.store.await_wake(self.claim, seconds) else "wait"
+        except LockUnavailable:
+            return "wait"  # the next take says so, after its tries
+
+    def release(self, done: str = "", always: bool = False) -> bool:
+        """Give the lock back. Safe to call twice, late, or by a loser. See `Store.release`.
+
+        Returns:
+            Whether the lock was still ours.
+        """
+        if not self._may_give_back():
+            return False
+        try:
+            # Never confirmed: the server may have taken it and its answer got lost.
+            ours = self.store.release(self.claim, done, always, once=not self.fence)
+        except LockUnavailable as exc:
+            self._released = True
+            logger.warning(
+                "redislock: could not release %s, it lapses within %g s: %s",
+                self.key, self.ttl, exc.reason,
+            )  # fmt: skip
+            return False
+        self._released = True
+        return ours and not self._lost
+
+    def hold(self, seconds: float) -> bool:
+        """Leave the lock to the task's next attempt, which starts in this many seconds.
+
+        Returns:
+            Whether the lock was still ours.
+        """
+        if not self._may_give_back():
+            return False
+        try:
+            ours = self.store.hold(self.claim, self._stored, seconds + self.ttl)
+        except LockUnavailable as exc:
+            logger.warning(
+                "redislock: could not keep %s for the retry, it lapses within %g s: %s",
+                self.key, self.ttl, exc.reason,
+            )  # fmt: skip
+            ours = False
+        self._released = True
+        return ours
+
+    def _may_give_back(self) -> bool:
+        if self.given_back or self._pid != os.getpid():
+            return False
+        # The heartbeat first: an extension sent after the release could revive the key.
+        heartbeat.discard(self)
+        return True
+
+    # -- for the heartbeat ----------------------------------------------------------------
+
+    def extension(self, retake: bool) -> Extension:
+        """What the next extension sends."""
+        return Extension(self.claim, self._stored, self.fence, retake)
+
+    def may_extend(self, now: float) -> bool:
+        """Whether the lock has not been held for longer than it may."""
+        return self._max_hold is None or now < self.acquired_at + self._max_hold
+
+    def stop_extending(self) -> None:
+        """The lock was held for `max_hold`: let it lapse, and be lost then."""
+        if clock() >= self.deadline:
+            heartbeat.discard(self)
+            self.mark_lost(f"held for longer than {self._max_hold:g} s")
+            return
+        if self.next_beat != self.deadline:
+            logger.warning(
+                "redislock: %s was held for longer than %g s and is not extended any more",
+                self.key, self._max_hold,
+            )  # fmt: skip
+        self.next_beat = self.deadline
+
+    def beat_succeeded(self, sent_at: float, *, retaken: bool) -> None:
+        if retaken:
+            logger.warning(
+                "redislock: %s had vanished from the server and was taken again; nobody else"
+                " had it", self.key,
+            )  # fmt: skip
+        elif self._troubled:
+            logger.info("redislock: the server answers again, %s is still ours", self.key)
+        self._troubled = False
+        self._renewed(sent_at)
+
+    def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
+        if clock() >= self.deadline:
+            heartbeat.discard(self)
+            self.mark_lost(error.reason)
+            return
+        if not self._troubled:
+            logger.warning("redislock: could not extend %s, trying on: %s", self.key, error.reason)
+        self._troubled = True
+        # The last try comes when the right ends, not after it.
+        self.next_beat = min(again_at, self.deadline)
+
+    def undo_retake(self) -> None:
+        """An extension that met the release brought the lock back: release it again."""
+        try:
+            self.store.release(self.claim)
+        except LockUnavailable as exc:
+            logger.warning(
+                "redislock: could not release %s, it lapses within %g s: %s",
+                self.key, self.ttl, exc.reason,
+            )  # fmt: skip
+
+    def mark_lost(self, reason: str) -> None:
+        """Ownership cannot be confirmed any more. Said once."""
+        with self._mutex:
+            if self._lost or self._released:
+                return
+            self._lost = True
+        logger.error(
+            "redislock: LOST %s, held by %s: %s",
+            self.key, _holder.parse(self._stored.encode(), None), reason,
+        )  # fmt: skip
+        if self._on_lost is not None:
+            self._on_lost(self)
+
+    def extend_now(self) -> bool:
+        """Extend the lock. False, and lost, if it is not ours any more.
+
+        Raises:
+            LockUnavailable: the server did not answer, and the right has not yet ended.
+        """
+        sent_at = clock()
+        retake = sent_at < self.deadline
+        try:
+            (reply,) = self.store.extend([self.extension(retake)], "main")
+            if isinstance(reply, LockUnavailable):
+                raise reply
+        except LockUnavailable as exc:
+            if clock() < self.deadline:
+                raise
+            self.mark_lost(exc.reason)
+            return False
+        if reply < EXTENDED:
+            self.mark_lost("another holder has it, or it lapsed")
+            return False
+        self.beat_succeeded(sent_at, retaken=reply != EXTENDED)
+        return True
+
+    def _confirm(self) -> None:
+        """Ask once more, past the deadline: an extension proves that nobody else had it."""
+        if not self.may_extend(clock()):
+            self.mark_lost(f"held for longer than {self._max_hold:g} s")
+        else:
+            self.extend_now()
+
+    def _renewed(self, sent_at: float) -> None:
+        self.deadline = sent_at + self.ttl
+        self.next_beat = sent_at + self.ttl / 3
+
+
+class RedisLock:
+    """A lock in Redis, held by a thread of this process, kept alive while it is held.
+
+        with RedisLock("redis://localhost", "account:5") as lock:
+            save(balance, fence=lock.fence)
+
+    Args:
+        client_or_url: a `redis.Redis` client, or a URL as `redislock_url` takes it. Only the
+            client's settings are used; the lock has connections of its own, with timeouts
+            that come from the ttl.
+        name: the lock's name. A task whose `lock_key` template or callable gives the same
+            text shares the lock.
+        ttl: seconds that the lock outlives a dead holder, at least 0.1.
+        heartbeat: extend the lock every third of the ttl while it is held. Without it the
+            lock is lost after the ttl, unless `extend` is called.
+        reentrant: the thread that holds the lock may acquire it again, and releases it as
+            often. The count dies with the lock.
+        timeout: seconds that `with` waits before it raises `LockConflict`; None for ever. The
+            default is that of Redis in Action, 6.2.3.
+        prefix: what every key begins with.
+
+    Raises:
+        ConfigError: an argument is not accepted.
+    """
+
+    def __init__(
+        self,
+        client_or_url: redis.Redis | str,
+        name: str,
+        ttl: float = 30,
+        heartbeat: bool = True,
+        reentrant: bool = False,
+        *,
+        timeout: float | None = 10,
+        prefix: str = "redislock",
+    ) -> None:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(
+                f"RedisLock: name={name!r} is not accepted; it must be a non-empty str"
+            )
+        self.name = name
+        self.ttl = check_option("RedisLock", "ttl", ttl, "lock_ttl")
+        self._timeout = _check_timeout(timeout)
+        self._beats = heartbeat
+        self._reentrant = reentrant
+        self._keys = lock_keys(check_prefix(prefix), name)
+        self._store = _store_for(client_or_url)
+        self._mine = threading.local()
+
+    def __repr__(self) -> str:
+        return f"<RedisLock {self.name!r} ttl={self.ttl:g}>"
+
+    @property
+    def key(self) -> str:
+        """The lock's whole key in Redis."""
+        return self._keys.lock
+
+    @property
+    def fence(self) -> int:
+        """The fencing token of this thread's acquisition, 0 if it has none. See `Lease`."""
+        lease = self._lease
+        return 0 if lease is None else lease.fence
+
+    @property
+    def lost(self) -> bool:
+        """True if this thread acquired the lock and can no longer confirm that it is its own."""
+        lease = self._lease
+        return lease is not None and lease.lost
+
+    def ensure(self) -> None:
+        """Go on only as the lock's holder.
+
+        Raises:
+            LockLost: this thread does not hold the lock, or lost it.
+        """
+        lease = self._lease
+        if lease is None:
+            raise LockLost(self.key)
+        lease.ensure()
+
+    def holder(self) -> Holder | None:
+        """Who holds the lock, or None.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        return self._store.holder(self._keys, self.ttl)
+
+    def acquire(self, timeout: float | None = None) -> bool:
+        """Take the lock.
+
+        Args:
+            timeout: seconds to wait; None waits for ever, 0 tries once.
+
+        Returns:
+            Whether the lock was taken.
+
+        Raises:
+            LockConflict: this very thread holds the lock, so waiting for ever would be just that.
+            LockUnavailable: the server did not answer in time.
+        """
+        _check_timeout(timeout)
+        held = self._lease
+        if held is not None and held.lost:
+            held.release()
+            held = self._mine.lease = None
+        if held is not None and self._reentrant:
+            self._mine.count += 1
+            return True
+        if held is not None and timeout is None:
+            raise LockConflict(self.key, self.holder())
+        lease = Lease(self._store, self._claim(), beats=self._beats)
+        try:
+            reply = lease.take(hold_off=0) if timeout == 0 else lease.wait(timeout)
+            taken = isinstance(reply, Acquired)
+        except BaseException:
+            # The server may have taken the lock for us and the answer got lost.
+            lease.release()
+            raise
+        if taken:
+            self._mine.lease, self._mine.count = lease, 1
+        return taken
+
+    def release(self) -> bool:
+        """Give the lock back, or with `reentrant` undo one `acquire`.
+
+        Returns:
+            Whether this thread still held the lock.
+        """
+        lease = self._lease
+        if lease is None:
+            return False
+        self._mine.count -= 1
+        if self._mine.count and not lease.lost:
+            return True
+        self._mine.lease = None
+        return lease.release()
+
+    def extend(self) -> bool:
+        """Let the lock live for another ttl from now.
+
+        Returns:
+            True.
+
+        Raises:
+            LockLost: this thread does not hold the lock any more.
+            LockUnavailable: the server did not answer in time.
+        """
+        self.ensure()
+        lease = self._lease
+        assert lease is not None
+        if not lease.extend_now():
+            lease.ensure()
+        return True
+
+    def __enter__(self) -> RedisLock:
+        if not self.acquire(self._timeout):
+            raise LockConflict(self.key, self.holder())
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    @property
+    def _lease(self) -> Lease | None:
+        return getattr(self._mine, "lease", None)
+
+    def _claim(self) -> Claim:
+        token = new_token()
+        value = _holder.encode(token, ttl_ms=to_ms(self.ttl))
+        return Claim(self._keys, token, self.ttl, value)
+
+
+def _check_timeout(timeout: Any) -> float | None:
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0
+    ):
+        raise ConfigError(
+            f"RedisLock: timeout={timeout!r} is not accepted; it must be None or a number of"
+            " seconds, not negative"
+        )
+    return timeout
+
+
+_stores_of_clients: weakref.WeakKeyDictionary[Any, Store] = weakref.WeakKeyDictionary()
+_stores_of_urls: dict[str, Store] = {}
+
+
+def _store_for(client_or_url: redis.Redis | str) -> Store:
+    """The store for this server: locks made one by one share its connections."""
+    if isinstance(client_or_url, str):
+        url = client_or_url
+        return _stores_of_urls.get(url) or _stores_of_urls.setdefault(
+            url, Store(pools_from_url(url))
+        )
+    if not isinstance(client_or_url, redis.Redis):
+        raise ConfigError(
+            f"RedisLock: {client_or_url!r} is not accepted; it must be a redis.Redis client or a URL"
+        )
+    pool = client_or_url.connection_pool
+    store = _stores_of_clients.get(pool)
+    if store is None:
+        store = _stores_of_clients[pool] = Store(pools_like(client_or_url))
+    return store

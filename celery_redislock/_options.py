@@ -1,0 +1,206 @@
+"""The options of a task and the settings of an app, checked and resolved once. Pure.
+
+A typo must never mean "no lock": whatever is unknown or wrong is refused here, by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from .errors import ConfigError
+from .policies import Policy, policy_named
+
+T = TypeVar("T")
+
+
+class _Unset:
+    """The type of `UNSET`: an option that nobody set. None is a value that somebody may set."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+UNSET: Final = _Unset()
+
+#: The shortest lifetime that leaves a heartbeat (a third of it) room to be late.
+MIN_TTL: Final = 0.1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LockOptions:
+    """The options of one task, resolved. Times are in seconds."""
+
+    lock_key: str | tuple[str, ...] | Callable[..., Any] | None = None
+    lock_ttl: float = 30.0
+    lock_max_hold: float | None = None
+    on_conflict: Policy
+    on_lock_lost: str = "flag"
+    lock_across_retries: str = "release"
+    on_redis_error: str = "defer"
+
+
+#: The task options, in the order of the documentation.
+OPTIONS: Final = tuple(field.name for field in dataclasses.fields(LockOptions))
+
+#: The task option that each app-wide default stands in for.
+DEFAULTS: Final = {
+    "redislock_ttl": "lock_ttl",
+    "redislock_on_conflict": "on_conflict",
+    "redislock_on_lock_lost": "on_lock_lost",
+}
+
+SETTINGS: Final = (
+    "redislock_url",
+    "redislock_transport_options",
+    "redislock_prefix",
+    *DEFAULTS,
+    "redislock_enabled",
+    "redislock_eager",
+    "redislock_tasks",
+)
+
+
+def _seconds(value: Any, least: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError
+    if not least <= value < float("inf"):
+        raise ValueError
+    return float(value)
+
+
+def _ttl(value: Any) -> float:
+    return _seconds(value, MIN_TTL)
+
+
+def _max_hold(value: Any) -> float | None:
+    return None if value is None else _seconds(value, MIN_TTL)
+
+
+def _one_of(*accepted: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in accepted:
+            raise ValueError
+        return value
+
+    return check
+
+
+def _key(value: Any) -> str | tuple[str, ...] | Callable[..., Any] | None:
+    if value is None or (isinstance(value, str) and value) or callable(value):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, list | tuple) and value and all(isinstance(v, str) for v in value):
+        if len(set(value)) < len(value):
+            raise ValueError
+        return tuple(value)
+    raise ValueError
+
+
+def _policy(value: Any) -> Policy:
+    if isinstance(value, Policy):
+        return value
+    if isinstance(value, str):
+        return policy_named(value)
+    raise ValueError
+
+
+#: For each option, the check of its value, and what the check accepts, in words.
+_CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
+    "lock_key": (
+        _key,
+        "a non-empty list of different argument names, a str.format template, or a callable",
+    ),
+    "lock_ttl": (_ttl, f"a number of seconds, at least {MIN_TTL}"),
+    "lock_max_hold": (_max_hold, f"None or a number of seconds, at least {MIN_TTL}"),
+    "on_conflict": (
+        _policy,
+        "a policy object (an instance, not a class) or one of 'defer', 'raise', 'skip', 'wait'",
+    ),
+    "on_lock_lost": (_one_of("flag", "abort"), "'flag' or 'abort'"),
+    "lock_across_retries": (_one_of("release", "hold"), "'release' or 'hold'"),
+    "on_redis_error": (_one_of("defer", "run", "raise"), "'defer', 'run' or 'raise'"),
+}
+
+
+def check_option(where: str, option: str, value: Any, as_option: str | None = None) -> Any:
+    """The value of an option, normalised.
+
+    Args:
+        where: what the option belongs to, for the message.
+        option: the name as the user wrote it.
+        value: the value as the user wrote it.
+        as_option: the task option whose check applies, if it has another name.
+
+    Raises:
+        ConfigError: the value is not accepted.
+    """
+    check, accepted = _CHECKS[as_option or option]
+    try:
+        return check(value)
+    except ValueError:
+        raise ConfigError(
+            f"{where}: {option}={value!r} is not accepted; it must be {accepted}"
+        ) from None
+
+
+def resolve(where: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -> LockOptions:
+    """The options of one task from what it sets itself and the app's defaults.
+
+    Args:
+        where: the task, for messages.
+        given: the task's own options; UNSET means that it leaves that one to the app.
+        settings: the app's `redislock_*` settings that are set.
+
+    Raises:
+        ConfigError: a value is not accepted.
+    """
+    resolved: dict[str, Any] = {"on_conflict": policy_named("skip")}
+    for setting, option in DEFAULTS.items():
+        if setting in settings:
+            resolved[option] = check_option("app", setting, settings[setting], option)
+    for option, value in given.items():
+        if value is not UNSET:
+            resolved[option] = check_option(where, option, value)
+    options = LockOptions(**resolved)
+    if options.lock_max_hold is not None and options.lock_max_hold < options.lock_ttl:
+        raise ConfigError(
+            f"{where}: lock_max_hold={options.lock_max_hold:g} is shorter than"
+            f" lock_ttl={options.lock_ttl:g}; the lock always stands for lock_ttl"
+        )
+    return options
+
+
+def refuse_unknown_options(where: str, names: Iterable[str]) -> None:
+    """Refuse names that look like one of our options and are not.
+
+    Raises:
+        ConfigError: an unknown `lock_*` name, or a near miss of another option.
+    """
+    for name in names:
+        if name in OPTIONS:
+            continue
+        near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8)
+        if name.startswith("lock_") or near:
+            raise ConfigError(_unknown(where, "option", name, OPTIONS))
+
+
+def refuse_unknown_settings(names: Iterable[str]) -> None:
+    """Refuse `redislock_*` settings that do not exist.
+
+    Raises:
+        ConfigError: such a name.
+    """
+    for name in names:
+        if name.startswith("redislock_") and name not in SETTINGS:
+            raise ConfigError(_unknown("app", "setting", name, SETTINGS))
+
+
+def _unknown(where: str, kind: str, name: str, accepted: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, accepted, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{where}: unknown {kind} {name!r}{hint} Accepted: {', '.join(sorted(accepted))}"

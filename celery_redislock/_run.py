@@ -1,0 +1,487 @@
+"""One run of a locked task, where it runs: acquire, body, release, and what a duplicate ends in.
+
+Everything happens inside the task's `__call__`: Celery publishes callbacks, chain links and the
+result after it, and `after_return` is not called for a retry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import states
+from celery._state import _task_stack
+from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
+from celery.exceptions import Ignore, Reject, Retry
+
+from . import _holder, signals
+from ._abort import Abort
+from ._clock import clock
+from ._delivery import Delivery
+from ._holder import Holder
+from ._keys import lock_keys
+from ._lock import Lease
+from ._store import Acquired, Busy, Claim, Done, to_ms
+from .errors import LockConflict, LockLost, LockUnavailable, TaskSkipped
+from .policies import NO_RESULT, Defer, Policy
+
+if TYPE_CHECKING:
+    from ._task import SingletonTask
+
+logger = logging.getLogger("celery_redislock")
+
+#: Seconds that a retry waits in place for its earlier attempt, which is just ending.
+EARLIER: Final = 1.0
+#: Seconds for which a finished attempt's result may still be on its way to the backend.
+RESULT_DUE: Final = 5.0
+#: Where the request keeps the lease while the body runs.
+LEASE: Final = "_redislock_lease"
+
+
+class Skipped(Ignore):
+    """Ends a skipped task, whose result is stored, without another. Seen by `LockRequest`."""
+
+
+class Deferred(Ignore):
+    """Ends a delivery whose task was published again."""
+
+
+class AlreadyDone(Ignore):
+    """Ends a copy of a message whose task has run."""
+
+
+class Unlocked:
+    """What `self.lock` is where no lock was taken: nothing to lose, and nothing to fence with."""
+
+    key = None
+    token = None
+    ttl = 0.0
+    fence = 0
+    lost = False
+
+    def ensure(self) -> None:
+        """Nothing was locked, so nothing is lost."""
+
+    def __repr__(self) -> str:
+        return "<no lock>"
+
+
+UNLOCKED: Final = Unlocked()
+
+
+class Run:
+    """One delivery of a locked task, from the lock's name to the release.
+
+    Raises:
+        TypeError: the arguments do not fit the task.
+        Exception: what a `lock_key` callable raises.
+    """
+
+    def __init__(
+        self,
+        task: SingletonTask,
+        body: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        self.task = task
+        self.request = task.request
+        self.options = task.lock_options
+        self.delivery = Delivery.take_from(self.request)
+        self._body = body
+        self._args = args
+        self._kwargs = kwargs
+        self._abort = Abort() if self.options.on_lock_lost == "abort" else None
+        self._retry: Retry | None = None
+        #: For `Store.release`: "" not run to its end, "1" it leaves a result, "0" it leaves none.
+        self._done = ""
+        locks = task.app_locks
+        self.lease = Lease(
+            locks.store,
+            self._claim(locks.prefix),
+            max_hold=self.options.lock_max_hold,
+            on_lost=self._on_lost,
+        )
+        self.key = self.lease.key
+
+    def __call__(self) -> Any:
+        # A soft time limit may be raised at any bytecode, also within the inner `finally`. It
+        # is raised once: the outer one completes what it cut short.
+        try:
+            try:
+                return self._run()
+            finally:
+                self._give_back()
+        finally:
+            self._give_back()
+
+    # -- acquire and run ------------------------------------------------------------------
+
+    def _claim(self, prefix: str) -> Claim:
+        task, request, token = self.task, self.request, self.delivery.token
+        ttl = self.options.lock_ttl
+        task_id, attempt = request.id or "", request.retries or 0
+        value = _holder.encode(
+            token,
+            ttl_ms=to_ms(ttl),
+            task=task.name,
+            task_id=task_id,
+            attempt=attempt,
+            node=request.hostname,
+        )
+        keys = lock_keys(prefix, task.lock_name(self._args, self._kwargs))
+        return Claim(keys, token, ttl, value, task_id, attempt)
+
+    def _run(self) -> Any:
+        try:
+            reply = self.lease.take()
+        except LockUnavailable as exc:
+            self.unless_unlocked(exc)
+            return self.run_unlocked()
+        return self._answer(reply)
+
+    def _answer(self, reply: Acquired | Busy | Done) -> Any:
+        if isinstance(reply, Acquired):
+            return self.run_body()
+        if isinstance(reply, Done):
+            return self._answer(self.unless_done(reply))
+        if reply.relation in ("own", "earlier") and self.request.is_eager:
+            # An eager retry runs inside its earlier attempt, under that one's lock.
+            return self.run_unlocked()
+        if reply.relation == "own":
+            return self._redelivered(reply)
+        if reply.relation == "earlier":
+            return self._await_earlier()
+        return self._policy().act(TaskConflict(self, reply))
+
+    def _policy(self) -> Policy:
+        policy = self.options.on_conflict
+        while self.request.is_eager and isinstance(policy, Defer):
+            policy = policy.then  # nobody would run what is published
+        return policy
+
+    def run_body(self) -> Any:
+        """Run the task's own code. The lock is ours."""
+        self._send(
+            signals.lock_acquired,
+            signals.AcquiredDetails,
+            fence=self.lease.fence,
+            waited=self.delivery.waited,
+        )
+        logger.debug("redislock: %s took %s fence=%d", self, self.key, self.lease.fence)
+        setattr(self.request, LEASE, self.lease)
+        try:
+            result = self._guarded_body()
+        except Retry as exc:
+            # The next attempt's message is out: nothing more is to be expected of this one.
+            self._retry, self._done = exc, "0"
+            raise
+        except Reject as exc:
+            # A requeued message must run again; without requeueing it never will.
+            self._done = "" if exc.requeue else "0"
+            raise
+        except Ignore:  # also what `self.replace` raises
+            self._done = "0"
+            raise
+        except Exception:
+            self._done = "1" if self._acks_failures() else ""
+            raise
+        self._done = "1"
+        return result
+
+    def _guarded_body(self) -> Any:
+        abort = self._abort
+        if abort is None:
+            return self.run_unlocked()
+        try:
+            try:
+                abort.arm()
+                return self._body(*self._args, **self._kwargs)
+            finally:
+                abort.disarm()
+        except LockLost as exc:
+            abort.disarm()
+            if exc.key is not None:
+                raise
+            # It was raised from the outside, where no arguments can be given.
+            raise LockLost(self.key, self._as_holder()) from None
+
+    # -- release --------------------------------------------------------------------------
+
+    def _give_back(self) -> None:
+        lease = self.lease
+        if lease.given_back:
+            return
+        retry = self._retry
+        kept = retry is not None and self.options.lock_across_retries == "hold"
+        if retry is not None and kept:
+            owned = lease.hold(_countdown(retry))
+        else:
+            owned = lease.release(self._done, bool(self.task.acks_late) or self.delivery.long_ago)
+        if not lease.fence:
+            return
+        held = clock() - lease.acquired_at
+        logger.debug("redislock: %s gave back %s after %.3f s", self, self.key, held)
+        self._send(
+            signals.lock_released,
+            signals.ReleasedDetails,
+            fence=lease.fence,
+            held=held,
+            owned=owned,
+            kept_for_retry=kept,
+        )
+
+    def _on_lost(self, lease: Lease) -> None:
+        try:
+            self._send(signals.lock_lost, signals.LostDetails, fence=lease.fence)
+        finally:
+            if self._abort is not None:
+                self._abort.fire()
+
+    # -- what is neither ours nor an ordinary conflict ------------------------------------
+
+    def _redelivered(self, busy: Busy) -> Any:
+        """Another copy of the message that the holder is running. Not a duplicate: if the
+        holder dies, this copy is all that is left of the task."""
+        countdown = min(2.0**self.delivery.deferrals, self.lease.ttl / 3)
+        self.conflict_ended("redelivered", busy.holder, countdown)
+        return self.republish(countdown)
+
+    def _await_earlier(self) -> Any:
+        """A retry that came before its earlier attempt, which published it, has ended."""
+        try:
+            reply = self.lease.wait(min(EARLIER, self.lease.ttl / 3))
+        except LockUnavailable as exc:
+            self.unless_unlocked(exc)
+            return self.run_unlocked()
+        if isinstance(reply, Busy) and reply.relation == "earlier":
+            countdown = min(2.0**self.delivery.deferrals, self.lease.ttl / 3)
+            self.conflict_ended("retried early", reply.holder, countdown)
+            return self.republish(countdown)
+        return self._answer(reply)
+
+    def unless_done(self, done: Done) -> Acquired | Busy | Done:
+        """End a copy of a message whose task has run; take the lock if it has not quite."""
+        if not done.expects_result or self._has_result():
+            self.conflict_ended("already done", None)
+            raise AlreadyDone
+        if done.age < RESULT_DUE:
+            self.republish(1.0)
+        # It ended, and died before Celery stored what it ended in.
+        logger.warning("redislock: %s ended without a result; it runs again", self)
+        return self.lease.take(again=True)
+
+    def _has_result(self) -> bool:
+        backend = self.task.backend
+        if isinstance(backend, DisabledBackend | RPCBackend) or self._ignores_result():
+            return True  # none can be asked for
+        return backend.get_state(self.request.id) in states.READY_STATES | {states.RETRY}
+
+    def unless_unlocked(self, error: LockUnavailable) -> None:
+        """The lock server cannot be asked: return if the task is to run all the same."""
+        choice = self.options.on_redis_error
+        if choice == "run":
+            logger.error("redislock: %s runs WITHOUT its lock: %s", self, error)
+            return
+        if choice == "raise" or self.request.is_eager:
+            raise error
+        countdown = min(2.0**self.delivery.deferrals, 60.0)
+        logger.error("redislock: %s is deferred for %.1f s: %s", self, countdown, error)
+        self.republish(countdown, error)
+
+    def run_unlocked(self) -> Any:
+        """Run the task's own code under no lock of this run."""
+        return self._body(*self._args, **self._kwargs)
+
+    # -- the ends of a duplicate ----------------------------------------------------------
+
+    def republish(self, countdown: float, cause: Exception | None = None) -> Any:
+        """Publish the task again as it came: same id, same everything.
+
+        Raises:
+            Deferred: always, if it was published.
+            Reject: it was not, and the broker still has the message.
+        """
+        options = dict(self.task.signature_from_request(self.request).options)
+        for name in ("redelivered", "is_eager"):  # of the delivery, not of the message
+            options.pop(name, None)
+        options["headers"] = {**(options.get("headers") or {}), **self.delivery.next_header()}
+        try:
+            with _outside_of_tasks():
+                self.task.app.send_task(
+                    self.task.name,
+                    self.request.args,
+                    self.request.kwargs,
+                    countdown=countdown * random.uniform(1.0, 1.25),
+                    add_to_parent=False,
+                    **options,
+                )
+        except Exception as exc:
+            logger.exception("redislock: %s could not be published again", self)
+            if self.task.acks_late:
+                raise Reject(exc, requeue=True) from exc
+            raise (cause or exc) from exc
+        raise Deferred
+
+    def skip(self, holder: Holder | None, result: Any) -> Any:
+        """End without running."""
+        if not isinstance(result, type(NO_RESULT)):
+            self.conflict_ended("skipped with a result", holder)
+            return result
+        self.conflict_ended("skipped", holder)
+        error = TaskSkipped(self.key, holder)
+        if not self.request.is_eager:
+            stores_errors = not self._ignores_result() or self.task.store_errors_even_if_ignored
+            # mark_as_revoked would leave the rest of a chain pending for ever.
+            self.task.backend.mark_as_failure(
+                self.request.id,
+                error,
+                request=self.request,
+                store_result=bool(stores_errors),
+                call_errbacks=False,
+                state=states.REVOKED,
+            )
+        raise Skipped(*error.args)
+
+    def conflict_ended(
+        self, outcome: str, holder: Holder | None, countdown: float | None = None
+    ) -> None:
+        """Say how a conflict ended: one line and one signal."""
+        after = f" for {countdown:.1f} s" if countdown is not None else ""
+        logger.info("redislock: %s %s%s: %s is held by %s", self, outcome, after, self.key, holder)
+        self._send(
+            signals.lock_conflict,
+            signals.ConflictDetails,
+            holder=holder,
+            outcome=outcome,
+            countdown=countdown,
+        )
+
+    def _ignores_result(self) -> bool:
+        own = self.request.__dict__.get("ignore_result")
+        return bool(self.task.ignore_result if own is None else own)
+
+    def _acks_failures(self) -> bool:
+        """Whether a failure ends the message. A rejected one may come back, to run again."""
+        flag = getattr(self.task, "acks_on_failure", None)
+        if flag is None:
+            flag = self.task.acks_on_failure_or_timeout
+        return bool(flag) or not self.task.acks_late
+
+    def _as_holder(self) -> Holder:
+        request = self.request
+        return Holder(
+            task=self.task.name,
+            task_id=request.id,
+            attempt=request.retries or 0,
+            node=request.hostname,
+            fence=self.lease.fence,
+        )
+
+    def _send(self, signal: Any, details: type[Any], **fields: Any) -> None:
+        if not signal.receivers:
+            return
+        request = self.request
+        common = {
+            "key": self.key,
+            "task": self.task.name,
+            "task_id": request.id,
+            "attempt": request.retries or 0,
+        }
+        signal.send(sender=self.task, details=details(**common, **fields))
+
+    def __str__(self) -> str:
+        attempt = f" attempt {self.request.retries}" if self.request.retries else ""
+        return f"{self.task.name}[{self.request.id}]{attempt}"
+
+
+@dataclasses.dataclass
+class TaskConflict:
+    """The `policies.Conflict` of a task in a worker."""
+
+    _run: Run
+    _busy: Busy
+    _unlocked: bool = False
+
+    @property
+    def key(self) -> str:
+        return self._run.key
+
+    @property
+    def holder(self) -> Holder | None:
+        return self._busy.holder
+
+    @property
+    def remaining(self) -> float:
+        return self._busy.remaining
+
+    @property
+    def deferrals(self) -> int:
+        return self._run.delivery.deferrals
+
+    @property
+    def waited(self) -> float:
+        return self._run.delivery.waited
+
+    def skip(self, result: Any = NO_RESULT) -> Any:
+        return self._run.skip(self.holder, result)
+
+    def defer(self, countdown: float) -> Any:
+        if self._run.request.is_eager:
+            return self.skip()  # nobody would run what is published
+        self._run.conflict_ended("deferred", self.holder, countdown)
+        return self._run.republish(countdown)
+
+    def wait(self, timeout: float | None) -> bool:
+        if self._run.delivery.since is None:
+            self._run.delivery.since = time.time()
+        try:
+            reply = self._run.lease.wait(timeout)
+            if isinstance(reply, Done):
+                reply = self._run.unless_done(reply)
+        except LockUnavailable as exc:
+            self._run.unless_unlocked(exc)
+            self._unlocked = True
+            return True
+        if not isinstance(reply, Acquired):
+            if isinstance(reply, Busy):
+                self._busy = reply
+            return False
+        self._run.conflict_ended("waited", self.holder)
+        return True
+
+    def run(self) -> Any:
+        if self._unlocked:
+            return self._run.run_unlocked()
+        if not self._run.lease.fence:
+            raise RuntimeError("a policy must not run the task before wait() has returned True")
+        return self._run.run_body()
+
+    def fail(self) -> Any:
+        self._run.conflict_ended("raised", self.holder)
+        raise LockConflict(self.key, self.holder)
+
+
+@contextlib.contextmanager
+def _outside_of_tasks() -> Iterator[None]:
+    """Hide the running task: `send_task` would make it the parent of what it sends."""
+    task = _task_stack.pop()
+    try:
+        yield
+    finally:
+        _task_stack.push(task)
+
+
+def _countdown(retry: Retry) -> float:
+    when = retry.when
+    if isinstance(when, datetime):
+        now = datetime.now(when.tzinfo or timezone.utc)
+        when = (when.replace(tzinfo=now.tzinfo) - now).total_seconds()
+    return max(float(when or 0), 0.0)

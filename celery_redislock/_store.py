@@ -1,0 +1,496 @@
+"""The only place that speaks Redis: one method for each script in `scripts/`.
+
+A method makes one try, except `acquire` and `release`, whose tries are bounded by the lock's ttl.
+Whatever goes wrong on the way leaves here as `LockUnavailable`: busy, lost and broken stay three things.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.resources
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from . import _holder
+from ._clock import clock
+from ._connect import PoolFactory, checkout
+from ._holder import Holder
+from ._keys import LockKeys
+from .errors import LockUnavailable
+
+T = TypeVar("T")
+
+#: Seconds for which a finished attempt is remembered, against copies of its message that were
+#: delivered before it ended.
+DONE_TTL: Final = 600.0
+#: Seconds for which a freed lock is kept for a waiter.
+RESERVE: Final = 0.1
+#: The longest single block on a wake list, in seconds.
+MAX_BLOCK: Final = 5.0
+#: Seconds after which a waiter that has not asked again is taken for dead.
+WAITER_TTL: Final = MAX_BLOCK + 2.0
+#: The longest that an acquire or release goes on trying to reach the server, in seconds.
+MAX_TRYING: Final = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """One delivery's claim to a lock.
+
+    Attributes:
+        keys: the lock's keys.
+        token: 128 random bits that prove the claim, as hex digits.
+        ttl: seconds that the lock outlives its holder.
+        value: the holder record to store.
+        task_id: the task's id, or "".
+        attempt: the task's retries.
+    """
+
+    keys: LockKeys
+    token: str
+    ttl: float
+    value: str
+    task_id: str = ""
+    attempt: int = 0
+
+    @property
+    def opening(self) -> str:
+        """How a value that this claim stored begins. The scripts compare it."""
+        return opening_of(self.token)
+
+    @property
+    def ttl_ms(self) -> int:
+        return to_ms(self.ttl)
+
+    @property
+    def done_key(self) -> str:
+        return self.keys.done_by(self.task_id, self.attempt)
+
+
+class Acquired(NamedTuple):
+    """The lock is ours."""
+
+    value: str
+    fence: int
+    sent_at: float
+
+
+class Busy(NamedTuple):
+    """Somebody else has the lock, for `remaining` seconds if they die now."""
+
+    holder: Holder | None
+    remaining: float
+    relation: str
+
+
+class Done(NamedTuple):
+    """This very attempt has already run; `age` is the seconds since it ended."""
+
+    expects_result: bool
+    age: float
+
+
+class Extension(NamedTuple):
+    """What one lock's extension needs."""
+
+    claim: Claim
+    stored: str
+    fence: int
+    retake: bool
+
+
+EXTENDED: Final = 1
+RETAKEN: Final = 2
+NOT_OURS: Final = 0
+
+
+def opening_of(token: str) -> str:
+    return f'{{"token":"{token}"'
+
+
+def to_ms(seconds: float) -> int:
+    return max(1, math.ceil(seconds * 1000))
+
+
+def patience(ttl: float) -> float:
+    """Seconds that reaching for the server may take: nothing blocks longer than ttl / 3."""
+    return min(ttl / 3, MAX_TRYING)
+
+
+def operation_timeout(ttl: float) -> float:
+    """Seconds that one command may take: far below ttl / 3, in steps, to share connections."""
+    return min(max(math.ceil(ttl / 12 * 20) / 20, 0.1), 1.0)
+
+
+class _Script:
+    def __init__(self, name: str) -> None:
+        source = importlib.resources.files(__package__) / "scripts" / f"{name}.lua"
+        self.text = source.read_text(encoding="utf-8")
+        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+_ACQUIRE, _EXTEND, _RELEASE, _HOLD, _BREAK = map(
+    _Script, ("acquire", "extend", "release", "hold", "break")
+)
+
+
+class ServerWatch:
+    """Notices that the server is not the one that we talked to before.
+
+    A server that came back empty, or a promoted replica, has forgotten locks that are held. Their
+    holders take them again within ttl / 3; until then nobody may take a new lock: a client-side
+    form of the delayed restart of https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
+    """
+
+    def __init__(self) -> None:
+        self._run_id: str | None = None
+        self._last_contact = 0.0
+        self._broken = False
+        self._changed_at: float | None = None
+
+    def on_connect(self, connection: Any) -> None:
+        """Set up a new connection and learn which server it leads to."""
+        connection.on_connect()
+        run_id, uptime = _identity(connection)
+        now = clock()
+        if self._run_id is None and not self._broken:
+            pass  # the first server that this process sees
+        elif run_id is None:
+            if self._broken:
+                self._changed_at = now
+        elif run_id != self._run_id and self._run_id is not None:
+            # A server younger than our last contact was restarted; an older one was promoted,
+            # and there is no telling when.
+            restarted = uptime < now - self._last_contact
+            self._changed_at = now - uptime if restarted else now
+        self._run_id = run_id
+        self._broken = False
+        self._last_contact = now
+
+    def answered(self) -> None:
+        self._last_contact = clock()
+
+    def failed(self, error: BaseException) -> None:
+        self._broken = True
+        if isinstance(error, BusyLoadingError):
+            self._changed_at = clock()
+
+    def hold_off(self, ttl: float) -> float:
+        """Seconds for which no new lock with this ttl may be taken."""
+        if self._changed_at is None:
+            return 0.0
+        left = self._changed_at + ttl / 3 - clock()
+        return max(left, 0.0)
+
+
+def _identity(connection: Any) -> tuple[str | None, float]:
+    """The server's run id and its uptime in seconds; no run id if it does not tell."""
+    try:
+        connection.send_command("INFO", "server", check_health=False)
+        info = connection.read_response()
+    except ResponseError:  # an ACL may deny INFO
+        return None, 0.0
+    lines = info.decode().splitlines()
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    return fields.get("run_id"), float(fields.get("uptime_in_seconds", 0))
+
+
+class Store:
+    """The locks of one server, under one prefix.
+
+    Args:
+        pools: makes connection pools to the server.
+        sleep: how a caller is paused, in seconds.
+    """
+
+    def __init__(self, pools: PoolFactory, sleep: Callable[[float], None] | None = None) -> None:
+        self._make_pool = pools
+        self._sleep = sleep
+        self._pools: dict[tuple[str, float], Any] = {}
+        self.watch = ServerWatch()
+
+    # -- taking ---------------------------------------------------------------------------
+
+    def acquire(
+        self,
+        claim: Claim,
+        how: str = "try",
+        hold_off: float | None = None,
+        again: bool = False,
+    ) -> Acquired | Busy | Done:
+        """Take the lock or learn why not.
+
+        Args:
+            claim: the claim. Asking again with the same one is safe.
+            how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait.
+            hold_off: seconds that the caller can wait for the holders of a restarted server;
+                None for as long as that takes, a third of the ttl.
+            again: run also if this attempt is known to have run before.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        if hold_off is None:
+            hold_off = claim.ttl / 3 + 1
+        give_up = clock() + hold_off
+        keys = claim.keys
+        arguments = (
+            claim.value,
+            len(claim.opening),
+            claim.ttl_ms,
+            claim.task_id,
+            claim.attempt,
+            how,
+            int(again),
+            to_ms(WAITER_TTL),
+        )
+        lock_keys = (keys.lock, keys.fence, keys.waiters, claim.done_key)
+
+        def attempt() -> Acquired | Busy | Done | float:
+            with self._connection(claim) as connection:
+                left = self.watch.hold_off(claim.ttl)
+                if left > 0:
+                    return left
+                sent_at = clock()
+                reply = self._call(connection, _ACQUIRE, lock_keys, arguments)
+                return _acquire_reply(reply, sent_at)
+
+        while True:
+            reply = self._persist(claim, attempt)
+            if not isinstance(reply, float):
+                return reply
+            if clock() + reply > give_up:
+                raise LockUnavailable(
+                    keys.lock, None, f"the server came back and is held off for {reply:.1f} s"
+                )
+            self._pause(reply)
+
+    def await_wake(self, claim: Claim, seconds: float) -> bool:
+        """Block until the lock is handed on, or this many seconds (at most `MAX_BLOCK`)."""
+        seconds = max(min(seconds, MAX_BLOCK), 0.01)
+        with self._connection(claim, "wait", MAX_BLOCK) as connection:
+            connection.send_command("BLPOP", claim.keys.wake, f"{seconds:.3f}")
+            return connection.read_response() is not None
+
+    # -- keeping --------------------------------------------------------------------------
+
+    def extend(self, extensions: Sequence[Extension], purpose: str = "heartbeat") -> list[Any]:
+        """Extend several locks in one round trip.
+
+        Returns:
+            For each: `EXTENDED`, `RETAKEN`, `NOT_OURS`, or the `LockUnavailable` that it met.
+
+        Raises:
+            LockUnavailable: none of them could be asked for.
+        """
+        calls = [
+            (
+                (e.claim.keys.lock, e.claim.keys.fence, e.claim.keys.broken),
+                (e.stored, len(e.claim.opening), e.claim.ttl_ms, int(e.retake), e.fence),
+            )
+            for e in extensions
+        ]
+        shortest = min((e.claim for e in extensions), key=lambda claim: claim.ttl)
+        with self._connection(shortest, purpose) as connection:
+            commands = [_evalsha(_EXTEND, keys, arguments) for keys, arguments in calls]
+            connection.send_packed_command(connection.pack_commands(commands))
+            replies = [_read(connection) for _ in calls]
+            for index, reply in enumerate(replies):
+                if isinstance(reply, NoScriptError):
+                    replies[index] = self._call(connection, _EXTEND, *calls[index])
+        return [
+            LockUnavailable(e.claim.keys.lock, None, str(reply))
+            if isinstance(reply, Exception)
+            else int(reply)
+            for e, reply in zip(extensions, replies, strict=True)
+        ]
+
+    # -- giving back ----------------------------------------------------------------------
+
+    def release(
+        self, claim: Claim, done: str = "", always: bool = False, once: bool = False
+    ) -> bool:
+        """Give the lock back if it is still this claim's. Safe to call again.
+
+        Args:
+            claim: the claim.
+            done: "1" the attempt ran and its result is to be expected, "0" it ran and leaves
+                none, "" it did not run to its end.
+            always: leave the done marker also if no copy of the message was seen.
+            once: try only once.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        keys = (claim.keys.lock, claim.keys.waiters, claim.keys.wake, claim.done_key)
+        arguments = (claim.opening, done, int(always), to_ms(DONE_TTL), to_ms(RESERVE))
+
+        def attempt() -> Any:
+            return self._once(claim, _RELEASE, keys, arguments)
+
+        return bool(attempt() if once else self._persist(claim, attempt))
+
+    def hold(self, claim: Claim, stored: str, ttl: float) -> bool:
+        """Leave the lock to the task's next attempt, for at most this many seconds.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        keys = (claim.keys.lock, claim.done_key)
+        value = _holder.held_for_retry(stored)
+        arguments = (claim.opening, value, to_ms(ttl), to_ms(DONE_TTL))
+        return bool(self._persist(claim, lambda: self._once(claim, _HOLD, keys, arguments)))
+
+    def break_lock(self, keys: LockKeys, ttl: float) -> Holder | None:
+        """Take the lock away from its holder. None if there was none, or none of ours.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        claim = Claim(keys, "", ttl, "")
+        names = (keys.lock, keys.broken, keys.waiters, keys.wake)
+        value = self._persist(claim, lambda: self._once(claim, _BREAK, names, ()))
+        return _holder.parse(value, None)
+
+    # -- asking ---------------------------------------------------------------------------
+
+    def holder(self, keys: LockKeys, ttl: float) -> Holder | None:
+        """Who holds the lock.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        claim = Claim(keys, "", ttl, "")
+
+        def ask() -> Holder | None:
+            with self._connection(claim) as connection:
+                commands = [("GET", keys.lock), ("PTTL", keys.lock)]
+                connection.send_packed_command(connection.pack_commands(commands))
+                value, left = _read(connection), _read(connection)
+                if isinstance(value, ResponseError):  # another type of key
+                    value = b""
+                return _holder.parse(value, left / 1000 if left >= 0 else None)
+
+        return self._persist(claim, ask)
+
+    def eviction_policy(self, timeout: float) -> str | None:
+        """The server's `maxmemory-policy` if it has a memory limit, else None.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not tell.
+        """
+        claim = Claim(LockKeys(*[""] * len(LockKeys._fields)), "", timeout, "")
+        with self._connection(claim) as connection:
+            connection.send_command("INFO", "memory")
+            lines = connection.read_response().decode().splitlines()
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        if fields.get("maxmemory", "0") == "0":
+            return None
+        return fields.get("maxmemory_policy")
+
+    def close(self) -> None:
+        """Close every connection."""
+        pools, self._pools = list(self._pools.values()), {}
+        for pool in pools:
+            pool.disconnect()
+
+    # -- the boundary ---------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _connection(self, claim: Claim, purpose: str = "main", extra: float = 0.0) -> Iterator[Any]:
+        """A connection for one exchange. An exchange cut short, by whatever, closes it: what it
+        left unread must never be taken for the answer to the next question."""
+        timeout = operation_timeout(claim.ttl) + extra
+        try:
+            pool = self._pool(purpose, timeout)
+            connection = checkout(pool)
+            try:
+                yield connection
+            except ResponseError:
+                raise
+            except BaseException:
+                connection.disconnect()
+                raise
+            finally:
+                pool.release(connection)
+        except (RedisError, OSError) as exc:
+            self.watch.failed(exc)
+            raise LockUnavailable(claim.keys.lock, None, f"{type(exc).__name__}: {exc}") from exc
+        self.watch.answered()
+
+    def _pool(self, purpose: str, timeout: float) -> Any:
+        pool = self._pools.get((purpose, timeout))
+        if pool is None:
+            # No mutex: one that another thread holds at a fork stays locked in the child.
+            made = self._make_pool(timeout, self.watch.on_connect)
+            pool = self._pools.setdefault((purpose, timeout), made)
+        return pool
+
+    def _once(
+        self, claim: Claim, script: _Script, keys: Sequence[str], arguments: Sequence[Any]
+    ) -> Any:
+        with self._connection(claim) as connection:
+            return self._call(connection, script, keys, arguments)
+
+    def _call(
+        self, connection: Any, script: _Script, keys: Sequence[str], arguments: Sequence[Any]
+    ) -> Any:
+        try:
+            connection.send_command(*_evalsha(script, keys, arguments))
+            return connection.read_response()
+        except NoScriptError:
+            connection.send_command("EVAL", script.text, len(keys), *keys, *arguments)
+            return connection.read_response()
+
+    def _persist(self, claim: Claim, call: Callable[[], T]) -> T:
+        """Try until the server answers, or the patience that the ttl allows is over."""
+        give_up = clock() + patience(claim.ttl)
+        pause = 0.02
+        while True:
+            try:
+                return call()
+            except LockUnavailable as exc:
+                if not _transient(exc.__cause__) or clock() + pause >= give_up:
+                    raise
+            self._pause(pause)
+            pause = min(pause * 2, 0.5)
+
+    def _pause(self, seconds: float) -> None:
+        (self._sleep or time.sleep)(seconds)
+
+
+def _evalsha(script: _Script, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
+    return ("EVALSHA", script.sha, len(keys), *keys, *arguments)
+
+
+def _read(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except ResponseError as exc:
+        return exc
+
+
+def _transient(error: BaseException | None) -> bool:
+    """Whether another try may help: the server is away, loading, or not yet the master."""
+    if isinstance(error, ResponseError):
+        return str(error).startswith(("LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN", "BUSY"))
+    return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
+
+
+def _acquire_reply(reply: list[Any], sent_at: float) -> Acquired | Busy | Done:
+    kind, value = reply[0], reply[1]
+    if kind == b"acquired":
+        return Acquired(value.decode(), int(reply[2]), sent_at)
+    if kind == b"done":
+        return Done(value == b"1", DONE_TTL - reply[2] / 1000)
+    left, relation = reply[2], reply[3].decode()
+    remaining = left / 1000 if left >= 0 else math.inf
+    return Busy(_holder.parse(value, remaining), remaining, relation)

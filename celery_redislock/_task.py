@@ -1,0 +1,263 @@
+"""`SingletonTask`, the base class: options, keys and where a call is locked. Celery glue only."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from celery import Task
+from celery._state import get_current_task
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.result import EagerResult
+from celery.utils.imports import instantiate, symbol_by_name
+from kombu import serialization
+
+from ._app import AppLocks, app_locks
+from ._holder import Holder
+from ._keys import KeyMaker, LockKeys, lock_keys
+from ._lock import Lease, logger
+from ._options import OPTIONS, UNSET, LockOptions, refuse_unknown_options, resolve
+from ._request import lock_request
+from ._run import LEASE, UNLOCKED, Run, Skipped, Unlocked
+from .errors import ConfigError, TaskSkipped
+
+_KEY_MAKER: Final = "_redislock_key_maker"
+
+
+class SingletonTask(Task):  # type: ignore[misc]
+    """A task that runs at most once at a time per signature, on any number of workers.
+
+        @app.task(base=SingletonTask, lock_key=["account_id"], on_conflict="defer")
+        def sync(account_id, force=False): ...
+
+    Before the body runs, the worker takes a Redis lock; a heartbeat extends it; it is released
+    on every exit. Enforced where the work runs, whoever sent it. A direct call is a plain call.
+
+    Attributes:
+        lock_key: which calls exclude each other. Default: those with the same arguments. A list
+            of argument names; a `str.format` template over the arguments, or a callable given
+            the call's own arguments, whose text is the lock's whole name.
+        lock_ttl: seconds that a lock outlives a dead holder. Default: `redislock_ttl`, 30.
+        lock_max_hold: seconds after which the lock is not extended any more. Default: never.
+        on_conflict: what a duplicate does: a policy, or "skip", "defer", "wait", "raise".
+            Default: `redislock_on_conflict`, "skip".
+        on_lock_lost: "flag" sets `self.lock.lost`; "abort" also raises `LockLost` in the body.
+            Default: `redislock_on_lock_lost`, "flag".
+        lock_across_retries: "release" before a retry's countdown, the default, or "hold".
+        on_redis_error: if the lock server cannot be reached: "defer" the task, the default,
+            "run" it without a lock, or "raise" `LockUnavailable`.
+
+    Raises:
+        ConfigError: when the task is bound to its app, for an option that is unknown or wrong.
+    """
+
+    abstract = True
+
+    lock_key: Any = UNSET
+    lock_ttl: Any = UNSET
+    lock_max_hold: Any = UNSET
+    on_conflict: Any = UNSET
+    on_lock_lost: Any = UNSET
+    lock_across_retries: Any = UNSET
+    on_redis_error: Any = UNSET
+
+    #: The options, resolved; None while the task is not bound, or not locked.
+    lock_options: LockOptions = None  # type: ignore[assignment]
+    #: Whether this worker's pool runs tasks in processes of their own. Set in its main process.
+    runs_in_children = False
+    _redislock_error: ConfigError | None = None
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Check the options and the app's settings. Celery calls it when it binds the task."""
+        super().on_bound(app)
+        if cls.name is None or _is_celerys_own(cls):
+            return
+        try:
+            cls._redislock_error = None
+            cls._resolve_options(app)
+        except ConfigError as exc:
+            # Celery keeps the task registered. It must not run as if it needed no lock.
+            cls._redislock_error = exc
+            raise
+
+    @classmethod
+    def _resolve_options(cls, app: Any) -> None:
+        where = f"task {cls.name}"
+        refuse_unknown_options(where, _own_attributes(cls))
+        locks = app_locks(app, refresh=True)
+        given = {option: _plain(inspect.getattr_static(cls, option)) for option in OPTIONS}
+        cls.lock_options = resolve(where, given, locks.settings)
+        function = inspect.getattr_static(cls, "run").__get__(object(), cls)
+        key_maker = KeyMaker(cls.name, function, cls.lock_options.lock_key, cls._normalise)
+        setattr(cls, _KEY_MAKER, key_maker)
+        if locks.enabled and (locks.eager or not app.conf.task_always_eager):
+            locks.require_server()
+
+    # -- the lock of a call ---------------------------------------------------------------
+
+    @property
+    def app_locks(self) -> AppLocks:
+        """The settings and the lock server of this task's app."""
+        return app_locks(self.app)
+
+    @property
+    def lock(self) -> Lease | Unlocked:
+        """The running task's lock. In a direct call, one that is never lost and has fence 0."""
+        return self.request.__dict__.get(LEASE) or UNLOCKED
+
+    def lock_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The name of the lock for arguments as they arrive at a worker.
+
+        Raises:
+            TypeError: the arguments do not fit the task's signature.
+            Exception: what a `lock_key` callable raises.
+        """
+        try:
+            name: str = getattr(self, _KEY_MAKER).name(args, kwargs)
+        except TypeError:
+            # If they do not fit, this says it in Celery's own words.
+            self.__header__(*args, **kwargs)
+            raise
+        return name
+
+    def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
+        """The whole key, as it stands in Redis, of the lock for this call.
+
+        Raises:
+            TypeError: the arguments do not fit the task's signature.
+        """
+        return self._lock_keys(args, kwargs).lock
+
+    def lock_holder(self, *args: Any, **kwargs: Any) -> Holder | None:
+        """Who holds the lock for this call, or None.
+
+        Raises:
+            TypeError: the arguments do not fit the task's signature.
+            LockUnavailable: the lock server did not answer in time.
+        """
+        keys = self._lock_keys(args, kwargs)
+        return self.app_locks.store.holder(keys, self.lock_options.lock_ttl)
+
+    def break_lock(self, *args: Any, **kwargs: Any) -> bool:
+        """Take the lock for this call away from its holder, which learns that it lost it.
+
+        Returns:
+            Whether somebody held it. A value under the key that is not ours is left alone.
+
+        Raises:
+            TypeError: the arguments do not fit the task's signature.
+            LockUnavailable: the lock server did not answer in time.
+        """
+        keys = self._lock_keys(args, kwargs)
+        holder = self.app_locks.store.break_lock(keys, self.lock_options.lock_ttl)
+        if holder is not None:
+            logger.warning("redislock: %s was broken, held by %s", keys.lock, holder)
+        return holder is not None
+
+    def _lock_keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
+        self._refuse_if_misconfigured()
+        dump = getattr(self, "_dump_pydantic_arguments", None)
+        if dump is not None and self.serializer != "pickle":
+            args, kwargs = dump(args, kwargs)
+        args, kwargs = self._normalise([list(args), dict(kwargs)])
+        return lock_keys(self.app_locks.prefix, self.lock_name(args, kwargs))
+
+    @classmethod
+    def _normalise(cls, value: Any) -> Any:
+        """A value as the task's messages carry it."""
+        content_type, encoding, data = serialization.dumps(value, serializer=cls.serializer)
+        return serialization.loads(data, content_type, encoding, force=True)
+
+    # -- Celery's hooks -------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_if_misconfigured()
+        body = _next_call(type(self), self)
+        if not self._is_locked_call():
+            return body(*args, **kwargs)
+        self.request.__dict__[LEASE] = None  # entered: a base's __call__ may come here again
+        return Run(self, body, args, kwargs)()
+
+    def _is_locked_call(self) -> bool:
+        request = self.request
+        if request.called_directly or self.lock_options is None or LEASE in request.__dict__:
+            return False
+        locks = self.app_locks
+        return locks.enabled and (locks.eager or not request.is_eager)
+
+    def _refuse_if_misconfigured(self) -> None:
+        if self._redislock_error is not None:
+            raise self._redislock_error
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the task here and now, as Celery's `apply`. A skipped duplicate is REVOKED."""
+        result = super().apply(*args, **kwargs)
+        if isinstance(result, EagerResult) and isinstance(result.result, Skipped):
+            error = TaskSkipped(*result.result.args)
+            return EagerResult(result.id, error, "REVOKED", name=self.name)
+        return result
+
+    def start_strategy(self, app: Any, consumer: Any, **kwargs: Any) -> Any:
+        """Celery calls it in a worker's main process, which mints the tokens."""
+        if self.lock_options is not None:
+            self.Request = lock_request(symbol_by_name(self.Request))
+            self.runs_in_children = isinstance(consumer.pool, PreforkPool)
+        return instantiate(self.Strategy, self, app, consumer, **kwargs)
+
+
+class _CurrentLock:
+    """The lock of the task that runs in this thread, for code that has no `self`.
+
+    Has what `self.lock` has; called, it gives the lease itself, or None.
+    """
+
+    def __call__(self) -> Lease | None:
+        task = get_current_task()
+        return None if task is None else task.request.__dict__.get(LEASE)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self() or UNLOCKED, name)
+
+    def __bool__(self) -> bool:
+        return self() is not None
+
+    def __repr__(self) -> str:
+        return repr(self() or UNLOCKED)
+
+
+current_lock: Final = _CurrentLock()
+
+
+def _is_celerys_own(cls: type[Any]) -> bool:
+    # With Celery(task_cls=SingletonTask) also chord_unlock and its like come here.
+    return str(cls.name).startswith("celery.") and cls.__module__.startswith("celery.")
+
+
+def _own_attributes(cls: type[Any]) -> list[str]:
+    """What the task and its bases below SingletonTask set or annotate."""
+    names: dict[str, None] = {}
+    for base in cls.__mro__:
+        if base is not SingletonTask and issubclass(base, SingletonTask):
+            names.update(dict.fromkeys(vars(base)))
+            names.update(dict.fromkeys(vars(base).get("__annotations__", ())))
+    return [name for name in names if not hasattr(SingletonTask, name) or name in OPTIONS]
+
+
+def _plain(value: Any) -> Any:
+    return value.__func__ if isinstance(value, staticmethod) else value
+
+
+def _next_call(cls: type[Any], task: Task) -> Callable[..., Any]:
+    """What a call runs: another base's `__call__`, if there is one, else the task's `run`.
+
+    Celery's own `__call__` would push a second request.
+    """
+    mro = cls.__mro__
+    for base in mro[mro.index(SingletonTask) + 1 :]:
+        if "__call__" in vars(base):
+            if base is Task:
+                break
+            return vars(base)["__call__"].__get__(task, cls)  # type: ignore[no-any-return]
+    return task.run  # type: ignore[no-any-return]

@@ -1,0 +1,97 @@
+"""The errors of the package. Each carries its data as attributes and survives pickle and JSON.
+
+A JSON result backend rebuilds an exception as ``cls(*args)`` from the module that the class
+names, so `args` holds plain data, and `__module__` is the front door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery.exceptions import ImproperlyConfigured, TaskRevokedError
+
+from ._holder import Holder
+
+_HolderLike = Holder | Mapping[str, Any] | None
+
+
+class LockError(Exception):
+    """Base of every error that this package raises.
+
+    Attributes:
+        key: the lock's whole key in Redis, or None where no lock is meant.
+        holder: who held the lock when the error arose, or None if that is not known.
+    """
+
+    __module__ = "celery_redislock"
+    _reason = "lock error"
+
+    def __init__(self, key: str | None = None, holder: _HolderLike = None) -> None:
+        if isinstance(holder, Mapping):
+            holder = Holder.from_dict(holder)
+        self.key = key
+        self.holder = holder
+        super().__init__(key, None if holder is None else holder.to_dict())
+
+    def __str__(self) -> str:
+        text = f"{self._reason}: {self.key}" if self.key else self._reason
+        return f"{text} (held by {self.holder})" if self.holder else text
+
+
+class LockConflict(LockError):
+    """The lock is held by somebody else."""
+
+    __module__ = "celery_redislock"
+    _reason = "the lock is held"
+
+
+class LockLost(LockError):
+    """The lock was ours, and its ownership can no longer be confirmed."""
+
+    __module__ = "celery_redislock"
+    _reason = "the lock was lost"
+
+
+class LockUnavailable(LockError):
+    """The lock server could not be asked, so nobody knows whether the lock is free.
+
+    Attributes:
+        reason: what the server or the network said.
+    """
+
+    __module__ = "celery_redislock"
+    _reason = "the lock server is not available"
+
+    def __init__(
+        self, key: str | None = None, holder: _HolderLike = None, reason: str = ""
+    ) -> None:
+        super().__init__(key, holder)
+        self.reason = reason
+        self.args = (*self.args, reason)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}: {self.reason}" if self.reason else super().__str__()
+
+
+class TaskSkipped(LockError, TaskRevokedError):  # type: ignore[misc]
+    """The task was a duplicate and ended without running. Its state is REVOKED."""
+
+    __module__ = "celery_redislock"
+    _reason = "skipped as a duplicate, the lock is held"
+
+
+class ConfigError(LockError, ImproperlyConfigured):  # type: ignore[misc]
+    """An option or a setting is wrong. Raised when the task is bound to its app.
+
+    The message names the task, the option, and what is accepted.
+    """
+
+    __module__ = "celery_redislock"
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__()
+        self.args = (message,)
+
+    def __str__(self) -> str:
+        return str(self.args[0])

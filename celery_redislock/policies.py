@@ -1,0 +1,189 @@
+"""What a duplicate does: one small class for each answer. Pure; the verbs are the worker's.
+
+A policy's `act` is given the conflict, and ends it with one of the conflict's verbs. Write your
+own by subclassing `Policy`, or one of the policies here:
+
+    class SkipAtNight(Policy):
+        def act(self, conflict):
+            return conflict.skip() if night() else conflict.defer(60)
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, Final, Protocol
+
+from ._holder import Holder
+
+
+class _NoResult:
+    """The type of `NO_RESULT`: a skip without a result. None is a result."""
+
+    def __repr__(self) -> str:
+        return "NO_RESULT"
+
+
+NO_RESULT: Final = _NoResult()
+
+
+class Conflict(Protocol):
+    """A task that met a held lock, and the ways in which it can end.
+
+    Attributes:
+        key: the lock's whole key in Redis.
+        holder: who holds the lock; None if it is just being handed to a waiter.
+        remaining: seconds after which the lock lapses, should the holder die now.
+        deferrals: how often this task was deferred before, by any policy.
+        waited: seconds since this task first met the held lock.
+    """
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def holder(self) -> Holder | None: ...
+    @property
+    def remaining(self) -> float: ...
+    @property
+    def deferrals(self) -> int: ...
+    @property
+    def waited(self) -> float: ...
+
+    def skip(self, result: Any = NO_RESULT) -> Any:
+        """End the task without running it: with a result, or as revoked."""
+
+    def defer(self, countdown: float) -> Any:
+        """Publish the task again, to be run after this many seconds."""
+
+    def wait(self, timeout: float | None) -> bool:
+        """Hold the pool slot until the lock is taken: True, or False after the timeout."""
+
+    def run(self) -> Any:
+        """Run the task; only after `wait` took the lock."""
+
+    def fail(self) -> Any:
+        """End the task as failed with `LockConflict`."""
+
+
+class Policy(abc.ABC):
+    """What a duplicate does. Policies are shared by all calls and keep no state."""
+
+    @abc.abstractmethod
+    def act(self, conflict: Conflict) -> Any:
+        """End the conflict. Return what its verb returned."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Skip(Policy):
+    """End without running.
+
+    Args:
+        result: the task's result; its state is SUCCESS, and chords and chains go on. Without
+            it the state is REVOKED, `get()` raises `TaskSkipped`, and chords and chains fail.
+    """
+
+    result: Any = NO_RESULT
+
+    def act(self, conflict: Conflict) -> Any:
+        return conflict.skip(self.result)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Defer(Policy):
+    """Publish the task again with a countdown. It keeps its id and counts no retry.
+
+    Args:
+        delay: seconds before the first new try; up to a quarter is added at random.
+        backoff: what the delay is multiplied by for each further try, at least 1.
+        max_delay: seconds that the delay never exceeds, before the random part.
+        max_wait: seconds since the first try after which `then` acts; None defers for ever.
+        then: the policy after `max_wait`.
+    """
+
+    delay: float = 5.0
+    backoff: float = 1.0
+    max_delay: float = 60.0
+    max_wait: float | None = None
+    then: Policy = Skip()
+
+    def __post_init__(self) -> None:
+        _check_seconds("Defer", "delay", self.delay)
+        _check_seconds("Defer", "max_delay", self.max_delay)
+        _check_seconds("Defer", "max_wait", self.max_wait, none=True)
+        if not _is_number(self.backoff) or self.backoff < 1:
+            raise ValueError(f"Defer: backoff={self.backoff!r} must be a number of at least 1")
+        _check_policy("Defer", self.then)
+
+    def act(self, conflict: Conflict) -> Any:
+        if self.max_wait is not None and conflict.waited >= self.max_wait:
+            return self.then.act(conflict)
+        return conflict.defer(self.countdown(conflict.deferrals))
+
+    def countdown(self, deferrals: int) -> float:
+        """Seconds until the next try, after this many deferrals, without the random part."""
+        try:
+            return min(self.delay * self.backoff**deferrals, self.max_delay)
+        except OverflowError:
+            return self.max_delay
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wait(Policy):
+    """Hold the pool slot until the lock is released, then run. Woken, not polling.
+
+    Args:
+        timeout: seconds after which `then` acts; None waits for ever.
+        then: the policy after the timeout.
+    """
+
+    timeout: float | None = None
+    then: Policy = Skip()
+
+    def __post_init__(self) -> None:
+        _check_seconds("Wait", "timeout", self.timeout, none=True)
+        _check_policy("Wait", self.then)
+
+    def act(self, conflict: Conflict) -> Any:
+        if conflict.wait(self.timeout):
+            return conflict.run()
+        return self.then.act(conflict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Raise(Policy):
+    """Fail with `LockConflict`, which names the key and the holder."""
+
+    def act(self, conflict: Conflict) -> Any:
+        return conflict.fail()
+
+
+_NAMED: Final = {"skip": Skip, "defer": Defer, "wait": Wait, "raise": Raise}
+
+
+def policy_named(name: str) -> Policy:
+    """The policy with that short name and its default arguments.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in _NAMED:
+        raise ValueError(f"unknown policy {name!r}; accepted: {', '.join(sorted(_NAMED))}")
+    return _NAMED[name]()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _check_seconds(policy: str, name: str, value: Any, *, none: bool = False) -> None:
+    if none and value is None:
+        return
+    if not _is_number(value) or not 0 <= value < float("inf"):
+        accepted = "None or a number of seconds" if none else "a number of seconds"
+        raise ValueError(f"{policy}: {name}={value!r} must be {accepted}, not negative")
+
+
+def _check_policy(policy: str, value: Any) -> None:
+    if not isinstance(value, Policy):
+        accepted = ", ".join(cls.__name__ + "()" for cls in _NAMED.values())
+        raise ValueError(f"{policy}: then={value!r} must be a policy object, such as {accepted}")

@@ -1,0 +1,94 @@
+-- Take a lock, or learn who has it. Idempotent: asked again with its own token it says "yours".
+--
+-- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done marker of this attempt
+-- ARGV  1 value, opening with {"token":"<token>"   2 length of that opening   3 ttl in ms
+--       4 task id, or ""   5 attempt   6 how: "try" once, "wait", "woken" after a wait, or
+--       "last" before giving up a wait   7 "1" take it also if this attempt has run before
+--       8 ms after which a waiter that has not asked again is dead
+-- Reply {"acquired", value as stored, fence}
+--       {"done", "1" its result is to be expected | "0" none is, ms for which we will know}
+--           this attempt has run before; this is another copy of its message
+--       {"busy", value, ms to live (-1: for ever), relation}, relation being
+--           "other" | "own" this very attempt | "earlier" this task's earlier attempt
+--           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
+
+local value, opening, ttl = ARGV[1], string.sub(ARGV[1], 1, tonumber(ARGV[2])), tonumber(ARGV[3])
+local task_id, attempt, how = ARGV[4], tonumber(ARGV[5]), ARGV[6]
+
+local function take()
+  local now = redis.call('TIME')
+  local micros = now[1] * 1000000 + now[2]
+  -- Above the last one, also if the clock was set back; above all before, also if the counter is gone.
+  local fence = math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 1, micros)
+  local fence_text = string.format('%.0f', fence)
+  local stored = string.format('%s,"fence":%s,"acquired_at":%s.%06d}',
+    string.sub(value, 1, -2), fence_text, now[1], now[2])
+  if how ~= 'try' then
+    redis.call('ZREM', KEYS[3], opening)
+  end
+  redis.call('SET', KEYS[2], fence_text)
+  redis.call('SET', KEYS[1], stored, 'PX', ttl)
+  return {'acquired', stored, fence_text}
+end
+
+local current = redis.pcall('GET', KEYS[1])
+local foreign = type(current) == 'table'
+
+if type(current) == 'string' and string.sub(current, 1, #opening) == opening then
+  redis.call('PEXPIRE', KEYS[1], ttl)
+  return {'acquired', current, string.match(current, '"fence":(%d+)') or '0'}
+end
+
+if task_id ~= '' and ARGV[7] ~= '1' then
+  local done = redis.call('GET', KEYS[4])
+  if done then
+    return {'done', done, redis.call('PTTL', KEYS[4])}
+  end
+end
+
+if not current then
+  return take()
+end
+
+local relation = 'other'
+local left = redis.call('PTTL', KEYS[1])
+if foreign then
+  current, relation = '', 'foreign'
+else
+  local ok, holder = pcall(cjson.decode, current)
+  if not ok or type(holder) ~= 'table' or type(holder.token) ~= 'string' then
+    relation = 'foreign'
+  elseif holder.reserved then
+    -- Who will not wait may go first: nobody runs, and it must not be refused.
+    if how ~= 'wait' then
+      return take()
+    end
+    relation = 'reserved'
+  elseif task_id ~= '' and holder.task_id == task_id then
+    local theirs = tonumber(holder.attempt) or 0
+    if attempt > theirs then
+      -- Kept for us; or its holder has let a heartbeat pass, so it is dead or has given up.
+      if holder.held or left < (tonumber(holder.ttl_ms) or ttl) / 2 then
+        return take()
+      end
+      relation = 'earlier'
+    elseif attempt < theirs then
+      return {'done', '0', 0}
+    else
+      relation = 'own'
+      if not string.find(current, '"redelivered":true', 1, true) then
+        current = string.sub(current, 1, -2) .. ',"redelivered":true}'
+        redis.call('SET', KEYS[1], current, 'KEEPTTL')
+      end
+    end
+  end
+end
+
+if how == 'wait' or how == 'woken' then
+  local now = redis.call('TIME')
+  redis.call('ZADD', KEYS[3], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[8], opening)
+  redis.call('PEXPIRE', KEYS[3], ARGV[8])
+elseif how == 'last' then
+  redis.call('ZREM', KEYS[3], opening)
+end
+return {'busy', current, left, relation}

@@ -1,0 +1,35 @@
+-- Give a lock back, if it is still ours. Safe to call twice, late, or by a loser.
+--
+-- KEYS  1 lock  2 waiters  3 wake list  4 done marker of this attempt
+-- ARGV  1 the value's opening, {"token":"<token>"
+--       2 what to leave in the done marker: "1" its result is to be expected, "0" none is,
+--         "" nothing: the attempt did not run to its end
+--       3 "1" leave it in any case, "0" only if another copy of the message was seen
+--       4 the done marker's ttl in ms   5 ms for which a freed lock is kept for a waiter
+-- Reply 1 released | 0 not ours any more
+
+local current = redis.pcall('GET', KEYS[1])
+local ours = type(current) == 'string' and string.sub(current, 1, #ARGV[1]) == ARGV[1]
+
+if ARGV[2] ~= '' then
+  -- If the lock is gone, so is the note of whether a copy was seen.
+  if ARGV[3] == '1' or not ours or string.find(current, '"redelivered":true', 1, true) then
+    redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[4])
+  end
+end
+if not ours then
+  return 0
+end
+
+local now = redis.call('TIME')
+redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, now[1] * 1000 + math.floor(now[2] / 1000))
+if redis.call('EXISTS', KEYS[2]) == 1 then
+  -- Without the reservation whoever just released would take it again before a waiter wakes.
+  redis.call('SET', KEYS[1], '{"token":"","reserved":true}', 'PX', ARGV[5])
+  redis.call('DEL', KEYS[3])
+  redis.call('LPUSH', KEYS[3], '1')
+  redis.call('PEXPIRE', KEYS[3], ARGV[5])
+else
+  redis.call('DEL', KEYS[1])
+end
+return 1

@@ -1,0 +1,89 @@
+"""Signals, for metrics and alerts: Celery's own `Signal`, with one frozen details object each.
+
+    @lock_conflict.connect
+    def count(sender, details, **kwargs):
+        DUPLICATES.labels(sender.name, details.outcome).inc()
+
+The sender is the task. A receiver that fails is logged and harms nothing. `lock_lost` is sent
+from the heartbeat's thread, the others from where the task runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from celery.utils.dispatch import Signal
+
+from ._holder import Holder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Details:
+    key: str
+    task: str
+    task_id: str
+    attempt: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class AcquiredDetails(_Details):
+    """The lock was taken.
+
+    Attributes:
+        fence: the fencing token.
+        waited: seconds since this task first met the held lock; 0.0 if it never did.
+    """
+
+    fence: int
+    waited: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ReleasedDetails(_Details):
+    """The body ended and the lock was given back.
+
+    Attributes:
+        fence: the fencing token.
+        held: seconds from the acquisition to the release.
+        owned: whether the lock was still ours.
+        kept_for_retry: the lock was left to the task's next attempt.
+    """
+
+    fence: int
+    held: float
+    owned: bool
+    kept_for_retry: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ConflictDetails(_Details):
+    """A task met a held lock, and this is how that ended.
+
+    Attributes:
+        holder: who held the lock.
+        outcome: "skipped", "skipped with a result", "deferred", "waited" (and then ran),
+            "raised", "redelivered" (a copy of the holder's own message, deferred), "retried
+            early" (before its earlier attempt had ended, deferred) or "already done".
+        countdown: seconds until the next try, if it was deferred.
+    """
+
+    holder: Holder | None
+    outcome: str
+    countdown: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LostDetails(_Details):
+    """The ownership of a lock could no longer be confirmed while the body ran.
+
+    Attributes:
+        fence: the fencing token of the lost acquisition.
+    """
+
+    fence: int
+
+
+lock_acquired = Signal(name="lock_acquired", providing_args={"details"})
+lock_released = Signal(name="lock_released", providing_args={"details"})
+lock_conflict = Signal(name="lock_conflict", providing_args={"details"})
+lock_lost = Signal(name="lock_lost", providing_args={"details"})

@@ -1,0 +1,127 @@
+"""Fixtures: real servers, real workers, and the faults that happen to them."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+
+from tests.support.journal import Journal
+from tests.support.servers import Proxy, RabbitMQ, RedisServer
+from tests.support.workers import Process, Worker, make_app
+
+POOLS = ("prefork", "threads", "solo", "gevent")
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A server for everything that does no harm to it."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A lock server of this test's own, to be killed, stopped, and restarted empty."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    """A way to the shared server that can be cut off."""
+    with Proxy(redis_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    if RabbitMQ.binary() is None:
+        if os.environ.get("CI"):
+            pytest.fail("RabbitMQ is missing, and in CI it must be there")
+        pytest.skip("no rabbitmq-server on this machine")
+    server = RabbitMQ()
+    try:
+        yield server.start()
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    with redis_server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def label() -> str:
+    """A name that no other test uses."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture(scope="session")
+def conf(redis_server: RedisServer) -> dict[str, Any]:
+    """The configuration of senders and workers: everything on one server, in its own database."""
+    return {
+        "broker_url": f"{redis_server.url}/1",
+        "result_backend": f"{redis_server.url}/2",
+        "redislock_url": f"{redis_server.url}/0",
+        "test_journal": f"{redis_server.url}/3",
+        "broker_connection_retry_on_startup": True,
+        "worker_prefetch_multiplier": 1,
+        "result_expires": 300,
+        "worker_hijack_root_logger": True,
+    }
+
+
+@pytest.fixture(scope="session")
+def journal(redis_server: RedisServer) -> Journal:
+    return Journal(redis_server.client(db=3))
+
+
+StartWorker = Callable[..., Worker]
+
+
+def _starter(conf: dict[str, Any]) -> Iterator[StartWorker]:
+    started: list[Process] = []
+
+    def start(*arguments: str, wait: bool = True, **options: Any) -> Worker:
+        overrides = options.pop("conf", {})
+        worker = Worker(*arguments, conf={**conf, **overrides}, **options)
+        started.append(worker)
+        return worker.ready() if wait else worker
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.close()
+
+
+@pytest.fixture
+def queue() -> str:
+    """A queue of this test's own: what it leaves behind disturbs nobody."""
+    return f"q{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def start_worker(conf: dict[str, Any]) -> Iterator[StartWorker]:
+    """Starts workers of this test's own."""
+    yield from _starter(conf)
+
+
+@pytest.fixture(scope="module")
+def start_module_worker(conf: dict[str, Any]) -> Iterator[StartWorker]:
+    """Starts workers that a module's tests share."""
+    yield from _starter(conf)
+
+
+@pytest.fixture(scope="session")
+def sender(conf: dict[str, Any]) -> Celery:
+    """An app that sends by name, and knows no task's code."""
+    return make_app({k: v for k, v in conf.items() if not k.startswith("test_")})

@@ -1,0 +1,63 @@
+"""What ran when, as the bodies themselves tell it: the tests' only witness of overlaps."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import redis
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the journal. `at` is on the machine's monotonic clock, the same for all."""
+
+    event: str
+    label: str
+    task_id: str
+    retries: int
+    pid: int
+    at: float
+    data: Any = None
+
+
+class Journal:
+    """A list in Redis that task bodies write to."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    def write(self, event: str, label: str, request: Any, data: Any = None) -> None:
+        entry = Entry(
+            event, label, request.id, request.retries, os.getpid(), time.monotonic(), data
+        )
+        self._client.rpush(f"journal:{label}", json.dumps(asdict(entry)))
+
+    def read(self, label: str, event: str | None = None) -> list[Entry]:
+        entries = [
+            Entry(**json.loads(line)) for line in self._client.lrange(f"journal:{label}", 0, -1)
+        ]
+        return [entry for entry in entries if event in (None, entry.event)]
+
+    def count(self, label: str, event: str) -> int:
+        return len(self.read(label, event))
+
+    def overlaps(self, label: str) -> list[tuple[Entry, Entry]]:
+        """Pairs of a run and another one that started before the first had ended.
+
+        A run that was killed has no "end"; the caller tells what it knows of that one.
+        """
+        found = []
+        open_run: Entry | None = None
+        for entry in sorted(self.read(label), key=lambda e: e.at):
+            if entry.event == "start":
+                if open_run is not None:
+                    found.append((open_run, entry))
+                open_run = entry
+            elif entry.event in ("end", "killed"):
+                if open_run is not None and open_run.pid == entry.pid:
+                    open_run = None
+        return found

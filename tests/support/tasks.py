@@ -1,0 +1,251 @@
+"""The app of the workers that tests start, configured by the environment.
+
+`label` names a test's own journal and lock; the bodies do what their arguments say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from typing import Any
+
+import redis
+from celery import Celery, shared_task
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+
+from celery_redislock import (
+    Defer,
+    LockLost,
+    Raise,
+    RedisLock,
+    SingletonTask,
+    Skip,
+    Wait,
+    current_lock,
+)
+from tests.support.journal import Journal
+
+CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
+
+app = Celery("tests")
+app.conf.update({k: v for k, v in CONF.items() if not k.startswith("test_")})
+if "test_task_cls" in CONF:
+    app.task_cls = CONF["test_task_cls"]
+
+journal = Journal(redis.Redis.from_url(CONF.get("test_journal", "redis://"), decode_responses=True))
+
+
+def pause(seconds: float) -> None:
+    """Sleep, in short steps, so that a time limit or an abort finds a bytecode soon."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, 0.05))
+
+
+def body(self: Any, label: str, seconds: float = 0.2, how: str = "return") -> Any:
+    """One run: written down at its start and end, whatever the end is."""
+    journal.write("start", label, self.request, {"fence": self.lock.fence})
+    try:
+        pause(seconds)
+        if how == "raise":
+            raise ValueError("the body failed")
+        if how == "ignore":
+            raise Ignore
+        if how == "reject":
+            raise Reject("rejected", requeue=False)
+        if how == "exit":
+            raise SystemExit(1)
+        return [label, self.lock.fence]
+    finally:
+        journal.write("end", label, self.request, {"lost": self.lock.lost})
+
+
+def singleton(**options: Any) -> Any:
+    defaults = {"base": SingletonTask, "bind": True, "lock_key": ["label"], "lock_ttl": 6}
+    return app.task(**{**defaults, **options})
+
+
+skip = singleton(name="skip")(body)
+skip_result = singleton(name="skip_result", on_conflict=Skip(result="skipped"))(body)
+defer = singleton(name="defer", on_conflict=Defer(delay=0.2, backoff=1.0))(body)
+defer_briefly = singleton(
+    name="defer_briefly", on_conflict=Defer(delay=0.2, max_wait=0.5, then=Raise())
+)(body)
+wait = singleton(name="wait", on_conflict=Wait())(body)
+wait_briefly = singleton(name="wait_briefly", on_conflict=Wait(timeout=0.3, then=Raise()))(body)
+refuse = singleton(name="refuse", on_conflict="raise")(body)
+late = singleton(name="late", acks_late=True, reject_on_worker_lost=True)(body)
+late_hour = singleton(name="late_hour", acks_late=True, lock_ttl=5)(body)
+limited = singleton(name="limited", lock_ttl=60, soft_time_limit=1)(body)
+long_ttl = singleton(name="long_ttl", lock_ttl=60)(body)
+short_ttl = singleton(name="short_ttl", lock_ttl=1)(body)
+max_hold = singleton(name="max_hold", lock_ttl=1, lock_max_hold=1)(body)
+runs_unlocked = singleton(name="runs_unlocked", on_redis_error="run")(body)
+raises_unlocked = singleton(name="raises_unlocked", on_redis_error="raise")(body)
+
+
+@singleton(name="retries", max_retries=3)
+def retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
+    journal.write("start", label, self.request, {"fence": self.lock.fence})
+    try:
+        pause(0.05)
+        if self.request.retries < times:
+            raise self.retry(countdown=countdown)
+        return self.request.retries
+    finally:
+        journal.write("end", label, self.request)
+
+
+@singleton(name="retries_held", max_retries=3, lock_across_retries="hold")
+def retries_held(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
+    journal.write("start", label, self.request, {"fence": self.lock.fence})
+    journal.write("end", label, self.request)
+    if self.request.retries < times:
+        raise self.retry(countdown=countdown)
+    return self.request.retries
+
+
+@singleton(name="autoretries", autoretry_for=(ValueError,), max_retries=2, default_retry_delay=0)
+def autoretries(self: Any, label: str) -> Any:
+    journal.write("start", label, self.request)
+    journal.write("end", label, self.request)
+    if self.request.retries < 1:
+        raise ValueError("once")
+    return self.request.retries
+
+
+@singleton(name="retries_and_goes_on", max_retries=3)
+def retries_and_goes_on(self: Any, label: str, seconds: float = 1.0) -> Any:
+    """Publishes its next attempt and does not end yet."""
+    journal.write("start", label, self.request)
+    if self.request.retries < 1:
+        self.retry(countdown=0, throw=False)
+        pause(seconds)
+    journal.write("end", label, self.request)
+    return self.request.retries
+
+
+@singleton(name="replaces")
+def replaces(self: Any, label: str) -> Any:
+    journal.write("start", label, self.request)
+    journal.write("end", label, self.request)
+    return self.replace(skip.s(label, 0.05))
+
+
+@singleton(name="hard_limited", lock_ttl=60, time_limit=1)
+def hard_limited(self: Any, label: str, finally_for: float = 0.0) -> None:
+    """Killed by its time limit, while its `finally` still works."""
+    journal.write("start", label, self.request)
+    try:
+        pause(60)
+    finally:
+        for step in range(1000):
+            journal.write("working", label, self.request, step)
+            time.sleep(0.005)
+
+
+@singleton(name="watches_lock", lock_ttl=1)
+def watches_lock(self: Any, label: str, seconds: float = 20.0) -> str:
+    """Runs until it learns that its lock was lost."""
+    journal.write("start", label, self.request, {"fence": self.lock.fence})
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if self.lock.lost:
+            journal.write("lost", label, self.request)
+            try:
+                current_lock.ensure()
+            except LockLost as exc:
+                return f"lost {exc.key}"
+        time.sleep(0.02)
+    journal.write("end", label, self.request)
+    return "kept"
+
+
+@singleton(name="aborts", lock_ttl=1, on_lock_lost="abort")
+def aborts(self: Any, label: str, seconds: float = 20.0, how: str = "sleep") -> str:
+    """Is ended by `LockLost` in the middle of one long sleep."""
+    journal.write("start", label, self.request)
+    try:
+        if how == "sleep":
+            time.sleep(seconds)
+        else:
+            pause(seconds)
+    except LockLost:
+        journal.write("aborted", label, self.request)
+        raise
+    journal.write("end", label, self.request)
+    return "kept"
+
+
+@singleton(name="holds_gil", lock_ttl=3)
+def holds_gil(self: Any, label: str, digits: int = 26) -> str:
+    """Holds the interpreter's lock in one regex for a while."""
+    journal.write("start", label, self.request)
+    re.match("(a?){%d}a{%d}" % (digits, digits), "a" * digits)
+    journal.write("end", label, self.request, {"lost": self.lock.lost})
+    return "kept"
+
+
+@singleton(name="soft_limit_in_finally", soft_time_limit=1, lock_ttl=60)
+def soft_limited(self: Any, label: str) -> str:
+    journal.write("start", label, self.request)
+    try:
+        pause(60)
+    except SoftTimeLimitExceeded:
+        journal.write("end", label, self.request)
+    return "limited"
+
+
+@app.task(name="plain", bind=True)
+def plain(self: Any, label: str, seconds: float = 0.2) -> str:
+    """Not ours: protected by `redislock_tasks` where the test says so."""
+    journal.write("start", label, self.request)
+    pause(seconds)
+    journal.write("end", label, self.request)
+    return label
+
+
+@shared_task(name="shared", base=SingletonTask, bind=True, lock_key=["label"], lock_ttl=6)
+def shared(self: Any, label: str, seconds: float = 0.2) -> Any:
+    return body(self, label, seconds)
+
+
+@app.task(base=SingletonTask, name="add", lock_key=["label"], lock_ttl=6)
+def add(label: str, x: int, y: int = 0) -> int:
+    return x + y
+
+
+@app.task(name="total")
+def total(numbers: list[Any]) -> Any:
+    return len(numbers)
+
+
+@app.task(name="failed")
+def failed(*args: Any, label: str) -> None:
+    journal.write("errback", label, failed.request)
+
+
+@app.task(name="echo", base=SingletonTask)
+def echo(*args: Any, **kwargs: Any) -> str:
+    """Its own lock key, as the worker sees it."""
+    key = current_lock.key
+    assert isinstance(key, str)
+    return key
+
+
+@app.task(name="chained", bind=True, base=SingletonTask, lock_key="chain:{label}", lock_ttl=6)
+def chained(self: Any, label: str, number: int = 0) -> Any:
+    journal.write("start", label, self.request)
+    journal.write("end", label, self.request)
+    return label
+
+
+@app.task(name="uses_redis_lock", bind=True)
+def uses_redis_lock(self: Any, label: str, seconds: float = 0.2) -> int:
+    with RedisLock(CONF["redislock_url"], f"lock:{label}", ttl=6, timeout=30) as lock:
+        journal.write("start", label, self.request)
+        pause(seconds)
+        journal.write("end", label, self.request)
+        return lock.fence

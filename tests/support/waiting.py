@@ -1,0 +1,36 @@
+"""Waiting on conditions: no test sleeps a fixed time and hopes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(condition: Callable[[], T], what: str, timeout: float = 30.0) -> T:
+    """The condition's first true value.
+
+    Args:
+        condition: asked again and again; an exception of it is not caught.
+        what: what is waited for, for the message.
+        timeout: seconds, generous: the machine may be busy.
+    """
+    give_up = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > give_up:
+            raise AssertionError(f"not within {timeout:g} s: {what} (last value: {value!r})")
+        time.sleep(0.02)
+
+
+def never(condition: Callable[[], object], what: str, seconds: float) -> None:
+    """Fail as soon as the condition is true within these seconds. For what must not happen."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        value = condition()
+        assert not value, f"happened, and must not: {what} ({value!r})"
+        time.sleep(0.02)

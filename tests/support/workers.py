@@ -1,0 +1,114 @@
+"""Real `celery worker` and `celery beat` processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from .waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+APP = "tests.support.tasks"
+
+
+class Process:
+    """A `celery` command with its log in a file."""
+
+    def __init__(self, *arguments: str, conf: dict[str, Any], app: str = APP) -> None:
+        handle, name = tempfile.mkstemp(prefix="redislock-", suffix=".log")
+        self.log_path = Path(name)
+        self._log = handle
+        environment = {**os.environ, "TEST_CONF": json.dumps(conf), "PYTHONUNBUFFERED": "1"}
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", app, *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdout=handle,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def log(self) -> str:
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def signal(self, signum: int) -> None:
+        self.popen.send_signal(signum)
+
+    def wait(self, timeout: float = 30.0) -> int:
+        return self.popen.wait(timeout)
+
+    def close(self) -> None:
+        """End the process and whatever it started; leave nothing behind."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        self.popen.wait()
+        os.close(self._log)
+        self.log_path.unlink()
+
+
+class Worker(Process):
+    """A worker. Ready when it is constructed and `ready` has returned."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        conf: dict[str, Any],
+        pool: str = "prefork",
+        concurrency: int = 2,
+        queues: str = "celery",
+        app: str = APP,
+    ) -> None:
+        self.node = f"w{uuid.uuid4().hex[:8]}@test"
+        super().__init__(
+            "worker",
+            *("-P", pool, "-c", str(concurrency), "-n", self.node, "-Q", queues),
+            *("-l", "INFO", "--without-mingle", "--without-gossip"),
+            *arguments,
+            conf=conf,
+            app=app,
+        )
+
+    def ready(self) -> Worker:
+        def is_ready() -> bool:
+            if self.popen.poll() is not None:
+                raise AssertionError(f"the worker ended at its start:\n{self.log()}")
+            return f"{self.node} ready." in self.log()
+
+        eventually(is_ready, f"{self.node} is ready", 60)
+        return self
+
+    def children(self) -> list[int]:
+        """The pids of its pool's processes."""
+        path = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+
+def make_app(conf: dict[str, Any]) -> Celery:
+    """The sender's app: other process, no task code."""
+    app = Celery("sender", set_as_current=False)
+    app.conf.update(conf)
+    return app
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
