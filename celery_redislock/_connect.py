@@ -123,7 +123,8 @@ def pools_like(client: redis.Redis) -> PoolFactory:
 
 def checkout(pool: redis.ConnectionPool) -> Any:
     """A connection of the pool, connected. redis-py 5.0 wants the name of a command, later
-    versions warn of one."""
+    versions warn of one.
+    """
     return pool.get_connection("EVALSHA") if _WANTS_COMMAND else pool.get_connection()
 
 

@@ -69,5 +69,6 @@ class Delivery:
     @property
     def long_ago(self) -> bool:
         """Whether the broker may have delivered another copy since: no visibility timeout is
-        shorter than a second."""
+        shorter than a second.
+        """
         return self.received is None or time.time() - self.received >= 1.0

@@ -6,6 +6,7 @@ All locks of a server that are due go out in one round trip.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -155,10 +156,8 @@ class _Alarm:
         self._lock.acquire(timeout=seconds)
 
     def ring(self) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # rung before
             self._lock.release()
-        except RuntimeError:
-            pass  # rung before
 
 
 def _native_thread_module() -> Any:

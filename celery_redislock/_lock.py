@@ -21,7 +21,7 @@ from ._clock import clock
 from ._connect import pools_from_url, pools_like
 from ._heartbeat import heartbeat
 from ._holder import Holder
-from ._keys import LockKeys, lock_keys
+from ._keys import lock_keys
 from ._options import check_option
 from ._store import EXTENDED, Acquired, Busy, Claim, Done, Extension, Store, to_ms
 from .errors import ConfigError, LockConflict, LockLost, LockUnavailable
@@ -530,7 +530,8 @@ def _store_for(client_or_url: redis.Redis | str) -> Store:
         )
     if not isinstance(client_or_url, redis.Redis):
         raise ConfigError(
-            f"RedisLock: {client_or_url!r} is not accepted; it must be a redis.Redis client or a URL"
+            f"RedisLock: {client_or_url!r} is not accepted; it must be a redis.Redis client or"
+            " a URL"
         )
     pool = client_or_url.connection_pool
     store = _stores_of_clients.get(pool)

@@ -1,4 +1,4 @@
-"""Locks for tasks that one does not own (`redislock_tasks`), and what a worker does at its start."""
+"""Locks for tasks that one does not own (`redislock_tasks`), and a worker's start."""
 
 from __future__ import annotations
 
@@ -114,7 +114,8 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
 
 def _look_at_server(app: Any) -> None:
     """Warn of a server that may evict locks. The pool's processes inherit which server it is,
-    and so know a restarted one."""
+    and so know a restarted one.
+    """
     locks = app_locks(app)
     if locks.server is None:
         return

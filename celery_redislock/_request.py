@@ -36,7 +36,7 @@ _DEATHS: Final = (WorkerLostError, Terminated, TimeLimitExceeded, SystemExit, Ke
 _LOOK_EVERY: Final = 0.02
 
 
-class LockRequest(Request):  # type: ignore[misc]
+class LockRequest(Request):
     """A request for a locked task."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

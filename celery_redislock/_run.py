@@ -249,7 +249,8 @@ class Run:
 
     def _redelivered(self, busy: Busy) -> Any:
         """Another copy of the message that the holder is running. Not a duplicate: if the
-        holder dies, this copy is all that is left of the task."""
+        holder dies, this copy is all that is left of the task.
+        """
         countdown = min(2.0**self.delivery.deferrals, self.lease.ttl / 3)
         self.conflict_ended("redelivered", busy.holder, countdown)
         return self.republish(countdown)

@@ -1,7 +1,8 @@
 """The only place that speaks Redis: one method for each script in `scripts/`.
 
 A method makes one try, except `acquire` and `release`, whose tries are bounded by the lock's ttl.
-Whatever goes wrong on the way leaves here as `LockUnavailable`: busy, lost and broken stay three things.
+Whatever goes wrong on the way leaves here as `LockUnavailable`: busy, lost and broken stay three
+things.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Busy(NamedTuple):
 
 
 class Done(NamedTuple):
-    """This very attempt has already run; `age` is the seconds since it ended."""
+    """The very same attempt has already run; `age` is the seconds since it ended."""
 
     expects_result: bool
     age: float
@@ -407,7 +408,8 @@ class Store:
     @contextlib.contextmanager
     def _connection(self, claim: Claim, purpose: str = "main", extra: float = 0.0) -> Iterator[Any]:
         """A connection for one exchange. An exchange cut short, by whatever, closes it: what it
-        left unread must never be taken for the answer to the next question."""
+        left unread must never be taken for the answer to the next question.
+        """
         timeout = operation_timeout(claim.ttl) + extra
         try:
             pool = self._pool(purpose, timeout)

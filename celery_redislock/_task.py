@@ -25,7 +25,7 @@ from .errors import ConfigError, TaskSkipped
 _KEY_MAKER: Final = "_redislock_key_maker"
 
 
-class SingletonTask(Task):  # type: ignore[misc]
+class SingletonTask(Task):
     """A task that runs at most once at a time per signature, on any number of workers.
 
         @app.task(base=SingletonTask, lock_key=["account_id"], on_conflict="defer")
@@ -202,7 +202,8 @@ class SingletonTask(Task):  # type: ignore[misc]
     def start_strategy(self, app: Any, consumer: Any, **kwargs: Any) -> Any:
         """Celery calls it in a worker's main process, which mints the tokens."""
         if self.lock_options is not None:
-            self.Request = lock_request(symbol_by_name(self.Request))
+            base = symbol_by_name(getattr(self, "Request"))  # noqa: B009  mypy: untyped base
+            self.Request = lock_request(base)
             self.runs_in_children = isinstance(consumer.pool, PreforkPool)
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
 

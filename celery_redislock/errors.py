@@ -74,14 +74,14 @@ class LockUnavailable(LockError):
         return f"{super().__str__()}: {self.reason}" if self.reason else super().__str__()
 
 
-class TaskSkipped(LockError, TaskRevokedError):  # type: ignore[misc]
+class TaskSkipped(LockError, TaskRevokedError):
     """The task was a duplicate and ended without running. Its state is REVOKED."""
 
     __module__ = "celery_redislock"
     _reason = "skipped as a duplicate, the lock is held"
 
 
-class ConfigError(LockError, ImproperlyConfigured):  # type: ignore[misc]
+class ConfigError(LockError, ImproperlyConfigured):
     """An option or a setting is wrong. Raised when the task is bound to its app.
 
     The message names the task, the option, and what is accepted.

@@ -168,7 +168,8 @@ def policy_named(name: str) -> Policy:
     """
     if name not in _NAMED:
         raise ValueError(f"unknown policy {name!r}; accepted: {', '.join(sorted(_NAMED))}")
-    return _NAMED[name]()
+    policy: Policy = _NAMED[name]()
+    return policy
 
 
 def _is_number(value: Any) -> bool:

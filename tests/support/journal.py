@@ -45,19 +45,23 @@ class Journal:
     def count(self, label: str, event: str) -> int:
         return len(self.read(label, event))
 
+    def killed(self, entry: Entry) -> None:
+        """Write down that this run's process is dead, as far as we know."""
+        end = Entry("killed", entry.label, entry.task_id, entry.retries, entry.pid, time.monotonic())
+        self._client.rpush(f"journal:{entry.label}", json.dumps(asdict(end)))
+
     def overlaps(self, label: str) -> list[tuple[Entry, Entry]]:
         """Pairs of a run and another one that started before the first had ended.
 
-        A run that was killed has no "end"; the caller tells what it knows of that one.
+        A run that was killed writes no end: see `killed`.
         """
         found = []
-        open_run: Entry | None = None
+        running: dict[tuple[str, int], Entry] = {}
         for entry in sorted(self.read(label), key=lambda e: e.at):
+            run = (entry.task_id, entry.retries)
             if entry.event == "start":
-                if open_run is not None:
-                    found.append((open_run, entry))
-                open_run = entry
+                found += [(other, entry) for other in running.values()]
+                running[run] = entry
             elif entry.event in ("end", "killed"):
-                if open_run is not None and open_run.pid == entry.pid:
-                    open_run = None
+                running.pop(run, None)
         return found

@@ -1,4 +1,4 @@
-"""Real servers on free ports, with the faults that tests need: kill, stop, cut off, restart empty."""
+"""Real servers on free ports, with their faults: kill, stop, cut off, restart empty."""
 
 from __future__ import annotations
 

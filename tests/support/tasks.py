@@ -183,7 +183,7 @@ def aborts(self: Any, label: str, seconds: float = 20.0, how: str = "sleep") -> 
 def holds_gil(self: Any, label: str, digits: int = 26) -> str:
     """Holds the interpreter's lock in one regex for a while."""
     journal.write("start", label, self.request)
-    re.match("(a?){%d}a{%d}" % (digits, digits), "a" * digits)
+    re.match(f"(a?){{{digits}}}a{{{digits}}}", "a" * digits)
     journal.write("end", label, self.request, {"lost": self.lock.lost})
     return "kept"
 

@@ -1,0 +1,64 @@
+# The README's two commands are `make demo` and `make test`. Each makes its own .venv from PyPI.
+
+# The first of these that works; PYTHON=... chooses another.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3.13 python3; do \
+	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+PYTHONS := 3.10 3.11 3.12 3.13
+WORKERS ?= 3
+PYTEST := python -m pytest -n $(WORKERS)
+
+.PHONY: help demo test lint format test-lowest test-pythons dist clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+.venv/made: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install -q --upgrade 'pip>=25.1'
+	.venv/bin/pip install -q -e '.[demo]' --group test --group lint
+	@touch $@
+
+demo: .venv/made  ## the main job on an embedded Redis, drawn live, in half a minute
+	@.venv/bin/python -m celery_redislock.demo
+
+test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
+	.venv/bin/$(PYTEST) $(ARGS)
+
+lint: .venv/made  ## ruff and mypy --strict
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+format: .venv/made  ## let ruff format and fix
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+# A Python of that version: from the PATH, or from pyenv.
+find_python = p=$$(command -v python$(1)); $$p -c '' 2>/dev/null \
+	|| p=$$(ls -d "$$(pyenv root 2>/dev/null)"/versions/$(1).*/bin/python 2>/dev/null | tail -1); \
+	test -n "$$p" || { echo "Python $(1) was not found"; exit 1; }
+
+.venv-lowest/made: pyproject.toml tests/lowest.txt
+	$(call find_python,3.10); $$p -m venv .venv-lowest
+	.venv-lowest/bin/pip install -q --upgrade 'pip>=25.1'
+	.venv-lowest/bin/pip install -q -e '.[demo]' --group test -c tests/lowest.txt
+	@touch $@
+
+test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
+	.venv-lowest/bin/$(PYTEST) $(ARGS)
+
+.venv-%/made: pyproject.toml
+	$(call find_python,$*); $$p -m venv .venv-$*
+	.venv-$*/bin/pip install -q --upgrade 'pip>=25.1'
+	.venv-$*/bin/pip install -q -e '.[demo]' --group test
+	@touch $@
+
+test-pythons: $(PYTHONS:%=.venv-%/made)  ## the suite on every supported Python
+	@for v in $(PYTHONS); do echo "== Python $$v"; .venv-$$v/bin/$(PYTEST) $(ARGS) || exit 1; done
+
+dist: .venv/made  ## the wheel and the source archive
+	.venv/bin/pip wheel -q --no-deps -w dist .
+
+clean:  ## remove what make made
+	rm -rf .venv .venv-* dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
