@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3.13 python3; 
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 PYTHONS := 3.10 3.11 3.12 3.13
 WORKERS ?= 3
-PYTEST := python -m pytest -n $(WORKERS)
+PYTEST := python -m pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: help demo test lint format test-lowest test-pythons dist clean
 

@@ -6,8 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from celery import Task
-from celery._state import get_current_task
+from celery import Task, _state
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.result import EagerResult
 from celery.utils.imports import instantiate, symbol_by_name
@@ -80,7 +79,8 @@ class SingletonTask(Task):
         except ConfigError as exc:
             # Celery keeps the task registered. It must not run as if it needed no lock.
             cls._redislock_error = exc
-            raise
+            if not _is_fallback(app):
+                raise
 
     @classmethod
     def _resolve_options(cls, app: Any) -> None:
@@ -215,7 +215,7 @@ class _CurrentLock:
     """
 
     def __call__(self) -> Lease | None:
-        task = get_current_task()
+        task = _state.get_current_task()
         return None if task is None else task.request.__dict__.get(LEASE)
 
     def __getattr__(self, name: str) -> Any:
@@ -234,6 +234,12 @@ current_lock: Final = _CurrentLock()
 def _is_celerys_own(cls: type[Any]) -> bool:
     # With Celery(task_cls=SingletonTask) also chord_unlock and its like come here.
     return str(cls.name).startswith("celery.") and cls.__module__.startswith("celery.")
+
+
+def _is_fallback(app: Any) -> bool:
+    # Celery makes an app of its own where code asks for one before the user's is there, as it
+    # does under gevent, and binds every shared task to it. Nobody configured it; nothing runs there.
+    return app is _state.default_app and app.main == "default"
 
 
 def _own_attributes(cls: type[Any]) -> list[str]:

@@ -47,7 +47,9 @@ class Journal:
 
     def killed(self, entry: Entry) -> None:
         """Write down that this run's process is dead, as far as we know."""
-        end = Entry("killed", entry.label, entry.task_id, entry.retries, entry.pid, time.monotonic())
+        end = Entry(
+            "killed", entry.label, entry.task_id, entry.retries, entry.pid, time.monotonic()
+        )
         self._client.rpush(f"journal:{entry.label}", json.dumps(asdict(end)))
 
     def overlaps(self, label: str) -> list[tuple[Entry, Entry]]:

@@ -131,7 +131,8 @@ def retries_and_goes_on(self: Any, label: str, seconds: float = 1.0) -> Any:
 def replaces(self: Any, label: str) -> Any:
     journal.write("start", label, self.request)
     journal.write("end", label, self.request)
-    return self.replace(skip.s(label, 0.05))
+    here = self.request.delivery_info["routing_key"]
+    return self.replace(skip.s(label, 0.05).set(queue=here))
 
 
 @singleton(name="hard_limited", lock_ttl=60, time_limit=1)

@@ -1,0 +1,251 @@
+"""What a duplicate ends in: the contract's table, on a real worker."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import time
+import uuid
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import TaskRevokedError
+
+from celery_redislock import LockConflict, SingletonTask, TaskSkipped
+from tests.support.waiting import eventually, never
+
+QUEUE = "outcomes"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(start_module_worker):
+    return start_module_worker("-E", queues=QUEUE, concurrency=4)
+
+
+@pytest.fixture
+def send(sender):
+    """Sends a task by name."""
+
+    def send(name, *args, **options):
+        return sender.send_task(name, args, queue=QUEUE, **options)
+
+    return send
+
+
+@pytest.fixture
+def sig(sender):
+    """A signature by name."""
+
+    def sig(name, *args, **kwargs):
+        return sender.signature(name, args=args, kwargs=kwargs).set(queue=QUEUE)
+
+    return sig
+
+
+@pytest.fixture
+def holder(send, journal, label):
+    """A run that holds the label's lock for two seconds."""
+
+    def hold(name, seconds=2.0):
+        result = send(name, label, seconds)
+        eventually(lambda: journal.count(label, "start") == 1, "the holder runs")
+        return result
+
+    return hold
+
+
+def test_a_skipped_duplicate_is_revoked_and_names_the_holder(send, holder, journal, label):
+    first = holder("skip")
+    duplicate = send("skip", label)
+    with pytest.raises(TaskSkipped) as caught:
+        duplicate.get(timeout=20)
+    assert isinstance(caught.value, TaskRevokedError)
+    assert duplicate.state == "REVOKED"
+    assert caught.value.holder.task_id == first.id
+    assert caught.value.holder.task == "skip"
+    assert caught.value.key.startswith("redislock:{")
+    assert first.get(timeout=20)[0] == label
+    assert journal.count(label, "start") == 1
+
+
+def test_a_skip_with_a_result_succeeds_with_it(send, holder, label):
+    holder("skip_result")
+    duplicate = send("skip_result", label)
+    assert duplicate.get(timeout=20) == "skipped"
+    assert duplicate.state == "SUCCESS"
+
+
+def test_a_deferred_duplicate_runs_later_under_its_own_id(send, holder, journal, label):
+    first = holder("defer", 1.0)
+    duplicate = send("defer", label, 0.1)
+    assert first.get(timeout=20)
+    assert duplicate.get(timeout=20)
+    assert [e.task_id for e in journal.read(label, "start")] == [first.id, duplicate.id]
+    assert journal.overlaps(label) == []
+    assert {e.retries for e in journal.read(label)} == {0}
+
+
+def test_a_deferral_that_waited_too_long_does_what_comes_then(send, holder, label):
+    holder("defer_briefly", 4.0)
+    duplicate = send("defer_briefly", label)
+    with pytest.raises(LockConflict):
+        duplicate.get(timeout=20)
+
+
+def test_a_waiting_duplicate_runs_when_the_lock_is_released(send, holder, journal, label):
+    first = holder("wait", 1.0)
+    others = [send("wait", label, 0.1) for _ in range(2)]
+    for result in (first, *others):
+        assert result.get(timeout=20)
+    assert journal.count(label, "start") == 3
+    assert journal.overlaps(label) == []
+
+
+def test_a_waiting_task_starts_at_the_release_and_not_by_polling(send, holder, journal, label):
+    holder("wait", 1.0)
+    send("wait", label, 0.0).get(timeout=20)
+    ended = journal.read(label, "end")[0].at
+    started = journal.read(label, "start")[1].at
+    # The ttl is 6 s: without the wake-up it would look again after 2 s at the earliest.
+    assert started - ended < 1.0
+
+
+def test_a_wait_that_times_out_does_what_comes_then(send, holder, label):
+    holder("wait_briefly", 4.0)
+    with pytest.raises(LockConflict):
+        send("wait_briefly", label).get(timeout=20)
+
+
+def test_a_refused_duplicate_fails_with_key_and_holder(send, holder, label):
+    first = holder("refuse")
+    duplicate = send("refuse", label)
+    with pytest.raises(LockConflict) as caught:
+        duplicate.get(timeout=20)
+    assert duplicate.state == "FAILURE"
+    assert caught.value.holder.task_id == first.id
+    assert caught.value.holder.ttl <= 6
+
+
+def test_a_chord_with_a_skipped_duplicate_fails_fast(sig, send, holder, label):
+    holder("skip", 3.0)
+    header = [sig("skip", label), sig("add", f"{label}-other", 1)]
+    result = chord(header, sig("total"))()
+    start = time.monotonic()
+    with pytest.raises(Exception, match="(?i)skipped|dependency"):
+        result.get(timeout=20)
+    assert time.monotonic() - start < 10
+
+
+def test_a_chord_with_a_duplicate_that_has_a_result_goes_on(sig, holder, label):
+    holder("skip_result", 3.0)
+    header = [sig("skip_result", label), sig("add", f"{label}-other", 1)]
+    assert chord(header, sig("total"))().get(timeout=20) == 2
+
+
+def test_a_chord_with_deferred_duplicates_completes(sig, holder, journal, label):
+    holder("defer", 1.0)
+    header = [sig("defer", label, 0.05) for _ in range(3)]
+    assert chord(header, sig("total"))().get(timeout=30) == 3
+    assert journal.overlaps(label) == []
+
+
+def test_a_chain_behind_a_skipped_duplicate_fails_fast(sig, holder, label):
+    holder("skip", 3.0)
+    result = chain(sig("skip", label), sig("total"), sig("total"))()
+    with pytest.raises(TaskRevokedError):
+        result.parent.parent.get(timeout=20)
+    # Nobody who waits for a later link may hang.
+    with pytest.raises(Exception, match=r"(?i)skipped|chain|revoked|error"):
+        result.get(timeout=20, disable_sync_subtasks=False)
+
+
+def test_a_chain_goes_on_after_a_deferred_duplicate(sig, holder, label):
+    holder("defer", 1.0)
+    assert chain(sig("defer", label, 0.05), sig("total"))().get(timeout=20) == 2
+
+
+def test_a_chain_may_hold_the_same_key_twice(sig, journal, label):
+    result = chain(*[sig("chained", label).set(immutable=True) for _ in range(3)])()
+    assert result.get(timeout=20) == label
+    assert journal.count(label, "start") == 3
+
+
+def test_a_callback_may_take_the_same_lock(sig, journal, label):
+    sig("chained", label).apply_async(link=sig("chained", label).set(immutable=True))
+    eventually(lambda: journal.count(label, "end") == 2, "the callback ran too")
+
+
+def test_a_group_runs_one_at_a_time(sig, journal, label):
+    results = group(sig("wait", label, 0.05) for _ in range(5))()
+    assert len(results.get(timeout=30)) == 5
+    assert journal.overlaps(label) == []
+
+
+def test_an_errback_is_not_called_for_a_skip(sig, send, holder, journal, label):
+    holder("skip", 1.5)
+    duplicate = sig("skip", label).on_error(sig("failed", label=label)).apply_async()
+    with pytest.raises(TaskSkipped):
+        duplicate.get(timeout=20)
+    never(lambda: journal.read(label, "errback"), "the errback was called", 1.0)
+
+
+def test_a_skip_sends_a_revoked_event(sender, send, holder, label):
+    events = []
+    with sender.connection_for_read() as connection:
+        receiver = sender.events.Receiver(connection, handlers={"task-revoked": events.append})
+        capture = receiver.itercapture(limit=None, timeout=0.5, wakeup=False)
+        consumer = iter(capture)
+        holder("skip")
+        duplicate = send("skip", label)
+
+        def revoked():
+            with contextlib.suppress(TimeoutError, StopIteration, OSError):
+                next(consumer)
+            return [event for event in events if event["uuid"] == duplicate.id]
+
+        assert eventually(revoked, "a task-revoked event")[0]["terminated"] is False
+
+
+def test_a_deferred_duplicate_keeps_everything(sender, send, sig, holder, journal, label):
+    holder("defer", 1.0)
+    link = sig("chained", f"{label}-link").set(immutable=True)
+    duplicate = sig("defer", label, 0.05).apply_async(
+        link=link, headers={"mine": "kept"}, expires=60, priority=3, shadow="shade"
+    )
+    assert duplicate.get(timeout=20)
+    eventually(lambda: journal.count(f"{label}-link", "end") == 1, "its callback ran")
+
+
+def test_an_expired_duplicate_is_not_run_after_its_deferral(send, holder, journal, label):
+    holder("defer", 3.0)
+    duplicate = send("defer", label, 0.05, expires=1)
+    with pytest.raises(TaskRevokedError):
+        duplicate.get(timeout=20)
+    never(lambda: journal.count(label, "start") > 1, "the expired task ran", 1.0)
+    assert duplicate.state == "REVOKED"
+
+
+def test_a_call_that_does_not_fit_fails_as_celerys_own_and_leaves_no_lock(send, client, label):
+    result = send("add", label)
+    with pytest.raises(TypeError, match="missing"):
+        result.get(timeout=20)
+    assert not [key for key in client.keys("*") if result.id in (client.get(key) or "")]
+
+
+def test_the_key_is_the_same_at_the_sender_and_at_the_worker(sender, send):
+    @sender.task(base=SingletonTask, name="echo")
+    def echo(*args, **kwargs): ...
+
+    args = (
+        1,
+        datetime.datetime(2026, 11, 20, 12, 30, tzinfo=datetime.timezone.utc),
+        decimal.Decimal("1.50"),
+        uuid.UUID(int=7),
+        b"bytes",
+        (1, 2),
+        {1: "one"},
+    )
+    when = datetime.date(2026, 11, 20)
+    result = sender.send_task("echo", args, {"when": when}, queue=QUEUE)
+    assert result.get(timeout=20) == echo.lock_key_for(*args, when=when)
