@@ -1,0 +1,173 @@
+"""Retries and redeliveries: a task is never lost as its own duplicate, and never runs beside itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.support.waiting import eventually, never
+from tests.support.workers import make_app
+
+#: The broker gives an unacknowledged message back after a second, and looks every second.
+IMPATIENT = {
+    "broker_transport_options": {
+        "visibility_timeout": 1,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+}
+QUEUE = "retries"
+
+
+@pytest.fixture(scope="module")
+def worker(start_module_worker):
+    return start_module_worker(queues=QUEUE, concurrency=4)
+
+
+def test_a_retry_at_once_never_loses_to_its_own_earlier_attempt(worker, sender, journal, label):
+    labels = [f"{label}-{number}" for number in range(60)]
+    results = [
+        sender.send_task("retries", [each], {"times": 2, "countdown": 0}, queue=QUEUE)
+        for each in labels
+    ]
+    assert [result.get(timeout=60) for result in results] == [2] * 60
+    for each in labels:
+        assert [entry.retries for entry in journal.read(each, "start")] == [0, 1, 2]
+        assert journal.overlaps(each) == []
+
+
+def test_the_lock_is_free_during_a_retrys_countdown(worker, sender, journal, label):
+    retrying = sender.send_task("retries", [label], {"countdown": 2}, queue=QUEUE)
+    eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
+    other = sender.send_task("retries", [label], {"times": 0}, queue=QUEUE)
+    assert other.get(timeout=20) == 0
+    assert not journal.read(label, "start")[2:], "it ran before the retry"
+    assert retrying.get(timeout=20) == 1
+
+
+def test_a_lock_held_across_retries_refuses_others_and_lets_the_retry_in(
+    worker, sender, journal, label
+):
+    retrying = sender.send_task("retries_held", [label], {"countdown": 2}, queue=QUEUE)
+    eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
+    other = sender.send_task("retries_held", [label], {"times": 0}, queue=QUEUE)
+    eventually(lambda: other.state == "REVOKED", "the other one is skipped")
+    assert retrying.get(timeout=20) == 1
+    third = sender.send_task("retries_held", [label], {"times": 0}, queue=QUEUE)
+    assert third.get(timeout=20) == 0, "the last attempt released the lock"
+
+
+def test_a_held_lock_lives_through_a_countdown_longer_than_its_ttl(
+    start_worker, sender, queue, client, journal, label
+):
+    start_worker(queues=queue, concurrency=1)
+    # lock_ttl is 6 s.
+    result = sender.send_task("retries_held", [label], {"countdown": 100}, queue=queue)
+    eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
+
+    def lifetime():
+        keys = client.scan_iter("redislock:*:lock:*")
+        return [client.pttl(k) for k in keys if result.id in (client.get(k) or "")]
+
+    (left,) = eventually(lifetime, "the lock stands")
+    assert 100_000 < left <= 106_000
+
+
+def test_a_retry_does_not_run_beside_an_earlier_attempt_that_goes_on(
+    worker, sender, journal, label
+):
+    result = sender.send_task("retries_and_goes_on", [label, 3.0], queue=QUEUE)
+    eventually(lambda: journal.count(label, "end") == 2, "both attempts ended")
+    assert journal.overlaps(label) == []
+    assert [entry.retries for entry in journal.read(label, "start")] == [0, 1]
+    eventually(lambda: result.state == "SUCCESS", "it has a result")
+
+
+def test_a_redelivered_copy_waits_for_the_holder_and_does_not_run_again(
+    start_worker, sender, queue, journal, label
+):
+    """Redis broker: the visibility timeout is shorter than the task."""
+    workers = [start_worker(queues=queue, concurrency=1, conf=IMPATIENT) for _ in range(2)]
+    result = sender.send_task("late_hour", [label, 5.0], queue=queue)
+
+    def redelivered():
+        return any("redelivered" in worker.log() for worker in workers)
+
+    eventually(redelivered, "another copy met the lock")
+    assert result.get(timeout=30)
+    assert result.state == "SUCCESS"
+    never(lambda: journal.count(label, "start") > 1, "the copy ran", 6.0)
+
+
+def test_a_redelivered_copy_runs_if_the_holder_died(
+    start_worker, sender, queue, journal, label
+):
+    """Redis broker: the worker is killed; its copy must survive the dead holder's lock."""
+    first, second = (start_worker(queues=queue, concurrency=1, conf=IMPATIENT) for _ in range(2))
+    result = sender.send_task("late_hour", [label, 4.0], queue=queue)
+    entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
+    killed = first if entry.pid in first.children() else second
+    killed.signal(signal.SIGKILL)
+    os.kill(entry.pid, signal.SIGKILL)
+    journal.killed(entry)
+    assert result.get(timeout=60)
+    starts = journal.read(label, "start")
+    assert [start.task_id for start in starts] == [result.id] * 2
+    assert journal.overlaps(label) == []
+    never(lambda: journal.count(label, "start") > 2, "a further copy ran", 5.0)
+
+
+@pytest.fixture
+def rabbit_conf(conf, rabbitmq):
+    return {**conf, "broker_url": rabbitmq.url}
+
+
+def test_rabbitmqs_immediate_redelivery_runs_after_the_dead_holders_lock_lapsed(
+    start_worker, rabbitmq, rabbit_conf, queue, journal, label
+):
+    """The dead holder's lock still stands when the copy comes. Skipping it loses the task."""
+    sender = make_app({k: v for k, v in rabbit_conf.items() if not k.startswith("test_")})
+    first, second = (
+        start_worker(queues=queue, concurrency=1, conf={"broker_url": rabbitmq.url})
+        for _ in range(2)
+    )
+    result = sender.send_task("late_hour", [label, 3.0], queue=queue)
+    entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
+    killed, other = (first, second) if entry.pid in first.children() else (second, first)
+    killed.signal(signal.SIGKILL)
+    journal.killed(entry)
+    eventually(lambda: "redelivered" in other.log(), "the copy met the dead holder's lock")
+    assert result.get(timeout=60)
+    assert journal.count(label, "start") == 2
+
+
+def test_rabbitmq_redelivers_after_a_killed_child_and_the_task_runs_again(
+    start_worker, rabbitmq, rabbit_conf, queue, journal, label
+):
+    sender = make_app({k: v for k, v in rabbit_conf.items() if not k.startswith("test_")})
+    start_worker(queues=queue, concurrency=1, conf={"broker_url": rabbitmq.url})
+    result = sender.send_task("late", [label, 1.5], queue=queue)
+    entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
+    os.kill(entry.pid, signal.SIGKILL)
+    journal.killed(entry)
+    killed_at = time.monotonic()
+    assert eventually(lambda: journal.read(label, "start")[1:], "it runs again")
+    assert journal.read(label, "start")[1].at - killed_at < 5, "long before the ttl of 6 s"
+    eventually(lambda: journal.count(label, "end") == 1, "it ended")
+    assert journal.overlaps(label) == []
+    eventually(lambda: result.state == "SUCCESS", "it has a result")
+
+
+def test_a_deferred_task_survives_a_visibility_timeout_shorter_than_its_countdown(
+    start_worker, sender, queue, journal, label
+):
+    """A message with a countdown is unacknowledged while it waits, so copies of it appear."""
+    for _ in range(2):
+        start_worker(queues=queue, concurrency=2, conf=IMPATIENT)
+    result = sender.send_task("skip", [label, 0.2], queue=queue, countdown=4)
+    assert result.get(timeout=30)
+    never(lambda: journal.count(label, "start") > 1, "a copy ran too", 5.0)
+    assert result.state == "SUCCESS"
