@@ -1,0 +1,164 @@
+"""The examples, run as their own first lines say, and the services of the compose file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import RedisServer
+from tests.support.workers import ROOT, Process, Worker
+
+COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer) -> None:
+    """Locks and messages apart, each in a database that no other test uses."""
+    monkeypatch.setenv("REDIS_URL", f"{redis_server.url}/5")
+    monkeypatch.setenv("CELERY_BROKER_URL", f"{redis_server.url}/6")
+    monkeypatch.delenv("CELERY_RESULT_BACKEND", raising=False)
+
+
+def run_example(name: str) -> str:
+    """What `python examples/<name>` prints. What it started ends with it."""
+    process = subprocess.Popen(
+        [sys.executable, f"examples/{name}"],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=90)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, err
+    return out
+
+
+# -- beat_job.py, by the commands of the compose file ----------------------------------------
+
+
+def services() -> dict[str, str]:
+    """The text of each service. The file is written plainly enough to be read without YAML."""
+    parts = re.split(r"^  ([\w-]+):\n", COMPOSE.partition("\nservices:\n")[2], flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def celery_command(service: str) -> list[str]:
+    """A service's command without `celery -A examples.beat_job`."""
+    found = re.search(r"^    command: (.+)$", services()[service], re.MULTILINE)
+    assert found, service
+    celery, option, app, *arguments = shlex.split(found[1])
+    assert [celery, option, app] == ["celery", "-A", "examples.beat_job"]
+    return arguments
+
+
+@pytest.fixture
+def composed(tmp_path: Path) -> Iterator[list[Process]]:
+    """Both workers and the beat of the compose file, and one beat too many."""
+    commands = [
+        [*celery_command("worker-1"), "-n", "one@test"],
+        [*celery_command("worker-2"), "-n", "two@test"],
+        [*celery_command("beat"), "-s", str(tmp_path / "schedule-1")],
+        [*celery_command("beat"), "-s", str(tmp_path / "schedule-2")],
+    ]
+    started = [Process(*command, conf={}, app="examples.beat_job") for command in commands]
+    yield started
+    for process in started:
+        process.close()
+
+
+def test_beat_job_never_overlaps_itself(composed: list[Process], redis_server: RedisServer) -> None:
+    out = run_example("beat_job.py")
+
+    runs, skipped, overlaps = map(int, re.findall(r"\d+", out.splitlines()[-1]))
+    assert runs == 3
+    assert skipped >= 3, "each run takes three seconds, and two beats send each second"
+    assert overlaps == 0
+    for process in composed:
+        assert process.popen.poll() is None, process.log()
+    # The messages went to CELERY_BROKER_URL, and the locks to REDIS_URL.
+    assert redis_server.client(db=6).exists("_kombu.binding.celery")
+    assert not redis_server.client(db=5).exists("_kombu.binding.celery")
+    assert redis_server.client(db=5).keys("redislock:*:fence")
+
+
+def test_compose_file_fits_together() -> None:
+    assert list(services()) == ["redis", "rabbitmq", "worker-1", "worker-2", "beat"]
+    assert "--maxmemory-policy noeviction" in services()["redis"]
+    for server in ("redis", "rabbitmq"):
+        assert re.search(r"image: [a-z]+:\d+$", services()[server], re.MULTILINE)
+        assert "healthcheck:" in services()[server]
+        assert f"    {server}:\n      condition: service_healthy" in COMPOSE
+    urls = dict(re.findall(r"(CELERY_BROKER_URL|REDIS_URL): (\w+)://", COMPOSE))
+    assert urls == {"CELERY_BROKER_URL": "amqp", "REDIS_URL": "redis"}
+
+    found = re.search(r"dockerfile: (.+)", COMPOSE)
+    assert found
+    for line in (ROOT / found[1]).read_text(encoding="utf-8").splitlines():
+        if line.startswith("COPY "):
+            for source in line.split()[1:-1]:
+                assert (ROOT / source).exists(), line
+
+
+# -- account_sync.py -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sync_worker() -> Iterator[Worker]:
+    worker = Worker(conf={}, app="examples.account_sync", concurrency=4)
+    try:
+        yield worker.ready()
+    finally:
+        worker.close()
+
+
+def test_account_sync_runs_every_call_in_its_turn(sync_worker: Worker) -> None:
+    _, *rows, summary = run_example("account_sync.py").splitlines()
+
+    assert summary == "5 calls, 5 synced, 0 overlaps within an account"
+    times: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        _, account, _, start, _, end, _, _, _ = row.split()
+        times.setdefault(account, []).append((float(start), float(end)))
+    assert {account: len(runs) for account, runs in times.items()} == {"anna": 3, "ben": 2}
+    for runs in times.values():
+        runs.sort()
+        for (_, end), (start, _) in pairwise(runs):
+            assert start >= end
+    assert "deferred for" in sync_worker.log()
+
+
+# -- fenced_ledger.py ------------------------------------------------------------------------
+
+
+def test_fenced_ledger_refuses_the_stale_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = tmp_path / "ledger.sqlite"
+    monkeypatch.setenv("LEDGER", str(ledger))
+
+    out = run_example("fenced_ledger.py")
+
+    first, second = map(int, re.findall(r"has the lock, fence (\d+), and reads 0$", out, re.M))
+    assert first < second
+    assert "second  writes 10: accepted" in out
+    assert "first   writes 100: REFUSED by the database" in out
+    assert "first   asks for its lock, which is lost" in out
+    with contextlib.closing(sqlite3.connect(ledger)) as db:
+        rows = db.execute("SELECT name, balance, fence FROM accounts").fetchall()
+    assert rows == [("anna", 10, second)]
