@@ -1,0 +1,152 @@
+"""The heartbeat keeps a lock for as long as the body runs; a holder that lost it learns it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from celery_redislock import LockLost
+from tests.conftest import POOLS
+from tests.support.waiting import eventually, never
+
+QUEUE = "lost"
+
+
+@pytest.fixture(scope="module", params=POOLS)
+def pool(request, start_module_worker):
+    """A worker of each pool; its queue is the pool's name."""
+    queue = f"{QUEUE}-{request.param}"
+    concurrency = 1 if request.param == "solo" else 4
+    worker = start_module_worker(queues=queue, pool=request.param, concurrency=concurrency)
+    return request.param, queue, worker
+
+
+@pytest.fixture
+def start(sender, journal, label, pool):
+    """Starts a task and gives its result and the entry of its start."""
+
+    def start(name, *args, **kwargs):
+        result = sender.send_task(name, [label, *args], kwargs, queue=pool[1])
+        return result, eventually(lambda: journal.read(label, "start"), "it runs")[0]
+
+    return start
+
+
+@pytest.fixture
+def key_of(client):
+    """The key of a task's lock."""
+
+    def key_of(task_id):
+        keys = client.scan_iter("redislock:*:lock:*")
+        (key,) = [key for key in keys if task_id in (client.get(key) or "")]
+        return key
+
+    return key_of
+
+
+def test_the_lock_outlives_its_ttl_while_the_body_runs(start, client, key_of):
+    result, _ = start("short_ttl", 3.5)
+    key = key_of(result.id)
+    token = client.get(key)
+
+    def gone():
+        return result.state not in ("SUCCESS",) and client.get(key) not in (token, None)
+
+    never(gone, "somebody else had the lock", 1.0)
+    assert result.get(timeout=20)
+
+
+def test_a_thief_is_noticed(start, client, key_of, journal, label):
+    result, _ = start("watches_lock")
+    key = key_of(result.id)
+    client.set(key, "thief")
+    assert result.get(timeout=20) == f"lost {key}"
+    assert client.get(key) == "thief", "what is not ours is not deleted"
+    client.delete(key)
+
+
+def test_a_broken_lock_is_noticed_and_not_taken_again(start, sender, client, key_of):
+    result, _ = start("watches_lock")
+    client.delete(key := key_of(result.id))
+    # Without a break the missing key is taken again: the holder wins.
+    eventually(lambda: client.exists(key), "it was taken again")
+    client.set(key, "broken", px=3000)
+    assert result.get(timeout=20).startswith("lost")
+
+
+def test_abort_ends_the_body(start, client, key_of, journal, label, pool):
+    # In a thread a blocking call cannot be ended: there the body sleeps in short steps.
+    how = "steps" if pool[0] == "threads" else "sleep"
+    result, _ = start("aborts", 20.0, how)
+    client.set(key := key_of(result.id), "thief")
+    with pytest.raises(LockLost) as caught:
+        result.get(timeout=15)
+    assert caught.value.key == key
+    assert caught.value.holder.task_id == result.id
+    assert journal.count(label, "aborted") == 1
+    client.delete(key)
+
+
+def test_a_worker_goes_on_after_an_abort(start, sender, client, key_of, pool, label):
+    result, _ = start("aborts", 20.0, "steps")
+    client.set(key := key_of(result.id), "thief")
+    with pytest.raises(LockLost):
+        result.get(timeout=15)
+    client.delete(key)
+    again = sender.send_task("aborts", [label, 0.1], queue=pool[1])
+    assert again.get(timeout=20) == "kept"
+
+
+def test_fences_rise_in_the_order_of_the_runs(sender, journal, label, pool):
+    results = [sender.send_task("wait", [label, 0.01], queue=pool[1]) for _ in range(8)]
+    for result in results:
+        result.get(timeout=30)
+    fences = [entry.data["fence"] for entry in journal.read(label, "start")]
+    assert fences == sorted(set(fences))
+    assert len(fences) == 8
+
+
+def test_a_hung_body_holds_no_longer_than_it_may(start, client, key_of):
+    result, _ = start("max_hold", 6.0)
+    key = key_of(result.id)
+    eventually(lambda: not client.exists(key), "the lock lapsed", 5)
+    assert result.get(timeout=20)
+
+
+def test_a_child_that_is_stopped_beyond_its_ttl_learns_that_it_lost(
+    sender, start_worker, queue, journal, label, client
+):
+    start_worker(queues=queue, concurrency=2)
+    first = sender.send_task("watches_lock", [label], queue=queue)
+    entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
+    os.kill(entry.pid, signal.SIGSTOP)
+    try:
+        eventually(
+            lambda: (
+                not [
+                    k
+                    for k in client.scan_iter("redislock:*:lock:*")
+                    if first.id in (client.get(k) or "")
+                ]
+            ),
+            "the lock lapsed",
+        )
+        second = sender.send_task("watches_lock", [label, 8.0], queue=queue)
+        eventually(lambda: journal.count(label, "start") == 2, "another one has the lock")
+    finally:
+        os.kill(entry.pid, signal.SIGCONT)
+    assert first.get(timeout=20).startswith("lost")
+    assert second.get(timeout=20) == "kept", "the loser did not release the winner's lock"
+    fences = [e.data["fence"] for e in journal.read(label, "start")]
+    assert fences[0] < fences[1], "the resource can tell them apart"
+
+
+def test_a_greenlet_that_computes_does_not_starve_the_heartbeat(
+    sender, start_worker, queue, journal, label
+):
+    """A patched heartbeat thread would be a greenlet and stand still."""
+    start_worker(queues=queue, pool="gevent", concurrency=4)
+    result = sender.send_task("computes", [label, 4.0], queue=queue)
+    assert result.get(timeout=30) is False, "its lock, with a ttl of 1 s, was not lost"
