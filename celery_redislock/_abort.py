@@ -98,7 +98,7 @@ class _Greenlet:
         import gevent
 
         if self._pending:
-            gevent.kill(self._greenlet, LockLost(), block=False)
+            gevent.kill(self._greenlet, LockLost())
 
     def call_off(self) -> None:
         self._pending = False

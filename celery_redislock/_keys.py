@@ -12,7 +12,7 @@ import json
 import string
 import uuid
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -163,12 +163,14 @@ class KeyMaker:
         return self._digest_name({n: bound[n] for n in self._chosen if n in bound})
 
     def _by_template(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        arguments = self._flat(args, kwargs)
         try:
-            return self._checked(self._template.format_map(self._flat(args, kwargs)))
-        except (LookupError, AttributeError) as exc:
+            name = self._template.format_map(arguments)
+        except (LookupError, AttributeError, TypeError) as exc:
             raise ValueError(
                 f"{self._task}: lock_key={self._template!r} does not fit this call: {exc!r}"
             ) from exc
+        return self._checked(name)
 
     def _by_callable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         return self._checked(self._callable(*args, **kwargs))
@@ -208,7 +210,10 @@ class KeyMaker:
 
 def _default(name: str, value: Any, normalise: Normalise) -> Any:
     """A parameter's default as it would arrive, had the caller passed it."""
+    dump = getattr(type(value), "model_dump", None)
     try:
+        if dump is not None and not hasattr(type(value), "__json__"):
+            value = dump(value, mode="json")  # as Celery sends a pydantic model
         value = normalise(value)
         canonical(value)
     except Exception:  # whatever a serializer raises for what it cannot carry
@@ -224,18 +229,23 @@ def _name_of_kind(signature: Signature, kind: Any) -> str | None:
 def _template_fields(task: str, template: str) -> list[str]:
     where = f"task {task}: lock_key={template!r}"
     try:
-        fields = [field for _, field, _, _ in string.Formatter().parse(template)]
+        names = [field.replace("[", ".").split(".")[0] for field in _fields(template)]
     except ValueError as exc:
         raise ConfigError(f"{where} is not a str.format template: {exc}") from None
-    names = []
-    for field in fields:
+    if any(not name or name.isdigit() for name in names):
+        raise ConfigError(f"{where}: fields must be named, as in '{{account_id}}'")
+    return names
+
+
+def _fields(template: str) -> Iterator[str]:
+    """The fields of a template, also those within a format."""
+    for _, field, spec, conversion in string.Formatter().parse(template):
         if field is None:
             continue
-        name = field.replace("[", ".").split(".")[0]
-        if not name or name.isdigit():
-            raise ConfigError(f"{where}: fields must be named, as in '{{account_id}}'")
-        names.append(name)
-    return names
+        if conversion not in (None, "a", "r", "s"):
+            raise ValueError(f"unknown conversion {conversion!r}")
+        yield field
+        yield from _fields(spec or "")
 
 
 def _check_callable(task: str, function: Callable[..., Any]) -> None:

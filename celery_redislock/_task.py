@@ -237,8 +237,8 @@ def _is_celerys_own(cls: type[Any]) -> bool:
 
 
 def _is_fallback(app: Any) -> bool:
-    # Celery makes an app of its own where code asks for one before the user's is there, as it
-    # does under gevent, and binds every shared task to it. Nobody configured it; nothing runs there.
+    # Celery makes an app of its own where code asks for one before the user's is there, as under
+    # gevent, and binds every shared task to it. Nobody configured it, and nothing runs there.
     return app is _state.default_app and app.main == "default"
 
 

@@ -102,9 +102,7 @@ def test_a_redelivered_copy_waits_for_the_holder_and_does_not_run_again(
     never(lambda: journal.count(label, "start") > 1, "the copy ran", 6.0)
 
 
-def test_a_redelivered_copy_runs_if_the_holder_died(
-    start_worker, sender, queue, journal, label
-):
+def test_a_redelivered_copy_runs_if_the_holder_died(start_worker, sender, queue, journal, label):
     """Redis broker: the worker is killed; its copy must survive the dead holder's lock."""
     first, second = (start_worker(queues=queue, concurrency=1, conf=IMPATIENT) for _ in range(2))
     result = sender.send_task("late_hour", [label, 4.0], queue=queue)
