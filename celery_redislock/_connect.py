@@ -6,6 +6,7 @@ fail fast, so timeouts come from the lock's ttl, and whoever needs another try d
 
 from __future__ import annotations
 
+import copy
 import inspect
 import ssl
 from collections.abc import Callable, Mapping
@@ -82,17 +83,33 @@ def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFa
         )
     if not is_redis_url(url):
         raise ConfigError(
-            f"redislock_url: {_scheme(url)!r} is not accepted; accepted schemes:"
-            f" {', '.join(scheme + '://' for scheme in SCHEMES)}"
+            f"redislock_url: {_scheme(url)} is not accepted; it must be a URL that begins with"
+            f" one of: {', '.join(scheme + '://' for scheme in SCHEMES)}"
         )
-    kwargs = _translated({k: v for k, v in options.items() if k in CONNECTION_OPTIONS})
-    if _scheme(url) == "sentinel":
-        return _sentinel_pools(url, options, kwargs)
-    url = _for_redis_py(url)
     try:
-        redis.ConnectionPool.from_url(url, **kwargs)
-    except (TypeError, ValueError) as exc:
-        raise ConfigError(f"redislock_url: {exc}") from exc
+        for part in url.split(";"):
+            _ = urlsplit(part if "://" in part else f"//{part}").port
+    except ValueError:  # its message shows what stands there
+        raise ConfigError(
+            "redislock_url: a port must be a number up to 65535; is every special character of"
+            " the password percent-encoded?"
+        ) from None
+    kwargs = _translated({k: v for k, v in options.items() if k in CONNECTION_OPTIONS})
+    try:
+        if _scheme(url) == "sentinel":
+            make = _sentinel_pools(url, options, kwargs)
+        else:
+            make = _url_pools(url, kwargs)
+        make(1.0, _nothing).make_connection()  # opens none, and refuses what it does not know
+    except (TypeError, ValueError, redis.RedisError) as exc:
+        raise ConfigError(f"redislock_url and redislock_transport_options: {exc}") from exc
+    return make
+
+
+def _url_pools(url: str, kwargs: dict[str, Any]) -> PoolFactory:
+    url = _for_redis_py(url)
+    if url.startswith("redis://") and ("?ssl_" in url or "&ssl_" in url or _wants_tls(kwargs)):
+        url = f"rediss://{url.removeprefix('redis://')}"  # as in kombu
 
     def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
         return redis.ConnectionPool.from_url(url, **{**kwargs, **_fit(timeout, on_connect)})
@@ -113,12 +130,21 @@ def pools_like(client: redis.Redis) -> PoolFactory:
         del kwargs[name]
 
     def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
-        fit = {**kwargs, **_fit(timeout, on_connect)}
+        fit = {**kwargs, **_fit(timeout, on_connect), "connection_class": pool.connection_class}
         if isinstance(pool, SentinelConnectionPool):
-            return SentinelConnectionPool(pool.service_name, pool.sentinel_manager, **fit)
-        return redis.ConnectionPool(connection_class=pool.connection_class, **fit)
+            return SentinelConnectionPool(pool.service_name, _sentinel_like(pool, timeout), **fit)
+        return redis.ConnectionPool(**fit)
 
     return make
+
+
+def _sentinel_like(pool: Any, timeout: float) -> Any:
+    theirs = pool.sentinel_manager
+    known = [each.connection_pool.connection_kwargs for each in theirs.sentinels]
+    hosts = [(each.get("host", "localhost"), each.get("port", 26379)) for each in known]
+    ours = copy.copy(theirs)
+    ours.sentinels = _sentinel(hosts, theirs.sentinel_kwargs, timeout).sentinels
+    return ours
 
 
 def checkout(pool: redis.ConnectionPool) -> Any:
@@ -148,8 +174,18 @@ def _fit(timeout: float, on_connect: Callable[[Any], None]) -> dict[str, Any]:
     }
 
 
+def _nothing(connection: Any) -> None:
+    """Called with a connection that is never opened."""
+
+
+def _wants_tls(kwargs: Mapping[str, Any]) -> bool:
+    return any(name.startswith("ssl_") for name in kwargs)
+
+
 def _scheme(url: Any) -> str:
-    return url.split("://")[0] if isinstance(url, str) and "://" in url else repr(url)
+    if not isinstance(url, str) or "://" not in url:
+        return f"a {type(url).__name__} that is no URL"  # it may hold a password all the same
+    return url.split("://")[0]
 
 
 def _for_redis_py(url: str) -> str:
@@ -196,15 +232,29 @@ def _sentinel_pools(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -
                 raise ConfigError(f"redislock_url: database {db!r} must be a number")
             kwargs.setdefault("db", int(db))
 
+    sentinel_kwargs = options.get("sentinel_kwargs") or {}
+    if not isinstance(sentinel_kwargs, Mapping):
+        raise ConfigError(
+            "redislock_transport_options: sentinel_kwargs must be a dict, not a"
+            f" {type(sentinel_kwargs).__name__}"
+        )
+
     def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
-        fit = _fit(timeout, on_connect)
-        sentinel_kwargs = {
-            "socket_timeout": timeout,
-            "socket_connect_timeout": timeout,
-            "retry": fit["retry"],
-            **(options.get("sentinel_kwargs") or {}),
-        }
-        sentinel = Sentinel(hosts, sentinel_kwargs=sentinel_kwargs)
-        return SentinelConnectionPool(master, sentinel, **{**kwargs, **fit})
+        sentinel = _sentinel(hosts, sentinel_kwargs, timeout)
+        tls = {"ssl": True} if _wants_tls(kwargs) else {}
+        return SentinelConnectionPool(
+            master, sentinel, **{**kwargs, **_fit(timeout, on_connect), **tls}
+        )
 
     return make
+
+
+def _sentinel(hosts: list[tuple[str, int]], kwargs: Mapping[str, Any], timeout: float) -> Sentinel:
+    fit = {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_timeout": False,
+        "retry_on_error": [],
+    }
+    return Sentinel(hosts, sentinel_kwargs={**kwargs, **fit})
