@@ -23,6 +23,9 @@ class _NoResult:
     def __repr__(self) -> str:
         return "NO_RESULT"
 
+    def __reduce__(self) -> str:
+        return "NO_RESULT"  # the same one, also from a pickle
+
 
 NO_RESULT: Final = _NoResult()
 
@@ -110,7 +113,7 @@ class Defer(Policy):
         _check_seconds("Defer", "delay", self.delay)
         _check_seconds("Defer", "max_delay", self.max_delay)
         _check_seconds("Defer", "max_wait", self.max_wait, none=True)
-        if not _is_number(self.backoff) or self.backoff < 1:
+        if not _is_number(self.backoff) or not 1 <= self.backoff < float("inf"):
             raise ValueError(f"Defer: backoff={self.backoff!r} must be a number of at least 1")
         _check_policy("Defer", self.then)
 
@@ -124,7 +127,7 @@ class Defer(Policy):
         try:
             return min(self.delay * self.backoff**deferrals, self.max_delay)
         except OverflowError:
-            return self.max_delay
+            return self.max_delay if self.delay else 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
