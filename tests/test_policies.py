@@ -1,0 +1,224 @@
+"""The policies: which verb of a conflict each of them ends it with."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+
+from celery_redislock import Defer, Holder, Policy, Raise, Skip, Wait
+from celery_redislock.policies import NO_RESULT, policy_named
+
+
+@dataclasses.dataclass
+class FakeConflict:
+    """A conflict that writes down how it was ended, and gives each verb's name back."""
+
+    deferrals: int = 0
+    waited: float = 0.0
+    wait_succeeds: bool = False
+    key: str = "redislock:{0}:lock:name"
+    holder: Holder | None = None
+    remaining: float = 30.0
+    calls: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)
+
+    def skip(self, result: Any = NO_RESULT) -> str:
+        self.calls.append(("skip", result))
+        return "skipped"
+
+    def defer(self, countdown: float) -> str:
+        self.calls.append(("defer", countdown))
+        return "deferred"
+
+    def wait(self, timeout: float | None) -> bool:
+        self.calls.append(("wait", timeout))
+        return self.wait_succeeds
+
+    def run(self) -> str:
+        self.calls.append(("run",))
+        return "ran"
+
+    def fail(self) -> str:
+        self.calls.append(("fail",))
+        return "failed"
+
+
+def test_skip_ends_the_task_without_a_result() -> None:
+    conflict = FakeConflict()
+    assert Skip().act(conflict) == "skipped"
+    assert conflict.calls == [("skip", NO_RESULT)]
+
+
+@pytest.mark.parametrize("result", [None, 0, False, "", {"skipped": True}])
+def test_skip_with_a_result_gives_that_result_also_if_it_is_none(result: Any) -> None:
+    conflict = FakeConflict()
+    assert Skip(result=result).act(conflict) == "skipped"
+    assert conflict.calls == [("skip", result)]
+
+
+def test_raise_fails_the_task() -> None:
+    conflict = FakeConflict()
+    assert Raise().act(conflict) == "failed"
+    assert conflict.calls == [("fail",)]
+
+
+def test_wait_runs_the_task_once_the_lock_is_taken() -> None:
+    conflict = FakeConflict(wait_succeeds=True)
+    assert Wait(timeout=5, then=Raise()).act(conflict) == "ran"
+    assert conflict.calls == [("wait", 5), ("run",)]
+
+
+def test_wait_waits_for_ever_unless_told_otherwise() -> None:
+    conflict = FakeConflict(wait_succeeds=True)
+    Wait().act(conflict)
+    assert conflict.calls[0] == ("wait", None)
+
+
+def test_wait_in_vain_ends_in_what_comes_then_and_never_runs() -> None:
+    conflict = FakeConflict()
+    assert Wait(timeout=0, then=Raise()).act(conflict) == "failed"
+    assert conflict.calls == [("wait", 0), ("fail",)]
+
+
+def test_wait_in_vain_skips_unless_told_otherwise() -> None:
+    conflict = FakeConflict()
+    assert Wait(timeout=1).act(conflict) == "skipped"
+    assert conflict.calls == [("wait", 1), ("skip", NO_RESULT)]
+
+
+def test_defer_publishes_the_task_again() -> None:
+    conflict = FakeConflict()
+    assert Defer(delay=7).act(conflict) == "deferred"
+    assert conflict.calls == [("defer", 7)]
+
+
+def test_defer_grows_by_its_backoff_up_to_its_max_delay() -> None:
+    policy = Defer(delay=2, backoff=3, max_delay=50)
+    assert [policy.countdown(deferrals) for deferrals in range(5)] == [2, 6, 18, 50, 50]
+
+
+def test_defer_keeps_its_delay_without_a_backoff() -> None:
+    assert [Defer(delay=2).countdown(deferrals) for deferrals in (0, 1, 1000)] == [2, 2, 2]
+
+
+def test_a_delay_is_never_more_than_max_delay() -> None:
+    assert Defer(delay=100, max_delay=10).countdown(0) == 10
+
+
+@pytest.mark.parametrize("backoff", [2, 2.0, 1e300])
+def test_after_thousands_of_deferrals_the_delay_is_still_a_number(backoff: float) -> None:
+    assert Defer(delay=1.5, backoff=backoff).countdown(5000) == 60
+
+
+def test_a_delay_of_nothing_stays_nothing_after_thousands_of_deferrals() -> None:
+    assert Defer(delay=0, backoff=2.0).countdown(5000) == 0
+
+
+def test_defer_counts_the_deferrals_that_were_before() -> None:
+    conflict = FakeConflict(deferrals=2)
+    Defer(delay=1, backoff=2).act(conflict)
+    assert conflict.calls == [("defer", 4)]
+
+
+def test_defer_goes_on_until_max_wait_is_over() -> None:
+    policy = Defer(delay=1, max_wait=10, then=Raise())
+    assert policy.act(FakeConflict(waited=9.9)) == "deferred"
+    assert policy.act(FakeConflict(waited=10)) == "failed"
+
+
+def test_defer_without_a_max_wait_goes_on_for_ever() -> None:
+    assert Defer().act(FakeConflict(waited=1e9, deferrals=10**6)) == "deferred"
+
+
+def test_defer_in_vain_skips_unless_told_otherwise() -> None:
+    conflict = FakeConflict(waited=10)
+    Defer(max_wait=0).act(conflict)
+    assert conflict.calls == [("skip", NO_RESULT)]
+
+
+def test_policies_follow_one_another() -> None:
+    conflict = FakeConflict(waited=60)
+    policy = Defer(max_wait=60, then=Wait(timeout=2, then=Skip(result="gave up")))
+    assert policy.act(conflict) == "skipped"
+    assert conflict.calls == [("wait", 2), ("skip", "gave up")]
+
+
+def test_a_policy_of_ones_own_ends_the_conflict_with_a_verb() -> None:
+    class DeferOnce(Policy):
+        def act(self, conflict: Any) -> Any:
+            return conflict.fail() if conflict.deferrals else conflict.defer(conflict.remaining)
+
+    assert DeferOnce().act(FakeConflict()) == "deferred"
+    assert DeferOnce().act(FakeConflict(deferrals=1)) == "failed"
+
+
+def test_a_policy_without_an_act_cannot_be_made() -> None:
+    class Nothing(Policy):
+        """Forgot it."""
+
+    with pytest.raises(TypeError, match="act"):
+        Nothing()
+
+
+@pytest.mark.parametrize(
+    ("policy", "arguments", "says"),
+    [
+        (Defer, {"delay": -1}, "Defer: delay=-1 must be a number of seconds, not negative"),
+        (Defer, {"delay": "5"}, "Defer: delay='5'"),
+        (Defer, {"delay": None}, "Defer: delay=None"),
+        (Defer, {"delay": True}, "Defer: delay=True"),
+        (Defer, {"delay": float("nan")}, "Defer: delay=nan"),
+        (Defer, {"delay": float("inf")}, "Defer: delay=inf"),
+        (Defer, {"max_delay": -0.1}, "Defer: max_delay=-0.1"),
+        (Defer, {"max_delay": None}, "Defer: max_delay=None"),
+        (Defer, {"max_wait": -5}, "Defer: max_wait=-5 must be None or a number of seconds"),
+        (Defer, {"max_wait": "1"}, "Defer: max_wait='1'"),
+        (Defer, {"backoff": 0.5}, "Defer: backoff=0.5 must be a number of at least 1"),
+        (Defer, {"backoff": None}, "Defer: backoff=None"),
+        (Defer, {"backoff": float("nan")}, "Defer: backoff=nan"),
+        (Defer, {"then": Skip}, "Defer: then=<class"),
+        (Defer, {"then": "skip"}, "must be a policy object, such as Skip(), Defer(), Wait()"),
+        (Defer, {"then": None}, "Defer: then=None"),
+        (Wait, {"timeout": -1}, "Wait: timeout=-1 must be None or a number of seconds"),
+        (Wait, {"timeout": "1"}, "Wait: timeout='1'"),
+        (Wait, {"timeout": False}, "Wait: timeout=False"),
+        (Wait, {"then": Raise}, "Wait: then=<class"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(
+    policy: type[Policy], arguments: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        policy(**arguments)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("policy", [Defer, Wait])
+def test_a_bare_number_is_no_argument_for_one_could_not_tell_of_what(policy: Any) -> None:
+    with pytest.raises(TypeError, match="positional"):
+        policy(5)
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [("skip", Skip()), ("defer", Defer()), ("wait", Wait()), ("raise", Raise())],
+)
+def test_a_short_name_means_the_policy_with_its_defaults(name: str, policy: Policy) -> None:
+    assert policy_named(name) == policy
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match="'skp'; accepted: defer, raise, skip, wait"):
+        policy_named("skp")
+
+
+@pytest.mark.parametrize(
+    "policy", [Skip(), Skip(result=5), Defer(delay=1, then=Raise()), Wait(timeout=3), Raise()]
+)
+def test_policies_are_values(policy: Policy) -> None:
+    assert pickle.loads(pickle.dumps(policy)) == policy
+    assert policy != Wait(timeout=99)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        policy.delay = 5  # type: ignore[attr-defined]
