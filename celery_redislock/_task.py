@@ -173,16 +173,19 @@ class SingletonTask(Task):
     # -- Celery's hooks -------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        request = self.request
+        if request.called_directly or LEASE in request.__dict__:
+            # A plain call, from outside of a task or from within its body.
+            return super().__call__(*args, **kwargs)
         self._refuse_if_misconfigured()
+        request.__dict__[LEASE] = None
         body = _next_call(type(self), self)
-        if not self._is_locked_call():
+        if not self._takes_locks(request):
             return body(*args, **kwargs)
-        self.request.__dict__[LEASE] = None  # entered: a base's __call__ may come here again
         return Run(self, body, args, kwargs)()
 
-    def _is_locked_call(self) -> bool:
-        request = self.request
-        if request.called_directly or self.lock_options is None or LEASE in request.__dict__:
+    def _takes_locks(self, request: Any) -> bool:
+        if self.lock_options is None:
             return False
         locks = self.app_locks
         return locks.enabled and (locks.eager or not request.is_eager)
@@ -237,19 +240,19 @@ def _is_celerys_own(cls: type[Any]) -> bool:
 
 
 def _is_fallback(app: Any) -> bool:
-    # Celery makes an app of its own where code asks for one before the user's is there, as under
-    # gevent, and binds every shared task to it. Nobody configured it, and nothing runs there.
+    # gevent's patching touches Celery's lazy names, at which Celery makes an app that nobody
+    # configured, and then binds every shared task to it. Nothing runs there.
     return app is _state.default_app and app.main == "default"
 
 
 def _own_attributes(cls: type[Any]) -> list[str]:
     """What the task and its bases below SingletonTask set or annotate."""
-    names: dict[str, None] = {}
+    names: set[str] = set()
     for base in cls.__mro__:
         if base is not SingletonTask and issubclass(base, SingletonTask):
-            names.update(dict.fromkeys(vars(base)))
-            names.update(dict.fromkeys(vars(base).get("__annotations__", ())))
-    return [name for name in names if not hasattr(SingletonTask, name) or name in OPTIONS]
+            names.update(vars(base), vars(base).get("__annotations__", ()))
+    # dir and not hasattr: to ask a class for its `app` binds it, and creates one if need be.
+    return sorted(names.difference(dir(SingletonTask)))
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,90 @@
+"""The demo's command: what it is told, what it ends in, and that it ends."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from .figures import Figures, figures_of
+from .interrupts import Interrupted, Interrupts, TooLate
+from .screen import Screen, make_screen
+from .stage import NoRedisError, Stage, StageError, find_redis_server, shield
+from .story import Story
+
+#: Seconds for the story. With the imports before it and the clearing up after it they stay
+#: below 40, also on a busy machine; without trouble it takes little more than 20.
+_DEADLINE: Final = 35.0
+
+_HOLDS, _DOES_NOT_HOLD, _CANNOT_START = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the demo and return its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except NoRedisError as exc:
+        print(f"The demo cannot start: {exc}", file=sys.stderr)
+        return _CANNOT_START
+    except Interrupted as exc:
+        print(f"\nEnded by {signal.Signals(exc.signum).name}; nothing remains.", file=sys.stderr)
+        return 128 + exc.signum
+    except BrokenPipeError:
+        # Nobody reads on. Python would complain when it flushes stdout at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _DOES_NOT_HOLD
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m celery_redislock.demo",
+        description="Shows the locks at work for half a minute: an embedded Redis, two prefork"
+        " workers and beat. Exit status 0 only if the figures at the end hold.",
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--plain", action="store_true", help="a line for each event, no drawing")
+    how.add_argument("--json", action="store_true", help="nothing but the figures, for machines")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    interrupts = Interrupts(_DEADLINE)
+    redis_server = find_redis_server()
+    interrupts.listen()
+    shield(os.environ)
+    screen = make_screen(plain=options.plain, quiet=options.json)
+    with Stage(redis_server) as stage:
+        figures = _play(stage, screen, interrupts)
+        logs = stage.tails() if figures.problems else ""
+    _tell(figures, logs, screen, as_json=options.json)
+    return _DOES_NOT_HOLD if figures.problems else _HOLDS
+
+
+def _play(stage: Stage, screen: Screen, interrupts: Interrupts) -> Figures:
+    story = Story(stage, screen, interrupts)
+    trouble = []
+    with screen:
+        try:
+            story.play()
+        except (StageError, TooLate) as exc:
+            trouble.append(f"{exc}, while waiting until {story.pending}")
+    return figures_of(story.history, trouble)
+
+
+def _tell(figures: Figures, logs: str, screen: Screen, *, as_json: bool) -> None:
+    screen.summary(figures)
+    if as_json:
+        print(json.dumps(figures.to_dict(), indent=2))
+    for problem in figures.problems:
+        print(f"DOES NOT HOLD: {problem}", file=sys.stderr)
+    if logs:
+        print(logs, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""What the demo shows while it plays: nothing, plain lines, or (in `timeline`) a live drawing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from types import TracebackType
+from typing import Final, TextIO
+
+from . import scenes
+from .events import Event
+from .figures import Figures, table_of, verdict_of
+from .history import History
+
+#: Terminals on which nothing can be drawn.
+_DUMB: Final = ("dumb", "unknown")
+
+
+class Screen:
+    """Shows nothing: for machines, which read the figures at the end."""
+
+    def __enter__(self) -> Screen:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the terminal as it was."""
+
+    def caption(self, text: str) -> None:
+        """Say what is going on."""
+
+    def begin(self) -> None:
+        """The stage is set: from here on there is something to see."""
+
+    def event(self, event: Event, history: History) -> None:
+        """Something happened; the history knows it already."""
+
+    def refresh(self, history: History) -> None:
+        """Called some ten times a second."""
+
+    def summary(self, figures: Figures) -> None:
+        """The end."""
+
+
+class PlainScreen(Screen):
+    """One line for each event, with seconds since the start. Needs no terminal."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._origin = time.monotonic()
+
+    def caption(self, text: str) -> None:
+        self._print(time.monotonic(), f"-- {text}")
+
+    def event(self, event: Event, history: History) -> None:
+        text = _sentence(event, history)
+        if text:
+            # The tasks of one account look alike but for their ids.
+            self._print(event.at, f"{history.row_of(event):9}  {event.task_id[:4]}  {text}")
+
+    def summary(self, figures: Figures) -> None:
+        lines = ["", *table_of(figures), "", *verdict_of(figures)]
+        print(*(line.rstrip() for line in lines), sep="\n", file=self._out, flush=True)
+
+    def _print(self, at: float, text: str) -> None:
+        print(f"{at - self._origin:6.2f}  {text}", file=self._out, flush=True)
+
+
+def _sentence(event: Event, history: History) -> str:
+    """What a plain line says of an event; "" if it says nothing."""
+    if event.kind == "fired":
+        return "fired by beat" if event.node == "beat" else "asked for"
+    if event.kind == "arrived" and event.row == scenes.IMPORT and history.running(event.row):
+        return "waits for its turn"
+    if event.kind == "start":
+        return f"RUNS on worker {event.node}, pid {event.pid}{_after_kill(event, history)}"
+    if event.kind == "end":
+        return f"ended after {_duration(event, history):.1f} s"
+    if event.kind == "killed":
+        return f"KILLED in mid-run: SIGKILL to pid {event.pid} on worker {event.node}"
+    if event.kind == "lost":
+        return "LOST its lock"
+    if event.kind == "conflict":
+        return _conflict(event)
+    return ""
+
+
+def _after_kill(event: Event, history: History) -> str:
+    killed = [run.until for run in history.killed(event.row)]
+    return f", {(event.at - killed[-1]) * 1000:.0f} ms after the kill" if killed else ""
+
+
+def _duration(event: Event, history: History) -> float:
+    return next(event.at - run.start for run in history.runs if run.end == event.at)
+
+
+def _conflict(event: Event) -> str:
+    outcome, countdown = event.data["outcome"], event.data["countdown"]
+    if outcome == "waited":
+        return "its turn has come: the lock is free"
+    after = "" if countdown is None else f" for {countdown:.1f} s"
+    holder = event.data["holder_node"]
+    by = "" if holder is None else f": it runs on worker {holder.partition('@')[0]}"
+    return f"{outcome}{after}{by}"
+
+
+def make_screen(*, plain: bool, quiet: bool) -> Screen:
+    """The best screen that there can be.
+
+    Args:
+        plain: draw no timeline, even if it could be.
+        quiet: show nothing.
+    """
+    if quiet:
+        return Screen()
+    if plain or not sys.stdout.isatty() or os.environ.get("TERM") in _DUMB:
+        return PlainScreen(sys.stdout)
+    try:
+        from .timeline import LiveScreen
+    except ImportError:
+        print("There is a timeline to see with rich (pip install rich). Without it, in words:\n")
+        return PlainScreen(sys.stdout)
+    return LiveScreen()

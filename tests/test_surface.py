@@ -1,0 +1,382 @@
+"""Where a lock is taken, whoever sends the work and however the task is made; and where not."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery, Task
+
+from celery_redislock import (
+    LockConflict,
+    Raise,
+    SingletonTask,
+    Skip,
+    TaskSkipped,
+    Wait,
+    current_lock,
+    lock_acquired,
+    lock_conflict,
+    lock_lost,
+    lock_released,
+)
+from tests.conftest import POOLS
+from tests.support.waiting import eventually
+from tests.support.workers import Process
+
+QUEUE = "surface"
+
+
+@pytest.fixture
+def app(conf):
+    """An app of this test's own, in this process."""
+    app = Celery("surface", set_as_current=False)
+    app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
+    return app
+
+
+# -- enforced ---------------------------------------------------------------------------------
+
+
+def test_two_workers_run_a_task_once_at_a_time(start_worker, sender, queue, journal, label):
+    for _ in range(2):
+        start_worker(queues=queue, concurrency=2)
+    results = [sender.send_task("defer", [label, 0.1], queue=queue) for _ in range(10)]
+    for result in results:
+        assert result.get(timeout=60)
+    assert journal.count(label, "start") == 10
+    assert journal.overlaps(label) == []
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_every_pool_takes_the_lock(start_worker, sender, queue, journal, label, pool):
+    start_worker(queues=queue, pool=pool, concurrency=1 if pool == "solo" else 4)
+    if pool == "solo":
+        start_worker(queues=queue, pool=pool, concurrency=1)
+    first = sender.send_task("skip", [label, 2.0], queue=queue)
+    eventually(lambda: journal.read(label, "start"), "it runs")
+    duplicates = [sender.send_task("skip", [label], queue=queue) for _ in range(3)]
+    if pool == "solo":  # what the busy worker takes runs after the first
+        duplicates = duplicates[:1]
+    for duplicate in duplicates:
+        with pytest.raises(TaskSkipped):
+            duplicate.get(timeout=20)
+    assert first.get(timeout=20)
+    assert journal.overlaps(label) == []
+
+
+def test_a_job_that_beat_sends_does_not_overlap_itself(
+    start_worker, conf, queue, journal, label, tmp_path
+):
+    worker = start_worker(queues=queue, concurrency=3)
+    beat_conf = {
+        **conf,
+        "task_default_queue": queue,
+        "test_beat": {"label": label, "every": 0.5, "seconds": 1.6},
+    }
+    beat = Process("beat", "-s", str(tmp_path / "schedule"), "--max-interval", "1", conf=beat_conf)
+    try:
+        eventually(lambda: journal.count(label, "end") >= 2, "the job ran twice", 60)
+    finally:
+        beat.close()
+    assert journal.overlaps(label) == []
+    assert "skipped" in worker.log(), "what beat sent in between was skipped"
+
+
+def test_shared_tasks_and_a_task_cls_for_the_whole_app_take_the_lock(
+    start_worker, sender, queue, journal, label
+):
+    worker = start_worker(
+        queues=queue,
+        concurrency=3,
+        conf={"test_task_cls": "celery_redislock:SingletonTask"},
+    )
+    for name in ("shared", "plain"):
+        own = f"{label}-{name}"
+        first = sender.send_task(name, [own, 1.5], queue=queue)
+        eventually(lambda own=own: journal.read(own, "start"), "it runs")
+        with pytest.raises(TaskSkipped):
+            sender.send_task(name, [own, 1.5], queue=queue).get(timeout=20)
+        assert first.get(timeout=20)
+    assert "Traceback" not in worker.log()
+
+
+def test_tasks_one_does_not_own_are_protected_by_name_or_glob(
+    start_worker, sender, queue, journal, label, client
+):
+    worker = start_worker(
+        queues=queue,
+        concurrency=3,
+        conf={
+            "redislock_tasks": {
+                "pla*": {"lock_key": ["label"], "lock_ttl": 60},
+                "no.such.task": {},
+            }
+        },
+    )
+    assert "'no.such.task'" in worker.log(), "a name that matches nothing is said"
+    first = sender.send_task("plain", [label, 1.5], queue=queue)
+    entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
+    (key,) = [k for k in client.scan_iter("redislock:*:lock:*") if entry.task_id in client.get(k)]
+    assert client.pttl(key) > 30_000
+    with pytest.raises(TaskSkipped):
+        sender.send_task("plain", [label, 0.1], queue=queue).get(timeout=20)
+    assert first.get(timeout=20)
+
+
+def test_an_unknown_option_for_tasks_one_does_not_own_ends_the_worker(start_worker, queue):
+    worker = start_worker(
+        queues=queue, conf={"redislock_tasks": {"plain": {"lock_tll": 1}}}, wait=False
+    )
+    assert worker.wait(60) != 0
+    assert "lock_tll" in worker.log()
+    assert "lock_ttl" in worker.log(), "it says what is accepted"
+
+
+# -- not enforced -----------------------------------------------------------------------------
+
+
+def test_a_direct_call_is_a_plain_call(app, client):
+    app.conf.redislock_url = "redis://127.0.0.1:1"  # nobody listens
+
+    @app.task(shared=False, base=SingletonTask, bind=True)
+    def direct(self, x):
+        self.lock.ensure()
+        return x, self.lock.fence, self.lock.lost
+
+    assert direct(5) == (5, 0, False)
+
+
+def test_a_direct_call_inside_a_locked_task_is_a_plain_call(eager, client):
+    """It runs under the lock that the running task has, and takes none of its own."""
+
+    @eager.task(shared=False, base=SingletonTask, bind=True)
+    def recursive(self, depth):
+        held = client.exists(recursive.lock_key_for(depth))
+        return [(held, self.lock.fence), *(recursive(depth - 1) if depth else ())]
+
+    (outer_held, outer), (inner_held, inner) = recursive.delay(1).get()
+    assert outer_held
+    assert not inner_held
+    assert outer == inner > 0
+
+
+@pytest.mark.parametrize("setting", ["task_always_eager", None])
+def test_eager_mode_takes_no_lock_and_needs_no_redis(setting):
+    app = Celery("eager", broker="memory://", set_as_current=False)
+    if setting:
+        app.conf.update({setting: True})
+    else:
+        app.conf.redislock_url = "redis://127.0.0.1:1"
+
+    @app.task(shared=False, base=SingletonTask, bind=True)
+    def eager(self, x):
+        return x, self.lock.fence
+
+    result = eager.delay(5) if setting else eager.apply((5,))
+    assert result.get() == (5, 0)
+
+
+def test_a_disabled_app_takes_no_lock_and_needs_no_redis():
+    app = Celery("disabled", broker="memory://", set_as_current=False)
+    app.conf.update(task_always_eager=True, redislock_eager=True, redislock_enabled=False)
+
+    @app.task(shared=False, base=SingletonTask, bind=True)
+    def disabled(self):
+        return self.lock.fence
+
+    assert disabled.delay().get() == 0
+
+
+# -- eager, with locks ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def eager(app):
+    app.conf.update(redislock_eager=True, task_always_eager=True)
+    return app
+
+
+def test_eager_mode_takes_the_lock_if_it_is_told_to(eager, client):
+    @eager.task(shared=False, base=SingletonTask, bind=True)
+    def task(self):
+        assert client.exists(self.lock.key)
+        return self.lock.fence, current_lock.fence, current_lock().key
+
+    fence, current, key = task.delay().get()
+    assert fence == current > 0
+    assert not client.exists(key)
+
+
+@pytest.mark.parametrize(
+    ("policy", "state"), [(Skip(), "REVOKED"), (Raise(), "FAILURE"), (Skip(result=7), "SUCCESS")]
+)
+def test_an_eager_duplicate_ends_as_its_policy_says(eager, policy, state):
+    @eager.task(shared=False, base=SingletonTask, on_conflict=policy)
+    def task():
+        result = task.apply()
+        assert result.state == state
+        return result.id
+
+    assert task.apply().successful()
+
+
+def test_an_eager_duplicate_is_skipped_where_it_would_be_deferred(eager):
+    @eager.task(shared=False, base=SingletonTask, on_conflict="defer")
+    def task(outer=True):
+        with pytest.raises(TaskSkipped):
+            task.apply().get()
+        return "ran"
+
+    assert task.apply().get() == "ran"
+
+
+def test_an_eager_retry_runs_under_its_own_earlier_attempts_lock(eager):
+    @eager.task(shared=False, base=SingletonTask, bind=True, max_retries=2)
+    def task(self):
+        if self.request.retries < 2:
+            raise self.retry(countdown=0)
+        return self.request.retries
+
+    assert task.apply().get() == 2
+
+
+# -- how the task is made ---------------------------------------------------------------------
+
+
+def test_it_works_beside_another_base_with_a_call_of_its_own(eager):
+    calls = []
+
+    class Other(Task):
+        def __call__(self, *args, **kwargs):
+            calls.append("other")
+            return super().__call__(*args, **kwargs)
+
+    class Before(SingletonTask, Other): ...
+
+    class After(Other, SingletonTask): ...
+
+    for base in (Before, After):
+        calls.clear()
+
+        @eager.task(shared=False, base=base, bind=True, name=base.__name__)
+        def task(self):
+            return current_lock.fence
+
+        assert task.apply().get() > 0
+        assert calls == ["other"]
+
+
+def test_task_annotations_set_options(app):
+    app.conf.task_annotations = {"annotated": {"lock_ttl": 7, "on_conflict": "wait"}}
+
+    @app.task(shared=False, base=SingletonTask, name="annotated")
+    def annotated(): ...
+
+    app.finalize()
+    assert app.tasks["annotated"].lock_options.lock_ttl == 7
+    assert app.tasks["annotated"].lock_options.on_conflict == Wait()
+
+
+def test_class_based_tasks_take_the_lock(eager):
+    class Based(SingletonTask):
+        name = "based"
+        lock_key = "based:{x}"
+
+        def run(self, x):
+            return self.lock.key
+
+    task = eager.register_task(Based())
+    assert task.delay(3).get() == task.lock_key_for(3)
+
+
+# -- asking and breaking ----------------------------------------------------------------------
+
+
+def test_the_holder_can_be_asked_and_the_lock_broken(
+    start_worker, sender, app, queue, journal, label
+):
+    worker = start_worker(queues=queue)
+
+    @app.task(shared=False, base=SingletonTask, name="watches_lock", lock_key=["label"], lock_ttl=1)
+    def watches_lock(label): ...
+
+    assert watches_lock.lock_holder(label) is None
+    assert watches_lock.break_lock(label) is False
+    result = sender.send_task("watches_lock", [label], queue=queue)
+    entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
+    holder = watches_lock.lock_holder(label)
+    assert (holder.task_id, holder.attempt) == (result.id, 0)
+    assert (holder.node, holder.pid) == (worker.node, entry.pid)
+    assert 0 < holder.ttl <= 1
+    assert holder.fence == entry.data["fence"]
+    assert watches_lock.break_lock(label) is True
+    assert result.get(timeout=20).startswith("lost"), "its holder learns of it"
+    assert watches_lock.lock_holder(label) is None
+
+
+# -- signals ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def heard():
+    """What the signals said, by their names."""
+    said = []
+    signals = (lock_acquired, lock_released, lock_conflict, lock_lost)
+    receivers = []
+    for signal in signals:
+
+        def receive(sender, details, signal=signal, **kwargs):
+            said.append((signal.name, sender.name, details))
+            raise RuntimeError("a receiver that fails harms nothing")
+
+        receivers.append((signal, receive))
+        signal.connect(receive, weak=False)
+    yield said
+    for signal, receive in receivers:
+        signal.disconnect(receive)
+
+
+def test_signals_tell_of_every_lock(eager, heard, client):
+    @eager.task(
+        shared=False, base=SingletonTask, bind=True, name="told", on_conflict="raise", lock_ttl=0.3
+    )
+    def told(self, outer=True):
+        with pytest.raises(LockConflict):
+            told.apply((True,)).get()
+        client.set(self.lock.key, "thief", px=2000)
+        eventually(lambda: self.lock.lost, "it learns of its loss")
+        eventually(lambda: len(heard) == 3, "the signal is sent")
+
+    told.apply((True,)).get()
+    assert [(signal, task) for signal, task, _ in heard] == [
+        ("lock_acquired", "told"),
+        ("lock_conflict", "told"),
+        ("lock_lost", "told"),
+        ("lock_released", "told"),
+    ]
+    acquired, conflict, lost, released = [details for _, _, details in heard]
+    assert acquired.key == conflict.key == lost.key == released.key
+    assert acquired.fence == lost.fence == released.fence > 0
+    assert conflict.outcome == "raised"
+    assert conflict.holder.fence == acquired.fence
+    assert released.owned is False
+    assert released.held > 0
+    with pytest.raises(AttributeError):
+        acquired.fence = 1
+
+
+def test_binding_a_task_binds_nothing_else(app):
+    """To ask the base class for its `app` would bind it, and every later task unannotated."""
+
+    @app.task(shared=False, base=SingletonTask, lock_ttl=5)
+    def bound(): ...
+
+    assert bound.lock_options.lock_ttl == 5
+    assert "__bound__" not in vars(SingletonTask)
+
+
+def test_the_front_door_is_small_and_sorted():
+    import celery_redislock
+
+    assert celery_redislock.__all__ == sorted(celery_redislock.__all__)
+    for name in celery_redislock.__all__:
+        assert hasattr(celery_redislock, name)
