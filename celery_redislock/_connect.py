@@ -254,7 +254,6 @@ def _sentinel(hosts: list[tuple[str, int]], kwargs: Mapping[str, Any], timeout: 
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
         "retry": Retry(NoBackoff(), 0),
-        "retry_on_timeout": False,
         "retry_on_error": [],
     }
     return Sentinel(hosts, sentinel_kwargs={**kwargs, **fit})

@@ -30,6 +30,8 @@ UNSET: Final = _Unset()
 
 #: The shortest lifetime that leaves a heartbeat (a third of it) room to be late.
 MIN_TTL: Final = 0.1
+#: The longest: thirty years, which every timer on the way can count.
+MAX_TTL: Final = 1e9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +71,7 @@ SETTINGS: Final = (
 def _seconds(value: Any, least: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError
-    if not least <= value < float("inf"):
+    if not least <= value <= MAX_TTL:
         raise ValueError
     return float(value)
 
@@ -115,8 +117,8 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
         _key,
         "a non-empty list of different argument names, a str.format template, or a callable",
     ),
-    "lock_ttl": (_ttl, f"a number of seconds, at least {MIN_TTL}"),
-    "lock_max_hold": (_max_hold, f"None or a number of seconds, at least {MIN_TTL}"),
+    "lock_ttl": (_ttl, f"a number of seconds from {MIN_TTL} to {MAX_TTL:g}"),
+    "lock_max_hold": (_max_hold, f"None or a number of seconds from {MIN_TTL} to {MAX_TTL:g}"),
     "on_conflict": (
         _policy,
         "a policy object (an instance, not a class) or one of 'defer', 'raise', 'skip', 'wait'",
