@@ -1,4 +1,4 @@
-"""The examples, run as their own first lines say, and the services of the compose file."""
+"""The examples, run as their own first lines say; the compose file; what the documents name."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import celery_redislock
+from celery_redislock._options import OPTIONS, SETTINGS
 from tests.support.servers import RedisServer
 from tests.support.workers import ROOT, Process, Worker
 
@@ -162,3 +164,43 @@ def test_fenced_ledger_refuses_the_stale_write(
     with contextlib.closing(sqlite3.connect(ledger)) as db:
         rows = db.execute("SELECT name, balance, fence FROM accounts").fetchall()
     assert rows == [("anna", 10, second)]
+
+
+# -- the documents ---------------------------------------------------------------------------
+
+DOCUMENTS = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
+
+
+def test_every_option_setting_and_public_name_is_documented() -> None:
+    text = (ROOT / "docs/options.md").read_text(encoding="utf-8")
+    names = {*OPTIONS, *SETTINGS, *celery_redislock.__all__}
+    assert {name for name in names if not re.search(rf"\b{name}\b", text)} == set()
+
+
+def test_every_module_and_script_is_documented() -> None:
+    text = (ROOT / "docs/how-it-works.md").read_text(encoding="utf-8")
+    package = ROOT / "celery_redislock"
+    files = {path.name for path in (*package.glob("*.py"), *package.glob("scripts/*.lua"))}
+    assert {name for name in files if f"`{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_python_in_a_document_compiles(document: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.S):
+        compile(block, document.name, "exec")
+
+
+def anchors(document: Path) -> set[str]:
+    """The headings of a document as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_within_the_documents_lead_somewhere(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        path, _, anchor = target.partition("#")
+        other = document.parent / path if path else document
+        assert other.exists(), target
+        assert not anchor or anchor in anchors(other), target
