@@ -34,6 +34,15 @@ app.conf.update({k: v for k, v in CONF.items() if not k.startswith("test_")})
 if "test_task_cls" in CONF:
     app.task_cls = CONF["test_task_cls"]
 
+if beat := CONF.get("test_beat"):
+    app.conf.beat_schedule = {
+        "job": {
+            "task": "skip",
+            "schedule": beat["every"],
+            "args": [beat["label"], beat["seconds"]],
+        }
+    }
+
 journal = Journal(redis.Redis.from_url(CONF.get("test_journal", "redis://"), decode_responses=True))
 
 
