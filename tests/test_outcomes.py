@@ -207,14 +207,43 @@ def test_a_skip_sends_a_revoked_event(sender, send, holder, label):
         assert eventually(revoked, "a task-revoked event")[0]["terminated"] is False
 
 
-def test_a_deferred_duplicate_keeps_everything(sender, send, sig, holder, journal, label):
-    holder("defer", 1.0)
-    link = sig("chained", f"{label}-link").set(immutable=True)
-    duplicate = sig("defer", label, 0.05).apply_async(
-        link=link, headers={"mine": "kept"}, expires=60, priority=3, shadow="shade"
-    )
-    assert duplicate.get(timeout=20)
-    eventually(lambda: journal.count(f"{label}-link", "end") == 1, "its callback ran")
+def test_a_deferred_duplicate_does_not_become_its_own_child(sig, holder, label):
+    holder("describes", 1.0)
+    deferred = sig("describes", label).apply_async()
+    told = deferred.get(timeout=20)
+    assert told["parent_id"] is None
+    assert told["root_id"] == deferred.id
+
+
+def test_a_deferred_duplicate_keeps_everything(sig, holder, journal, label):
+    parent, expires = str(uuid.uuid4()), datetime.datetime.now(datetime.timezone.utc)
+    options = {
+        "headers": {"mine": "kept"},
+        "expires": expires + datetime.timedelta(minutes=5),
+        "priority": 3,
+        "shadow": "shade",
+        "time_limit": 100,
+        "soft_time_limit": 90,
+        "parent_id": parent,
+        "root_id": parent,
+        "group_id": "group",
+        "group_index": 2,
+        "retries": 1,
+        "link": sig("total"),
+        "link_error": sig("failed", label=label),
+        "stamped_headers": ["stamp"],
+        "stamp": "s",
+    }
+    holder("describes", 1.0)
+    deferred = sig("describes", label).apply_async(**options)
+    undisturbed = sig("describes", f"{label}-other").apply_async(**options)
+    told = deferred.get(timeout=20)
+    assert told == undisturbed.get(timeout=20)
+    assert told["headers"]["mine"] == "kept"
+    assert "redislock" not in told["headers"]
+    assert (told["retries"], told["priority"], told["queue"]) == (1, 3, QUEUE)
+    assert (told["parent_id"], told["root_id"]) == (parent, parent)
+    assert journal.count(label, "start") == 2
 
 
 def test_an_expired_duplicate_is_not_run_after_its_deferral(send, holder, journal, label):

@@ -21,9 +21,16 @@ if not ours then
   return 0
 end
 
-local now = redis.call('TIME')
-redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, now[1] * 1000 + math.floor(now[2] / 1000))
-if redis.call('EXISTS', KEYS[2]) == 1 then
+local function someone_waits()
+  if redis.call('EXISTS', KEYS[2]) == 0 then
+    return false
+  end
+  local now = redis.call('TIME')
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, now[1] * 1000 + math.floor(now[2] / 1000))
+  return redis.call('EXISTS', KEYS[2]) == 1
+end
+
+if someone_waits() then
   -- Without the reservation whoever just released would take it again before a waiter wakes.
   redis.call('SET', KEYS[1], '{"token":"","reserved":true}', 'PX', ARGV[5])
   redis.call('DEL', KEYS[3])

@@ -95,6 +95,22 @@ runs_unlocked = singleton(name="runs_unlocked", on_redis_error="run")(body)
 raises_unlocked = singleton(name="raises_unlocked", on_redis_error="raise")(body)
 
 
+@singleton(name="describes", on_conflict=Defer(delay=0.2))
+def describes(self: Any, label: str, seconds: float = 0.0) -> Any:
+    """What its own message said."""
+    journal.write("start", label, self.request)
+    pause(seconds)
+    request = self.request
+    kept = ("retries", "expires", "shadow", "group", "group_index", "parent_id", "root_id")
+    told = {name: getattr(request, name) for name in (*kept, "timelimit", "headers", "origin")}
+    told["priority"] = request.delivery_info["priority"]
+    told["queue"] = request.delivery_info["routing_key"]
+    told["callbacks"] = len(request.callbacks or ())
+    told["errbacks"] = len(request.errbacks or ())
+    told["stamps"] = [request.stamped_headers, request.stamps]
+    return told
+
+
 @singleton(name="retries", max_retries=3)
 def retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
     journal.write("start", label, self.request, {"fence": self.lock.fence})
