@@ -27,9 +27,7 @@ def celery_worker(celery_app):
 
 @pytest.fixture
 def task(celery_app, label):
-    @celery_app.task(
-        shared=False, base=SingletonTask, bind=True, name=f"in_users_tests.{label}"
-    )
+    @celery_app.task(shared=False, base=SingletonTask, bind=True, name=f"in_users_tests.{label}")
     def task(self, x):
         return x, self.lock.fence
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    started = time.monotonic()
     interrupts = Interrupts(_DEADLINE)
     redis_server = find_redis_server()
     interrupts.listen()
@@ -60,8 +62,13 @@ def _run(options: argparse.Namespace) -> int:
     screen = make_screen(plain=options.plain, quiet=options.json)
     with Stage(redis_server) as stage:
         figures = _play(stage, screen, interrupts)
-        logs = stage.tails() if figures.problems else ""
-    _tell(figures, logs, screen, as_json=options.json)
+        logs = stage.tails() if figures.problems else []
+    screen.summary(figures)
+    if options.json:
+        print(json.dumps({**figures.to_dict(), "seconds": round(time.monotonic() - started, 1)}))
+    if figures.problems:
+        broken = [f"DOES NOT HOLD: {problem}" for problem in figures.problems]
+        print(*broken, *logs, sep="\n", file=sys.stderr)
     return _DOES_NOT_HOLD if figures.problems else _HOLDS
 
 
@@ -74,16 +81,6 @@ def _play(stage: Stage, screen: Screen, interrupts: Interrupts) -> Figures:
         except (StageError, TooLate) as exc:
             trouble.append(f"{exc}, while waiting until {story.pending}")
     return figures_of(story.history, trouble)
-
-
-def _tell(figures: Figures, logs: str, screen: Screen, *, as_json: bool) -> None:
-    screen.summary(figures)
-    if as_json:
-        print(json.dumps(figures.to_dict(), indent=2))
-    for problem in figures.problems:
-        print(f"DOES NOT HOLD: {problem}", file=sys.stderr)
-    if logs:
-        print(logs, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -160,12 +160,12 @@ class Stage:
             if status is not None:
                 raise StageError(f"{_label(name)} ended with status {status}")
 
-    def tails(self) -> str:
+    def tails(self) -> list[str]:
         """The ends of the logs, for people."""
-        return "\n".join(
+        return [
             f"--- the log of {_label(path.stem)} ends with:\n{_last_lines(path)}"
             for path in sorted(self._folder.glob("*.log"))
-        )
+        ]
 
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"

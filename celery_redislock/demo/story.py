@@ -99,8 +99,8 @@ class Story:
     def _kill_a_run(self) -> None:
         row, history = scenes.IMPORT, self.history
         self._screen.caption(
-            "An import runs, and the same import waits for its turn. Now the process that runs it"
-            " is killed with SIGKILL."
+            "An import runs, and the same import waits for its turn. In a moment the process that"
+            " runs it is killed with SIGKILL."
         )
         self._tasks.import_prices.delay()
         run = self._until(lambda: history.running(row), "the import runs")
@@ -132,6 +132,7 @@ class Story:
         self._until(lambda: len(self.history.fired(scenes.REPORT)) > before, "beat fires again")
         self._stage.end_beat()
         self._until(self._is_settled, "the last report has ended")
+        self._screen.caption("The end: who ran when and where, and what met a held lock.")
 
     def _is_settled(self) -> bool:
         history, row = self.history, scenes.REPORT

@@ -207,16 +207,21 @@ def _counts(history: History, row: str) -> str:
 
 
 def _legend(glyphs: Glyphs) -> list[Text]:
-    bar = glyphs.first + glyphs.run * 3
-    workers = [(f"{bar} runs on worker {node}", node) for node in scenes.NODES]
-    marks = [
-        (f"{glyphs.skipped} skipped", "skipped"),
-        (f"{glyphs.deferred} deferred (3: three at once)", "deferred"),
-        (f"{glyphs.waits * 3} waits", "waits"),
-        (f"{glyphs.killed}", "killed"),
+    bar, killed = glyphs.first + glyphs.run * 3, glyphs.killed
+    runs = [(bar, f"on worker {node}", node) for node in scenes.NODES]
+    duplicates = [
+        (glyphs.skipped, "skipped", "skipped"),
+        (glyphs.deferred, "deferred (3: three at once)", "deferred"),
+        (glyphs.waits * 3, "waits", "waits"),
     ]
-    return [_listed(workers), Text.assemble(_listed(marks), " killed")]
+    return [
+        _listed("runs", [*runs, (killed, "killed", "killed")]),
+        _listed("duplicates", duplicates),
+    ]
 
 
-def _listed(entries: list[tuple[str, str]]) -> Text:
-    return Text.assemble(*((f" {text} ", _STYLES[style]) for text, style in entries))
+def _listed(label: str, entries: list[tuple[str, str, str]]) -> Text:
+    line = Text(f" {label:{_LABEL - 1}}", "dim")
+    for sign, meaning, style in entries:
+        line.append_text(Text.assemble((sign, _STYLES[style]), f" {meaning}   "))
+    return line
