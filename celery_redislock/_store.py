@@ -162,12 +162,15 @@ class ServerWatch:
         connection.on_connect()
         run_id, uptime = _identity(connection)
         now = clock()
-        if self._run_id is None and not self._broken:
-            pass  # the first server that this process sees
-        elif run_id is None:
+        if run_id is None:
+            # It does not tell which it is: whenever a connection broke it may be another.
             if self._broken:
                 self._changed_at = now
-        elif run_id != self._run_id and self._run_id is not None:
+        elif self._run_id is None:
+            # The first that this process sees. If it was away before, it may have forgotten.
+            if self._broken:
+                self._changed_at = now - uptime
+        elif run_id != self._run_id:
             # A server younger than our last contact was restarted; an older one was promoted,
             # and there is no telling when.
             restarted = uptime < now - self._last_contact

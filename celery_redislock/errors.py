@@ -81,7 +81,7 @@ class TaskSkipped(LockError, TaskRevokedError):
     _reason = "skipped as a duplicate, the lock is held"
 
 
-class ConfigError(LockError, ImproperlyConfigured):
+class ConfigError(LockError, ImproperlyConfigured, ValueError):
     """An option or a setting is wrong. Raised when the task is bound to its app.
 
     The message names the task, the option, and what is accepted.

@@ -15,6 +15,7 @@ import dataclasses
 from typing import Any, Final, Protocol
 
 from ._holder import Holder
+from .errors import ConfigError
 
 
 class _NoResult:
@@ -114,7 +115,7 @@ class Defer(Policy):
         _check_seconds("Defer", "max_delay", self.max_delay)
         _check_seconds("Defer", "max_wait", self.max_wait, none=True)
         if not _is_number(self.backoff) or not 1 <= self.backoff < float("inf"):
-            raise ValueError(f"Defer: backoff={self.backoff!r} must be a number of at least 1")
+            raise ConfigError(f"Defer: backoff={self.backoff!r} must be a number of at least 1")
         _check_policy("Defer", self.then)
 
     def act(self, conflict: Conflict) -> Any:
@@ -184,10 +185,10 @@ def _check_seconds(policy: str, name: str, value: Any, *, none: bool = False) ->
         return
     if not _is_number(value) or not 0 <= value < float("inf"):
         accepted = "None or a number of seconds" if none else "a number of seconds"
-        raise ValueError(f"{policy}: {name}={value!r} must be {accepted}, not negative")
+        raise ConfigError(f"{policy}: {name}={value!r} must be {accepted}, not negative")
 
 
 def _check_policy(policy: str, value: Any) -> None:
     if not isinstance(value, Policy):
         accepted = ", ".join(cls.__name__ + "()" for cls in _NAMED.values())
-        raise ValueError(f"{policy}: then={value!r} must be a policy object, such as {accepted}")
+        raise ConfigError(f"{policy}: then={value!r} must be a policy object, such as {accepted}")

@@ -7,7 +7,7 @@ import time
 import pytest
 from celery import Celery
 
-from celery_redislock import LockUnavailable, SingletonTask
+from celery_redislock import LockUnavailable, RedisLock, SingletonTask
 from tests.support.waiting import eventually, never
 
 
@@ -199,3 +199,16 @@ def test_a_foreign_value_is_held_and_said_and_never_deleted(
     assert skip.break_lock(label) is False
     never(lambda: client.get(key) != "not ours", "it was deleted", 0.5)
     client.delete(key)
+
+
+def test_a_process_that_saw_the_server_away_lets_the_holders_go_first(own_redis, label):
+    """Its first connection is to the new server; that the old one was away is all it knows."""
+    own_redis.kill()
+    newcomer = RedisLock(own_redis.url, label, ttl=6)
+    with pytest.raises(LockUnavailable):
+        newcomer.acquire(0)
+    own_redis.start()
+    with pytest.raises(LockUnavailable, match="held off"):
+        newcomer.acquire(0)
+    assert newcomer.acquire(10), "after a third of the ttl it may"
+    newcomer.release()

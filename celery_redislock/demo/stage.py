@@ -23,7 +23,7 @@ from . import scenes
 _APP: Final = "celery_redislock.demo.tasks"
 #: Seconds that beat may take to end by itself.
 _PATIENCE: Final = 5.0
-_TAIL: Final = 25
+_TAIL: Final = 60
 #: From <linux/prctl.h>.
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
