@@ -1,0 +1,71 @@
+"""What is shipped: the wheel, the types, the imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_the_wheel_carries_every_module_script_and_type_marker(wheel):
+    source = ROOT / "celery_redislock"
+    expected = {
+        str(path.relative_to(ROOT))
+        for path in source.rglob("*")
+        if path.suffix in (".py", ".lua", ".typed")
+    }
+    assert {"celery_redislock/scripts/acquire.lua", "celery_redislock/py.typed"} <= expected
+    carried = {n for n in zipfile.ZipFile(wheel).namelist() if n.startswith("celery_redislock/")}
+    assert carried == expected
+
+
+def test_the_wheel_works_without_the_checkout(wheel, tmp_path, redis_server):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    script = (
+        "import sys; from celery_redislock import RedisLock\n"
+        "import celery_redislock; print(celery_redislock.__file__)\n"
+        "with RedisLock(sys.argv[1], 'wheel') as lock: assert lock.fence\n"
+        "assert 'rich' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, redis_server.url],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path))
+
+
+def test_imports_go_one_way_only():
+    """The lock core knows no Celery, and what is pure knows no Redis."""
+    core = ("_store", "_heartbeat", "_lock", "_connect", "_holder", "_keys", "_options", "_clock")
+    for module in core:
+        text = (ROOT / "celery_redislock" / f"{module}.py").read_text()
+        for line in text.splitlines():
+            assert not line.startswith(("import celery", "from celery")), f"{module}: {line}"
+    for module in ("_keys", "_options", "_holder", "policies", "errors"):
+        text = (ROOT / "celery_redislock" / f"{module}.py").read_text()
+        for line in text.splitlines():
+            assert not line.startswith(("import redis", "from redis")), f"{module}: {line}"
+            assert "._store" not in line, f"{module}: {line}"
