@@ -89,7 +89,7 @@ def decode(value: bytes) -> dict[str, Any] | None:
     """The fields of a lock's value, or None if it is not ours."""
     try:
         record = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(record, dict) or not isinstance(record.get("token"), str):
         return None

@@ -13,10 +13,18 @@ import hashlib
 import importlib.resources
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from redis.exceptions import BusyLoadingError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    BusyLoadingError,
+    MasterDownError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -108,6 +116,9 @@ class Extension(NamedTuple):
     retake: bool
 
 
+#: What a server says that is not the master any more, or not yet.
+_NOT_MASTER: Final = (MasterDownError, ReadOnlyError)
+
 EXTENDED: Final = 1
 RETAKEN: Final = 2
 NOT_OURS: Final = 0
@@ -122,8 +133,10 @@ def to_ms(seconds: float) -> int:
 
 
 def patience(ttl: float) -> float:
-    """Seconds that reaching for the server may take: nothing blocks longer than ttl / 3."""
-    return min(ttl / 3, MAX_TRYING)
+    """Seconds within which the last try to reach the server begins, so that it ends within
+    ttl / 3.
+    """
+    return min(ttl / 3 - operation_timeout(ttl), MAX_TRYING)
 
 
 def operation_timeout(ttl: float) -> float:
@@ -156,25 +169,34 @@ class ServerWatch:
         self._last_contact = 0.0
         self._broken = False
         self._changed_at: float | None = None
+        self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def on_connect(self, connection: Any) -> None:
         """Set up a new connection and learn which server it leads to."""
-        connection.on_connect()
-        run_id, uptime = _identity(connection)
+        try:
+            connection.on_connect()
+            run_id, uptime = _identity(connection)
+        except BaseException:
+            # redis-py does so for its own errors only, and the next user would read our answer.
+            connection.disconnect()
+            raise
         now = clock()
+        # It may say one too many, as the difference of two whole numbers of seconds.
+        started_at = now - max(uptime - 1, 0.0)
         if run_id is None:
             # It does not tell which it is: whenever a connection broke it may be another.
-            if self._broken:
+            if self._broken or connection in self._connected:
                 self._changed_at = now
         elif self._run_id is None:
             # The first that this process sees. If it was away before, it may have forgotten.
             if self._broken:
-                self._changed_at = now - uptime
+                self._changed_at = started_at
         elif run_id != self._run_id:
             # A server younger than our last contact was restarted; an older one was promoted,
             # and there is no telling when.
             restarted = uptime < now - self._last_contact
-            self._changed_at = now - uptime if restarted else now
+            self._changed_at = started_at if restarted else now
+        self._connected.add(connection)
         self._run_id = run_id
         self._broken = False
         self._last_contact = now
@@ -280,8 +302,10 @@ class Store:
     def await_wake(self, claim: Claim, seconds: float) -> bool:
         """Block until the lock is handed on, or this many seconds (at most `MAX_BLOCK`)."""
         seconds = max(min(seconds, MAX_BLOCK), 0.01)
-        with self._connection(claim, "wait", MAX_BLOCK) as connection:
+        with self._connection(claim, "wait") as connection:
             connection.send_command("BLPOP", claim.keys.wake, f"{seconds:.3f}")
+            if not connection.can_read(seconds + operation_timeout(claim.ttl)):
+                raise RedisTimeoutError("the server does not end a wait")
             return connection.read_response() is not None
 
     # -- keeping --------------------------------------------------------------------------
@@ -309,7 +333,10 @@ class Store:
             replies = [_read(connection) for _ in calls]
             for index, reply in enumerate(replies):
                 if isinstance(reply, NoScriptError):
-                    replies[index] = self._call(connection, _EXTEND, *calls[index])
+                    connection.send_command(*_eval(_EXTEND, *calls[index]))
+                    replies[index] = _read(connection)
+            if any(isinstance(reply, _NOT_MASTER) for reply in replies):
+                connection.disconnect()
         return [
             LockUnavailable(e.claim.keys.lock, None, str(reply))
             if isinstance(reply, Exception)
@@ -379,8 +406,11 @@ class Store:
                 commands = [("GET", keys.lock), ("PTTL", keys.lock)]
                 connection.send_packed_command(connection.pack_commands(commands))
                 value, left = _read(connection), _read(connection)
-                if isinstance(value, ResponseError):  # another type of key
-                    value = b""
+                if isinstance(value, ResponseError) and str(value).startswith("WRONGTYPE"):
+                    value = b""  # held, by something else
+                for reply in (value, left):
+                    if isinstance(reply, ResponseError):
+                        raise reply
                 return _holder.parse(value, left / 1000 if left >= 0 else None)
 
         return self._persist(claim, ask)
@@ -409,17 +439,19 @@ class Store:
     # -- the boundary ---------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _connection(self, claim: Claim, purpose: str = "main", extra: float = 0.0) -> Iterator[Any]:
+    def _connection(self, claim: Claim, purpose: str = "main") -> Iterator[Any]:
         """A connection for one exchange. An exchange cut short, by whatever, closes it: what it
         left unread must never be taken for the answer to the next question.
         """
-        timeout = operation_timeout(claim.ttl) + extra
+        timeout = operation_timeout(claim.ttl)
         try:
             pool = self._pool(purpose, timeout)
             connection = checkout(pool)
             try:
                 yield connection
-            except ResponseError:
+            except ResponseError as exc:
+                if isinstance(exc, _NOT_MASTER):
+                    connection.disconnect()  # the name may lead to another server by now
                 raise
             except BaseException:
                 connection.disconnect()
@@ -452,7 +484,7 @@ class Store:
             connection.send_command(*_evalsha(script, keys, arguments))
             return connection.read_response()
         except NoScriptError:
-            connection.send_command("EVAL", script.text, len(keys), *keys, *arguments)
+            connection.send_command(*_eval(script, keys, arguments))
             return connection.read_response()
 
     def _persist(self, claim: Claim, call: Callable[[], T]) -> T:
@@ -476,6 +508,10 @@ def _evalsha(script: _Script, keys: Sequence[str], arguments: Sequence[Any]) -> 
     return ("EVALSHA", script.sha, len(keys), *keys, *arguments)
 
 
+def _eval(script: _Script, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
+    return ("EVAL", script.text, len(keys), *keys, *arguments)
+
+
 def _read(connection: Any) -> Any:
     try:
         return connection.read_response()
@@ -486,7 +522,7 @@ def _read(connection: Any) -> Any:
 def _transient(error: BaseException | None) -> bool:
     """Whether another try may help: the server is away, loading, or not yet the master."""
     if isinstance(error, ResponseError):
-        return str(error).startswith(("LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN", "BUSY"))
+        return isinstance(error, _NOT_MASTER) or str(error).startswith("BUSY ")
     return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
 
 

@@ -12,8 +12,10 @@ if not ok or type(holder) ~= 'table' or type(holder.token) ~= 'string' then
   return false
 end
 -- The mark lives as long as the holder may believe in its right, lest it take the lock again.
+-- One that was broken just before may believe so too.
 local ttl = math.max(tonumber(holder.ttl_ms) or 0, redis.call('PTTL', KEYS[1]), 1000)
-redis.call('SET', KEYS[2], '{"token":"' .. holder.token .. '"', 'PX', ttl)
+local marks = string.sub(redis.call('GET', KEYS[2]) or '', -4096)
+redis.call('SET', KEYS[2], marks .. '{"token":"' .. holder.token .. '"', 'PX', ttl)
 redis.call('DEL', KEYS[1])
 if redis.call('EXISTS', KEYS[3]) == 1 then
   redis.call('DEL', KEYS[4])

@@ -1,6 +1,6 @@
 -- Extend a lock that is still ours; optionally take it again if it has vanished.
 --
--- KEYS  1 lock  2 fence counter of the bucket  3 broken mark
+-- KEYS  1 lock  2 fence counter of the bucket  3 marks of the broken
 -- ARGV  1 value as stored, opening with {"token":"<token>"   2 length of that opening   3 ttl in ms
 --       4 "1" take it again if it is missing, "0" do not   5 fence
 -- Reply 1 extended | 2 was missing, taken again | 0 not ours any more
@@ -10,7 +10,7 @@ local current = redis.pcall('GET', KEYS[1])
 
 if not current then
   -- The server came back empty, failed over, or evicted the key. An operator's break is final.
-  if ARGV[4] ~= '1' or redis.call('GET', KEYS[3]) == opening then
+  if ARGV[4] ~= '1' or string.find(redis.call('GET', KEYS[3]) or '', opening, 1, true) then
     return 0
   end
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])

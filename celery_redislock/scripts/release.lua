@@ -11,16 +11,6 @@
 local current = redis.pcall('GET', KEYS[1])
 local ours = type(current) == 'string' and string.sub(current, 1, #ARGV[1]) == ARGV[1]
 
-if ARGV[2] ~= '' then
-  -- If the lock is gone, so is the note of whether a copy was seen.
-  if ARGV[3] == '1' or not ours or string.find(current, '"redelivered":true', 1, true) then
-    redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[4])
-  end
-end
-if not ours then
-  return 0
-end
-
 local function someone_waits()
   if redis.call('EXISTS', KEYS[2]) == 0 then
     return false
@@ -30,13 +20,21 @@ local function someone_waits()
   return redis.call('EXISTS', KEYS[2]) == 1
 end
 
-if someone_waits() then
+if ours and someone_waits() then
   -- Without the reservation whoever just released would take it again before a waiter wakes.
   redis.call('SET', KEYS[1], '{"token":"","reserved":true}', 'PX', ARGV[5])
   redis.call('DEL', KEYS[3])
   redis.call('LPUSH', KEYS[3], '1')
   redis.call('PEXPIRE', KEYS[3], ARGV[5])
-else
+elseif ours then
   redis.call('DEL', KEYS[1])
 end
-return 1
+
+-- Last: a server without memory refuses this as a first write, and not after one that frees some.
+if ARGV[2] ~= '' then
+  -- If the lock is gone, so is the note of whether a copy was seen.
+  if ARGV[3] == '1' or not ours or string.find(current, '"redelivered":true', 1, true) then
+    redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[4])
+  end
+end
+return ours and 1 or 0
