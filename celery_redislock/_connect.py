@@ -151,7 +151,15 @@ def checkout(pool: redis.ConnectionPool) -> Any:
     """A connection of the pool, connected. redis-py 5.0 wants the name of a command, later
     versions warn of one.
     """
-    return pool.get_connection("EVALSHA") if _WANTS_COMMAND else pool.get_connection()
+    try:
+        return pool.get_connection("EVALSHA") if _WANTS_COMMAND else pool.get_connection()
+    except (redis.RedisError, OSError):
+        raise
+    except BaseException:
+        # Cut short in the middle of the handshake. redis-py puts the connection back as it is,
+        # and the next user would read answers that are not his.
+        pool.disconnect(inuse_connections=False)
+        raise
 
 
 _WANTS_COMMAND: Final = (

@@ -173,13 +173,8 @@ class ServerWatch:
 
     def on_connect(self, connection: Any) -> None:
         """Set up a new connection and learn which server it leads to."""
-        try:
-            connection.on_connect()
-            run_id, uptime = _identity(connection)
-        except BaseException:
-            # redis-py does so for its own errors only, and the next user would read our answer.
-            connection.disconnect()
-            raise
+        connection.on_connect()
+        run_id, uptime = _identity(connection)
         now = clock()
         # It may say one too many, as the difference of two whole numbers of seconds.
         started_at = now - max(uptime - 1, 0.0)
