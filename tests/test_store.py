@@ -234,7 +234,7 @@ def test_a_loser_neither_extends_nor_releases_nor_keeps_what_another_holds(
     assert store.hold(loser, lost.value, 30) is False
 
     assert client.get(winner.keys.lock) == before
-    assert client.pttl(winner.keys.lock) <= 5000
+    assert 0 < client.pttl(winner.keys.lock) <= 5000
 
 
 def test_a_release_frees_the_lock_and_a_second_one_does_nothing(store, client, label) -> None:
@@ -383,7 +383,7 @@ def test_a_redelivered_copy_meets_its_own_lock_and_leaves_a_note(store, client, 
     record = json.loads(client.get(claim.keys.lock))
     assert record["redelivered"] is True
     assert record["token"] == claim.token
-    assert client.pttl(claim.keys.lock) <= 20_000
+    assert 10_000 < client.pttl(claim.keys.lock) <= 20_000
     assert taken(store.acquire(claim)).fence == reply.fence
     assert store.extend([extension(claim, reply)]) == [EXTENDED]
     assert store.release(claim) is True
@@ -1009,7 +1009,7 @@ def test_signals_at_any_time_mix_up_no_answers(slow_store, store, label) -> None
 
 def late_in_a_second() -> bool:
     """When a server's uptime, in whole seconds, will soon be one too many."""
-    return time.time() % 1 > 0.85
+    return time.time() % 1 > 0.8
 
 
 def test_a_server_that_came_back_empty_gives_no_new_lock_for_a_third_of_the_ttl(
@@ -1020,6 +1020,7 @@ def test_a_server_that_came_back_empty_gives_no_new_lock_for_a_third_of_the_ttl(
     own_redis.kill()
     gone = time.monotonic()
     own_redis.start()
+    eventually(lambda: not late_in_a_second(), "its uptime is a second")
     claim = make_claim(label, ttl=3)
     with pytest.raises(LockUnavailable, match="held off"):
         own_store.acquire(claim, hold_off=0)
