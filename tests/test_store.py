@@ -1007,16 +1007,13 @@ def test_signals_at_any_time_mix_up_no_answers(slow_store, store, label) -> None
 # -- a server that comes back -----------------------------------------------------------------
 
 
-def late_in_a_second() -> bool:
-    """When a server's uptime, in whole seconds, will soon be one too many."""
-    return time.time() % 1 > 0.8
-
-
 def test_a_server_that_came_back_empty_gives_no_new_lock_for_a_third_of_the_ttl(
     own_store, own_redis, label
 ) -> None:
+    # A server counts whole seconds: a few tenths after a start late in one, it says one.
+    eventually(lambda: time.time() % 1 < 0.2, "the start of a second")
     taken(own_store.acquire(make_claim(label, ttl=3)))
-    eventually(late_in_a_second, "the end of a second")
+    eventually(lambda: time.time() % 1 > 0.8, "the end of a second")
     own_redis.kill()
     gone = time.monotonic()
     own_redis.start()
