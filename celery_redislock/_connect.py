@@ -129,17 +129,21 @@ def pools_like(client: redis.Redis) -> PoolFactory:
     for name in [name for name in kwargs if name.startswith(("maint_", "_"))]:
         del kwargs[name]
 
+    kwargs["connection_class"] = pool.connection_class
+    service = pool.service_name if isinstance(pool, SentinelConnectionPool) else None
+    manager = pool.sentinel_manager if service is not None else None
+    del pool  # what is kept for as long as a pool is there must not keep it there
+
     def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
-        fit = {**kwargs, **_fit(timeout, on_connect), "connection_class": pool.connection_class}
-        if isinstance(pool, SentinelConnectionPool):
-            return SentinelConnectionPool(pool.service_name, _sentinel_like(pool, timeout), **fit)
+        fit = {**kwargs, **_fit(timeout, on_connect)}
+        if service is not None:
+            return SentinelConnectionPool(service, _sentinel_like(manager, timeout), **fit)
         return redis.ConnectionPool(**fit)
 
     return make
 
 
-def _sentinel_like(pool: Any, timeout: float) -> Any:
-    theirs = pool.sentinel_manager
+def _sentinel_like(theirs: Any, timeout: float) -> Any:
     known = [each.connection_pool.connection_kwargs for each in theirs.sentinels]
     hosts = [(each.get("host", "localhost"), each.get("port", 26379)) for each in known]
     ours = copy.copy(theirs)
@@ -177,6 +181,8 @@ def _fit(timeout: float, on_connect: Callable[[Any], None]) -> dict[str, Any]:
         "retry_on_error": [],
         "health_check_interval": 0,
         "decode_responses": False,
+        "encoding": "utf-8",
+        "encoding_errors": "strict",
         "protocol": 2,
         "redis_connect_func": on_connect,
     }
