@@ -112,6 +112,8 @@ class Lease:
         if self._lost or not self.fence:
             return self._lost
         if not self._released and clock() >= self.deadline:
+            if self.inherited:
+                return True  # in a forked child nobody keeps track of it, or may extend it
             self._confirm()
         return self._lost
 
@@ -123,6 +125,11 @@ class Lease:
         """
         if self.lost:
             raise LockLost(self.key, _holder.parse(self._stored.encode(), None))
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process is a fork of the one that holds the lock."""
+        return self._pid != os.getpid()
 
     @property
     def given_back(self) -> bool:
@@ -222,7 +229,7 @@ class Lease:
         return ours
 
     def _may_give_back(self) -> bool:
-        if self.given_back or self._pid != os.getpid():
+        if self.given_back or self.inherited:
             return False
         # The heartbeat first: an extension sent after the release could revive the key.
         heartbeat.discard(self)
@@ -463,11 +470,16 @@ class RedisLock:
         lease = self._lease
         if lease is None:
             return False
-        self._mine.count -= 1
-        if self._mine.count and not lease.lost:
+        if self._mine.count > 1 and not lease.lost:
+            self._mine.count -= 1
             return True
-        self._mine.lease = None
-        return lease.release()
+        try:
+            try:
+                return lease.release()
+            finally:
+                lease.release()  # again, if an exception from the outside cut it short
+        finally:
+            self._mine.lease = None
 
     def extend(self) -> bool:
         """Let the lock live for another ttl from now.
@@ -501,7 +513,8 @@ class RedisLock:
 
     @property
     def _lease(self) -> Lease | None:
-        return getattr(self._mine, "lease", None)
+        lease: Lease | None = getattr(self._mine, "lease", None)
+        return None if lease is None or lease.inherited else lease
 
     def _claim(self) -> Claim:
         token = new_token()
@@ -511,7 +524,7 @@ class RedisLock:
 
 def _check_timeout(timeout: Any) -> float | None:
     if timeout is not None and (
-        isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
     ):
         raise ConfigError(
             f"RedisLock: timeout={timeout!r} is not accepted; it must be None or a number of"

@@ -326,10 +326,13 @@ class Store:
             commands = [_evalsha(_EXTEND, keys, arguments) for keys, arguments in calls]
             connection.send_packed_command(connection.pack_commands(commands))
             replies = [_read(connection) for _ in calls]
-            for index, reply in enumerate(replies):
-                if isinstance(reply, NoScriptError):
-                    connection.send_command(*_eval(_EXTEND, *calls[index]))
-                    replies[index] = _read(connection)
+            again = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+            if again:
+                commands = [_evalsha(_EXTEND, *calls[i]) for i in again]
+                commands[0] = _eval(_EXTEND, *calls[again[0]])  # the others find it there
+                connection.send_packed_command(connection.pack_commands(commands))
+                for i in again:
+                    replies[i] = _read(connection)
             if any(isinstance(reply, _NOT_MASTER) for reply in replies):
                 connection.disconnect()
         return [
