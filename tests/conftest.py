@@ -59,6 +59,19 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
+def locks_of(redis_server: RedisServer) -> Iterator[Callable[[str], list[str]]]:
+    """The keys of the locks that a task holds, by its id: the value names it."""
+    # Without decoding: another test's foreign value may be anything.
+    with redis.Redis(port=redis_server.port) as raw:
+
+        def locks_of(task_id: str) -> list[str]:
+            keys = raw.scan_iter("redislock:*:lock:*", _type="string")
+            return [key.decode() for key in keys if task_id.encode() in (raw.get(key) or b"")]
+
+        yield locks_of
+
+
+@pytest.fixture
 def label() -> str:
     """A name that no other test uses."""
     return uuid.uuid4().hex

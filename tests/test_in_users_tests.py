@@ -1,4 +1,4 @@
-"""What our users' own tests do: pytest-celery's fixtures, with a worker inside the test's process."""
+"""What our users' own tests do: pytest-celery's fixtures, and a worker inside the process."""
 
 from __future__ import annotations
 

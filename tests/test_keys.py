@@ -368,7 +368,7 @@ def test_two_tasks_with_the_same_arguments_have_two_locks(app: Celery) -> None:
         ({"x"}, "lock_key"),
         (5, "lock_key"),
     ],
-    ids=repr,
+    ids=lambda v: getattr(v, "__name__", repr(v)),
 )
 def test_a_lock_key_that_does_not_fit_is_refused_at_once(
     app: Celery, lock_key: Any, says: str

@@ -35,12 +35,11 @@ def start(sender, journal, label, pool):
 
 
 @pytest.fixture
-def key_of(client):
+def key_of(locks_of):
     """The key of a task's lock."""
 
     def key_of(task_id):
-        keys = client.scan_iter("redislock:*:lock:*")
-        (key,) = [key for key in keys if task_id in (client.get(key) or "")]
+        (key,) = locks_of(task_id)
         return key
 
     return key_of
@@ -116,23 +115,14 @@ def test_a_hung_body_holds_no_longer_than_it_may(start, client, key_of):
 
 
 def test_a_child_that_is_stopped_beyond_its_ttl_learns_that_it_lost(
-    sender, start_worker, queue, journal, label, client
+    sender, start_worker, queue, journal, label, locks_of
 ):
     start_worker(queues=queue, concurrency=2)
     first = sender.send_task("watches_lock", [label], queue=queue)
     entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
     os.kill(entry.pid, signal.SIGSTOP)
     try:
-        eventually(
-            lambda: (
-                not [
-                    k
-                    for k in client.scan_iter("redislock:*:lock:*")
-                    if first.id in (client.get(k) or "")
-                ]
-            ),
-            "the lock lapsed",
-        )
+        eventually(lambda: not locks_of(first.id), "the lock lapsed")
         second = sender.send_task("watches_lock", [label, 8.0], queue=queue)
         eventually(lambda: journal.count(label, "start") == 2, "another one has the lock")
     finally:

@@ -170,7 +170,7 @@ def test_two_apps_in_one_process_keep_two_servers(redis_server, own_redis):
         app = Celery("two", broker="memory://", set_as_current=False)
         app.conf.redislock_url = server.url
 
-        @app.task(base=SingletonTask, name="t")
+        @app.task(shared=False, base=SingletonTask, name="t")
         def t(): ...
 
         apps.append((app.tasks["t"], server))

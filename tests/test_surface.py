@@ -100,7 +100,7 @@ def test_shared_tasks_and_a_task_cls_for_the_whole_app_take_the_lock(
 
 
 def test_tasks_one_does_not_own_are_protected_by_name_or_glob(
-    start_worker, sender, queue, journal, label, client
+    start_worker, sender, queue, journal, label, client, locks_of
 ):
     worker = start_worker(
         queues=queue,
@@ -115,7 +115,7 @@ def test_tasks_one_does_not_own_are_protected_by_name_or_glob(
     assert "'no.such.task'" in worker.log(), "a name that matches nothing is said"
     first = sender.send_task("plain", [label, 1.5], queue=queue)
     entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
-    (key,) = [k for k in client.scan_iter("redislock:*:lock:*") if entry.task_id in client.get(k)]
+    (key,) = locks_of(entry.task_id)
     assert client.pttl(key) > 30_000
     with pytest.raises(TaskSkipped):
         sender.send_task("plain", [label, 0.1], queue=queue).get(timeout=20)
