@@ -7,14 +7,13 @@ things.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib.resources
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from redis.exceptions import (
@@ -200,7 +199,7 @@ class ServerWatch:
         self._last_contact = clock()
 
     def failed(self, error: BaseException) -> None:
-        self._broken = True
+        self._broken = self._broken or not isinstance(error, ResponseError)
         if isinstance(error, BusyLoadingError):
             self._changed_at = clock()
 
@@ -436,32 +435,11 @@ class Store:
 
     # -- the boundary ---------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _connection(self, claim: Claim, purpose: str = "main") -> Iterator[Any]:
-        """A connection for one exchange. An exchange cut short, by whatever, closes it: what it
-        left unread must never be taken for the answer to the next question.
-        """
-        timeout = operation_timeout(claim.ttl)
-        try:
-            pool = self._pool(purpose, timeout)
-            connection = checkout(pool)
-            try:
-                yield connection
-            except ResponseError as exc:
-                if isinstance(exc, _NOT_MASTER):
-                    connection.disconnect()  # the name may lead to another server by now
-                raise
-            except BaseException:
-                connection.disconnect()
-                raise
-            finally:
-                pool.release(connection)
-        except (RedisError, OSError) as exc:
-            self.watch.failed(exc)
-            raise LockUnavailable(claim.keys.lock, None, f"{type(exc).__name__}: {exc}") from exc
-        self.watch.answered()
+    def _connection(self, claim: Claim, purpose: str = "main") -> _Exchange:
+        return _Exchange(self, claim, purpose)
 
-    def _pool(self, purpose: str, timeout: float) -> Any:
+    def pool(self, purpose: str, timeout: float) -> Any:
+        """The connections with this timeout for this purpose."""
         pool = self._pools.get((purpose, timeout))
         if pool is None:
             # No mutex: one that another thread holds at a fork stays locked in the child.
@@ -500,6 +478,43 @@ class Store:
 
     def _pause(self, seconds: float) -> None:
         (self._sleep or time.sleep)(seconds)
+
+
+class _Exchange:
+    """A connection for one exchange. One that is cut short, by whatever, closes it: what it left
+    unread must never be taken for the answer to the next question.
+
+    No generator: one that is cut short is ended by the garbage collector, at any time, and would
+    then ask for the pool's lock, which this very thread may hold.
+    """
+
+    __slots__ = ("_claim", "_connection", "_pool", "_watch")
+
+    def __init__(self, store: Store, claim: Claim, purpose: str) -> None:
+        self._claim = claim
+        self._watch = store.watch
+        self._pool = store.pool(purpose, operation_timeout(claim.ttl))
+
+    def __enter__(self) -> Any:
+        try:
+            self._connection = checkout(self._pool)
+        except (RedisError, OSError) as exc:
+            raise self._unavailable(exc) from exc
+        return self._connection
+
+    def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
+        # A server that is not the master is left: its name may lead to another by now.
+        if exc is not None and (isinstance(exc, _NOT_MASTER) or not isinstance(exc, ResponseError)):
+            self._connection.disconnect()
+        self._pool.release(self._connection)
+        if exc is None:
+            self._watch.answered()
+        elif isinstance(exc, RedisError | OSError):
+            raise self._unavailable(exc) from exc
+
+    def _unavailable(self, exc: Exception) -> LockUnavailable:
+        self._watch.failed(exc)
+        return LockUnavailable(self._claim.keys.lock, None, f"{type(exc).__name__}: {exc}")
 
 
 def _evalsha(script: _Script, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
