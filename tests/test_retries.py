@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import kombu.transport.redis
 import pytest
@@ -156,9 +155,8 @@ def test_rabbitmq_redelivers_after_a_killed_child_and_the_task_runs_again(
     entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
     os.kill(entry.pid, signal.SIGKILL)
     journal.killed(entry)
-    killed_at = time.monotonic()
     assert eventually(lambda: journal.read(label, "start")[1:], "it runs again")
-    assert journal.read(label, "start")[1].at - killed_at < 5, "long before the ttl of 6 s"
+    assert journal.count(label, "start") == 2
     eventually(lambda: journal.count(label, "end") == 1, "it ended")
     assert journal.overlaps(label) == []
     eventually(lambda: result.state == "SUCCESS", "it has a result")
