@@ -23,7 +23,7 @@ from . import scenes
 _APP: Final = "celery_redislock.demo.tasks"
 #: Seconds that beat may take to end by itself.
 _PATIENCE: Final = 5.0
-_TAIL: Final = 60
+_TAIL: Final = 30
 #: From <linux/prctl.h>.
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -134,6 +134,8 @@ class Stage:
             "REDISLOCK_DEMO_URL": self.url,
             "REDISLOCK_DEMO_NODE": name,
             "PYTHONUNBUFFERED": "1",
+            # A worker that is killed leaves its pool's temporary folder behind.
+            "TMPDIR": str(self._folder),
         }
         with self._log(name).open("wb") as log:
             self._processes[name] = subprocess.Popen(  # noqa: S603  # our own command
