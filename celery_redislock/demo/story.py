@@ -118,6 +118,8 @@ class Story:
         self._until(lambda: history.running(row) is None, "the next import has ended")
 
     def _kill(self, run: Run) -> None:
+        if run.end is not None:  # its process may by now run something else
+            raise StageError("the import ended before it could be killed: the machine is too busy")
         at = time.monotonic()
         os.kill(run.pid, signal.SIGKILL)
         self._tasks.record(
