@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from celery_redislock import ConfigError, LockConflict, LockLost, LockUnavailable, RedisLock
+from celery_redislock._store import _EXTEND
 from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually, never
 from tests.test_store import CutShort, cut_short_at
@@ -260,10 +261,10 @@ def test_a_lock_that_somebody_deleted_is_taken_again(lock, client, caplog) -> No
 
 
 def test_a_lock_that_a_thief_took_is_lost_and_the_thief_keeps_it(lock, client, caplog) -> None:
-    mine = lock(ttl=0.6)
+    mine = lock(ttl=3)
     mine.acquire()
     client.set(mine.key, "the thief's")
-    eventually(lambda: mine.lost, "its holder learns it", 5)
+    eventually(lambda: mine.lost, "the next heartbeat tells its holder", 2)
     with pytest.raises(LockLost) as caught:
         mine.ensure()
     assert caught.value.key == mine.key
@@ -485,6 +486,26 @@ def test_failure_1_also_if_nobody_took_the_lock_meanwhile(lock, script, client) 
     assert not client.exists(lock().key)
 
 
+def test_failure_1_also_if_only_its_heartbeat_could_know(lock, script, client, label) -> None:
+    slow = script(
+        """
+lock = RedisLock(url, name, ttl=1)
+lock.acquire()
+say("holds")
+while not client.exists("resumed:" + name):
+    time.sleep(0.02)
+time.sleep(0.3)  # by now the heartbeat has done what it does
+say({"key": client.exists(lock.key), "lost": lock.lost})
+"""
+    )
+    slow.says("holds")
+    slow.signal(signal.SIGSTOP)
+    eventually(lambda: not client.exists(lock().key), "it lapses")
+    client.set(f"resumed:{label}", 1)
+    slow.signal(signal.SIGCONT)
+    slow.says({"key": 0, "lost": True})
+
+
 def test_failure_2_a_crashed_holder_is_named_and_its_lock_lapses(lock, script) -> None:
     crashing = script(HOLDS.format(ttl=1))
     crashing.says("holds")
@@ -569,9 +590,11 @@ def test_a_process_that_is_killed_leaves_the_lock_to_who_waits(lock, script) -> 
 FORKS = """
 lock = RedisLock(url, name, ttl=0.6, reentrant={reentrant})
 lock.acquire()
+lease = lock._mine.lease  # what a task has as self.lock
 child = os.fork()
 if child == 0:
     said = {{}}
+    said["lease released"] = lease.release()
     said["lost"] = lock.lost
     said["fence"] = lock.fence
     said["acquired"] = lock.acquire(timeout=0)
@@ -598,6 +621,7 @@ def test_a_forked_child_has_not_its_parents_lock_and_can_use_its_own(
     parent = script(FORKS.format(reentrant=reentrant))
     parent.says({"lost": False, "fence": True, "released": True})
     assert json.loads(client.get(f"child:{label}")) == {
+        "lease released": False,
         "lost": False,
         "fence": 0,
         "acquired": False,
@@ -608,17 +632,18 @@ def test_a_forked_child_has_not_its_parents_lock_and_can_use_its_own(
     }
 
 
-def test_a_forked_child_does_not_keep_its_dead_parents_lock(lock, script, client) -> None:
+def test_a_forked_child_does_not_keep_its_dead_parents_lock(lock, script, client, label) -> None:
     parent = script(
         """
 lock = RedisLock(url, name, ttl=0.6)
 lock.acquire()
+lease = lock._mine.lease  # what a task has as self.lock
 child = os.fork()
 if child == 0:
-    say("child")
-    for _ in range(1000):
-        lock.lost
+    while not (lock.lost or lease.lost):
         time.sleep(0.01)
+    say("lost")
+    time.sleep(20)
     os._exit(0)
 say("holds")
 os.waitpid(child, 0)
@@ -628,6 +653,7 @@ os.waitpid(child, 0)
     never(lambda: not client.exists(lock().key), "it lapses", 1.0)
     parent.signal(signal.SIGKILL)
     eventually(lambda: not client.exists(lock().key), "it lapses", 5)
+    assert client.llen(f"said:{label}") == 2, "the child knows that it has no lock to rely on"
 
 
 # -- the heartbeat ----------------------------------------------------------------------------
@@ -670,6 +696,60 @@ def test_many_locks_are_kept_by_one_thread_in_one_round_trip(own_redis) -> None:
         assert not any(each.lost for each in locks)
         for each in locks:
             assert each.release() is True
+
+
+class GateProxy(Proxy):
+    """A way to the server on which an extension can be held back."""
+
+    def __init__(self, target_port: int) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.held = threading.Event()
+        super().__init__(target_port)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        proxy = self
+
+        class Gate:
+            def sendall(self, data: bytes) -> None:
+                if _EXTEND.sha.encode() in data and not proxy.gate.is_set():
+                    proxy.held.set()
+                    proxy.gate.wait(20)
+                sink.sendall(data)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(sink, name)
+
+        super()._pump(source, Gate())  # type: ignore[arg-type]
+
+
+def test_a_heartbeat_that_is_under_way_at_a_release_does_not_bring_the_lock_back(
+    redis_server, client, label
+) -> None:
+    with GateProxy(redis_server.port) as proxy:
+        mine = RedisLock(proxy.url, label, ttl=4)
+        mine.acquire()
+        proxy.gate.clear()
+        assert proxy.held.wait(10), "a heartbeat is under way"
+        opens = threading.Timer(0.15, proxy.gate.set)
+        opens.start()
+        mine.release()
+        opens.join()
+        never(lambda: client.exists(mine.key), "it is back", 0.4)
+
+
+def test_a_heartbeat_tries_ten_times_a_second_while_the_server_is_away(
+    own_redis, label, caplog
+) -> None:
+    with RedisLock(own_redis.url, label, ttl=3) as mine:
+        own_redis.kill()
+        eventually(lambda: "could not extend" in caplog.text, "a heartbeat finds nobody", 5)
+        own_redis.start()
+        back = time.monotonic()
+        with own_redis.client() as client:
+            eventually(lambda: client.exists(mine.key), "it is taken again", 5)
+        assert time.monotonic() - back < 0.5
+        assert mine.lost is False
 
 
 def test_a_server_that_does_not_answer_for_a_while_costs_no_lock(own_redis, label) -> None:
