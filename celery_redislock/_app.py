@@ -12,7 +12,7 @@ from typing import Any, Final
 from ._connect import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
 from ._lock import check_prefix
 from ._options import SETTINGS, refuse_unknown_settings
-from ._store import Store
+from ._store import DONE_TTL, Store
 from .errors import ConfigError
 
 _ATTRIBUTE: Final = "_redislock"
@@ -39,6 +39,10 @@ class AppLocks:
         self.enabled = self._flag("redislock_enabled", True)
         self.eager = self._flag("redislock_eager", False)
         self.server = _server(app.conf, self.settings)
+        self.visibility_timeout = _visibility_timeout(app.conf)
+        #: Seconds for which a finished attempt is remembered: a copy of its message may come
+        #: as late as the broker gives it back.
+        self.done_ttl = DONE_TTL + (self.visibility_timeout or 0.0)
         self._store: Store | None = None
 
     @property
@@ -150,6 +154,19 @@ def _of_broker(conf: Any) -> Server | None:
         if is_redis_url(url):
             return _derived(url, conf.broker_transport_options, conf.broker_use_ssl)
     return None
+
+
+def _visibility_timeout(conf: Any) -> float | None:
+    """Seconds after which the broker gives an unacknowledged message to another worker, if it
+    does so by time.
+    """
+    url = conf.broker_read_url or conf.broker_url
+    first = url[0] if isinstance(url, list | tuple) and url else url
+    if not is_redis_url(first):
+        return None
+    value = (conf.broker_transport_options or {}).get("visibility_timeout")
+    # 3600 is kombu's default.
+    return float(value) if isinstance(value, int | float) and value > 0 else 3600.0
 
 
 def _derived(url: str, options: Mapping[str, Any] | None, use_ssl: Any) -> Server:

@@ -179,6 +179,8 @@ def _fit(timeout: float, on_connect: Callable[[Any], None]) -> dict[str, Any]:
         "retry": Retry(NoBackoff(), 0),
         "retry_on_timeout": False,
         "retry_on_error": [],
+        # As many as there are threads or greenlets that ask or wait; redis-py 8 stops at 100.
+        "max_connections": 2**31,
         "health_check_interval": 0,
         "decode_responses": False,
         "encoding": "utf-8",
@@ -269,5 +271,7 @@ def _sentinel(hosts: list[tuple[str, int]], kwargs: Mapping[str, Any], timeout: 
         "socket_connect_timeout": timeout,
         "retry": Retry(NoBackoff(), 0),
         "retry_on_error": [],
+        # As many as there are threads or greenlets that ask or wait; redis-py 8 stops at 100.
+        "max_connections": 2**31,
     }
     return Sentinel(hosts, sentinel_kwargs={**kwargs, **fit})

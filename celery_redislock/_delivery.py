@@ -31,14 +31,21 @@ class Delivery:
     Attributes:
         token: the delivery's token.
         received: Unix time at which the worker got it, or None if nobody noted it.
+        redelivered: the broker said that it had delivered the message before, or a deferral did.
         deferrals: how often the task was deferred before.
         since: Unix time at which the task first met a held lock, or None.
+        chain: which chain of deferrals the message belongs to, or None. Copies of a message
+            belong to the same, at the same step, and only one of them goes on with it.
+        step: the message's place in the chain.
     """
 
     token: str
     received: float | None = None
+    redelivered: bool = False
     deferrals: int = 0
     since: float | None = None
+    chain: str | None = None
+    step: int = 0
 
     @classmethod
     def take_from(cls, request: Any) -> Delivery:
@@ -52,14 +59,28 @@ class Delivery:
         return cls(
             token=mark.get("token") or new_token(),
             received=mark.get("received"),
+            redelivered=bool((request.delivery_info or {}).get("redelivered"))
+            or bool(header.get("redelivered")),
             deferrals=int(header.get("deferrals", 0)),
             since=header.get("since"),
+            chain=header.get("chain"),
+            step=int(header.get("step", 0)),
         )
 
-    def next_header(self) -> dict[str, Any]:
+    def next_step(self, chain: str) -> int:
+        """The step of that chain that this delivery is deferred to."""
+        return self.step + 1 if chain == self.chain else 1
+
+    def next_header(self, chain: str) -> dict[str, Any]:
         """The header of the message that this delivery is deferred to."""
-        since = time.time() if self.since is None else self.since
-        return {KEY: {"deferrals": self.deferrals + 1, "since": since}}
+        header = {
+            "deferrals": self.deferrals + 1,
+            "since": time.time() if self.since is None else self.since,
+            "redelivered": self.redelivered,
+            "chain": chain,
+            "step": self.next_step(chain),
+        }
+        return {KEY: header}
 
     @property
     def waited(self) -> float:
@@ -67,8 +88,6 @@ class Delivery:
         return 0.0 if self.since is None else max(time.time() - self.since, 0.0)
 
     @property
-    def long_ago(self) -> bool:
-        """Whether the broker may have delivered another copy since: no visibility timeout is
-        shorter than a second.
-        """
-        return self.received is None or time.time() - self.received >= 1.0
+    def age(self) -> float:
+        """Seconds since the worker got it; without end if nobody noted when."""
+        return float("inf") if self.received is None else time.time() - self.received

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,8 @@ logger = logging.getLogger("celery_redislock")
 RETRY_EVERY: Final = 0.1
 #: Locks that are due within this part of their interval go along with those that are due now.
 EARLY: Final = 0.25
+#: Seconds between looks at whether an extension is still under way.
+IN_FLIGHT: Final = 0.001
 #: The longest sleep, in seconds, so that a thread without locks costs nothing to speak of.
 IDLE: Final = 60.0
 
@@ -46,7 +49,6 @@ class Heartbeat:
         self._thread_id: int | None = None
         self._in_flight: frozenset[str] = frozenset()
         self._starting = threading.Lock()
-        self._round = _native_lock()
 
     def add(self, lease: Lease) -> None:
         """Keep this lease alive, from a third of its ttl on."""
@@ -61,8 +63,11 @@ class Heartbeat:
     def discard(self, lease: Lease) -> None:
         """Stop extending this lease. An extension under way is waited for, within bounds."""
         self._leases.pop(lease.token, None)
-        if lease.token in self._in_flight and self._round.acquire(timeout=lease.ttl / 6):
-            self._round.release()
+        # No lock is taken to wait: an exception from outside, such as a soft time limit, could
+        # leave it locked, and the heartbeat would stand still.
+        give_up = clock() + lease.ttl / 6
+        while lease.token in self._in_flight and clock() < give_up:
+            time.sleep(IN_FLIGHT)
 
     def _run(self) -> None:
         while True:
@@ -102,10 +107,13 @@ class Heartbeat:
         for lease in leases:
             if lease.next_beat <= now + EARLY * lease.ttl / 3:
                 batches.setdefault(lease.store, []).append(lease)
+        # A server that hangs must not cost the locks of another one: each gets only as long as
+        # the shortest ttl of all allows.
+        shortest = min(lease.ttl for lease in leases)
         for store, batch in batches.items():
-            self._extend(store, batch)
+            self._extend(store, batch, shortest)
 
-    def _extend(self, store: Any, batch: list[Lease]) -> None:
+    def _extend(self, store: Any, batch: list[Lease], shortest: float) -> None:
         now = clock()
         expired = [lease for lease in batch if not lease.may_extend(now)]
         for lease in expired:
@@ -113,15 +121,14 @@ class Heartbeat:
         batch = [lease for lease in batch if lease not in expired]
         if not batch:
             return
-        with self._round:
-            self._in_flight = frozenset(lease.token for lease in batch)
+        self._in_flight = frozenset(lease.token for lease in batch)
+        try:
             # Discarded between the collection and the line above: it must not be extended.
             batch = [lease for lease in batch if lease.token in self._leases]
-            try:
-                sent_at = clock()
-                replies = _extend_all(store, batch, sent_at)
-            finally:
-                self._in_flight = frozenset()
+            sent_at = clock()
+            replies = _extend_all(store, batch, sent_at, shortest)
+        finally:
+            self._in_flight = frozenset()
         for lease, reply in zip(batch, replies, strict=True):
             if lease.token not in self._leases:
                 # Released while we asked, and not waited for long enough.
@@ -136,11 +143,12 @@ class Heartbeat:
                 lease.beat_succeeded(sent_at, retaken=reply == RETAKEN)
 
 
-def _extend_all(store: Any, batch: list[Lease], now: float) -> list[Any]:
+def _extend_all(store: Any, batch: list[Lease], now: float, shortest: float) -> list[Any]:
     if not batch:
         return []
+    extensions = [lease.extension(retake=now < lease.deadline) for lease in batch]
     try:
-        return list(store.extend([lease.extension(retake=now < lease.deadline) for lease in batch]))
+        return list(store.extend(extensions, shortest))
     except LockUnavailable as exc:
         return [exc] * len(batch)
 

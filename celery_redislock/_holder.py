@@ -103,6 +103,7 @@ def encode(
     task: str | None = None,
     task_id: str | None = None,
     attempt: int = 0,
+    nesting: int = 0,
     node: str | None = None,
 ) -> str:
     """A lock's value. The token stands first: the scripts compare the value's opening.
@@ -114,6 +115,7 @@ def encode(
         "task": task,
         "task_id": task_id,
         "attempt": attempt,
+        "nesting": nesting,
         "node": node or _host(),
         "pid": os.getpid(),
         "ttl_ms": ttl_ms,

@@ -43,10 +43,11 @@ class LockKeys(NamedTuple):
     wake: str
     broken: str
     done: str
+    deferred: str
 
-    def done_by(self, task_id: str, attempt: int) -> str:
+    def done_by(self, task_id: str, nesting: int, attempt: int) -> str:
         """The key that says: this attempt of this task has run under this lock."""
-        return f"{self.done}:{task_id}:{attempt}"
+        return f"{self.done}:{task_id}:{nesting}.{attempt}"
 
 
 def lock_keys(prefix: str, name: str) -> LockKeys:
@@ -60,7 +61,8 @@ def lock_keys(prefix: str, name: str) -> LockKeys:
         f"{head}:waiters:{name}",
         f"{head}:wake:{name}",
         f"{head}:broken:{name}",
-        f"{head}:done",
+        f"{head}:done:{name}",
+        f"{head}:deferred",
     )
 
 

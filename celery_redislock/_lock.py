@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -19,7 +20,7 @@ import redis
 from . import _holder
 from ._clock import clock
 from ._connect import pools_from_url, pools_like
-from ._heartbeat import heartbeat
+from ._heartbeat import RETRY_EVERY, heartbeat
 from ._holder import Holder
 from ._keys import lock_keys
 from ._options import check_option
@@ -174,7 +175,8 @@ class Lease:
             if left == 0:
                 how = "last"
             reply = self.take(how, left)
-            if not isinstance(reply, Busy) or left == 0:
+            # "own" is another copy of a task's message that got the lock: it is not waited for.
+            if not isinstance(reply, Busy) or left == 0 or reply.relation == "own":
                 return reply
             # A holder that dies sends no wake-up: look again when its lock can have lapsed.
             pause = min(reply.remaining + 0.001, self.ttl / 3)
@@ -186,7 +188,8 @@ class Lease:
         try:
             return "woken" if self.store.await_wake(self.claim, seconds) else "wait"
         except LockUnavailable:
-            return "wait"  # the next take says so, after its tries
+            time.sleep(min(seconds, RETRY_EVERY))  # the next take says so, after its tries
+            return "wait"
 
     def release(self, done: str = "", always: bool = False) -> bool:
         """Give the lock back. Safe to call twice, late, or by a loser. See `Store.release`.
@@ -312,7 +315,7 @@ class Lease:
         sent_at = clock()
         retake = sent_at < self.deadline
         try:
-            (reply,) = self.store.extend([self.extension(retake)], "main")
+            (reply,) = self.store.extend([self.extension(retake)], purpose="main")
             if isinstance(reply, LockUnavailable):
                 raise reply
         except LockUnavailable as exc:

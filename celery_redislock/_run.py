@@ -13,13 +13,13 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from celery import states
 from celery._state import _task_stack
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from . import _holder, signals
 from ._abort import Abort
@@ -33,6 +33,7 @@ from .errors import LockConflict, LockLost, LockUnavailable, TaskSkipped
 from .policies import NO_RESULT, Defer, Policy
 
 if TYPE_CHECKING:
+    from ._app import AppLocks
     from ._task import SingletonTask
 
 logger = logging.getLogger("celery_redislock")
@@ -105,11 +106,16 @@ class Run:
         locks = task.app_locks
         self.lease = Lease(
             locks.store,
-            self._claim(locks.prefix),
+            self._claim(locks),
             max_hold=self.options.lock_max_hold,
             on_lost=self._on_lost,
         )
         self.key = self.lease.key
+        # Another copy of the message may be about, if the broker has it still, or had for as
+        # long as a visibility timeout, of which none is shorter than a second.
+        self._may_have_copies = not self.request.is_eager and bool(
+            self.task.acks_late or self.delivery.redelivered or self.delivery.age >= 1.0
+        )
 
     def __call__(self) -> Any:
         # A soft time limit may be raised at any bytecode, also within the inner `finally`. It
@@ -124,42 +130,61 @@ class Run:
 
     # -- acquire and run ------------------------------------------------------------------
 
-    def _claim(self, prefix: str) -> Claim:
+    def _claim(self, locks: AppLocks) -> Claim:
         task, request, token = self.task, self.request, self.delivery.token
         ttl = self.options.lock_ttl
         task_id, attempt = request.id or "", request.retries or 0
+        nesting = request.replaced_task_nesting or 0
         value = _holder.encode(
             token,
             ttl_ms=to_ms(ttl),
             task=task.name,
             task_id=task_id,
             attempt=attempt,
+            nesting=nesting,
             node=request.hostname,
         )
-        keys = lock_keys(prefix, task.lock_name(self._args, self._kwargs))
-        return Claim(keys, token, ttl, value, task_id, attempt)
+        keys = lock_keys(locks.prefix, task.lock_name(self._args, self._kwargs))
+        return Claim(keys, token, ttl, value, task_id, attempt, nesting, locks.done_ttl)
 
     def _run(self) -> Any:
-        try:
-            reply = self.lease.take()
-        except LockUnavailable as exc:
-            self.unless_unlocked(exc)
-            return self.run_unlocked()
-        return self._answer(reply)
+        reply = self.settle(self.lease.take)
+        if isinstance(reply, Busy):
+            return self._policy().act(TaskConflict(self, reply))
+        return self.run_body() if reply else self.run_unlocked()
 
-    def _answer(self, reply: Acquired | Busy | Done) -> Any:
-        if isinstance(reply, Acquired):
-            return self.run_body()
-        if isinstance(reply, Done):
-            return self._answer(self.unless_done(reply))
-        if reply.relation in ("own", "earlier") and self.request.is_eager:
-            # An eager retry runs inside its earlier attempt, under that one's lock.
-            return self.run_unlocked()
-        if reply.relation == "own":
-            return self._redelivered(reply)
-        if reply.relation == "earlier":
-            return self._await_earlier()
-        return self._policy().act(TaskConflict(self, reply))
+    def settle(self, ask: Callable[[], Acquired | Busy | Done]) -> Acquired | Busy | None:
+        """Ask for the lock, and deal with all but an ordinary conflict.
+
+        Args:
+            ask: asks once, or waits.
+
+        Returns:
+            `Acquired`, or `Busy` with somebody else, or None: the task is to run without its lock.
+
+        Raises:
+            Deferred: another copy of this message, or its earlier attempt, has the lock.
+            AlreadyDone: another copy has run.
+            LockUnavailable: the server could not be asked, and the task says to raise that.
+        """
+        try:
+            reply = ask()
+            while not isinstance(reply, Acquired):
+                if isinstance(reply, Done):
+                    reply = self._unless_done(reply)
+                elif reply.relation not in ("own", "earlier"):
+                    return reply
+                elif self.request.is_eager:
+                    # An eager retry runs inside its earlier attempt, under that one's lock.
+                    return None
+                elif reply.relation == "own":
+                    self._redelivered(reply)
+                else:
+                    reply = self._await_earlier()
+        except LockUnavailable as exc:
+            self._unless_unlocked(exc)
+            return None
+        return reply
 
     def _policy(self) -> Policy:
         policy = self.options.on_conflict
@@ -224,7 +249,7 @@ class Run:
         if retry is not None and kept:
             owned = lease.hold(_countdown(retry))
         else:
-            owned = lease.release(self._done, bool(self.task.acks_late) or self.delivery.long_ago)
+            owned = lease.release(self._done, self._may_have_copies)
         if not lease.fence:
             return
         held = clock() - lease.acquired_at
@@ -247,29 +272,38 @@ class Run:
 
     # -- what is neither ours nor an ordinary conflict ------------------------------------
 
-    def _redelivered(self, busy: Busy) -> Any:
+    def _redelivered(self, busy: Busy) -> None:
         """Another copy of the message that the holder is running. Not a duplicate: if the
         holder dies, this copy is all that is left of the task.
         """
-        countdown = min(2.0**self.delivery.deferrals, self.lease.ttl / 3)
-        self.conflict_ended("redelivered", busy.holder, countdown)
-        return self.republish(countdown)
+        self.delivery.redelivered = True
+        self._defer_behind("redelivered", busy)
 
-    def _await_earlier(self) -> Any:
+    def _await_earlier(self) -> Acquired | Busy | Done:
         """A retry that came before its earlier attempt, which published it, has ended."""
-        try:
-            reply = self.lease.wait(min(EARLIER, self.lease.ttl / 3))
-        except LockUnavailable as exc:
-            self.unless_unlocked(exc)
-            return self.run_unlocked()
+        reply = self.lease.wait(min(EARLIER, self.lease.ttl / 3))
         if isinstance(reply, Busy) and reply.relation == "earlier":
-            countdown = min(2.0**self.delivery.deferrals, self.lease.ttl / 3)
-            self.conflict_ended("retried early", reply.holder, countdown)
-            return self.republish(countdown)
-        return self._answer(reply)
+            self._defer_behind("retried early", reply)
+        return reply
 
-    def unless_done(self, done: Done) -> Acquired | Busy | Done:
-        """End a copy of a message whose task has run; take the lock if it has not quite."""
+    def _defer_behind(self, outcome: str, busy: Busy) -> None:
+        """Look again later whether this task's other run, which has the lock, has ended."""
+        countdown = min(2.0**self.delivery.deferrals, self.lease.ttl / 3)
+        visible = self.task.app_locks.visibility_timeout
+        if visible is not None:
+            # A message that sleeps for longer is delivered a second time.
+            countdown = min(countdown, visible / 2)
+        self.conflict_ended(outcome, busy.holder, countdown)
+        # One chain for all the copies that meet this holder: one of them goes on.
+        self.republish(countdown, chain=busy.token)
+
+    def _unless_done(self, done: Done) -> Acquired | Busy | Done:
+        """End a copy of a message whose task has run; ask again if it is not one, or has not
+        quite.
+        """
+        # Somebody may send a task again under the same id. A copy was about before it ended.
+        if not self.delivery.redelivered and self.delivery.age < done.age:
+            return self.lease.take(again=True)
         if not done.expects_result or self._has_result():
             self.conflict_ended("already done", None)
             raise AlreadyDone
@@ -285,7 +319,7 @@ class Run:
             return True  # none can be asked for
         return backend.get_state(self.request.id) in states.READY_STATES | {states.RETRY}
 
-    def unless_unlocked(self, error: LockUnavailable) -> None:
+    def _unless_unlocked(self, error: LockUnavailable) -> None:
         """The lock server cannot be asked: return if the task is to run all the same."""
         choice = self.options.on_redis_error
         if choice == "run":
@@ -295,7 +329,7 @@ class Run:
             raise error
         countdown = min(2.0**self.delivery.deferrals, 60.0)
         logger.error("redislock: %s is deferred for %.1f s: %s", self, countdown, error)
-        self.republish(countdown, error)
+        self.republish(countdown, cause=error)
 
     def run_unlocked(self) -> Any:
         """Run the task's own code under no lock of this run."""
@@ -303,33 +337,67 @@ class Run:
 
     # -- the ends of a duplicate ----------------------------------------------------------
 
-    def republish(self, countdown: float, cause: Exception | None = None) -> Any:
+    def republish(
+        self, countdown: float, *, chain: str | None = None, cause: LockUnavailable | None = None
+    ) -> NoReturn:
         """Publish the task again as it came: same id, same everything.
 
+        Args:
+            countdown: seconds until it is run; up to a quarter is added at random.
+            chain: which chain of deferrals it belongs to; None for the delivery's own.
+            cause: why, if that is that the lock server does not answer.
+
         Raises:
-            Deferred: always, if it was published.
+            Deferred: it was published, now or by another copy of this message.
             Reject: it was not, and the broker still has the message.
         """
-        options = dict(self.task.signature_from_request(self.request).options)
-        for name in ("redelivered", "is_eager"):  # of the delivery, not of the message
-            options.pop(name, None)
-        options["headers"] = {**(options.get("headers") or {}), **self.delivery.next_header()}
+        chain = chain or self.delivery.chain or self.delivery.token
+        if cause is None and self._published_by_a_copy(chain):
+            logger.info("redislock: %s was deferred by another copy of its message", self)
+            raise Deferred
+        countdown *= random.uniform(1.0, 1.25)
         try:
-            with _outside_of_tasks():
-                self.task.app.send_task(
-                    self.task.name,
-                    self.request.args,
-                    self.request.kwargs,
-                    countdown=countdown * random.uniform(1.0, 1.25),
-                    add_to_parent=False,
-                    **options,
-                )
+            self._publish(countdown, chain)
+        except SoftTimeLimitExceeded:
+            raise
         except Exception as exc:
             logger.exception("redislock: %s could not be published again", self)
             if self.task.acks_late:
                 raise Reject(exc, requeue=True) from exc
             raise (cause or exc) from exc
+        if cause is None:
+            # After publishing: noted before, a crash in between would lose the task.
+            with contextlib.suppress(LockUnavailable):  # there may be one copy more
+                step = self.delivery.next_step(chain)
+                self.lease.store.note_deferral(self.lease.claim, chain, step, countdown)
         raise Deferred
+
+    def _published_by_a_copy(self, chain: str) -> bool:
+        step = self.delivery.next_step(chain)
+        if chain == self.delivery.token:
+            return False  # this very delivery begins the chain
+        try:
+            return self.lease.store.deferred_step(self.lease.claim, chain) >= step
+        except LockUnavailable:
+            return False  # one copy too many is better than none
+
+    def _publish(self, countdown: float, chain: str) -> None:
+        request = self.request
+        options = dict(self.task.signature_from_request(request).options)
+        for name in ("redelivered", "is_eager"):  # of the delivery, not of the message
+            options.pop(name, None)
+        if "ignore_result" in request.__dict__:  # Celery 5.5 forgets it
+            options["ignore_result"] = request.ignore_result
+        options["headers"] = {**(options.get("headers") or {}), **self.delivery.next_header(chain)}
+        with _outside_of_tasks():
+            self.task.app.send_task(
+                self.task.name,
+                request.args,
+                request.kwargs,
+                countdown=countdown,
+                add_to_parent=False,
+                **options,
+            )
 
     def skip(self, holder: Holder | None, result: Any) -> Any:
         """End without running."""
@@ -356,7 +424,8 @@ class Run:
     ) -> None:
         """Say how a conflict ended: one line and one signal."""
         after = f" for {countdown:.1f} s" if countdown is not None else ""
-        logger.info("redislock: %s %s%s: %s is held by %s", self, outcome, after, self.key, holder)
+        by = f"held by {holder}" if holder else "held by nobody now"
+        logger.info("redislock: %s %s%s: %s is %s", self, outcome, after, self.key, by)
         self._send(
             signals.lock_conflict,
             signals.ConflictDetails,
@@ -443,18 +512,13 @@ class TaskConflict:
     def wait(self, timeout: float | None) -> bool:
         if self._run.delivery.since is None:
             self._run.delivery.since = time.time()
-        try:
-            reply = self._run.lease.wait(timeout)
-            if isinstance(reply, Done):
-                reply = self._run.unless_done(reply)
-        except LockUnavailable as exc:
-            self._run.unless_unlocked(exc)
+        reply = self._run.settle(lambda: self._run.lease.wait(timeout))
+        if isinstance(reply, Busy):
+            self._busy = reply
+            return False
+        if reply is None:
             self._unlocked = True
             return True
-        if not isinstance(reply, Acquired):
-            if isinstance(reply, Busy):
-                self._busy = reply
-            return False
         self._run.conflict_ended("waited", self.holder)
         return True
 

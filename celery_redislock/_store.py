@@ -60,6 +60,8 @@ class Claim:
         value: the holder record to store.
         task_id: the task's id, or "".
         attempt: the task's retries.
+        nesting: how often the task replaced itself: the replacement has the same id and retries.
+        done_ttl: seconds for which a finished attempt is remembered.
     """
 
     keys: LockKeys
@@ -68,6 +70,8 @@ class Claim:
     value: str
     task_id: str = ""
     attempt: int = 0
+    nesting: int = 0
+    done_ttl: float = DONE_TTL
 
     @property
     def opening(self) -> str:
@@ -80,7 +84,7 @@ class Claim:
 
     @property
     def done_key(self) -> str:
-        return self.keys.done_by(self.task_id, self.attempt)
+        return self.keys.done_by(self.task_id, self.nesting, self.attempt)
 
 
 class Acquired(NamedTuple):
@@ -97,6 +101,7 @@ class Busy(NamedTuple):
     holder: Holder | None
     remaining: float
     relation: str
+    token: str = ""
 
 
 class Done(NamedTuple):
@@ -267,6 +272,7 @@ class Store:
             len(claim.opening),
             claim.ttl_ms,
             claim.task_id,
+            claim.nesting,
             claim.attempt,
             how,
             int(again),
@@ -281,7 +287,7 @@ class Store:
                     return left
                 sent_at = clock()
                 reply = self._call(connection, _ACQUIRE, lock_keys, arguments)
-                return _acquire_reply(reply, sent_at)
+                return _acquire_reply(reply, claim, sent_at)
 
         while True:
             reply = self._persist(claim, attempt)
@@ -304,8 +310,19 @@ class Store:
 
     # -- keeping --------------------------------------------------------------------------
 
-    def extend(self, extensions: Sequence[Extension], purpose: str = "heartbeat") -> list[Any]:
+    def extend(
+        self,
+        extensions: Sequence[Extension],
+        ttl: float | None = None,
+        purpose: str = "heartbeat",
+    ) -> list[Any]:
         """Extend several locks in one round trip.
+
+        Args:
+            extensions: the locks.
+            ttl: the ttl, in seconds, that says how long the server may take to answer; None for
+                the shortest of these locks.
+            purpose: whose connections to use.
 
         Returns:
             For each: `EXTENDED`, `RETAKEN`, `NOT_OURS`, or the `LockUnavailable` that it met.
@@ -320,8 +337,9 @@ class Store:
             )
             for e in extensions
         ]
-        shortest = min((e.claim for e in extensions), key=lambda claim: claim.ttl)
-        with self._connection(shortest, purpose) as connection:
+        ttl = min(e.claim.ttl for e in extensions) if ttl is None else ttl
+        asking = dataclasses.replace(extensions[0].claim, ttl=ttl)
+        with self._connection(asking, purpose) as connection:
             commands = [_evalsha(_EXTEND, keys, arguments) for keys, arguments in calls]
             connection.send_packed_command(connection.pack_commands(commands))
             replies = [_read(connection) for _ in calls]
@@ -359,7 +377,7 @@ class Store:
             LockUnavailable: the server did not answer in time.
         """
         keys = (claim.keys.lock, claim.keys.waiters, claim.keys.wake, claim.done_key)
-        arguments = (claim.opening, done, int(always), to_ms(DONE_TTL), to_ms(RESERVE))
+        arguments = (claim.opening, done, int(always), to_ms(claim.done_ttl), to_ms(RESERVE))
 
         def attempt() -> Any:
             return self._once(claim, _RELEASE, keys, arguments)
@@ -374,7 +392,7 @@ class Store:
         """
         keys = (claim.keys.lock, claim.done_key)
         value = _holder.held_for_retry(stored)
-        arguments = (claim.opening, value, to_ms(ttl), to_ms(DONE_TTL))
+        arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl))
         return bool(self._persist(claim, lambda: self._once(claim, _HOLD, keys, arguments)))
 
     def break_lock(self, keys: LockKeys, ttl: float) -> Holder | None:
@@ -387,6 +405,35 @@ class Store:
         names = (keys.lock, keys.broken, keys.waiters, keys.wake)
         value = self._persist(claim, lambda: self._once(claim, _BREAK, names, ()))
         return _holder.parse(value, None)
+
+    # -- deferring ------------------------------------------------------------------------
+
+    def deferred_step(self, claim: Claim, chain: str) -> int:
+        """The highest step of this chain of deferrals that was published, 0 for none.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._connection(claim) as connection:
+            connection.send_command("GET", f"{claim.keys.deferred}:{chain}")
+            return int(connection.read_response() or 0)
+
+    def note_deferral(self, claim: Claim, chain: str, step: int, seconds: float) -> None:
+        """Note that this step was published, for other copies of the message that it came from.
+
+        Args:
+            claim: the claim.
+            chain: which chain of deferrals.
+            step: the step.
+            seconds: how long the published message sleeps.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        key, ttl = f"{claim.keys.deferred}:{chain}", to_ms(seconds + claim.done_ttl)
+        with self._connection(claim) as connection:
+            connection.send_command("SET", key, step, "PX", ttl)
+            connection.read_response()
 
     # -- asking ---------------------------------------------------------------------------
 
@@ -539,12 +586,14 @@ def _transient(error: BaseException | None) -> bool:
     return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
 
 
-def _acquire_reply(reply: list[Any], sent_at: float) -> Acquired | Busy | Done:
+def _acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired | Busy | Done:
     kind, value = reply[0], reply[1]
     if kind == b"acquired":
         return Acquired(value.decode(), int(reply[2]), sent_at)
     if kind == b"done":
-        return Done(value == b"1", DONE_TTL - reply[2] / 1000)
+        age = claim.done_ttl - reply[2] / 1000 if reply[2] >= 0 else 0.0
+        return Done(value == b"1", age)
     left, relation = reply[2], reply[3].decode()
     remaining = left / 1000 if left >= 0 else math.inf
-    return Busy(_holder.parse(value, remaining), remaining, relation)
+    token = (_holder.decode(value) or {}).get("token", "")
+    return Busy(_holder.parse(value, remaining), remaining, relation, token)

@@ -2,18 +2,25 @@
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done marker of this attempt
 -- ARGV  1 value, opening with {"token":"<token>"   2 length of that opening   3 ttl in ms
---       4 task id, or ""   5 attempt   6 how: "try" once, "wait", "woken" after a wait, or
---       "last" before giving up a wait   7 "1" take it also if this attempt has run before
---       8 ms after which a waiter that has not asked again is dead
+--       4 task id, or ""   5 how often the task replaced itself   6 attempt
+--       7 how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait
+--       8 "1" take it also if this attempt has run before
+--       9 ms after which a waiter that has not asked again is dead
 -- Reply {"acquired", value as stored, fence}
---       {"done", "1" its result is to be expected | "0" none is, ms for which we will know}
+--       {"done", "1" its result is to be expected | "0" none is, ms for which we will know, or -1}
 --           this attempt has run before; this is another copy of its message
 --       {"busy", value, ms to live (-1: for ever), relation}, relation being
 --           "other" | "own" this very attempt | "earlier" this task's earlier attempt
 --           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
 
 local value, opening, ttl = ARGV[1], string.sub(ARGV[1], 1, tonumber(ARGV[2])), tonumber(ARGV[3])
-local task_id, attempt, how = ARGV[4], tonumber(ARGV[5]), ARGV[6]
+local task_id, how, again = ARGV[4], ARGV[7], ARGV[8] == '1'
+
+-- The order of a task's runs under one id: a replacement starts counting its retries anew.
+local function order(nesting, attempt)
+  return (tonumber(nesting) or 0) * 1000000 + (tonumber(attempt) or 0)
+end
+local mine = order(ARGV[5], ARGV[6])
 
 local function take()
   local now = redis.call('TIME')
@@ -39,7 +46,7 @@ if type(current) == 'string' and string.sub(current, 1, #opening) == opening the
   return {'acquired', current, string.match(current, '"fence":(%d+)') or '0'}
 end
 
-if task_id ~= '' and ARGV[7] ~= '1' then
+if task_id ~= '' and not again then
   local done = redis.call('GET', KEYS[4])
   if done then
     return {'done', done, redis.call('PTTL', KEYS[4])}
@@ -65,16 +72,16 @@ else
     end
     relation = 'reserved'
   elseif task_id ~= '' and holder.task_id == task_id then
-    local theirs = tonumber(holder.attempt) or 0
-    if attempt > theirs then
+    local theirs = order(holder.nesting, holder.attempt)
+    if mine > theirs then
       -- Kept for us; or its holder has let a heartbeat pass, so it is dead or has given up.
       if holder.held or left < (tonumber(holder.ttl_ms) or ttl) / 2 then
         return take()
       end
       relation = 'earlier'
-    elseif attempt < theirs then
-      return {'done', '0', 0}
-    else
+    elseif mine < theirs and not again then
+      return {'done', '0', -1}
+    elseif mine == theirs then
       relation = 'own'
       if not string.find(current, '"redelivered":true', 1, true) then
         current = string.sub(current, 1, -2) .. ',"redelivered":true}'
@@ -86,8 +93,8 @@ end
 
 if how == 'wait' or how == 'woken' then
   local now = redis.call('TIME')
-  redis.call('ZADD', KEYS[3], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[8], opening)
-  redis.call('PEXPIRE', KEYS[3], ARGV[8])
+  redis.call('ZADD', KEYS[3], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[9], opening)
+  redis.call('PEXPIRE', KEYS[3], ARGV[9])
 elseif how == 'last' then
   redis.call('ZREM', KEYS[3], opening)
 end
