@@ -173,3 +173,67 @@ def test_a_deferred_task_survives_a_visibility_timeout_shorter_than_its_countdow
     assert result.get(timeout=30)
     never(lambda: journal.count(label, "start") > 1, "a copy ran too", 5.0)
     assert result.state == "SUCCESS"
+
+
+def test_a_task_that_replaces_itself_under_its_own_lock_goes_on(worker, sender, journal, label):
+    """A replacement has the id and the retries of what it replaces, and is no copy of it."""
+    result = sender.send_task("pages", [label], queue=QUEUE)
+    assert result.get(timeout=30) == "last page"
+    assert journal.count(label, "start") == 3
+    assert journal.overlaps(label) == []
+
+
+def test_a_task_that_is_sent_again_under_its_own_id_runs_again(worker, sender, journal, label):
+    """As operators do with what failed. It is no copy of a message that was delivered before."""
+    for number in (1, 2):
+        sender.send_task("late", [label, 0.1], queue=QUEUE, task_id=label)
+        eventually(lambda number=number: journal.count(label, "end") == number, "it ran")
+        eventually(lambda: sender.AsyncResult(label).state == "SUCCESS", "it has a result")
+
+
+def test_a_copy_whose_wait_times_out_while_the_first_runs_is_not_skipped(
+    worker, sender, journal, label
+):
+    sender.send_task("wait_late", [label, 1.0], queue=QUEUE)
+    eventually(lambda: journal.count(label, "start") == 1, "another task holds the lock")
+    copies = f"{label}-copies"
+    for _ in range(2):
+        sender.send_task("wait_late", [label, 3.0], queue=QUEUE, task_id=copies)
+    result = sender.AsyncResult(copies)
+    never(lambda: result.state == "REVOKED", "it was skipped as its own duplicate", 4.0)
+    eventually(lambda: result.state == "SUCCESS", "it has a result")
+    never(lambda: journal.count(label, "start") > 2, "the copy ran too", 3.0)
+    assert journal.overlaps(label) == []
+
+
+@needs_impatience
+def test_copies_of_tasks_with_a_countdown_run_once_each(
+    start_worker, sender, queue, journal, label
+):
+    """Whichever copy comes first, the others know that it ran."""
+    for _ in range(2):
+        start_worker(queues=queue, concurrency=2, conf=IMPATIENT)
+    labels = [f"{label}-{number}" for number in range(40)]
+    results = [sender.send_task("skip", [each, 0.0], queue=queue, countdown=3) for each in labels]
+    for result in results:
+        assert result.get(timeout=30)
+
+    def ran_twice():
+        return [each for each in labels if journal.count(each, "start") > 1]
+
+    never(ran_twice, "a copy ran too", 4.0)
+
+
+@needs_impatience
+def test_copies_of_a_message_do_not_multiply(start_worker, sender, queue, journal, label):
+    """Each copy that is put off sleeps unacknowledged, and so is copied in its turn."""
+    workers = [start_worker(queues=queue, concurrency=1, conf=IMPATIENT) for _ in range(2)]
+    result = sender.send_task("late_hour", [label, 20.0], queue=queue)
+
+    def received():
+        return sum(worker.log().count("received") for worker in workers)
+
+    assert result.get(timeout=60)
+    # Three a second or so; unchecked it is hundreds by now, and thousands soon.
+    assert received() < 150
+    assert journal.count(label, "start") == 1

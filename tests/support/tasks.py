@@ -84,6 +84,9 @@ defer_briefly = singleton(
 )(body)
 wait = singleton(name="wait", on_conflict=Wait())(body)
 wait_briefly = singleton(name="wait_briefly", on_conflict=Wait(timeout=0.3, then=Raise()))(body)
+wait_late = singleton(name="wait_late", acks_late=True, lock_ttl=5, on_conflict=Wait(timeout=1.5))(
+    body
+)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
 late = singleton(name="late", acks_late=True, reject_on_worker_lost=True)(body)
 late_hour = singleton(name="late_hour", acks_late=True, lock_ttl=5)(body)
@@ -158,6 +161,17 @@ def replaces(self: Any, label: str) -> Any:
     journal.write("end", label, self.request)
     here = self.request.delivery_info["routing_key"]
     return self.replace(skip.s(label, 0.05).set(queue=here))
+
+
+@singleton(name="pages", acks_late=True, max_retries=3)
+def pages(self: Any, label: str, left: int = 2) -> Any:
+    """Goes on by replacing itself, under the same lock and, as Celery does it, the same id."""
+    journal.write("start", label, self.request)
+    journal.write("end", label, self.request)
+    if left:
+        here = self.request.delivery_info["routing_key"]
+        return self.replace(self.s(label, left - 1).set(queue=here))
+    return "last page"
 
 
 @singleton(name="hard_limited", lock_ttl=60, time_limit=1)
