@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import random
 import re
@@ -50,14 +51,13 @@ from tests.support.waiting import eventually
 
 
 def make_claim(
-    name: str, ttl: float = 30.0, task_id: str = "", attempt: int = 0, prefix: str = "redislock"
+    name: str, ttl: float = 30.0, task_id: str = "", attempt: int = 0, nesting: int = 0
 ) -> Claim:
     """A claim with a token of its own, as each delivery has one."""
     token = new_token()
-    value = _holder.encode(
-        token, ttl_ms=to_ms(ttl), task="pkg.task", task_id=task_id, attempt=attempt
-    )
-    return Claim(lock_keys(prefix, name), token, ttl, value, task_id, attempt)
+    run = {"task": "pkg.task", "task_id": task_id, "attempt": attempt, "nesting": nesting}
+    value = _holder.encode(token, ttl_ms=to_ms(ttl), **run)
+    return Claim(lock_keys("redislock", name), token, ttl, value, task_id, attempt, nesting)
 
 
 def taken(reply: Any) -> Acquired:
@@ -458,6 +458,35 @@ def test_a_mark_is_of_one_attempt_of_one_task(store, label) -> None:
         store.release(other)
 
 
+def test_a_mark_says_nothing_about_another_lock(store, label) -> None:
+    claim = make_claim(label, task_id=label)
+    taken(store.acquire(claim))
+    store.release(claim, "1", always=True)
+    taken(store.acquire(make_claim(f"{label}2", task_id=label)))
+
+
+def test_a_mark_lasts_for_as_long_as_a_copy_may_come(store, client, label) -> None:
+    claim = dataclasses.replace(make_claim(label, task_id=label), done_ttl=4000.0)
+    taken(store.acquire(claim))
+    store.release(claim, "1", always=True)
+    assert 3900 < client.ttl(claim.done_key) <= 4000
+    copy = dataclasses.replace(make_claim(label, task_id=label), done_ttl=4000.0)
+    client.pexpire(claim.done_key, 3_990_000)
+    assert 10 <= store.acquire(copy).age < 15
+
+
+def test_a_task_that_replaced_itself_is_no_copy_of_what_it_was(store, label) -> None:
+    first = make_claim(label, task_id=label)
+    taken(store.acquire(first))
+    replacement = make_claim(label, task_id=label, nesting=1)
+    assert busy(store.acquire(replacement)).relation == "earlier"
+    store.release(first, "0", always=True)
+    taken(store.acquire(replacement))
+    late = store.acquire(make_claim(label, task_id=label, attempt=3))
+    assert isinstance(late, Done)
+    assert not late.expects_result
+
+
 def test_a_finished_attempt_runs_again_if_its_result_never_came(store, label) -> None:
     claim, copy = (make_claim(label, task_id=label) for _ in range(2))
     taken(store.acquire(claim))
@@ -531,6 +560,21 @@ def test_a_kept_lock_can_be_broken(store, label) -> None:
     store.hold(claim, held.value, 40)
     assert store.break_lock(claim.keys, 30).held_for_retry is True
     taken(store.acquire(make_claim(label)))
+
+
+# -- deferrals --------------------------------------------------------------------------------
+
+
+def test_the_steps_of_a_chain_of_deferrals_are_noted_for_as_long_as_they_sleep(
+    store, client, label
+) -> None:
+    claim = make_claim(label, task_id=label)
+    assert store.deferred_step(claim, label) == 0
+    store.note_deferral(claim, label, 3, 50)
+    assert store.deferred_step(claim, label) == 3
+    assert store.deferred_step(claim, f"{label}2") == 0
+    (key,) = client.scan_iter(f"*{label}*")
+    assert 640 < client.ttl(key) <= 650
 
 
 # -- waiters ----------------------------------------------------------------------------------
