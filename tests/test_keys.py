@@ -606,7 +606,7 @@ def test_no_two_locks_share_a_key_beside_those_of_their_bucket(first: str, secon
     assert not (set(ours) & set(theirs)) - of_the_bucket
 
 
-def test_a_million_locks_have_no_more_fence_counters_than_there_are_buckets() -> None:
+def test_any_number_of_locks_has_no_more_fence_counters_than_there_are_buckets() -> None:
     counters = {lock_keys("redislock", str(number)).fence for number in range(20 * BUCKETS)}
     assert len(counters) == BUCKETS == 1024
 

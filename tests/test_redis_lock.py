@@ -764,6 +764,21 @@ def test_a_server_that_does_not_answer_for_a_while_costs_no_lock(own_redis, labe
         assert (mine.lost, mine.fence) == (False, fence)
 
 
+def test_servers_that_hang_cost_no_lock_on_another_one(own_redis, lock, caplog) -> None:
+    with RedisServer() as other, lock(ttl=0.7) as mine:
+        slow = [RedisLock(server.url, "slow", ttl=4) for server in (own_redis, other)]
+        for each in slow:
+            each.acquire()
+        own_redis.stop()
+        other.stop()
+        eventually(lambda: caplog.text.count("could not extend") == 2, "both hang", 5)
+        never(lambda: not mine.holder(), "it lapses", 1.5)
+        assert mine.lost is False
+        assert "LOST" not in caplog.text
+        own_redis.resume()
+        other.resume()
+
+
 def test_a_connection_that_breaks_costs_no_lock(proxy, client, label) -> None:
     with RedisLock(proxy.url, label, ttl=2) as mine:
         proxy.cut_off()
