@@ -429,9 +429,8 @@ def test_a_redis_lock_from_a_client_leaves_client_and_pool_alone(
     assert client.connection_pool is pool
     assert pool.connection_kwargs == before
     if kind != "hasty":  # that one never worked
-        reply = client.echo("ü")
-        assert reply in ("ü", "ü".encode(client.get_encoder().encoding))
-        assert isinstance(reply, str) is bool(pool.connection_kwargs.get("decode_responses"))
+        decodes = pool.connection_kwargs.get("decode_responses")
+        assert client.echo("x") == ("x" if decodes else b"x")
     client.close()
 
 
