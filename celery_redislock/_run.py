@@ -151,7 +151,7 @@ class Run:
         reply = self.settle(self.lease.take)
         if isinstance(reply, Busy):
             return self._policy().act(TaskConflict(self, reply))
-        return self.run_body() if reply else self.run_unlocked()
+        return self.run_body() if reply else self.call_body()
 
     def settle(self, ask: Callable[[], Acquired | Busy | Done]) -> Acquired | Busy | None:
         """Ask for the lock, and deal with all but an ordinary conflict.
@@ -224,11 +224,11 @@ class Run:
     def _guarded_body(self) -> Any:
         abort = self._abort
         if abort is None:
-            return self.run_unlocked()
+            return self.call_body()
         try:
             try:
                 abort.arm()
-                return self._body(*self._args, **self._kwargs)
+                return self.call_body()
             finally:
                 abort.disarm()
         except LockLost as exc:
@@ -242,7 +242,7 @@ class Run:
 
     def _give_back(self) -> None:
         lease = self.lease
-        if lease.given_back:
+        if lease.given_back or lease.inherited:  # the body forked, and the fork ends here too
             return
         retry = self._retry
         kept = retry is not None and self.options.lock_across_retries == "hold"
@@ -288,7 +288,7 @@ class Run:
 
     def _defer_behind(self, outcome: str, busy: Busy) -> None:
         """Look again later whether this task's other run, which has the lock, has ended."""
-        countdown = min(2.0**self.delivery.deferrals, self.lease.ttl / 3)
+        countdown = self._backoff(self.lease.ttl / 3)
         visible = self.task.app_locks.visibility_timeout
         if visible is not None:
             # A message that sleeps for longer is delivered a second time.
@@ -296,6 +296,10 @@ class Run:
         self.conflict_ended(outcome, busy.holder, countdown)
         # One chain for all the copies that meet this holder: one of them goes on.
         self.republish(countdown, chain=busy.token)
+
+    def _backoff(self, most: float) -> float:
+        """Seconds: 1, 2, 4 and so on with each deferral, `most` at most."""
+        return min(2.0 ** min(self.delivery.deferrals, 10), most)
 
     def _unless_done(self, done: Done) -> Acquired | Busy | Done:
         """End a copy of a message whose task has run; ask again if it is not one, or has not
@@ -327,12 +331,12 @@ class Run:
             return
         if choice == "raise" or self.request.is_eager:
             raise error
-        countdown = min(2.0**self.delivery.deferrals, 60.0)
+        countdown = self._backoff(60.0)
         logger.error("redislock: %s is deferred for %.1f s: %s", self, countdown, error)
         self.republish(countdown, cause=error)
 
-    def run_unlocked(self) -> Any:
-        """Run the task's own code under no lock of this run."""
+    def call_body(self) -> Any:
+        """Run the task's own code, with or without a lock."""
         return self._body(*self._args, **self._kwargs)
 
     # -- the ends of a duplicate ----------------------------------------------------------
@@ -524,7 +528,7 @@ class TaskConflict:
 
     def run(self) -> Any:
         if self._unlocked:
-            return self._run.run_unlocked()
+            return self._run.call_body()
         if not self._run.lease.fence:
             raise RuntimeError("a policy must not run the task before wait() has returned True")
         return self._run.run_body()
