@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import decimal
+import threading
 import time
 import uuid
 
@@ -190,21 +191,36 @@ def test_an_errback_is_not_called_for_a_skip(sig, send, holder, journal, label):
     never(lambda: journal.read(label, "errback"), "the errback was called", 1.0)
 
 
-def test_a_skip_sends_a_revoked_event(sender, send, holder, label):
-    events = []
-    with sender.connection_for_read() as connection:
-        receiver = sender.events.Receiver(connection, handlers={"task-revoked": events.append})
-        capture = receiver.itercapture(limit=None, timeout=0.5, wakeup=False)
-        consumer = iter(capture)
-        holder("skip")
-        duplicate = send("skip", label)
+@pytest.fixture
+def revoked_events(sender):
+    """The task-revoked events since the test began."""
+    events, listening, done = [], threading.Event(), threading.Event()
 
-        def revoked():
-            with contextlib.suppress(TimeoutError, StopIteration, OSError):
-                next(consumer)
-            return [event for event in events if event["uuid"] == duplicate.id]
+    def listen():
+        with sender.connection_for_read() as connection:
+            receiver = sender.events.Receiver(connection, handlers={"task-revoked": events.append})
+            with receiver.consumer_context(wakeup=False):
+                listening.set()
+                while not done.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        connection.drain_events(timeout=0.2)
 
-        assert eventually(revoked, "a task-revoked event")[0]["terminated"] is False
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    assert listening.wait(20)
+    yield events
+    done.set()
+    thread.join(20)
+
+
+def test_a_skip_sends_a_revoked_event(send, holder, label, revoked_events):
+    holder("skip")
+    duplicate = send("skip", label)
+    (event,) = eventually(
+        lambda: [event for event in revoked_events if event["uuid"] == duplicate.id],
+        "a task-revoked event",
+    )
+    assert event["terminated"] is False
 
 
 def test_a_deferred_duplicate_does_not_become_its_own_child(sig, holder, label):
