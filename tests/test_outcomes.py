@@ -199,11 +199,11 @@ def revoked_events(sender):
     def listen():
         with sender.connection_for_read() as connection:
             receiver = sender.events.Receiver(connection, handlers={"task-revoked": events.append})
-            with receiver.consumer_context(wakeup=False):
+            with receiver.consumer_context(wakeup=False) as (its_connection, _, _):
                 listening.set()
                 while not done.is_set():
                     with contextlib.suppress(TimeoutError):
-                        connection.drain_events(timeout=0.2)
+                        its_connection.drain_events(timeout=0.2)
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
