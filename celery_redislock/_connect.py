@@ -101,6 +101,8 @@ def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFa
         else:
             make = _url_pools(url, kwargs)
         make(1.0, _nothing).make_connection()  # opens none, and refuses what it does not know
+    except ConfigError:
+        raise
     except (TypeError, ValueError, redis.RedisError) as exc:
         raise ConfigError(f"redislock_url and redislock_transport_options: {exc}") from exc
     return make

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 #: How the value of a lock that is kept for one of its waiters begins. See `release.lua`.
 RESERVED_HEAD = '{"token":"","reserved":'
@@ -51,8 +51,15 @@ class Holder:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Holder:
-        """Build a holder from plain data. Unknown fields are ignored."""
-        return cls(**{name: data[name] for name in _FIELDS if name in data})
+        """Build a holder from plain data. Unknown fields are ignored; if another has a type that
+        we never record, the data is not ours, and all that is known is the ttl.
+        """
+        fields = {name: data[name] for name in _TYPES if name in data}
+        if all(isinstance(value, _TYPES[name]) for name, value in fields.items()):
+            holder = cls(**fields)
+            if holder.acquired_at is None or 0 <= holder.acquired_at <= _LAST_TIME:
+                return holder
+        return cls(ttl=data.get("ttl"))
 
     def __str__(self) -> str:
         if self.task_id is None and self.pid is None:
@@ -65,7 +72,19 @@ class Holder:
         return f"{text}, kept for its retry" if self.held_for_retry else text
 
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(Holder))
+_TYPES: Final[dict[str, Any]] = {
+    "task": str | None,
+    "task_id": str | None,
+    "attempt": int,
+    "node": str | None,
+    "pid": int | None,
+    "acquired_at": int | float | None,
+    "fence": int | None,
+    "ttl": int | float | None,
+    "held_for_retry": bool,
+}
+#: The last Unix time that a datetime can show.
+_LAST_TIME: Final = 253402300799
 
 
 def parse(value: bytes | None, ttl: float | None) -> Holder | None:

@@ -136,10 +136,16 @@ class KeyMaker:
             self._name = self._by_all_arguments
         elif isinstance(lock_key, str):
             self._template = lock_key
-            self._check(_template_fields(task, lock_key))
+            fields = _template_fields(task, lock_key)
+            if not fields and lock_key in self._signature.parameters:
+                raise ConfigError(
+                    f"task {task}: lock_key={lock_key!r} is one lock for all calls, and the name"
+                    f" of an argument; did you mean lock_key=[{lock_key!r}] or '{{{lock_key}}}'?"
+                )
+            self._check(fields)
             self._name = self._by_template
         elif callable(lock_key):
-            _check_callable(task, lock_key)
+            _check_callable(task, lock_key, self._outer)
             self._callable = lock_key
             self._name = self._by_callable
         else:
@@ -233,7 +239,10 @@ def _template_fields(task: str, template: str) -> list[str]:
     try:
         names = [field.replace("[", ".").split(".")[0] for field in _fields(template)]
     except ValueError as exc:
-        raise ConfigError(f"{where} is not a str.format template: {exc}") from None
+        raise ConfigError(
+            f"{where} is not a str.format template: {exc}; it must be one such as"
+            " 'account:{account_id}'"
+        ) from None
     if any(not name or name.isdigit() for name in names):
         raise ConfigError(f"{where}: fields must be named, as in '{{account_id}}'")
     return names
@@ -250,13 +259,54 @@ def _fields(template: str) -> Iterator[str]:
         yield from _fields(spec or "")
 
 
-def _check_callable(task: str, function: Callable[..., Any]) -> None:
+def _check_callable(task: str, function: Callable[..., Any], calls: Signature) -> None:
     try:
-        first = next(iter(inspect.signature(function).parameters), None)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin without a signature
         return
-    if first == "self":
+    if next(iter(signature.parameters), None) == "self":
         raise ConfigError(
             f"task {task}: lock_key's callable is given the call's own arguments and no self;"
             " accepted is a callable without one"
         )
+    if not _some_call_fits(calls, signature):
+        raise ConfigError(
+            f"task {task}: lock_key's callable takes {signature}, which no call of the task fits;"
+            " accepted is one for the call's own arguments, which are:"
+            f" {', '.join(calls.parameters) or 'none'}"
+        )
+
+
+def _some_call_fits(task: Signature, other: Signature) -> bool:
+    """Whether any call that the task accepts is one that the other accepts as well."""
+    parameters = task.parameters.values()
+    kinds = {p.kind for p in parameters}
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    most = len(positional)
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        most += len(other.parameters)
+    for count in range(most + 1):
+        args = (None,) * count
+        left = [*positional[count:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
+        must = {p.name for p in left if p.default is p.empty}
+        may = {p.name for p in left if p.kind is not p.POSITIONAL_ONLY}
+        if not must <= may:
+            continue
+        try:
+            # Beside what it must pass, let the call pass just what the other still asks for.
+            asked = set(_names_left(other, other.bind_partial(*args).arguments))
+            if inspect.Parameter.VAR_KEYWORD in kinds:
+                may |= asked
+            other.bind(*args, **dict.fromkeys(must | (asked & may)))
+        except TypeError:
+            continue
+        return True
+    return False
+
+
+def _names_left(signature: Signature, bound: Mapping[str, Any]) -> Iterator[str]:
+    """The arguments without a default that are not bound, and can be passed by name."""
+    for p in signature.parameters.values():
+        by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if by_name and p.default is p.empty and p.name not in bound:
+            yield p.name

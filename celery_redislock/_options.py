@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from .errors import ConfigError
@@ -172,37 +173,64 @@ def resolve(where: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -
     if options.lock_max_hold is not None and options.lock_max_hold < options.lock_ttl:
         raise ConfigError(
             f"{where}: lock_max_hold={options.lock_max_hold:g} is shorter than"
-            f" lock_ttl={options.lock_ttl:g}; the lock always stands for lock_ttl"
+            f" lock_ttl={options.lock_ttl:g}, for which the lock always stands; it must be"
+            " None or a number of seconds not below lock_ttl"
         )
     return options
 
 
-def refuse_unknown_options(where: str, names: Iterable[str]) -> None:
-    """Refuse names that look like one of our options and are not.
+def refuse_unknown_options(
+    where: str, attributes: Iterable[tuple[str, Any]], taken: Collection[str]
+) -> None:
+    """Refuse what looks like one of our options and is not.
+
+    Args:
+        where: the task, for messages.
+        attributes: names and values; UNSET is the value of what is only annotated.
+        taken: names of the base class that are no options. Methods may override them.
 
     Raises:
-        ConfigError: an unknown `lock_*` name, or a near miss of another option.
+        ConfigError: a value under a name that is taken, an unknown `lock_*` or `redislock_*`
+            name, an unknown `on_*` that is no hook, or a near miss of another option.
     """
-    for name in names:
+    for name, value in attributes:
         if name in OPTIONS:
             continue
-        near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8)
-        if name.startswith("lock_") or near:
+        if name in taken:
+            if not hasattr(type(value), "__get__") and not isinstance(value, LockOptions | _Unset):
+                raise ConfigError(
+                    f"{where}: {name}={value!r} is not accepted; it is no option, and the name"
+                    f" of what the base class has itself. Accepted: {', '.join(sorted(OPTIONS))}"
+                )
+        elif _looks_like_an_option(name.lower(), value):
             raise ConfigError(_unknown(where, "option", name, OPTIONS))
 
 
+def _looks_like_an_option(name: str, value: Any) -> bool:
+    if name.startswith(("lock_", "redislock_")):
+        return True
+    if difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8):
+        return True
+    is_hook = callable(value) or hasattr(type(value), "__get__") or value is UNSET
+    return name.startswith("on_") and not is_hook
+
+
 def refuse_unknown_settings(names: Iterable[str]) -> None:
-    """Refuse `redislock_*` settings that do not exist.
+    """Refuse settings that do not exist and look like ours: `redislock_*`, `redis_lock_*`.
 
     Raises:
         ConfigError: such a name.
     """
     for name in names:
-        if name.startswith("redislock_") and name not in SETTINGS:
+        # Of "block" and "clock" we know nothing.
+        ours = name.startswith("redislock_") or (
+            "redis" in name and re.search("(?<![bc])lock", name)
+        )
+        if ours and name not in SETTINGS:
             raise ConfigError(_unknown("app", "setting", name, SETTINGS))
 
 
 def _unknown(where: str, kind: str, name: str, accepted: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name, accepted, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    near = difflib.get_close_matches(name.lower(), accepted, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
     return f"{where}: unknown {kind} {name!r}{hint} Accepted: {', '.join(sorted(accepted))}"

@@ -11,33 +11,39 @@ from celery._state import connect_on_app_finalize
 
 from ._app import app_locks, has_locks
 from ._lock import logger
-from ._options import OPTIONS
-from ._task import SingletonTask
+from ._options import OPTIONS, refuse_unknown_settings
+from ._task import SingletonTask, setting_names
 from .errors import ConfigError, LockUnavailable
 
 #: Seconds that a worker's start may be held up by a lock server that does not answer.
 _PATIENCE: Final = 6.0
 
+_PROTECTED: Final = "_redislock_protected"
 
-def protect_tasks(app: Any) -> list[str]:
+
+def protect_tasks(app: Any) -> list[tuple[str, str]]:
     """Make the tasks that `redislock_tasks` names locked ones, with the options it gives.
 
     Returns:
-        The names and globs that match no task.
+        The names and globs that protect no task, each with the reason.
 
     Raises:
         ConfigError: the setting is not a dict of dicts, or has an unknown option.
     """
     wanted = _wanted(app)
-    unused = set(wanted)
+    idle = dict.fromkeys(wanted, "matches no task of this worker")
+    used = set()
     for name, task in list(app._tasks.items()):
         pattern = _pattern_for(name, wanted)
         if pattern is None or name.startswith("celery."):
             continue
-        unused.discard(pattern)
         if not isinstance(task, SingletonTask):
             _protect(task, wanted[pattern])
-    return sorted(unused)
+        if _PROTECTED in vars(type(task)):
+            used.add(pattern)
+        else:
+            idle[pattern] = f"is ignored: {name} is a SingletonTask and has options of its own"
+    return sorted((pattern, why) for pattern, why in idle.items() if pattern not in used)
 
 
 def _wanted(app: Any) -> dict[str, Mapping[str, Any]]:
@@ -76,7 +82,7 @@ def _pattern_for(name: str, wanted: Mapping[str, Any]) -> str | None:
 def _protect(task: Any, options: Mapping[str, Any]) -> None:
     cls = type(task)
     given = {k: staticmethod(v) if callable(v) else v for k, v in options.items()}
-    namespace = {**given, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    namespace = {**given, _PROTECTED: True, "__module__": cls.__module__, "__doc__": cls.__doc__}
     task.__class__ = type(cls.__name__, (SingletonTask, cls), namespace)
 
 
@@ -99,15 +105,16 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
     """In the worker's main process, before its pool starts."""
     app = sender.app
     try:
-        unused = protect_tasks(app)
+        refuse_unknown_settings(setting_names(app))
+        idle = protect_tasks(app)
         for task in app.tasks.values():
             if isinstance(task, SingletonTask) and task.lock_options is None:
                 task.bind(app)
     except ConfigError as exc:
         # A receiver's ordinary errors are only logged, and the worker would go on without locks.
         raise SystemExit(f"redislock: {exc}") from exc
-    for pattern in unused:
-        logger.warning("redislock: redislock_tasks[%r] matches no task of this worker", pattern)
+    for pattern, why in idle:
+        logger.warning("redislock: redislock_tasks[%r] %s", pattern, why)
     if has_locks(app) and app_locks(app).enabled:
         _look_at_server(app)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from celery import Task, _state
+from celery.app.defaults import DEFAULTS
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.result import EagerResult
 from celery.utils.imports import instantiate, symbol_by_name
@@ -16,7 +17,14 @@ from ._app import AppLocks, app_locks
 from ._holder import Holder
 from ._keys import KeyMaker, LockKeys, lock_keys
 from ._lock import Lease, logger
-from ._options import OPTIONS, UNSET, LockOptions, refuse_unknown_options, resolve
+from ._options import (
+    OPTIONS,
+    UNSET,
+    LockOptions,
+    refuse_unknown_options,
+    refuse_unknown_settings,
+    resolve,
+)
 from ._request import lock_request
 from ._run import LEASE, UNLOCKED, Run, Skipped, Unlocked
 from .errors import ConfigError, TaskSkipped
@@ -85,7 +93,8 @@ class SingletonTask(Task):
     @classmethod
     def _resolve_options(cls, app: Any) -> None:
         where = f"task {cls.name}"
-        refuse_unknown_options(where, _own_attributes(cls))
+        refuse_unknown_options(where, _own_attributes(cls), _TAKEN)
+        refuse_unknown_settings(setting_names(app))
         locks = app_locks(app, refresh=True)
         given = {option: _plain(inspect.getattr_static(cls, option)) for option in OPTIONS}
         cls.lock_options = resolve(where, given, locks.settings)
@@ -118,7 +127,9 @@ class SingletonTask(Task):
             name: str = getattr(self, _KEY_MAKER).name(args, kwargs)
         except TypeError:
             # If they do not fit, this says it in Celery's own words.
-            self.__header__(*args, **kwargs)
+            header = getattr(self, "__header__", None)  # a task written as a class has none
+            if header is not None:
+                header(*args, **kwargs)
             raise
         return name
 
@@ -211,6 +222,23 @@ class SingletonTask(Task):
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
 
 
+#: What a task may override with a method and cannot set as an option.
+_TAKEN: Final = frozenset(vars(SingletonTask)).difference(OPTIONS, dir(Task))
+
+
+def setting_names(app: Any) -> Iterator[str]:
+    """The names of the app's settings that are not Celery's, without their namespace."""
+    head = f"{app.namespace}_".lower() if app.namespace else ""
+    for key in app.conf:
+        name = str(key).lower()
+        if head and name.startswith(head):
+            name = name.removeprefix(head)
+        elif name != key:  # capitals: of a module of settings that are not all for Celery
+            continue
+        if name not in DEFAULTS:
+            yield name
+
+
 class _CurrentLock:
     """The lock of the task that runs in this thread, for code that has no `self`.
 
@@ -245,14 +273,20 @@ def _is_fallback(app: Any) -> bool:
     return app is _state.default_app and app.main == "default"
 
 
-def _own_attributes(cls: type[Any]) -> list[str]:
-    """What the task and its bases below SingletonTask set or annotate."""
-    names: set[str] = set()
-    for base in cls.__mro__:
-        if base is not SingletonTask and issubclass(base, SingletonTask):
-            names.update(vars(base), vars(base).get("__annotations__", ()))
-    # dir and not hasattr: to ask a class for its `app` binds it, and creates one if need be.
-    return sorted(names.difference(dir(SingletonTask)))
+def _own_attributes(cls: type[Any]) -> Iterator[tuple[str, Any]]:
+    """What the task and its bases below SingletonTask set or annotate, and the bases above
+    do not know.
+    """
+    mro = cls.__mro__
+    below = mro.index(SingletonTask)
+    known = {name for base in mro[below + 1 :] for name in vars(base)}
+    for base in mro[:below]:
+        own = dict(vars(base))
+        if "_decorated" not in own:  # else the annotations are those of the task's function
+            own = {**dict.fromkeys(own.get("__annotations__", ()), UNSET), **own}
+        for name, value in own.items():
+            if name not in known and not name.startswith(("__", "_redislock_")):
+                yield name, value
 
 
 def _plain(value: Any) -> Any:

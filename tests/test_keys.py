@@ -25,7 +25,7 @@ from kombu.utils import json as kombu_json
 from redis.crc import key_slot
 
 from celery_redislock import ConfigError, RedisLock, SingletonTask
-from celery_redislock._keys import BUCKETS, canonical, digest, lock_keys
+from celery_redislock._keys import BUCKETS, KeyMaker, canonical, digest, lock_keys
 
 ROOT = Path(__file__).parents[1]
 
@@ -358,8 +358,13 @@ def test_two_tasks_with_the_same_arguments_have_two_locks(app: Celery) -> None:
         ("account:{x:{z}}", "'z'"),
         ("account:{}", "fields must be named"),
         ("account:{0}", "fields must be named"),
-        ("account:{x", "not a str.format template"),
-        ("account:{x!z}", "not a str.format template"),
+        ("account:{x", "it must be one such as 'account:{account_id}'"),
+        ("{", "it must be one such as 'account:{account_id}'"),
+        ("account:{x!z}", "it must be one such as 'account:{account_id}'"),
+        ("x", """did you mean lock_key=['x'] or '{x}'?"""),
+        (lambda: "name", "for the call's own arguments, which are: x, y"),
+        (lambda a, b, c: "name", "for the call's own arguments"),
+        (lambda *, account: "name", "for the call's own arguments"),
         (lambda self, x: "name", "accepted is a callable without one"),
         ("", "lock_key"),
         ([], "lock_key"),
@@ -378,6 +383,77 @@ def test_a_lock_key_that_does_not_fit_is_refused_at_once(
     assert "keys.task" in str(caught.value)
     assert "lock_key" in str(caught.value)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("template", ["nightly", "X", "x:y", "{{x}}"])
+def test_a_template_without_fields_is_one_lock_for_all_calls(app: Celery, template: str) -> None:
+    task = singleton(app, plain, lock_key=template)
+    assert task.lock_key_for(1) == task.lock_key_for(2)
+
+
+def keyword_only(x: Any, *, flag: Any, more: Any = 0) -> None:
+    """Needs a keyword."""
+
+
+def positional_only(x: Any, y: Any = 0, /) -> None:
+    """Takes none."""
+
+
+def variable(x: Any, *rest: Any, **more: Any) -> None:
+    """Takes anything."""
+
+
+def wrapped_by_something(x: Any) -> None:
+    """Seen through its wrapper."""
+
+
+@functools.wraps(wrapped_by_something)
+def wrapper(*args: Any, **kwargs: Any) -> None:
+    """May take other arguments."""
+
+
+@pytest.mark.parametrize(
+    ("function", "lock_key", "fits"),
+    [
+        (plain, lambda a: a, True),
+        (plain, lambda a, b: a, True),
+        (plain, lambda y, x: x, True),
+        (plain, lambda a, y: a, True),
+        (plain, lambda a, *, y: a, True),
+        (plain, lambda **kw: "name", True),
+        (plain, lambda *a: "name", True),
+        (plain, lambda a, b, c=1: a, True),
+        (plain, lambda a, /, *, b: a, False),
+        (plain, str, True),
+        (plain, functools.partial(lambda a, b: b, 1), True),
+        (keyword_only, lambda a, flag: a, True),
+        (keyword_only, lambda a, flag, more: a, True),
+        (keyword_only, lambda a, **kw: a, True),
+        (keyword_only, lambda x: x, False),
+        (keyword_only, lambda a, b: a, False),
+        (positional_only, lambda a: a, True),
+        (positional_only, lambda a, b: a, True),
+        (positional_only, lambda **kw: "name", False),
+        (positional_only, lambda *, x: x, False),
+        (variable, lambda a, b, c, d: a, True),
+        (variable, lambda a, *, account: a, True),
+        (variable, lambda: "name", False),
+        (wrapper, lambda: "name", True),
+        (lambda: None, lambda: "name", True),
+        (lambda: None, lambda x: x, False),
+    ],
+)
+def test_a_callable_is_refused_if_no_call_of_the_task_fits_it(
+    function: Callable[..., Any], lock_key: Callable[..., Any], fits: bool
+) -> None:
+    def make() -> KeyMaker:
+        return KeyMaker("keys.task", function, lock_key, lambda value: value)
+
+    if fits:
+        make()
+    else:
+        with pytest.raises(ConfigError, match=r"keys\.task: lock_key's callable"):
+            make()
 
 
 @pytest.mark.parametrize(
@@ -429,6 +505,20 @@ def test_arguments_that_do_not_fit_are_refused_in_celerys_words(
     with pytest.raises(TypeError) as ours:
         task.lock_key_for(*args, **kwargs)
     assert str(ours.value) == str(celerys.value)
+
+
+def test_arguments_that_do_not_fit_a_task_written_as_a_class_are_a_type_error(app: Celery) -> None:
+    class Sync(SingletonTask):
+        name = "keys.class"
+
+        def run(self, x: Any, y: Any = 2) -> None:
+            """The body."""
+
+    task = app.register_task(Sync())
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        task.lock_key_for()
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        task.lock_key_for(1, 2, 3)
 
 
 def test_a_value_without_a_canonical_form_is_refused_with_a_way_out(app: Celery) -> None:

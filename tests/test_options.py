@@ -6,12 +6,14 @@ A typo must never mean "no lock".
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured, TaskRevokedError
 
 from celery_redislock import (
@@ -29,6 +31,8 @@ from celery_redislock import (
     Skip,
     TaskSkipped,
     Wait,
+    _holder,
+    _protect,
 )
 from celery_redislock._app import app_locks
 from celery_redislock._options import OPTIONS, SETTINGS
@@ -197,6 +201,16 @@ def test_settings_that_change_before_a_task_is_bound_hold_for_it(make_app) -> No
         ("on_lock_loss", "on_lock_lost"),
         ("on_redis_errors", "on_redis_error"),
         ("lock_across_retry", "lock_across_retries"),
+        ("redislock_ttl", "lock_ttl"),
+        ("redislock_on_conflict", "on_conflict"),
+        ("redislock_url", ""),
+        ("LOCK_TTL", "lock_ttl"),
+        ("Lock_Max_Hold", "lock_max_hold"),
+        ("On_Conflict", "on_conflict"),
+        ("on_lost", ""),
+        ("on_error", ""),
+        ("on_redis_failure", ""),
+        ("on_duplicate", ""),
     ],
 )
 def test_an_unknown_option_is_refused_with_all_that_there_are(make_app, option, near) -> None:
@@ -221,6 +235,103 @@ def test_an_option_that_is_only_annotated_with_a_type_is_refused_too(make_app) -
         app.finalize()
 
 
+def test_an_unknown_option_of_a_plain_mixin_is_refused_too(make_app) -> None:
+    class Mixin:
+        lock_tll = 5
+
+    class Mixed(Mixin, SingletonTask):
+        abstract = True
+
+    app = make_app()
+    app.task(base=Mixed, name="options.mixed", shared=False)(body)
+    with pytest.raises(ConfigError, match="lock_tll"):
+        app.finalize()
+
+
+def test_an_argument_of_the_tasks_function_is_no_option(make_app) -> None:
+    def function(lock_timeout: int, on_error: str, redislock_url: str = "") -> None:
+        """Its annotations are those of the task's class as well."""
+
+    app = make_app()
+    app.task(base=SingletonTask, name="options.arguments", shared=False)(function)
+    app.finalize()
+    assert app.tasks["options.arguments"].lock_key_for(1, "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lock", True),
+        ("lock", "x"),
+        ("lock_options", {"ttl": 5}),
+        ("lock_options", None),
+        ("lock_name", "abc"),
+        ("lock_key_for", ["x"]),
+        ("lock_holder", "x"),
+        ("break_lock", False),
+        ("app_locks", {}),
+        ("runs_in_children", True),
+    ],
+)
+def test_a_name_that_the_base_class_has_itself_is_no_option(make_app, name, value) -> None:
+    with pytest.raises(ConfigError) as caught:
+        define(make_app(), **{name: value})
+    message = str(caught.value)
+    assert f"task options.task: {name}={value!r} is not accepted" in message
+    for option in OPTIONS:
+        assert option in message
+    with pytest.raises(ConfigError, match=name):
+        define(make_app(task_annotations={"options.task": {name: value}}))
+
+
+def test_a_method_may_be_overridden_and_an_attribute_annotated(make_app) -> None:
+    class Own(SingletonTask):
+        abstract = True
+        lock_options: Any
+        on_done: Callable[..., None]
+
+        def lock_name(self, args: Any, kwargs: Any) -> str:
+            return "mine"
+
+        @classmethod
+        def on_commit(cls) -> None:
+            """A hook of its own."""
+
+        @property
+        def on_call(self) -> str:
+            return "x"
+
+    app = make_app()
+    app.task(base=Own, name="options.own", shared=False, on_alert=print)(body)
+    app.finalize()
+    assert app.tasks["options.own"].lock_key_for(5).endswith(":lock:mine")
+
+
+def test_a_bound_task_can_be_bound_again_and_be_the_base_of_another(make_app) -> None:
+    app = make_app()
+    task = define(app, lock_ttl=8)
+    task.bind(app)
+    task.bind(app)
+    app.task(base=type(task), name="options.derived", shared=False, lock_max_hold=9)(body)
+    options = app.tasks["options.derived"].lock_options
+    assert (options.lock_ttl, options.lock_max_hold) == (8, 9)
+    assert task.lock_options.lock_max_hold is None
+
+
+def test_an_attribute_of_another_base_is_that_bases(make_app) -> None:
+    class Alerting(Task):
+        abstract = True
+        on_alert = "mail"
+
+    class Both(SingletonTask, Alerting):
+        abstract = True
+
+    app = make_app()
+    app.task(base=Both, name="options.both", shared=False, on_alert="pager")(body)
+    app.finalize()
+    assert app.tasks["options.both"].on_alert == "pager"
+
+
 def test_an_unknown_option_of_an_annotation_is_refused(make_app) -> None:
     app = make_app(task_annotations={"options.task": {"lock_tll": 5}})
     with pytest.raises(ConfigError, match=r"options\.task.*lock_tll"):
@@ -228,7 +339,7 @@ def test_an_unknown_option_of_an_annotation_is_refused(make_app) -> None:
 
 
 def test_what_has_nothing_to_do_with_locks_is_left_alone(make_app) -> None:
-    task = define(make_app(), account="x", on_call="y", blocking=True, clock=5)
+    task = define(make_app(), account="x", once="y", blocking=True, clock=5)
     assert task.account == "x"
 
 
@@ -278,7 +389,7 @@ def test_a_bad_value_of_an_annotation_is_refused(make_app) -> None:
 
 
 def test_a_max_hold_shorter_than_the_ttl_is_refused(make_app) -> None:
-    with pytest.raises(ConfigError, match="lock_max_hold=20 is shorter than lock_ttl=30"):
+    with pytest.raises(ConfigError, match=r"lock_max_hold=20 is shorter than lock_ttl=30.*must be"):
         define(make_app(), lock_max_hold=20)
     with pytest.raises(ConfigError, match="lock_max_hold=20 is shorter than lock_ttl=50"):
         define(make_app(redislock_ttl=50), lock_max_hold=20)
@@ -292,6 +403,10 @@ def test_a_max_hold_shorter_than_the_ttl_is_refused(make_app) -> None:
         ("redislock_on_redis_error", ""),
         ("redislock_key", ""),
         ("redislock_task", "redislock_tasks"),
+        ("redis_lock_url", "redislock_url"),
+        ("redis_lock_ttl", "redislock_ttl"),
+        ("redis_locks_tasks", "redislock_tasks"),
+        ("lock_redis_url", ""),
     ],
 )
 def test_an_unknown_setting_is_refused_with_all_that_there_are(make_app, setting, near) -> None:
@@ -314,6 +429,18 @@ def test_an_unknown_setting_of_a_namespace_is_refused() -> None:
         define(app)
 
 
+def test_a_near_miss_of_a_namespaces_setting_is_refused_and_others_are_not_ours() -> None:
+    settings = {"CELERY_REDISLOCK_URL": URL, "REDIS_LOCK_TIMEOUT": 5, "CELERY_REDIS_BLOCKING": 1}
+    app = Celery("namespace", set_as_current=False)
+    app.config_from_object(type("Settings", (), settings), namespace="CELERY")
+    assert define(app).lock_options.lock_ttl == 30
+    app = Celery("namespace", set_as_current=False)
+    settings["CELERY_REDIS_LOCK_TTL"] = 5
+    app.config_from_object(type("Settings", (), settings), namespace="CELERY")
+    with pytest.raises(ConfigError, match="'redis_lock_ttl'; did you mean redislock_ttl"):
+        define(app)
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "says"),
     [
@@ -333,7 +460,7 @@ def test_an_unknown_setting_of_a_namespace_is_refused() -> None:
         ("redislock_url", "localhost:6379", "one of: redis://, rediss://, unix://"),
         ("redislock_url", 6379, "redislock_url: "),
         ("redislock_url", "", "redislock_url: "),
-        ("redislock_url", "sentinel://host", "needs 'master_name'"),
+        ("redislock_url", "sentinel://host", "redislock_transport_options: a sentinel:// URL"),
         ("redislock_tasks", ["other.task"], "redislock_tasks=['other.task']"),
         ("redislock_tasks", {"other.task": 60}, "redislock_tasks['other.task']=60"),
         ("redislock_tasks", {"o.*": {"lock_tll": 1}}, "redislock_tasks['o.*']: unknown option"),
@@ -343,6 +470,7 @@ def test_a_bad_setting_is_refused_by_name(make_app, setting, value, says) -> Non
     with pytest.raises(ConfigError) as caught:
         define(make_app(**{setting: value}))
     assert says in str(caught.value)
+    assert str(caught.value).count("redislock_transport_options") <= 1
 
 
 @pytest.mark.parametrize(
@@ -370,6 +498,43 @@ def test_the_options_for_a_task_of_somebody_else_are_taken(make_app) -> None:
     assert ttls == {"other.task": 60, "other.special.task": 61, "other.one": 62}
     assert app.tasks["other.special.task"].lock_key_for(5).endswith(":lock:special:5")
     assert not isinstance(app.tasks["unrelated"], SingletonTask)
+
+
+def start_worker_of(app: Celery) -> None:
+    """What a worker's start does before its pool; the lock server is not asked."""
+    _protect._on_worker_init(sender=SimpleNamespace(app=app))
+
+
+def test_options_for_a_task_that_has_its_own_are_said_to_be_ignored(make_app, caplog) -> None:
+    app = make_app(
+        redislock_enabled=False,
+        redislock_tasks={
+            "options.task": {"lock_ttl": 60},
+            "options.s*": {"lock_ttl": 61},
+            "*": {"lock_ttl": 62},
+            "no.such.task": {},
+        },
+    )
+    for name, base in (("options.second", SingletonTask), ("other.task", None)):
+        app.task(name=name, shared=False, base=base)(body)
+    task = define(app, lock_ttl=5)
+    start_worker_of(app)
+    assert task.lock_options.lock_ttl == 5
+    assert app.tasks["other.task"].lock_options.lock_ttl == 62
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 3
+    assert "redislock_tasks['no.such.task'] matches no task" in lines[0]
+    assert "redislock_tasks['options.s*'] is ignored: options.second is a Singleton" in lines[1]
+    assert "redislock_tasks['options.task'] is ignored: options.task is a Singleton" in lines[2]
+
+
+@pytest.mark.parametrize("setting", ["redis_lock_tasks", "redislock_task"])
+def test_a_near_miss_of_a_setting_ends_a_worker_without_any_locked_task(make_app, setting) -> None:
+    app = make_app(**{setting: {"other.task": {}}})
+    app.task(name="other.task", shared=False)(body)
+    app.finalize()
+    with pytest.raises(SystemExit, match="did you mean redislock_tasks"):
+        start_worker_of(app)
 
 
 @pytest.mark.parametrize(
@@ -632,6 +797,38 @@ def test_an_errors_message_names_key_and_holder() -> None:
     assert "pkg.task[0c1e] on w1@host pid 4711 since 2023-11-14T22:13:20.250+00:00" in text
     assert "kept for its retry" in text
     assert str(LockUnavailable("a key", None, "why")).endswith("a key: why")
+
+
+FOREIGN = [
+    b'{"token":"x","pid":1,"acquired_at":"abc"}',
+    b'{"token":"x","pid":1,"acquired_at":1e30}',
+    b'{"token":"x","pid":1,"acquired_at":NaN}',
+    b'{"token":"x","pid":1,"acquired_at":-1}',
+    b'{"token":"x","pid":"one"}',
+    b'{"token":"x","task":["a"],"task_id":"b"}',
+    b'{"token":"x","task_id":{}}',
+    b'{"token":"x","attempt":null}',
+    b'{"token":"x","fence":"1"}',
+    b'{"token":1,"pid":1}',
+    b"[]",
+    b"\xff",
+]
+
+
+@pytest.mark.parametrize("value", FOREIGN, ids=repr)
+def test_a_value_with_fields_of_other_types_is_a_holder_that_nobody_knows(value) -> None:
+    holder = _holder.parse(value, 5.0)
+    assert holder == Holder(ttl=5.0)
+    assert "a foreign value" in str(LockConflict("a key", holder))
+
+
+def test_a_value_of_ours_gives_its_holder() -> None:
+    value = _holder.encode("token", ttl_ms=5000, task="pkg.task", task_id="0c1e", node="w1@host")
+    holder = _holder.parse(value.encode(), 5.0)
+    assert holder == Holder(
+        task="pkg.task", task_id="0c1e", node="w1@host", pid=os.getpid(), ttl=5.0
+    )
+    assert _holder.parse(_holder.encode("token", ttl_ms=5000).encode(), None).pid == os.getpid()
 
 
 def test_every_error_is_a_lock_error_and_what_celery_takes_it_for() -> None:
