@@ -110,6 +110,9 @@ def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFa
 
 def _url_pools(url: str, kwargs: dict[str, Any]) -> PoolFactory:
     url = _for_redis_py(url)
+    db = urlsplit(url).path.strip("/")
+    if db and not db.isdigit() and not url.startswith("unix:"):
+        raise ConfigError(f"redislock_url: database {db!r} must be a number")
     if url.startswith("redis://") and ("?ssl_" in url or "&ssl_" in url or _wants_tls(kwargs)):
         url = f"rediss://{url.removeprefix('redis://')}"  # as in kombu
 

@@ -150,6 +150,8 @@ def test_connections_carry_the_name_and_credentials_that_options_give(guarded) -
         ("redis://host:99999", {}, "a port must be a number"),
         ("redis://host:port", {}, "a port must be a number"),
         ("redis://host?db=five", {}, "db"),
+        ("redis://host/five", {}, "database 'five' must be a number"),
+        ("rediss://host/0/1", {}, "database '0/1' must be a number"),
         ("rediss://host?ssl_cert_reqs=sometimes", {}, "sometimes"),
         ("unix:///run/redis.sock", {"ssl_ca_certs": "/ca"}, "ssl_ca_certs"),
         ("sentinel://host", {}, "needs 'master_name'"),
