@@ -187,6 +187,15 @@ def test_a_foreign_value_is_held_and_no_operation_touches_it(
     raw.close()
 
 
+@pytest.mark.parametrize("at", ["yesterday", 1e300, -5, [1], {}])
+def test_a_holder_that_wrote_nonsense_can_still_be_shown(store, client, label, at) -> None:
+    keys = make_claim(label).keys
+    client.set(keys.lock, json.dumps({"token": "x", "pid": 5, "acquired_at": at}))
+    assert store.holder(keys, 30) == Holder()
+    assert str(busy(store.acquire(make_claim(label))).holder) == "a foreign value"
+    assert client.exists(keys.lock)
+
+
 def test_a_foreign_value_that_lapses_frees_the_lock(store, client, label) -> None:
     claim = make_claim(label)
     client.set(claim.keys.lock, "somebody", px=20_000)
