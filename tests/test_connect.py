@@ -353,7 +353,7 @@ def test_a_sentinel_leads_to_a_master_with_tls(secure, certificate, tmp_path) ->
 def test_after_a_failover_the_lock_is_kept_and_a_later_fence_is_higher(tmp_path, label) -> None:
     with contextlib.ExitStack() as stack:
         master = stack.enter_context(RedisServer())
-        replica = stack.enter_context(RedisServer("--replicaof", f"127.0.0.1 {master.port}"))
+        replica = stack.enter_context(RedisServer("--replicaof", "127.0.0.1", str(master.port)))
         sentinel = stack.enter_context(
             SentinelServer(tmp_path, {"main": master.port}, down_after=500)
         )

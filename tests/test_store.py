@@ -763,21 +763,22 @@ def test_scripts_that_the_server_forgot_are_sent_again(own_store, own_redis, lab
 @contextlib.contextmanager
 def full_server(tmp_path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     with RedisServer("--maxmemory-policy", "noeviction") as server, server.client() as client:
-        client.set("big", "x" * 100_000)
+        client.set("big", "x" * 1_000_000)
         client.config_set("maxmemory", "1mb")
         yield server.url, lambda: client.config_set("maxmemory", "0")
 
 
 @contextlib.contextmanager
 def replica(tmp_path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    away = ("--replicaof", f"127.0.0.1 {free_port()}")
+    away = ("--replicaof", "127.0.0.1", str(free_port()))
     with RedisServer(*away) as server, server.client() as client:
         yield server.url, lambda: client.replicaof("no", "one")
 
 
 @contextlib.contextmanager
 def stale_replica(tmp_path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    options = ("--replicaof", f"127.0.0.1 {free_port()}", "--replica-serve-stale-data", "no")
+    away = ("--replicaof", "127.0.0.1", str(free_port()))
+    options = (*away, "--replica-serve-stale-data", "no")
     with _Reachable(*options) as server, server.client() as client:
         yield server.url, lambda: client.replicaof("no", "one")
 
@@ -835,6 +836,8 @@ class _Reachable(RedisServer):
     """A server that is up once it says anything at all."""
 
     def answers(self) -> bool:
+        if self._process is not None and self._process.poll() is not None:
+            pytest.skip("this redis-server does not know these options")
         try:
             socket.create_connection(("127.0.0.1", self.port), 5).close()
         except OSError:
@@ -895,6 +898,7 @@ def test_a_server_without_memory_still_takes_locks_back(label, tmp_path) -> None
         store = Store(pools_from_url(server.url))
         claim, copy = (make_claim(label, task_id=label) for _ in range(2))
         taken(store.acquire(claim))
+        client.set("big", "x" * 1_000_000)
         client.config_set("maxmemory", "1mb")
         with pytest.raises(LockUnavailable):
             store.acquire(make_claim(f"{label}2"))

@@ -38,6 +38,8 @@ class RedisServer:
 
     def __init__(self, *arguments: str) -> None:
         self.port = free_port()
+        # Replication writes files even without persistence.
+        self._folder = tempfile.TemporaryDirectory(prefix="redislock-redis-")
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -53,7 +55,7 @@ class RedisServer:
             [
                 redis_server_binary(),
                 *("--port", str(self.port), "--bind", "127.0.0.1"),
-                *("--save", "", "--appendonly", "no"),
+                *("--save", "", "--appendonly", "no", "--dir", self._folder.name),
                 *self._arguments,
             ],
             stdout=subprocess.DEVNULL,
@@ -92,6 +94,7 @@ class RedisServer:
 
     def __exit__(self, *exc_info: object) -> None:
         self.kill()
+        self._folder.cleanup()
 
 
 class Proxy:
