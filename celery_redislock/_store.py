@@ -120,9 +120,6 @@ class Extension(NamedTuple):
     retake: bool
 
 
-#: What a server says that is not the master any more, or not yet.
-_NOT_MASTER: Final = (MasterDownError, ReadOnlyError)
-
 EXTENDED: Final = 1
 RETAKEN: Final = 2
 NOT_OURS: Final = 0
@@ -350,7 +347,7 @@ class Store:
                 connection.send_packed_command(connection.pack_commands(commands))
                 for i in again:
                     replies[i] = _read(connection)
-            if any(isinstance(reply, _NOT_MASTER) for reply in replies):
+            if any(_is_not_master(reply) for reply in replies):
                 connection.disconnect()
         return [
             LockUnavailable(e.claim.keys.lock, None, str(reply))
@@ -551,7 +548,7 @@ class _Exchange:
 
     def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
         # A server that is not the master is left: its name may lead to another by now.
-        if exc is not None and (isinstance(exc, _NOT_MASTER) or not isinstance(exc, ResponseError)):
+        if exc is not None and (_is_not_master(exc) or not isinstance(exc, ResponseError)):
             self._connection.disconnect()
         self._pool.release(self._connection)
         if exc is None:
@@ -579,10 +576,18 @@ def _read(connection: Any) -> Any:
         return exc
 
 
+def _is_not_master(error: Any) -> bool:
+    """Whether a server says that it is not the master any more, or not yet."""
+    if isinstance(error, MasterDownError | ReadOnlyError):
+        return True
+    # So Redis 6 says it, where it is a script that would write.
+    return isinstance(error, ResponseError) and "-READONLY " in str(error)
+
+
 def _transient(error: BaseException | None) -> bool:
     """Whether another try may help: the server is away, loading, or not yet the master."""
     if isinstance(error, ResponseError):
-        return isinstance(error, _NOT_MASTER) or str(error).startswith("BUSY ")
+        return _is_not_master(error) or str(error).startswith("BUSY ")
     return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
 
 
