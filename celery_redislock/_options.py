@@ -211,7 +211,8 @@ def _looks_like_an_option(name: str, value: Any) -> bool:
         return True
     if difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8):
         return True
-    is_hook = callable(value) or hasattr(type(value), "__get__") or value is UNSET
+    # A hook of the user's own may be called on_something, and be None where there is none.
+    is_hook = value is None or value is UNSET or callable(value) or hasattr(type(value), "__get__")
     return name.startswith("on_") and not is_hook
 
 
