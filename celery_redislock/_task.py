@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -87,8 +88,7 @@ class SingletonTask(Task):
         except ConfigError as exc:
             # Celery keeps the task registered. It must not run as if it needed no lock.
             cls._redislock_error = exc
-            if not _is_fallback(app):
-                raise
+            raise
 
     @classmethod
     def _resolve_options(cls, app: Any) -> None:
@@ -102,7 +102,19 @@ class SingletonTask(Task):
         key_maker = KeyMaker(cls.name, function, cls.lock_options.lock_key, cls._normalise)
         setattr(cls, _KEY_MAKER, key_maker)
         if locks.enabled and (locks.eager or not app.conf.task_always_eager):
+            cls._require_server(app, locks)
+
+    @classmethod
+    def _require_server(cls, app: Any, locks: AppLocks) -> None:
+        function = _plain(inspect.getattr_static(cls, "run"))
+        try:
             locks.require_server()
+        except ConfigError as exc:
+            if not _is_fallback(app) and function not in _at_home:
+                raise
+            cls._redislock_error = exc  # it must not run there as if it needed no lock
+        else:
+            _at_home.add(function)
 
     # -- the lock of a call ---------------------------------------------------------------
 
@@ -265,6 +277,11 @@ current_lock: Final = _CurrentLock()
 def _is_celerys_own(cls: type[Any]) -> bool:
     # With Celery(task_cls=SingletonTask) also chord_unlock and its like come here.
     return str(cls.name).startswith("celery.") and cls.__module__.startswith("celery.")
+
+
+#: What the tasks run that some app is configured for. Celery binds every task to every other
+#: app too, which may be there for something else and know no Redis; it must not fail for that.
+_at_home: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _is_fallback(app: Any) -> bool:

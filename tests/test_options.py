@@ -9,7 +9,7 @@ import json
 import os
 import pickle
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,7 +63,9 @@ def body(x: Any = None) -> str:
 
 def define(app: Celery, **options: Any) -> SingletonTask:
     """Define a task and bind it, as a worker's start does. Not shared with other apps."""
-    app.task(base=SingletonTask, name="options.task", shared=False, **options)(body)
+    # A function of its own: one that is at home in another app may lack a server in this one.
+    own = FunctionType(body.__code__, globals(), body.__name__, body.__defaults__)
+    app.task(base=SingletonTask, name="options.task", shared=False, **options)(own)
     app.finalize()
     return app.tasks["options.task"]
 

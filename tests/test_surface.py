@@ -6,6 +6,7 @@ import pytest
 from celery import Celery, Task
 
 from celery_redislock import (
+    ConfigError,
     LockConflict,
     Raise,
     SingletonTask,
@@ -372,6 +373,22 @@ def test_binding_a_task_binds_nothing_else(app):
 
     assert bound.lock_options.lock_ttl == 5
     assert "__bound__" not in vars(SingletonTask)
+
+
+def test_another_app_that_knows_no_redis_is_left_in_peace(conf):
+    """Celery binds every task to every app of the process."""
+    home = Celery("home", set_as_current=False)
+    home.conf.redislock_url = conf["redislock_url"]
+
+    @home.task(base=SingletonTask, name="at_home", shared=True)
+    def at_home(): ...
+
+    home.finalize()
+    other = Celery("other", broker="memory://", set_as_current=False)
+    other.finalize()
+    assert home.tasks["at_home"].lock_key_for()
+    with pytest.raises(ConfigError, match="redislock_url"):
+        other.tasks["at_home"].lock_key_for()
 
 
 def test_the_front_door_is_small_and_sorted():

@@ -61,7 +61,11 @@ class RedisServer:
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
-        eventually(self.answers, "redis-server answers")
+        try:
+            eventually(self.answers, "redis-server answers")
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def answers(self) -> bool:
