@@ -308,6 +308,8 @@ class Run:
         # Somebody may send a task again under the same id. A copy was about before it ended.
         if not self.delivery.redelivered and self.delivery.age < done.age:
             return self.lease.take(again=True)
+        # What it is deferred to must be known for a copy too, though it is received later.
+        self.delivery.redelivered = True
         if not done.expects_result or self._has_result():
             self.conflict_ended("already done", None)
             raise AlreadyDone

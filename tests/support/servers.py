@@ -169,6 +169,7 @@ class RabbitMQ:
 
     def __init__(self) -> None:
         self.port = free_port()
+        self._epmd_port = free_port()
         self._home = Path(tempfile.mkdtemp(prefix="redislock-rabbit-"))
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -198,6 +199,7 @@ class RabbitMQ:
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(self._home / "enabled_plugins"),
             "RABBITMQ_CONFIG_FILE": str(self._home / "none"),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": str(self._epmd_port),
             # One scheduler: the machine has other work.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1",
         }
@@ -222,9 +224,21 @@ class RabbitMQ:
             return False
         return True
 
+    def _port_mapper_ended(self) -> bool:
+        """Erlang's port mapper is a daemon that would outlive the node. It ends when it has
+        noticed that the node is gone.
+        """
+        epmd = shutil.which("epmd")
+        if epmd is None:
+            return True
+        command = [epmd, "-port", str(self._epmd_port), "-kill"]
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        return "Killed" in said.stdout or "Cannot connect" in said.stdout + said.stderr
+
     def kill(self) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            eventually(self._port_mapper_ended, "epmd ended")
         shutil.rmtree(self._home, ignore_errors=True)

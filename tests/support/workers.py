@@ -25,19 +25,26 @@ class Process:
     """A `celery` command with its log in a file."""
 
     def __init__(self, *arguments: str, conf: dict[str, Any], app: str = APP) -> None:
-        handle, name = tempfile.mkstemp(prefix="redislock-", suffix=".log")
-        self.log_path = Path(name)
-        self._log = handle
-        environment = {**os.environ, "TEST_CONF": json.dumps(conf), "PYTHONUNBUFFERED": "1"}
+        # A worker that is killed leaves its pool's files where temporary files go.
+        self._folder = tempfile.TemporaryDirectory(prefix="redislock-", ignore_cleanup_errors=True)
+        self.log_path = Path(self._folder.name) / "log"
+        environment = {
+            **os.environ,
+            "TEST_CONF": json.dumps(conf),
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": self._folder.name,
+        }
+        log = self.log_path.open("wb")
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "celery", "-A", app, *arguments],
             cwd=ROOT,
             env=environment,
-            stdout=handle,
+            stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+        log.close()
 
     @property
     def pid(self) -> int:
@@ -57,8 +64,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
-        os.close(self._log)
-        self.log_path.unlink()
+        self._folder.cleanup()
 
 
 class Worker(Process):
