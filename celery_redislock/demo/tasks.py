@@ -45,7 +45,6 @@ log: Final = Log(f"{URL}/3")
 app = Celery("celery_redislock.demo")
 app.conf.update(
     broker_url=f"{URL}/0",
-    result_backend=f"{URL}/1",
     redislock_url=f"{URL}/2",
     redislock_ttl=scenes.LOCK_TTL,
     broker_connection_retry_on_startup=True,
