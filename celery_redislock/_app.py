@@ -6,8 +6,10 @@ Nothing here is a module's global: two apps in one process keep two servers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
+
+from celery.app.defaults import DEFAULTS
 
 from ._connect import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
 from ._lock import check_prefix
@@ -29,11 +31,16 @@ class Server:
 class AppLocks:
     """The settings of an app, checked, and its store, connected at first use.
 
+    Args:
+        app: the Celery app.
+        known: what was read before, whose connections are kept if the server is the same.
+
     Raises:
         ConfigError: an unknown or wrong setting.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, known: AppLocks | None = None) -> None:
+        refuse_unknown_settings(setting_names(app))
         self.settings = _settings(app.conf)
         self.prefix = check_prefix(self.settings.get("redislock_prefix", "redislock"))
         self.enabled = self._flag("redislock_enabled", True)
@@ -44,6 +51,14 @@ class AppLocks:
         #: as late as the broker gives it back.
         self.done_ttl = DONE_TTL + (self.visibility_timeout or 0.0)
         self._store: Store | None = None
+        if known is not None and known.server == self.server:
+            self._store = known._store
+            return
+        if self.server is not None:
+            # Raises what is wrong with it. Once: this comes with every task that is bound.
+            pools_from_url(self.server.url, self.server.options)
+        if known is not None and known._store is not None:
+            known._store.close()
 
     @property
     def store(self) -> Store:
@@ -67,13 +82,6 @@ class AppLocks:
             )
         return self.server
 
-    def adopt(self, other: AppLocks) -> None:
-        """Keep another's connections if it has the same server."""
-        if other.server == self.server:
-            self._store = other._store
-        elif other._store is not None:
-            other._store.close()
-
     def _flag(self, name: str, default: bool) -> bool:
         value = self.settings.get(name, default)
         if not isinstance(value, bool):
@@ -94,18 +102,26 @@ def app_locks(app: Any, *, refresh: bool = False) -> AppLocks:
     known: AppLocks | None = app.__dict__.get(_ATTRIBUTE)
     if known is not None and not refresh:
         return known
-    locks = AppLocks(app)
-    if known is not None:
-        if known.settings == locks.settings and known.server == locks.server:
-            return known
-        locks.adopt(known)
-    app.__dict__[_ATTRIBUTE] = locks
+    locks = app.__dict__[_ATTRIBUTE] = AppLocks(app, known)
     return locks
 
 
 def has_locks(app: Any) -> bool:
     """Whether any task of this app takes locks."""
     return _ATTRIBUTE in app.__dict__
+
+
+def setting_names(app: Any) -> Iterator[str]:
+    """The names of the app's settings that are not Celery's, without their namespace."""
+    head = f"{app.namespace}_".lower() if app.namespace else ""
+    for key in app.conf:
+        name = str(key).lower()
+        if head and name.startswith(head):
+            name = name.removeprefix(head)
+        elif name != key:  # capitals: of a module of settings that are not all for Celery
+            continue
+        if name not in DEFAULTS:
+            yield name
 
 
 def _settings(conf: Any) -> dict[str, Any]:
@@ -128,14 +144,9 @@ def _server(conf: Any, settings: Mapping[str, Any]) -> Server | None:
         )
     url = settings.get("redislock_url")
     if url is not None:
-        server = Server(url, options)
-    else:
-        derived = _of_result_backend(conf) or _of_broker(conf)
-        if derived is None:
-            return None
-        server = Server(derived.url, {**derived.options, **options})
-    pools_from_url(server.url, server.options)  # raises what is wrong with it
-    return server
+        return Server(url, options)
+    derived = _of_result_backend(conf) or _of_broker(conf)
+    return derived and Server(derived.url, {**derived.options, **options})
 
 
 def _of_result_backend(conf: Any) -> Server | None:

@@ -9,10 +9,10 @@ from typing import Any, Final
 from celery import signals
 from celery._state import connect_on_app_finalize
 
-from ._app import app_locks, has_locks
+from ._app import app_locks, has_locks, setting_names
 from ._lock import logger
 from ._options import OPTIONS, refuse_unknown_settings
-from ._task import SingletonTask, setting_names
+from ._task import SingletonTask
 from .errors import ConfigError, LockUnavailable
 
 #: Seconds that a worker's start may be held up by a lock server that does not answer.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from celery import Task, _state
-from celery.app.defaults import DEFAULTS
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.result import EagerResult
 from celery.utils.imports import instantiate, symbol_by_name
@@ -23,7 +22,6 @@ from ._options import (
     UNSET,
     LockOptions,
     refuse_unknown_options,
-    refuse_unknown_settings,
     resolve,
 )
 from ._request import lock_request
@@ -94,7 +92,6 @@ class SingletonTask(Task):
     def _resolve_options(cls, app: Any) -> None:
         where = f"task {cls.name}"
         refuse_unknown_options(where, _own_attributes(cls), _TAKEN)
-        refuse_unknown_settings(setting_names(app))
         locks = app_locks(app, refresh=True)
         given = {option: _plain(inspect.getattr_static(cls, option)) for option in OPTIONS}
         cls.lock_options = resolve(where, given, locks.settings)
@@ -236,19 +233,6 @@ class SingletonTask(Task):
 
 #: What a task may override with a method and cannot set as an option.
 _TAKEN: Final = frozenset(vars(SingletonTask)).difference(OPTIONS, dir(Task))
-
-
-def setting_names(app: Any) -> Iterator[str]:
-    """The names of the app's settings that are not Celery's, without their namespace."""
-    head = f"{app.namespace}_".lower() if app.namespace else ""
-    for key in app.conf:
-        name = str(key).lower()
-        if head and name.startswith(head):
-            name = name.removeprefix(head)
-        elif name != key:  # capitals: of a module of settings that are not all for Celery
-            continue
-        if name not in DEFAULTS:
-            yield name
 
 
 class _CurrentLock:
