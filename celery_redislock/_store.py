@@ -1,8 +1,8 @@
 """The only place that speaks Redis: one method for each script in `scripts/`.
 
-A method makes one try, except `acquire` and `release`, whose tries are bounded by the lock's ttl.
-Whatever goes wrong on the way leaves here as `LockUnavailable`: busy, lost and broken stay three
-things.
+What must get through, such as `acquire` and `release`, is tried again, within bounds that come from
+the lock's ttl; the rest is tried once, and whoever calls it decides. Whatever goes wrong on the way
+leaves here as `LockUnavailable`: busy, lost and broken stay three things.
 """
 
 from __future__ import annotations
@@ -217,12 +217,14 @@ def _identity(connection: Any) -> tuple[str | None, float]:
     """The server's run id and its uptime in seconds; no run id if it does not tell."""
     try:
         connection.send_command("INFO", "server", check_health=False)
-        info = connection.read_response()
+        fields = _info(connection.read_response())
     except ResponseError:  # an ACL may deny INFO
         return None, 0.0
-    lines = info.decode().splitlines()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
     return fields.get("run_id"), float(fields.get("uptime_in_seconds", 0))
+
+
+def _info(reply: bytes) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
 
 
 class Store:
@@ -230,12 +232,10 @@ class Store:
 
     Args:
         pools: makes connection pools to the server.
-        sleep: how a caller is paused, in seconds.
     """
 
-    def __init__(self, pools: PoolFactory, sleep: Callable[[float], None] | None = None) -> None:
+    def __init__(self, pools: PoolFactory) -> None:
         self._make_pool = pools
-        self._sleep = sleep
         self._pools: dict[tuple[str, float], Any] = {}
         self.watch = ServerWatch()
 
@@ -278,7 +278,7 @@ class Store:
         lock_keys = (keys.lock, keys.fence, keys.waiters, claim.done_key)
 
         def attempt() -> Acquired | Busy | Done | float:
-            with self._connection(claim) as connection:
+            with self._connection(claim.keys.lock, claim.ttl) as connection:
                 left = self.watch.hold_off(claim.ttl)
                 if left > 0:
                     return left
@@ -287,19 +287,19 @@ class Store:
                 return _acquire_reply(reply, claim, sent_at)
 
         while True:
-            reply = self._persist(claim, attempt)
+            reply = self._persist(claim.ttl, attempt)
             if not isinstance(reply, float):
                 return reply
             if clock() + reply > give_up:
                 raise LockUnavailable(
                     keys.lock, None, f"the server came back and is held off for {reply:.1f} s"
                 )
-            self._pause(reply)
+            time.sleep(reply)
 
     def await_wake(self, claim: Claim, seconds: float) -> bool:
         """Block until the lock is handed on, or this many seconds (at most `MAX_BLOCK`)."""
         seconds = max(min(seconds, MAX_BLOCK), 0.01)
-        with self._connection(claim, "wait") as connection:
+        with self._connection(claim.keys.lock, claim.ttl, "wait") as connection:
             connection.send_command("BLPOP", claim.keys.wake, f"{seconds:.3f}")
             if not connection.can_read(seconds + operation_timeout(claim.ttl)):
                 raise RedisTimeoutError("the server does not end a wait")
@@ -335,8 +335,7 @@ class Store:
             for e in extensions
         ]
         ttl = min(e.claim.ttl for e in extensions) if ttl is None else ttl
-        asking = dataclasses.replace(extensions[0].claim, ttl=ttl)
-        with self._connection(asking, purpose) as connection:
+        with self._connection(extensions[0].claim.keys.lock, ttl, purpose) as connection:
             commands = [_evalsha(_EXTEND, keys, arguments) for keys, arguments in calls]
             connection.send_packed_command(connection.pack_commands(commands))
             replies = [_read(connection) for _ in calls]
@@ -377,9 +376,9 @@ class Store:
         arguments = (claim.opening, done, int(always), to_ms(claim.done_ttl), to_ms(RESERVE))
 
         def attempt() -> Any:
-            return self._once(claim, _RELEASE, keys, arguments)
+            return self._once(claim.ttl, _RELEASE, keys, arguments)
 
-        return bool(attempt() if once else self._persist(claim, attempt))
+        return bool(attempt() if once else self._persist(claim.ttl, attempt))
 
     def hold(self, claim: Claim, stored: str, ttl: float) -> bool:
         """Leave the lock to the task's next attempt, for at most this many seconds.
@@ -390,7 +389,7 @@ class Store:
         keys = (claim.keys.lock, claim.done_key)
         value = _holder.held_for_retry(stored)
         arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl))
-        return bool(self._persist(claim, lambda: self._once(claim, _HOLD, keys, arguments)))
+        return bool(self._persist(claim.ttl, lambda: self._once(claim.ttl, _HOLD, keys, arguments)))
 
     def break_lock(self, keys: LockKeys, ttl: float) -> Holder | None:
         """Take the lock away from its holder. None if there was none, or none of ours.
@@ -398,9 +397,8 @@ class Store:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        claim = Claim(keys, "", ttl, "")
         names = (keys.lock, keys.broken, keys.waiters, keys.wake)
-        value = self._persist(claim, lambda: self._once(claim, _BREAK, names, ()))
+        value = self._persist(ttl, lambda: self._once(ttl, _BREAK, names, ()))
         return _holder.parse(value, None)
 
     # -- deferring ------------------------------------------------------------------------
@@ -411,7 +409,7 @@ class Store:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        with self._connection(claim) as connection:
+        with self._connection(claim.keys.lock, claim.ttl) as connection:
             connection.send_command("GET", f"{claim.keys.deferred}:{chain}")
             return int(connection.read_response() or 0)
 
@@ -428,7 +426,7 @@ class Store:
             LockUnavailable: the server did not answer in time.
         """
         key, ttl = f"{claim.keys.deferred}:{chain}", to_ms(seconds + claim.done_ttl)
-        with self._connection(claim) as connection:
+        with self._connection(claim.keys.lock, claim.ttl) as connection:
             connection.send_command("SET", key, step, "PX", ttl)
             connection.read_response()
 
@@ -440,10 +438,9 @@ class Store:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        claim = Claim(keys, "", ttl, "")
 
         def ask() -> Holder | None:
-            with self._connection(claim) as connection:
+            with self._connection(keys.lock, ttl) as connection:
                 commands = [("GET", keys.lock), ("PTTL", keys.lock)]
                 connection.send_packed_command(connection.pack_commands(commands))
                 value, left = _read(connection), _read(connection)
@@ -454,19 +451,17 @@ class Store:
                         raise reply
                 return _holder.parse(value, left / 1000 if left >= 0 else None)
 
-        return self._persist(claim, ask)
+        return self._persist(ttl, ask)
 
-    def eviction_policy(self, timeout: float) -> str | None:
+    def eviction_policy(self, ttl: float) -> str | None:
         """The server's `maxmemory-policy` if it has a memory limit, else None.
 
         Raises:
             LockUnavailable: the server did not answer, or does not tell.
         """
-        claim = Claim(LockKeys(*[""] * len(LockKeys._fields)), "", timeout, "")
-        with self._connection(claim) as connection:
+        with self._connection("", ttl) as connection:
             connection.send_command("INFO", "memory")
-            lines = connection.read_response().decode().splitlines()
-        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+            fields = _info(connection.read_response())
         if fields.get("maxmemory", "0") == "0":
             return None
         return fields.get("maxmemory_policy")
@@ -479,8 +474,9 @@ class Store:
 
     # -- the boundary ---------------------------------------------------------------------
 
-    def _connection(self, claim: Claim, purpose: str = "main") -> _Exchange:
-        return _Exchange(self, claim, purpose)
+    def _connection(self, key: str, ttl: float, purpose: str = "main") -> _Exchange:
+        """A connection to ask about this lock, as long as its ttl allows."""
+        return _Exchange(self, key, ttl, purpose)
 
     def pool(self, purpose: str, timeout: float) -> Any:
         """The connections with this timeout for this purpose."""
@@ -492,9 +488,9 @@ class Store:
         return pool
 
     def _once(
-        self, claim: Claim, script: _Script, keys: Sequence[str], arguments: Sequence[Any]
+        self, ttl: float, script: _Script, keys: Sequence[str], arguments: Sequence[Any]
     ) -> Any:
-        with self._connection(claim) as connection:
+        with self._connection(keys[0], ttl) as connection:
             return self._call(connection, script, keys, arguments)
 
     def _call(
@@ -507,9 +503,9 @@ class Store:
             connection.send_command(*_eval(script, keys, arguments))
             return connection.read_response()
 
-    def _persist(self, claim: Claim, call: Callable[[], T]) -> T:
+    def _persist(self, ttl: float, call: Callable[[], T]) -> T:
         """Try until the server answers, or the patience that the ttl allows is over."""
-        give_up = clock() + patience(claim.ttl)
+        give_up = clock() + patience(ttl)
         pause = 0.02
         while True:
             try:
@@ -517,11 +513,8 @@ class Store:
             except LockUnavailable as exc:
                 if not _transient(exc.__cause__) or clock() + pause >= give_up:
                     raise
-            self._pause(pause)
+            time.sleep(pause)
             pause = min(pause * 2, 0.5)
-
-    def _pause(self, seconds: float) -> None:
-        (self._sleep or time.sleep)(seconds)
 
 
 class _Exchange:
@@ -532,12 +525,12 @@ class _Exchange:
     then ask for the pool's lock, which this very thread may hold.
     """
 
-    __slots__ = ("_claim", "_connection", "_pool", "_watch")
+    __slots__ = ("_connection", "_key", "_pool", "_watch")
 
-    def __init__(self, store: Store, claim: Claim, purpose: str) -> None:
-        self._claim = claim
+    def __init__(self, store: Store, key: str, ttl: float, purpose: str) -> None:
+        self._key = key
         self._watch = store.watch
-        self._pool = store.pool(purpose, operation_timeout(claim.ttl))
+        self._pool = store.pool(purpose, operation_timeout(ttl))
 
     def __enter__(self) -> Any:
         try:
@@ -558,7 +551,7 @@ class _Exchange:
 
     def _unavailable(self, exc: Exception) -> LockUnavailable:
         self._watch.failed(exc)
-        return LockUnavailable(self._claim.keys.lock, None, f"{type(exc).__name__}: {exc}")
+        return LockUnavailable(self._key, None, f"{type(exc).__name__}: {exc}")
 
 
 def _evalsha(script: _Script, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
