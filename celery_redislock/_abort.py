@@ -10,10 +10,10 @@ from __future__ import annotations
 import ctypes
 import logging
 import signal
-import sys
 import threading
 from typing import Any, Final
 
+from ._heartbeat import patched_by
 from .errors import LockLost
 
 logger = logging.getLogger("celery_redislock")
@@ -56,16 +56,11 @@ class Abort:
 
 
 def _target(abort: Abort) -> Any:
-    if "gevent.monkey" in sys.modules:
-        from gevent import monkey
-
-        if monkey.is_module_patched("threading"):
-            return _Greenlet()
-    if "eventlet.patcher" in sys.modules:
-        from eventlet import patcher
-
-        if patcher.is_monkey_patched("thread"):
-            return None  # eventlet has no way to wake its hub from another thread
+    by = patched_by()
+    if by == "gevent":
+        return _Greenlet()
+    if by == "eventlet":
+        return None  # it has no way to wake its hub from another thread
     if threading.current_thread() is threading.main_thread() and _install_handler():
         return _MainThread(abort)
     return _Thread()

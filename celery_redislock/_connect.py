@@ -177,15 +177,21 @@ _WANTS_COMMAND: Final = (
 )
 
 
-def _fit(timeout: float, on_connect: Callable[[Any], None]) -> dict[str, Any]:
+def _impatient(timeout: float) -> dict[str, Any]:
     return {
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
         "retry": Retry(NoBackoff(), 0),
-        "retry_on_timeout": False,
         "retry_on_error": [],
         # As many as there are threads or greenlets that ask or wait; redis-py 8 stops at 100.
         "max_connections": 2**31,
+    }
+
+
+def _fit(timeout: float, on_connect: Callable[[Any], None]) -> dict[str, Any]:
+    return {
+        **_impatient(timeout),
+        "retry_on_timeout": False,
         "health_check_interval": 0,
         "decode_responses": False,
         "encoding": "utf-8",
@@ -271,12 +277,4 @@ def _sentinel_pools(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -
 
 
 def _sentinel(hosts: list[tuple[str, int]], kwargs: Mapping[str, Any], timeout: float) -> Sentinel:
-    fit = {
-        "socket_timeout": timeout,
-        "socket_connect_timeout": timeout,
-        "retry": Retry(NoBackoff(), 0),
-        "retry_on_error": [],
-        # As many as there are threads or greenlets that ask or wait; redis-py 8 stops at 100.
-        "max_connections": 2**31,
-    }
-    return Sentinel(hosts, sentinel_kwargs={**kwargs, **fit})
+    return Sentinel(hosts, sentinel_kwargs={**kwargs, **_impatient(timeout)})

@@ -168,20 +168,34 @@ class _Alarm:
             self._lock.release()
 
 
-def _native_thread_module() -> Any:
-    """The interpreter's own `_thread` where gevent or eventlet has patched it, else None."""
+def patched_by() -> str | None:
+    """Who has made greenlets of threads here: "gevent", "eventlet", or None."""
     if "gevent.monkey" in sys.modules:
         from gevent import monkey
 
         if monkey.is_module_patched("threading") or monkey.is_module_patched("_thread"):
-            names = ("allocate_lock", "start_new_thread")
-            found = monkey.get_original("_thread", names)
-            return type("native", (), dict(zip(names, map(staticmethod, found), strict=True)))
+            return "gevent"
     if "eventlet.patcher" in sys.modules:
         from eventlet import patcher
 
         if patcher.is_monkey_patched("thread"):
-            return patcher.original("_thread")
+            return "eventlet"
+    return None
+
+
+def _native_thread_module() -> Any:
+    """The interpreter's own `_thread` where it is patched, else None."""
+    by = patched_by()
+    if by == "gevent":
+        from gevent import monkey
+
+        names = ("allocate_lock", "start_new_thread")
+        found = monkey.get_original("_thread", names)
+        return type("native", (), dict(zip(names, map(staticmethod, found), strict=True)))
+    if by == "eventlet":
+        from eventlet import patcher
+
+        return patcher.original("_thread")
     return None
 
 

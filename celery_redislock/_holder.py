@@ -14,9 +14,6 @@ from datetime import datetime, timezone
 from functools import cache
 from typing import Any, Final
 
-#: How the value of a lock that is kept for one of its waiters begins. See `release.lua`.
-RESERVED_HEAD = '{"token":"","reserved":'
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:

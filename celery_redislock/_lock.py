@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final
 
 import redis
@@ -204,10 +203,7 @@ class Lease:
             ours = self.store.release(self.claim, done, always, once=not self.fence)
         except LockUnavailable as exc:
             self._released = True
-            logger.warning(
-                "redislock: could not release %s, it lapses within %g s: %s",
-                self.key, self.ttl, exc.reason,
-            )  # fmt: skip
+            self._could_not_release(exc)
             return False
         self._released = True
         return ours and not self._lost
@@ -230,6 +226,12 @@ class Lease:
             ours = False
         self._released = True
         return ours
+
+    def _could_not_release(self, error: LockUnavailable) -> None:
+        logger.warning(
+            "redislock: could not release %s, it lapses within %g s: %s",
+            self.key, self.ttl, error.reason,
+        )  # fmt: skip
 
     def _may_give_back(self) -> bool:
         if self.given_back or self.inherited:
@@ -288,10 +290,7 @@ class Lease:
         try:
             self.store.release(self.claim)
         except LockUnavailable as exc:
-            logger.warning(
-                "redislock: could not release %s, it lapses within %g s: %s",
-                self.key, self.ttl, exc.reason,
-            )  # fmt: skip
+            self._could_not_release(exc)
 
     def mark_lost(self, reason: str) -> None:
         """Ownership cannot be confirmed any more. Said once."""
@@ -506,12 +505,7 @@ class RedisLock:
             raise LockConflict(self.key, self.holder())
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.release()
 
     @property

@@ -9,12 +9,10 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from .errors import ConfigError
 from .policies import Policy, policy_named
-
-T = TypeVar("T")
 
 
 class _Unset:

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from . import scenes
@@ -78,12 +77,7 @@ class Stage:
     def __enter__(self) -> Stage:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     # -- start and end --------------------------------------------------------------------

@@ -6,7 +6,6 @@ import dataclasses
 import textwrap
 import time
 from collections import Counter
-from types import TracebackType
 from typing import Final
 
 from rich.console import Console, Group
@@ -74,12 +73,7 @@ class LiveScreen(Screen):
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._live.stop()
 
     def caption(self, text: str) -> None:
