@@ -1,7 +1,8 @@
 """The heartbeat: one native daemon thread a process, which keeps every held lock alive.
 
 It is native also where threads are patched: a greenlet starves while another one computes.
-All locks of a server that are due go out in one round trip.
+All locks of a server that are due go out in one round trip. In a prefork worker the main process
+has one too, for the locks that its children hold.
 """
 
 from __future__ import annotations
@@ -14,14 +15,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from ._clock import clock
-from ._store import NOT_OURS, RETAKEN
+from ._store import NOT_OURS, RETAKEN, Extension, Store
 from .errors import LockUnavailable
-
-if TYPE_CHECKING:
-    from ._lock import Lease
 
 logger = logging.getLogger("celery_redislock")
 
@@ -35,6 +33,45 @@ IN_FLIGHT: Final = 0.001
 IDLE: Final = 60.0
 
 
+class Extendable(Protocol):
+    """What the heartbeat keeps alive.
+
+    Attributes:
+        token: the claim's token.
+        ttl: seconds that the lock outlives its holder.
+        next_beat: when it is to be extended next, on `clock`.
+        store: where it is.
+    """
+
+    token: str
+    ttl: float
+    next_beat: float
+
+    @property
+    def store(self) -> Store: ...
+
+    def may_extend(self, now: float) -> bool:
+        """Whether it may be extended now."""
+
+    def stop_extending(self) -> None:
+        """It may not."""
+
+    def extension(self, now: float) -> Extension:
+        """What an extension that is sent now says."""
+
+    def beat_succeeded(self, sent_at: float, *, retaken: bool) -> None:
+        """It was extended, or had vanished and was taken again."""
+
+    def beat_denied(self) -> None:
+        """The server has another holder, or none."""
+
+    def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
+        """The server could not be asked."""
+
+    def undo_retake(self) -> None:
+        """It was taken again after it was discarded."""
+
+
 class Heartbeat:
     """Extends leases every third of their ttl until they are discarded or lost."""
 
@@ -43,14 +80,14 @@ class Heartbeat:
 
     def _reset(self) -> None:
         # Weak: a lock that its owner forgot must lapse, not live as long as the process.
-        self._leases: dict[str, weakref.ref[Lease]] = {}
+        self._leases: dict[str, weakref.ref[Extendable]] = {}
         self._alarm, self._start = _native_primitives()
         self._sleeping_until = 0.0
         self._thread_id: int | None = None
         self._in_flight: frozenset[str] = frozenset()
         self._starting = threading.Lock()
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: Extendable) -> None:
         """Keep this lease alive, from a third of its ttl on."""
         self._leases[lease.token] = weakref.ref(lease)
         if self._thread_id is None:
@@ -60,7 +97,7 @@ class Heartbeat:
         if lease.next_beat < self._sleeping_until:
             self._alarm.ring()
 
-    def discard(self, lease: Lease) -> None:
+    def discard(self, lease: Extendable) -> None:
         """Stop extending this lease. An extension under way is waited for, within bounds."""
         self._leases.pop(lease.token, None)
         # No lock is taken to wait: an exception from outside, such as a soft time limit, could
@@ -79,7 +116,7 @@ class Heartbeat:
                 logger.exception("redislock: the heartbeat met a bug in itself; it goes on")
                 self._alarm.wait(RETRY_EVERY)
 
-    def _live(self) -> list[Lease]:
+    def _live(self) -> list[Extendable]:
         leases = []
         for token, ref in list(self._leases.items()):
             lease = ref()
@@ -103,7 +140,7 @@ class Heartbeat:
         leases = self._live()
         if not any(lease.next_beat <= now for lease in leases):
             return
-        batches: dict[Any, list[Lease]] = {}
+        batches: dict[Any, list[Extendable]] = {}
         for lease in leases:
             if lease.next_beat <= now + EARLY * lease.ttl / 3:
                 batches.setdefault(lease.store, []).append(lease)
@@ -113,7 +150,7 @@ class Heartbeat:
         for store, batch in batches.items():
             self._extend(store, batch, shortest)
 
-    def _extend(self, store: Any, batch: list[Lease], shortest: float) -> None:
+    def _extend(self, store: Any, batch: list[Extendable], shortest: float) -> None:
         now = clock()
         expired = [lease for lease in batch if not lease.may_extend(now)]
         for lease in expired:
@@ -137,18 +174,16 @@ class Heartbeat:
             elif isinstance(reply, LockUnavailable):
                 lease.beat_failed(reply, clock() + RETRY_EVERY)
             elif reply == NOT_OURS:
-                self._leases.pop(lease.token, None)
-                lease.mark_lost("another holder has it, or it lapsed")
+                lease.beat_denied()
             else:
                 lease.beat_succeeded(sent_at, retaken=reply == RETAKEN)
 
 
-def _extend_all(store: Any, batch: list[Lease], now: float, shortest: float) -> list[Any]:
+def _extend_all(store: Any, batch: list[Extendable], now: float, shortest: float) -> list[Any]:
     if not batch:
         return []
-    extensions = [lease.extension(retake=now < lease.deadline) for lease in batch]
     try:
-        return list(store.extend(extensions, shortest))
+        return list(store.extend([lease.extension(now) for lease in batch], shortest))
     except LockUnavailable as exc:
         return [exc] * len(batch)
 

@@ -242,9 +242,11 @@ class Lease:
 
     # -- for the heartbeat ----------------------------------------------------------------
 
-    def extension(self, retake: bool) -> Extension:
-        """What the next extension sends."""
-        return Extension(self.claim, self._stored, self.fence, retake)
+    def extension(self, now: float) -> Extension:
+        """What an extension that is sent now says. While the right lasts, a lock that vanished
+        is taken again.
+        """
+        return Extension(self.claim, self._stored, self.fence, retake=now < self.deadline)
 
     def may_extend(self, now: float) -> bool:
         """Whether the lock has not been held for longer than it may."""
@@ -273,6 +275,10 @@ class Lease:
             logger.info("redislock: the server answers again, %s is still ours", self.key)
         self._troubled = False
         self._renewed(sent_at)
+
+    def beat_denied(self) -> None:
+        heartbeat.discard(self)
+        self.mark_lost("another holder has it, or it lapsed")
 
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         if clock() >= self.deadline:
@@ -312,9 +318,8 @@ class Lease:
             LockUnavailable: the server did not answer, and the right has not yet ended.
         """
         sent_at = clock()
-        retake = sent_at < self.deadline
         try:
-            (reply,) = self.store.extend([self.extension(retake)], purpose="main")
+            (reply,) = self.store.extend([self.extension(sent_at)], purpose="main")
             if isinstance(reply, LockUnavailable):
                 raise reply
         except LockUnavailable as exc:

@@ -112,12 +112,22 @@ class Done(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """What one lock's extension needs."""
+    """What one lock's extension needs.
+
+    Attributes:
+        claim: the claim.
+        stored: the value as it stands on the server; its opening is enough if `retake` is False.
+        fence: the acquisition's fence.
+        retake: take the lock again if it has vanished.
+        max_hold: seconds after which it is not extended any more, counted by the server, for one
+            who does not know since when it is held; None if the holder itself counts.
+    """
 
     claim: Claim
     stored: str
     fence: int
     retake: bool
+    max_hold: float | None = None
 
 
 EXTENDED: Final = 1
@@ -330,7 +340,10 @@ class Store:
         calls = [
             (
                 (e.claim.keys.lock, e.claim.keys.fence, e.claim.keys.broken),
-                (e.stored, len(e.claim.opening), e.claim.ttl_ms, int(e.retake), e.fence),
+                (
+                    *(e.stored, len(e.claim.opening), e.claim.ttl_ms, int(e.retake), e.fence),
+                    "" if e.max_hold is None else to_ms(e.max_hold),
+                ),
             )
             for e in extensions
         ]

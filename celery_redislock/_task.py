@@ -224,7 +224,7 @@ class SingletonTask(Task):
 
     def start_strategy(self, app: Any, consumer: Any, **kwargs: Any) -> Any:
         """Celery calls it in a worker's main process, which mints the tokens."""
-        if self.lock_options is not None:
+        if self.lock_options is not None and self.app_locks.enabled:
             base = symbol_by_name(getattr(self, "Request"))  # noqa: B009  mypy: untyped base
             self.Request = lock_request(base)
             self.runs_in_children = isinstance(consumer.pool, PreforkPool)

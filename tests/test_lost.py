@@ -114,19 +114,20 @@ def test_a_hung_body_holds_no_longer_than_it_may(start, client, key_of):
     assert result.get(timeout=20)
 
 
-def test_a_child_that_is_stopped_beyond_its_ttl_learns_that_it_lost(
+def test_a_worker_that_is_stopped_beyond_its_ttl_learns_that_it_lost(
     sender, start_worker, queue, journal, label, locks_of
 ):
-    start_worker(queues=queue, concurrency=2)
+    worker = start_worker(queues=queue, concurrency=2)
     first = sender.send_task("watches_lock", [label], queue=queue)
-    entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
-    os.kill(entry.pid, signal.SIGSTOP)
+    eventually(lambda: journal.read(label, "start"), "it runs")
+    os.killpg(worker.pid, signal.SIGSTOP)
     try:
         eventually(lambda: not locks_of(first.id), "the lock lapsed")
+        start_worker(queues=queue, concurrency=2)
         second = sender.send_task("watches_lock", [label, 8.0], queue=queue)
         eventually(lambda: journal.count(label, "start") == 2, "another one has the lock")
     finally:
-        os.kill(entry.pid, signal.SIGCONT)
+        os.killpg(worker.pid, signal.SIGCONT)
     assert first.get(timeout=20).startswith("lost")
     assert second.get(timeout=20) == "kept", "the loser did not release the winner's lock"
     fences = [e.data["fence"] for e in journal.read(label, "start")]

@@ -3,6 +3,7 @@
 -- KEYS  1 lock  2 fence counter of the bucket  3 marks of the broken
 -- ARGV  1 value as stored, opening with {"token":"<token>"   2 length of that opening   3 ttl in ms
 --       4 "1" take it again if it is missing, "0" do not   5 fence
+--       6 ms since the acquisition after which it is not extended any more, or ""
 -- Reply 1 extended | 2 was missing, taken again | 0 not ours any more
 
 local opening = string.sub(ARGV[1], 1, tonumber(ARGV[2]))
@@ -21,6 +22,12 @@ if not current then
 end
 
 if type(current) == 'string' and string.sub(current, 1, #opening) == opening then
+  if ARGV[6] ~= '' then
+    local since, now = tonumber(string.match(current, '"acquired_at":([%d.]+)')), redis.call('TIME')
+    if since and (now[1] + now[2] / 1000000 - since) * 1000 > tonumber(ARGV[6]) then
+      return 0
+    end
+  end
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
   return 1
 end

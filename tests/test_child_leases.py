@@ -1,0 +1,155 @@
+"""In prefork the worker's main process extends what its children hold: they may not be able to."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.support.waiting import eventually, never
+from tests.support.workers import is_running
+
+
+@pytest.fixture
+def start(sender, queue, journal, label):
+    """Starts a task and gives its result and the entry of its start."""
+
+    def start(name, *args):
+        result = sender.send_task(name, [label, *args], queue=queue)
+        return result, eventually(lambda: journal.read(label, "start"), "it runs")[0]
+
+    return start
+
+
+@pytest.fixture
+def stop():
+    """Stops a process until the test ends, or `go_on` is called with it."""
+    stopped = []
+
+    def stop(pid):
+        os.kill(pid, signal.SIGSTOP)
+        stopped.append(pid)
+
+    yield stop
+    for pid in stopped:
+        go_on(pid)
+
+
+def go_on(pid):
+    if is_running(pid):
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_body_that_holds_the_interpreters_lock_beyond_its_ttl_keeps_its_lock(
+    start_worker, start, queue, sender, label, locks_of
+):
+    start_worker(queues=queue)
+    result, _ = start("holds_gil", 5.0)
+    (key,) = locks_of(result.id)
+    never(
+        lambda: not locks_of(result.id) and result.state != "SUCCESS",
+        "the lock, with a ttl of 1 s, lapsed", 3.0,
+    )  # fmt: skip
+    duplicate = sender.send_task("holds_gil", [label, 0.0], queue=queue)
+    eventually(lambda: duplicate.state == "REVOKED", "the duplicate is skipped")
+    assert result.get(timeout=30) == {"key": key, "lost": False}
+
+
+def test_a_stopped_child_keeps_its_lock(start_worker, start, stop, queue, locks_of):
+    start_worker(queues=queue)
+    result, entry = start("watches_lock", 4.0)
+    stop(entry.pid)
+    never(lambda: not locks_of(result.id), "the lock, with a ttl of 1 s, lapsed", 3.0)
+    go_on(entry.pid)
+    assert result.get(timeout=20) == "kept"
+
+
+def test_a_stopped_child_is_told_when_its_lock_is_lost(
+    start_worker, start, stop, queue, client, locks_of
+):
+    start_worker(queues=queue)
+    result, entry = start("watches_lock", 20.0)
+    (key,) = locks_of(result.id)
+    stop(entry.pid)
+    client.set(key, "thief")
+    go_on(entry.pid)
+    assert result.get(timeout=20) == f"lost {key}"
+    assert client.getdel(key) == "thief", "what is not ours is neither extended nor deleted"
+
+
+def test_the_lock_of_a_stopped_child_that_was_broken_stays_broken(
+    start_worker, start, stop, queue, client, locks_of
+):
+    """The main process takes no lock again: it cannot know whether the child released it."""
+    start_worker(queues=queue)
+    result, entry = start("watches_lock", 20.0)
+    (key,) = locks_of(result.id)
+    stop(entry.pid)
+    client.delete(key)
+    never(lambda: client.exists(key), "it was taken again", 2.0)
+
+
+def test_the_lock_of_a_stopped_child_that_is_killed_is_free_at_once(
+    start_worker, start, stop, queue, client, locks_of
+):
+    start_worker(queues=queue)
+    result, entry = start("long_ttl", 60.0)
+    (key,) = locks_of(result.id)
+    stop(entry.pid)
+    os.kill(entry.pid, signal.SIGKILL)
+    eventually(lambda: not client.exists(key), "the lock is free", 5.0)
+    never(lambda: client.exists(key), "it was revived", 1.0)
+
+
+def test_a_stopped_child_holds_no_longer_than_it_may(start_worker, start, stop, queue, locks_of):
+    start_worker(queues=queue)
+    result, entry = start("max_hold", 60.0)
+    stop(entry.pid)
+    eventually(lambda: not locks_of(result.id), "the lock lapsed", 10.0)
+
+
+def test_a_child_that_ignores_its_termination_keeps_its_lock_until_it_is_gone(
+    start_worker, start, queue, sender, locks_of
+):
+    """TERM waits until the interpreter's lock is free, and Celery forgets the request at once."""
+    start_worker(queues=queue)
+    result, entry = start("holds_gil", 5.0)
+    sender.control.revoke(result.id, terminate=True)
+    eventually(lambda: result.state == "REVOKED", "it is revoked")
+    never(
+        lambda: not locks_of(result.id) and is_running(entry.pid),
+        "the lock lapsed and the body still ran", 2.5,
+    )  # fmt: skip
+    eventually(lambda: not is_running(entry.pid), "the child is gone", 30)
+    eventually(lambda: not locks_of(result.id), "the lock is free", 5)
+
+
+def test_the_locks_of_all_children_are_extended_in_one_round_trip(
+    start_worker, own_redis, sender, queue, journal, label, stop
+):
+    children = 6
+    start_worker(queues=queue, concurrency=children, conf={"redislock_url": f"{own_redis.url}/0"})
+    labels = [f"{label}-{i}" for i in range(children)]
+    for each in labels:
+        sender.send_task("short_ttl", [each, 60.0], queue=queue)
+    for each in labels:
+        (entry,) = eventually(lambda each=each: journal.read(each, "start"), "it runs")
+        stop(entry.pid)  # from here on the main process is alone with them
+    client = own_redis.client()
+
+    def so_far():
+        stats = client.info("everything")
+        return stats["cmdstat_evalsha"]["calls"], stats["total_reads_processed"]
+
+    scripts, reads = so_far()
+    asked = 1
+
+    def extended():
+        nonlocal asked
+        asked += 1
+        return so_far()[0] - scripts >= 5 * children
+
+    eventually(extended, "five ticks")
+    of_heartbeats = so_far()[1] - reads - asked
+    assert of_heartbeats <= 5 * children / 2, "the extensions go out one by one"
