@@ -12,10 +12,11 @@ from .errors import (
     LockUnavailable,
     TaskSkipped,
 )
-from .policies import Conflict, Defer, Policy, Raise, Skip, Wait
+from .policies import Coalesce, Conflict, Defer, Policy, Queue, Raise, Skip, Wait
 from .signals import lock_acquired, lock_conflict, lock_lost, lock_released
 
 __all__ = [
+    "Coalesce",
     "ConfigError",
     "Conflict",
     "Defer",
@@ -25,6 +26,7 @@ __all__ = [
     "LockLost",
     "LockUnavailable",
     "Policy",
+    "Queue",
     "Raise",
     "RedisLock",
     "SingletonTask",

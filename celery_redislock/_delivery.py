@@ -37,6 +37,8 @@ class Delivery:
         chain: which chain of deferrals the message belongs to, or None. Copies of a message
             belong to the same, at the same step, and only one of them goes on with it.
         step: the message's place in the chain.
+        parked: it comes from a waiting room.
+        gave_up: it waited there for as long as it would.
     """
 
     token: str
@@ -46,6 +48,8 @@ class Delivery:
     since: float | None = None
     chain: str | None = None
     step: int = 0
+    parked: bool = False
+    gave_up: bool = False
 
     @classmethod
     def take_from(cls, request: Any) -> Delivery:
@@ -65,6 +69,8 @@ class Delivery:
             since=header.get("since"),
             chain=header.get("chain"),
             step=int(header.get("step", 0)),
+            parked=bool(header.get("parked")),
+            gave_up=bool(header.get("gave_up")),
         )
 
     def next_step(self, chain: str) -> int:
@@ -79,6 +85,18 @@ class Delivery:
             "redelivered": self.redelivered,
             "chain": chain,
             "step": self.next_step(chain),
+        }
+        return {KEY: header}
+
+    def parked_header(self) -> dict[str, Any]:
+        """The header of the message of a task that waited in a room. It may be published twice,
+        so each is a copy.
+        """
+        header = {
+            "deferrals": self.deferrals,
+            "since": time.time() if self.since is None else self.since,
+            "redelivered": True,
+            "parked": True,
         }
         return {KEY: header}
 

@@ -33,7 +33,7 @@ class LockKeys(NamedTuple):
     """The keys of one lock. All stand in one hash slot.
 
     `fence` is shared by all the locks of the bucket, so that a counter which outlives its
-    lock costs nothing per lock.
+    lock costs nothing per lock. So is `rooms`, in which those are found where somebody waits.
     """
 
     name: str
@@ -44,10 +44,15 @@ class LockKeys(NamedTuple):
     broken: str
     done: str
     deferred: str
+    room: str
+    entries: str
+    rooms: str
+    ended: str
+    corrupt: str
 
-    def done_by(self, task_id: str, nesting: int, attempt: int) -> str:
+    def done_by(self, entry_id: str) -> str:
         """The key that says: this attempt of this task has run under this lock."""
-        return f"{self.done}:{task_id}:{nesting}.{attempt}"
+        return f"{self.done}:{entry_id}"
 
 
 def lock_keys(prefix: str, name: str) -> LockKeys:
@@ -63,7 +68,17 @@ def lock_keys(prefix: str, name: str) -> LockKeys:
         f"{head}:broken:{name}",
         f"{head}:done:{name}",
         f"{head}:deferred",
+        f"{head}:room:{name}",
+        f"{head}:entries:{name}",
+        f"{head}:rooms",
+        f"{head}:ended:{name}",
+        f"{head}:corrupt:{name}",
     )
+
+
+def all_rooms(prefix: str) -> list[str]:
+    """The keys of the buckets' rooms, one for each bucket."""
+    return [f"{prefix}:{{{bucket}}}:rooms" for bucket in range(BUCKETS)]
 
 
 def canonical(value: Any) -> str:

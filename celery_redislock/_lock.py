@@ -23,7 +23,18 @@ from ._heartbeat import RETRY_EVERY, heartbeat
 from ._holder import Holder
 from ._keys import lock_keys
 from ._options import check_option
-from ._store import EXTENDED, Acquired, Busy, Claim, Done, Extension, Store, to_ms
+from ._store import (
+    EXTENDED,
+    NOT_OURS,
+    RELEASED_TO_ROOM,
+    Acquired,
+    Busy,
+    Claim,
+    Done,
+    Extension,
+    Store,
+    to_ms,
+)
 from .errors import ConfigError, LockConflict, LockLost, LockUnavailable
 
 logger = logging.getLogger("celery_redislock")
@@ -67,6 +78,7 @@ class Lease:
         fence: an int that rises with every acquisition of the key. Hand it to the resource,
             which refuses a lower one than it has seen: that, and not the lock, gives correctness
             (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
+        room_waits: the release left the lock to somebody in its waiting room.
     """
 
     def __init__(
@@ -87,6 +99,7 @@ class Lease:
         self.acquired_at = 0.0
         self.deadline = 0.0
         self.next_beat = 0.0
+        self.room_waits = False
         self._stored = ""
         self._max_hold = max_hold
         self._beats = beats
@@ -200,13 +213,14 @@ class Lease:
             return False
         try:
             # Never confirmed: the server may have taken it and its answer got lost.
-            ours = self.store.release(self.claim, done, always, once=not self.fence)
+            reply = self.store.release(self.claim, done, always, once=not self.fence)
         except LockUnavailable as exc:
             self._released = True
             self._could_not_release(exc)
             return False
         self._released = True
-        return ours and not self._lost
+        self.room_waits = reply == RELEASED_TO_ROOM
+        return reply != NOT_OURS and not self._lost
 
     def hold(self, seconds: float) -> bool:
         """Leave the lock to the task's next attempt, which starts in this many seconds.

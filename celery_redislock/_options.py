@@ -120,7 +120,8 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
     "lock_max_hold": (_max_hold, f"None or a number of seconds from {MIN_TTL} to {MAX_TTL:g}"),
     "on_conflict": (
         _policy,
-        "a policy object (an instance, not a class) or one of 'defer', 'raise', 'skip', 'wait'",
+        "a policy object (an instance, not a class) or one of 'coalesce', 'defer', 'queue',"
+        " 'raise', 'skip', 'wait'",
     ),
     "on_lock_lost": (_one_of("flag", "abort"), "'flag' or 'abort'"),
     "lock_across_retries": (_one_of("release", "hold"), "'release' or 'hold'"),

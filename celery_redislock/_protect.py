@@ -12,6 +12,7 @@ from celery._state import connect_on_app_finalize
 from ._app import app_locks, has_locks, setting_names
 from ._lock import logger
 from ._options import OPTIONS, refuse_unknown_settings
+from ._room import Sweeper
 from ._task import SingletonTask
 from .errors import ConfigError, LockUnavailable
 
@@ -119,6 +120,17 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
         _look_at_server(app)
 
 
+def _on_worker_ready(sender: Any, **kwargs: Any) -> None:
+    app = sender.app
+    if not has_locks(app) or not app_locks(app).enabled:
+        return
+    tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
+    if any(task.lock_options and task.lock_options.on_conflict.parks for task in tasks):
+        sweeper = Sweeper(app)
+        sweeper.start()
+        sender.redislock_sweeper = sweeper
+
+
 def _look_at_server(app: Any) -> None:
     """Warn of a server that may evict locks. The pool's processes inherit which server it is,
     and so know a restarted one.
@@ -141,3 +153,4 @@ def _look_at_server(app: Any) -> None:
 
 connect_on_app_finalize(_on_finalize)
 signals.worker_init.connect(_on_worker_init, weak=False)
+signals.worker_ready.connect(_on_worker_ready, weak=False)

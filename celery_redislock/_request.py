@@ -7,6 +7,7 @@ runs: it extends the lock beside the child's own heartbeat, and releases it once
 
 from __future__ import annotations
 
+import threading
 import weakref
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -18,12 +19,13 @@ from celery.worker.request import Request
 
 from ._children import ChildWatch
 from ._clock import clock
-from ._delivery import stamp
+from ._delivery import KEY, stamp
 from ._heartbeat import heartbeat
 from ._keys import lock_keys
 from ._lock import BEAT_EVERY, logger
+from ._room import hand_over
 from ._run import Skipped
-from ._store import Claim, Extension, Store
+from ._store import NOT_OURS, RELEASED_TO_ROOM, Claim, Extension, Store
 from .errors import LockUnavailable
 
 if TYPE_CHECKING:
@@ -73,6 +75,19 @@ class LockRequest(Request):
         self._child_ends = True
         return super().cancel(pool, signal, **kwargs)
 
+    def revoked(self) -> bool:
+        """Whether the task is not to run: it was revoked, or has expired. Its turn is over then."""
+        is_revoked = bool(super().revoked())
+        header = self._request_dict.get(KEY)
+        if is_revoked and isinstance(header, dict) and header.get("parked"):
+            # In a thread: it asks the lock server and the broker, and this one serves them all.
+            threading.Thread(target=self._leave_room, name="redislock-room", daemon=True).start()
+        return is_revoked
+
+    def _leave_room(self) -> None:
+        claim = ChildLease(0, self, "").claim
+        hand_over(self.task.app, claim.keys, claim.ttl, claim.entry_id)
+
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
@@ -100,7 +115,12 @@ class ChildLease:
         self._request = weakref.ref(request)
         self._task: SingletonTask = request.task
         self._arguments = (request._args, request._kwargs)
-        self._task_id = request.id
+        sent: dict[str, Any] = request._request_dict
+        self._attempt = (
+            request.id,
+            sent.get("retries") or 0,
+            sent.get("replaced_task_nesting") or 0,
+        )
         self._child_is_dead = False
         self.token = token
         self.ttl: float = self._task.lock_options.lock_ttl
@@ -115,18 +135,21 @@ class ChildLease:
         """The child's claim. Made when it is needed: most tasks end before."""
         prefix = self._task.app_locks.prefix
         keys = lock_keys(prefix, self._task.lock_name(*self._arguments))
-        return Claim(keys, self.token, self.ttl, "", self._task_id)
+        return Claim(keys, self.token, self.ttl, "", *self._attempt)
 
     def child_ended(self) -> None:
         """The child is gone, and this was the last that it took: release what it left."""
         self._child_is_dead = True
         heartbeat.discard(self)  # first, or an extension could meet the release
         try:
-            if self.store.release(self.claim):
+            reply = self.store.release(self.claim)
+            if reply != NOT_OURS:
                 key = self.claim.keys.lock
                 logger.warning(
                     "redislock: released %s, whose holder, pid %d, is dead", key, self._pid
                 )
+            if reply == RELEASED_TO_ROOM:
+                hand_over(self._task.app, self.claim.keys, self.ttl)
         except LockUnavailable as exc:
             logger.error("redislock: could not release the lock of dead pid %d: %s", self._pid, exc)
         except Exception:
@@ -142,7 +165,7 @@ class ChildLease:
         try:
             return bool(self.claim)
         except Exception:
-            logger.exception("redislock: %s: no lock name", self._task_id)
+            logger.exception("redislock: %s: no lock name", self._attempt[0])
             return False
 
     def stop_extending(self) -> None:

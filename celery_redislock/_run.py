@@ -11,12 +11,11 @@ import dataclasses
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from celery import states
-from celery._state import _task_stack
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
@@ -28,9 +27,17 @@ from ._delivery import Delivery
 from ._holder import Holder
 from ._keys import lock_keys
 from ._lock import Lease
-from ._store import Acquired, Busy, Claim, Done, to_ms
+from ._room import (
+    Entry,
+    end_replaced,
+    hand_over,
+    ignores_result,
+    outside_of_tasks,
+    store_skipped,
+)
+from ._store import Acquired, Busy, Claim, Done, Full, to_ms
 from .errors import LockConflict, LockLost, LockUnavailable, TaskSkipped
-from .policies import NO_RESULT, Defer, Policy
+from .policies import NO_RESULT, Defer, Policy, Queue
 
 if TYPE_CHECKING:
     from ._app import AppLocks
@@ -52,6 +59,10 @@ class Skipped(Ignore):
 
 class Deferred(Ignore):
     """Ends a delivery whose task was published again."""
+
+
+class Waiting(Ignore):
+    """Ends a delivery whose task was put into a waiting room."""
 
 
 class AlreadyDone(Ignore):
@@ -150,6 +161,8 @@ class Run:
     def _run(self) -> Any:
         reply = self.settle(self.lease.take)
         if isinstance(reply, Busy):
+            if self.delivery.gave_up:
+                self._hand_over(take_out=self.lease.claim.entry_id)
             return self._policy().act(TaskConflict(self, reply))
         return self.run_body() if reply else self.call_body()
 
@@ -188,7 +201,7 @@ class Run:
 
     def _policy(self) -> Policy:
         policy = self.options.on_conflict
-        while self.request.is_eager and isinstance(policy, Defer):
+        while self.request.is_eager and isinstance(policy, Defer | Queue):
             policy = policy.then  # nobody would run what is published
         return policy
 
@@ -250,6 +263,8 @@ class Run:
             owned = lease.hold(_countdown(retry))
         else:
             owned = lease.release(self._done, self._may_have_copies)
+        if lease.room_waits:
+            self._hand_over()
         if not lease.fence:
             return
         held = clock() - lease.acquired_at
@@ -262,6 +277,10 @@ class Run:
             owned=owned,
             kept_for_retry=kept,
         )
+
+    def _hand_over(self, take_out: str = "") -> None:
+        claim = self.lease.claim
+        hand_over(self.task.app, claim.keys, claim.ttl, take_out)
 
     def _on_lost(self, lease: Lease) -> None:
         try:
@@ -321,7 +340,9 @@ class Run:
 
     def _has_result(self) -> bool:
         backend = self.task.backend
-        if isinstance(backend, DisabledBackend | RPCBackend) or self._ignores_result():
+        if isinstance(backend, DisabledBackend | RPCBackend) or ignores_result(
+            self.task, self.request
+        ):
             return True  # none can be asked for
         return backend.get_state(self.request.id) in states.READY_STATES | {states.RETRY}
 
@@ -388,22 +409,71 @@ class Run:
             return False  # one copy too many is better than none
 
     def _publish(self, countdown: float, chain: str) -> None:
+        options = self._message_options(self.delivery.next_header(chain))
+        with outside_of_tasks():
+            self.task.app.send_task(
+                self.task.name,
+                self.request.args,
+                self.request.kwargs,
+                countdown=countdown,
+                add_to_parent=False,
+                **options,
+            )
+
+    def _message_options(self, header: dict[str, Any]) -> dict[str, Any]:
+        """What it takes to publish the task as it came: id, callbacks, expiry, route and all."""
         request = self.request
         options = dict(self.task.signature_from_request(request).options)
         for name in ("redelivered", "is_eager"):  # of the delivery, not of the message
             options.pop(name, None)
         if "ignore_result" in request.__dict__:  # Celery 5.5 forgets it
             options["ignore_result"] = request.ignore_result
-        options["headers"] = {**(options.get("headers") or {}), **self.delivery.next_header(chain)}
-        with _outside_of_tasks():
-            self.task.app.send_task(
-                self.task.name,
-                request.args,
-                request.kwargs,
-                countdown=countdown,
-                add_to_parent=False,
-                **options,
+        options["headers"] = {**(options.get("headers") or {}), **header}
+        return options
+
+    # -- the waiting room -----------------------------------------------------------------
+
+    def park(
+        self, busy: Busy, limit: int | None, max_wait: float | None, newest: bool
+    ) -> Acquired | Busy | Full | None:
+        """Put the task into the waiting room, unless the lock is free by now.
+
+        Returns:
+            As `settle`; or `Full`.
+
+        Raises:
+            Waiting: it waits in the room.
+        """
+        task, request, delivery = self.task, self.request, self.delivery
+        options = self._message_options(delivery.parked_header())
+        entry = Entry.of(task, request.args, request.kwargs, options).dump()
+        give_up = None if max_wait is None else max(max_wait - delivery.waited, 0.001)
+        try:
+            reply = self.lease.store.park(
+                self.lease.claim,
+                entry,
+                kind=task.name.replace("|", "_") if newest else "",
+                limit=limit,
+                give_up=give_up,
+                in_front=delivery.parked,
             )
+        except LockUnavailable as exc:
+            self._unless_unlocked(exc)
+            return None
+        if reply is None:
+            return self.settle(self.lease.take)
+        if isinstance(reply, Full):
+            return reply
+        self.conflict_ended("coalesced" if newest else "queued", busy.holder)
+        for entry_id, replaced in reply.replaced.items():
+            self._end_replaced(entry_id, replaced)
+        raise Waiting
+
+    def _end_replaced(self, entry_id: str, entry: str) -> None:
+        claim = self.lease.claim
+        end_replaced(self.task.app, claim.keys, claim.ttl, entry_id, entry, claim.task_id)
+
+    # -- skipped, and what is said of it --------------------------------------------------
 
     def skip(self, holder: Holder | None, result: Any) -> Any:
         """End without running."""
@@ -413,16 +483,7 @@ class Run:
         self.conflict_ended("skipped", holder)
         error = TaskSkipped(self.key, holder)
         if not self.request.is_eager:
-            stores_errors = not self._ignores_result() or self.task.store_errors_even_if_ignored
-            # mark_as_revoked would leave the rest of a chain pending for ever.
-            self.task.backend.mark_as_failure(
-                self.request.id,
-                error,
-                request=self.request,
-                store_result=bool(stores_errors),
-                call_errbacks=False,
-                state=states.REVOKED,
-            )
+            store_skipped(self.task, self.request, error)
         raise Skipped(*error.args)
 
     def conflict_ended(
@@ -439,10 +500,6 @@ class Run:
             outcome=outcome,
             countdown=countdown,
         )
-
-    def _ignores_result(self) -> bool:
-        own = self.request.__dict__.get("ignore_result")
-        return bool(self.task.ignore_result if own is None else own)
 
     def _acks_failures(self) -> bool:
         """Whether a failure ends the message. A rejected one may come back, to run again."""
@@ -528,6 +585,21 @@ class TaskConflict:
         self._run.conflict_ended("waited", self.holder)
         return True
 
+    def park(
+        self, *, limit: int | None = None, max_wait: float | None = None, newest: bool = False
+    ) -> bool:
+        if self._run.request.is_eager:
+            self.skip()  # nobody would run what is published
+        if self._run.delivery.since is None:
+            self._run.delivery.since = time.time()
+        while True:
+            reply = self._run.park(self._busy, limit, max_wait, newest)
+            if isinstance(reply, Busy):
+                self._busy = reply  # it was free for a moment
+                continue
+            self._unlocked = reply is None
+            return not isinstance(reply, Full)
+
     def run(self) -> Any:
         if self._unlocked:
             return self._run.call_body()
@@ -538,16 +610,6 @@ class TaskConflict:
     def fail(self) -> Any:
         self._run.conflict_ended("raised", self.holder)
         raise LockConflict(self.key, self.holder)
-
-
-@contextlib.contextmanager
-def _outside_of_tasks() -> Iterator[None]:
-    """Hide the running task: `send_task` would make it the parent of what it sends."""
-    task = _task_stack.pop()
-    try:
-        yield
-    finally:
-        _task_stack.push(task)
 
 
 def _countdown(retry: Retry) -> float:

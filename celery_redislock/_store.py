@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.resources
+import json
 import math
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from redis.exceptions import (
@@ -45,6 +46,10 @@ RESERVE: Final = 0.1
 MAX_BLOCK: Final = 5.0
 #: Seconds after which a waiter that has not asked again is taken for dead.
 WAITER_TTL: Final = MAX_BLOCK + 2.0
+#: Seconds after which others finish what whoever handed a lock over, or replaced an entry of a
+#: waiting room, has left undone. Doubled each time, up to `HAND_OVER_MOST`.
+HAND_OVER_AGAIN: Final = 5.0
+HAND_OVER_MOST: Final = 600.0
 #: The longest that an acquire or release goes on trying to reach the server, in seconds.
 MAX_TRYING: Final = 2.0
 
@@ -83,8 +88,13 @@ class Claim:
         return to_ms(self.ttl)
 
     @property
+    def entry_id(self) -> str:
+        """What this attempt of its task is called in a waiting room."""
+        return f"{self.task_id}:{self.nesting}.{self.attempt}"
+
+    @property
     def done_key(self) -> str:
-        return self.keys.done_by(self.task_id, self.nesting, self.attempt)
+        return self.keys.done_by(self.entry_id)
 
 
 class Acquired(NamedTuple):
@@ -111,6 +121,34 @@ class Done(NamedTuple):
     age: float
 
 
+class Parked(NamedTuple):
+    """The task waits in the room, behind `ahead` others, instead of those that it replaced."""
+
+    ahead: int
+    replaced: dict[str, str]
+
+
+class Full(NamedTuple):
+    """As many wait as may."""
+
+
+class Next(NamedTuple):
+    """What is to be published now. See `Store.hand_over`.
+
+    Attributes:
+        entry_id: who is first in the room and has its turn, or "".
+        entry: what was parked.
+        gives_up: it waited for as long as it would.
+        ended: by their ids, what was replaced and may have no result yet: the task id of the
+            successor, and the entry.
+    """
+
+    entry_id: str
+    entry: str
+    gives_up: bool
+    ended: dict[str, tuple[str, str]]
+
+
 class Extension(NamedTuple):
     """What one lock's extension needs.
 
@@ -132,6 +170,8 @@ class Extension(NamedTuple):
 
 EXTENDED: Final = 1
 RETAKEN: Final = 2
+RELEASED: Final = 1
+RELEASED_TO_ROOM: Final = 2
 NOT_OURS: Final = 0
 
 
@@ -162,8 +202,8 @@ class _Script:
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-_ACQUIRE, _EXTEND, _RELEASE, _HOLD, _BREAK = map(
-    _Script, ("acquire", "extend", "release", "hold", "break")
+_ACQUIRE, _EXTEND, _RELEASE, _HOLD, _BREAK, _PARK, _HAND_OVER = map(
+    _Script, ("acquire", "extend", "release", "hold", "break", "park", "hand_over")
 )
 
 
@@ -284,8 +324,13 @@ class Store:
             how,
             int(again),
             to_ms(WAITER_TTL),
+            claim.entry_id,
+            keys.name,
         )
-        lock_keys = (keys.lock, keys.fence, keys.waiters, claim.done_key)
+        lock_keys = (
+            *(keys.lock, keys.fence, keys.waiters, claim.done_key),
+            *(keys.room, keys.entries, keys.rooms),
+        )
 
         def attempt() -> Acquired | Busy | Done | float:
             with self._connection(claim.keys.lock, claim.ttl) as connection:
@@ -372,7 +417,7 @@ class Store:
 
     def release(
         self, claim: Claim, done: str = "", always: bool = False, once: bool = False
-    ) -> bool:
+    ) -> int:
         """Give the lock back if it is still this claim's. Safe to call again.
 
         Args:
@@ -382,16 +427,26 @@ class Store:
             always: leave the done marker also if no copy of the message was seen.
             once: try only once.
 
+        Returns:
+            `NOT_OURS`, `RELEASED`, or `RELEASED_TO_ROOM`: call `hand_over`.
+
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        keys = (claim.keys.lock, claim.keys.waiters, claim.keys.wake, claim.done_key)
-        arguments = (claim.opening, done, int(always), to_ms(claim.done_ttl), to_ms(RESERVE))
+        names = claim.keys
+        keys = (
+            *(names.lock, names.waiters, names.wake, claim.done_key),
+            *(names.room, names.rooms),
+        )
+        arguments = (
+            *(claim.opening, done, int(always), to_ms(claim.done_ttl), to_ms(RESERVE)),
+            names.name,
+        )
 
         def attempt() -> Any:
             return self._once(claim.ttl, _RELEASE, keys, arguments)
 
-        return bool(attempt() if once else self._persist(claim.ttl, attempt))
+        return int(attempt() if once else self._persist(claim.ttl, attempt))
 
     def hold(self, claim: Claim, stored: str, ttl: float) -> bool:
         """Leave the lock to the task's next attempt, for at most this many seconds.
@@ -413,6 +468,118 @@ class Store:
         names = (keys.lock, keys.broken, keys.waiters, keys.wake)
         value = self._persist(ttl, lambda: self._once(ttl, _BREAK, names, ()))
         return _holder.parse(value, None)
+
+    # -- the waiting room -----------------------------------------------------------------
+
+    def park(
+        self,
+        claim: Claim,
+        entry: str,
+        *,
+        kind: str = "",
+        limit: int | None = None,
+        give_up: float | None = None,
+        in_front: bool = False,
+    ) -> Parked | Full | None:
+        """Put a task that met a held lock into the lock's waiting room.
+
+        Args:
+            claim: the task's claim.
+            entry: what it takes to publish it again.
+            kind: what it replaces: those of the same kind that wait; "" for none.
+            limit: how many may wait; None for any number.
+            give_up: seconds for which it waits; None for ever.
+            in_front: before all others, not after them.
+
+        Returns:
+            None: the lock is free by now, or this very task's. Ask for it again.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        names = claim.keys
+        keys = (names.lock, names.room, names.entries, names.rooms, names.ended, names.done)
+        arguments = (
+            *(claim.entry_id, entry, kind, "" if limit is None else limit),
+            *("" if give_up is None else to_ms(give_up), int(in_front), names.name),
+            *(claim.task_id, claim.ttl_ms, to_ms(claim.done_ttl), to_ms(HAND_OVER_AGAIN)),
+        )
+        reply = self._persist(claim.ttl, lambda: self._once(claim.ttl, _PARK, keys, arguments))
+        if reply[0] == b"parked":
+            replaced = {i: _without_head(entry) for i, entry in _pairs(reply[2:])}
+            return Parked(int(reply[1]), replaced)
+        return Full() if reply[0] == b"full" else None
+
+    def hand_over(
+        self, keys: LockKeys, ttl: float, take_out: str = "", corrupt: bool = False
+    ) -> Next:
+        """Who in the waiting room is to be published now: the first, if nobody has the lock.
+
+        It stays in the room until it takes the lock, so nothing is lost if whoever asked dies.
+
+        Args:
+            keys: the lock's keys.
+            ttl: seconds, which say how long the server may take to answer.
+            take_out: the id of an entry that is to leave the room first.
+            corrupt: set that one aside, with those that cannot be read.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        names = (keys.lock, keys.room, keys.entries, keys.rooms, keys.ended, keys.corrupt)
+        arguments = (
+            *(keys.name, take_out, int(corrupt)),
+            *(to_ms(HAND_OVER_AGAIN), to_ms(HAND_OVER_MOST)),
+        )
+        reply = self._persist(ttl, lambda: self._once(ttl, _HAND_OVER, names, arguments))
+        ended = {}
+        for entry_id, text in _pairs(reply[3:]):
+            successor, entry = json.loads(text)
+            ended[entry_id] = successor, _without_head(entry)
+        entry = _without_head(reply[1].decode())
+        return Next(reply[0].decode(), entry, reply[2] == b"1", ended)
+
+    def forget_ended(self, keys: LockKeys, entry_id: str, ttl: float) -> None:
+        """The replaced entry has its result.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._connection(keys.lock, ttl) as connection:
+            connection.send_command("HDEL", keys.ended, entry_id)
+            connection.read_response()
+
+    def due_rooms(self, rooms: Sequence[str], ttl: float) -> list[str]:
+        """The names of the locks in whose waiting rooms something may have been left undone.
+
+        Args:
+            rooms: the keys to look into.
+            ttl: seconds, which say how long the server may take to answer.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._connection("", ttl) as connection:
+            connection.send_command("TIME")
+            seconds, micros = connection.read_response()
+            now = int(seconds) * 1000 + int(micros) // 1000
+            commands = [("ZRANGEBYSCORE", key, "-inf", now) for key in rooms]
+            connection.send_packed_command(connection.pack_commands(commands))
+            replies = [_read(connection) for _ in rooms]
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise LockUnavailable("", None, str(reply)) from reply
+        return [name.decode() for names in replies for name in names]
+
+    def take_turn(self, key: str, seconds: float) -> bool:
+        """Whether nobody else did this within so many seconds.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._connection(key, seconds) as connection:
+            connection.send_command("SET", key, "1", "NX", "PX", to_ms(seconds))
+            return connection.read_response() is not None
 
     # -- deferring ------------------------------------------------------------------------
 
@@ -595,6 +762,16 @@ def _transient(error: BaseException | None) -> bool:
     if isinstance(error, ResponseError):
         return _is_not_master(error) or str(error).startswith("BUSY ")
     return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
+    texts = [text.decode() for text in flat]
+    return zip(texts[::2], texts[1::2], strict=True)
+
+
+def _without_head(stored: str) -> str:
+    """A room's entry without what the scripts put before it."""
+    return stored.split("|", 2)[-1]
 
 
 def _acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired | Busy | Done:

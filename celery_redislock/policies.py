@@ -62,8 +62,23 @@ class Conflict(Protocol):
     def wait(self, timeout: float | None) -> bool:
         """Hold the pool slot until the lock is taken: True, or False after the timeout."""
 
+    def park(
+        self, *, limit: int | None = None, max_wait: float | None = None, newest: bool = False
+    ) -> bool:
+        """End the delivery, and let the task wait in Redis until the lock is handed to it.
+
+        Args:
+            limit: how many may wait; None for any number.
+            max_wait: seconds since it first met the held lock, after which it meets its policy
+                once more.
+            newest: replace those of this task that wait.
+
+        Returns:
+            True: the lock was free after all, and is taken. False: as many wait as may.
+        """
+
     def run(self) -> Any:
-        """Run the task; only after `wait` took the lock."""
+        """Run the task; only after `wait` or `park` took the lock."""
 
     def fail(self) -> Any:
         """End the task as failed with `LockConflict`."""
@@ -71,6 +86,11 @@ class Conflict(Protocol):
 
 class Policy(abc.ABC):
     """What a duplicate does. Policies are shared by all calls and keep no state."""
+
+    @property
+    def parks(self) -> bool:
+        """Whether it may put a task into the waiting room, after which workers then look."""
+        return True
 
     @abc.abstractmethod
     def act(self, conflict: Conflict) -> Any:
@@ -87,6 +107,10 @@ class Skip(Policy):
     """
 
     result: Any = NO_RESULT
+
+    @property
+    def parks(self) -> bool:
+        return False
 
     def act(self, conflict: Conflict) -> Any:
         return conflict.skip(self.result)
@@ -118,6 +142,10 @@ class Defer(Policy):
             raise ConfigError(f"Defer: backoff={self.backoff!r} must be a number of at least 1")
         _check_policy("Defer", self.then)
 
+    @property
+    def parks(self) -> bool:
+        return self.then.parks
+
     def act(self, conflict: Conflict) -> Any:
         if self.max_wait is not None and conflict.waited >= self.max_wait:
             return self.then.act(conflict)
@@ -147,21 +175,78 @@ class Wait(Policy):
         _check_seconds("Wait", "timeout", self.timeout, none=True)
         _check_policy("Wait", self.then)
 
+    @property
+    def parks(self) -> bool:
+        return self.then.parks
+
     def act(self, conflict: Conflict) -> Any:
         if conflict.wait(self.timeout):
             return conflict.run()
         return self.then.act(conflict)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Queue(Policy):
+    """Wait in Redis, not in the pool, and run in the order of arrival.
+
+    Args:
+        limit: how many may wait; one more meets `then`. None for any number.
+        max_wait: seconds of waiting after which `then` acts; None waits for ever.
+        then: the policy beyond the limit and after `max_wait`.
+    """
+
+    limit: int | None = None
+    max_wait: float | None = None
+    then: Policy = Skip()
+
+    def __post_init__(self) -> None:
+        limit = self.limit
+        if limit is not None and (
+            not isinstance(limit, int) or isinstance(limit, bool) or limit < 1
+        ):
+            raise ConfigError(f"Queue: limit={limit!r} must be None or an int of at least 1")
+        _check_seconds("Queue", "max_wait", self.max_wait, none=True)
+        _check_policy("Queue", self.then)
+
+    def act(self, conflict: Conflict) -> Any:
+        if self.max_wait is not None and conflict.waited >= self.max_wait:
+            return self.then.act(conflict)
+        if conflict.park(limit=self.limit, max_wait=self.max_wait):
+            return conflict.run()
+        return self.then.act(conflict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coalesce(Policy):
+    """One runs and at most one waits: a newer duplicate replaces the one that waits, which is
+    skipped. The last one sent always gets its run.
+    """
+
+    def act(self, conflict: Conflict) -> Any:
+        conflict.park(newest=True)
+        return conflict.run()
+
+
 @dataclasses.dataclass(frozen=True)
 class Raise(Policy):
     """Fail with `LockConflict`, which names the key and the holder."""
+
+    @property
+    def parks(self) -> bool:
+        return False
 
     def act(self, conflict: Conflict) -> Any:
         return conflict.fail()
 
 
-_NAMED: Final = {"skip": Skip, "defer": Defer, "wait": Wait, "raise": Raise}
+_NAMED: Final = {
+    "skip": Skip,
+    "defer": Defer,
+    "wait": Wait,
+    "queue": Queue,
+    "coalesce": Coalesce,
+    "raise": Raise,
+}
 
 
 def policy_named(name: str) -> Policy:

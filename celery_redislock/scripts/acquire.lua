@@ -1,17 +1,20 @@
 -- Take a lock, or learn who has it. Idempotent: asked again with its own token it says "yours".
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done marker of this attempt
+--       5 room: who waits, in order  6 entries of the room  7 the bucket's rooms
 -- ARGV  1 value, opening with {"token":"<token>"   2 length of that opening   3 ttl in ms
 --       4 task id, or ""   5 how often the task replaced itself   6 attempt
 --       7 how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait
 --       8 "1" take it also if this attempt has run before
 --       9 ms after which a waiter that has not asked again is dead
+--       10 this attempt's entry in the room   11 the lock's name
 -- Reply {"acquired", value as stored, fence}
 --       {"done", "1" its result is to be expected | "0" none is, ms for which we will know, or -1}
 --           this attempt has run before; this is another copy of its message
 --       {"busy", value, ms to live (-1: for ever), relation}, relation being
 --           "other" | "own" this very attempt | "earlier" this task's earlier attempt
 --           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
+--           | "queued" free, and it is the turn of another, who waits in the room
 
 local value, opening, ttl = ARGV[1], string.sub(ARGV[1], 1, tonumber(ARGV[2])), tonumber(ARGV[3])
 local task_id, how, again = ARGV[4], ARGV[7], ARGV[8] == '1'
@@ -21,6 +24,7 @@ local function order(nesting, attempt)
   return (tonumber(nesting) or 0) * 1000000 + (tonumber(attempt) or 0)
 end
 local mine = order(ARGV[5], ARGV[6])
+local first = redis.call('LINDEX', KEYS[5], 0)  -- whose turn it is
 
 local function take()
   local now = redis.call('TIME')
@@ -32,6 +36,12 @@ local function take()
     string.sub(value, 1, -2), fence_text, now[1], now[2])
   if how ~= 'try' then
     redis.call('ZREM', KEYS[3], opening)
+  end
+  if first and redis.call('HDEL', KEYS[6], ARGV[10]) == 1 then
+    redis.call('LREM', KEYS[5], 1, ARGV[10])
+    redis.call('HDEL', KEYS[6], '#')
+    -- To be looked at should we die.
+    redis.call('ZADD', KEYS[7], now[1] * 1000 + math.floor(now[2] / 1000) + ttl, ARGV[11])
   end
   redis.call('SET', KEYS[2], fence_text)
   redis.call('SET', KEYS[1], stored, 'PX', ttl)
@@ -54,6 +64,9 @@ if task_id ~= '' and not again then
 end
 
 if not current then
+  if first and first ~= ARGV[10] then
+    return {'busy', '', ttl, 'queued'}
+  end
   return take()
 end
 

@@ -1,12 +1,14 @@
 -- Give a lock back, if it is still ours. Safe to call twice, late, or by a loser.
 --
 -- KEYS  1 lock  2 waiters  3 wake list  4 done marker of this attempt
+--       5 room  6 the bucket's rooms
 -- ARGV  1 the value's opening, {"token":"<token>"
 --       2 what to leave in the done marker: "1" its result is to be expected, "0" none is,
 --         "" nothing: the attempt did not run to its end
 --       3 "1" leave it in any case, "0" only if another copy of the message was seen
 --       4 the done marker's ttl in ms   5 ms for which a freed lock is kept for a waiter
--- Reply 1 released | 0 not ours any more
+--       6 the lock's name
+-- Reply 2 released, and somebody is in the room | 1 released | 0 not ours any more
 
 local current = redis.pcall('GET', KEYS[1])
 local ours = type(current) == 'string' and string.sub(current, 1, #ARGV[1]) == ARGV[1]
@@ -20,7 +22,14 @@ local function someone_waits()
   return redis.call('EXISTS', KEYS[2]) == 1
 end
 
-if ours and someone_waits() then
+local reply = ours and 1 or 0
+if ours and redis.call('EXISTS', KEYS[5]) == 1 then
+  redis.call('DEL', KEYS[1])
+  -- Who released hands over. If it dies before it has, a worker that looks after rooms does.
+  local now = redis.call('TIME')
+  redis.call('ZADD', KEYS[6], now[1] * 1000 + math.floor(now[2] / 1000), ARGV[6])
+  reply = 2
+elseif ours and someone_waits() then
   -- Without the reservation whoever just released would take it again before a waiter wakes.
   redis.call('SET', KEYS[1], '{"token":"","reserved":true}', 'PX', ARGV[5])
   redis.call('DEL', KEYS[3])
@@ -37,4 +46,4 @@ if ARGV[2] ~= '' then
     redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[4])
   end
 end
-return ours and 1 or 0
+return reply

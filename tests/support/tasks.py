@@ -21,6 +21,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery_redislock import (
     Defer,
     LockLost,
+    Queue,
     Raise,
     RedisLock,
     SingletonTask,
@@ -90,6 +91,15 @@ wait_briefly = singleton(name="wait_briefly", on_conflict=Wait(timeout=0.3, then
 wait_late = singleton(name="wait_late", acks_late=True, lock_ttl=5, on_conflict=Wait(timeout=1.5))(
     body
 )
+queued = singleton(name="queued", on_conflict="queue")(body)
+queued_late = singleton(
+    name="queued_late", acks_late=True, reject_on_worker_lost=True, on_conflict=Queue()
+)(body)
+queued_two = singleton(name="queued_two", on_conflict=Queue(limit=2, then=Raise()))(body)
+queued_briefly = singleton(
+    name="queued_briefly", lock_ttl=60, on_conflict=Queue(max_wait=0.5, then=Raise())
+)(body)
+coalesced = singleton(name="coalesced", on_conflict="coalesce")(body)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
 late = singleton(name="late", acks_late=True, reject_on_worker_lost=True)(body)
 late_hour = singleton(name="late_hour", acks_late=True, lock_ttl=5)(body)
