@@ -30,6 +30,7 @@ class Holder:
         ttl: seconds for which the lock lives on, should the holder die now; None if it has
             no expiry, which a lock of ours never has.
         held_for_retry: no attempt is running; the lock is kept for the task's next attempt.
+        cooling_down: it has ended; the lock stands on until `lock_min_hold` is over.
     """
 
     task: str | None = None
@@ -41,6 +42,7 @@ class Holder:
     fence: int | None = None
     ttl: float | None = None
     held_for_retry: bool = False
+    cooling_down: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, which `from_dict` takes back."""
@@ -66,6 +68,8 @@ class Holder:
         if self.acquired_at is not None:
             since = datetime.fromtimestamp(self.acquired_at, timezone.utc)
             text += f" since {since.isoformat(timespec='milliseconds')}"
+        if self.cooling_down:
+            return f"{text}, which has ended and is followed by a pause"
         return f"{text}, kept for its retry" if self.held_for_retry else text
 
 
@@ -79,6 +83,7 @@ _TYPES: Final[dict[str, Any]] = {
     "fence": int | None,
     "ttl": int | float | None,
     "held_for_retry": bool,
+    "cooling_down": bool,
 }
 #: The last Unix time that a datetime can show.
 _LAST_TIME: Final = 253402300799
@@ -97,8 +102,11 @@ def parse(value: bytes | None, ttl: float | None) -> Holder | None:
         return Holder(ttl=ttl)
     if record.get("reserved"):
         return None
-    held = bool(record.get("held"))
-    return Holder.from_dict({**record, "ttl": ttl, "held_for_retry": held})
+    flags = {
+        "held_for_retry": bool(record.get("held")),
+        "cooling_down": bool(record.get("cooling")),
+    }
+    return Holder.from_dict({**record, "ttl": ttl, **flags})
 
 
 def decode(value: bytes) -> dict[str, Any] | None:

@@ -33,7 +33,8 @@ class LockKeys(NamedTuple):
     """The keys of one lock. All stand in one hash slot.
 
     `fence` is shared by all the locks of the bucket, so that a counter which outlives its
-    lock costs nothing per lock. So is `rooms`, in which those are found where somebody waits.
+    lock costs nothing per lock. So is `rooms`, in which those are found where somebody waits, by
+    their `mark`. A lock that several may hold has `slots` beside `lock`, one for each more.
     """
 
     name: str
@@ -49,14 +50,20 @@ class LockKeys(NamedTuple):
     rooms: str
     ended: str
     corrupt: str
+    slots: tuple[str, ...] = ()
+
+    @property
+    def mark(self) -> str:
+        """What it takes to find these keys again."""
+        return f"{len(self.slots) + 1}|{self.name}"
 
     def done_by(self, entry_id: str) -> str:
         """The key that says: this attempt of this task has run under this lock."""
         return f"{self.done}:{entry_id}"
 
 
-def lock_keys(prefix: str, name: str) -> LockKeys:
-    """The Redis keys of the lock with that name."""
+def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
+    """The Redis keys of the lock with that name, which so many may hold at once."""
     bucket = zlib.crc32(name.encode("utf-8", "surrogatepass")) % BUCKETS
     head = f"{prefix}:{{{bucket}}}"
     return LockKeys(
@@ -73,7 +80,14 @@ def lock_keys(prefix: str, name: str) -> LockKeys:
         f"{head}:rooms",
         f"{head}:ended:{name}",
         f"{head}:corrupt:{name}",
+        tuple(f"{head}:lock{number}:{name}" for number in range(2, limit + 1)),
     )
+
+
+def keys_of_mark(prefix: str, mark: str) -> LockKeys:
+    """The keys that gave this mark."""
+    limit, _, name = mark.partition("|")
+    return lock_keys(prefix, name, int(limit))
 
 
 def all_rooms(prefix: str) -> list[str]:

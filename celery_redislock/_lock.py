@@ -25,8 +25,6 @@ from ._keys import lock_keys
 from ._options import check_option
 from ._store import (
     EXTENDED,
-    NOT_OURS,
-    RELEASED_TO_ROOM,
     Acquired,
     Busy,
     Claim,
@@ -78,7 +76,7 @@ class Lease:
         fence: an int that rises with every acquisition of the key. Hand it to the resource,
             which refuses a lower one than it has seen: that, and not the lock, gives correctness
             (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
-        room_waits: the release left the lock to somebody in its waiting room.
+        room_waits: the lock is to be handed to somebody in its waiting room.
     """
 
     def __init__(
@@ -166,6 +164,7 @@ class Lease:
             self.fence = reply.fence
             self._stored = reply.value
             self.acquired_at = reply.sent_at
+            self.room_waits = reply.room_waits
             self._renewed(reply.sent_at)
             if self._beats:
                 heartbeat.add(self)
@@ -203,7 +202,7 @@ class Lease:
             time.sleep(min(seconds, RETRY_EVERY))  # the next take says so, after its tries
             return "wait"
 
-    def release(self, done: str = "", always: bool = False) -> bool:
+    def release(self, done: str = "", always: bool = False, min_hold: float = 0.0) -> bool:
         """Give the lock back. Safe to call twice, late, or by a loser. See `Store.release`.
 
         Returns:
@@ -213,14 +212,16 @@ class Lease:
             return False
         try:
             # Never confirmed: the server may have taken it and its answer got lost.
-            reply = self.store.release(self.claim, done, always, once=not self.fence)
+            reply = self.store.release(
+                self.claim, done, always, once=not self.fence, min_hold=min_hold
+            )
         except LockUnavailable as exc:
             self._released = True
             self._could_not_release(exc)
             return False
         self._released = True
-        self.room_waits = reply == RELEASED_TO_ROOM
-        return reply != NOT_OURS and not self._lost
+        self.room_waits = reply.room_waits
+        return reply.ours and not self._lost
 
     def hold(self, seconds: float) -> bool:
         """Leave the lock to the task's next attempt, which starts in this many seconds.

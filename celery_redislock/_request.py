@@ -21,11 +21,10 @@ from ._children import ChildWatch
 from ._clock import clock
 from ._delivery import KEY, stamp
 from ._heartbeat import heartbeat
-from ._keys import lock_keys
 from ._lock import BEAT_EVERY, logger
 from ._room import hand_over
 from ._run import Skipped
-from ._store import NOT_OURS, RELEASED_TO_ROOM, Claim, Extension, Store
+from ._store import Claim, Extension, Store
 from .errors import LockUnavailable
 
 if TYPE_CHECKING:
@@ -133,8 +132,7 @@ class ChildLease:
     @cached_property
     def claim(self) -> Claim:
         """The child's claim. Made when it is needed: most tasks end before."""
-        prefix = self._task.app_locks.prefix
-        keys = lock_keys(prefix, self._task.lock_name(*self._arguments))
+        keys = self._task.lock_keys_for(*self._arguments)
         return Claim(keys, self.token, self.ttl, "", *self._attempt)
 
     def child_ended(self) -> None:
@@ -143,12 +141,12 @@ class ChildLease:
         heartbeat.discard(self)  # first, or an extension could meet the release
         try:
             reply = self.store.release(self.claim)
-            if reply != NOT_OURS:
+            if reply.ours:
                 key = self.claim.keys.lock
                 logger.warning(
                     "redislock: released %s, whose holder, pid %d, is dead", key, self._pid
                 )
-            if reply == RELEASED_TO_ROOM:
+            if reply.room_waits:
                 hand_over(self._task.app, self.claim.keys, self.ttl)
         except LockUnavailable as exc:
             logger.error("redislock: could not release the lock of dead pid %d: %s", self._pid, exc)

@@ -24,7 +24,7 @@ from kombu import serialization
 from ._app import app_locks
 from ._delivery import KEY
 from ._holder import Holder
-from ._keys import LockKeys, all_rooms, lock_keys
+from ._keys import LockKeys, all_rooms, keys_of_mark
 from .errors import LockUnavailable, TaskSkipped
 
 logger = logging.getLogger("celery_redislock")
@@ -277,8 +277,8 @@ class Sweeper:
         """
         locks = app_locks(self._app)
         if locks.store.take_turn(self._turn, SWEEP_EVERY):
-            for name in locks.store.due_rooms(self._buckets, PATIENCE):
-                hand_over(self._app, lock_keys(locks.prefix, name), PATIENCE)
+            for mark in locks.store.due_rooms(self._buckets, PATIENCE):
+                hand_over(self._app, keys_of_mark(locks.prefix, mark), PATIENCE)
 
     def _run(self) -> None:
         while not self._stop.wait(SWEEP_EVERY):

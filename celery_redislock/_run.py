@@ -25,7 +25,6 @@ from ._abort import Abort
 from ._clock import clock
 from ._delivery import Delivery
 from ._holder import Holder
-from ._keys import lock_keys
 from ._lock import Lease
 from ._room import (
     Entry,
@@ -35,7 +34,7 @@ from ._room import (
     outside_of_tasks,
     store_skipped,
 )
-from ._store import Acquired, Busy, Claim, Done, Full, to_ms
+from ._store import Acquired, Busy, Claim, Done, Full, Parked, to_ms
 from .errors import LockConflict, LockLost, LockUnavailable, TaskSkipped
 from .policies import NO_RESULT, Defer, Policy, Queue
 
@@ -114,6 +113,7 @@ class Run:
         self._retry: Retry | None = None
         #: For `Store.release`: "" not run to its end, "1" it leaves a result, "0" it leaves none.
         self._done = ""
+        self._ran = self._succeeded = False
         locks = task.app_locks
         self.lease = Lease(
             locks.store,
@@ -155,7 +155,7 @@ class Run:
             nesting=nesting,
             node=request.hostname,
         )
-        keys = lock_keys(locks.prefix, task.lock_name(self._args, self._kwargs))
+        keys = task.lock_keys_for(self._args, self._kwargs)
         return Claim(keys, token, ttl, value, task_id, attempt, nesting, locks.done_ttl)
 
     def _run(self) -> Any:
@@ -214,7 +214,10 @@ class Run:
             waited=self.delivery.waited,
         )
         logger.debug("redislock: %s took %s fence=%d", self, self.key, self.lease.fence)
+        if self.lease.room_waits:
+            self._hand_over()
         setattr(self.request, LEASE, self.lease)
+        self._ran = True
         try:
             result = self._guarded_body()
         except Retry as exc:
@@ -231,7 +234,7 @@ class Run:
         except Exception:
             self._done = "1" if self._acks_failures() else ""
             raise
-        self._done = "1"
+        self._done, self._succeeded = "1", True
         return result
 
     def _guarded_body(self) -> Any:
@@ -262,7 +265,7 @@ class Run:
         if retry is not None and kept:
             owned = lease.hold(_countdown(retry))
         else:
-            owned = lease.release(self._done, self._may_have_copies)
+            owned = lease.release(self._done, self._may_have_copies, self._min_hold(retry))
         if lease.room_waits:
             self._hand_over()
         if not lease.fence:
@@ -277,6 +280,12 @@ class Run:
             owned=owned,
             kept_for_retry=kept,
         )
+
+    def _min_hold(self, retry: Retry | None) -> float:
+        """Seconds since the acquisition for which the lock is to stand."""
+        after_any = self.options.lock_min_hold_after == "any" and self._ran and retry is None
+        wanted = self._succeeded or after_any
+        return (self.options.lock_min_hold or 0.0) if wanted else 0.0
 
     def _hand_over(self, take_out: str = "") -> None:
         claim = self.lease.claim
@@ -460,14 +469,15 @@ class Run:
         except LockUnavailable as exc:
             self._unless_unlocked(exc)
             return None
-        if reply is None:
-            return self.settle(self.lease.take)
         if isinstance(reply, Full):
             return reply
-        self.conflict_ended("coalesced" if newest else "queued", busy.holder)
+        if isinstance(reply, Parked):
+            self.conflict_ended("coalesced" if newest else "queued", busy.holder)
         for entry_id, replaced in reply.replaced.items():
             self._end_replaced(entry_id, replaced)
-        raise Waiting
+        if isinstance(reply, Parked):
+            raise Waiting
+        return self.settle(self.lease.take)
 
     def _end_replaced(self, entry_id: str, entry: str) -> None:
         claim = self.lease.claim

@@ -98,11 +98,24 @@ class Claim:
 
 
 class Acquired(NamedTuple):
-    """The lock is ours."""
+    """The lock is ours. `room_waits`: several may hold it, and the next in the room may, too."""
 
     value: str
     fence: int
     sent_at: float
+    room_waits: bool = False
+
+
+class Released(NamedTuple):
+    """What a release met.
+
+    Attributes:
+        ours: the lock was ours.
+        room_waits: somebody is in its waiting room: call `Store.hand_over`.
+    """
+
+    ours: bool
+    room_waits: bool
 
 
 class Busy(NamedTuple):
@@ -122,9 +135,14 @@ class Done(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """The task waits in the room, behind `ahead` others, instead of those that it replaced."""
+    """The task waits in the room, instead of those that it replaced: entries by their ids."""
 
-    ahead: int
+    replaced: dict[str, str]
+
+
+class Turn(NamedTuple):
+    """It need not wait: the lock is free, or this very task's. Ask for it again."""
+
     replaced: dict[str, str]
 
 
@@ -170,8 +188,6 @@ class Extension(NamedTuple):
 
 EXTENDED: Final = 1
 RETAKEN: Final = 2
-RELEASED: Final = 1
-RELEASED_TO_ROOM: Final = 2
 NOT_OURS: Final = 0
 
 
@@ -325,11 +341,11 @@ class Store:
             int(again),
             to_ms(WAITER_TTL),
             claim.entry_id,
-            keys.name,
+            keys.mark,
         )
         lock_keys = (
             *(keys.lock, keys.fence, keys.waiters, claim.done_key),
-            *(keys.room, keys.entries, keys.rooms),
+            *(keys.room, keys.entries, keys.rooms, *keys.slots),
         )
 
         def attempt() -> Acquired | Busy | Done | float:
@@ -384,13 +400,14 @@ class Store:
         """
         calls = [
             (
-                (e.claim.keys.lock, e.claim.keys.fence, e.claim.keys.broken),
+                (keys.lock, keys.fence, keys.broken, *keys.slots),
                 (
                     *(e.stored, len(e.claim.opening), e.claim.ttl_ms, int(e.retake), e.fence),
                     "" if e.max_hold is None else to_ms(e.max_hold),
                 ),
             )
             for e in extensions
+            for keys in (e.claim.keys,)
         ]
         ttl = min(e.claim.ttl for e in extensions) if ttl is None else ttl
         with self._connection(extensions[0].claim.keys.lock, ttl, purpose) as connection:
@@ -416,8 +433,13 @@ class Store:
     # -- giving back ----------------------------------------------------------------------
 
     def release(
-        self, claim: Claim, done: str = "", always: bool = False, once: bool = False
-    ) -> int:
+        self,
+        claim: Claim,
+        done: str = "",
+        always: bool = False,
+        once: bool = False,
+        min_hold: float = 0.0,
+    ) -> Released:
         """Give the lock back if it is still this claim's. Safe to call again.
 
         Args:
@@ -426,9 +448,7 @@ class Store:
                 none, "" it did not run to its end.
             always: leave the done marker also if no copy of the message was seen.
             once: try only once.
-
-        Returns:
-            `NOT_OURS`, `RELEASED`, or `RELEASED_TO_ROOM`: call `hand_over`.
+            min_hold: seconds since the acquisition for which the lock stands on, nobody's.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -436,17 +456,18 @@ class Store:
         names = claim.keys
         keys = (
             *(names.lock, names.waiters, names.wake, claim.done_key),
-            *(names.room, names.rooms),
+            *(names.room, names.rooms, *names.slots),
         )
         arguments = (
             *(claim.opening, done, int(always), to_ms(claim.done_ttl), to_ms(RESERVE)),
-            names.name,
+            *(names.mark, to_ms(min_hold) if min_hold else 0),
         )
 
         def attempt() -> Any:
             return self._once(claim.ttl, _RELEASE, keys, arguments)
 
-        return int(attempt() if once else self._persist(claim.ttl, attempt))
+        reply = attempt() if once else self._persist(claim.ttl, attempt)
+        return Released(reply > 0, reply == 2)
 
     def hold(self, claim: Claim, stored: str, ttl: float) -> bool:
         """Leave the lock to the task's next attempt, for at most this many seconds.
@@ -454,20 +475,24 @@ class Store:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        keys = (claim.keys.lock, claim.done_key)
+        keys = (claim.keys.lock, claim.done_key, *claim.keys.slots)
         value = _holder.held_for_retry(stored)
         arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl))
         return bool(self._persist(claim.ttl, lambda: self._once(claim.ttl, _HOLD, keys, arguments)))
 
     def break_lock(self, keys: LockKeys, ttl: float) -> Holder | None:
-        """Take the lock away from its holder. None if there was none, or none of ours.
+        """Take the lock away from whoever holds it. None if there was none, or none of ours.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        names = (keys.lock, keys.broken, keys.waiters, keys.wake)
-        value = self._persist(ttl, lambda: self._once(ttl, _BREAK, names, ()))
-        return _holder.parse(value, None)
+        names = (
+            *(keys.lock, keys.broken, keys.waiters, keys.wake, keys.room, keys.rooms),
+            *keys.slots,
+        )
+        values = self._persist(ttl, lambda: self._once(ttl, _BREAK, names, (keys.mark,)))
+        holders = [_holder.parse(value, None) for value in values]
+        return next((holder for holder in holders if holder is not None), None)
 
     # -- the waiting room -----------------------------------------------------------------
 
@@ -480,7 +505,7 @@ class Store:
         limit: int | None = None,
         give_up: float | None = None,
         in_front: bool = False,
-    ) -> Parked | Full | None:
+    ) -> Parked | Turn | Full:
         """Put a task that met a held lock into the lock's waiting room.
 
         Args:
@@ -491,24 +516,24 @@ class Store:
             give_up: seconds for which it waits; None for ever.
             in_front: before all others, not after them.
 
-        Returns:
-            None: the lock is free by now, or this very task's. Ask for it again.
-
         Raises:
             LockUnavailable: the server did not answer in time.
         """
         names = claim.keys
-        keys = (names.lock, names.room, names.entries, names.rooms, names.ended, names.done)
+        keys = (
+            *(names.lock, names.room, names.entries, names.rooms, names.ended, names.done),
+            *names.slots,
+        )
         arguments = (
             *(claim.entry_id, entry, kind, "" if limit is None else limit),
-            *("" if give_up is None else to_ms(give_up), int(in_front), names.name),
+            *("" if give_up is None else to_ms(give_up), int(in_front), names.mark),
             *(claim.task_id, claim.ttl_ms, to_ms(claim.done_ttl), to_ms(HAND_OVER_AGAIN)),
         )
         reply = self._persist(claim.ttl, lambda: self._once(claim.ttl, _PARK, keys, arguments))
-        if reply[0] == b"parked":
-            replaced = {i: _without_head(entry) for i, entry in _pairs(reply[2:])}
-            return Parked(int(reply[1]), replaced)
-        return Full() if reply[0] == b"full" else None
+        if reply[0] == b"full":
+            return Full()
+        replaced = {entry_id: _without_head(entry) for entry_id, entry in _pairs(reply[1:])}
+        return Parked(replaced) if reply[0] == b"parked" else Turn(replaced)
 
     def hand_over(
         self, keys: LockKeys, ttl: float, take_out: str = "", corrupt: bool = False
@@ -526,9 +551,12 @@ class Store:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        names = (keys.lock, keys.room, keys.entries, keys.rooms, keys.ended, keys.corrupt)
+        names = (
+            *(keys.lock, keys.room, keys.entries, keys.rooms, keys.ended, keys.corrupt),
+            *keys.slots,
+        )
         arguments = (
-            *(keys.name, take_out, int(corrupt)),
+            *(keys.mark, take_out, int(corrupt)),
             *(to_ms(HAND_OVER_AGAIN), to_ms(HAND_OVER_MOST)),
         )
         reply = self._persist(ttl, lambda: self._once(ttl, _HAND_OVER, names, arguments))
@@ -550,7 +578,7 @@ class Store:
             connection.read_response()
 
     def due_rooms(self, rooms: Sequence[str], ttl: float) -> list[str]:
-        """The names of the locks in whose waiting rooms something may have been left undone.
+        """The marks of the locks in whose waiting rooms something may have been left undone.
 
         Args:
             rooms: the keys to look into.
@@ -569,7 +597,7 @@ class Store:
         for reply in replies:
             if isinstance(reply, ResponseError):
                 raise LockUnavailable("", None, str(reply)) from reply
-        return [name.decode() for names in replies for name in names]
+        return [mark.decode() for marks in replies for mark in marks]
 
     def take_turn(self, key: str, seconds: float) -> bool:
         """Whether nobody else did this within so many seconds.
@@ -620,16 +648,13 @@ class Store:
         """
 
         def ask() -> Holder | None:
+            slots = (keys.lock, *keys.slots)
             with self._connection(keys.lock, ttl) as connection:
-                commands = [("GET", keys.lock), ("PTTL", keys.lock)]
+                commands = [(what, slot) for slot in slots for what in ("GET", "PTTL")]
                 connection.send_packed_command(connection.pack_commands(commands))
-                value, left = _read(connection), _read(connection)
-                if isinstance(value, ResponseError) and str(value).startswith("WRONGTYPE"):
-                    value = b""  # held, by something else
-                for reply in (value, left):
-                    if isinstance(reply, ResponseError):
-                        raise reply
-                return _holder.parse(value, left / 1000 if left >= 0 else None)
+                replies = [_read(connection) for _ in commands]
+                holders = map(_holder_of, replies[::2], replies[1::2])
+                return next((holder for holder in holders if holder is not None), None)
 
         return self._persist(ttl, ask)
 
@@ -764,6 +789,15 @@ def _transient(error: BaseException | None) -> bool:
     return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
 
 
+def _holder_of(value: Any, left: Any) -> Holder | None:
+    if isinstance(value, ResponseError) and str(value).startswith("WRONGTYPE"):
+        value = b""  # held, by something else
+    for reply in (value, left):
+        if isinstance(reply, ResponseError):
+            raise reply
+    return _holder.parse(value, left / 1000 if left >= 0 else None)
+
+
 def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
     texts = [text.decode() for text in flat]
     return zip(texts[::2], texts[1::2], strict=True)
@@ -777,7 +811,7 @@ def _without_head(stored: str) -> str:
 def _acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired | Busy | Done:
     kind, value = reply[0], reply[1]
     if kind == b"acquired":
-        return Acquired(value.decode(), int(reply[2]), sent_at)
+        return Acquired(value.decode(), int(reply[2]), sent_at, bool(reply[3]))
     if kind == b"done":
         age = claim.done_ttl - reply[2] / 1000 if reply[2] >= 0 else 0.0
         return Done(value == b"1", age)

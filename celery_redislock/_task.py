@@ -46,8 +46,12 @@ class SingletonTask(Task):
             the call's own arguments, whose text is the lock's whole name.
         lock_ttl: seconds that a lock outlives a dead holder. Default: `redislock_ttl`, 30.
         lock_max_hold: seconds after which the lock is not extended any more. Default: never.
-        on_conflict: what a duplicate does: a policy, or "skip", "defer", "wait", "raise".
-            Default: `redislock_on_conflict`, "skip".
+        lock_min_hold: seconds since the acquisition for which the lock stands, also if the body
+            ends before. Default: none.
+        lock_min_hold_after: "success", the default: not if the body failed; or "any" end.
+        lock_limit: how many runs may hold the lock at once. Default: 1.
+        on_conflict: what a duplicate does: a policy, or "skip", "defer", "wait", "queue",
+            "coalesce", "raise". Default: `redislock_on_conflict`, "skip".
         on_lock_lost: "flag" sets `self.lock.lost`; "abort" also raises `LockLost` in the body.
             Default: `redislock_on_lock_lost`, "flag".
         lock_across_retries: "release" before a retry's countdown, the default, or "hold".
@@ -63,6 +67,9 @@ class SingletonTask(Task):
     lock_key: Any = UNSET
     lock_ttl: Any = UNSET
     lock_max_hold: Any = UNSET
+    lock_min_hold: Any = UNSET
+    lock_min_hold_after: Any = UNSET
+    lock_limit: Any = UNSET
     on_conflict: Any = UNSET
     on_lock_lost: Any = UNSET
     lock_across_retries: Any = UNSET
@@ -182,7 +189,12 @@ class SingletonTask(Task):
         if dump is not None and self.serializer != "pickle":
             args, kwargs = dump(args, kwargs)
         args, kwargs = self._normalise([list(args), dict(kwargs)])
-        return lock_keys(self.app_locks.prefix, self.lock_name(args, kwargs))
+        return self.lock_keys_for(args, kwargs)
+
+    def lock_keys_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
+        """The keys of the lock for arguments as they arrive at a worker. See `lock_name`."""
+        name = self.lock_name(args, kwargs)
+        return lock_keys(self.app_locks.prefix, name, self.lock_options.lock_limit)
 
     @classmethod
     def _normalise(cls, value: Any) -> Any:

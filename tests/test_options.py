@@ -358,7 +358,7 @@ BAD_OPTIONS = [
 ACCEPTED = {
     "lock_ttl": "a number of seconds",
     "lock_max_hold": "None or a number of seconds",
-    "on_conflict": "'defer', 'raise', 'skip', 'wait'",
+    "on_conflict": "'coalesce', 'defer', 'queue', 'raise', 'skip', 'wait'",
     "on_lock_lost": "'flag' or 'abort'",
     "lock_across_retries": "'release' or 'hold'",
     "on_redis_error": "'defer', 'run' or 'raise'",

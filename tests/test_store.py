@@ -176,7 +176,7 @@ def test_a_foreign_value_is_held_and_no_operation_touches_it(
         assert reply.holder == Holder(ttl=float("inf"))
     held = Extension(claim, claim.value, 5, True)
     assert store.extend([held]) == [NOT_OURS]
-    assert store.release(claim, "1", always=True) is False
+    assert not store.release(claim, "1", always=True).ours
     assert store.hold(claim, claim.value, 5) is False
     assert store.break_lock(claim.keys, 30) is None
     assert store.holder(claim.keys, 30) == Holder()
@@ -239,7 +239,7 @@ def test_a_loser_neither_extends_nor_releases_nor_keeps_what_another_holds(
     client.pexpire(winner.keys.lock, 5000)
 
     assert store.extend([extension(loser, lost)]) == [NOT_OURS]
-    assert store.release(loser) is False
+    assert not store.release(loser).ours
     assert store.hold(loser, lost.value, 30) is False
 
     assert client.get(winner.keys.lock) == before
@@ -249,11 +249,11 @@ def test_a_loser_neither_extends_nor_releases_nor_keeps_what_another_holds(
 def test_a_release_frees_the_lock_and_a_second_one_does_nothing(store, client, label) -> None:
     claim, other = make_claim(label), make_claim(label)
     taken(store.acquire(claim))
-    assert store.release(claim) is True
+    assert store.release(claim).ours
     assert not client.exists(claim.keys.lock)
-    assert store.release(claim) is False
+    assert not store.release(claim).ours
     taken(store.acquire(other))
-    assert store.release(claim) is False
+    assert not store.release(claim).ours
     assert json.loads(client.get(claim.keys.lock))["token"] == other.token
 
 
@@ -261,7 +261,7 @@ def test_a_token_that_only_begins_like_the_holders_is_another(store, label) -> N
     claim = make_claim(label)
     taken(store.acquire(claim))
     short = Claim(claim.keys, claim.token[:-1], 30, claim.value)
-    assert store.release(short) is False
+    assert not store.release(short).ours
     assert store.extend([Extension(short, '{"token":"' + short.token + '"}', 1, True)]) == [0]
 
 
@@ -275,7 +275,7 @@ def test_a_vanished_lock_is_taken_again_as_it_was(store, client, label) -> None:
     assert store.extend([extension(claim, reply)]) == [RETAKEN]
     assert client.get(claim.keys.lock) == reply.value
     assert client.pttl(claim.keys.lock) > 29_000
-    assert store.release(claim) is True
+    assert store.release(claim).ours
 
 
 def test_a_vanished_lock_is_not_taken_again_past_the_holders_right(store, client, label) -> None:
@@ -298,7 +298,7 @@ def test_a_lock_kept_for_a_waiter_is_not_taken_again(store, client, label) -> No
     claim, waiter = make_claim(label), make_claim(label)
     reply = taken(store.acquire(claim))
     busy(store.acquire(waiter, "wait"))
-    assert store.release(claim) is True
+    assert store.release(claim).ours
     assert store.extend([extension(claim, reply)]) == [NOT_OURS]
 
 
@@ -395,7 +395,7 @@ def test_a_redelivered_copy_meets_its_own_lock_and_leaves_a_note(store, client, 
     assert 10_000 < client.pttl(claim.keys.lock) <= 20_000
     assert taken(store.acquire(claim)).fence == reply.fence
     assert store.extend([extension(claim, reply)]) == [EXTENDED]
-    assert store.release(claim) is True
+    assert store.release(claim).ours
 
 
 @pytest.mark.parametrize("done", ["0", "1"])
@@ -432,7 +432,7 @@ def test_a_finished_attempt_whose_lock_is_gone_leaves_its_mark(store, client, la
     taken(store.acquire(claim))
     busy(store.acquire(copy))
     client.delete(claim.keys.lock)
-    assert store.release(claim, "1") is False
+    assert not store.release(claim, "1").ours
     assert isinstance(store.acquire(copy), Done)
 
 
@@ -525,7 +525,7 @@ def test_a_retry_takes_over_from_an_attempt_that_missed_its_heartbeats(
     client.pexpire(first.keys.lock, 14_000)
     assert taken(store.acquire(retry)).fence > held.fence
     assert store.extend([extension(first, held)]) == [NOT_OURS]
-    assert store.release(first) is False
+    assert not store.release(first).ours
 
 
 def test_a_copy_of_an_earlier_attempt_is_done(store, label) -> None:
@@ -548,10 +548,10 @@ def test_a_lock_that_is_kept_for_the_retry_goes_to_it_and_to_nobody_else(
 
     assert busy(store.acquire(make_claim(label, task_id="other"))).relation == "other"
     assert store.extend([extension(first, held)]) == [NOT_OURS]
-    assert store.release(first) is False
+    assert not store.release(first).ours
     retry = make_claim(label, task_id=label, attempt=1)
     assert taken(store.acquire(retry)).fence > held.fence
-    assert store.release(retry) is True
+    assert store.release(retry).ours
 
 
 def test_a_copy_of_the_attempt_that_kept_its_lock_is_done(store, label) -> None:
@@ -621,7 +621,7 @@ def test_a_released_lock_is_kept_for_a_waiter_for_a_moment(store, client, label)
     holder, waiter, newcomer = (make_claim(label) for _ in range(3))
     taken(store.acquire(holder))
     busy(store.acquire(waiter, "wait"))
-    assert store.release(holder) is True
+    assert store.release(holder).ours
     reserve_for_longer(client, holder)
     assert store.holder(holder.keys, 30) is None
     reply = busy(store.acquire(newcomer, "wait"))
@@ -751,7 +751,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(own_store, own_redis, lab
         wanted = [extension(claim, reply) for claim, reply in zip(claims, replies, strict=True)]
         assert own_store.extend(wanted) == [EXTENDED] * 3
         client.script_flush()
-        assert own_store.release(claims[0]) is True
+        assert own_store.release(claims[0]).ours
         client.script_flush()
         assert own_store.hold(claims[1], replies[1].value, 30) is True
         client.script_flush()
@@ -889,7 +889,7 @@ def test_what_a_server_in_trouble_says_is_told_and_soon(tmp_path, label, trouble
             relieve()
             claim = make_claim(label, ttl=ttl)
             taken(store.acquire(claim))
-            assert store.release(claim) is True
+            assert store.release(claim).ours
         store.close()
 
 
@@ -902,7 +902,7 @@ def test_a_server_without_memory_still_takes_locks_back(label, tmp_path) -> None
         client.config_set("maxmemory", "1mb")
         with pytest.raises(LockUnavailable):
             store.acquire(make_claim(f"{label}2"))
-        assert store.release(claim, "1", always=True) is True
+        assert store.release(claim, "1", always=True).ours
         assert not client.exists(claim.keys.lock)
         assert isinstance(store.acquire(copy), Done)
         store.close()
@@ -937,7 +937,7 @@ def test_a_frozen_server_blocks_nobody_for_longer_than_a_third_of_the_ttl(
         assert took < ttl / 3 + 0.05, name
     claim = make_claim(f"{label}2", ttl=ttl)
     taken(own_store.acquire(claim))
-    assert own_store.release(claim) is True
+    assert own_store.release(claim).ours
 
 
 def test_a_frozen_server_ends_a_wait_soon_after_its_time(own_store, own_redis, label) -> None:
@@ -1218,7 +1218,7 @@ class OneLock(RuleBasedStateMachine):
 
     @rule(who=CLAIMANTS)
     def release(self, who: int) -> None:
-        assert self.store.release(self.claims[who]) is (self.holder == who)
+        assert self.store.release(self.claims[who]).ours is (self.holder == who)
         if self.holder == who:
             self.holder = "reserved" if self.waiting else None
             if self.holder:

@@ -2,6 +2,7 @@
 -- It stays in the room until it takes the lock.
 --
 -- KEYS  1 lock  2 room  3 entries; "#" counts how often the first was handed over  4 the bucket's rooms  5 ended  6 corrupt entries
+--       7.. the lock's further slots
 -- ARGV  1 the lock's name  2 entry id that is to leave the room first, or ""
 --       3 "1" put that one to the corrupt ones
 --       4 ms until the first is handed over again, doubled each time  5 most of that
@@ -40,12 +41,18 @@ if not first and #ended == 0 then
 end
 
 local reply = {'', '', '0'}
-local left = redis.call('PTTL', KEYS[1])  -- -2 if nobody has it, -1 if it stands for ever
-local due = now + (left >= 0 and left or ARGV[5])
+local is_free, due = false, now + ARGV[5]
+for _, slot in ipairs({KEYS[1], unpack(KEYS, 7)}) do
+  local left = redis.call('PTTL', slot)  -- -2 if it is free, -1 if it stands for ever
+  is_free = is_free or left == -2
+  if left >= 0 then
+    due = math.min(due, now + left)
+  end
+end
 if first then
   local give_up = tonumber(string.match(entry, '^(%d+)|'))
   local gives_up = give_up and now >= give_up
-  if gives_up or left == -2 then
+  if gives_up or is_free then
     local tries = redis.call('HINCRBY', KEYS[3], '#', 1)
     due = now + math.min(ARGV[4] * 2 ^ math.min(tries - 1, 30), ARGV[5])
     reply = {first, entry, gives_up and '1' or '0'}

@@ -2,41 +2,45 @@
 --
 -- KEYS  1 lock  2 room: entry ids in order  3 entries: id -> "<ms at which it gives up>|<kind>|<entry>"
 --       4 the bucket's rooms: name -> ms at which to look at it  5 ended: id -> JSON of its successor's task id, entry
---       6 what the lock's done markers begin with
+--       6 what the lock's done markers begin with   7.. the lock's further slots
 -- ARGV  1 entry id  2 entry  3 kind: an earlier entry of the same kind is replaced; "" replaces none
 --       4 how many may wait, or ""  5 ms after which it gives up, or ""  6 "1" to the front
 --       7 the lock's name  8 task id  9 ttl in ms  10 the done markers' ttl in ms
 --       11 ms after which others look whether a replaced one got its result
--- Reply {"parked", how many are before it, and for each that it replaced: id, entry}
+-- Reply {"parked", for each that it replaced: id, entry}
 --       {"full"}  as many wait as may
---       {"ask"}   the lock is free by now, or this very task's: ask for it again
+--       {"ask", the same}  its turn has come, or the lock is this very task's: ask for it again
 
 local id, kind, limit = ARGV[1], ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local current = redis.pcall('GET', KEYS[1])
 local first = redis.call('LINDEX', KEYS[2], 0)
-local due = now + ARGV[9]
+local due, is_free = now + ARGV[9], false
 
-if not current then
-  if not first or first == id then
-    return {'ask'}
-  end
-else
-  local left = redis.call('PTTL', KEYS[1])
-  if left >= 0 then
-    due = now + left
-  end
-  if type(current) == 'string' then
-    local ok, holder = pcall(cjson.decode, current)
-    if ok and type(holder) == 'table' and (holder.reserved or holder.task_id == ARGV[8]) then
+for _, slot in ipairs({KEYS[1], unpack(KEYS, 7)}) do
+  local current = redis.pcall('GET', slot)
+  if not current then
+    is_free = true
+    if not first or first == id then
       return {'ask'}
+    end
+  else
+    local left = redis.call('PTTL', slot)
+    if left >= 0 then
+      due = math.min(due, now + left)
+    end
+    if type(current) == 'string' then
+      local ok, holder = pcall(cjson.decode, current)
+      local mine = ok and type(holder) == 'table' and holder.task_id == ARGV[8]
+      if mine and not holder.cooling or ok and type(holder) == 'table' and holder.reserved then
+        return {'ask'}
+      end
     end
   end
 end
 
 if redis.call('HEXISTS', KEYS[3], id) == 1 then
-  return {'parked', redis.call('LLEN', KEYS[2]) - 1}  -- by another copy of its message
+  return {'parked'}  -- by another copy of its message
 end
 
 local replaced = {}
@@ -57,7 +61,7 @@ if ARGV[5] ~= '' then
   give_up = string.format('%.0f', now + ARGV[5])
   due = math.min(due, now + ARGV[5])
 end
-local reply = {'parked', 0}
+local reply = {'parked'}
 for i, other in ipairs(replaced) do
   if i == 1 then
     redis.call('LINSERT', KEYS[2], 'BEFORE', other[1], id)  -- the newest gets the oldest's turn
@@ -77,5 +81,7 @@ if #replaced == 0 then
 end
 redis.call('HSET', KEYS[3], id, give_up .. '|' .. kind .. '|' .. ARGV[2])
 redis.call('ZADD', KEYS[4], 'LT', due, ARGV[7])
-reply[2] = redis.call('LLEN', KEYS[2]) - 1
+if is_free and redis.call('LINDEX', KEYS[2], 0) == id then
+  reply[1] = 'ask'  -- it replaced the one whose turn it was
+end
 return reply

@@ -1,48 +1,67 @@
 -- Give a lock back, if it is still ours. Safe to call twice, late, or by a loser.
 --
 -- KEYS  1 lock  2 waiters  3 wake list  4 done marker of this attempt
---       5 room  6 the bucket's rooms
+--       5 room  6 the bucket's rooms   7.. the lock's further slots
 -- ARGV  1 the value's opening, {"token":"<token>"
 --       2 what to leave in the done marker: "1" its result is to be expected, "0" none is,
 --         "" nothing: the attempt did not run to its end
 --       3 "1" leave it in any case, "0" only if another copy of the message was seen
 --       4 the done marker's ttl in ms   5 ms for which a freed lock is kept for a waiter
---       6 the lock's name
+--       6 the lock's name   7 ms since the acquisition for which the lock stands on, or "0"
 -- Reply 2 released, and somebody is in the room | 1 released | 0 not ours any more
 
-local current = redis.pcall('GET', KEYS[1])
-local ours = type(current) == 'string' and string.sub(current, 1, #ARGV[1]) == ARGV[1]
+local slot, current
+for _, key in ipairs({KEYS[1], unpack(KEYS, 7)}) do
+  current = redis.pcall('GET', key)
+  if type(current) == 'string' and string.sub(current, 1, #ARGV[1]) == ARGV[1] then
+    slot = key
+    break
+  end
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 local function someone_waits()
   if redis.call('EXISTS', KEYS[2]) == 0 then
     return false
   end
-  local now = redis.call('TIME')
-  redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, now[1] * 1000 + math.floor(now[2] / 1000))
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, now)
   return redis.call('EXISTS', KEYS[2]) == 1
 end
 
-local reply = ours and 1 or 0
-if ours and redis.call('EXISTS', KEYS[5]) == 1 then
-  redis.call('DEL', KEYS[1])
-  -- Who released hands over. If it dies before it has, a worker that looks after rooms does.
-  local now = redis.call('TIME')
-  redis.call('ZADD', KEYS[6], now[1] * 1000 + math.floor(now[2] / 1000), ARGV[6])
-  reply = 2
-elseif ours and someone_waits() then
-  -- Without the reservation whoever just released would take it again before a waiter wakes.
-  redis.call('SET', KEYS[1], '{"token":"","reserved":true}', 'PX', ARGV[5])
-  redis.call('DEL', KEYS[3])
-  redis.call('LPUSH', KEYS[3], '1')
-  redis.call('PEXPIRE', KEYS[3], ARGV[5])
-elseif ours then
-  redis.call('DEL', KEYS[1])
+local function still_to_stand()
+  local since = ARGV[7] ~= '0' and tonumber(string.match(current, '"acquired_at":([%d.]+)'))
+  return since and math.ceil(since * 1000 + ARGV[7] - now) or 0
+end
+
+local reply = slot and 1 or 0
+if slot then
+  local rest = still_to_stand()
+  local in_room = redis.call('EXISTS', KEYS[5]) == 1
+  if rest > 0 then
+    -- Nobody's any more: without the token nobody extends or releases it.
+    local done = '{"token":"","cooling":true' .. string.sub(current, #ARGV[1] + 1)
+    redis.call('SET', slot, done, 'PX', rest)
+  elseif not in_room and someone_waits() then
+    -- Without the reservation whoever just released would take it again before a waiter wakes.
+    redis.call('SET', slot, '{"token":"","reserved":true}', 'PX', ARGV[5])
+    redis.call('DEL', KEYS[3])
+    redis.call('LPUSH', KEYS[3], '1')
+    redis.call('PEXPIRE', KEYS[3], ARGV[5])
+  else
+    redis.call('DEL', slot)
+  end
+  if in_room then
+    -- Who released hands over. If it dies before it has, a worker that looks after rooms does.
+    redis.call('ZADD', KEYS[6], now + math.max(rest, 0), ARGV[6])
+    reply = rest > 0 and 1 or 2
+  end
 end
 
 -- Last: a server without memory refuses this as a first write, and not after one that frees some.
 if ARGV[2] ~= '' then
   -- If the lock is gone, so is the note of whether a copy was seen.
-  if ARGV[3] == '1' or not ours or string.find(current, '"redelivered":true', 1, true) then
+  if ARGV[3] == '1' or not slot or string.find(current, '"redelivered":true', 1, true) then
     redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[4])
   end
 end

@@ -92,6 +92,8 @@ wait_late = singleton(name="wait_late", acks_late=True, lock_ttl=5, on_conflict=
     body
 )
 queued = singleton(name="queued", on_conflict="queue")(body)
+queued_named = singleton(name="queued_named", lock_key="named:{label}", on_conflict="queue")(body)
+queued_long = singleton(name="queued_long", lock_ttl=60, on_conflict="queue")(body)
 queued_late = singleton(
     name="queued_late", acks_late=True, reject_on_worker_lost=True, on_conflict=Queue()
 )(body)
@@ -100,6 +102,14 @@ queued_briefly = singleton(
     name="queued_briefly", lock_ttl=60, on_conflict=Queue(max_wait=0.5, then=Raise())
 )(body)
 coalesced = singleton(name="coalesced", on_conflict="coalesce")(body)
+two_at_once = singleton(name="two_at_once", lock_limit=2)(body)
+two_at_once_late = singleton(
+    name="two_at_once_late", lock_limit=2, acks_late=True, reject_on_worker_lost=True
+)(body)
+two_at_once_queued = singleton(name="two_at_once_queued", lock_limit=2, on_conflict="queue")(body)
+pauses = singleton(name="pauses", lock_min_hold=2)(body)
+pauses_always = singleton(name="pauses_always", lock_min_hold=2, lock_min_hold_after="any")(body)
+pauses_queued = singleton(name="pauses_queued", lock_min_hold=1, on_conflict="queue")(body)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
 late = singleton(name="late", acks_late=True, reject_on_worker_lost=True)(body)
 late_hour = singleton(name="late_hour", acks_late=True, lock_ttl=5)(body)
@@ -111,8 +121,7 @@ runs_unlocked = singleton(name="runs_unlocked", on_redis_error="run")(body)
 raises_unlocked = singleton(name="raises_unlocked", on_redis_error="raise")(body)
 
 
-@singleton(name="describes", on_conflict=Defer(delay=0.2))
-def describes(self: Any, label: str, seconds: float = 0.0) -> Any:
+def describe(self: Any, label: str, seconds: float = 0.0) -> Any:
     """What its own message said."""
     journal.write("start", label, self.request)
     pause(seconds)
@@ -125,6 +134,10 @@ def describes(self: Any, label: str, seconds: float = 0.0) -> Any:
     told["errbacks"] = len(request.errbacks or ())
     told["stamps"] = [request.stamped_headers, request.stamps]
     return told
+
+
+describes = singleton(name="describes", on_conflict=Defer(delay=0.2))(describe)
+queued_describes = singleton(name="queued_describes", on_conflict="queue")(describe)
 
 
 @singleton(name="retries", max_retries=3)
