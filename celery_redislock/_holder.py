@@ -64,7 +64,8 @@ class Holder:
         if self.task_id is None and self.pid is None:
             return "a foreign value"
         who = f"{self.task or 'RedisLock'}[{self.task_id}]" if self.task_id else "RedisLock"
-        text = f"{who} on {self.node} pid {self.pid}"
+        where = f" on {self.node} pid {self.pid}" if self.pid is not None else ""
+        text = who + where
         if self.acquired_at is not None:
             since = datetime.fromtimestamp(self.acquired_at, timezone.utc)
             text += f" since {since.isoformat(timespec='milliseconds')}"

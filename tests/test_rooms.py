@@ -159,7 +159,7 @@ def test_a_chord_with_a_coalesced_member_fails_fast_and_one_with_queued_members_
 
     assert chord_of("queued", *[label] * 5).get(timeout=30) == 5
     hold("coalesced", 1.0)
-    with pytest.raises(ChordError, match="TaskSkipped"):
+    with pytest.raises((ChordError, TaskSkipped)):
         chord_of("coalesced", *[label] * 3).get(timeout=30)
 
 
