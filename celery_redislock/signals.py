@@ -62,7 +62,7 @@ class ConflictDetails(_Details):
     Attributes:
         holder: who held the lock.
         outcome: "skipped", "skipped with a result", "deferred", "waited" (and then ran),
-            "raised", "redelivered" (a copy of the holder's own message, deferred), "retried
+            "queued", "coalesced", "raised", "redelivered" (a copy of the holder's own message, deferred), "retried
             early" (before its earlier attempt had ended, deferred) or "already done".
         countdown: seconds until the next try, if it was deferred.
     """
