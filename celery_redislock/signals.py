@@ -62,8 +62,9 @@ class ConflictDetails(_Details):
     Attributes:
         holder: who held the lock.
         outcome: "skipped", "skipped with a result", "deferred", "waited" (and then ran),
-            "queued", "coalesced", "raised", "redelivered" (a copy of the holder's own message, deferred), "retried
-            early" (before its earlier attempt had ended, deferred) or "already done".
+            "queued", "coalesced", "raised", "redelivered" (a copy of the holder's own message,
+            deferred), "retried early" (before its earlier attempt had ended, deferred) or
+            "already done".
         countdown: seconds until the next try, if it was deferred.
     """
 
