@@ -126,9 +126,7 @@ def _on_worker_ready(sender: Any, **kwargs: Any) -> None:
         return
     tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
     if any(task.lock_options and task.lock_options.on_conflict.parks for task in tasks):
-        sweeper = Sweeper(app)
-        sweeper.start()
-        sender.redislock_sweeper = sweeper
+        Sweeper(app).start()
 
 
 def _look_at_server(app: Any) -> None:

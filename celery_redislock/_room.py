@@ -12,6 +12,7 @@ import dataclasses
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -259,15 +260,11 @@ class Sweeper:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._stop = threading.Event()
         self._buckets = all_rooms(app_locks(app).prefix)
         self._turn = f"{app_locks(app).prefix}:sweep:{app.main or ''}"
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="redislock-sweeper", daemon=True).start()
-
-    def stop(self) -> None:
-        self._stop.set()
 
     def sweep(self) -> None:
         """Hand over what nobody handed over.
@@ -281,7 +278,8 @@ class Sweeper:
                 hand_over(self._app, keys_of_mark(locks.prefix, mark), PATIENCE)
 
     def _run(self) -> None:
-        while not self._stop.wait(SWEEP_EVERY):
+        while True:
+            time.sleep(SWEEP_EVERY)
             try:
                 self.sweep()
             except LockUnavailable as exc:
