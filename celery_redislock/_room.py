@@ -104,6 +104,8 @@ class Entry:
                 body, self.content_type, encoding, accept=accept
             )
             return list(args), dict(kwargs), dict(options)
+        except SoftTimeLimitExceeded:
+            raise  # of the task that released: it says nothing of the entry
         except Exception as exc:
             raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
 
