@@ -43,7 +43,11 @@ if TYPE_CHECKING:
     from ._task import SingletonTask
 
 logger = logging.getLogger("celery_redislock")
+#: One of its own, so that it can be silenced where many duplicates are the order of the day.
+streak_logger = logging.getLogger("celery_redislock.streak")
 
+#: As many duplicates turned away in a row are warned of, and then twice as many, and so on.
+STREAK: Final = 3
 #: Seconds that a retry waits in place for its earlier attempt, which is just ending.
 EARLIER: Final = 1.0
 #: Seconds for which a finished attempt's result may still be on its way to the backend.
@@ -488,16 +492,35 @@ class Run:
     def skip(self, holder: Holder | None, result: Any) -> Any:
         """End without running."""
         if not isinstance(result, type(NO_RESULT)):
-            self.conflict_ended("skipped with a result", holder)
+            self.turned_away("skipped with a result", holder)
             return result
-        self.conflict_ended("skipped", holder)
+        self.turned_away("skipped", holder)
         error = TaskSkipped(self.key, holder)
         if not self.request.is_eager:
             store_skipped(self.task, self.request, error)
         raise Skipped(*error.args)
 
+    def turned_away(self, outcome: str, holder: Holder | None) -> None:
+        """Say that a conflict ended without a run. A row of those, without a run between, may mean
+        that the holder hangs: that is warned of.
+        """
+        streak = 0
+        with contextlib.suppress(LockUnavailable):  # it is turned away all the same
+            streak = self.lease.store.count_streak(self.lease.claim.keys, self.lease.ttl)
+        self.conflict_ended(outcome, holder, streak=streak)
+        if _is_remarkable(streak):
+            streak_logger.warning(
+                "redislock: %d duplicates in a row were turned away, %s is the last:"
+                " %s is held by %s",
+                streak, self, self.key, holder or "nobody now",
+            )  # fmt: skip
+
     def conflict_ended(
-        self, outcome: str, holder: Holder | None, countdown: float | None = None
+        self,
+        outcome: str,
+        holder: Holder | None,
+        countdown: float | None = None,
+        streak: int = 0,
     ) -> None:
         """Say how a conflict ended: one line and one signal."""
         after = f" for {countdown:.1f} s" if countdown is not None else ""
@@ -509,6 +532,7 @@ class Run:
             holder=holder,
             outcome=outcome,
             countdown=countdown,
+            streak=streak,
         )
 
     def _acks_failures(self) -> bool:
@@ -618,8 +642,14 @@ class TaskConflict:
         return self._run.run_body()
 
     def fail(self) -> Any:
-        self._run.conflict_ended("raised", self.holder)
+        self._run.turned_away("raised", self.holder)
         raise LockConflict(self.key, self.holder)
+
+
+def _is_remarkable(streak: int) -> bool:
+    """Whether it is `STREAK`, twice that, four times, and so on."""
+    doublings, rest = divmod(streak, STREAK)
+    return rest == 0 and doublings.bit_count() == 1
 
 
 def _countdown(retry: Retry) -> float:

@@ -218,8 +218,8 @@ class _Script:
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-_ACQUIRE, _EXTEND, _RELEASE, _HOLD, _BREAK, _PARK, _HAND_OVER = map(
-    _Script, ("acquire", "extend", "release", "hold", "break", "park", "hand_over")
+_ACQUIRE, _EXTEND, _RELEASE, _HOLD, _BREAK, _PARK, _HAND_OVER, _STREAK = map(
+    _Script, ("acquire", "extend", "release", "hold", "break", "park", "hand_over", "streak")
 )
 
 
@@ -639,6 +639,22 @@ class Store:
             connection.read_response()
 
     # -- asking ---------------------------------------------------------------------------
+
+    def count_streak(self, keys: LockKeys, ttl: float) -> int:
+        """Count a duplicate that is turned away.
+
+        Args:
+            keys: the lock's keys.
+            ttl: seconds, which say how long the server may take to answer.
+
+        Returns:
+            The how many-th in a row it is, since the last run began; 0 if no run is in its way
+            any more.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        return int(self._once(ttl, _STREAK, (keys.lock, *keys.slots), ()))
 
     def holder(self, keys: LockKeys, ttl: float) -> Holder | None:
         """Who holds the lock.

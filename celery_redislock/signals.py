@@ -66,11 +66,15 @@ class ConflictDetails(_Details):
             deferred), "retried early" (before its earlier attempt had ended, deferred) or
             "already done".
         countdown: seconds until the next try, if it was deferred.
+        streak: if it was skipped or raised, the how many-th in a row it was that was turned away
+            since the last run began, by all workers; else 0. Also 0 if that run had ended
+            meanwhile, or the server could not be asked.
     """
 
     holder: Holder | None
     outcome: str
     countdown: float | None = None
+    streak: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

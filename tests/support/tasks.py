@@ -28,6 +28,7 @@ from celery_redislock import (
     Skip,
     Wait,
     current_lock,
+    lock_conflict,
 )
 from tests.support.journal import Journal
 
@@ -75,6 +76,17 @@ def body(self: Any, label: str, seconds: float = 0.2, how: str = "return") -> An
         journal.write("end", label, self.request, {"lost": self.lock.lost})
 
 
+@lock_conflict.connect
+def note_conflict(sender: Any, details: Any, **kwargs: Any) -> None:
+    """Of the tasks whose duplicates are counted."""
+    if sender.name.startswith("counted"):
+        turned_away = details.outcome.startswith("skipped") or details.outcome == "raised"
+        event = "turned away" if turned_away else "conflict"
+        journal.write(
+            event, details.key.rpartition(":")[2], sender.request, {"streak": details.streak}
+        )
+
+
 def singleton(**options: Any) -> Any:
     defaults = {"base": SingletonTask, "bind": True, "lock_key": ["label"], "lock_ttl": 6}
     return app.task(**{**defaults, **options})
@@ -111,6 +123,15 @@ pauses = singleton(name="pauses", lock_min_hold=2)(body)
 pauses_always = singleton(name="pauses_always", lock_min_hold=2, lock_min_hold_after="any")(body)
 pauses_queued = singleton(name="pauses_queued", lock_min_hold=1, on_conflict="queue")(body)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
+counting = {"lock_key": "counted:{label}"}
+counted = singleton(name="counted", **counting)(body)
+counted_refusing = singleton(name="counted_refusing", on_conflict="raise", **counting)(body)
+counted_result = singleton(name="counted_result", on_conflict=Skip(result="skipped"), **counting)(
+    body
+)
+counted_deferring = singleton(name="counted_deferring", on_conflict=Defer(delay=0.2), **counting)(
+    body
+)
 late = singleton(name="late", acks_late=True, reject_on_worker_lost=True)(body)
 late_hour = singleton(name="late_hour", acks_late=True, lock_ttl=5)(body)
 limited = singleton(name="limited", lock_ttl=60, soft_time_limit=1)(body)
