@@ -7,7 +7,7 @@ PYTHONS := 3.10 3.11 3.12 3.13
 WORKERS ?= 3
 PYTEST := python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test lint format test-lowest test-pythons dist clean
+.PHONY: help demo test lint format test-lowest test-pythons pictures dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -56,6 +56,9 @@ test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
 
 test-pythons: $(PYTHONS:%=.venv-%/made)  ## the suite on every supported Python
 	@for v in $(PYTHONS); do echo "== Python $$v"; .venv-$$v/bin/$(PYTEST) $(ARGS) || exit 1; done
+
+pictures: .venv/made  ## record the timelines of docs/policies.md again, and draw them
+	.venv/bin/python -m docs.make_timelines
 
 dist: .venv/made  ## the wheel and the source archive
 	.venv/bin/pip wheel -q --no-deps -w dist .
