@@ -12,7 +12,7 @@ from celery_redislock import LockConflict, TaskSkipped, _holder
 from celery_redislock._connect import pools_from_url
 from celery_redislock._keys import lock_keys
 from celery_redislock._lock import new_token
-from celery_redislock._store import RELEASED, Acquired, Busy, Claim, Extension, Store, to_ms
+from celery_redislock._store import Acquired, Busy, Claim, Extension, Store, to_ms
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -121,6 +121,13 @@ def test_who_is_deferred_or_waits_is_not_turned_away(send, run, streaks, journal
     assert {entry.data["streak"] for entry in journal.read(label, "conflict")} == {0}
 
 
+def test_a_pause_after_a_run_holds_nobody_up(send, streaks, warned, label):
+    assert send("counted_pausing", label, 0.0).get(timeout=20)
+    turn_away(send, "counted_pausing", label, 4)
+    assert streaks() == [0] * 4
+    assert warned() == []
+
+
 # -- in the store -----------------------------------------------------------------------------
 
 
@@ -161,7 +168,7 @@ def test_the_count_stands_in_the_lock_and_harms_nothing_there(store, client, cla
     assert client.get(holder.keys.lock).count("redelivered") == 1
     assert store.extend([Extension(holder, taken.value, taken.fence, True)]) == [1]
     assert store.count_streak(other.keys, 30) == 13, "it lives for as long as the lock"
-    assert store.release(holder) == RELEASED
+    assert store.release(holder).ours
     assert store.count_streak(other.keys, 30) == 0, "nobody is in the way"
     store.acquire(other)
     assert store.count_streak(holder.keys, 30) == 1

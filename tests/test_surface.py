@@ -21,7 +21,6 @@ from celery_redislock import (
 )
 from tests.conftest import POOLS
 from tests.support.waiting import eventually
-from tests.support.workers import Process
 
 QUEUE = "surface"
 
@@ -62,24 +61,6 @@ def test_every_pool_takes_the_lock(start_worker, sender, queue, journal, label, 
             duplicate.get(timeout=20)
     assert first.get(timeout=20)
     assert journal.overlaps(label) == []
-
-
-def test_a_job_that_beat_sends_does_not_overlap_itself(
-    start_worker, conf, queue, journal, label, tmp_path
-):
-    worker = start_worker(queues=queue, concurrency=3)
-    beat_conf = {
-        **conf,
-        "task_default_queue": queue,
-        "test_beat": {"label": label, "every": 0.5, "seconds": 1.6},
-    }
-    beat = Process("beat", "-s", str(tmp_path / "schedule"), "--max-interval", "1", conf=beat_conf)
-    try:
-        eventually(lambda: journal.count(label, "end") >= 2, "the job ran twice", 60)
-    finally:
-        beat.close()
-    assert journal.overlaps(label) == []
-    assert "skipped" in worker.log(), "what beat sent in between was skipped"
 
 
 def test_shared_tasks_and_a_task_cls_for_the_whole_app_take_the_lock(

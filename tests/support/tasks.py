@@ -42,9 +42,10 @@ if "test_task_cls" in CONF:
 if beat := CONF.get("test_beat"):
     app.conf.beat_schedule = {
         "job": {
-            "task": "skip",
+            "task": beat.get("task", "skip"),
             "schedule": beat["every"],
             "args": [beat["label"], beat["seconds"]],
+            "options": beat.get("options", {}),
         }
     }
 
@@ -122,10 +123,12 @@ two_at_once_queued = singleton(name="two_at_once_queued", lock_limit=2, on_confl
 pauses = singleton(name="pauses", lock_min_hold=2)(body)
 pauses_always = singleton(name="pauses_always", lock_min_hold=2, lock_min_hold_after="any")(body)
 pauses_queued = singleton(name="pauses_queued", lock_min_hold=1, on_conflict="queue")(body)
+ticks = singleton(name="ticks", lock_min_hold=1.5)(body)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
 counting = {"lock_key": "counted:{label}"}
 counted = singleton(name="counted", **counting)(body)
 counted_refusing = singleton(name="counted_refusing", on_conflict="raise", **counting)(body)
+counted_pausing = singleton(name="counted_pausing", lock_min_hold=60, **counting)(body)
 counted_result = singleton(name="counted_result", on_conflict=Skip(result="skipped"), **counting)(
     body
 )
