@@ -1,0 +1,122 @@
+"""Runs cases: one, or many at once in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.servers import RabbitMQ
+
+from .cases import Case
+from .checker import Verdict, check
+from .faults import FAULTS
+from .history import History, read
+from .stage import Address, Stage
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a case.
+
+    Attributes:
+        case, seed: what was run.
+        verdict: of its history.
+        error: the bench's own failure, or "".
+        seconds: how long it took.
+        history: the file; it is deleted if nothing is wrong.
+    """
+
+    case: Case
+    seed: int
+    verdict: Verdict = field(default_factory=Verdict)
+    error: str = ""
+    seconds: float = 0.0
+    history: Path | None = None
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.error or self.verdict.violations)
+
+    @property
+    def replay(self) -> str:
+        """The command that runs it again."""
+        return f"python -m tests.faults --only '{self.case.id}' --seed {self.seed}"
+
+
+def run_case(
+    case: Case,
+    seed: int,
+    folder: Path,
+    rabbitmq: Address | None = None,
+    breakage: str | None = None,
+) -> Result:
+    """Run one case and check its history.
+
+    Args:
+        case: which.
+        seed: what is random in it comes from this and the case's id.
+        folder: where the history, and of a failed case the workers' logs, are left.
+        rabbitmq: a running one, if that is the broker.
+        breakage: breaks the lock on purpose; see `breakages`.
+    """
+    path = folder / f"{case.id}-{seed}.jsonl"
+    path.unlink(missing_ok=True)
+    history = History(path)
+    began = time.monotonic()
+    error, logs = "", []
+    try:
+        stage = Stage(
+            FAULTS[case.fault],
+            pool=case.pool,
+            broker=case.broker,
+            acks=case.acks,
+            seed=f"{seed}:{case.id}",
+            history=history,
+            rabbitmq=rabbitmq,
+            breakage=breakage,
+        )
+        logs = stage.logs
+        with stage:
+            stage.play()
+    except Exception:
+        error = traceback.format_exc()
+    finally:
+        history.close()
+    verdict = Verdict() if error else check(read(path))
+    result = Result(case, seed, verdict, error, time.monotonic() - began, path)
+    if result.failed:
+        path.with_suffix(".log").write_text("\n==== next worker\n".join(logs))
+    return result
+
+
+def run_all(cases: Sequence[tuple[Case, int]], jobs: int, folder: Path) -> Iterator[Result]:
+    """Run these cases with their seeds, so many at once. Gives results as they come."""
+    with contextlib.ExitStack() as stack:
+        rabbitmq = None
+        if any(case.broker == "rabbitmq" for case, _ in cases):
+            server = RabbitMQ()
+            stack.callback(server.kill)
+            server.start()
+            rabbitmq = Address(server.url, server.port)
+        # Spawned: the proxies' and watchers' threads must not be shared.
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupts)
+        stack.callback(pool.shutdown, cancel_futures=True)
+        futures = [pool.submit(run_case, case, seed, folder, rabbitmq) for case, seed in cases]
+        for future in as_completed(futures):
+            result = future.result()
+            if not result.failed and result.history is not None:
+                result.history.unlink()
+            yield result
+
+
+def _ignore_interrupts() -> None:
+    """The one who gave the order ends the cases, each with all that it started."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
