@@ -56,7 +56,7 @@ class Verdict:
         outcomes: how many messages ended how.
         bodies: how many runs there were.
         overlaps: pairs that were inside at a time while both had the lock, unavoidably.
-        losers: bodies that were inside beside another one after their right had ended.
+        losers: bodies that were still inside, after their right had ended, as another one began.
         vanished: messages that were lost as they may be.
         again: attempts that ran once more, as they may.
         told: seconds from a loss until the loser was told; its process's stopped time excluded.
@@ -219,6 +219,11 @@ class Facts:
         spans += [(e.at, never_ended, bool(e.get("unreachable"))) for e in open_at.values()]
         return spans
 
+    @cached_property
+    def revoked(self) -> set[str]:
+        """The tasks that the fault revoked."""
+        return {event.id for event in self.kinds["fault"] if event.get("id")}
+
     def unreachable(self, begin: float, end: float) -> float | None:
         """When the lock server was reachable again, if it was not for some of that time."""
         spans = [(a, b) for a, b, away in self.faults if away and a < end and b > begin]
@@ -259,10 +264,11 @@ class Facts:
 
 def no_overlap(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """No two bodies of one key are inside at the same time while their lock is theirs."""
+    losers = set()
     for first, second in _pairs_inside(facts):
         both = _first_common(first, second)
         if both is None:
-            verdict.losers += 1
+            losers.add(first.start.run)
             continue
         if facts.overlap_allowed(both):
             verdict.overlaps += 1
@@ -272,6 +278,7 @@ def no_overlap(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
             f"two bodies of {first.start.key} were inside at {both:.4f}, and each had the lock",
             (first.start, second.start, *filter(None, (first.end, second.end))),
         )
+    verdict.losers = len(losers)
 
 
 def _pairs_inside(facts: Facts) -> Iterator[tuple[Body, Body]]:
@@ -331,8 +338,10 @@ def no_message_vanishes(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
 
 def _outcome(facts: Facts, task_id: str, result: Event) -> str:
     conflicts = [e for e in facts.of_id[task_id] if e.kind == "conflict"]
-    if result.state == "REVOKED" or result.get("value") == "skipped":
+    if _says_skipped(result):
         return "skipped"
+    if result.state == "REVOKED":
+        return "revoked"
     if result.state == "FAILURE":
         return "refused" if conflicts and conflicts[-1].outcome == "raised" else "failed"
     if any(e.outcome == "deferred" for e in conflicts):
@@ -349,9 +358,10 @@ def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation
     skips = [e for e in conflicts if e.outcome in SKIPPED]
     name = f"{sent.task}[{sent.id}]"
     returned = [b for b in bodies if b.outcome == "returned"]
-    says_skipped = result.state == "REVOKED" or result.get("value") == "skipped"
-    if says_skipped and not skips:
+    if _says_skipped(result) and not skips:
         yield Violation("result", f"{name} is said to be skipped, and was not", (result,))
+    if result.state == "REVOKED" and not skips and sent.id not in facts.revoked:
+        yield Violation("result", f"{name} was revoked, and nobody did it", (result,))
     results = {body.start.run for body in returned} | {"skipped"}
     if result.state == "SUCCESS" and result.get("value") not in results:
         yield Violation("result", f"{name} has a result that no run of it returned", (result,))
@@ -359,6 +369,10 @@ def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation
     if skips and len(returned) > len(excused):
         ends = [b.end for b in returned if b.end is not None]
         yield Violation("outcome", f"{name} ran and was skipped", (*ends, *skips))
+
+
+def _says_skipped(result: Event) -> bool:
+    return result.get("error") == "TaskSkipped" or result.get("value") == "skipped"
 
 
 def not_its_own_duplicate(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
@@ -383,6 +397,9 @@ def _why_it_may_vanish(facts: Facts, sent: Event) -> str | None:
     if trail[acked].main in facts.died and not facts.acks_late:
         return "acknowledged by a worker that died"
     ends = [body.outcome for body in facts.bodies_of[sent.id]]
+    if ends and ends[-1] in ("ended", "cut short") and facts.acks_late:
+        # The gevent pool reports a greenlet that was killed as one that returned.
+        return "acknowledged by Celery, which had cancelled it" if may else None
     if ends and ends[-1] == "rejected":
         # Celery rejects a retry that it cannot publish, and stores nothing.
         return "retry not published by Celery" if may else None
@@ -523,7 +540,14 @@ def locks_of_the_dead_are_freed(facts: Facts, verdict: Verdict) -> Iterator[Viol
             )
 
 
+def workers_live(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """No worker ends that nobody has ended."""
+    for event in facts.kinds["crashed"]:
+        yield Violation("crashed", f"a worker ended with status {event.status}", (event,))
+
+
 RULES = (
+    workers_live,
     no_overlap,
     fences_rise,
     no_message_vanishes,

@@ -25,7 +25,7 @@ TASKS = {
     "retry_released": 2,
     "retry_held": 2,
 }
-KEYS = ("k0", "k1", "k2")
+KEYS = ("k0", "k1", "k2", "k3")
 #: Seconds between two messages.
 APART = (0.02, 0.2)
 
@@ -91,7 +91,7 @@ class Load:
         rng = self._rng
         arguments = {
             "key": rng.choice(KEYS),
-            "seconds": round(self._seconds(), 3),
+            "seconds": round(self._seconds(name.startswith("retry")), 3),
             "how": "raise" if rng.random() < 0.06 else "return",
         }
         if name.startswith("retry"):
@@ -99,13 +99,13 @@ class Load:
             arguments["countdown"] = rng.choice((0, 0, 0.3, 0.8))
         return arguments
 
-    def _seconds(self) -> float:
+    def _seconds(self, short: bool) -> float:
         kind = self._rng.random()
-        if kind < 0.7:
+        if kind < 0.7 or short:
             return self._rng.uniform(0.05, 0.4)
-        if kind < 0.9:
-            return self._rng.uniform(0.4, 1.0)
-        return self._rng.uniform(1.2, 1.7) * self._ttl
+        if kind < 0.92:
+            return self._rng.uniform(0.4, 0.8)
+        return self._rng.uniform(1.2, 1.6) * self._ttl
 
     def _run(self) -> None:
         try:

@@ -284,7 +284,8 @@ class Stage:
                 "result",
                 id=task_id,
                 state=result.get("status", "PENDING"),
-                value=value if isinstance(value, str) else repr(value)[:200],
+                value=value if isinstance(value, str) else None,
+                error=value.get("exc_type") if isinstance(value, dict) else None,
             )
         for worker in self.workers:
             if worker.popen.poll() is not None:

@@ -150,7 +150,7 @@ def singleton(name: str, **options: Any) -> Any:
     return app.task(**{**defaults, "name": name, **options})(body)
 
 
-_patiently = Defer(delay=0.3, backoff=1.3, max_delay=1.0)
+_patiently = Defer(delay=0.2, backoff=1.3, max_delay=0.6)
 
 skip = singleton("skip")
 skip_result = singleton("skip_result", on_conflict=Skip(result="skipped"))
