@@ -391,6 +391,7 @@ def _why_it_may_vanish(facts: Facts, sent: Event) -> str | None:
     trail = [e for e in facts.of_id[sent.id] if e.kind in ("received", "acked", "conflict")]
     may = "vanished" in facts.allows
     acked = max((number for number, e in enumerate(trail) if e.kind == "acked"), default=None)
+    may = may or _popped_by_the_dead(facts, trail[-1] if trail else sent)
     if acked is None or any(e.kind == "received" for e in trail[acked:]):
         # The broker was to deliver it, or to deliver it again.
         return "lost by the broker's transport" if may else None
@@ -406,6 +407,18 @@ def _why_it_may_vanish(facts: Facts, sent: Event) -> str | None:
     if (ends and ends[-1] == "retried") or _deferred(trail[acked:]):
         return "lost by the broker's transport" if may else None
     return None
+
+
+def _popped_by_the_dead(facts: Facts, last: Event) -> bool:
+    """Whether a worker was killed that may just have taken the message. Kombu's Redis transport
+    takes it from its list first, and notes that it has it in a second step.
+    """
+    mains = {event.main for event in facts.kinds["received"]}
+    return (
+        facts.case.get("broker") == "redis"
+        and last.kind != "received"
+        and any(pid in mains and -1 < at - last.at < 10 for pid, at in facts.died.items())
+    )
 
 
 def _deferred(trail: list[Event]) -> bool:

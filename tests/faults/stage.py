@@ -29,13 +29,15 @@ ROOM = {"prefork": 9, "threads": 10, "solo": 5, "gevent": 10}
 AT_LEAST = 4.0
 #: Seconds until everything that was sent must have ended.
 DRAIN = 45.0
-#: Seconds without news of a message after which it is believed to be lost with its worker.
-HOPELESS = 4.0
+#: Seconds without news after which what cannot come any more is not waited for.
+HOPELESS = 5.0
 #: The Redis broker gives an unacknowledged message back after three seconds.
 IMPATIENT = {
     "visibility_timeout": 3,
     "unacked_restore_interval": 1,
     "unacked_restore_throttle": 1,
+    # A worker that is killed while it looks keeps the others from looking for so long.
+    "unacked_mutex_expire": 2,
 }
 
 
@@ -249,23 +251,19 @@ class Stage:
         self.history.write("quiet", keys=self._locks_left())
 
     def _is_drained(self) -> bool:
+        """Whether nothing more will happen."""
         if self.watcher.inside() or self.watcher.graves():
             return False
         pending = [each for each, result in self._results().items() if not _is_final(result)]
-        now = time.monotonic()
-        if any(now < self.watcher.last_at(each) + HOPELESS for each in pending):
-            return False
-        if any(not self._is_hopeless(each) for each in pending):
-            return False
+        idle = self.watcher.idle()
         if self.broker == "redis":
+            # What a worker has and has not acknowledged is there too, also while it sleeps.
             with self.steady.client(db=1) as broker:
                 left = broker.llen(self.queue) + broker.hlen("unacked")
-            return left == 0 and self.watcher.idle() > 0.2
-        return self.watcher.idle() > 1.5
-
-    def _is_hopeless(self, task_id: str) -> bool:
-        """Whether nothing more will come of a message: its worker died after acknowledging it."""
-        return self.watcher.holder_died(task_id)
+            return left == 0 and idle > (HOPELESS if pending else 0.2)
+        if all(self.watcher.holder_died(each) for each in pending):
+            return idle > (HOPELESS if pending else 1.5)
+        return False
 
     def _results(self) -> dict[str, dict[str, Any]]:
         ids = list(self.load.sent)

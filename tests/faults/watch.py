@@ -40,7 +40,6 @@ class Watcher:
         self._seen = 0
         self._inside: dict[str, Event] = {}
         self._open: set[str] = set()
-        self._last_at: dict[str, float] = {}
         self._runs: dict[str, str] = {}
         self._acked_by: dict[str, int | None] = {}
         self._busy_at = 0.0
@@ -77,10 +76,6 @@ class Watcher:
     def idle(self) -> float:
         """Seconds since anything was written but signs of life."""
         return time.monotonic() - self._busy_at
-
-    def last_at(self, task_id: str) -> float:
-        """When something last happened to this message."""
-        return self._last_at.get(task_id, 0.0)
 
     def holder_died(self, task_id: str) -> bool:
         """Whether the worker that acknowledged this message, and nobody got since, is dead."""
@@ -134,9 +129,6 @@ class Watcher:
             self._acked_by[event.id] = None
         elif event.kind == "acked":
             self._acked_by[event.id] = event.main
-        task_id = event.get("id") or self._runs.get(event.get("run", ""))
-        if task_id:
-            self._last_at[task_id] = event.at
 
     def _look_at_processes(self) -> None:
         for fd, _ in self._poll.poll(0):
