@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -97,7 +98,7 @@ def _run(runs: Sequence[tuple[Case, int]], jobs: int, folder: Path) -> list[Resu
 
 
 @contextmanager
-def _progress(total: int):
+def _progress(total: int) -> Iterator[Callable[[Result], None]]:
     """How far it is: a bar on a terminal, and elsewhere a line for each case."""
     if sys.stdout.isatty():
         with _bar(total) as show:
@@ -115,7 +116,7 @@ def _progress(total: int):
 
 
 @contextmanager
-def _bar(total: int):
+def _bar(total: int) -> Iterator[Callable[[Result], None]]:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -151,7 +152,10 @@ def _line(result: Result) -> str:
     return f"{said}: WRONG\n{wrong}\n{result.replay}"
 
 
-Show = Callable[[Result], None]
-
 if __name__ == "__main__":
-    sys.exit(main())
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.default_int_handler)  # also where a shell had it ignored
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted")

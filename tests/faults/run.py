@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -66,6 +67,8 @@ def run_case(
         rabbitmq: a running one, if that is the broker.
         breakage: breaks the lock on purpose; see `breakages`.
     """
+    if _ended.is_set():
+        raise SystemExit
     path = folder / f"{case.id}-{seed}.jsonl"
     path.unlink(missing_ok=True)
     history = History(path)
@@ -107,16 +110,34 @@ def run_all(cases: Sequence[tuple[Case, int]], jobs: int, folder: Path) -> Itera
             rabbitmq = Address(server.url, server.port)
         # Spawned: the proxies' and watchers' threads must not be shared.
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_ignore_interrupts)
+        pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_heed_only_terminate)
         stack.callback(pool.shutdown, cancel_futures=True)
         futures = [pool.submit(run_case, case, seed, folder, rabbitmq) for case, seed in cases]
-        for future in as_completed(futures):
-            result = future.result()
-            if not result.failed and result.history is not None:
-                result.history.unlink()
-            yield result
+        try:
+            for future in as_completed(futures):
+                result = future.result()
+                if not result.failed and result.history is not None:
+                    result.history.unlink()
+                yield result
+        except BaseException:
+            for process in pool._processes.values():
+                process.terminate()
+            raise
 
 
-def _ignore_interrupts() -> None:
-    """The one who gave the order ends the cases, each with all that it started."""
+def _heed_only_terminate() -> None:
+    """An interrupt is for the one who gave the order, who then ends the cases: each ends what it
+    has started.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(signum: int, frame: object) -> None:
+    # What is queued for this process must not begin.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _ended.set()
+    raise SystemExit(128 + signum)
+
+
+_ended = threading.Event()
