@@ -6,9 +6,10 @@ import dataclasses
 import json
 import os
 import platform
+import textwrap
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import rich.box
 from rich.table import Table
@@ -75,9 +76,9 @@ def markdown(results: Sequence[Result], surroundings: str) -> str:
     clients = " and with ".join(map(str, counts))
     return f"""\
 The book adds that with five clients on one lock for ten seconds at least half of the
-implementations that were tried let two in. This is that test, with {clients} clients for
-{run.seconds:g} seconds in each scene. A client acquires the lock, does {STEPS[0]} to {STEPS[1]}
-steps that it protects, some milliseconds in all, releases it, and begins again at once.
+implementations that were tried let two in. This is that test, with {clients} clients, for
+{run.seconds:g} seconds in each scene. A client acquires the lock, does {_span(STEPS)} steps that it
+protects, some milliseconds in all, releases it, and begins again at once.
 
 Counted are, without stops, the holders that another **came in** beside. A process that is stopped
 for longer than the ttl loses any lock that has one. So with stops the holders are counted that
@@ -86,15 +87,18 @@ ask, or they did not ask it, or the lock itself said "yours" to both.
 
 {_failures(results, counts)}
 
-* *long*: every tenth section takes {LONG[0]:g} to {LONG[1]:g} ttls. *stops*: processes are
-  stopped with SIGSTOP, mostly the holder, for {SHORT_STOP[0]:g} to {SHORT_STOP[1]:g} or for
-  {LONG_STOP[0]:g} to {LONG_STOP[1]:g} ttls.
+* *long*: every tenth section takes {_span(LONG)} ttls.
+* *stops*: processes are stopped with SIGSTOP, mostly the holder, for {_span(SHORT_STOP)} or for
+  {_span(LONG_STOP)} ttls.
 * *asks*: right before each step; the section ends if the lock is lost.
-* All have a ttl of {run.ttl:g} s: python-redis-lock takes whole seconds. celery-redislock:
-  `RedisLock` with its heartbeat, asked by `lost`. redis-py: `timeout=ttl`, and nobody extends it,
-  as it is mostly used; asked by `owned()`. python-redis-lock: `expire=ttl, auto_renewal=True`,
-  asked by comparing `get_owner_id()` with `id`. The last one: SETNX, then EXPIRE, in the end DEL;
-  there is nothing to ask. It and redis-py try again every {POLL * 1000:g} ms.
+* All have a ttl of {run.ttl:g} s: python-redis-lock takes whole seconds.
+* celery-redislock: `RedisLock` with its heartbeat, asked by `lost`. In a task,
+  `on_lock_lost="abort"` ends a body that does not ask, once the heartbeat knows.
+* redis-py: `timeout=ttl`, and nobody extends it, as it is mostly used; asked by `owned()`. If it
+  asks, it is told that its long sections have lost the lock, and gives them up.
+* python-redis-lock: `expire=ttl, auto_renewal=True`, asked by comparing `get_owner_id()` with `id`.
+* The last one: SETNX, then EXPIRE, in the end DEL; there is nothing to ask. It and redis-py try
+  again every {POLL * 1000:g} ms.
 
 What became of the holders that another came in beside, in the two scenes with stops, all clients
 together:
@@ -153,6 +157,10 @@ def _title(use: tuple[str, bool]) -> str:
     return f"{TITLES[lock]}, {'asks' if asks else 'does not ask'}"
 
 
+def _span(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:g} to {ends[1]:g}"
+
+
 def _cells(*cells: object) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
@@ -161,7 +169,7 @@ def surroundings(seed: int) -> str:
     """What the figures were measured with. No names of machines."""
     with RedisServer() as server, server.client() as client:
         redis_version = client.info("server")["redis_version"]
-    packages = [f"{name} {version(package)}" for name, package in PACKAGES.items()]
+    packages = [f"{name} {_version(package)}" for name, package in PACKAGES.items()]
     facts = [
         f"Measured on {time.strftime('%Y-%m-%d')} by `python -m tests.faults.torture --write`",
         f"with seed {seed} on {os.cpu_count()} cores",
@@ -169,4 +177,11 @@ def surroundings(seed: int) -> str:
         f"Python {platform.python_version()}",
         *packages,
     ]
-    return ", ".join(facts) + "."
+    return textwrap.fill(", ".join(facts) + ".", 98)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
