@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,12 +49,23 @@ def _cases_of(fault: Fault) -> Iterator[Case]:
 FULL = [case for fault in FAULTS.values() for case in _cases_of(fault)]
 
 
-def _short() -> Iterator[Case]:
-    """Each fault once, so that each pool, broker and acknowledgement comes as often."""
-    turns = itertools.cycle(itertools.product(ACKS, POOLS, BROKERS))
+def _kinds() -> Iterator[list[Fault]]:
+    """The faults, and together those that differ only in how long or how much."""
+    kinds: dict[str, list[Fault]] = {}
     for fault in FAULTS.values():
+        name = re.sub("_(short|long|little|much|any_key|key_with_ttl)$", "", fault.name)
+        kinds.setdefault(name, []).append(fault)
+    yield from kinds.values()
+
+
+def _short() -> Iterator[Case]:
+    """Each kind of fault once, so that each pool, broker and acknowledgement comes as often."""
+    all_turns = list(itertools.product(ACKS, POOLS, BROKERS))
+    turns = itertools.cycle(all_turns)
+    for number, faults in enumerate(_kinds()):
+        fault = faults[number % len(faults)]
         cases = set(_cases_of(fault))
-        for acks, pool, broker in itertools.islice(turns, 2 * len(POOLS) * 2):
+        for acks, pool, broker in itertools.islice(turns, len(all_turns)):
             case = Case(broker, pool, acks, fault.name)
             if case in cases:
                 yield case

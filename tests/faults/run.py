@@ -51,13 +51,7 @@ class Result:
         return f"python -m tests.faults --only '{self.case.id}' --seed {self.seed}"
 
 
-def run_case(
-    case: Case,
-    seed: int,
-    folder: Path,
-    rabbitmq: Address | None = None,
-    breakage: str | None = None,
-) -> Result:
+def run_case(case: Case, seed: int, folder: Path, rabbitmq: Address | None = None) -> Result:
     """Run one case and check its history.
 
     Args:
@@ -65,38 +59,40 @@ def run_case(
         seed: what is random in it comes from this and the case's id.
         folder: where the history, and of a failed case the workers' logs, are left.
         rabbitmq: a running one, if that is the broker.
-        breakage: breaks the lock on purpose; see `breakages`.
     """
     if _ended.is_set():
         raise SystemExit
     path = folder / f"{case.id}-{seed}.jsonl"
     path.unlink(missing_ok=True)
-    history = History(path)
     began = time.monotonic()
-    error, logs = "", []
+    verdict, error = Verdict(), ""
+    stage = Stage(
+        FAULTS[case.fault],
+        History(path),
+        pool=case.pool,
+        broker=case.broker,
+        acks=case.acks,
+        seed=f"{seed}:{case.id}",
+        rabbitmq=rabbitmq,
+    )
     try:
-        stage = Stage(
-            FAULTS[case.fault],
-            pool=case.pool,
-            broker=case.broker,
-            acks=case.acks,
-            seed=f"{seed}:{case.id}",
-            history=history,
-            rabbitmq=rabbitmq,
-            breakage=breakage,
-        )
-        logs = stage.logs
-        with stage:
-            stage.play()
+        verdict = play(stage)
     except Exception:
         error = traceback.format_exc()
-    finally:
-        history.close()
-    verdict = Verdict() if error else check(read(path))
     result = Result(case, seed, verdict, error, time.monotonic() - began, path)
     if result.failed:
-        path.with_suffix(".log").write_text("\n==== next worker\n".join(logs))
+        path.with_suffix(".log").write_text("\n==== next worker\n".join(stage.logs))
     return result
+
+
+def play(stage: Stage) -> Verdict:
+    """Let a stage play, and check its history."""
+    try:
+        with stage:
+            stage.play()
+    finally:
+        stage.history.close()
+    return check(read(stage.history.path))
 
 
 def run_all(cases: Sequence[tuple[Case, int]], jobs: int, folder: Path) -> Iterator[Result]:

@@ -86,10 +86,12 @@ class Stage:
 
     Args:
         fault: what will be injected.
+        history: what happens is written there.
         pool, broker, acks: of the workers.
         seed: all that is random comes from it.
-        history: what happens is written there.
         rabbitmq: a running RabbitMQ, if that is the broker.
+        busy: whether there is a load. Without it the fault sends what it needs, and is injected
+            at once.
         breakage: breaks the lock on purpose; see `breakages`.
 
     Attributes:
@@ -107,13 +109,14 @@ class Stage:
     def __init__(
         self,
         fault: Fault,
+        history: History,
         *,
         pool: str,
         broker: str,
         acks: str,
         seed: str,
-        history: History,
         rabbitmq: Address | None = None,
+        busy: bool = True,
         breakage: str | None = None,
     ) -> None:
         self.fault = fault
@@ -124,6 +127,7 @@ class Stage:
         self.workers: list[Worker] = []
         self.logs: list[str] = []
         self._rabbitmq = rabbitmq
+        self._busy = busy
         self._breakage = breakage
         self._seed = seed
         self._stack = contextlib.ExitStack()
@@ -226,8 +230,16 @@ class Stage:
         Raises:
             Exception: what the injection raised.
         """
-        self.load.start()
+        if self._busy:
+            self._inject_under_load()
+        else:
+            self.fault.inject(self)
+        self._await_quiet()
+        self._write_results()
+
+    def _inject_under_load(self) -> None:
         began = time.monotonic()
+        self.load.start()
         try:
             for _ in range(self.fault.times):
                 self.pause(0.7, 1.8)
@@ -237,8 +249,6 @@ class Stage:
                 self.pause(0.1, 0.2)
         finally:
             self.load.stop()
-        self._await_quiet()
-        self._write_results()
 
     def _await_quiet(self) -> None:
         give_up = time.monotonic() + DRAIN
