@@ -20,6 +20,7 @@ from tests.support.servers import Proxy, RedisServer, SentinelSet, Way
 from tests.support.waiting import eventually
 from tests.support.workers import Worker, is_running
 
+from .history import Event
 from .stage import Fault, Stage
 
 #: How long something lasts, as parts of the ttl.
@@ -80,28 +81,28 @@ def kill_everything(stage: Stage, locks: bool = False) -> None:
 
 def stop_child(stage: Stage, span: Span) -> None:
     """SIGSTOP of a pool process. Its worker goes on, and keeps its lock."""
-    pid = stage.await_inside().pid
+    pid = _holder(stage, span).pid
     with stage.during("stop_child", pid=pid):
         _stand_still(stage, [pid], span)
 
 
 def stop_main(stage: Stage, span: Span) -> None:
     """SIGSTOP of a worker's main process alone. Its children go on."""
-    pid = stage.await_inside().main
+    pid = _holder(stage, span).main
     with stage.during("stop_main", pid=pid):
         _stand_still(stage, [pid], span)
 
 
 def stop_worker(stage: Stage, span: Span) -> None:
     """SIGSTOP of all of a worker's processes."""
-    worker = stage.worker_of(stage.await_inside())
+    worker = stage.worker_of(_holder(stage, span))
     with stage.during("stop_worker", pid=worker.pid):
         _stand_still(stage, _processes(worker), span)
 
 
 def stop_locks(stage: Stage, span: Span) -> None:
     """SIGSTOP of the lock server: connections stand, and nobody answers."""
-    stage.await_inside()
+    _holder(stage, span)
     with stage.during("stop_locks", unreachable=True):
         stage.locks.stop()
         try:
@@ -115,7 +116,7 @@ def stop_locks(stage: Stage, span: Span) -> None:
 
 def restart_locks(stage: Stage, span: Span, empty: bool = True) -> None:
     """The lock server is killed, is away, and comes back, empty or with its data."""
-    stage.await_inside()
+    _holder(stage, span)
     with stage.during("restart_locks", unreachable=True, empty=empty):
         stage.locks.kill()
         _last(stage, span)
@@ -127,7 +128,7 @@ def restart_locks(stage: Stage, span: Span, empty: bool = True) -> None:
 
 def pause_locks(stage: Stage, span: Span) -> None:
     """CLIENT PAUSE: the lock server lives and answers nobody."""
-    stage.await_inside()
+    _holder(stage, span)
     with stage.during("pause_locks", unreachable=True):
         stage.locks.pause_clients(stage.rng.uniform(*span) * stage.ttl)
         eventually(stage.locks.answers, "the pause is over")
@@ -144,7 +145,7 @@ def flush_scripts(stage: Stage) -> None:
 def evict(stage: Stage, policies: Iterable[str]) -> None:
     """The lock server's memory is full, and it evicts locks."""
     policy = stage.rng.choice(list(policies))
-    stage.await_inside()
+    _holder(stage, LONG)
     with stage.during("evict", unreachable=True, policy=policy):
         # Whether there was one to evict is a matter of chance.
         keys = stage.locks.evict(policy, timeout=5.0)
@@ -153,7 +154,7 @@ def evict(stage: Stage, policies: Iterable[str]) -> None:
 
 def step_clock(stage: Stage, part: float) -> None:
     """The lock server's clock steps by this part of the ttl. See `RedisServer.step_clock`."""
-    stage.await_inside()
+    _holder(stage, LONG)
     stage.pause(0, 0.3)
     with stage.during("step_clock", seconds=part * stage.ttl):
         stage.locks.step_clock(part * stage.ttl)
@@ -161,7 +162,7 @@ def step_clock(stage: Stage, part: float) -> None:
 
 def failover(stage: Stage) -> None:
     """An operator has the replica promoted. The old master does not know for some seconds."""
-    stage.await_inside()
+    _holder(stage, LONG)
     with stage.during("failover", unreachable=True):
         stage.locks.failover()
         stage.pause(0, 2 * stage.ttl)
@@ -170,7 +171,7 @@ def failover(stage: Stage) -> None:
 
 def lossy_failover(stage: Stage) -> None:
     """The master dies with locks of which the replica, then promoted, has not heard."""
-    stage.await_inside()
+    _holder(stage, LONG)
     with stage.during("lossy_failover", unreachable=True):
         stage.locks.cut_replication()
         cut_at = time.monotonic()
@@ -186,7 +187,7 @@ def lossy_failover(stage: Stage) -> None:
 
 def cut_locks(stage: Stage, span: Span) -> None:
     """Every connection to the lock server breaks, and no new one is to be had."""
-    stage.await_inside()
+    _holder(stage, span)
     with stage.during("cut_locks", unreachable=True):
         stage.lock_proxy.cut_off()
         try:
@@ -208,7 +209,7 @@ def delay_locks(stage: Stage, low: float, high: float) -> None:
     """Everything takes these seconds longer, each way. Beyond the library's own time limits,
     commands are executed after their client has given up.
     """
-    stage.await_inside()
+    _holder(stage, LONG)
     with stage.during("delay_locks", unreachable=True), _healed(stage.lock_proxy):
         for way in (stage.lock_proxy.to_server, stage.lock_proxy.to_client):
             way.delay = stage.rng.uniform(low, high)
@@ -217,7 +218,7 @@ def delay_locks(stage: Stage, low: float, high: float) -> None:
 
 def block_locks(stage: Stage, span: Span, way: Callable[[Proxy], Way]) -> None:
     """One direction lets nothing through. What it held back is delivered late."""
-    stage.await_inside()
+    _holder(stage, span)
     with stage.during("block_locks", unreachable=True), _healed(stage.lock_proxy):
         way(stage.lock_proxy).block()
         _last(stage, span)
@@ -293,7 +294,37 @@ def cut_broker(stage: Stage, low: float = 0.0, high: float = 1.5) -> None:
             stage.broker_proxy.reconnect()
 
 
+def several(stage: Stage) -> None:
+    """Three of the others, one upon another's ruins."""
+    for fault in stage.rng.sample([each for each in _combinable() if stage.pool in each.pools], 3):
+        fault.inject(stage)
+        stage.pause(0, 0.5)
+
+
+def _combinable() -> Iterator[Fault]:
+    """What needs no setting or server of its own, and allows nothing."""
+    for each in FAULTS.values():
+        special = each.allows or each.conf or each.locks is not RedisServer
+        if not special and each.inject is not several:
+            yield each
+
+
 # -- how --------------------------------------------------------------------------------------
+
+
+def _holder(stage: Stage, span: Span) -> Event:
+    """A body that is inside. For what lasts longer than the ttl it is one that does so too."""
+    if span != LONG:
+        return stage.await_inside()
+    # Woken when it can have the lock, so it soon starts; and others soon want its lock.
+    seconds = round(stage.rng.uniform(2.0, 2.5) * stage.ttl, 3)
+    kwargs = {"seconds": seconds, "how": "return"}
+    task_id = stage.send("wait_then_defer", kwargs=kwargs)
+
+    def starts() -> list[Event]:
+        return [start for start in stage.inside() if start.id == task_id]
+
+    return eventually(starts, "a long body is inside", 60)[0]
 
 
 def _last(stage: Stage, span: Span) -> None:
@@ -345,7 +376,10 @@ FAULTS: dict[str, Fault] = {}
 
 
 def _add(name: str, inject: Callable[..., None], *arguments: Any, **how: Any) -> None:
-    FAULTS[name] = Fault(name=name, inject=lambda stage: inject(stage, *arguments), **how)
+    if arguments:
+        FAULTS[name] = Fault(name=name, inject=lambda stage: inject(stage, *arguments), **how)
+    else:
+        FAULTS[name] = Fault(name=name, inject=inject, **how)
 
 
 def _persistent() -> RedisServer:
@@ -410,3 +444,5 @@ _add("soft_shutdown", shut_down, signal.SIGQUIT, conf={"worker_soft_shutdown_tim
 _add("cold_shutdown", shut_down, signal.SIGQUIT)
 _add("cut_broker", cut_broker, conf={CANCELS: False}, allows=LOSES_MESSAGES, times=2)
 _add("cut_broker_cancels", cut_broker, conf={CANCELS: True}, allows=LOSES_MESSAGES, times=2)
+
+_add("several", several)
