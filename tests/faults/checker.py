@@ -127,9 +127,11 @@ class Facts:
     """A history in the form in which the rules ask for it."""
 
     def __init__(self, events: list[Event]) -> None:
-        self.events = events
+        #: What comes after the end of the play, when the workers are ended, is not judged.
+        quiet_at = max((event.at for event in events if event.kind == "quiet"), default=NEVER)
+        self.events = [e for e in events if e.at <= quiet_at or e.kind in ("result", "crashed")]
         self.kinds: dict[str, list[Event]] = defaultdict(list)
-        for event in events:
+        for event in self.events:
             self.kinds[event.kind].append(event)
         (self.case,) = self.kinds["case"]
         self.ttl: float = self.case.ttl
@@ -388,25 +390,29 @@ def not_its_own_duplicate(facts: Facts, verdict: Verdict) -> Iterator[Violation]
 
 def _why_it_may_vanish(facts: Facts, sent: Event) -> str | None:
     """The reason for which this message may be lost, or None."""
-    trail = [e for e in facts.of_id[sent.id] if e.kind in ("received", "acked", "conflict")]
-    may = "vanished" in facts.allows
-    acked = max((number for number, e in enumerate(trail) if e.kind == "acked"), default=None)
-    may = may or _popped_by_the_dead(facts, trail[-1] if trail else sent)
-    if acked is None or any(e.kind == "received" for e in trail[acked:]):
+    trail = [e for e in facts.of_id[sent.id] if e.kind in ("sent", "received", *_AFTER_RECEIVED)]
+    may = "vanished" in facts.allows or _popped_by_the_dead(facts, trail[-1])
+    got = max((number for number, e in enumerate(trail) if e.kind == "received"), default=0)
+    since = trail[got + 1 :]
+    acked = next((e for e in since if e.kind == "acked"), None)
+    ends = [body.outcome for body in facts.bodies_of[sent.id]]
+    if acked is None:
         # The broker was to deliver it, or to deliver it again.
         return "lost by the broker's transport" if may else None
-    if trail[acked].main in facts.died and not facts.acks_late:
+    if acked.main in facts.died and not facts.acks_late:
         return "acknowledged by a worker that died"
-    ends = [body.outcome for body in facts.bodies_of[sent.id]]
     if ends and ends[-1] in ("ended", "cut short") and facts.acks_late:
         # The gevent pool reports a greenlet that was killed as one that returned.
         return "acknowledged by Celery, which had cancelled it" if may else None
     if ends and ends[-1] == "rejected":
         # Celery rejects a retry that it cannot publish, and stores nothing.
         return "retry not published by Celery" if may else None
-    if (ends and ends[-1] == "retried") or _deferred(trail[acked:]):
+    if any(e.kind == "end" and e.outcome == "retried" for e in since) or _deferred(since):
         return "lost by the broker's transport" if may else None
     return None
+
+
+_AFTER_RECEIVED = ("acked", "conflict", "end")
 
 
 def _popped_by_the_dead(facts: Facts, last: Event) -> bool:

@@ -202,9 +202,13 @@ class Stage:
         return {**conf, **self.fault.conf}
 
     def _new_worker(self) -> Worker:
-        witnesses = {"bench_history": str(self.history.path), "bench_breakage": self._breakage}
+        bench = {
+            "bench_history": str(self.history.path),
+            "bench_breakage": self._breakage,
+            "bench_pool": self.pool,
+        }
         return Worker(
-            conf={**self._conf(), **witnesses},
+            conf={**self._conf(), **bench},
             pool=self.pool,
             concurrency=CONCURRENCY[self.pool],
             queues=self.queue,

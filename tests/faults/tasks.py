@@ -16,6 +16,7 @@ from typing import Any
 from celery import Celery, signals
 from celery.exceptions import Reject, Retry
 from celery.worker.request import Request
+from kombu.transport.redis import Transport as RedisTransport
 
 from celery_redislock import (
     Defer,
@@ -252,6 +253,11 @@ def _witness_acknowledgements() -> None:
 def _on_revoked(request: Any, **kwargs: Any) -> None:
     history.write("revoked", id=request.id, main=MAIN)
 
+
+if CONF.get("bench_pool") == "gevent":
+    # Without an event loop kombu looks for unacknowledged messages only when a poll of two
+    # seconds brought nothing, and its BRPOP brings something every second.
+    RedisTransport.brpop_timeout = 4
 
 _witness_extensions()
 _witness_acknowledgements()
