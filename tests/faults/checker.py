@@ -466,6 +466,52 @@ def nothing_is_left(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
         yield Violation("immortal", f"{event.key} has no expiry", (event,))
 
 
+def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """What was released does not stand again, neither in anybody's way nor when all is quiet."""
+    released = {
+        (event.key, event.fence): event
+        for event in facts.kinds["released"]
+        if event.owned and not event.kept_for_retry
+    }
+    for event in facts.kinds["conflict"]:
+        free = released.get((event.key, event.get("holder_fence")))
+        # Who waited names the holder that it met first.
+        if free is None or event.outcome == "waited" or facts.data_may_be_lost(event.at):
+            continue
+        late = event.at - free.at - facts.stopped(event.pid, free.at, event.at)
+        if late > SOON + NOISE:
+            yield Violation(
+                "ghost",
+                f"{event.key} stood in the way {late:.2f} s after it was released",
+                (free, event),
+            )
+    for event in facts.kinds["drained"]:
+        for key, fence in event.fences.items():
+            if (key, fence) in released and not facts.data_may_be_lost(event.at):
+                yield Violation(
+                    "ghost", f"{key} stands after it was released", (released[key, fence], event)
+                )
+
+
+def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A lock that is kept for a retry goes to that retry, as long as it lives."""
+    countdowns = {event.id: event.get("countdown", 0.0) for event in facts.kinds["sent"]}
+    for event in facts.kinds["released"]:
+        if not (event.owned and event.kept_for_retry) or facts.data_may_be_lost(event.at):
+            continue
+        next_at = min(
+            (b.start.at for b in facts.bodies_of[event.id] if b.start.at > event.at), default=NEVER
+        )
+        until = min(next_at, event.at + countdowns.get(event.id, 0.0) + facts.ttl)
+        for body in facts.by_key[event.key]:
+            start = body.start
+            lost = facts.data_may_be_lost(start.at)
+            if event.at < start.asked < until and start.id != event.id and not lost:
+                yield Violation(
+                    "held", f"{event.key} was held for a retry, and let another in", (event, start)
+                )
+
+
 def losers_are_told(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """A body that lost its lock is told, and soon, and never believes beyond its right."""
     others: dict[str, list[Body]] = defaultdict(list)
@@ -573,6 +619,8 @@ RULES = (
     not_its_own_duplicate,
     no_attempt_completes_twice,
     nothing_is_left,
+    released_locks_are_free,
+    held_locks_let_nobody_in,
     losers_are_told,
     locks_of_the_dead_are_freed,
 )

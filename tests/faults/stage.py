@@ -258,6 +258,7 @@ class Stage:
         give_up = time.monotonic() + DRAIN
         while not self._is_drained() and time.monotonic() < give_up:
             time.sleep(0.1)
+        self.history.write("drained", fences=self._fences_left())
         # The locks of dead workers lapse, and those that are kept for a retry that vanished.
         give_up = time.monotonic() + self.ttl + 2.5
         while self._locks_left() and time.monotonic() < give_up:
@@ -288,6 +289,10 @@ class Stage:
         with self.locks.client(timeout=5) as client:
             found = {key: client.get(key) for key in client.scan_iter(LOCKS, count=1000)}
         return {key: value for key, value in found.items() if value is not None}
+
+    def _fences_left(self) -> dict[str, int]:
+        left = {key: json.loads(value) for key, value in self._locks_left().items()}
+        return {key: value["fence"] for key, value in left.items() if value["token"]}
 
     def _write_results(self) -> None:
         for task_id, result in self._results().items():

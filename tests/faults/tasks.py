@@ -161,7 +161,7 @@ defer_briefly = singleton(
 )
 wait = singleton("wait", on_conflict=Wait(timeout=3.0, then=Raise()))
 wait_then_defer = singleton("wait_then_defer", on_conflict=Wait(timeout=0.5, then=_patiently))
-refuse = singleton("refuse", on_conflict=Raise())
+refuse = singleton("refuse", on_conflict=Raise(), on_redis_error="raise")
 abort = singleton("abort", on_lock_lost="abort")
 retry_released = singleton("retry_released", on_conflict=_patiently)
 retry_held = singleton("retry_held", on_conflict=_patiently, lock_across_retries="hold")

@@ -389,6 +389,63 @@ def test_a_worker_that_crashed_is_found():
     assert Story().add("crashed", 5.0, pid=MAIN, status=1).wrong() == ["crashed"]
 
 
+def released(story, run, at, *, fence, kept=False, owned=True, task_id="a"):
+    return story.add(
+        "released", at, id=task_id, key="k", fence=fence, owned=owned, kept_for_retry=kept
+    )
+
+
+def in_the_way(story, at, *, fence, pid=CHILD, outcome="skipped"):
+    fields = {"id": "b", "task": "job", "attempt": 0, "key": "k", "holder": "a", "pid": pid}
+    return story.add("conflict", at, outcome=outcome, holder_fence=fence, **fields)
+
+
+def test_a_released_lock_that_stands_in_the_way_is_found():
+    def story(at, **how):
+        return in_the_way(released(Story(), "r", 2.0, fence=7), at, fence=7, **how)
+
+    assert story(2.1).wrong() == []  # it was asked before, and said after
+    assert story(3.5).wrong() == ["ghost"]
+    assert story(3.5, outcome="waited").wrong() == []
+    stood_still = story(3.5).add("stopped", 1.9, pids=[CHILD]).add("continued", 3.4, pids=[CHILD])
+    assert stood_still.wrong() == []
+
+
+def test_a_lock_whose_release_was_not_confirmed_may_stand_in_the_way():
+    story = released(Story(), "r", 2.0, fence=7, owned=False)
+    assert in_the_way(story, 3.5, fence=7).wrong() == []
+
+
+def test_a_released_lock_that_is_left_is_found():
+    story = released(Story(), "r", 2.0, fence=7)
+    assert story.add("drained", 3.0, fences={"k": 8}).wrong() == []
+    assert story.add("drained", 3.0, fences={"k": 7}).wrong() == ["ghost"]
+
+
+def held_and_then(other_at, *, retry_at=5.0, **case):
+    story = Story(**case).message("a", at=0.5, value="retry")
+    story.body(1.0, 2.0, task_id="a", outcome="retried", fence=7)
+    released(story, "r", 2.0, fence=7, kept=True)
+    story.body(retry_at, retry_at + 0.5, task_id="a", run="retry", attempt=1, fence=9)
+    return story.body(other_at, other_at + 0.1, fence=8 if other_at < retry_at else 10)
+
+
+def test_a_held_lock_that_lets_another_in_is_found():
+    assert held_and_then(3.0).wrong() == ["held"]
+
+
+def test_a_held_lock_lapses():
+    assert held_and_then(2.0 + TTL + 0.1).wrong() == []
+
+
+def test_a_held_lock_is_free_after_its_retry():
+    assert held_and_then(3.3, retry_at=2.5).wrong() == []
+
+
+def test_a_held_lock_may_be_lost_with_the_servers_data():
+    assert held_and_then(3.0, allows=["overlap"]).fault(1.5, 1.6).wrong() == []
+
+
 # -- losers -----------------------------------------------------------------------------------
 
 
