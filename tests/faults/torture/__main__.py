@@ -29,7 +29,7 @@ CLIENTS = [5, 50]
 SECONDS = 10.0
 DOCUMENT = Path(__file__).parents[3] / "docs" / "guarantees.md"
 #: The columns of the terminal that the table needs.
-WIDTH = 120
+WIDTH = 130
 
 
 def plan(
