@@ -231,6 +231,17 @@ class Facts:
         spans = [(a, b) for a, b, away in self.faults if away and a < end and b > begin]
         return max((b for _, b in spans), default=None)
 
+    def could_not_say(self, body: Body) -> bool:
+        """Whether the server could not be told that this body ended, and so does not know it."""
+        release = self._releases.get((body.start.key, body.start.fence))
+        if body.end is None or release is None or release.owned:
+            return False
+        return self.unreachable(body.end.at, release.at) is not None
+
+    @cached_property
+    def _releases(self) -> dict[tuple[str, int], Event]:
+        return {(event.key, event.fence): event for event in self.kinds["released"]}
+
     def data_may_be_lost(self, at: float) -> bool:
         """Whether the lock server may have lost data by then, as the fault allows."""
         return "overlap" in self.allows and any(begin <= at for begin, _, _ in self.faults)
@@ -454,7 +465,12 @@ def no_attempt_completes_twice(facts: Facts, verdict: Verdict) -> Iterator[Viola
 
 
 def _may_run_again(facts: Facts, body: Body, at: float) -> bool:
-    return body.lost or facts.is_dead(body.start, by=at) or facts.data_may_be_lost(at)
+    return (
+        body.lost
+        or facts.is_dead(body.start, by=at)
+        or facts.data_may_be_lost(at)
+        or facts.could_not_say(body)
+    )
 
 
 def nothing_is_left(facts: Facts, verdict: Verdict) -> Iterator[Violation]:

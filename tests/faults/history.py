@@ -2,6 +2,21 @@
 
 Each line is one `write` to a file that was opened to append: whole, in order, independent of the
 servers that are being faulted, and still there when the writer is killed a moment later.
+
+| kind | who writes it | what it says |
+|---|---|---|
+| case | stage | what is being run |
+| sent, result | load, stage | a message was sent; what the result backend says of it in the end |
+| start, alive, end | body | it is inside: its lock, its process; at each it asked whether it had lost |
+| told | body, signal | it knows that it lost its lock |
+| beat | the process that extends | until when the lock is this token's |
+| released, conflict | signals | the lock was given back; somebody met it, and how that ended |
+| received, acked, rejected | worker's main process | of each delivery of a message |
+| fault, stopped, continued | fault | it begins or ends; processes stand still or go on |
+| dead, freed, revived, immortal | watcher | a process ended; its lock is free; or not any more; has no expiry |
+| drained, quiet, crashed | stage | all has ended; all locks have; a worker ended on its own |
+
+Faults may write kinds of their own, for whoever reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +34,7 @@ class Event:
     """One line.
 
     Attributes:
-        kind: what happened; the kinds are listed in `tests/faults/README.md`.
+        kind: what happened.
         at: seconds on the machine's monotonic clock, the same for every process.
         fields: the rest; each is also an attribute.
     """

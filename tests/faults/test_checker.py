@@ -368,6 +368,15 @@ def test_an_attempt_may_run_again_if_the_server_forgot_it():
     assert ran_twice(allows=["overlap"]).fault(2.5, 2.6).wrong() == []
 
 
+def test_an_attempt_may_run_again_if_the_server_could_not_be_told_of_its_end():
+    def story(**how):
+        return released(ran_twice(), "first", 2.4, fence=990, **how)
+
+    assert story(owned=False).wrong() == ["twice"]
+    assert story(owned=False).fault(1.5, 3.0, unreachable=True).wrong() == []
+    assert story(owned=True).fault(1.5, 3.0, unreachable=True).wrong() == ["twice"]
+
+
 def test_an_attempt_that_did_not_complete_runs_again():
     story = Story().message("a", value="second").body(1.0, None, task_id="a", sample=(1.1,))
     assert story.body(5.0, 6.0, run="second", task_id="a").wrong() == []
