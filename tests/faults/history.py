@@ -7,13 +7,14 @@ servers that are being faulted, and still there when the writer is killed a mome
 |---|---|---|
 | case | stage | what is being run |
 | sent, result | load, stage | a message was sent; what the result backend says of it in the end |
-| start, alive, end | body | it is inside: its lock, its process; at each it asked whether it had lost |
+| start, alive, end | body | it is inside, and what it is told of its lock |
 | told | body, signal | it knows that it lost its lock |
 | beat | the process that extends | until when the lock is this token's |
 | released, conflict | signals | the lock was given back; somebody met it, and how that ended |
 | received, acked, rejected | worker's main process | of each delivery of a message |
 | fault, stopped, continued | fault | it begins or ends; processes stand still or go on |
-| dead, freed, revived, immortal | watcher | a process ended; its lock is free; or not any more; has no expiry |
+| dead, freed, revived | watcher | a process ended; its lock is free; not any more |
+| immortal | watcher | a lock has no expiry |
 | drained, quiet, crashed | stage | all has ended; all locks have; a worker ended on its own |
 
 Faults may write kinds of their own, for whoever reads it.
