@@ -7,7 +7,7 @@ PYTHONS := 3.10 3.11 3.12 3.13
 WORKERS ?= 3
 PYTEST := python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test lint format test-lowest test-pythons pictures dist clean
+.PHONY: help demo test faults lint format test-lowest test-pythons pictures dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -24,6 +24,13 @@ demo: .venv/made  ## the main job on an embedded Redis, drawn live, in half a mi
 
 test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
 	.venv/bin/$(PYTEST) $(ARGS)
+
+.venv/faults: .venv/made
+	.venv/bin/pip install -q --group faults
+	@touch $@
+
+faults: .venv/faults  ## every fault on every broker and pool, half an hour; ARGS=--help
+	.venv/bin/python -m tests.faults $(ARGS)
 
 lint: .venv/made  ## ruff and mypy --strict
 	.venv/bin/ruff check .

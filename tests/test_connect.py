@@ -23,7 +23,13 @@ from celery_redislock import ConfigError, LockUnavailable, RedisLock
 from celery_redislock._connect import PoolFactory, pools_from_url, pools_like
 from celery_redislock._keys import lock_keys
 from celery_redislock._store import EXTENDED, Acquired, Busy, Store
-from tests.support.servers import RedisServer, free_port, redis_server_binary
+from tests.support.servers import (
+    RedisServer,
+    SentinelServer,
+    SentinelSet,
+    free_port,
+    redis_server_binary,
+)
 from tests.support.waiting import eventually
 from tests.test_store import extension, make_claim, taken
 
@@ -255,54 +261,11 @@ def test_a_client_shows_its_certificate_where_the_server_wants_one(certificate) 
 # -- sentinels --------------------------------------------------------------------------------
 
 
-class SentinelServer:
-    """A sentinel that watches the servers of these ports, by name."""
-
-    def __init__(self, folder: Path, masters: dict[str, int], down_after: int = 600_000) -> None:
-        self.port = free_port()
-        configuration = folder / f"sentinel-{self.port}.conf"
-        lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {folder}"]
-        for name, port in masters.items():
-            lines += [
-                f"sentinel monitor {name} 127.0.0.1 {port} 1",
-                f"sentinel down-after-milliseconds {name} {down_after}",
-                f"sentinel failover-timeout {name} 2000",
-            ]
-        configuration.write_text("\n".join(lines) + "\n")
-        self._process = subprocess.Popen(
-            [redis_server_binary(), str(configuration), "--sentinel"],
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def __enter__(self) -> SentinelServer:
-        eventually(self.answers, "the sentinel answers")
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def client(self) -> redis.Redis:
-        return redis.Redis(port=self.port, decode_responses=True)
-
-    def answers(self) -> bool:
-        with self.client() as client, contextlib.suppress(redis.RedisError):
-            return bool(client.ping())
-        return False
-
-    def replicas(self, name: str) -> list[Any]:
-        with self.client() as client:
-            return [each for each in client.sentinel_slaves(name) if not each["is_disconnected"]]
-
-
 @pytest.fixture(scope="module")
-def sentinel(
-    tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer, guarded: RedisServer
-) -> Iterator[SentinelServer]:
+def sentinel(redis_server: RedisServer, guarded: RedisServer) -> Iterator[SentinelServer]:
     """A sentinel that knows the shared server as "main" and one with passwords as "guarded"."""
     masters = {"main": redis_server.port, "guarded": guarded.port}
-    with SentinelServer(tmp_path_factory.mktemp("sentinel"), masters) as sentinel:
+    with SentinelServer(masters) as sentinel:
         yield sentinel
 
 
@@ -339,9 +302,9 @@ def test_a_master_that_the_sentinels_do_not_know_is_told(sentinel, label) -> Non
         store.acquire(make_claim(label, ttl=0.5))
 
 
-def test_a_sentinel_leads_to_a_master_with_tls(secure, certificate, tmp_path) -> None:
+def test_a_sentinel_leads_to_a_master_with_tls(secure, certificate) -> None:
     ca = str(certificate[0])
-    with SentinelServer(tmp_path, {"secure": secure.tls_port}) as sentinel:
+    with SentinelServer({"secure": secure.tls_port}) as sentinel:
         options = {"master_name": "secure", "ssl_ca_certs": ca}
         url = f"sentinel://127.0.0.1:{sentinel.port}"
         use(pools_from_url(url, options), secure.client())
@@ -350,20 +313,14 @@ def test_a_sentinel_leads_to_a_master_with_tls(secure, certificate, tmp_path) ->
         use(pools_like(client), secure.client())
 
 
-def test_after_a_failover_the_lock_is_kept_and_a_later_fence_is_higher(tmp_path, label) -> None:
-    with contextlib.ExitStack() as stack:
-        master = stack.enter_context(RedisServer())
-        replica = stack.enter_context(RedisServer("--replicaof", "127.0.0.1", str(master.port)))
-        sentinel = stack.enter_context(
-            SentinelServer(tmp_path, {"main": master.port}, down_after=500)
-        )
-        eventually(lambda: sentinel.replicas("main"), "the sentinel knows the replica")
-        url = f"sentinel://127.0.0.1:{sentinel.port}"
-        store = Store(pools_from_url(url, {"master_name": "main"}))
+def test_after_a_failover_the_lock_is_kept_and_a_later_fence_is_higher(label) -> None:
+    with SentinelSet(sentinels=1) as servers:
+        store = Store(pools_from_url(servers.url, servers.transport_options))
         claim = make_claim(label, ttl=6)
         held = taken(store.acquire(claim))
-        eventually(lambda: replica.client().exists(claim.keys.lock), "it is replicated")
-        master.kill()
+        replica = servers.replica.client()
+        eventually(lambda: replica.exists(claim.keys.lock), "it is replicated")
+        servers.kill_master()
 
         def extended() -> bool:
             with contextlib.suppress(LockUnavailable):

@@ -2,15 +2,29 @@
 
 Each line is one `write` to a file that was opened to append: whole, in order, independent of the
 servers that are being faulted, and still there when the writer is killed a moment later.
+
+| kind | who writes it | what it says |
+|---|---|---|
+| case | stage | what is being run |
+| sent, result | load, stage | a message was sent; what the result backend says of it in the end |
+| start, alive, end | body | it is inside, and what it is told of its lock |
+| told | body, signal | it knows that it lost its lock |
+| beat | the process that extends | until when the lock is this token's |
+| released, conflict | signals | the lock was given back; somebody met it, and how that ended |
+| received, acked, rejected | worker's main process | of each delivery of a message |
+| fault, stopped, continued | fault | it begins or ends; processes stand still or go on |
+| dead, freed, revived | watcher | a process ended; its lock is free; not any more |
+| immortal | watcher | a lock has no expiry |
+| drained, quiet, crashed | stage | all has ended; all locks have; a worker ended on its own |
+
+Faults may write kinds of their own, for whoever reads it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import threading
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +35,7 @@ class Event:
     """One line.
 
     Attributes:
-        kind: what happened; the kinds are listed in `tests/faults/README.md`.
+        kind: what happened.
         at: seconds on the machine's monotonic clock, the same for every process.
         fields: the rest; each is also an attribute.
     """
@@ -45,34 +59,30 @@ class Event:
 
 
 class History:
-    """The file. Every process has it open for itself; readers read only what is new."""
+    """The file. Every process has it open for itself, or shares it with the one that forked it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._events: list[Event] = []
         self._read_to = 0
-        self._mutex = threading.Lock()
 
     def write(self, kind: str, *, at: float | None = None, **fields: Any) -> None:
         """Write an event down, as of now unless said otherwise."""
         line = {"kind": kind, "at": time.monotonic() if at is None else at, **fields}
         os.write(self._fd, json.dumps(line).encode() + b"\n")
 
-    def events(self, *kinds: str) -> list[Event]:
-        """What was written so far, of these kinds, or all, by time."""
-        with self._mutex:
-            self._read_new()
-            events = sorted(self._events, key=lambda event: event.at)
-        return [event for event in events if not kinds or event.kind in kinds]
-
-    def _read_new(self) -> None:
+    def new(self) -> list[Event]:
+        """What was written since this was last asked, in the order of writing. For one reader."""
         with self.path.open("rb") as file:
             file.seek(self._read_to)
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._read_to += len(whole)
-        self._events += map(_parse, whole.splitlines())
+        return list(map(_parse, whole.splitlines()))
+
+    def events(self, *kinds: str) -> list[Event]:
+        """What was written so far, of these kinds, or all, by time."""
+        return [event for event in read(self.path) if not kinds or event.kind in kinds]
 
     def close(self) -> None:
         os.close(self._fd)
@@ -80,7 +90,8 @@ class History:
 
 def read(path: str | Path) -> list[Event]:
     """The events of a history that was kept, by time."""
-    lines: Iterable[bytes] = Path(path).read_bytes().splitlines()
+    whole = Path(path).read_bytes()
+    lines = whole[: whole.rfind(b"\n") + 1].splitlines()
     return sorted(map(_parse, lines), key=lambda event: event.at)
 
 

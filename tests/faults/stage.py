@@ -3,15 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
+import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.support.servers import Proxy, RedisServer
-from tests.support.workers import Worker
+from tests.support.waiting import eventually
+from tests.support.workers import Worker, make_app
 
+from .checker import FINAL
 from .history import Event, History
+from .load import Load
+from .watch import LOCKS, Watcher
+
+#: Workers, and what each runs at a time.
+WORKERS = 2
+CONCURRENCY = {"prefork": 2, "threads": 3, "solo": 1, "gevent": 3}
+#: Messages that may be open at a time, before the load stops sending.
+ROOM = {"prefork": 9, "threads": 10, "solo": 5, "gevent": 10}
+#: The load lasts for so many seconds, and longer if the fault does.
+AT_LEAST = 4.0
+#: Seconds until everything that was sent must have ended.
+DRAIN = 45.0
+#: Seconds without news after which what cannot come any more is not waited for.
+HOPELESS = 5.0
+#: The Redis broker gives an unacknowledged message back after three seconds.
+IMPATIENT = {
+    "visibility_timeout": 3,
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+    # A worker that is killed while it looks keeps the others from looking for so long.
+    "unacked_mutex_expire": 2,
+}
+
+
+class Address(NamedTuple):
+    """Where a running RabbitMQ is."""
+
+    url: str
+    port: int
+
 
 POOLS = ("prefork", "threads", "solo", "gevent")
 BROKERS = ("redis", "rabbitmq")
@@ -49,9 +84,18 @@ class Fault:
 class Stage:
     """A case's set-up, from the first server to the last drained message.
 
+    Args:
+        fault: what will be injected.
+        history: what happens is written there.
+        pool, broker, acks: of the workers.
+        seed: all that is random comes from it.
+        rabbitmq: a running RabbitMQ, if that is the broker.
+        busy: whether there is a load. Without it the fault sends what it needs, and is injected
+            at once.
+        breakage: breaks the lock on purpose; see `breakages`.
+
     Attributes:
-        rng: the case's random choices.
-        history: what happened.
+        rng: the faults' random choices.
         locks: the lock server.
         lock_proxy: between the workers and the lock server (unused with sentinels).
         broker_proxy: between the workers and the broker.
@@ -60,17 +104,209 @@ class Stage:
         ttl: of every lock, in seconds.
     """
 
-    rng: random.Random
-    history: History
-    locks: Any
-    lock_proxy: Proxy
-    broker_proxy: Proxy
-    steady: RedisServer
-    workers: list[Worker]
-    pool: str
-    broker: str
-    acks_late: bool
-    ttl: float
+    ttl = 2.0
+
+    def __init__(
+        self,
+        fault: Fault,
+        history: History,
+        *,
+        pool: str,
+        broker: str,
+        acks: str,
+        seed: str,
+        rabbitmq: Address | None = None,
+        busy: bool = True,
+        breakage: str | None = None,
+    ) -> None:
+        self.fault = fault
+        self.pool, self.broker, self.acks_late = pool, broker, acks == "late"
+        self.rng = random.Random(f"{seed}:fault")
+        self.history = history
+        self.queue = f"bench-{uuid.uuid4().hex}"
+        self.workers: list[Worker] = []
+        self.logs: list[str] = []
+        self._rabbitmq = rabbitmq
+        self._busy = busy
+        self._breakage = breakage
+        self._seed = seed
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Stage:
+        with contextlib.ExitStack() as stack:
+            self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        self.steady = stack.enter_context(RedisServer())
+        self.locks = stack.enter_context(self.fault.locks())
+        self.results = stack.enter_context(self.steady.client(db=2))
+        direct, target = self._broker()
+        self.broker_proxy = stack.enter_context(Proxy(target))
+        if isinstance(self.locks, RedisServer):
+            self.lock_proxy = stack.enter_context(Proxy(self.locks.port))
+            self._locks_url = f"{self.lock_proxy.url}/0"
+        else:
+            self._locks_url = self.locks.url
+        self.history.write(
+            "case",
+            fault=self.fault.name,
+            pool=self.pool,
+            broker=self.broker,
+            acks_late=self.acks_late,
+            seed=self._seed,
+            ttl=self.ttl,
+            allows=sorted(self.fault.allows),
+            breakage=self._breakage,
+        )
+        stack.callback(self._close_workers)
+        # Its end comes first: what ends with the stage is no death.
+        self.watcher = stack.enter_context(Watcher(self.history, self.locks, self.ttl))
+        self.workers = [self._new_worker() for _ in range(WORKERS)]
+        for worker in self.workers:
+            worker.ready()
+        #: The sender, which has a way of its own to the broker.
+        self.app = make_app({**self._conf(), "broker_url": direct})
+        stack.callback(self.app.close)
+        rng = random.Random(f"{self._seed}:load")
+        self.load = Load(rng, self.app, self.queue, self.ttl, self.history, self._has_room)
+
+    def _broker(self) -> tuple[str, int]:
+        """The broker's URL, and the port that the proxy stands in front of."""
+        if self.broker == "redis":
+            return f"{self.steady.url}/1", self.steady.port
+        assert self._rabbitmq is not None
+        return self._rabbitmq.url, self._rabbitmq.port
+
+    def _conf(self) -> dict[str, Any]:
+        direct, _ = self._broker()
+        conf = {
+            "broker_url": self.broker_proxy.in_front_of(direct),
+            "result_backend": f"{self.steady.url}/2",
+            "redislock_url": self._locks_url,
+            "redislock_transport_options": dict(self.locks.transport_options),
+            "redislock_ttl": self.ttl,
+            "task_acks_late": self.acks_late,
+            "task_reject_on_worker_lost": self.acks_late,
+            "worker_prefetch_multiplier": 1,
+            "worker_hijack_root_logger": True,
+            "broker_connection_retry_on_startup": True,
+            "result_expires": 600,
+        }
+        if self.broker == "redis":
+            conf["broker_transport_options"] = IMPATIENT
+        return {**conf, **self.fault.conf}
+
+    def _new_worker(self) -> Worker:
+        bench = {
+            "bench_history": str(self.history.path),
+            "bench_breakage": self._breakage,
+            "bench_pool": self.pool,
+        }
+        return Worker(
+            conf={**self._conf(), **bench},
+            pool=self.pool,
+            concurrency=CONCURRENCY[self.pool],
+            queues=self.queue,
+            app="tests.faults.tasks",
+        )
+
+    def _close_workers(self) -> None:
+        for worker in self.workers:
+            self._close(worker)
+
+    def _close(self, worker: Worker) -> None:
+        self.logs.append(worker.log())
+        worker.close()
+
+    def _has_room(self) -> bool:
+        return len(self.watcher.open()) < ROOM[self.pool]
+
+    # -- the play -------------------------------------------------------------------------
+
+    def play(self) -> None:
+        """Let the load run, inject the fault, wait until all is quiet, and write down the rest.
+
+        Raises:
+            Exception: what the injection raised.
+        """
+        if self._busy:
+            self._inject_under_load()
+        else:
+            self.fault.inject(self)
+        self._await_quiet()
+        self._write_results()
+
+    def _inject_under_load(self) -> None:
+        began = time.monotonic()
+        self.load.start()
+        try:
+            for _ in range(self.fault.times):
+                self.pause(0.7, 1.8)
+                self.fault.inject(self)
+            self.pause(0.5, 1.0)
+            while time.monotonic() < began + AT_LEAST:
+                self.pause(0.1, 0.2)
+        finally:
+            self.load.stop()
+
+    def _await_quiet(self) -> None:
+        give_up = time.monotonic() + DRAIN
+        while not self._is_drained() and time.monotonic() < give_up:
+            time.sleep(0.1)
+        self.history.write("drained", fences=self._fences_left())
+        # The locks of dead workers lapse, and those that are kept for a retry that vanished.
+        give_up = time.monotonic() + self.ttl + 2.5
+        while self._locks_left() and time.monotonic() < give_up:
+            time.sleep(0.05)
+        self.history.write("quiet", keys=self._locks_left())
+
+    def _is_drained(self) -> bool:
+        """Whether nothing more will happen."""
+        if self.watcher.inside() or self.watcher.graves():
+            return False
+        pending = [each for each, result in self._results().items() if not _is_final(result)]
+        idle = self.watcher.idle()
+        if self.broker == "redis":
+            # What a worker has and has not acknowledged is there too, also while it sleeps.
+            with self.steady.client(db=1) as broker:
+                left = broker.llen(self.queue) + broker.hlen("unacked")
+            return left == 0 and idle > (HOPELESS if pending else 0.2)
+        if all(self.watcher.holder_died(each) for each in pending):
+            return idle > (HOPELESS if pending else 1.5)
+        return False
+
+    def _results(self) -> dict[str, dict[str, Any]]:
+        ids = list(self.load.sent)
+        values = self.results.mget([f"celery-task-meta-{each}" for each in ids]) if ids else []
+        return {each: json.loads(v) if v else {} for each, v in zip(ids, values, strict=True)}
+
+    def _locks_left(self) -> dict[str, str]:
+        with self.locks.client(timeout=5) as client:
+            found = {key: client.get(key) for key in client.scan_iter(LOCKS, count=1000)}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def _fences_left(self) -> dict[str, int]:
+        left = {key: json.loads(value) for key, value in self._locks_left().items()}
+        return {key: value["fence"] for key, value in left.items() if value["token"]}
+
+    def _write_results(self) -> None:
+        for task_id, result in self._results().items():
+            value = result.get("result")
+            self.history.write(
+                "result",
+                id=task_id,
+                state=result.get("status", "PENDING"),
+                value=value if isinstance(value, str) else None,
+                error=value.get("exc_type") if isinstance(value, dict) else None,
+            )
+        for worker in self.workers:
+            if worker.popen.poll() is not None:
+                self.history.write("crashed", pid=worker.pid, status=worker.popen.returncode)
 
     # -- for faults -----------------------------------------------------------------------
 
@@ -94,19 +330,23 @@ class Stage:
         """The bodies that are inside now, by their `start` events: `run`, `id`, `key`, `attempt`,
         `token`, `fence`, `pid` (of the process it runs in), `main` (of the worker).
         """
-        raise NotImplementedError
+        return self.watcher.inside()
 
     def await_inside(self, timeout: float = 15.0) -> Event:
         """One of the bodies that are inside, at random; waits until there is one."""
-        raise NotImplementedError
+        found = eventually(self.inside, "a body is inside", timeout)
+        return self.rng.choice(found)
 
     def worker_of(self, start: Event) -> Worker:
         """The worker in which this body runs."""
-        raise NotImplementedError
+        return next(worker for worker in self.workers if worker.pid == start.main)
 
     def dead(self, pids: Iterable[int]) -> None:
         """Wait until these processes are gone, and see it written down."""
-        raise NotImplementedError
+        pids = set(pids)
+        for pid in pids:
+            self.watcher.watch(pid)
+        eventually(lambda: pids <= self.watcher.dead, f"{pids} are gone")
 
     def stopped(self, pids: Iterable[int]) -> None:
         """Write that these processes were stopped. Call it before the signal is sent."""
@@ -118,20 +358,28 @@ class Stage:
 
     def replace(self, worker: Worker) -> Worker:
         """Start a new worker in place of one that ended, and wait until it is ready."""
-        raise NotImplementedError
+        new = self._new_worker()
+        self.workers[self.workers.index(worker)] = new
+        self._close(worker)
+        return new.ready()
 
     def pause(self, low: float, high: float) -> None:
         """Let the load run for a random time, in seconds."""
-        raise NotImplementedError
+        time.sleep(self.rng.uniform(low, high))
 
     def send(self, task: str | None = None, **options: Any) -> str:
         """Send one message more than the load does; random where nothing is said.
 
         Args:
             task: which one: a name in `tests/faults/tasks.py`.
-            options: for `send_task`, such as `soft_time_limit` and `time_limit`.
+            options: for `send_task`, such as `soft_time_limit` and `time_limit`; `kwargs` are put
+                over random ones.
 
         Returns:
             The task's id.
         """
-        raise NotImplementedError
+        return self.load.one(task, **options)
+
+
+def _is_final(result: Mapping[str, Any]) -> bool:
+    return result.get("status") in FINAL

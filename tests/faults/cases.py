@@ -1,0 +1,76 @@
+"""What is run: every fault on every broker and pool, with early and late acknowledgement."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import kombu.transport.redis
+
+from .faults import FAULTS
+from .stage import ACKS, BROKERS, POOLS, Fault
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set-up with one fault. What is random in it comes from a seed and the case's id."""
+
+    broker: str
+    pool: str
+    acks: str
+    fault: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.broker}-{self.pool}-{self.acks}-{self.fault}"
+
+    @property
+    def skip_reason(self) -> str | None:
+        """Why this cannot be run with these versions, or None."""
+        loses_deliveries = "vanished" in FAULTS[self.fault].allows
+        if self.broker == "redis" and loses_deliveries and not _looks_often():
+            return "this kombu looks for unacknowledged messages only every 100 s"
+        return None
+
+
+def _looks_often() -> bool:
+    return hasattr(kombu.transport.redis.Channel, "unacked_restore_throttle")
+
+
+def _cases_of(fault: Fault) -> Iterator[Case]:
+    for broker, pool, acks in itertools.product(BROKERS, POOLS, ACKS):
+        if broker in fault.brokers and pool in fault.pools and acks in fault.acks:
+            yield Case(broker, pool, acks, fault.name)
+
+
+#: The whole matrix.
+FULL = [case for fault in FAULTS.values() for case in _cases_of(fault)]
+
+
+def _kinds() -> Iterator[list[Fault]]:
+    """The faults, and together those that differ only in how long or how much."""
+    kinds: dict[str, list[Fault]] = {}
+    for fault in FAULTS.values():
+        name = re.sub("_(short|long|little|much|any_key|key_with_ttl)$", "", fault.name)
+        kinds.setdefault(name, []).append(fault)
+    yield from kinds.values()
+
+
+def _short() -> Iterator[Case]:
+    """Each kind of fault once, so that each pool, broker and acknowledgement comes as often."""
+    all_turns = list(itertools.product(ACKS, POOLS, BROKERS))
+    turns = itertools.cycle(all_turns)
+    for number, faults in enumerate(_kinds()):
+        fault = faults[number % len(faults)]
+        cases = set(_cases_of(fault))
+        for acks, pool, broker in itertools.islice(turns, len(all_turns)):
+            case = Case(broker, pool, acks, fault.name)
+            if case in cases:
+                yield case
+                break
+
+
+#: A selection for every day.
+SHORT = list(_short())

@@ -1,0 +1,642 @@
+"""Decides from a history alone what went wrong in it. Pure: it asks no server and no clock.
+
+A body counts as inside from its start to its end, or to its last sign of life if it wrote no end.
+So what cannot be known, such as the very moment of a death, is never held against anybody.
+The right to a lock lasts ttl from each successful acquire or extend that was sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from .history import Event
+
+#: What every span of time is allowed beyond its bound, in seconds: the machine has other work.
+NOISE = 0.75
+#: The bounds themselves, in seconds.
+SOON = 0.5
+NEVER = float("inf")
+#: Two clocks are read one after the other, in seconds.
+TICK = 0.005
+
+SKIPPED = ("skipped", "skipped with a result")
+FINAL = ("SUCCESS", "FAILURE", "REVOKED")
+#: How a body ends if its attempt is over and will not be tried again by the broker.
+COMPLETED = ("returned", "raised", "retried")
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken rule.
+
+    Attributes:
+        rule: its short name.
+        message: what was seen, in words.
+        events: where it was seen.
+    """
+
+    rule: str
+    message: str
+    events: tuple[Event, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n    ".join([f"{self.rule}: {self.message}", *map(str, self.events)])
+
+
+@dataclass
+class Verdict:
+    """What a history shows.
+
+    Attributes:
+        violations: of the rules.
+        outcomes: how many messages ended how.
+        bodies: how many runs there were.
+        overlaps: pairs that were inside at a time while both had the lock, unavoidably.
+        losers: bodies that were still inside, after their right had ended, as another one began.
+        vanished: messages that were lost as they may be.
+        again: attempts that ran once more, as they may.
+        told: seconds from a loss until the loser was told; its process's stopped time excluded.
+        ignorant: losers that ended before they could have been told.
+        freed_child, freed_worker: seconds from a death until the lock was free.
+    """
+
+    violations: list[Violation] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    bodies: int = 0
+    overlaps: int = 0
+    losers: int = 0
+    vanished: int = 0
+    again: int = 0
+    told: list[float] = field(default_factory=list)
+    ignorant: int = 0
+    freed_child: list[float] = field(default_factory=list)
+    freed_worker: list[float] = field(default_factory=list)
+
+
+def check(events: Iterable[Event]) -> Verdict:
+    """All the rules, on one case's history."""
+    facts = Facts(sorted(events, key=lambda event: event.at))
+    verdict = Verdict(bodies=len(facts.bodies))
+    for rule in RULES:
+        verdict.violations += rule(facts, verdict)
+    return verdict
+
+
+@dataclass
+class Body:
+    """One run of a body, as far as it is known."""
+
+    start: Event
+    end: Event | None = None
+    samples: list[Event] = field(default_factory=list)
+    told_at: float = NEVER
+    #: (from, to): spans in which the lock was confirmed to be its own.
+    rights: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def inside_until(self) -> float:
+        last = self.samples[-1].at if self.samples else self.start.at
+        return last if self.end is None else self.end.at
+
+    @property
+    def right_until(self) -> float:
+        return max(until for _, until in self.rights)
+
+    @property
+    def outcome(self) -> str:
+        return "cut short" if self.end is None else self.end.outcome
+
+    @property
+    def lost(self) -> bool:
+        return self.told_at < NEVER
+
+    def owned(self) -> Iterator[tuple[float, float]]:
+        """The spans in which it was inside, the lock was its own, and it was not told otherwise."""
+        end = min(self.told_at, self.inside_until)
+        for since, until in self.rights:
+            since, until = max(since, self.start.at), min(until, end)
+            if since <= until:
+                yield since, until
+
+
+class Facts:
+    """A history in the form in which the rules ask for it."""
+
+    def __init__(self, events: list[Event]) -> None:
+        #: What comes after the end of the play, when the workers are ended, is not judged.
+        quiet_at = max((event.at for event in events if event.kind == "quiet"), default=NEVER)
+        self.events = [e for e in events if e.at <= quiet_at or e.kind in ("result", "crashed")]
+        self.kinds: dict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            self.kinds[event.kind].append(event)
+        (self.case,) = self.kinds["case"]
+        self.ttl: float = self.case.ttl
+        self.allows = frozenset(self.case.allows)
+        self.acks_late: bool = self.case.acks_late
+
+    @cached_property
+    def bodies(self) -> list[Body]:
+        """Every run, by its start."""
+        runs = {event.run: Body(event) for event in self.kinds["start"]}
+        by_fence = {(b.start.key, b.start.fence): b for b in runs.values() if b.start.fence}
+        for event in self.events:
+            if event.kind == "alive":
+                runs[event.run].samples.append(event)
+            elif event.kind == "end":
+                runs[event.run].end = event
+            elif event.kind == "told":
+                body = runs.get(event.get("run")) or by_fence.get(
+                    (event.get("key"), event.get("fence"))
+                )
+                if body is not None:
+                    body.told_at = min(body.told_at, event.at)
+        self._add_rights(runs.values())
+        return list(runs.values())
+
+    def _add_rights(self, bodies: Iterable[Body]) -> None:
+        beats = defaultdict(list)
+        for event in self.kinds["beat"]:
+            beats[event.token].append((event.sent, event.until))
+        for body in bodies:
+            start = body.start
+            body.rights = sorted([(start.asked, start.right), *beats[start.token]])
+
+    @cached_property
+    def by_key(self) -> dict[str, list[Body]]:
+        found = defaultdict(list)
+        for body in self.bodies:
+            if body.start.fence:  # else it ran without the lock, as it was told to
+                found[body.start.key].append(body)
+        return found
+
+    @cached_property
+    def of_id(self) -> dict[str, list[Event]]:
+        """What happened to each message, by its task's id."""
+        found = defaultdict(list)
+        ids = {body.start.run: body.start.id for body in self.bodies}
+        for event in self.events:
+            task_id = event.get("id") or (event.kind == "end" and ids.get(event.run))
+            if task_id and event.kind != "released":
+                found[task_id].append(event)
+        return found
+
+    @cached_property
+    def bodies_of(self) -> dict[str, list[Body]]:
+        found = defaultdict(list)
+        for body in self.bodies:
+            found[body.start.id].append(body)
+        return found
+
+    @cached_property
+    def died(self) -> dict[int, float]:
+        """When each dead process was seen to be dead."""
+        found: dict[int, float] = {}
+        for event in self.kinds["dead"]:
+            for pid in event.pids:
+                found.setdefault(pid, event.at)
+        return found
+
+    def is_dead(self, start: Event, by: float = NEVER) -> bool:
+        """Whether the process of this body, or its worker, was dead by then."""
+        return min(self._death(start.pid), self._death(start.main)) <= by
+
+    def _death(self, pid: int) -> float:
+        return self.died.get(pid, NEVER)
+
+    @cached_property
+    def faults(self) -> list[tuple[float, float, bool]]:
+        """Each fault's begin, end, and whether the lock server may not have been reachable."""
+        spans, open_at = [], {}
+        for event in self.kinds["fault"]:
+            if event.phase == "begin":
+                open_at[event.name] = event
+            elif event.name in open_at:
+                begin = open_at.pop(event.name)
+                spans.append((begin.at, event.at, bool(event.get("unreachable"))))
+        never_ended = self.events[-1].at
+        spans += [(e.at, never_ended, bool(e.get("unreachable"))) for e in open_at.values()]
+        return spans
+
+    @cached_property
+    def revoked(self) -> set[str]:
+        """The tasks that the fault revoked."""
+        return {event.id for event in self.kinds["fault"] if event.get("id")}
+
+    def unreachable(self, begin: float, end: float) -> float | None:
+        """When the lock server was reachable again, if it was not for some of that time."""
+        spans = [(a, b) for a, b, away in self.faults if away and a < end and b > begin]
+        return max((b for _, b in spans), default=None)
+
+    def could_not_say(self, body: Body) -> bool:
+        """Whether the server could not be told that this body ended, and so does not know it."""
+        release = self._releases.get((body.start.key, body.start.fence))
+        if body.end is None or release is None or release.owned:
+            return False
+        return self.unreachable(body.end.at, release.at) is not None
+
+    @cached_property
+    def _releases(self) -> dict[tuple[str, int], Event]:
+        return {(event.key, event.fence): event for event in self.kinds["released"]}
+
+    def data_may_be_lost(self, at: float) -> bool:
+        """Whether the lock server may have lost data by then, as the fault allows."""
+        return "overlap" in self.allows and any(begin <= at for begin, _, _ in self.faults)
+
+    def overlap_allowed(self, at: float) -> bool:
+        """Whether two may be inside from then on: the lock server just lost its data."""
+        return "overlap" in self.allows and any(
+            begin <= at <= end + self.ttl + SOON for begin, end, _ in self.faults
+        )
+
+    @cached_property
+    def _stops(self) -> dict[int, list[tuple[float, float]]]:
+        spans, since = defaultdict(list), {}
+        for event in self.events:
+            if event.kind == "stopped":
+                since.update({pid: event.at for pid in event.pids if pid not in since})
+            elif event.kind in ("continued", "dead"):
+                for pid in event.pids:
+                    if pid in since:
+                        spans[pid].append((since.pop(pid), event.at))
+        for pid, at in since.items():
+            spans[pid].append((at, self.events[-1].at))
+        return spans
+
+    def stopped(self, pid: int, begin: float, end: float) -> float:
+        """For how many of these seconds the process could not do anything."""
+        spans = self._stops.get(pid, ())
+        return sum(max(min(b, end) - max(a, begin), 0.0) for a, b in spans)
+
+
+# -- the rules --------------------------------------------------------------------------------
+
+
+def no_overlap(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """No two bodies of one key are inside at the same time while their lock is theirs."""
+    losers = set()
+    for first, second in _pairs_inside(facts):
+        both = _first_common(first, second)
+        if both is None:
+            losers.add(first.start.run)
+            continue
+        if facts.overlap_allowed(both):
+            verdict.overlaps += 1
+            continue
+        yield Violation(
+            "overlap",
+            f"two bodies of {first.start.key} were inside at {both:.4f}, and each had the lock",
+            (first.start, second.start, *filter(None, (first.end, second.end))),
+        )
+    verdict.losers = len(losers)
+
+
+def _pairs_inside(facts: Facts) -> Iterator[tuple[Body, Body]]:
+    for bodies in facts.by_key.values():
+        for number, second in enumerate(bodies):
+            for first in bodies[:number]:
+                if first.inside_until > second.start.at:
+                    yield first, second
+
+
+def _first_common(first: Body, second: Body) -> float | None:
+    """When both had the lock, or None."""
+    common = [
+        max(a, c) for a, b in first.owned() for c, d in second.owned() if max(a, c) <= min(b, d)
+    ]
+    return min(common, default=None)
+
+
+def fences_rise(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """Every acquisition has a fence of its own, higher than those before it."""
+    for key, bodies in facts.by_key.items():
+        for number, second in enumerate(bodies):
+            for first in bodies[:number]:
+                same = first.start.fence == second.start.fence
+                before = first.start.at < second.start.asked
+                if same or (before and first.start.fence > second.start.fence):
+                    how = "the same fence as" if same else "a lower fence than"
+                    yield Violation(
+                        "fence",
+                        f"an acquisition of {key} has {how} one before it",
+                        (first.start, second.start),
+                    )
+
+
+def no_message_vanishes(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """Every message ends in one of: ran, skipped, failed visibly."""
+    states = {event.id: event for event in facts.kinds["result"]}
+    for sent in facts.kinds["sent"]:
+        result = states.get(sent.id)
+        if result is not None and result.state in FINAL:
+            verdict.outcomes[_outcome(facts, sent.id, result)] += 1
+            yield from _one_outcome(facts, sent, result)
+            continue
+        why = _why_it_may_vanish(facts, sent)
+        if why is None:
+            trail = [e for e in facts.of_id[sent.id] if e.kind != "alive"]
+            state = "unknown" if result is None else result.state
+            yield Violation(
+                "vanished",
+                f"{sent.task}[{sent.id}] was sent and never ended; its state is {state}",
+                tuple(trail[-8:]),
+            )
+        else:
+            verdict.vanished += 1
+            verdict.outcomes[f"vanished, {why}"] += 1
+
+
+def _outcome(facts: Facts, task_id: str, result: Event) -> str:
+    conflicts = [e for e in facts.of_id[task_id] if e.kind == "conflict"]
+    if _says_skipped(result):
+        return "skipped"
+    if result.state == "REVOKED":
+        return "revoked"
+    if result.state == "FAILURE":
+        return "refused" if conflicts and conflicts[-1].outcome == "raised" else "failed"
+    if any(e.outcome == "deferred" for e in conflicts):
+        return "deferred, then ran"
+    if any(e.outcome == "waited" for e in conflicts):
+        return "waited, then ran"
+    return "ran"
+
+
+def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation]:
+    """What the result says happened, and nothing else did."""
+    bodies = facts.bodies_of[sent.id]
+    conflicts = [e for e in facts.of_id[sent.id] if e.kind == "conflict"]
+    skips = [e for e in conflicts if e.outcome in SKIPPED]
+    name = f"{sent.task}[{sent.id}]"
+    returned = [b for b in bodies if b.outcome == "returned"]
+    if _says_skipped(result) and not skips:
+        yield Violation("result", f"{name} is said to be skipped, and was not", (result,))
+    if result.state == "REVOKED" and not skips and sent.id not in facts.revoked:
+        yield Violation("result", f"{name} was revoked, and nobody did it", (result,))
+    results = {body.start.run for body in returned} | {"skipped"}
+    if result.state == "SUCCESS" and result.get("value") not in results:
+        yield Violation("result", f"{name} has a result that no run of it returned", (result,))
+    excused = [b for b in returned if _may_run_again(facts, b, result.at)]
+    if skips and len(returned) > len(excused):
+        ends = [b.end for b in returned if b.end is not None]
+        yield Violation("outcome", f"{name} ran and was skipped", (*ends, *skips))
+
+
+def _says_skipped(result: Event) -> bool:
+    return result.get("error") == "TaskSkipped" or result.get("value") == "skipped"
+
+
+def not_its_own_duplicate(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A copy of a message, or a retry, is never ended as the duplicate of its own task."""
+    for event in facts.kinds["conflict"]:
+        if event.outcome in (*SKIPPED, "raised") and event.holder == event.id:
+            yield Violation(
+                "own duplicate",
+                f"{event.task}[{event.id}] was {event.outcome} because of its own lock",
+                (event,),
+            )
+
+
+def _why_it_may_vanish(facts: Facts, sent: Event) -> str | None:
+    """The reason for which this message may be lost, or None."""
+    trail = [e for e in facts.of_id[sent.id] if e.kind in ("sent", "received", *_AFTER_RECEIVED)]
+    may = "vanished" in facts.allows or _popped_by_the_dead(facts, trail[-1])
+    got = max((number for number, e in enumerate(trail) if e.kind == "received"), default=0)
+    since = trail[got + 1 :]
+    acked = next((e for e in since if e.kind == "acked"), None)
+    ends = [body.outcome for body in facts.bodies_of[sent.id]]
+    if acked is None:
+        # The broker was to deliver it, or to deliver it again.
+        return "lost by the broker's transport" if may else None
+    if acked.main in facts.died and not facts.acks_late:
+        return "acknowledged by a worker that died"
+    if ends and ends[-1] in ("ended", "cut short") and facts.acks_late:
+        # The gevent pool reports a greenlet that was killed as one that returned.
+        return "acknowledged by Celery, which had cancelled it" if may else None
+    if ends and ends[-1] == "rejected":
+        # Celery rejects a retry that it cannot publish, and stores nothing.
+        return "retry not published by Celery" if may else None
+    if any(e.kind == "end" and e.outcome == "retried" for e in since) or _deferred(since):
+        return "lost by the broker's transport" if may else None
+    return None
+
+
+_AFTER_RECEIVED = ("acked", "conflict", "end")
+
+
+def _popped_by_the_dead(facts: Facts, last: Event) -> bool:
+    """Whether a worker was killed that may just have taken the message. Kombu's Redis transport
+    takes it from its list first, and notes that it has it in a second step.
+    """
+    mains = {event.main for event in facts.kinds["received"]}
+    return (
+        facts.case.get("broker") == "redis"
+        and last.kind != "received"
+        and any(pid in mains and -1 < at - last.at < 10 for pid, at in facts.died.items())
+    )
+
+
+def _deferred(trail: list[Event]) -> bool:
+    outcomes = ("deferred", "redelivered", "retried early")
+    return any(e.kind == "conflict" and e.outcome in outcomes for e in trail)
+
+
+def no_attempt_completes_twice(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """An attempt that ran to its end runs again only if its lock was lost or its process died."""
+    for task_id, bodies in facts.bodies_of.items():
+        by_attempt = defaultdict(list)
+        for body in bodies:
+            by_attempt[body.start.attempt].append(body)
+        for runs in by_attempt.values():
+            for earlier, later in itertools.pairwise(runs):
+                if earlier.outcome not in COMPLETED or _may_run_again(
+                    facts, earlier, later.start.at
+                ):
+                    verdict.again += 1
+                    continue
+                assert earlier.end is not None
+                yield Violation(
+                    "twice",
+                    f"{earlier.start.task}[{task_id}] had {earlier.outcome} and ran again",
+                    (earlier.start, earlier.end, later.start),
+                )
+
+
+def _may_run_again(facts: Facts, body: Body, at: float) -> bool:
+    return (
+        body.lost
+        or facts.is_dead(body.start, by=at)
+        or facts.data_may_be_lost(at)
+        or facts.could_not_say(body)
+    )
+
+
+def nothing_is_left(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """No lock stands when all is quiet, and none ever stands without an expiry."""
+    for event in facts.kinds["quiet"]:
+        for key, value in event.keys.items():
+            yield Violation("left", f"{key} is still held: {value}", (event,))
+    for event in facts.kinds["immortal"]:
+        yield Violation("immortal", f"{event.key} has no expiry", (event,))
+
+
+def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """What was released does not stand again, neither in anybody's way nor when all is quiet."""
+    released = {
+        (event.key, event.fence): event
+        for event in facts.kinds["released"]
+        if event.owned and not event.kept_for_retry
+    }
+    for event in facts.kinds["conflict"]:
+        free = released.get((event.key, event.get("holder_fence")))
+        # Who waited names the holder that it met first.
+        if free is None or event.outcome == "waited" or facts.data_may_be_lost(event.at):
+            continue
+        late = event.at - free.at - facts.stopped(event.pid, free.at, event.at)
+        if late > SOON + NOISE:
+            yield Violation(
+                "ghost",
+                f"{event.key} stood in the way {late:.2f} s after it was released",
+                (free, event),
+            )
+    for event in facts.kinds["drained"]:
+        for key, fence in event.fences.items():
+            if (key, fence) in released and not facts.data_may_be_lost(event.at):
+                yield Violation(
+                    "ghost", f"{key} stands after it was released", (released[key, fence], event)
+                )
+
+
+def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A lock that is kept for a retry goes to that retry, as long as it lives."""
+    countdowns = {event.id: event.get("countdown", 0.0) for event in facts.kinds["sent"]}
+    for event in facts.kinds["released"]:
+        if not (event.owned and event.kept_for_retry) or facts.data_may_be_lost(event.at):
+            continue
+        next_at = min(
+            (b.start.at for b in facts.bodies_of[event.id] if b.start.at > event.at), default=NEVER
+        )
+        until = min(next_at, event.at + countdowns.get(event.id, 0.0) + facts.ttl)
+        for body in facts.by_key[event.key]:
+            start = body.start
+            lost = facts.data_may_be_lost(start.at)
+            if event.at < start.asked < until and start.id != event.id and not lost:
+                yield Violation(
+                    "held", f"{event.key} was held for a retry, and let another in", (event, start)
+                )
+
+
+def losers_are_told(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A body that lost its lock is told, and soon, and never believes beyond its right."""
+    others: dict[str, list[Body]] = defaultdict(list)
+    for first, second in _pairs_inside(facts):
+        # Either may have lost it: one that stood still between acquiring and its start.
+        loser, winner = sorted((first, second), key=lambda body: body.start.fence)
+        others[loser.start.run].append(winner)
+    for bodies in facts.by_key.values():
+        for body in bodies:
+            yield from _never_believes_beyond_its_right(body)
+            yield from _told_in_time(facts, verdict, body, others[body.start.run])
+
+
+def _never_believes_beyond_its_right(body: Body) -> Iterator[Violation]:
+    samples = [*body.samples, *([body.end] if body.end else [])]
+    for sample in samples:
+        if sample.lost:
+            continue
+        if not any(a <= sample.at and b + TICK >= sample.asked for a, b in body.rights):
+            yield Violation(
+                "believed",
+                f"a body asked at {sample.asked:.4f} and was told that the lock was its own;"
+                f" its right had ended at {body.right_until:.4f}",
+                (body.start, sample),
+            )
+            return
+
+
+def _told_in_time(
+    facts: Facts, verdict: Verdict, body: Body, winners: list[Body]
+) -> Iterator[Violation]:
+    taken_at = min((max(w.start.at, body.start.at) for w in winners), default=NEVER)
+    ended_at = body.right_until
+    lost_at = min(taken_at, ended_at)
+    if lost_at >= body.inside_until:
+        return
+    if lost_at == ended_at:
+        bound = SOON
+    elif facts.unreachable(lost_at - facts.ttl, lost_at + facts.ttl):
+        bound = facts.ttl + SOON
+    else:
+        bound = facts.ttl / 3 + SOON
+    known_at = min(body.told_at, body.inside_until)
+    took = known_at - lost_at - facts.stopped(body.start.pid, lost_at, known_at)
+    if body.lost:
+        verdict.told.append(max(took, 0.0))
+    elif took <= bound + NOISE:
+        verdict.ignorant += 1
+    if took > bound + NOISE:
+        said = "was told only" if body.lost else "ended, without having been told,"
+        yield Violation(
+            "not told",
+            f"a body lost its lock at {lost_at:.4f} and {said} {took:.2f} s later;"
+            f" the bound is {bound:.2f} s",
+            (body.start, *(w.start for w in winners), *filter(None, (body.end,))),
+        )
+
+
+def locks_of_the_dead_are_freed(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A killed child's lock is free at once, and a killed worker's after its ttl."""
+    freed = {(event.key, event.token): event.at for event in facts.kinds["freed"]}
+    for event in facts.kinds["revived"]:
+        yield Violation("revived", f"{event.key} is held again by a dead body", (event,))
+    for body in facts.bodies:
+        if body.end is not None or not body.start.fence:
+            continue
+        start = body.start
+        dead_at = min(facts._death(start.pid), facts._death(start.main))
+        if dead_at == NEVER or (start.key, start.token) not in freed:
+            continue  # what is never freed is found by `nothing_is_left`
+        freed_at = freed[start.key, start.token]
+        back_at = facts.unreachable(dead_at - facts.ttl, freed_at)
+        by_child = start.pid != start.main and facts._death(start.main) > freed_at
+        main_stopped = facts.stopped(start.main, dead_at, freed_at) > 0
+        took = max(freed_at - dead_at, 0.0)
+        if back_at is not None:
+            bound = max(back_at - dead_at, 0.0) + facts.ttl + SOON
+        elif by_child and not main_stopped:
+            bound = SOON
+            verdict.freed_child.append(took)
+        else:
+            bound = facts.ttl + SOON
+            if not main_stopped:
+                verdict.freed_worker.append(took)
+        if took > bound + NOISE:
+            yield Violation(
+                "not freed",
+                f"{start.key} was free only {took:.2f} s after its holder's death;"
+                f" the bound is {bound:.2f} s",
+                (start,),
+            )
+
+
+def workers_live(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """No worker ends that nobody has ended."""
+    for event in facts.kinds["crashed"]:
+        yield Violation("crashed", f"a worker ended with status {event.status}", (event,))
+
+
+RULES = (
+    workers_live,
+    no_overlap,
+    fences_rise,
+    no_message_vanishes,
+    not_its_own_duplicate,
+    no_attempt_completes_twice,
+    nothing_is_left,
+    released_locks_are_free,
+    held_locks_let_nobody_in,
+    losers_are_told,
+    locks_of_the_dead_are_freed,
+)

@@ -1,0 +1,462 @@
+"""Everything that goes wrong, one function each: it does it, waits, and heals it.
+
+What is random comes from `stage.rng`. A fault that strikes a body first waits until there is one.
+Then it lets some time pass, so that it also hits what comes before and after the body: taking,
+releasing, publishing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from celery_redislock import _store
+from tests.support.servers import Proxy, RedisServer, SentinelSet, Way
+from tests.support.waiting import eventually
+from tests.support.workers import Worker, is_running
+
+from .history import Event
+from .stage import Fault, Stage
+
+#: How long something lasts, as parts of the ttl.
+Span = tuple[float, float]
+SHORT: Span = (0.1, 0.6)
+LONG: Span = (1.3, 2.0)
+
+#: What a fault of the lock server's data allows.
+LOSES_DATA = frozenset({"overlap"})
+#: A server that comes back empty has also forgotten which attempts have run: a copy of the message
+#: of one runs again. Its locks are taken again by their holders.
+FORGETS = frozenset({"again"})
+#: A broker connection that breaks takes messages along: kombu's Redis transport may have popped
+#: one and not yet told, and a message that is published may or may not have arrived.
+LOSES_MESSAGES = frozenset({"vanished"})
+
+PREFORK = ("prefork",)
+#: Where a running task can be ended from outside.
+CAN_TERMINATE = ("prefork", "gevent")
+
+
+# -- processes that are killed ----------------------------------------------------------------
+
+
+def kill_child(stage: Stage) -> None:
+    """SIGKILL of a pool process. Its worker puts another in its place."""
+    start = stage.await_inside()
+    stage.pause(0, 0.3)
+    with stage.during("kill_child", pid=start.pid):
+        _kill([start.pid])
+        stage.dead([start.pid])
+
+
+def kill_worker(stage: Stage) -> None:
+    """SIGKILL of a worker's main process. Its children die with it."""
+    worker = stage.worker_of(stage.await_inside())
+    stage.pause(0, 0.3)
+    with stage.during("kill_worker", pid=worker.pid):
+        pids = _processes(worker)
+        _kill([worker.pid])
+        stage.dead(pids)
+        stage.replace(worker)
+
+
+def kill_everything(stage: Stage, locks: bool = False) -> None:
+    """SIGKILL of all workers, and of the lock server, which comes back empty."""
+    stage.await_inside()
+    stage.pause(0, 0.3)
+    with stage.during("kill_everything", unreachable=locks):
+        pids = [pid for worker in stage.workers for pid in _processes(worker)]
+        _kill(pids)
+        if locks:
+            stage.locks.restart_empty()
+        stage.dead(pids)
+        for worker in list(stage.workers):
+            stage.replace(worker)
+
+
+# -- processes that stand still ---------------------------------------------------------------
+
+
+def stop_child(stage: Stage, span: Span) -> None:
+    """SIGSTOP of a pool process. Its worker goes on, and keeps its lock."""
+    pid = _holder(stage, span).pid
+    with stage.during("stop_child", pid=pid):
+        _stand_still(stage, [pid], span)
+
+
+def stop_main(stage: Stage, span: Span) -> None:
+    """SIGSTOP of a worker's main process alone. Its children go on."""
+    pid = _holder(stage, span).main
+    with stage.during("stop_main", pid=pid):
+        _stand_still(stage, [pid], span)
+
+
+def stop_worker(stage: Stage, span: Span) -> None:
+    """SIGSTOP of all of a worker's processes."""
+    worker = stage.worker_of(_holder(stage, span))
+    with stage.during("stop_worker", pid=worker.pid):
+        _stand_still(stage, _processes(worker), span)
+
+
+def stop_locks(stage: Stage, span: Span) -> None:
+    """SIGSTOP of the lock server: connections stand, and nobody answers."""
+    _holder(stage, span)
+    with stage.during("stop_locks", unreachable=True):
+        stage.locks.stop()
+        try:
+            _last(stage, span)
+        finally:
+            stage.locks.resume()
+
+
+# -- the lock server --------------------------------------------------------------------------
+
+
+def restart_locks(stage: Stage, span: Span, empty: bool = True) -> None:
+    """The lock server is killed, is away, and comes back, empty or with its data."""
+    _holder(stage, span)
+    with stage.during("restart_locks", unreachable=True, empty=empty):
+        stage.locks.kill()
+        _last(stage, span)
+        if empty:
+            stage.locks.restart_empty()
+        else:
+            stage.locks.start()
+
+
+def pause_locks(stage: Stage, span: Span) -> None:
+    """CLIENT PAUSE: the lock server lives and answers nobody."""
+    _holder(stage, span)
+    with stage.during("pause_locks", unreachable=True):
+        stage.locks.pause_clients(stage.rng.uniform(*span) * stage.ttl)
+        eventually(stage.locks.answers, "the pause is over")
+
+
+def flush_scripts(stage: Stage) -> None:
+    """SCRIPT FLUSH, again and again: every script may be unknown when it is called."""
+    with stage.during("flush_scripts"):
+        for _ in range(30):
+            stage.locks.flush_scripts()
+            stage.pause(0, 0.1)
+
+
+def evict(stage: Stage, policies: Iterable[str]) -> None:
+    """The lock server's memory is full, and it evicts locks."""
+    policy = stage.rng.choice(list(policies))
+    _holder(stage, LONG)
+    with stage.during("evict", unreachable=True, policy=policy):
+        # Whether there was one to evict is a matter of chance.
+        keys = stage.locks.evict(policy, timeout=5.0)
+        stage.history.write("evicted", keys=keys)
+
+
+def step_clock(stage: Stage, part: float) -> None:
+    """The lock server's clock steps by this part of the ttl. See `RedisServer.step_clock`."""
+    _holder(stage, LONG)
+    stage.pause(0, 0.3)
+    with stage.during("step_clock", seconds=part * stage.ttl):
+        stage.locks.step_clock(part * stage.ttl)
+
+
+def failover(stage: Stage) -> None:
+    """An operator has the replica promoted. The old master does not know for some seconds."""
+    _holder(stage, LONG)
+    with stage.during("failover", unreachable=True):
+        stage.locks.failover()
+        stage.pause(0, 2 * stage.ttl)
+        stage.locks.mend()
+
+
+def lossy_failover(stage: Stage) -> None:
+    """The master dies with locks of which the replica, then promoted, has not heard."""
+    _holder(stage, LONG)
+    with stage.during("lossy_failover", unreachable=True):
+        stage.locks.cut_replication()
+        cut_at = time.monotonic()
+        eventually(
+            lambda: any(start.at > cut_at for start in stage.inside()), "a lock is to be lost"
+        )
+        stage.locks.kill_master()
+        stage.locks.mend()
+
+
+# -- the network to the lock server -----------------------------------------------------------
+
+
+def cut_locks(stage: Stage, span: Span) -> None:
+    """Every connection to the lock server breaks, and no new one is to be had."""
+    _holder(stage, span)
+    with stage.during("cut_locks", unreachable=True):
+        stage.lock_proxy.cut_off()
+        try:
+            _last(stage, span)
+        finally:
+            stage.lock_proxy.reconnect()
+
+
+def break_locks(stage: Stage) -> None:
+    """Connections to the lock server break again and again; new ones are to be had at once."""
+    with stage.during("break_locks", unreachable=True):
+        for _ in range(10):
+            stage.lock_proxy.cut_off()
+            stage.lock_proxy.reconnect()
+            stage.pause(0, 0.3)
+
+
+def delay_locks(stage: Stage, low: float, high: float) -> None:
+    """Everything takes these seconds longer, each way. Beyond the library's own time limits,
+    commands are executed after their client has given up.
+    """
+    _holder(stage, LONG)
+    with stage.during("delay_locks", unreachable=True), _healed(stage.lock_proxy):
+        for way in (stage.lock_proxy.to_server, stage.lock_proxy.to_client):
+            way.delay = stage.rng.uniform(low, high)
+        _last(stage, (0.5, 1.5))
+
+
+def block_locks(stage: Stage, span: Span, way: Callable[[Proxy], Way]) -> None:
+    """One direction lets nothing through. What it held back is delivered late."""
+    _holder(stage, span)
+    with stage.during("block_locks", unreachable=True), _healed(stage.lock_proxy):
+        way(stage.lock_proxy).block()
+        _last(stage, span)
+
+
+def lose_replies(stage: Stage, script: str | None) -> None:
+    """The answers to some calls of one script, or to all commands, are lost after they were
+    executed.
+    """
+    proxy = stage.lock_proxy
+    marker = getattr(_store, f"_{script.upper()}").sha.encode() if script else b""
+    with stage.during("lose_replies", unreachable=True, script=script), _healed(proxy):
+        for _ in range(4):
+            goal = proxy.lost + stage.rng.randint(1, 3)
+            proxy.lose_replies(goal - proxy.lost, to=marker)
+            with contextlib.suppress(AssertionError):  # perhaps nobody asks just now
+                eventually(lambda goal=goal: proxy.lost >= goal, "replies are lost", 2.0)
+            stage.pause(0, 0.3)
+        stage.history.write("replies_lost", count=proxy.lost)
+
+
+# -- the end of a task or of a worker ---------------------------------------------------------
+
+
+def soft_limit(stage: Stage) -> None:
+    """Soft time limits, at any moment: also while the library takes or releases a lock."""
+    with stage.during("soft_limit"):
+        for _ in range(6):
+            limit = round(stage.rng.uniform(0.05, 1.0), 3)
+            stage.send(soft_time_limit=limit, kwargs={"seconds": 1.0})
+            stage.pause(0, 0.4)
+
+
+def hard_limit(stage: Stage) -> None:
+    """Hard time limits, at any moment: the process is killed."""
+    with stage.during("hard_limit"):
+        for _ in range(4):
+            limit = round(stage.rng.uniform(0.1, 1.0), 3)
+            stage.send(time_limit=limit, kwargs={"seconds": 1.2})
+            stage.pause(0, 0.6)
+
+
+def revoke(stage: Stage) -> None:
+    """`revoke(terminate=True)` of a running task."""
+    start = stage.await_inside()
+    stage.pause(0, 0.2)
+    signame = stage.rng.choice(("SIGTERM", "SIGKILL"))
+    with stage.during("revoke", id=start.id, signal=signame):
+        stage.load._app.control.revoke(start.id, terminate=True, signal=signame)
+        stage.pause(0.2, 0.5)
+
+
+def shut_down(stage: Stage, signum: int) -> None:
+    """A worker is told to end, in the middle of its work, and another one is started."""
+    worker = stage.worker_of(stage.await_inside())
+    stage.pause(0, 0.3)
+    with stage.during("shut_down", pid=worker.pid, signal=signal.Signals(signum).name):
+        pids = _processes(worker)
+        worker.signal(signum)
+        worker.wait(60)
+        stage.dead(pids)
+        stage.replace(worker)
+
+
+def cut_broker(stage: Stage, low: float = 0.0, high: float = 1.5) -> None:
+    """Every connection to the broker breaks, and there are new ones only some seconds later."""
+    stage.await_inside()
+    with stage.during("cut_broker"):
+        stage.broker_proxy.cut_off()
+        try:
+            stage.pause(low, high)
+        finally:
+            stage.broker_proxy.reconnect()
+
+
+def several(stage: Stage) -> None:
+    """Three of the others, one upon another's ruins."""
+    for fault in stage.rng.sample([each for each in _combinable() if stage.pool in each.pools], 3):
+        fault.inject(stage)
+        stage.pause(0, 0.5)
+
+
+def _combinable() -> Iterator[Fault]:
+    """What needs no setting or server of its own, and allows nothing."""
+    for each in FAULTS.values():
+        special = each.allows or each.conf or each.locks is not RedisServer
+        if not special and each.inject is not several:
+            yield each
+
+
+# -- how --------------------------------------------------------------------------------------
+
+
+def _holder(stage: Stage, span: Span) -> Event:
+    """A body that is inside. For what lasts longer than the ttl it is one that does so too."""
+    if span != LONG:
+        return stage.await_inside()
+    # Woken when it can have the lock, so it soon starts; and others soon want its lock.
+    seconds = round(stage.rng.uniform(2.0, 2.5) * stage.ttl, 3)
+    kwargs = {"seconds": seconds, "how": "return"}
+    task_id = stage.send("wait_then_defer", kwargs=kwargs)
+
+    def starts() -> list[Event]:
+        return [start for start in stage.inside() if start.id == task_id]
+
+    return eventually(starts, "a long body is inside", 60)[0]
+
+
+def _last(stage: Stage, span: Span) -> None:
+    """Let the fault last for a random part of the ttl."""
+    low, high = span
+    stage.pause(low * stage.ttl, high * stage.ttl)
+
+
+@contextlib.contextmanager
+def _healed(proxy: Proxy) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        proxy.heal()
+
+
+def _processes(worker: Worker) -> list[int]:
+    with contextlib.suppress(FileNotFoundError):
+        return [worker.pid, *worker.children()]
+    return [worker.pid]
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _stand_still(stage: Stage, pids: list[int], span: Span) -> None:
+    pids = [pid for pid in pids if is_running(pid)]
+    stage.stopped(pids)
+    try:
+        _signal(pids, signal.SIGSTOP)
+        _last(stage, span)
+    finally:
+        _signal(pids, signal.SIGCONT)
+        stage.continued(pids)
+
+
+def _signal(pids: Iterable[int], signum: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+# -- all of them ------------------------------------------------------------------------------
+
+FAULTS: dict[str, Fault] = {}
+
+
+def _add(name: str, inject: Callable[..., None], *arguments: Any, **how: Any) -> None:
+    if arguments:
+        FAULTS[name] = Fault(name=name, inject=lambda stage: inject(stage, *arguments), **how)
+    else:
+        FAULTS[name] = Fault(name=name, inject=inject, **how)
+
+
+def _persistent() -> RedisServer:
+    return RedisServer(persistent=True)
+
+
+ALLKEYS = ("allkeys-random", "allkeys-lru", "allkeys-lfu")
+VOLATILE = ("volatile-random", "volatile-ttl", "volatile-lru")
+TO_SERVER: Callable[[Proxy], Way] = lambda proxy: proxy.to_server  # noqa: E731
+TO_CLIENT: Callable[[Proxy], Way] = lambda proxy: proxy.to_client  # noqa: E731
+
+
+def _on_connection_loss(cancels: bool) -> dict[str, bool]:
+    return {
+        "worker_cancel_long_running_tasks_on_connection_loss": cancels,
+        # Celery raises the prefetch count again in the midst of an acknowledgement. Under gevent
+        # with RabbitMQ that fails (two greenlets, one socket), and the task is gone.
+        "worker_enable_prefetch_count_reduction": False,
+    }
+
+
+_add("kill_child", kill_child, pools=PREFORK, times=3)
+_add("kill_worker", kill_worker)
+_add("kill_all_workers", kill_everything)
+_add("kill_everything", partial(kill_everything, locks=True), allows=FORGETS)
+
+_add("stop_child_short", stop_child, SHORT, pools=PREFORK, times=2)
+_add("stop_child_long", stop_child, LONG, pools=PREFORK)
+_add("stop_main_short", stop_main, SHORT, pools=PREFORK, times=2)
+_add("stop_main_long", stop_main, LONG, pools=PREFORK)
+_add("stop_worker_short", stop_worker, SHORT, times=2)
+_add("stop_worker_long", stop_worker, LONG)
+_add("stop_locks_short", stop_locks, SHORT, times=2)
+_add("stop_locks_long", stop_locks, LONG)
+
+_add("restart_empty_short", restart_locks, SHORT, allows=FORGETS)
+_add("restart_empty_long", restart_locks, LONG, allows=FORGETS)
+_add("restart_with_data_short", restart_locks, SHORT, False, locks=_persistent)
+_add("restart_with_data_long", restart_locks, LONG, False, locks=_persistent)
+_add("pause_locks_short", pause_locks, SHORT, times=2)
+_add("pause_locks_long", pause_locks, LONG)
+_add("flush_scripts", flush_scripts)
+_add("evict_any_key", evict, ALLKEYS, allows=LOSES_DATA, times=2)
+_add("evict_key_with_ttl", evict, VOLATILE, allows=LOSES_DATA, times=2)
+# A lock has always two thirds of its ttl to live, or its heartbeat is late.
+_add("clock_forward_little", step_clock, 0.3, times=3)
+_add("clock_forward_much", step_clock, 1.5, allows=LOSES_DATA, times=2)
+_add("clock_back", step_clock, -1.0, times=2)
+_add("failover", failover, locks=SentinelSet, allows=LOSES_DATA)
+_add("lossy_failover", lossy_failover, locks=SentinelSet, allows=LOSES_DATA)
+
+_add("cut_locks_short", cut_locks, SHORT, times=2)
+_add("cut_locks_long", cut_locks, LONG)
+_add("break_locks", break_locks)
+_add("delay_locks_little", delay_locks, 0.01, 0.06)
+_add("delay_locks_much", delay_locks, 0.15, 0.5)
+_add("block_to_locks_short", block_locks, SHORT, TO_SERVER, times=2)
+_add("block_to_locks_long", block_locks, LONG, TO_SERVER)
+_add("block_from_locks_short", block_locks, SHORT, TO_CLIENT, times=2)
+_add("block_from_locks_long", block_locks, LONG, TO_CLIENT)
+_add("lose_acquire_replies", lose_replies, "acquire")
+_add("lose_extend_replies", lose_replies, "extend")
+_add("lose_release_replies", lose_replies, "release")
+_add("lose_any_replies", lose_replies, None)
+
+_add("soft_limit", soft_limit, pools=PREFORK)
+_add("hard_limit", hard_limit, pools=PREFORK)
+_add("revoke", revoke, pools=CAN_TERMINATE, times=3)
+_add("warm_shutdown", shut_down, signal.SIGTERM)
+_add("soft_shutdown", shut_down, signal.SIGQUIT, conf={"worker_soft_shutdown_timeout": 1.5})
+_add("cold_shutdown", shut_down, signal.SIGQUIT)
+_add("cut_broker", cut_broker, conf=_on_connection_loss(False), allows=LOSES_MESSAGES, times=2)
+_add(
+    "cut_broker_cancels", cut_broker, conf=_on_connection_loss(True), allows=LOSES_MESSAGES, times=2
+)
+
+_add("several", several)

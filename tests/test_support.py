@@ -1,0 +1,330 @@
+"""The tools of the tests: a fault that does nothing would prove everything."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+from kombu import Connection
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_redislock import LockLost, RedisLock
+from tests.support.servers import Proxy, RabbitMQ, RedisServer, SentinelSet
+from tests.support.waiting import eventually, never
+
+LOST = (redis.ConnectionError, redis.TimeoutError)
+
+
+def hasty(port: int, timeout: float = 0.2) -> redis.Redis:
+    """A client with one connection that tries nothing twice."""
+    return redis.Redis(
+        port=port,
+        decode_responses=True,
+        single_connection_client=True,
+        socket_timeout=timeout,
+        retry=Retry(NoBackoff(), 0),
+    )
+
+
+@pytest.fixture
+def through(proxy: Proxy) -> Iterator[redis.Redis]:
+    """A client that goes through the proxy."""
+    with hasty(proxy.port, 20) as client:
+        assert client.ping()
+        yield client
+
+
+def seconds(call: Callable[[], object]) -> float:
+    started = time.monotonic()
+    call()
+    return time.monotonic() - started
+
+
+# -- the proxy --------------------------------------------------------------------------------
+
+
+def test_a_proxy_leads_to_the_server_and_counts_requests(proxy, through, client, label) -> None:
+    before = proxy.requests
+    for number in range(5):
+        through.rpush(label, number)
+    assert client.lrange(label, 0, -1) == list("01234")
+    assert proxy.requests == before + 5
+
+
+def test_a_proxy_passes_on_more_than_fits_in_one_piece(through, label) -> None:
+    value = "x" * 5_000_000
+    through.set(label, value, ex=60)
+    assert through.get(label) == value
+
+
+def test_what_is_cut_off_is_refused_until_it_is_reconnected(proxy, through) -> None:
+    proxy.cut_off()
+    for _ in range(3):
+        with pytest.raises(LOST):
+            through.ping()
+    proxy.reconnect()
+    assert through.ping()
+
+
+@pytest.mark.parametrize("way", ["to_server", "to_client"])
+def test_each_way_can_be_delayed(proxy, through, way) -> None:
+    assert seconds(through.ping) < 0.3
+    getattr(proxy, way).delay = 0.3
+    assert seconds(through.ping) >= 0.3
+    proxy.heal()
+    assert seconds(through.ping) < 0.3
+
+
+def test_a_request_on_a_blocked_way_is_executed_when_the_way_is_free(
+    proxy, through, client, label
+) -> None:
+    proxy.to_server.block()
+    setting = threading.Thread(target=through.set, args=(label, "late", 60))
+    setting.start()
+    never(lambda: client.exists(label), "it went through", 0.2)
+    proxy.to_server.unblock()
+    setting.join()
+    assert client.get(label) == "late"
+
+
+def test_new_connections_on_a_blocked_way_are_accepted_and_left_alone(proxy) -> None:
+    for way in (proxy.to_server, proxy.to_client):
+        way.block()
+        with pytest.raises(redis.TimeoutError), hasty(proxy.port) as client:
+            client.ping()
+        way.unblock()
+
+
+def test_an_old_request_still_arrives_after_its_client_is_gone(proxy, client, label) -> None:
+    with hasty(proxy.port) as mine:
+        assert mine.ping()
+        proxy.to_server.block()
+        with pytest.raises(redis.TimeoutError):
+            mine.set(label, "late", ex=60)
+    assert not client.exists(label)
+    proxy.to_server.unblock()
+    eventually(lambda: client.get(label) == "late", "the request of before is executed")
+
+
+def test_a_reply_on_a_blocked_way_is_held_back(proxy, through, client, label) -> None:
+    with hasty(proxy.port) as mine:
+        assert mine.ping()
+        proxy.to_client.block()
+        with pytest.raises(redis.TimeoutError):
+            mine.set(label, "executed", ex=60)
+        assert client.get(label) == "executed"
+    proxy.to_client.unblock()
+    assert through.ping()
+
+
+def test_a_lost_reply_is_that_of_a_command_that_was_executed(proxy, through, client, label) -> None:
+    proxy.lose_replies(1)
+    with pytest.raises(LOST):
+        through.incr(label)
+    assert proxy.lost == 1
+    assert client.get(label) == "1"
+    assert through.incr(label) == 2
+
+
+def test_only_replies_to_some_requests_are_lost(proxy, through, client, label) -> None:
+    proxy.lose_replies(to=b"INCR")
+    assert through.set(label, 5, ex=60)
+    for _ in range(3):
+        with pytest.raises(LOST):
+            through.incr(label)
+        assert through.get(label) == client.get(label)
+    assert client.get(label) == "8"
+    proxy.heal()
+    assert through.incr(label) == 9
+    assert proxy.lost == 3
+
+
+def test_a_lock_survives_an_acquire_and_a_release_of_which_the_replies_are_lost(
+    proxy, client, label
+) -> None:
+    mine = RedisLock(proxy.url, label, ttl=6)
+    proxy.lose_replies(1, to=b"EVALSHA")
+    assert mine.acquire(timeout=5)
+    assert proxy.lost == 1
+    proxy.lose_replies(1, to=b"EVALSHA")
+    mine.release()
+    assert proxy.lost == 2
+    assert not client.exists(mine.key)
+
+
+def test_a_proxy_goes_on_after_its_server_was_away() -> None:
+    with RedisServer() as server, Proxy(server.port) as proxy:
+        client = hasty(proxy.port, 20)
+        server.kill()
+        with pytest.raises(LOST):
+            client.ping()
+        server.start()
+        assert client.ping()
+
+
+def test_a_proxy_stands_in_front_of_rabbitmq(rabbitmq: RabbitMQ, label) -> None:
+    def connect(stack: contextlib.ExitStack) -> Connection:
+        return stack.enter_context(Connection(proxy.in_front_of(rabbitmq.url), heartbeat=0))
+
+    with Proxy(rabbitmq.port) as proxy, contextlib.ExitStack() as stack:
+        connection = connect(stack)
+        queue = connection.SimpleQueue(label)
+        queue.put("one")
+        message = queue.get(timeout=20)
+        assert message.payload == "one"
+        proxy.cut_off()
+        with pytest.raises(connection.connection_errors):
+            message.ack()
+            connection.drain_events(timeout=20)
+        proxy.reconnect()
+        proxy.to_client.delay = 0.2
+        again = connect(stack)
+        assert seconds(again.connect) > 0.2
+
+
+# -- a server's faults ------------------------------------------------------------------------
+
+
+def test_a_server_that_is_restarted_is_empty(own_redis) -> None:
+    own_redis.client().set("key", "value")
+    own_redis.restart()
+    assert own_redis.client().dbsize() == 0
+
+
+def test_a_persistent_server_keeps_its_data_and_their_expiry_until_it_is_emptied() -> None:
+    with RedisServer(persistent=True) as server:
+        client = server.client()
+        client.set("key", "value", px=60_000)
+        server.restart()
+        assert client.get("key") == "value"
+        assert 30_000 < client.pttl("key") <= 60_000
+        server.restart_empty()
+        assert client.dbsize() == 0
+        client.set("key", "after")
+        server.restart()
+        assert client.get("key") == "after"
+
+
+def test_a_paused_server_answers_late(own_redis) -> None:
+    own_redis.pause_clients(0.4)
+    assert seconds(own_redis.client().ping) > 0.3
+
+
+def test_a_stopped_server_answers_when_it_is_resumed(own_redis) -> None:
+    own_redis.stop()
+    with pytest.raises(redis.TimeoutError):
+        hasty(own_redis.port).ping()
+    own_redis.resume()
+    assert own_redis.client().ping()
+
+
+def test_flushed_scripts_are_gone(own_redis) -> None:
+    client = own_redis.client()
+    sha = client.script_load("return 1")
+    own_redis.flush_scripts()
+    assert client.script_exists(sha) == [False]
+
+
+@pytest.mark.parametrize("policy", ["allkeys-random", "volatile-ttl", "volatile-random"])
+def test_locks_are_evicted_and_then_there_is_room_again(own_redis, policy) -> None:
+    client = own_redis.client()
+    for number in range(20):
+        client.set(f"redislock:{{1}}:lock:{number}", "held", px=60_000)
+    evicted = own_redis.evict(policy)
+    assert evicted
+    assert not client.exists(*evicted)
+    assert client.set("more", "x" * 100_000)
+    assert not client.keys("filling:*")
+
+
+def test_nothing_to_evict_is_told() -> None:
+    with RedisServer() as server:
+        server.client().set("redislock:{1}:fence", "5")
+        assert server.evict("volatile-ttl", timeout=0.3) == []
+        assert server.client().get("redislock:{1}:fence") == "5"
+
+
+def test_a_step_of_the_clock_moves_every_expiry(own_redis) -> None:
+    client = own_redis.client()
+    client.set("soon", 1, px=5_000)
+    client.set("later", 1, px=60_000)
+    client.set("never", 1)
+    own_redis.step_clock(30)
+    assert sorted(client.keys()) == ["later", "never"]
+    assert 20_000 < client.pttl("later") <= 30_000
+    own_redis.step_clock(-100)
+    assert 100_000 < client.pttl("later") <= 130_000
+    assert client.pttl("never") == -1
+
+
+def test_a_lock_lapses_early_if_the_clock_steps_forward(own_redis, label) -> None:
+    mine, other = (RedisLock(own_redis.url, label, ttl=60, heartbeat=False) for _ in range(2))
+    assert mine.acquire(timeout=0)
+    own_redis.step_clock(61)
+    assert other.acquire(timeout=0)
+    with pytest.raises(LockLost):
+        mine.extend()
+    assert other.fence > mine.fence
+
+
+def test_fences_go_on_rising_if_the_clock_steps_back(own_redis, label) -> None:
+    mine = RedisLock(own_redis.url, label, ttl=6)
+    assert mine.acquire(timeout=0)
+    fence = mine.fence
+    mine.release()
+    own_redis.step_clock(-3600)
+    assert mine.acquire(timeout=0)
+    assert mine.fence > fence + 3_500_000_000
+    mine.release()
+
+
+# -- failover ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sentinels() -> Iterator[SentinelSet]:
+    with SentinelSet() as sentinels:
+        yield sentinels
+
+
+def test_a_planned_failover_swaps_master_and_replica_and_keeps_data(sentinels, label) -> None:
+    old = sentinels.master
+    sentinels.client().set(label, "kept")
+    eventually(lambda: sentinels.replica.client().exists(label), "it is replicated")
+    sentinels.failover()
+    sentinels.mend()
+    assert sentinels.master is not old
+    assert sentinels.replica is old
+    assert sentinels.client().get(label) == "kept"
+
+
+def test_a_killed_master_is_replaced_and_the_last_writes_are_lost(sentinels, label) -> None:
+    old = sentinels.master
+    sentinels.client().set(label, "kept")
+    eventually(lambda: sentinels.replica.client().exists(label), "it is replicated")
+    sentinels.cut_replication()
+    sentinels.client().set(f"{label}2", "to be lost")
+    sentinels.kill_master()
+    assert sentinels.master is not old
+    assert sentinels.client().get(label) == "kept"
+    assert sentinels.client().get(f"{label}2") is None
+    sentinels.mend()
+    assert sentinels.in_step()
+    assert sentinels.replica.client().get(label) == "kept"
+
+
+def test_a_lock_is_taken_through_the_sentinels(sentinels, label) -> None:
+    from celery_redislock._connect import pools_from_url
+    from celery_redislock._store import Store
+    from tests.test_store import make_claim, taken
+
+    store = Store(pools_from_url(sentinels.url, sentinels.transport_options))
+    claim = make_claim(label, ttl=3)
+    taken(store.acquire(claim))
+    assert sentinels.client().exists(claim.keys.lock)
+    store.close()
