@@ -1177,6 +1177,7 @@ class OneLock(RuleBasedStateMachine):
         self.broken: set[int] = set()
         self.replies: dict[int, Acquired] = {}
         self.last_fence = 0
+        self.streak = 0
 
     def teardown(self) -> None:
         self.client.delete(*self.keys[1:-1])
@@ -1194,6 +1195,7 @@ class OneLock(RuleBasedStateMachine):
         elif self._free_for(how):
             assert taken(reply).fence > self.last_fence
             self.holder, self.last_fence, self.replies[who] = who, reply.fence, reply
+            self.streak = 0
             if how != "try":
                 self.waiting.discard(who)
         else:
@@ -1213,7 +1215,7 @@ class OneLock(RuleBasedStateMachine):
         if self.holder == who:
             expected = EXTENDED
         elif self.holder is None and retake and who not in self.broken:
-            expected, self.holder = RETAKEN, who
+            expected, self.holder, self.streak = RETAKEN, who, 0
         assert self.store.extend([wanted]) == [expected]
 
     @rule(who=CLAIMANTS)
@@ -1229,7 +1231,13 @@ class OneLock(RuleBasedStateMachine):
         stored = self.replies[who].value if who in self.replies else self.claims[who].value
         assert self.store.hold(self.claims[who], stored, 60) is (self.holder == who)
         if self.holder == who:
-            self.holder = "kept"
+            self.holder, self.streak = "kept", 0
+
+    @rule()
+    def turn_one_away(self) -> None:
+        runs = self.holder not in (None, "reserved")
+        self.streak += runs
+        assert self.store.count_streak(self.keys, 60) == (self.streak if runs else 0)
 
     @rule()
     def break_it(self) -> None:
