@@ -2,14 +2,16 @@
 
 The token is minted once for each delivery, in the worker's main process, and handed to the pool
 in the message's *properties*: there a retry does not copy it into the next message, as it
-would a header. The deferrals travel in a header, and are taken out before the body runs.
+would a header. The deferrals travel in a header, and are taken out before the body runs. So does
+the reservation: which lock, and the token under which it is kept for the message.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 from ._lock import new_token
 
@@ -22,6 +24,28 @@ def stamp(request_dict: dict[str, Any]) -> str:
     mark = {"token": token, "received": time.time()}
     request_dict["properties"] = {**(request_dict.get("properties") or {}), KEY: mark}
     return token
+
+
+class Reservation(NamedTuple):
+    """A lock that is kept for a message: the mark of its keys, and the token."""
+
+    mark: str
+    token: str
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return {"reserved": [self.mark, self.token]}
+
+    @classmethod
+    def of(cls, header: Any) -> Reservation | None:
+        """What a message's header says of it."""
+        if not isinstance(header, Mapping):
+            return None
+        found = header.get("reserved")
+        if not isinstance(found, list | tuple) or len(found) != 2:
+            return None
+        mark, token = found
+        return cls(mark, token) if isinstance(mark, str) and isinstance(token, str) else None
 
 
 @dataclasses.dataclass(slots=True)
@@ -39,6 +63,7 @@ class Delivery:
         step: the message's place in the chain.
         parked: it comes from a waiting room.
         gave_up: it waited there for as long as it would.
+        reservation: the lock that is kept for the message, or None.
     """
 
     token: str
@@ -50,6 +75,7 @@ class Delivery:
     step: int = 0
     parked: bool = False
     gave_up: bool = False
+    reservation: Reservation | None = None
 
     @classmethod
     def take_from(cls, request: Any) -> Delivery:
@@ -71,6 +97,7 @@ class Delivery:
             step=int(header.get("step", 0)),
             parked=bool(header.get("parked")),
             gave_up=bool(header.get("gave_up")),
+            reservation=Reservation.of(header),
         )
 
     def next_step(self, chain: str) -> int:
@@ -86,6 +113,8 @@ class Delivery:
             "chain": chain,
             "step": self.next_step(chain),
         }
+        if self.reservation is not None:  # the server may have been away
+            header.update(self.reservation.header)
         return {KEY: header}
 
     def parked_header(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Holder:
             no expiry, which a lock of ours never has.
         held_for_retry: no attempt is running; the lock is kept for the task's next attempt.
         cooling_down: it has ended; the lock stands on until `lock_min_hold` is over.
+        queued: it is not running yet; its message waits in the queue.
     """
 
     task: str | None = None
@@ -43,6 +44,7 @@ class Holder:
     ttl: float | None = None
     held_for_retry: bool = False
     cooling_down: bool = False
+    queued: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, which `from_dict` takes back."""
@@ -71,6 +73,8 @@ class Holder:
             text += f" since {since.isoformat(timespec='milliseconds')}"
         if self.cooling_down:
             return f"{text}, which has ended and is followed by a pause"
+        if self.queued:
+            return f"{text}, waiting in the queue"
         return f"{text}, kept for its retry" if self.held_for_retry else text
 
 
@@ -85,6 +89,7 @@ _TYPES: Final[dict[str, Any]] = {
     "ttl": int | float | None,
     "held_for_retry": bool,
     "cooling_down": bool,
+    "queued": bool,
 }
 #: The last Unix time that a datetime can show.
 _LAST_TIME: Final = 253402300799
@@ -106,6 +111,7 @@ def parse(value: bytes | None, ttl: float | None) -> Holder | None:
     flags = {
         "held_for_retry": bool(record.get("held")),
         "cooling_down": bool(record.get("cooling")),
+        "queued": bool(record.get("queued")),
     }
     return Holder.from_dict({**record, "ttl": ttl, **flags})
 
@@ -130,10 +136,11 @@ def encode(
     attempt: int = 0,
     nesting: int = 0,
     node: str | None = None,
+    queued: bool = False,
 ) -> str:
     """A lock's value. The token stands first: the scripts compare the value's opening.
 
-    `acquire.lua` adds the fence and the time before the closing brace.
+    `acquire.lua` adds the fence and the time before the closing brace, `reserve.lua` the time.
     """
     record = {
         "token": token,
@@ -145,6 +152,8 @@ def encode(
         "pid": os.getpid(),
         "ttl_ms": ttl_ms,
     }
+    if queued:
+        record["queued"] = True
     return json.dumps(record, separators=(",", ":"))
 
 
@@ -152,6 +161,12 @@ def held_for_retry(value: str) -> str:
     """The value of a lock that its holder leaves to the task's next attempt."""
     record = json.loads(value)
     return json.dumps({**record, "token": "", "held": True}, separators=(",", ":"))
+
+
+def kept_in_queue(value: str, token: str, *, task: str, attempt: int, nesting: int) -> str:
+    """The value of a lock that its holder leaves to a message of its own, with that token."""
+    changed = {"token": token, "task": task, "attempt": attempt, "nesting": nesting}
+    return json.dumps({**json.loads(value), **changed, "queued": True}, separators=(",", ":"))
 
 
 @cache

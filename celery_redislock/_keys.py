@@ -159,6 +159,8 @@ class KeyMaker:
             for name, parameter in self._signature.parameters.items()
             if parameter.default is not parameter.empty
         }
+        #: Whether a name depends on which argument is which.
+        self.binds = not callable(lock_key)
         self._kwargs_name = _name_of_kind(self._signature, inspect.Parameter.VAR_KEYWORD)
         self._name: Callable[[tuple[Any, ...], Mapping[str, Any]], str]
         if lock_key is None:
@@ -172,6 +174,7 @@ class KeyMaker:
                     f" of an argument; did you mean lock_key=[{lock_key!r}] or '{{{lock_key}}}'?"
                 )
             self._check(fields)
+            self.binds = bool(fields)
             self._name = self._by_template
         elif callable(lock_key):
             _check_callable(task, lock_key, self._outer)

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import redis
 
@@ -63,6 +63,15 @@ def check_prefix(prefix: Any) -> str:
     return prefix
 
 
+class Heir(NamedTuple):
+    """To whom a lock is left: what is to stand there instead of what does, and for how many
+    seconds.
+    """
+
+    value: Callable[[str], str]
+    seconds: float
+
+
 class Lease:
     """One delivery's acquisition of a lock, from the claim to the release.
 
@@ -77,6 +86,7 @@ class Lease:
             which refuses a lower one than it has seen: that, and not the lock, gives correctness
             (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
         room_waits: the lock is to be handed to somebody in its waiting room.
+        heir: the task's next message, to which the lock is left instead of being released.
     """
 
     def __init__(
@@ -99,6 +109,7 @@ class Lease:
         self.next_beat = 0.0
         self.room_waits = False
         self._stored = ""
+        self.heir: Heir | None = None
         self._max_hold = max_hold
         self._beats = beats
         self._on_lost = on_lost
@@ -170,11 +181,12 @@ class Lease:
                 heartbeat.add(self)
         return reply
 
-    def wait(self, timeout: float | None) -> Acquired | Busy | Done:
+    def wait(self, timeout: float | None, for_queued: bool = True) -> Acquired | Busy | Done:
         """Wait until the lock is taken. Woken by the release, and when the holder's life ends.
 
         Args:
             timeout: seconds; None waits for ever.
+            for_queued: wait also for a holder that does not run yet.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -189,6 +201,11 @@ class Lease:
             # "own" is another copy of a task's message that got the lock: it is not waited for.
             if not isinstance(reply, Busy) or left == 0 or reply.relation == "own":
                 return reply
+            if not for_queued and reply.holder is not None and reply.holder.queued:
+                if how == "last":
+                    return reply
+                how = "last"
+                continue
             # A holder that dies sends no wake-up: look again when its lock can have lapsed.
             pause = min(reply.remaining + 0.001, self.ttl / 3)
             if reply.relation == "foreign":
@@ -229,10 +246,18 @@ class Lease:
         Returns:
             Whether the lock was still ours.
         """
+        return self.leave_to(Heir(_holder.held_for_retry, seconds + self.ttl))
+
+    def leave_to(self, heir: Heir) -> bool:
+        """Leave the lock to a message of the task's own.
+
+        Returns:
+            Whether the lock was still ours.
+        """
         if not self._may_give_back():
             return False
         try:
-            ours = self.store.hold(self.claim, self._stored, seconds + self.ttl)
+            ours = self.store.leave(self.claim, heir.value(self._stored), heir.seconds)
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: could not keep %s for the retry, it lapses within %g s: %s",

@@ -49,6 +49,15 @@ class LockOptions:
     on_lock_lost: str = "flag"
     lock_across_retries: str = "release"
     on_redis_error: str = "defer"
+    lock_scope: str = "running"
+    lock_queued_ttl: float = 3600.0
+    on_queued_conflict: str = "existing"
+
+    @property
+    def parks(self) -> bool:
+        """Whether a duplicate of the task may be put into the waiting room."""
+        # Nobody holds a pool slot to wait for one who needs a slot.
+        return self.on_conflict.parks or self.lock_scope == "queued+running"
 
 
 #: The task options, in the order of the documentation.
@@ -140,6 +149,35 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
     "on_lock_lost": (_one_of("flag", "abort"), "'flag' or 'abort'"),
     "lock_across_retries": (_one_of("release", "hold"), "'release' or 'hold'"),
     "on_redis_error": (_one_of("defer", "run", "raise"), "'defer', 'run' or 'raise'"),
+    "lock_scope": (
+        _one_of("running", "queued", "queued+running"),
+        "'running', 'queued' or 'queued+running'",
+    ),
+    "lock_queued_ttl": (_ttl, f"a number of seconds from {MIN_TTL} to {MAX_TTL:g}"),
+    "on_queued_conflict": (
+        _one_of("existing", "raise", "publish"),
+        "'existing', 'raise' or 'publish'",
+    ),
+}
+
+#: For each scope, what a task must not set beside it, and why.
+_CONTRADICTIONS: Final[dict[str, tuple[tuple[str, Any, str], ...]]] = {
+    "running": (
+        ("lock_queued_ttl", None, "nothing is kept for a task in the queue"),
+        ("on_queued_conflict", None, "no task is refused when it is sent"),
+    ),
+    "queued": (
+        ("on_conflict", None, "nothing is locked when the task runs"),
+        ("on_queued_conflict", "publish", "nothing is locked when the task runs"),
+        ("lock_min_hold", None, "nothing is locked when the task runs"),
+        ("lock_min_hold_after", None, "nothing is locked when the task runs"),
+        ("lock_max_hold", None, "nothing is locked when the task runs"),
+        ("on_lock_lost", "abort", "nothing is locked when the task runs"),
+        ("lock_across_retries", "hold", "nothing is locked when the task runs"),
+    ),
+    "queued+running": (
+        ("lock_across_retries", "release", "the lock stands until the task has ended"),
+    ),
 }
 
 
@@ -184,6 +222,9 @@ def resolve(where: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -
             resolved[option] = check_option(where, option, value)
     options = LockOptions(**resolved)
     _refuse_contradictions(where, options)
+    _refuse_against_scope(where, options.lock_scope, given)
+    if options.lock_scope == "queued+running":
+        return dataclasses.replace(options, lock_across_retries="hold")
     return options
 
 
@@ -207,6 +248,16 @@ def _refuse_contradictions(where: str, options: LockOptions) -> None:
             f" lock_limit={options.lock_limit} several; with a limit above 1 use another policy,"
             " such as Queue()"
         )
+
+
+def _refuse_against_scope(where: str, scope: str, given: Mapping[str, Any]) -> None:
+    for option, value, why in _CONTRADICTIONS[scope]:
+        is_set = given.get(option, UNSET) not in (UNSET, None)
+        if is_set and value in (None, given[option]):
+            raise ConfigError(
+                f"{where}: {option}={given[option]!r} contradicts lock_scope={scope!r}: {why};"
+                " leave one of them out"
+            )
 
 
 def refuse_unknown_options(

@@ -125,7 +125,7 @@ def _on_worker_ready(sender: Any, **kwargs: Any) -> None:
     if not has_locks(app) or not app_locks(app).enabled:
         return
     tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
-    if any(task.lock_options and task.lock_options.on_conflict.parks for task in tasks):
+    if any(task.lock_options and task.lock_options.parks for task in tasks):
         Sweeper(app).start()
 
 

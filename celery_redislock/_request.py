@@ -19,9 +19,10 @@ from celery.worker.request import Request
 
 from ._children import ChildWatch
 from ._clock import clock
-from ._delivery import KEY, stamp
+from ._delivery import KEY, Reservation, stamp
 from ._heartbeat import heartbeat
 from ._lock import BEAT_EVERY, logger
+from ._reserve import free
 from ._room import hand_over
 from ._run import Skipped
 from ._store import Claim, Extension, Store
@@ -76,11 +77,17 @@ class LockRequest(Request):
 
     def revoked(self) -> bool:
         """Whether the task is not to run: it was revoked, or has expired. Its turn is over then."""
+        if self._already_revoked:
+            return True
         is_revoked = bool(super().revoked())
         header = self._request_dict.get(KEY)
-        if is_revoked and isinstance(header, dict) and header.get("parked"):
+        if is_revoked and isinstance(header, dict):
             # In a thread: it asks the lock server and the broker, and this one serves them all.
-            threading.Thread(target=self._leave_room, name="redislock-room", daemon=True).start()
+            if header.get("parked"):
+                _in_thread(self._leave_room)
+            reservation = Reservation.of(header)
+            if reservation is not None:
+                _in_thread(free, self.task.app, reservation, self.task.lock_options.lock_ttl)
         return is_revoked
 
     def _leave_room(self) -> None:
@@ -187,6 +194,10 @@ class ChildLease:
 
     def undo_retake(self) -> None:
         """It never retakes."""
+
+
+def _in_thread(function: Any, *args: Any) -> None:
+    threading.Thread(target=function, args=args, name="redislock-revoked", daemon=True).start()
 
 
 @cache

@@ -26,6 +26,7 @@ from ._clock import clock
 from ._delivery import Delivery
 from ._holder import Holder
 from ._lock import Lease
+from ._reserve import free
 from ._room import (
     Entry,
     end_replaced,
@@ -160,9 +161,15 @@ class Run:
             node=request.hostname,
         )
         keys = task.lock_keys_for(self._args, self._kwargs)
-        return Claim(keys, token, ttl, value, task_id, attempt, nesting, locks.done_ttl)
+        reserved = self.delivery.reservation
+        # Another lock: the sender's code is not this worker's.
+        kept = reserved.token if reserved is not None and reserved.mark == keys.mark else ""
+        return Claim(keys, token, ttl, value, task_id, attempt, nesting, locks.done_ttl, kept)
 
     def _run(self) -> Any:
+        reserved = self.delivery.reservation
+        if reserved is not None and not self.lease.claim.reservation:
+            free(self.task.app, reserved, self.options.lock_ttl)
         reply = self.settle(self.lease.take)
         if isinstance(reply, Busy):
             if self.delivery.gave_up:
@@ -265,8 +272,14 @@ class Run:
         if lease.given_back or lease.inherited:  # the body forked, and the fork ends here too
             return
         retry = self._retry
-        kept = retry is not None and self.options.lock_across_retries == "hold"
-        if retry is not None and kept:
+        kept = lease.heir is not None or (
+            retry is not None
+            and self.options.lock_across_retries == "hold"
+            and self.options.lock_scope == "running"  # else its message is the heir, if any
+        )
+        if lease.heir is not None:
+            owned = lease.leave_to(lease.heir)
+        elif retry is not None and kept:
             owned = lease.hold(_countdown(retry))
         else:
             owned = lease.release(self._done, self._may_have_copies, self._min_hold(retry))
@@ -447,7 +460,7 @@ class Run:
     # -- the waiting room -----------------------------------------------------------------
 
     def park(
-        self, busy: Busy, limit: int | None, max_wait: float | None, newest: bool
+        self, busy: Busy, limit: int | None, give_up: float | None, newest: bool
     ) -> Acquired | Busy | Full | None:
         """Put the task into the waiting room, unless the lock is free by now.
 
@@ -460,7 +473,6 @@ class Run:
         task, request, delivery = self.task, self.request, self.delivery
         options = self._message_options(delivery.parked_header())
         entry = Entry.of(task, request.args, request.kwargs, options).dump()
-        give_up = None if max_wait is None else max(max_wait - delivery.waited, 0.001)
         try:
             reply = self.lease.store.park(
                 self.lease.claim,
@@ -569,6 +581,16 @@ class Run:
         return f"{self.task.name}[{self.request.id}]{attempt}"
 
 
+def run_unlocked(
+    task: SingletonTask, body: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Run a task whose lock stands until it starts."""
+    reservation = Delivery.take_from(task.request).reservation
+    if reservation is not None:
+        free(task.app, reservation, task.lock_options.lock_ttl)
+    return body(*args, **kwargs)
+
+
 @dataclasses.dataclass
 class TaskConflict:
     """The `policies.Conflict` of a task in a worker."""
@@ -609,10 +631,14 @@ class TaskConflict:
     def wait(self, timeout: float | None) -> bool:
         if self._run.delivery.since is None:
             self._run.delivery.since = time.time()
-        reply = self._run.settle(lambda: self._run.lease.wait(timeout))
+        run = self._run
+        reply = run.settle(lambda: run.lease.wait(timeout, for_queued=run.request.is_eager))
         if isinstance(reply, Busy):
             self._busy = reply
-            return False
+            if reply.holder is None or not reply.holder.queued or run.delivery.gave_up:
+                return False
+            # Who has it needs a pool slot, perhaps this one.
+            return self._park(None, timeout, newest=False)
         if reply is None:
             self._unlocked = True
             return True
@@ -626,8 +652,12 @@ class TaskConflict:
             self.skip()  # nobody would run what is published
         if self._run.delivery.since is None:
             self._run.delivery.since = time.time()
+        give_up = None if max_wait is None else max(max_wait - self.waited, 0.001)
+        return self._park(limit, give_up, newest)
+
+    def _park(self, limit: int | None, give_up: float | None, newest: bool) -> bool:
         while True:
-            reply = self._run.park(self._busy, limit, max_wait, newest)
+            reply = self._run.park(self._busy, limit, give_up, newest)
             if isinstance(reply, Busy):
                 self._busy = reply  # it was free for a moment
                 continue

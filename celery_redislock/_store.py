@@ -66,6 +66,7 @@ class Claim:
         task_id: the task's id, or "".
         attempt: the task's retries.
         nesting: how often the task replaced itself: the replacement has the same id and retries.
+        reservation: the token under which the lock was kept when the message was sent, or "".
         done_ttl: seconds for which a finished attempt is remembered.
     """
 
@@ -77,6 +78,7 @@ class Claim:
     attempt: int = 0
     nesting: int = 0
     done_ttl: float = DONE_TTL
+    reservation: str = ""
 
     @property
     def opening(self) -> str:
@@ -144,6 +146,10 @@ class Turn(NamedTuple):
     """It need not wait: the lock is free, or this very task's. Ask for it again."""
 
     replaced: dict[str, str]
+
+
+class Reserved(NamedTuple):
+    """The lock is kept for a message that is about to be sent."""
 
 
 class Full(NamedTuple):
@@ -218,9 +224,10 @@ class _Script:
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-_ACQUIRE, _EXTEND, _RELEASE, _HOLD, _BREAK, _PARK, _HAND_OVER, _STREAK = map(
-    _Script, ("acquire", "extend", "release", "hold", "break", "park", "hand_over", "streak")
+_ACQUIRE, _EXTEND, _RELEASE, _HOLD, _BREAK = map(
+    _Script, ("acquire", "extend", "release", "hold", "break")
 )
+_PARK, _HAND_OVER, _STREAK, _RESERVE = map(_Script, ("park", "hand_over", "streak", "reserve"))
 
 
 class ServerWatch:
@@ -342,6 +349,7 @@ class Store:
             to_ms(WAITER_TTL),
             claim.entry_id,
             keys.mark,
+            opening_of(claim.reservation) if claim.reservation else "",
         )
         lock_keys = (
             *(keys.lock, keys.fence, keys.waiters, claim.done_key),
@@ -362,9 +370,7 @@ class Store:
             if not isinstance(reply, float):
                 return reply
             if clock() + reply > give_up:
-                raise LockUnavailable(
-                    keys.lock, None, f"the server came back and is held off for {reply:.1f} s"
-                )
+                raise _held_off(keys.lock, reply)
             time.sleep(reply)
 
     def await_wake(self, claim: Claim, seconds: float) -> bool:
@@ -375,6 +381,43 @@ class Store:
             if not connection.can_read(seconds + operation_timeout(claim.ttl)):
                 raise RedisTimeoutError("the server does not end a wait")
             return connection.read_response() is not None
+
+    # -- while a message is in the queue --------------------------------------------------
+
+    def reserve(self, claim: Claim, seconds: float) -> Reserved | Busy:
+        """Keep the lock for a message that is about to be sent, or learn who has it.
+
+        Raises:
+            LockUnavailable: the server did not answer in time, or it has just come back, and
+                who holds its locks is not known yet.
+        """
+        arguments = (claim.value, len(claim.opening), to_ms(seconds))
+
+        def attempt() -> Reserved | Busy | float:
+            with self._connection(claim.keys.lock, claim.ttl) as connection:
+                left = self.watch.hold_off(claim.ttl)
+                if left > 0:
+                    return left
+                keys = (claim.keys.lock, claim.keys.room, *claim.keys.slots)
+                return _reserve_reply(self._call(connection, _RESERVE, keys, arguments))
+
+        reply = self._persist(claim.ttl, attempt)
+        if isinstance(reply, float):
+            raise _held_off(claim.keys.lock, reply)
+        return reply
+
+    def keep_reserved(self, claim: Claim, seconds: float) -> bool:
+        """Let a reservation stand for so many seconds. False if it does not stand any more.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        kept = dataclasses.replace(claim, ttl=seconds)
+        extension = Extension(kept, claim.opening, 0, retake=False)
+        (reply,) = self.extend([extension], claim.ttl, "main")
+        if isinstance(reply, LockUnavailable):
+            raise reply
+        return bool(reply != NOT_OURS)
 
     # -- keeping --------------------------------------------------------------------------
 
@@ -475,8 +518,15 @@ class Store:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
+        return self.leave(claim, _holder.held_for_retry(stored), ttl)
+
+    def leave(self, claim: Claim, value: str, ttl: float) -> bool:
+        """Put another value in the place of ours, for at most this many seconds. The attempt ends.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
         keys = (claim.keys.lock, claim.done_key, *claim.keys.slots)
-        value = _holder.held_for_retry(stored)
         arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl))
         return bool(self._persist(claim.ttl, lambda: self._once(claim.ttl, _HOLD, keys, arguments)))
 
@@ -822,6 +872,21 @@ def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
 def _without_head(stored: str) -> str:
     """A room's entry without what the scripts put before it."""
     return stored.split("|", 2)[-1]
+
+
+def _held_off(key: str, seconds: float) -> LockUnavailable:
+    return LockUnavailable(key, None, f"the server came back and is held off for {seconds:.1f} s")
+
+
+def _reserve_reply(reply: list[Any]) -> Reserved | Busy:
+    kind = reply[0]
+    if kind == b"reserved":
+        return Reserved()
+    if kind == b"room":
+        task_id = reply[1].decode().rpartition(":")[0]
+        return Busy(Holder(task_id=task_id, queued=True), 0.0, "queued")
+    remaining = reply[2] / 1000 if reply[2] >= 0 else math.inf
+    return Busy(_holder.parse(reply[1], remaining), remaining, "other")
 
 
 def _acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired | Busy | Done:

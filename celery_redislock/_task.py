@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from celery import Task, _state
 from celery.concurrency.prefork import TaskPool as PreforkPool
-from celery.result import EagerResult
+from celery.result import AsyncResult, EagerResult
 from celery.utils.imports import instantiate, symbol_by_name
 from kombu import serialization
 
@@ -25,10 +25,13 @@ from ._options import (
     resolve,
 )
 from ._request import lock_request
-from ._run import LEASE, UNLOCKED, Run, Skipped, Unlocked
+from ._reserve import publish_reserved
+from ._run import LEASE, UNLOCKED, Run, Skipped, Unlocked, run_unlocked
 from .errors import ConfigError, TaskSkipped
 
 _KEY_MAKER: Final = "_redislock_key_maker"
+#: What Celery's `apply_async` takes after the task's own arguments.
+_POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
 
 
 class SingletonTask(Task):
@@ -57,6 +60,13 @@ class SingletonTask(Task):
         lock_across_retries: "release" before a retry's countdown, the default, or "hold".
         on_redis_error: if the lock server cannot be reached: "defer" the task, the default,
             "run" it without a lock, or "raise" `LockUnavailable`.
+        lock_scope: while what the task is unique: "running", the default, "queued" from when it
+            is sent until it starts, or "queued+running" until it has ended.
+        lock_queued_ttl: seconds, beside its countdown, after which a message that was lost frees
+            the lock. Default: 3600.
+        on_queued_conflict: what sending a duplicate does: "existing" sends nothing and gives the
+            result of the one that stands, the default; "raise" raises `LockConflict`; "publish"
+            sends it.
 
     Raises:
         ConfigError: when the task is bound to its app, for an option that is unknown or wrong.
@@ -74,10 +84,13 @@ class SingletonTask(Task):
     on_lock_lost: Any = UNSET
     lock_across_retries: Any = UNSET
     on_redis_error: Any = UNSET
+    lock_scope: Any = UNSET
+    lock_queued_ttl: Any = UNSET
+    on_queued_conflict: Any = UNSET
 
     #: The options, resolved; None while the task is not bound, or not locked.
     lock_options: LockOptions = None  # type: ignore[assignment]
-    #: Whether this worker's pool runs tasks in processes of their own. Set in its main process.
+    #: Whether processes of this worker's pool hold the task's locks. Set in its main process.
     runs_in_children = False
     _redislock_error: ConfigError | None = None
 
@@ -105,6 +118,13 @@ class SingletonTask(Task):
         function = inspect.getattr_static(cls, "run").__get__(object(), cls)
         key_maker = KeyMaker(cls.name, function, cls.lock_options.lock_key, cls._normalise)
         setattr(cls, _KEY_MAKER, key_maker)
+        if cls.lock_options.lock_scope != "running" and not cls.typing and key_maker.binds:
+            raise ConfigError(
+                f"{where}: typing={cls.typing!r} contradicts"
+                f" lock_scope={cls.lock_options.lock_scope!r}, which needs the real arguments where"
+                " the task is sent; accepted are typing=True, or a lock_key that is a callable or"
+                " has no fields"
+            )
         if locks.enabled and (locks.eager or not app.conf.task_always_eager):
             cls._require_server(app, locks)
 
@@ -155,7 +175,7 @@ class SingletonTask(Task):
         Raises:
             TypeError: the arguments do not fit the task's signature.
         """
-        return self._lock_keys(args, kwargs).lock
+        return self.keys_of_call(args, kwargs).lock
 
     def lock_holder(self, *args: Any, **kwargs: Any) -> Holder | None:
         """Who holds the lock for this call, or None.
@@ -164,7 +184,7 @@ class SingletonTask(Task):
             TypeError: the arguments do not fit the task's signature.
             LockUnavailable: the lock server did not answer in time.
         """
-        keys = self._lock_keys(args, kwargs)
+        keys = self.keys_of_call(args, kwargs)
         return self.app_locks.store.holder(keys, self.lock_options.lock_ttl)
 
     def break_lock(self, *args: Any, **kwargs: Any) -> bool:
@@ -177,18 +197,32 @@ class SingletonTask(Task):
             TypeError: the arguments do not fit the task's signature.
             LockUnavailable: the lock server did not answer in time.
         """
-        keys = self._lock_keys(args, kwargs)
+        keys = self.keys_of_call(args, kwargs)
         holder = self.app_locks.store.break_lock(keys, self.lock_options.lock_ttl)
         if holder is not None:
             logger.warning("redislock: %s was broken, held by %s", keys.lock, holder)
         return holder is not None
 
-    def _lock_keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
+    def keys_of_call(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
+    ) -> LockKeys:
+        """The keys of the lock for arguments as a caller gives them.
+
+        Args:
+            args: the call's arguments.
+            kwargs: the call's keyword arguments.
+            serializer: the one of the message, if it is not the task's.
+
+        Raises:
+            ConfigError: the task's options are wrong.
+            TypeError: the arguments do not fit the task's signature.
+        """
         self._refuse_if_misconfigured()
+        serializer = serializer or self.serializer
         dump = getattr(self, "_dump_pydantic_arguments", None)
-        if dump is not None and self.serializer != "pickle":
+        if dump is not None and serializer != "pickle":
             args, kwargs = dump(args, kwargs)
-        args, kwargs = self._normalise([list(args), dict(kwargs)])
+        args, kwargs = self._normalise([list(args), dict(kwargs)], serializer)
         return self.lock_keys_for(args, kwargs)
 
     def lock_keys_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
@@ -197,9 +231,10 @@ class SingletonTask(Task):
         return lock_keys(self.app_locks.prefix, name, self.lock_options.lock_limit)
 
     @classmethod
-    def _normalise(cls, value: Any) -> Any:
+    def _normalise(cls, value: Any, serializer: str | None = None) -> Any:
         """A value as the task's messages carry it."""
-        content_type, encoding, data = serialization.dumps(value, serializer=cls.serializer)
+        serializer = serializer or cls.serializer
+        content_type, encoding, data = serialization.dumps(value, serializer=serializer)
         return serialization.loads(data, content_type, encoding, force=True)
 
     # -- Celery's hooks -------------------------------------------------------------------
@@ -214,6 +249,8 @@ class SingletonTask(Task):
         body = _next_call(type(self), self)
         if not self._takes_locks(request):
             return body(*args, **kwargs)
+        if self.lock_options.lock_scope == "queued":
+            return run_unlocked(self, body, args, kwargs)
         return Run(self, body, args, kwargs)()
 
     def _takes_locks(self, request: Any) -> bool:
@@ -225,6 +262,28 @@ class SingletonTask(Task):
     def _refuse_if_misconfigured(self) -> None:
         if self._redislock_error is not None:
             raise self._redislock_error
+
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
+    ) -> AsyncResult:
+        """Send the task, as Celery's `apply_async`. `delay` and canvas come here too.
+
+        Raises:
+            LockConflict: it is a duplicate, and `on_queued_conflict` is "raise".
+            LockUnavailable: `lock_scope` is not "running", `on_redis_error` is "raise", and the
+                lock server did not answer in time. Nothing was sent.
+        """
+        publish = super().apply_async
+        if not self._reserves():
+            return publish(args, kwargs, *more, **options)
+        options = {**dict(zip(_POSITIONAL, more, strict=False)), **options}
+        return publish_reserved(self, publish, args or (), kwargs or {}, options, current_lock())
+
+    def _reserves(self) -> bool:
+        if self.lock_options is None or self.lock_options.lock_scope == "running":
+            return False
+        locks = self.app_locks
+        return locks.enabled and (locks.eager or not self.app.conf.task_always_eager)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task here and now, as Celery's `apply`. A skipped duplicate is REVOKED."""
@@ -239,7 +298,8 @@ class SingletonTask(Task):
         if self.lock_options is not None and self.app_locks.enabled:
             base = symbol_by_name(getattr(self, "Request"))  # noqa: B009  mypy: untyped base
             self.Request = lock_request(base)
-            self.runs_in_children = isinstance(consumer.pool, PreforkPool)
+            is_locked = self.lock_options.lock_scope != "queued"
+            self.runs_in_children = is_locked and isinstance(consumer.pool, PreforkPool)
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
 
 

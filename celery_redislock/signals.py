@@ -63,8 +63,8 @@ class ConflictDetails(_Details):
         holder: who held the lock.
         outcome: "skipped", "skipped with a result", "deferred", "waited" (and then ran),
             "queued", "coalesced", "raised", "redelivered" (a copy of the holder's own message,
-            deferred), "retried early" (before its earlier attempt had ended, deferred) or
-            "already done".
+            deferred), "retried early" (before its earlier attempt had ended, deferred), "already
+            done", or "not sent" (where it was to be sent: `on_queued_conflict`).
         countdown: seconds until the next try, if it was deferred.
         streak: if it was skipped or raised, the how many-th in a row it was that was turned away
             since the last run began, by all workers; else 0. Also 0 if that run had ended

@@ -9,6 +9,7 @@
 --       8 "1" take it also if this attempt has run before
 --       9 ms after which a waiter that has not asked again is dead
 --       10 this attempt's entry in the room   11 the lock's name
+--       12 the opening of the value that was stored when the message was sent, or ""
 -- Reply {"acquired", value as stored, fence, 1 if a slot is free for the room's next | 0}
 --       {"done", "1" its result is to be expected | "0" none is, ms for which we will know, or -1}
 --           this attempt has run before; this is another copy of its message
@@ -23,15 +24,20 @@ local first = redis.call('LINDEX', KEYS[5], 0)  -- whose turn it is
 
 local slots = {KEYS[1], unpack(KEYS, 8)}
 local current = {}
+local kept  -- for this message, since it was sent
 for i, slot in ipairs(slots) do
   current[i] = redis.pcall('GET', slot)
   if type(current[i]) == 'string' and string.sub(current[i], 1, #opening) == opening then
     redis.call('PEXPIRE', slot, ttl)
     return {'acquired', current[i], string.match(current[i], '"fence":(%d+)') or '0', 0}
   end
+  if type(current[i]) == 'string' and ARGV[12] ~= ''
+      and string.sub(current[i], 1, #ARGV[12]) == ARGV[12] then
+    kept = i
+  end
 end
 
-if task_id ~= '' and not again then
+if task_id ~= '' and not again and not kept then
   local done = redis.call('GET', KEYS[4])
   if done then
     return {'done', done, redis.call('PTTL', KEYS[4])}
@@ -74,6 +80,10 @@ local function take(chosen)
   return {'acquired', stored, fence_text, more}
 end
 
+if kept then
+  return take(kept)  -- the first copy of the message does: no other has run
+end
+
 local function busy(i, relation)
   if how == 'wait' or how == 'woken' then
     local now = redis.call('TIME')
@@ -107,12 +117,15 @@ for i, slot in ipairs(slots) do
     local theirs = order(holder.nesting, holder.attempt)
     if mine > theirs then
       -- Kept for us; or its holder has let a heartbeat pass, so it is dead or has given up.
-      if holder.held or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or ttl) / 2 then
+      if holder.held or holder.queued
+          or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or ttl) / 2 then
         return take(i)
       end
       return busy(i, 'earlier')
     elseif mine < theirs and not again then
       return {'done', '0', -1}
+    elseif mine == theirs and holder.queued then
+      return take(i)  -- kept for this very message, which does not say so
     elseif mine == theirs then
       if not string.find(current[i], '"redelivered":true', 1, true) then
         current[i] = string.sub(current[i], 1, -2) .. ',"redelivered":true}'

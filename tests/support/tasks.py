@@ -31,6 +31,7 @@ from celery_redislock import (
     lock_conflict,
 )
 from tests.support.journal import Journal
+from tests.support.unique import UNIQUE
 
 CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
 
@@ -143,6 +144,44 @@ short_ttl = singleton(name="short_ttl", lock_ttl=1)(body)
 max_hold = singleton(name="max_hold", lock_ttl=1, lock_max_hold=1)(body)
 runs_unlocked = singleton(name="runs_unlocked", on_redis_error="run")(body)
 raises_unlocked = singleton(name="raises_unlocked", on_redis_error="raise")(body)
+
+
+for name, options in UNIQUE.items():
+    singleton(name=name, **options)(body)
+
+
+@singleton(name="unique_retries", lock_scope="queued+running", max_retries=3)
+def unique_retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
+    journal.write("start", label, self.request, {"fence": self.lock.fence})
+    journal.write("end", label, self.request)
+    if self.request.retries < times:
+        raise self.retry(countdown=countdown)
+    return self.request.retries
+
+
+@singleton(name="unique_queued_retries", lock_scope="queued", max_retries=3)
+def unique_queued_retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
+    journal.write("start", label, self.request, {"fence": self.lock.fence})
+    if self.request.retries < times:
+        raise self.retry(countdown=countdown)
+    return self.request.retries
+
+
+@singleton(name="unique_pages", lock_scope="queued+running", acks_late=True)
+def unique_pages(self: Any, label: str, left: int = 2) -> Any:
+    """Goes on by replacing itself."""
+    journal.write("start", label, self.request)
+    journal.write("end", label, self.request)
+    if left:
+        here = self.request.delivery_info["routing_key"]
+        return self.replace(self.s(label, left - 1).set(queue=here))
+    return "last page"
+
+
+@singleton(name="sends_itself", lock_scope="queued+running")
+def sends_itself(self: Any, label: str) -> Any:
+    here = self.request.delivery_info["routing_key"]
+    return self.apply_async((label,), queue=here).id == self.request.id
 
 
 def describe(self: Any, label: str, seconds: float = 0.0) -> Any:
