@@ -434,10 +434,10 @@ def test_a_released_lock_that_is_left_is_found():
     assert story.add("drained", 3.0, fences={"k": 7}).wrong() == ["ghost"]
 
 
-def held_and_then(other_at, *, retry_at=5.0, **case):
+def held_and_then(other_at, *, retry_at=5.0, released_at=2.0, **case):
     story = Story(**case).message("a", at=0.5, value="retry")
     story.body(1.0, 2.0, task_id="a", outcome="retried", fence=7)
-    released(story, "r", 2.0, fence=7, kept=True)
+    released(story, "r", released_at, fence=7, kept=True)
     story.body(retry_at, retry_at + 0.5, task_id="a", run="retry", attempt=1, fence=9)
     return story.body(other_at, other_at + 0.1, fence=8 if other_at < retry_at else 10)
 
@@ -452,6 +452,10 @@ def test_a_held_lock_lapses():
 
 def test_a_held_lock_is_free_after_its_retry():
     assert held_and_then(3.3, retry_at=2.5).wrong() == []
+
+
+def test_a_retry_may_begin_before_its_earlier_attempt_hears_that_its_lock_was_left():
+    assert held_and_then(3.0, retry_at=2.01, released_at=2.2).wrong() == []
 
 
 def test_a_held_lock_may_be_lost_with_the_servers_data():
