@@ -370,7 +370,8 @@ class Run:
             self.task, self.request
         ):
             return True  # none can be asked for
-        return backend.get_state(self.request.id) in states.READY_STATES | {states.RETRY}
+        # Not RETRY: that is what an earlier attempt ended in.
+        return backend.get_state(self.request.id) in states.READY_STATES
 
     def _unless_unlocked(self, error: LockUnavailable) -> None:
         """The lock server cannot be asked: return if the task is to run all the same."""

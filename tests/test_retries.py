@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import uuid
 
 import kombu.transport.redis
 import pytest
 
+from celery_redislock._keys import lock_keys
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
@@ -237,3 +239,16 @@ def test_copies_of_a_message_do_not_multiply(start_worker, sender, queue, journa
     # Three a second or so; unchecked it is hundreds by now, and thousands soon.
     assert received() < 150
     assert journal.count(label, "start") == 1
+
+
+def test_an_earlier_attempts_state_is_not_taken_for_the_result_of_a_later_one(
+    worker, sender, client, label
+):
+    """The later attempt ended, and its process died before Celery stored what it ended in."""
+    task_id = str(uuid.uuid4())
+    keys = lock_keys("redislock", f"named:{label}")
+    client.set(keys.done_by(f"{task_id}:0.1"), "1", ex=3600)  # left 600 s ago
+    sender.backend.store_result(task_id, ValueError("tried"), "RETRY")
+    copy = {"task_id": task_id, "retries": 1, "headers": {"redislock": {"redelivered": True}}}
+    result = sender.send_task("queued_named", [label, 0.0], queue=QUEUE, **copy)
+    assert result.get(timeout=20)[0] == label
