@@ -57,6 +57,7 @@ class Delivery:
         received: Unix time at which the worker got it, or None if nobody noted it.
         redelivered: the broker said that it had delivered the message before, or a deferral did.
         deferrals: how often the task was deferred before.
+        outages: how often in a row, up to now, because the lock server was not available.
         since: Unix time at which the task first met a held lock, or None.
         chain: which chain of deferrals the message belongs to, or None. Copies of a message
             belong to the same, at the same step, and only one of them goes on with it.
@@ -70,6 +71,7 @@ class Delivery:
     received: float | None = None
     redelivered: bool = False
     deferrals: int = 0
+    outages: int = 0
     since: float | None = None
     chain: str | None = None
     step: int = 0
@@ -92,6 +94,7 @@ class Delivery:
             redelivered=bool((request.delivery_info or {}).get("redelivered"))
             or bool(header.get("redelivered")),
             deferrals=int(header.get("deferrals", 0)),
+            outages=int(header.get("outages", 0)),
             since=header.get("since"),
             chain=header.get("chain"),
             step=int(header.get("step", 0)),
@@ -104,10 +107,11 @@ class Delivery:
         """The step of that chain that this delivery is deferred to."""
         return self.step + 1 if chain == self.chain else 1
 
-    def next_header(self, chain: str) -> dict[str, Any]:
+    def next_header(self, chain: str, outage: bool = False) -> dict[str, Any]:
         """The header of the message that this delivery is deferred to."""
         header = {
             "deferrals": self.deferrals + 1,
+            "outages": self.outages + 1 if outage else 0,
             "since": time.time() if self.since is None else self.since,
             "redelivered": self.redelivered,
             "chain": chain,

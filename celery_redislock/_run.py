@@ -333,7 +333,7 @@ class Run:
 
     def _defer_behind(self, outcome: str, busy: Busy) -> None:
         """Look again later whether this task's other run, which has the lock, has ended."""
-        countdown = self._backoff(self.lease.ttl / 3)
+        countdown = _backoff(self.delivery.deferrals, self.lease.ttl / 3)
         visible = self.task.app_locks.visibility_timeout
         if visible is not None:
             # A message that sleeps for longer is delivered a second time.
@@ -341,10 +341,6 @@ class Run:
         self.conflict_ended(outcome, busy.holder, countdown)
         # One chain for all the copies that meet this holder: one of them goes on.
         self.republish(countdown, chain=busy.token)
-
-    def _backoff(self, most: float) -> float:
-        """Seconds: 1, 2, 4 and so on with each deferral, `most` at most."""
-        return min(2.0 ** min(self.delivery.deferrals, 10), most)
 
     def _unless_done(self, done: Done) -> Acquired | Busy | Done:
         """End a copy of a message whose task has run; ask again if it is not one, or has not
@@ -381,7 +377,7 @@ class Run:
             return
         if choice == "raise" or self.request.is_eager:
             raise error
-        countdown = self._backoff(60.0)
+        countdown = _backoff(self.delivery.outages, 60.0)
         logger.error("redislock: %s is deferred for %.1f s: %s", self, countdown, error)
         self.republish(countdown, cause=error)
 
@@ -411,7 +407,7 @@ class Run:
             raise Deferred
         countdown *= random.uniform(1.0, 1.25)
         try:
-            self._publish(countdown, chain)
+            self._publish(countdown, self.delivery.next_header(chain, outage=cause is not None))
         except SoftTimeLimitExceeded:
             raise
         except Exception as exc:
@@ -435,8 +431,8 @@ class Run:
         except LockUnavailable:
             return False  # one copy too many is better than none
 
-    def _publish(self, countdown: float, chain: str) -> None:
-        options = self._message_options(self.delivery.next_header(chain))
+    def _publish(self, countdown: float, header: dict[str, Any]) -> None:
+        options = self._message_options(header)
         with outside_of_tasks():
             self.task.app.send_task(
                 self.task.name,
@@ -675,6 +671,11 @@ class TaskConflict:
     def fail(self) -> Any:
         self._run.turned_away("raised", self.holder)
         raise LockConflict(self.key, self.holder)
+
+
+def _backoff(times: int, most: float) -> float:
+    """Seconds: 1, 2, 4 and so on with each time before, `most` at most."""
+    return min(2.0 ** min(times, 10), most)
 
 
 def _is_remarkable(streak: int) -> bool:
