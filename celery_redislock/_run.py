@@ -478,6 +478,7 @@ class Run:
                 limit=limit,
                 give_up=give_up,
                 in_front=delivery.parked,
+                began=self._has_begun(),
             )
         except LockUnavailable as exc:
             self._unless_unlocked(exc)
@@ -491,6 +492,15 @@ class Run:
         if isinstance(reply, Parked):
             raise Waiting
         return self.settle(self.lease.take)
+
+    def _has_begun(self) -> bool:
+        """Whether the task may have run before: a retry, or a copy of a message whose run died.
+        What came since is newer.
+        """
+        request = self.request
+        return bool(
+            request.retries or request.replaced_task_nesting or self.delivery.redelivered
+        )
 
     def _end_replaced(self, entry_id: str, entry: str) -> None:
         claim = self.lease.claim

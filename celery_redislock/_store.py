@@ -555,6 +555,7 @@ class Store:
         limit: int | None = None,
         give_up: float | None = None,
         in_front: bool = False,
+        began: bool = False,
     ) -> Parked | Turn | Full:
         """Put a task that met a held lock into the lock's waiting room.
 
@@ -565,6 +566,8 @@ class Store:
             limit: how many may wait; None for any number.
             give_up: seconds for which it waits; None for ever.
             in_front: before all others, not after them.
+            began: it has run before, so others of its kind are newer: it replaces none, and
+                waits before them.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -578,6 +581,7 @@ class Store:
             *(claim.entry_id, entry, kind, "" if limit is None else limit),
             *("" if give_up is None else to_ms(give_up), int(in_front), names.mark),
             *(claim.task_id, claim.ttl_ms, to_ms(claim.done_ttl), to_ms(HAND_OVER_AGAIN)),
+            int(began),
         )
         reply = self._persist(claim.ttl, lambda: self._once(claim.ttl, _PARK, keys, arguments))
         if reply[0] == b"full":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -10,10 +11,11 @@ import pytest
 from celery import chord
 from celery.exceptions import ChordError
 
-from celery_redislock import LockConflict, RedisLock, TaskSkipped
+from celery_redislock import LockConflict, RedisLock, TaskSkipped, _holder
 from celery_redislock._connect import pools_from_url
 from celery_redislock._keys import lock_keys
-from celery_redislock._store import Store
+from celery_redislock._lock import new_token
+from celery_redislock._store import Claim, Store
 from tests.support.waiting import eventually
 
 QUEUE = "rooms"
@@ -150,6 +152,54 @@ def test_the_last_trigger_always_gets_its_run(send, journal, label):
 
 
 @pytest.mark.usefixtures("worker")
+def test_a_retry_does_not_take_the_run_of_what_came_since(send, hold, room, journal, label):
+    first, _ = hold("coalesced_retries", 1.0, kwargs={"times": 1})
+    here = room(first.id)
+    second = send("coalesced_retries", label)
+    eventually(lambda: here.ids() == [second.id], "it waits")
+    assert second.get(timeout=30) == 0
+    assert first.get(timeout=30) == 1
+    ran = {(entry.task_id, entry.retries) for entry in journal.read(label, "start")}
+    assert ran == {(first.id, 0), (first.id, 1), (second.id, 0)}
+    eventually(here.leaves_nothing, "nothing is left")
+
+
+def test_a_free_lock_that_is_anothers_turn_is_held_by_nobody(redis_server, client, label):
+    with contextlib.closing(Store(pools_from_url(redis_server.url))) as store:
+        keys = lock_keys("redislock", label)
+        client.rpush(keys.room, "first:0.0")
+        token = new_token()
+        value = _holder.encode(token, ttl_ms=5000, task="job", task_id="late")
+        reply = store.acquire(Claim(keys, token, 5.0, value, "late"))
+        client.delete(keys.room)
+        assert reply.relation == "queued"
+        assert reply.holder is None
+
+
+def test_what_has_begun_before_waits_before_the_newer_and_is_replaced_with_it(
+    redis_server, client, label
+):
+    with contextlib.closing(Store(pools_from_url(redis_server.url))) as store:
+        keys = lock_keys("redislock", label)
+
+        def claim(task_id, attempt=0):
+            token = new_token()
+            run = {"task": "job", "task_id": task_id, "attempt": attempt}
+            value = _holder.encode(token, ttl_ms=5000, **run)
+            return Claim(keys, token, 5.0, value, task_id, attempt)
+
+        store.acquire(claim("first"))
+        store.park(claim("other"), "{}")
+        store.park(claim("new"), "{}", kind="job")
+        assert store.park(claim("old", 1), "{}", kind="job", began=True).replaced == {}
+        assert client.lrange(keys.room, 0, -1) == ["other:0.0", "old:0.1", "new:0.0"]
+        newest = store.park(claim("newest"), "{}", kind="job")
+        assert set(newest.replaced) == {"old:0.1", "new:0.0"}
+        assert client.lrange(keys.room, 0, -1) == ["other:0.0", "newest:0.0"]
+        client.delete(*(key for key in keys if isinstance(key, str) and key != keys.name))
+
+
+@pytest.mark.usefixtures("worker")
 def test_a_chord_with_a_coalesced_member_fails_fast_and_one_with_queued_members_goes_on(
     sender, hold, label
 ):
@@ -186,6 +236,20 @@ def test_who_has_waited_long_enough_meets_the_next_policy(send, hold, room, labe
     assert caught.value.holder.task_id == first.id
     assert here.ids() == []
     assert first.get(timeout=20)
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("name", ["queued_briefly", "wait_late"])
+def test_a_copy_of_what_was_turned_away_does_not_run(send, hold, journal, worker, label, name):
+    first, _ = hold(name, 4.0)
+    second = send(name, label, 0.0)
+    assert isinstance(outcome_of(second), LockConflict | TaskSkipped)
+    state = second.state
+    assert first.get(timeout=20)
+    send(name, label, 0.0, task_id=second.id, headers={"redislock": {"redelivered": True}})
+    eventually(lambda: f"{name}[{second.id}] already done" in worker.log(), "it is known")
+    assert [entry.task_id for entry in journal.read(label, "start")] == [first.id]
+    assert second.state == state
 
 
 @pytest.mark.usefixtures("worker")

@@ -7,6 +7,7 @@
 --       4 how many may wait, or ""  5 ms after which it gives up, or ""  6 "1" to the front
 --       7 the lock's name  8 task id  9 ttl in ms  10 the done markers' ttl in ms
 --       11 ms after which others look whether a replaced one got its result
+--       12 "1" it has begun before, so others of its kind are newer: it goes before them, and replaces none
 -- Reply {"parked", for each that it replaced: id, entry}
 --       {"full"}  as many wait as may
 --       {"ask", the same}  its turn has come, or the lock is this very task's: ask for it again
@@ -43,12 +44,15 @@ if redis.call('HEXISTS', KEYS[3], id) == 1 then
   return {'parked'}  -- by another copy of its message
 end
 
-local replaced = {}
+local replaced, newer = {}, nil
 if kind ~= '' then
   for _, other in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
     local entry = redis.call('HGET', KEYS[3], other)
     if entry and string.match(entry, '^%d*|([^|]*)|') == kind then
-      replaced[#replaced + 1] = {other, entry}
+      newer = newer or other
+      if ARGV[12] ~= '1' then
+        replaced[#replaced + 1] = {other, entry}
+      end
     end
   end
 end
@@ -76,7 +80,10 @@ for i, other in ipairs(replaced) do
   reply[#reply + 1] = other[1]
   reply[#reply + 1] = other[2]
 end
-if #replaced == 0 then
+if #replaced == 0 and newer then
+  redis.call('LINSERT', KEYS[2], 'BEFORE', newer, id)
+  redis.call('HDEL', KEYS[3], '#')
+elseif #replaced == 0 then
   redis.call(ARGV[6] == '1' and 'LPUSH' or 'RPUSH', KEYS[2], id)
 end
 redis.call('HSET', KEYS[3], id, give_up .. '|' .. kind .. '|' .. ARGV[2])
