@@ -525,6 +525,10 @@ class Run:
         """
         streak = 0
         with contextlib.suppress(LockUnavailable):  # it is turned away all the same
+            if self._may_have_copies and (outcome != "raised" or self._acks_failures()):
+                # A copy that finds the lock free would run what is over. Before the result is
+                # stored: until it is, a copy runs if nobody stores one.
+                self.lease.store.note_done(self.lease.claim)
             streak = self.lease.store.count_streak(self.lease.claim.keys, self.lease.ttl)
         self.conflict_ended(outcome, holder, streak=streak)
         if _is_remarkable(streak):

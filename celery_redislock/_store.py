@@ -692,6 +692,17 @@ class Store:
             connection.send_command("SET", key, step, "PX", ttl)
             connection.read_response()
 
+    def note_done(self, claim: Claim) -> None:
+        """Note that this attempt ended without a run, and that its result is to be expected: a
+        copy of its message is not to run.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._connection(claim.keys.lock, claim.ttl) as connection:
+            connection.send_command("SET", claim.done_key, "1", "PX", to_ms(claim.done_ttl))
+            connection.read_response()
+
     # -- asking ---------------------------------------------------------------------------
 
     def count_streak(self, keys: LockKeys, ttl: float) -> int:
