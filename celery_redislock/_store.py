@@ -914,4 +914,6 @@ def _acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired |
     left, relation = reply[2], reply[3].decode()
     remaining = left / 1000 if left >= 0 else math.inf
     token = (_holder.decode(value) or {}).get("token", "")
-    return Busy(_holder.parse(value, remaining), remaining, relation, token)
+    # Nobody has it, if it is another's turn.
+    holder = None if relation == "queued" else _holder.parse(value, remaining)
+    return Busy(holder, remaining, relation, token)
