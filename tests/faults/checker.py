@@ -624,7 +624,7 @@ def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violati
         until = min(next_at, end.at + countdowns.get(event.id, 0.0) + facts.ttl)
         for body in facts.by_key[event.key]:
             start = body.start
-            lost = facts.data_may_be_lost(start.at)
+            lost = facts.data_may_be_lost(start.at) or facts.forgot(event.at, start.at)
             if event.at < start.asked < until and start.id != event.id and not lost:
                 yield Violation(
                     "held", f"{event.key} was held for a retry, and let another in", (event, start)
@@ -765,10 +765,9 @@ def of_its_kind_one_waits(facts: Facts, verdict: Verdict) -> Iterator[Violation]
     """At most one coalesced task waits, and it is the newest, which gets its run."""
     for key, in_room in facts.rooms.items():
         for first, second in side_by_side(in_room):
-            known = {e.id for e in facts.kinds["received"] if e.redelivered}
             begin, end = first.parked.asked, min(second.left_by, facts.events[-1].at)
-            if {first.parked.id, second.parked.id} & known or facts.forgot(begin, end):
-                continue  # a copy of a run that died
+            if facts.forgot(begin, end):
+                continue
             yield Violation(
                 "two wait",
                 f"{first.entry} and {second.entry} waited for {key} side by side",

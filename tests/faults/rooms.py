@@ -54,8 +54,8 @@ class Stay:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether this is not a retry, of which the first attempt came before."""
-        return self.entry.endswith(".0")
+        """Whether this has not run before: it is no retry, and no copy of a run that died."""
+        return self.entry.endswith(":0.0") and not self.parked.get("began")
 
     def leaves(self, how: str, event: Event, since: float) -> None:
         self.how, self.left, self.left_from, self.left_by = how, event, since, event.at
@@ -74,7 +74,9 @@ def stays(events: Iterable[Event]) -> list[Stay]:
                     stay.leaves("replaced", event, event.asked)
                     stay.successor = event.entry
                     place = place or stay
-            if event.kind == "parked" and (event.key, event.entry) not in inside:
+            # Who replaced the one whose turn it was is told to ask, and is in the room all the same.
+            came_in = event.kind == "parked" or event.replaced
+            if came_in and (event.key, event.entry) not in inside:
                 stay = inside[event.key, event.entry] = Stay(event, place)
                 found.append(stay)
         elif event.kind in ("took", "out"):
@@ -113,7 +115,8 @@ def _doubt(found: list[Stay], asks: list[Event]) -> None:
 def out_of_turn(stays_: list[Stay]) -> Iterator[tuple[Stay, Stay]]:
     """Those who took the lock while somebody who was put in before was still in the room."""
     for second in stays_:
-        if second.how != "took" or second.parked.in_front:
+        ahead = second.parked.in_front or (second.parked.newest and second.parked.get("began"))
+        if second.how != "took" or ahead:
             continue
         for first in stays_:
             if first.began.at < second.began.asked and second.left_by < first.surely_until:

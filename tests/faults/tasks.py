@@ -286,6 +286,7 @@ def _witness_rooms() -> None:
             said="full" if isinstance(reply, Full) else said,
             newest=kwargs.get("kind") or "",
             in_front=bool(kwargs.get("in_front")),
+            began=bool(kwargs.get("began")),
             replaced=[] if isinstance(reply, Full) else list(reply.replaced),
             asked=asked,
             **_who(claim),
