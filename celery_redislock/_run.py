@@ -498,9 +498,7 @@ class Run:
         What came since is newer.
         """
         request = self.request
-        return bool(
-            request.retries or request.replaced_task_nesting or self.delivery.redelivered
-        )
+        return bool(request.retries or request.replaced_task_nesting or self.delivery.redelivered)
 
     def _end_replaced(self, entry_id: str, entry: str) -> None:
         claim = self.lease.claim

@@ -42,7 +42,10 @@ TASKS = {
 #: Those that go through waiting rooms, and a few that do not.
 OF_ROOMS = {
     **{name: weight for name, weight in TASKS.items() if list(TASKS).index(name) > 9},
-    **{"skip": 1, "defer": 1, "wait": 1, "retry_held": 1},
+    "skip": 1,
+    "defer": 1,
+    "wait": 1,
+    "retry_held": 1,
 }
 KEYS = ("k0", "k1", "k2", "k3")
 #: Of the tasks of which two may run at once.

@@ -27,11 +27,12 @@ from celery_redislock import (
     SingletonTask,
     Skip,
     Wait,
+    _room,
+    _store,
     lock_conflict,
     lock_lost,
     lock_released,
 )
-from celery_redislock import _room, _store
 from celery_redislock._clock import clock
 from celery_redislock._store import EXTENDED, Acquired, Full, Parked, Store
 from tests.faults import breakages, steps
