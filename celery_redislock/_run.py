@@ -118,7 +118,7 @@ class Run:
         self._retry: Retry | None = None
         #: For `Store.release`: "" not run to its end, "1" it leaves a result, "0" it leaves none.
         self._done = ""
-        self._ran = self._succeeded = False
+        self._ran = self._succeeded = self._left_room = False
         locks = task.app_locks
         self.lease = Lease(
             locks.store,
@@ -173,7 +173,7 @@ class Run:
         reply = self.settle(self.lease.take)
         if isinstance(reply, Busy):
             if self.delivery.gave_up:
-                self._hand_over(take_out=self.lease.claim.entry_id)
+                self.leave_room()
             return self._policy().act(TaskConflict(self, reply))
         return self.run_body() if reply else self.call_body()
 
@@ -352,6 +352,7 @@ class Run:
         # What it is deferred to must be known for a copy too, though it is received later.
         self.delivery.redelivered = True
         if not done.expects_result or self._has_result():
+            self.leave_room()
             self.conflict_ended("already done", None)
             raise AlreadyDone
         if done.age < RESULT_DUE:
@@ -500,6 +501,14 @@ class Run:
         request = self.request
         return bool(request.retries or request.replaced_task_nesting or self.delivery.redelivered)
 
+    def leave_room(self) -> None:
+        """End the task's wait in the room, if it came from there: it will not take the lock for
+        which it has its turn.
+        """
+        if self.delivery.parked and not self._left_room:
+            self._left_room = True
+            self._hand_over(take_out=self.lease.claim.entry_id)
+
     def _end_replaced(self, entry_id: str, entry: str) -> None:
         claim = self.lease.claim
         end_replaced(self.task.app, claim.keys, claim.ttl, entry_id, entry, claim.task_id)
@@ -528,6 +537,7 @@ class Run:
                 # stored: until it is, a copy runs if nobody stores one.
                 self.lease.store.note_done(self.lease.claim)
             streak = self.lease.store.count_streak(self.lease.claim.keys, self.lease.ttl)
+        self.leave_room()  # what it ended in is noted: whatever comes from there now knows
         self.conflict_ended(outcome, holder, streak=streak)
         if _is_remarkable(streak):
             streak_logger.warning(
@@ -634,6 +644,7 @@ class TaskConflict:
     def defer(self, countdown: float) -> Any:
         if self._run.request.is_eager:
             return self.skip()  # nobody would run what is published
+        self._run.leave_room()
         self._run.conflict_ended("deferred", self.holder, countdown)
         return self._run.republish(countdown)
 

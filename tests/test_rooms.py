@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import os
 import signal
+import time
+import uuid
 
 import pytest
 from celery import chord
@@ -250,6 +252,23 @@ def test_a_copy_of_what_was_turned_away_does_not_run(send, hold, journal, worker
     eventually(lambda: f"{name}[{second.id}] already done" in worker.log(), "it is known")
     assert [entry.task_id for entry in journal.read(label, "start")] == [first.id]
     assert second.state == state
+
+
+@pytest.mark.usefixtures("worker")
+def test_who_is_turned_away_leaves_the_room_and_so_does_every_copy(send, hold, room, client, label):
+    """Its time was not over when its turn came, and was over when it met the lock."""
+    first, _ = hold("queued_briefly", 5.0)
+    here = room(first.id)
+    task_id = str(uuid.uuid4())
+    entry = f"{task_id}:0.0"
+    header = {"parked": True, "redelivered": True, "since": time.time() - 5.0}
+    for _ in range(2):  # the second is a copy of what is done by then
+        client.rpush(here.key("room"), entry)
+        client.hset(here.key("entries"), entry, '||{"task":"queued_briefly"}')
+        result = send("queued_briefly", label, 0.0, task_id=task_id, headers={"redislock": header})
+        eventually(lambda: entry not in client.lrange(here.key("room"), 0, -1), "it has left")
+        assert isinstance(outcome_of(result), LockConflict)
+    assert first.get(timeout=20)
 
 
 @pytest.mark.usefixtures("worker")
