@@ -593,8 +593,9 @@ def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violatio
         # Who waited names the holder that it met first.
         if free is None or event.outcome == "waited" or facts.data_may_be_lost(event.at):
             continue
+        met_at = _met_at(facts, event)
         free_at = max(free.at, stands_until.get((event.key, free.fence), 0.0))
-        late = event.at - free_at - facts.stopped(event.pid, free_at, event.at)
+        late = met_at - free_at - facts.stopped(event.pid, free_at, met_at)
         if late > SOON + NOISE:
             yield Violation(
                 "ghost",
@@ -607,6 +608,16 @@ def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violatio
                 yield Violation(
                     "ghost", f"{key} stands after it was released", (released[key, fence], event)
                 )
+
+
+def _met_at(facts: Facts, conflict: Event) -> float:
+    """When the lock was in the way of this one, who may have said so later."""
+    refused = [
+        e.at
+        for e in facts.of_id[conflict.id]
+        if e.kind == "refused" and e.pid == conflict.pid and e.at <= conflict.at
+    ]
+    return max(refused, default=conflict.at)
 
 
 def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violation]:

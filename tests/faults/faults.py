@@ -330,7 +330,8 @@ def _bring_about(stage: Stage, step: str) -> None:
     key = stage.rng.choice(("k0", "k1"))
     name = {"replacing": "coalesce", "replaced": "coalesce", "gave up": "queue_briefly"}
     tasks = ["queue", *[name.get(step, "queue")] * 3]
-    for seconds, task in zip((1.0, 0.1, 0.1, 0.1), tasks, strict=True):
+    holds = 2.0 if step == "gave up" else 1.0
+    for seconds, task in zip((holds, 0.1, 0.1, 0.1), tasks, strict=True):
         stage.send(task, kwargs={"key": key, "seconds": seconds, "how": "return"}, expires=None)
 
 

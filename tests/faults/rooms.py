@@ -74,8 +74,9 @@ def stays(events: Iterable[Event]) -> list[Stay]:
                     stay.leaves("replaced", event, event.asked)
                     stay.successor = event.entry
                     place = place or stay
-            # Who replaced the one whose turn it was is told to ask, and is in the room all the same.
-            came_in = event.kind == "parked" or event.replaced
+            # Who replaced the one whose turn it was is told to ask, and is in the room too.
+            first = event.said == "ask" and event.newest and event.began
+            came_in = event.kind == "parked" or event.replaced or first
             if came_in and (event.key, event.entry) not in inside:
                 stay = inside[event.key, event.entry] = Stay(event, place)
                 found.append(stay)

@@ -276,7 +276,8 @@ class Stage:
             return False
         rooms = self._rooms_left()
         if any(kind in key for key in rooms for kind in (":room:", ":entries:", ":ended:")):
-            return False  # somebody waits there
+            # Somebody waits there, and others look after the room every second or so.
+            return self.watcher.idle() > 2 * HOPELESS
         pending = [each for each, result in self._results().items() if not _is_final(result)]
         idle = self.watcher.idle()
         if self.broker == "redis":
