@@ -541,12 +541,14 @@ def no_attempt_completes_twice(facts: Facts, verdict: Verdict) -> Iterator[Viola
         by_attempt = defaultdict(list)
         for body in bodies:
             by_attempt[body.start.attempt].append(body)
-        for runs in by_attempt.values():
+        # An attempt that runs again brings those after it along.
+        excused_from = NEVER
+        for _, runs in sorted(by_attempt.items()):
             for earlier, later in itertools.pairwise(runs):
-                if earlier.outcome not in COMPLETED or _may_run_again(
-                    facts, earlier, later.start.at
-                ):
+                may = _may_run_again(facts, earlier, later.start.at)
+                if earlier.outcome not in COMPLETED or may or later.start.at > excused_from:
                     verdict.again += 1
+                    excused_from = min(excused_from, later.start.at)
                     continue
                 assert earlier.end is not None
                 yield Violation(
