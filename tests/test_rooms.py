@@ -8,17 +8,21 @@ import os
 import signal
 import time
 import uuid
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import chord
 from celery.exceptions import ChordError
 
-from celery_redislock import LockConflict, RedisLock, TaskSkipped, _holder
+from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped, _holder
+from celery_redislock._app import app_locks
 from celery_redislock._connect import pools_from_url
 from celery_redislock._keys import lock_keys
 from celery_redislock._lock import new_token
+from celery_redislock._room import Entry, hand_over
 from celery_redislock._store import Claim, Store
 from tests.support.waiting import eventually
+from tests.support.workers import make_app
 
 QUEUE = "rooms"
 
@@ -309,6 +313,35 @@ def test_a_task_that_expires_in_the_room_is_dropped_and_the_next_runs(send, hold
     assert third.get(timeout=30)
     assert second.state == "REVOKED"
     eventually(here.leaves_nothing, "nothing is left")
+
+
+def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
+    conf, client, redis_server, queue, label
+):
+    """RabbitMQ drops a message that expires before somebody gets it, and nobody would know."""
+    with make_app({k: v for k, v in conf.items() if not k.startswith("test_")}) as app:
+
+        @app.task(base=SingletonTask, name="expires_in_the_room", lock_key="{label}")
+        def task(label):
+            """Never runs."""
+
+        keys = task.lock_keys_for([label], {})
+        past = (datetime.now(timezone.utc) - timedelta(seconds=1)).isoformat()
+        client.set(keys.lock, "held")
+        for task_id, expires in ((f"{label}-1", past), (f"{label}-2", None)):
+            options = {"task_id": task_id, "queue": queue, "expires": expires}
+            entry = Entry.of(task, [label], {}, {**options, "headers": {"redislock": {}}})
+            claim = Claim(keys, new_token(), 5.0, "", task_id)
+            app_locks(app).store.park(claim, entry.dump())
+        client.delete(keys.lock)
+        hand_over(app, keys, 5.0)
+        assert app.AsyncResult(f"{label}-1").state == "REVOKED"
+        assert client.lrange(keys.room, 0, -1) == [f"{label}-2:0.0"]
+        with redis_server.client(db=1) as broker:
+            (message,) = broker.lrange(queue, 0, -1)
+            assert f"{label}-2" in message
+            broker.delete(queue)
+        client.delete(keys.room, keys.entries, keys.rooms)
 
 
 @pytest.mark.usefixtures("worker")

@@ -498,6 +498,8 @@ def _why_it_may_vanish(facts: Facts, sent: Event) -> str | None:
     since = trail[got + 1 :]
     acked = next((e for e in since if e.kind == "acked"), None)
     ends = [body.outcome for body in facts.bodies_of[sent.id]]
+    if facts.case.get("broker") == "rabbitmq" and sent.id in facts.expiring and acked is None:
+        return "dropped by the broker when it expired"
     if acked is None:
         # The broker was to deliver it, or to deliver it again.
         return "lost by the broker's transport" if may else None
