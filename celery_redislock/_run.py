@@ -118,7 +118,7 @@ class Run:
         self._retry: Retry | None = None
         #: For `Store.release`: "" not run to its end, "1" it leaves a result, "0" it leaves none.
         self._done = ""
-        self._ran = self._succeeded = self._left_room = False
+        self._ran = self._succeeded = self._left_room = self._parking = False
         locks = task.app_locks
         self.lease = Lease(
             locks.store,
@@ -139,6 +139,11 @@ class Run:
         try:
             try:
                 return self._run()
+            except SoftTimeLimitExceeded:
+                if self._parking:
+                    # It has failed: what may stand in the room is not to run.
+                    self._hand_over(take_out=self.lease.claim.entry_id)
+                raise
             finally:
                 self._give_back()
         finally:
@@ -471,6 +476,7 @@ class Run:
         task, request, delivery = self.task, self.request, self.delivery
         options = self._message_options(delivery.parked_header())
         entry = Entry.of(task, request.args, request.kwargs, options).dump()
+        self._parking = True
         try:
             reply = self.lease.store.park(
                 self.lease.claim,
@@ -484,6 +490,8 @@ class Run:
         except LockUnavailable as exc:
             self._unless_unlocked(exc)
             return None
+        if not isinstance(reply, Parked):
+            self._parking = False
         if isinstance(reply, Full):
             return reply
         if isinstance(reply, Parked):
