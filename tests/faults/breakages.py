@@ -112,6 +112,12 @@ def old_replaces_new() -> None:
     Run._has_begun = lambda self: False  # type: ignore[method-assign]
 
 
+def failed_waits_on() -> None:
+    """A task that a time limit ends while it is parked stays in the room."""
+    never = property(lambda self: False, lambda self, value: None)
+    Run._parking = never  # type: ignore[attr-defined]
+
+
 def _rewrite(script: Any, old: str, new: str) -> None:
     assert script.text.count(old) == 1, f"the script has changed: no {old!r}"
     script.text = script.text.replace(old, new)
@@ -127,6 +133,6 @@ OF_ROOMS: dict[str, Callable[[], Any]] = {
     f.__name__: f
     for f in (
         *(removed_at_hand_over, newcomers_overtake, nobody_hands_over, one_too_many),
-        *(pause_is_forgotten, old_replaces_new),
+        *(pause_is_forgotten, old_replaces_new, failed_waits_on),
     )
 }

@@ -801,6 +801,17 @@ def of_its_kind_one_waits(facts: Facts, verdict: Verdict) -> Iterator[Violation]
                 )
 
 
+def who_has_failed_does_not_wait(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A soft time limit that ends a task while it is parked takes it out of the room."""
+    for event in facts.kinds["failed"]:
+        later = [b.start for b in facts.bodies_of[event.id] if b.start.at > event.at + SOON]
+        if event.error == "SoftTimeLimitExceeded" and later:
+            if facts.unreachable(event.at - facts.ttl, event.at) is None:
+                yield Violation(
+                    "failed, ran", f"{event.id} had failed, and ran after that", (event, later[0])
+                )
+
+
 def pauses_are_kept(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """After a success nobody takes a lock before its `lock_min_hold` is over."""
     asked_at = {(e.key, e.fence): e.asked for e in facts.kinds["took"]}
@@ -842,5 +853,6 @@ RULES = (
     locks_of_the_dead_are_freed,
     the_room_keeps_its_order,
     of_its_kind_one_waits,
+    who_has_failed_does_not_wait,
     pauses_are_kept,
 )

@@ -344,6 +344,12 @@ def _witness_acknowledgements() -> None:
     Request.acknowledge, Request.reject = acknowledged, rejected
 
 
+@signals.task_failure.connect(weak=False)
+def _on_failed(sender: Any, task_id: str, exception: Any, **kwargs: Any) -> None:
+    error = type(getattr(exception, "exc", exception)).__name__
+    history.write("failed", id=task_id, error=error, pid=os.getpid())
+
+
 @signals.task_revoked.connect(weak=False)
 def _on_revoked(request: Any, **kwargs: Any) -> None:
     history.write("revoked", id=request.id, main=MAIN, expired=bool(kwargs.get("expired")))

@@ -1,4 +1,4 @@
-"""The bench notices a broken waiting room, limit or pause: each of six breaks a promise, and the
+"""The bench notices a broken waiting room, limit or pause: each of seven breaks a promise, and the
 real ones do not.
 """
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults import steps
 from tests.faults.breakages import OF_ROOMS
-from tests.faults.faults import kill_child_at, strike_at
+from tests.faults.faults import kill_child_at, soft_limit_at, strike_at
 from tests.faults.history import History
 from tests.faults.run import play
 from tests.faults.stage import Fault, Stage
@@ -109,6 +109,10 @@ def a_retry_that_meets_what_came_since(stage):
         await_event(stage, first, "parked", "not parked")
 
 
+def a_soft_limit_while_it_is_parked(stage):
+    strike_at(stage, "parked", soft_limit_at)
+
+
 SCENES = {
     "removed_at_hand_over": (a_crash_between_hand_over_and_publishing, "vanished"),
     "newcomers_overtake": (a_newcomer_that_meets_a_free_lock_and_a_room, "overtook"),
@@ -116,6 +120,7 @@ SCENES = {
     "one_too_many": (three_at_once, "limit"),
     "pause_is_forgotten": (two_with_a_pause_between, "pause"),
     "old_replaces_new": (a_retry_that_meets_what_came_since, "newest"),
+    "failed_waits_on": (a_soft_limit_while_it_is_parked, "failed, ran"),
 }
 
 

@@ -163,6 +163,14 @@ def test_one_that_expires_is_revoked():
     assert story.wrong() == []
 
 
+def test_one_that_failed_while_it_was_parked_and_runs_all_the_same_is_found():
+    story = RoomStory().parked("a:0.0", 1.0)
+    story.add("failed", 1.1, id="a", error="SoftTimeLimitExceeded", pid=CHILD)
+    story.took("a:0.0", 3.0)
+    assert story.wrong() == []
+    assert story.body(3.0, 3.5, task_id="a").wrong() == ["failed, ran"]
+
+
 # -- of its kind ------------------------------------------------------------------------------
 
 
