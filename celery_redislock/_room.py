@@ -157,7 +157,7 @@ def hand_over(app: Any, keys: LockKeys, ttl: float, take_out: str = "") -> None:
 
 
 def _publish(app: Any, entry: Entry, gives_up: bool) -> bool:
-    """Whether it is on its way, or for others to publish. Else it has expired and has its result."""
+    """Whether it is on its way, or for others to publish. Else it has expired."""
     args, kwargs, options = entry.content(app)
     task = app.tasks.get(entry.task)
     if task is None:
