@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .history import Event
-from .rooms import Stay, out_of_turn, overtaken, side_by_side, stays, unanswered
+from .rooms import Stay, out_of_turn, overtaken, side_by_side, stays, unanswered, unsaid
 
 #: What every span of time is allowed beyond its bound, in seconds: the machine has other work.
 NOISE = 0.75
@@ -199,6 +199,10 @@ class Facts:
     @cached_property
     def stays(self) -> list[Stay]:
         return stays(self.events)
+
+    @cached_property
+    def unsaid(self) -> list[Event]:
+        return unsaid(self.events)
 
     @cached_property
     def unanswered(self) -> list[Event]:
@@ -450,6 +454,10 @@ def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation
     skips += [stay.left for stay in replaced if stay.left is not None]
     name = f"{sent.task}[{sent.id}]"
     returned = [b for b in bodies if b.outcome == "returned"]
+    # Whoever replaced it may have died, or not have been answered, before that was written.
+    by_unknown = any(event.id in (result.get("about") or "") for event in facts.unsaid)
+    if _says_skipped(result) and by_unknown:
+        return
     if _says_skipped(result) and not skips:
         yield Violation("result", f"{name} is said to be skipped, and was not", (result,))
     if result.state == "REVOKED" and not skips and sent.id not in facts.revoked | facts.expiring:
@@ -753,7 +761,7 @@ def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violati
                     tuple(filter(None, (first.parked, second.parked, second.left, first.left))),
                 )
         took = [e for e in facts.kinds["took"] if e.key == key and not _has_a_claim(facts, e)]
-        for stay, event in overtaken(in_room, took):
+        for stay, event in overtaken(in_room, took, facts.kinds["handed"]):
             if not facts.forgot(stay.parked.asked, event.at):
                 yield Violation(
                     "overtook",
@@ -805,11 +813,11 @@ def who_has_failed_does_not_wait(facts: Facts, verdict: Verdict) -> Iterator[Vio
     """A soft time limit that ends a task while it is parked takes it out of the room."""
     for event in facts.kinds["failed"]:
         later = [b.start for b in facts.bodies_of[event.id] if b.start.at > event.at + SOON]
-        if event.error == "SoftTimeLimitExceeded" and later:
-            if facts.unreachable(event.at - facts.ttl, event.at) is None:
-                yield Violation(
-                    "failed, ran", f"{event.id} had failed, and ran after that", (event, later[0])
-                )
+        reachable = facts.unreachable(event.at - facts.ttl, event.at) is None
+        if event.error == "SoftTimeLimitExceeded" and later and reachable:
+            yield Violation(
+                "failed, ran", f"{event.id} had failed, and ran after that", (event, later[0])
+            )
 
 
 def pauses_are_kept(facts: Facts, verdict: Verdict) -> Iterator[Violation]:

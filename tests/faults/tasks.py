@@ -280,6 +280,7 @@ def _witness_rooms() -> None:
     @wraps(park)
     def parked(self: Any, claim: Any, *args: Any, **kwargs: Any) -> Any:
         asked = time.monotonic()
+        history.write("parks", newest=kwargs.get("kind") or "", **_who(claim))
         reply = park(self, claim, *args, **kwargs)
         said = "parked" if isinstance(reply, Parked) else "ask"
         history.write(
