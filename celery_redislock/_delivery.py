@@ -37,6 +37,7 @@ class Delivery:
         chain: which chain of deferrals the message belongs to, or None. Copies of a message
             belong to the same, at the same step, and only one of them goes on with it.
         step: the message's place in the chain.
+        outages: how often in a row it was deferred since the lock server did not answer.
     """
 
     token: str
@@ -46,6 +47,7 @@ class Delivery:
     since: float | None = None
     chain: str | None = None
     step: int = 0
+    outages: int = 0
 
     @classmethod
     def take_from(cls, request: Any) -> Delivery:
@@ -65,13 +67,14 @@ class Delivery:
             since=header.get("since"),
             chain=header.get("chain"),
             step=int(header.get("step", 0)),
+            outages=int(header.get("outages", 0)),
         )
 
     def next_step(self, chain: str) -> int:
         """The step of that chain that this delivery is deferred to."""
         return self.step + 1 if chain == self.chain else 1
 
-    def next_header(self, chain: str) -> dict[str, Any]:
+    def next_header(self, chain: str, *, outage: bool) -> dict[str, Any]:
         """The header of the message that this delivery is deferred to."""
         header = {
             "deferrals": self.deferrals + 1,
@@ -79,6 +82,7 @@ class Delivery:
             "redelivered": self.redelivered,
             "chain": chain,
             "step": self.next_step(chain),
+            "outages": self.outages + 1 if outage else 0,
         }
         return {KEY: header}
 

@@ -23,7 +23,7 @@ from ._heartbeat import heartbeat
 from ._keys import lock_keys
 from ._lock import BEAT_EVERY, logger
 from ._run import Skipped
-from ._store import Claim, Extension, Store
+from ._store import Claim, Extended, Extension, Store
 from .errors import LockUnavailable
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ class ChildLease:
         max_hold = self._task.lock_options.lock_max_hold
         return Extension(self.claim, self.claim.opening, 0, retake=False, max_hold=max_hold)
 
-    def beat_succeeded(self, sent_at: float, *, retaken: bool) -> None:
+    def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
         self.next_beat = sent_at + self.ttl * BEAT_EVERY
 
     def beat_denied(self) -> None:

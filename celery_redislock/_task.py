@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from celery import Task, _state
 from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.result import EagerResult
 from celery.utils.imports import instantiate, symbol_by_name
 from kombu import serialization
@@ -72,6 +73,9 @@ class SingletonTask(Task):
     lock_options: LockOptions = None  # type: ignore[assignment]
     #: Whether this worker's pool runs tasks in processes of their own. Set in its main process.
     runs_in_children = False
+    #: Whether a message is acknowledged only after its task has run, also without `acks_late`: by
+    #: the loop that runs it.
+    acks_after_body = False
     _redislock_error: ConfigError | None = None
 
     @classmethod
@@ -228,6 +232,7 @@ class SingletonTask(Task):
             base = symbol_by_name(getattr(self, "Request"))  # noqa: B009  mypy: untyped base
             self.Request = lock_request(base)
             self.runs_in_children = isinstance(consumer.pool, PreforkPool)
+            self.acks_after_body = isinstance(consumer.pool, SoloPool)
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
 
 

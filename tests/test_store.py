@@ -71,7 +71,11 @@ def busy(reply: Any) -> Busy:
 
 
 def extension(claim: Claim, reply: Acquired, retake: bool = True) -> Extension:
-    return Extension(claim, reply.value, reply.fence, retake)
+    return Extension(claim, reply.value, reply.fence, retake, reply.fence)
+
+
+def outcomes(replies: list[Any]) -> list[int]:
+    return [reply.outcome for reply in replies]
 
 
 @pytest.fixture
@@ -140,7 +144,7 @@ def test_a_lapsed_lock_is_free(store, client, label) -> None:
     client.pexpire(claim.keys.lock, 1)
     eventually(lambda: not client.exists(claim.keys.lock), "it lapses")
     taken(store.acquire(make_claim(label)))
-    assert store.extend([extension(claim, Acquired(claim.value, 1, 0.0))]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(claim, Acquired(claim.value, 1, 0.0))])) == [NOT_OURS]
 
 
 # -- values that are not ours -----------------------------------------------------------------
@@ -175,7 +179,7 @@ def test_a_foreign_value_is_held_and_no_operation_touches_it(
         assert reply.remaining == float("inf")
         assert reply.holder == Holder(ttl=float("inf"))
     held = Extension(claim, claim.value, 5, True)
-    assert store.extend([held]) == [NOT_OURS]
+    assert outcomes(store.extend([held])) == [NOT_OURS]
     assert store.release(claim, "1", always=True) is False
     assert store.hold(claim, claim.value, 5) is False
     assert store.break_lock(claim.keys, 30) is None
@@ -212,7 +216,7 @@ def test_an_extension_gives_the_lock_its_whole_life_again(store, client, label) 
     claim = make_claim(label)
     reply = taken(store.acquire(claim))
     client.pexpire(claim.keys.lock, 1000)
-    assert store.extend([extension(claim, reply)]) == [EXTENDED]
+    assert outcomes(store.extend([extension(claim, reply)])) == [EXTENDED]
     assert client.pttl(claim.keys.lock) > 29_000
 
 
@@ -224,7 +228,7 @@ def test_many_locks_are_extended_at_once_and_each_has_its_own_answer(store, clie
     client.delete(claims[3].keys.lock)
     wanted = [extension(claim, reply) for claim, reply in zip(claims, replies, strict=True)]
     wanted[3] = extension(claims[3], replies[3], retake=False)
-    assert store.extend(wanted) == [EXTENDED, RETAKEN, NOT_OURS, NOT_OURS, EXTENDED]
+    assert outcomes(store.extend(wanted)) == [EXTENDED, RETAKEN, NOT_OURS, NOT_OURS, EXTENDED]
     assert client.pttl(claims[4].keys.lock) > 13_000
 
 
@@ -238,7 +242,7 @@ def test_a_loser_neither_extends_nor_releases_nor_keeps_what_another_holds(
     before = client.get(winner.keys.lock)
     client.pexpire(winner.keys.lock, 5000)
 
-    assert store.extend([extension(loser, lost)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(loser, lost)])) == [NOT_OURS]
     assert store.release(loser) is False
     assert store.hold(loser, lost.value, 30) is False
 
@@ -262,7 +266,9 @@ def test_a_token_that_only_begins_like_the_holders_is_another(store, label) -> N
     taken(store.acquire(claim))
     short = Claim(claim.keys, claim.token[:-1], 30, claim.value)
     assert store.release(short) is False
-    assert store.extend([Extension(short, '{"token":"' + short.token + '"}', 1, True)]) == [0]
+    assert outcomes(
+        store.extend([Extension(short, '{"token":"' + short.token + '"}', 1, True)])
+    ) == [0]
 
 
 # -- keys that vanish -------------------------------------------------------------------------
@@ -272,7 +278,7 @@ def test_a_vanished_lock_is_taken_again_as_it_was(store, client, label) -> None:
     claim = make_claim(label)
     reply = taken(store.acquire(claim))
     client.delete(claim.keys.lock)
-    assert store.extend([extension(claim, reply)]) == [RETAKEN]
+    assert outcomes(store.extend([extension(claim, reply)])) == [RETAKEN]
     assert client.get(claim.keys.lock) == reply.value
     assert client.pttl(claim.keys.lock) > 29_000
     assert store.release(claim) is True
@@ -282,7 +288,7 @@ def test_a_vanished_lock_is_not_taken_again_past_the_holders_right(store, client
     claim = make_claim(label)
     reply = taken(store.acquire(claim))
     client.delete(claim.keys.lock)
-    assert store.extend([extension(claim, reply, retake=False)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(claim, reply, retake=False)])) == [NOT_OURS]
     assert not client.exists(claim.keys.lock)
 
 
@@ -291,7 +297,34 @@ def test_a_vanished_lock_that_somebody_took_is_lost(store, client, label) -> Non
     reply = taken(store.acquire(claim))
     client.delete(claim.keys.lock)
     taken(store.acquire(make_claim(label)))
-    assert store.extend([extension(claim, reply)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(claim, reply)])) == [NOT_OURS]
+
+
+def test_what_another_may_have_had_in_between_is_not_taken_again(
+    store: Store, client: redis.Redis, label: str
+) -> None:
+    claim = make_claim(label)
+    held = taken(store.acquire(claim))
+    client.delete(claim.keys.lock)
+    other = make_claim(label)
+    taken(store.acquire(other))
+    assert store.release(other)
+    assert outcomes(store.extend([extension(claim, held)])) == [NOT_OURS]
+    assert not client.exists(claim.keys.lock)
+
+
+def test_who_saw_the_counter_since_takes_again_what_vanished(
+    store: Store, client: redis.Redis, label: str
+) -> None:
+    claim = make_claim(label)
+    held = taken(store.acquire(claim))
+    client.set(claim.keys.fence, counter := held.fence + 10)  # another lock of this bucket
+    (reply,) = store.extend([extension(claim, held)])
+    assert reply == (EXTENDED, counter)
+    client.delete(claim.keys.lock)
+    assert outcomes(store.extend([extension(claim, held)])) == [NOT_OURS]
+    again = extension(claim, held)._replace(counter=reply.counter)
+    assert outcomes(store.extend([again])) == [RETAKEN]
 
 
 def test_a_lock_kept_for_a_waiter_is_not_taken_again(store, client, label) -> None:
@@ -299,7 +332,7 @@ def test_a_lock_kept_for_a_waiter_is_not_taken_again(store, client, label) -> No
     reply = taken(store.acquire(claim))
     busy(store.acquire(waiter, "wait"))
     assert store.release(claim) is True
-    assert store.extend([extension(claim, reply)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(claim, reply)])) == [NOT_OURS]
 
 
 def test_after_a_break_the_holder_does_not_take_the_lock_again(store, client, label) -> None:
@@ -307,7 +340,7 @@ def test_after_a_break_the_holder_does_not_take_the_lock_again(store, client, la
     reply = taken(store.acquire(claim))
     assert store.break_lock(claim.keys, 30).task_id == "0c1e"
     assert not client.exists(claim.keys.lock)
-    assert store.extend([extension(claim, reply)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(claim, reply)])) == [NOT_OURS]
     assert store.break_lock(claim.keys, 30) is None
     taken(store.acquire(make_claim(label)))
 
@@ -318,8 +351,8 @@ def test_of_two_locks_broken_one_after_the_other_neither_comes_back(store, clien
     store.break_lock(first.keys, 30)
     also_held = taken(store.acquire(second))
     store.break_lock(first.keys, 30)
-    assert store.extend([extension(first, held)]) == [NOT_OURS]
-    assert store.extend([extension(second, also_held)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(first, held)])) == [NOT_OURS]
+    assert outcomes(store.extend([extension(second, also_held)])) == [NOT_OURS]
 
 
 def test_the_mark_of_a_break_goes_once_the_holder_has_no_right_any_more(
@@ -372,7 +405,7 @@ def test_a_fence_rises_above_that_of_a_lock_that_was_taken_again(store, client, 
     reply = taken(store.acquire(claim))
     ahead = reply.fence + 86_400_000_000  # given out when the server's clock was ahead
     client.delete(claim.keys.lock, claim.keys.fence)
-    assert store.extend([Extension(claim, reply.value, ahead, True)]) == [RETAKEN]
+    assert outcomes(store.extend([Extension(claim, reply.value, ahead, True, ahead)])) == [RETAKEN]
     store.release(claim)
     assert taken(store.acquire(make_claim(label))).fence > ahead
     client.delete(claim.keys.fence)
@@ -394,7 +427,7 @@ def test_a_redelivered_copy_meets_its_own_lock_and_leaves_a_note(store, client, 
     assert record["token"] == claim.token
     assert 10_000 < client.pttl(claim.keys.lock) <= 20_000
     assert taken(store.acquire(claim)).fence == reply.fence
-    assert store.extend([extension(claim, reply)]) == [EXTENDED]
+    assert outcomes(store.extend([extension(claim, reply)])) == [EXTENDED]
     assert store.release(claim) is True
 
 
@@ -524,7 +557,7 @@ def test_a_retry_takes_over_from_an_attempt_that_missed_its_heartbeats(
     assert busy(store.acquire(retry)).relation == "earlier"
     client.pexpire(first.keys.lock, 14_000)
     assert taken(store.acquire(retry)).fence > held.fence
-    assert store.extend([extension(first, held)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(first, held)])) == [NOT_OURS]
     assert store.release(first) is False
 
 
@@ -547,7 +580,7 @@ def test_a_lock_that_is_kept_for_the_retry_goes_to_it_and_to_nobody_else(
     assert holder.fence == held.fence
 
     assert busy(store.acquire(make_claim(label, task_id="other"))).relation == "other"
-    assert store.extend([extension(first, held)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(first, held)])) == [NOT_OURS]
     assert store.release(first) is False
     retry = make_claim(label, task_id=label, attempt=1)
     assert taken(store.acquire(retry)).fence > held.fence
@@ -749,7 +782,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(own_store, own_redis, lab
         replies = [taken(own_store.acquire(claim)) for claim in claims]
         client.script_flush()
         wanted = [extension(claim, reply) for claim, reply in zip(claims, replies, strict=True)]
-        assert own_store.extend(wanted) == [EXTENDED] * 3
+        assert outcomes(own_store.extend(wanted)) == [EXTENDED] * 3
         client.script_flush()
         assert own_store.release(claims[0]) is True
         client.script_flush()
@@ -757,7 +790,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(own_store, own_redis, lab
         client.script_flush()
         assert own_store.break_lock(claims[2].keys, 30) is not None
         client.script_flush()
-        assert own_store.extend(wanted) == [RETAKEN, NOT_OURS, NOT_OURS]
+        assert outcomes(own_store.extend(wanted)) == [RETAKEN, NOT_OURS, NOT_OURS]
 
 
 @contextlib.contextmanager
@@ -1055,7 +1088,7 @@ def test_signals_at_any_time_mix_up_no_answers(slow_store, store, label) -> None
             assert slow_store.holder(claims[1].keys, 30).task_id == "1"
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert slow_store.extend(wanted) == [EXTENDED, EXTENDED]
+    assert outcomes(slow_store.extend(wanted)) == [EXTENDED, EXTENDED]
     assert cut > 30
 
 
@@ -1090,7 +1123,7 @@ def test_what_a_server_that_came_back_empty_forgot_is_taken_again_at_once(
 
     def extended() -> bool:
         with contextlib.suppress(LockUnavailable):
-            return own_store.extend([extension(claim, reply)]) == [RETAKEN]
+            return outcomes(own_store.extend([extension(claim, reply)])) == [RETAKEN]
         return False
 
     eventually(extended, "it is taken again")
@@ -1214,7 +1247,7 @@ class OneLock(RuleBasedStateMachine):
             expected = EXTENDED
         elif self.holder is None and retake and who not in self.broken:
             expected, self.holder = RETAKEN, who
-        assert self.store.extend([wanted]) == [expected]
+        assert outcomes(self.store.extend([wanted])) == [expected]
 
     @rule(who=CLAIMANTS)
     def release(self, who: int) -> None:

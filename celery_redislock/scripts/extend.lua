@@ -4,31 +4,41 @@
 -- ARGV  1 value as stored, opening with {"token":"<token>"   2 length of that opening   3 ttl in ms
 --       4 "1" take it again if it is missing, "0" do not   5 fence
 --       6 ms since the acquisition after which it is not extended any more, or ""
--- Reply 1 extended | 2 was missing, taken again | 0 not ours any more
+--       7 the counter as it was when the lock was last known to be ours
+-- Reply {1 extended | 2 was missing, taken again | 0 not ours any more, counter}
 
 local opening = string.sub(ARGV[1], 1, tonumber(ARGV[2]))
 local current = redis.pcall('GET', KEYS[1])
 
+local counter = redis.call('GET', KEYS[2]) or '0'
+
 if not current then
   -- The server came back empty, failed over, or evicted the key. An operator's break is final.
   if ARGV[4] ~= '1' or string.find(redis.call('GET', KEYS[3]) or '', opening, 1, true) then
-    return 0
+    return {0, counter}
+  end
+  -- Somebody has taken a lock of this bucket since: this one, perhaps, and given it back.
+  if tonumber(counter) > tonumber(ARGV[7]) then
+    return {0, counter}
   end
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
-  if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[5]) then
+  -- The next fence is the time, which is higher, unless this server's clock is behind the old one's.
+  local now = redis.call('TIME')
+  if math.max(tonumber(counter), now[1] * 1000000 + now[2]) < tonumber(ARGV[5]) then
     redis.call('SET', KEYS[2], ARGV[5])
+    counter = ARGV[5]
   end
-  return 2
+  return {2, counter}
 end
 
 if type(current) == 'string' and string.sub(current, 1, #opening) == opening then
   if ARGV[6] ~= '' then
     local since, now = tonumber(string.match(current, '"acquired_at":([%d.]+)')), redis.call('TIME')
     if since and (now[1] + now[2] / 1000000 - since) * 1000 > tonumber(ARGV[6]) then
-      return 0
+      return {0, counter}
     end
   end
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
-  return 1
+  return {1, counter}
 end
-return 0
+return {0, counter}

@@ -331,7 +331,7 @@ class LockMachine(RuleBasedStateMachine):
         elif self.answer == "not ours":
             right.denied()
         else:
-            right.gained(self.sent_at, right.record)
+            right.gained(self.sent_at, right.record._replace(counter=self.model.counter))
 
     @move(
         "alive",
@@ -399,9 +399,9 @@ class LockMachine(RuleBasedStateMachine):
         client = _pick(self.all, which)
         self._expect(client.process, NONE, "extend", client.who, None, max_hold)
         most = None if max_hold is None else (max_hold + 0.5) * TICK
-        wanted = Extension(client.claim, client.claim.opening, 0, False, most)
+        wanted = Extension(client.claim, client.claim.opening, 0, False, max_hold=most)
         (reply,) = client.process.store.extend([wanted])
-        assert reply == REPLIES[self.answer] != RETAKEN
+        assert reply.outcome == REPLIES[self.answer] != RETAKEN
 
     @move("late", which=WHICH, what=("acquire", "extend", "retake", "release"))
     def its_late_question_arrives(self, which: int, what: str) -> None:
@@ -417,9 +417,11 @@ class LockMachine(RuleBasedStateMachine):
         elif what in ("extend", "retake") and fence:
             retake = client.right.record if what == "retake" else None
             self._expect(client.process, NONE, "extend", client.who, retake)
-            extension = Extension(claim, client.lease._stored, fence, retake is not None)
+            lease = client.lease
+            again = retake is not None
+            extension = Extension(claim, lease._stored, fence, again, lease._counter)
             (reply,) = store.extend([extension])
-            assert reply == REPLIES[self.answer]
+            assert reply.outcome == REPLIES[self.answer]
 
     # -- what happens to everybody ----------------------------------------------------------
 
@@ -546,7 +548,9 @@ class LockMachine(RuleBasedStateMachine):
                     self.model.learn_fence(int(self.redis.get(KEYS.fence) or 0))
                 # The value on its way back is the only one that time does not make older.
                 lock, delay = self.model.lock, trouble.after
-                self.record = Record(lock.fence, lock.since + delay) if lock else Record(0, 0)
+                self.record = Record(0, 0)
+                if lock is not None:
+                    self.record = Record(lock.fence, lock.since + delay, lock.fence)
             lost = losses.pop() if losses else ""
             self._pass(1 if lost == "for good" else trouble.after)
             if lost:

@@ -95,6 +95,8 @@ MUTANTS = (
            "if ARGV[4] ~= '1' or", "if"),
     Mutant("an extension takes again what an operator broke", "_EXTEND",
            "string.find(redis.call('GET', KEYS[3]) or '', opening, 1, true)", "false", "broken"),
+    Mutant("an extension takes again what another may have had", "_EXTEND",
+           "tonumber(counter) > tonumber(ARGV[7])", "false"),
     Mutant("an extension does not bring the counter up", "_EXTEND",
            "redis.call('SET', KEYS[2], ARGV[5])", ""),
     Mutant("the parent extends for longer than a lock may be held", "_EXTEND",
