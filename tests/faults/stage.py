@@ -26,11 +26,11 @@ CONCURRENCY = {"prefork": 2, "threads": 3, "solo": 1, "gevent": 3}
 #: Messages that may be open at a time, before the load stops sending.
 ROOM = {"prefork": 9, "threads": 10, "solo": 5, "gevent": 10}
 #: The load lasts for so many seconds, and longer if the fault does.
-AT_LEAST = 3.5
+AT_LEAST = 3.0
 #: Seconds until everything that was sent must have ended.
 DRAIN = 45.0
 #: Seconds without news after which what cannot come any more is not waited for.
-HOPELESS = 5.0
+HOPELESS = 4.0
 #: The Redis broker gives an unacknowledged message back after three seconds.
 IMPATIENT = {
     "visibility_timeout": 3,
