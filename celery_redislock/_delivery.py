@@ -64,6 +64,7 @@ class Delivery:
         parked: it comes from a waiting room.
         gave_up: it waited there for as long as it would.
         reservation: the lock that is kept for the message, or None.
+        outages: how often in a row it was deferred since the lock server did not answer.
     """
 
     token: str
@@ -76,6 +77,7 @@ class Delivery:
     parked: bool = False
     gave_up: bool = False
     reservation: Reservation | None = None
+    outages: int = 0
 
     @classmethod
     def take_from(cls, request: Any) -> Delivery:
@@ -98,13 +100,14 @@ class Delivery:
             parked=bool(header.get("parked")),
             gave_up=bool(header.get("gave_up")),
             reservation=Reservation.of(header),
+            outages=int(header.get("outages", 0)),
         )
 
     def next_step(self, chain: str) -> int:
         """The step of that chain that this delivery is deferred to."""
         return self.step + 1 if chain == self.chain else 1
 
-    def next_header(self, chain: str) -> dict[str, Any]:
+    def next_header(self, chain: str, *, outage: bool) -> dict[str, Any]:
         """The header of the message that this delivery is deferred to."""
         header = {
             "deferrals": self.deferrals + 1,
@@ -112,6 +115,7 @@ class Delivery:
             "redelivered": self.redelivered,
             "chain": chain,
             "step": self.next_step(chain),
+            "outages": self.outages + 1 if outage else 0,
         }
         if self.reservation is not None:  # the server may have been away
             header.update(self.reservation.header)

@@ -24,11 +24,13 @@ from ._holder import Holder
 from ._keys import lock_keys
 from ._options import check_option
 from ._store import (
-    EXTENDED,
+    NOT_OURS,
+    RETAKEN,
     Acquired,
     Busy,
     Claim,
     Done,
+    Extended,
     Extension,
     Store,
     to_ms,
@@ -40,6 +42,8 @@ logger = logging.getLogger("celery_redislock")
 #: The part of the ttl between two extensions: a third, less a little, so that a holder finds out
 #: that the server came back empty before anybody else may take a lock there.
 BEAT_EVERY: Final = 0.3
+#: Why a lock is lost if the server says no more than that it is.
+GONE: Final = "another holder has it or may have had it, or it lapsed"
 #: Seconds between looks at a key whose owner, not one of us, wakes nobody.
 FOREIGN: Final = 0.5
 
@@ -110,6 +114,7 @@ class Lease:
         self.room_waits = False
         self._stored = ""
         self.heir: Heir | None = None
+        self._counter = 0
         self._max_hold = max_hold
         self._beats = beats
         self._on_lost = on_lost
@@ -174,6 +179,7 @@ class Lease:
         if isinstance(reply, Acquired):
             self.fence = reply.fence
             self._stored = reply.value
+            self._counter = reply.fence
             self.acquired_at = reply.sent_at
             self.room_waits = reply.room_waits
             self._renewed(reply.sent_at)
@@ -286,7 +292,8 @@ class Lease:
         """What an extension that is sent now says. While the right lasts, a lock that vanished
         is taken again.
         """
-        return Extension(self.claim, self._stored, self.fence, retake=now < self.deadline)
+        retake = now < self.deadline
+        return Extension(self.claim, self._stored, self.fence, retake, self._counter)
 
     def may_extend(self, now: float) -> bool:
         """Whether the lock has not been held for longer than it may."""
@@ -305,8 +312,9 @@ class Lease:
             )  # fmt: skip
         self.next_beat = self.deadline
 
-    def beat_succeeded(self, sent_at: float, *, retaken: bool) -> None:
-        if retaken:
+    def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
+        self._counter = reply.counter
+        if reply.outcome == RETAKEN:
             logger.warning(
                 "redislock: %s had vanished from the server and was taken again; nobody else"
                 " had it", self.key,
@@ -318,7 +326,7 @@ class Lease:
 
     def beat_denied(self) -> None:
         heartbeat.discard(self)
-        self.mark_lost("another holder has it, or it lapsed")
+        self.mark_lost(GONE)
 
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         if clock() >= self.deadline:
@@ -367,10 +375,10 @@ class Lease:
                 raise
             self.mark_lost(exc.reason)
             return False
-        if reply < EXTENDED:
-            self.mark_lost("another holder has it, or it lapsed")
+        if reply.outcome == NOT_OURS:
+            self.mark_lost(GONE)
             return False
-        self.beat_succeeded(sent_at, retaken=reply != EXTENDED)
+        self.beat_succeeded(sent_at, reply)
         return True
 
     def _confirm(self) -> None:

@@ -25,7 +25,7 @@ from ._lock import BEAT_EVERY, logger
 from ._reserve import free
 from ._room import hand_over
 from ._run import Skipped
-from ._store import Claim, Extension, Store
+from ._store import Claim, Extended, Extension, Store
 from .errors import LockUnavailable
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class ChildLease:
         max_hold = self._task.lock_options.lock_max_hold
         return Extension(self.claim, self.claim.opening, 0, retake=False, max_hold=max_hold)
 
-    def beat_succeeded(self, sent_at: float, *, retaken: bool) -> None:
+    def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
         self.next_beat = sent_at + self.ttl * BEAT_EVERY
 
     def beat_denied(self) -> None:

@@ -127,10 +127,15 @@ class Run:
             on_lost=self._on_lost,
         )
         self.key = self.lease.key
-        # Another copy of the message may be about, if the broker has it still, or had for as
-        # long as a visibility timeout, of which none is shorter than a second.
+        # Another copy of the message may be about: the broker has it still, or had for as long as
+        # a visibility timeout, of which none is shorter than a second; or it did not hear that
+        # what this one was deferred from is acknowledged.
         self._may_have_copies = not self.request.is_eager and bool(
-            self.task.acks_late or self.delivery.redelivered or self.delivery.age >= 1.0
+            self.task.acks_late
+            or self.task.acks_after_body
+            or self.delivery.redelivered
+            or self.delivery.deferrals
+            or self.delivery.age >= 1.0
         )
 
     def __call__(self) -> Any:
@@ -243,7 +248,7 @@ class Run:
             self._done = "0"
             raise
         except Exception:
-            self._done = "1" if self._acks_failures() else ""
+            self._done = "1" if self.acks_failures() else ""
             raise
         self._done, self._succeeded = "1", True
         return result
@@ -333,25 +338,27 @@ class Run:
 
     def _defer_behind(self, outcome: str, busy: Busy) -> None:
         """Look again later whether this task's other run, which has the lock, has ended."""
-        countdown = self._backoff(self.lease.ttl / 3)
-        visible = self.task.app_locks.visibility_timeout
-        if visible is not None:
-            # A message that sleeps for longer is delivered a second time.
-            countdown = min(countdown, visible / 2)
+        countdown = self._backoff(self.delivery.deferrals, self.lease.ttl / 3)
         self.conflict_ended(outcome, busy.holder, countdown)
         # One chain for all the copies that meet this holder: one of them goes on.
         self.republish(countdown, chain=busy.token)
 
-    def _backoff(self, most: float) -> float:
-        """Seconds: 1, 2, 4 and so on with each deferral, `most` at most."""
-        return min(2.0 ** min(self.delivery.deferrals, 10), most)
+    def _backoff(self, tries: int, most: float) -> float:
+        """Seconds: 1, 2, 4 and so on with each try, `most` at most."""
+        visible = self.task.app_locks.visibility_timeout
+        if visible is not None:
+            # A message that sleeps for longer is delivered a second time.
+            most = min(most, visible / 2)
+        return min(2.0 ** min(tries, 10), most)
 
     def _unless_done(self, done: Done) -> Acquired | Busy | Done:
         """End a copy of a message whose task has run; ask again if it is not one, or has not
         quite.
         """
-        # Somebody may send a task again under the same id. A copy was about before it ended.
-        if not self.delivery.redelivered and self.delivery.age < done.age:
+        # Somebody may send a task again under the same id. A copy was about before it ended, itself
+        # or as what it was deferred from.
+        age = max(self.delivery.age, self.delivery.waited)
+        if not self.delivery.redelivered and age < done.age:
             return self.lease.take(again=True)
         # What it is deferred to must be known for a copy too, though it is received later.
         self.delivery.redelivered = True
@@ -380,7 +387,7 @@ class Run:
             return
         if choice == "raise" or self.request.is_eager:
             raise error
-        countdown = self._backoff(60.0)
+        countdown = self._backoff(self.delivery.outages, 60.0)
         logger.error("redislock: %s is deferred for %.1f s: %s", self, countdown, error)
         self.republish(countdown, cause=error)
 
@@ -410,7 +417,7 @@ class Run:
             raise Deferred
         countdown *= random.uniform(1.0, 1.25)
         try:
-            self._publish(countdown, chain)
+            self._publish(countdown, self.delivery.next_header(chain, outage=cause is not None))
         except SoftTimeLimitExceeded:
             raise
         except Exception as exc:
@@ -434,8 +441,8 @@ class Run:
         except LockUnavailable:
             return False  # one copy too many is better than none
 
-    def _publish(self, countdown: float, chain: str) -> None:
-        options = self._message_options(self.delivery.next_header(chain))
+    def _publish(self, countdown: float, header: dict[str, Any]) -> None:
+        options = self._message_options(header)
         with outside_of_tasks():
             self.task.app.send_task(
                 self.task.name,
@@ -505,12 +512,22 @@ class Run:
         """End without running."""
         if not isinstance(result, type(NO_RESULT)):
             self.turned_away("skipped with a result", holder)
+            self.mark_done()
             return result
         self.turned_away("skipped", holder)
         error = TaskSkipped(self.key, holder)
         if not self.request.is_eager:
             store_skipped(self.task, self.request, error)
+        self.mark_done()
         raise Skipped(*error.args)
+
+    def mark_done(self) -> None:
+        """Note that the task has ended without a run, for other copies of its message: they must
+        not run instead.
+        """
+        if self._may_have_copies:
+            with contextlib.suppress(LockUnavailable):  # a copy may run
+                self.lease.store.mark_done(self.lease.claim)
 
     def turned_away(self, outcome: str, holder: Holder | None) -> None:
         """Say that a conflict ended without a run. A row of those, without a run between, may mean
@@ -547,7 +564,7 @@ class Run:
             streak=streak,
         )
 
-    def _acks_failures(self) -> bool:
+    def acks_failures(self) -> bool:
         """Whether a failure ends the message. A rejected one may come back, to run again."""
         flag = getattr(self.task, "acks_on_failure", None)
         if flag is None:
@@ -673,6 +690,8 @@ class TaskConflict:
 
     def fail(self) -> Any:
         self._run.turned_away("raised", self.holder)
+        if self._run.acks_failures():
+            self._run.mark_done()
         raise LockConflict(self.key, self.holder)
 
 

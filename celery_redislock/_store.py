@@ -181,6 +181,8 @@ class Extension(NamedTuple):
         stored: the value as it stands on the server; its opening is enough if `retake` is False.
         fence: the acquisition's fence.
         retake: take the lock again if it has vanished.
+        counter: the bucket's counter when the lock was last known to be ours. If a lock that
+            vanished may have been another's since, it is not taken again.
         max_hold: seconds after which it is not extended any more, counted by the server, for one
             who does not know since when it is held; None if the holder itself counts.
     """
@@ -189,7 +191,15 @@ class Extension(NamedTuple):
     stored: str
     fence: int
     retake: bool
+    counter: int = 0
     max_hold: float | None = None
+
+
+class Extended(NamedTuple):
+    """What an extension met: `EXTENDED`, `RETAKEN` or `NOT_OURS`; and the bucket's counter."""
+
+    outcome: int
+    counter: int
 
 
 EXTENDED: Final = 1
@@ -436,7 +446,7 @@ class Store:
             purpose: whose connections to use.
 
         Returns:
-            For each: `EXTENDED`, `RETAKEN`, `NOT_OURS`, or the `LockUnavailable` that it met.
+            For each: `Extended`, or the `LockUnavailable` that it met.
 
         Raises:
             LockUnavailable: none of them could be asked for.
@@ -446,7 +456,7 @@ class Store:
                 (keys.lock, keys.fence, keys.broken, *keys.slots),
                 (
                     *(e.stored, len(e.claim.opening), e.claim.ttl_ms, int(e.retake), e.fence),
-                    "" if e.max_hold is None else to_ms(e.max_hold),
+                    *("" if e.max_hold is None else to_ms(e.max_hold), e.counter),
                 ),
             )
             for e in extensions
@@ -469,7 +479,7 @@ class Store:
         return [
             LockUnavailable(e.claim.keys.lock, None, str(reply))
             if isinstance(reply, Exception)
-            else int(reply)
+            else Extended(int(reply[0]), int(reply[1]))
             for e, reply in zip(extensions, replies, strict=True)
         ]
 
@@ -511,6 +521,16 @@ class Store:
 
         reply = attempt() if once else self._persist(claim.ttl, attempt)
         return Released(reply > 0, reply == 2)
+
+    def mark_done(self, claim: Claim) -> None:
+        """Leave the done marker of an attempt that has ended without the lock.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._connection(claim.keys.lock, claim.ttl) as connection:
+            connection.send_command("SET", claim.done_key, "1", "PX", to_ms(claim.done_ttl))
+            connection.read_response()
 
     def hold(self, claim: Claim, stored: str, ttl: float) -> bool:
         """Leave the lock to the task's next attempt, for at most this many seconds.

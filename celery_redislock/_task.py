@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from celery import Task, _state
 from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.result import AsyncResult, EagerResult
 from celery.utils.imports import instantiate, symbol_by_name
 from kombu import serialization
@@ -92,6 +93,9 @@ class SingletonTask(Task):
     lock_options: LockOptions = None  # type: ignore[assignment]
     #: Whether processes of this worker's pool hold the task's locks. Set in its main process.
     runs_in_children = False
+    #: Whether a message is acknowledged only after its task has run, also without `acks_late`: by
+    #: the loop that runs it.
+    acks_after_body = False
     _redislock_error: ConfigError | None = None
 
     @classmethod
@@ -300,6 +304,7 @@ class SingletonTask(Task):
             self.Request = lock_request(base)
             is_locked = self.lock_options.lock_scope != "queued"
             self.runs_in_children = is_locked and isinstance(consumer.pool, PreforkPool)
+            self.acks_after_body = isinstance(consumer.pool, SoloPool)
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
 
 

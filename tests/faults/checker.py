@@ -512,13 +512,16 @@ def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violatio
 def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """A lock that is kept for a retry goes to that retry, as long as it lives."""
     countdowns = {event.id: event.get("countdown", 0.0) for event in facts.kinds["sent"]}
+    ends = {(b.start.key, b.start.fence): b.end for b in facts.bodies if b.end is not None}
     for event in facts.kinds["released"]:
-        if not (event.owned and event.kept_for_retry) or facts.data_may_be_lost(event.at):
+        end = ends.get((event.key, event.fence))
+        if not (event.owned and event.kept_for_retry and end):
             continue
         next_at = min(
-            (b.start.at for b in facts.bodies_of[event.id] if b.start.at > event.at), default=NEVER
+            (b.start.at for b in facts.bodies_of[event.id] if b.start.at > end.at), default=NEVER
         )
-        until = min(next_at, event.at + countdowns.get(event.id, 0.0) + facts.ttl)
+        # It was left at some time between these two events.
+        until = min(next_at, end.at + countdowns.get(event.id, 0.0) + facts.ttl)
         for body in facts.by_key[event.key]:
             start = body.start
             lost = facts.data_may_be_lost(start.at)

@@ -270,7 +270,7 @@ def revoke(stage: Stage) -> None:
     stage.pause(0, 0.2)
     signame = stage.rng.choice(("SIGTERM", "SIGKILL"))
     with stage.during("revoke", id=start.id, signal=signame):
-        stage.load._app.control.revoke(start.id, terminate=True, signal=signame)
+        stage.app.control.revoke(start.id, terminate=True, signal=signame)
         stage.pause(0.2, 0.5)
 
 

@@ -60,6 +60,8 @@ class Load:
         self._end = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        #: Whether no more long bodies are sent, lest the end is long in coming.
+        self.short = False
         self.sent: list[str] = []
 
     def start(self) -> None:
@@ -91,7 +93,7 @@ class Load:
         rng = self._rng
         arguments = {
             "key": rng.choice(KEYS),
-            "seconds": round(self._seconds(name.startswith("retry")), 3),
+            "seconds": round(self._seconds(self.short or name.startswith("retry")), 3),
             "how": "raise" if rng.random() < 0.06 else "return",
         }
         if name.startswith("retry"):

@@ -26,11 +26,11 @@ CONCURRENCY = {"prefork": 2, "threads": 3, "solo": 1, "gevent": 3}
 #: Messages that may be open at a time, before the load stops sending.
 ROOM = {"prefork": 9, "threads": 10, "solo": 5, "gevent": 10}
 #: The load lasts for so many seconds, and longer if the fault does.
-AT_LEAST = 4.0
+AT_LEAST = 3.0
 #: Seconds until everything that was sent must have ended.
 DRAIN = 45.0
 #: Seconds without news after which what cannot come any more is not waited for.
-HOPELESS = 5.0
+HOPELESS = 4.0
 #: The Redis broker gives an unacknowledged message back after three seconds.
 IMPATIENT = {
     "visibility_timeout": 3,
@@ -248,6 +248,7 @@ class Stage:
             for _ in range(self.fault.times):
                 self.pause(0.7, 1.8)
                 self.fault.inject(self)
+            self.load.short = True
             self.pause(0.5, 1.0)
             while time.monotonic() < began + AT_LEAST:
                 self.pause(0.1, 0.2)
@@ -277,7 +278,7 @@ class Stage:
                 left = broker.llen(self.queue) + broker.hlen("unacked")
             return left == 0 and idle > (HOPELESS if pending else 0.2)
         if all(self.watcher.holder_died(each) for each in pending):
-            return idle > (HOPELESS if pending else 1.5)
+            return idle > (HOPELESS if pending else 1.0)
         return False
 
     def _results(self) -> dict[str, dict[str, Any]]:

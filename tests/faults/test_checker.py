@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.faults import report
+from tests.faults.cases import Case
 from tests.faults.checker import NOISE, SOON, check
 from tests.faults.history import Event, History, read
+from tests.faults.run import Result
 
 TTL = 2.0
 CHILD, MAIN = 100, 10
@@ -431,10 +434,10 @@ def test_a_released_lock_that_is_left_is_found():
     assert story.add("drained", 3.0, fences={"k": 7}).wrong() == ["ghost"]
 
 
-def held_and_then(other_at, *, retry_at=5.0, **case):
+def held_and_then(other_at, *, retry_at=5.0, released_at=2.0, **case):
     story = Story(**case).message("a", at=0.5, value="retry")
     story.body(1.0, 2.0, task_id="a", outcome="retried", fence=7)
-    released(story, "r", 2.0, fence=7, kept=True)
+    released(story, "r", released_at, fence=7, kept=True)
     story.body(retry_at, retry_at + 0.5, task_id="a", run="retry", attempt=1, fence=9)
     return story.body(other_at, other_at + 0.1, fence=8 if other_at < retry_at else 10)
 
@@ -449,6 +452,10 @@ def test_a_held_lock_lapses():
 
 def test_a_held_lock_is_free_after_its_retry():
     assert held_and_then(3.3, retry_at=2.5).wrong() == []
+
+
+def test_a_retry_may_begin_before_its_earlier_attempt_hears_that_its_lock_was_left():
+    assert held_and_then(3.0, retry_at=2.01, released_at=2.2).wrong() == []
 
 
 def test_a_held_lock_may_be_lost_with_the_servers_data():
@@ -583,3 +590,34 @@ def test_a_line_that_is_not_whole_yet_is_left_for_later(tmp_path):
     assert [event.kind for event in history.new()] == ["two"]
     assert [event.kind for event in history.events("two")] == ["two"]
     history.close()
+
+
+# -- the report -------------------------------------------------------------------------------
+
+
+def test_the_table_sums_up_each_fault_and_all():
+    case = Case("redis", "prefork", "early", "kill_child")
+    bad = Story().body(1.0, 2.0).body(1.5, 1.6).verdict()
+    other = Case("redis", "threads", "late", "kill_worker")
+    results = [Result(case, 1, bad), Result(case, 2, killed(2.1).verdict()), Result(other, 1)]
+    heading, *lines = report.rows(results)
+    table = {line[0]: dict(zip(heading, line, strict=True)) for line in lines}
+    assert table["kill_child"]["cases"] == "2"
+    assert table["kill_child"]["bodies"] == "3"
+    assert table["kill_child"]["child s"] == "0.10 / 0.10"
+    assert table["kill_worker"]["child s"] == "-"
+    assert [table[each]["wrong"] for each in ("kill_child", "kill_worker", "all")] == [
+        "1",
+        "0",
+        "1",
+    ]
+    assert [result.failed for result in results] == [True, False, False]
+    assert "| all | 3 |" in report.markdown(results, seed=1)
+    assert len({len(line) for line in report.text(results).splitlines()[:4]}) == 1
+
+
+def test_an_error_of_the_bench_is_not_passed_over():
+    result = Result(Case("redis", "prefork", "early", "kill_child"), 1, error="Traceback")
+    assert result.failed
+    assert report.rows([result])[-1][-1] == "1"
+    assert "--seed 1" in result.replay
