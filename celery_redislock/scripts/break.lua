@@ -13,7 +13,8 @@ if not ok or type(holder) ~= 'table' or type(holder.token) ~= 'string' then
 end
 -- The mark lives as long as the holder may believe in its right, lest it take the lock again.
 -- One that was broken just before may believe so too.
-local ttl = math.max(tonumber(holder.ttl_ms) or 0, redis.call('PTTL', KEYS[1]), 1000)
+local ttl = math.max(tonumber(holder.ttl_ms) or 0, redis.call('PTTL', KEYS[1]),
+  redis.call('PTTL', KEYS[2]), 1000)
 local marks = string.sub(redis.call('GET', KEYS[2]) or '', -4096)
 redis.call('SET', KEYS[2], marks .. '{"token":"' .. holder.token .. '"', 'PX', ttl)
 redis.call('DEL', KEYS[1])

@@ -212,7 +212,6 @@ def two_deliveries(server: RedisServer) -> tuple[LockMachine, Client, Client]:
     return machine, one, other
 
 
-@pytest.mark.xfail(strict=True, reason="a retake has no deadline: see docs/model.md")
 def test_a_retake_that_arrives_past_its_right_does_not_hide_that_another_had_the_lock(
     server,
 ) -> None:
@@ -235,7 +234,6 @@ def test_a_retake_that_arrives_past_its_right_does_not_hide_that_another_had_the
         machine.teardown()
 
 
-@pytest.mark.xfail(strict=True, reason="the second mark's shorter ttl cuts the first one's short")
 def test_who_was_broken_does_not_take_it_again_though_another_with_a_shorter_ttl_was_broken_too(
     server,
 ) -> None:
