@@ -60,7 +60,7 @@ class Extendable(Protocol):
         """What an extension that is sent now says."""
 
     def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
-        """It was extended, or had vanished and was taken again."""
+        """It was extended, or had vanished and was taken again. Another may wait for its end."""
 
     def beat_denied(self) -> None:
         """The server has another holder, or none."""

@@ -130,10 +130,13 @@ class Busy(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The very same attempt has already run; `age` is the seconds since it ended."""
+    """The very same attempt has already run; `age` is the seconds since it ended. Or it was
+    replaced before it ran.
+    """
 
     expects_result: bool
     age: float
+    replaced_by: Holder | None = None
 
 
 class Parked(NamedTuple):
@@ -150,6 +153,12 @@ class Turn(NamedTuple):
 
 class Reserved(NamedTuple):
     """The lock is kept for a message that is about to be sent."""
+
+
+class Older(NamedTuple):
+    """What it would replace is newer: the task with that id."""
+
+    task_id: str
 
 
 class Full(NamedTuple):
@@ -196,10 +205,19 @@ class Extension(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """What an extension met: `EXTENDED`, `RETAKEN` or `NOT_OURS`; and the bucket's counter."""
+    """What an extension met.
+
+    Attributes:
+        outcome: `EXTENDED`, `RETAKEN` or `NOT_OURS`.
+        counter: the bucket's counter.
+        replaced_by: who waits for the run to end, or None.
+        ends_in: seconds after which it is ended, in that one's favour.
+    """
 
     outcome: int
     counter: int
+    replaced_by: Holder | None = None
+    ends_in: float = 0.0
 
 
 EXTENDED: Final = 1
@@ -427,7 +445,7 @@ class Store:
         (reply,) = self.extend([extension], claim.ttl, "main")
         if isinstance(reply, LockUnavailable):
             raise reply
-        return bool(reply != NOT_OURS)
+        return bool(reply.outcome != NOT_OURS)
 
     # -- keeping --------------------------------------------------------------------------
 
@@ -479,7 +497,7 @@ class Store:
         return [
             LockUnavailable(e.claim.keys.lock, None, str(reply))
             if isinstance(reply, Exception)
-            else Extended(int(reply[0]), int(reply[1]))
+            else _extend_reply(reply)
             for e, reply in zip(extensions, replies, strict=True)
         ]
 
@@ -550,6 +568,24 @@ class Store:
         arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl))
         return bool(self._persist(claim.ttl, lambda: self._once(claim.ttl, _HOLD, keys, arguments)))
 
+    def note_replaced(self, claim: Claim, attempt: int, by: str, seconds: float) -> None:
+        """Say to a later attempt of this task, which is on its way, that it is not to run.
+
+        Args:
+            claim: the claim of this attempt.
+            attempt: the later one.
+            by: in whose favour, as `_holder.successor_text`.
+            seconds: until it arrives.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        key = dataclasses.replace(claim, attempt=attempt).done_key
+        with self._connection(claim.keys.lock, claim.ttl) as connection:
+            ttl = to_ms(seconds + claim.done_ttl)
+            connection.send_command("SET", key, f"r{by}", "PX", ttl)
+            connection.read_response()
+
     def break_lock(self, keys: LockKeys, ttl: float) -> Holder | None:
         """Take the lock away from whoever holds it. None if there was none, or none of ours.
 
@@ -575,7 +611,9 @@ class Store:
         limit: int | None = None,
         give_up: float | None = None,
         in_front: bool = False,
-    ) -> Parked | Turn | Full:
+        replace: tuple[str, float] | None = None,
+        received: float | None = None,
+    ) -> Parked | Turn | Full | Older:
         """Put a task that met a held lock into the lock's waiting room.
 
         Args:
@@ -585,6 +623,9 @@ class Store:
             limit: how many may wait; None for any number.
             give_up: seconds for which it waits; None for ever.
             in_front: before all others, not after them.
+            replace: end the holder: in whose favour, as `_holder.successor_text`, and after how
+                many seconds.
+            received: Unix time at which the task was received, to tell which of two is newer.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -598,10 +639,14 @@ class Store:
             *(claim.entry_id, entry, kind, "" if limit is None else limit),
             *("" if give_up is None else to_ms(give_up), int(in_front), names.mark),
             *(claim.task_id, claim.ttl_ms, to_ms(claim.done_ttl), to_ms(HAND_OVER_AGAIN)),
+            *(("", "") if replace is None else (to_ms(replace[1]), replace[0])),
+            "" if received is None else int(received * 1000),
         )
         reply = self._persist(claim.ttl, lambda: self._once(claim.ttl, _PARK, keys, arguments))
         if reply[0] == b"full":
             return Full()
+        if reply[0] == b"older":
+            return Older(reply[1].decode())
         replaced = {entry_id: _without_head(entry) for entry_id, entry in _pairs(reply[1:])}
         return Parked(replaced) if reply[0] == b"parked" else Turn(replaced)
 
@@ -898,6 +943,15 @@ def _held_off(key: str, seconds: float) -> LockUnavailable:
     return LockUnavailable(key, None, f"the server came back and is held off for {seconds:.1f} s")
 
 
+def _extend_reply(reply: list[Any]) -> Extended:
+    outcome, counter, *replaced = reply
+    if not replaced:
+        return Extended(int(outcome), int(counter))
+    value, left = replaced
+    by = _holder.successor_of(value) or Holder()
+    return Extended(int(outcome), int(counter), by, left / 1000)
+
+
 def _reserve_reply(reply: list[Any]) -> Reserved | Busy:
     kind = reply[0]
     if kind == b"reserved":
@@ -913,6 +967,8 @@ def _acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired |
     kind, value = reply[0], reply[1]
     if kind == b"acquired":
         return Acquired(value.decode(), int(reply[2]), sent_at, bool(reply[3]))
+    if kind == b"done" and value[:1] == b"r":
+        return Done(False, 0.0, _holder.successor_of(value[1:]) or Holder())
     if kind == b"done":
         age = claim.done_ttl - reply[2] / 1000 if reply[2] >= 0 else 0.0
         return Done(value == b"1", age)

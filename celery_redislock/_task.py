@@ -55,7 +55,7 @@ class SingletonTask(Task):
         lock_min_hold_after: "success", the default: not if the body failed; or "any" end.
         lock_limit: how many runs may hold the lock at once. Default: 1.
         on_conflict: what a duplicate does: a policy, or "skip", "defer", "wait", "queue",
-            "coalesce", "raise". Default: `redislock_on_conflict`, "skip".
+            "coalesce", "replace", "raise". Default: `redislock_on_conflict`, "skip".
         on_lock_lost: "flag" sets `self.lock.lost`; "abort" also raises `LockLost` in the body.
             Default: `redislock_on_lock_lost`, "flag".
         lock_across_retries: "release" before a retry's countdown, the default, or "hold".
@@ -96,6 +96,8 @@ class SingletonTask(Task):
     #: Whether a message is acknowledged only after its task has run, also without `acks_late`: by
     #: the loop that runs it.
     acks_after_body = False
+    #: This worker's pool. Set in its main process.
+    worker_pool: Any = None
     _redislock_error: ConfigError | None = None
 
     @classmethod
@@ -305,6 +307,7 @@ class SingletonTask(Task):
             is_locked = self.lock_options.lock_scope != "queued"
             self.runs_in_children = is_locked and isinstance(consumer.pool, PreforkPool)
             self.acks_after_body = isinstance(consumer.pool, SoloPool)
+            self.worker_pool = consumer.pool
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
 
 

@@ -6,6 +6,7 @@
 --       6 ms since the acquisition after which it is not extended any more, or ""
 --       7 the counter as it was when the lock was last known to be ours
 -- Reply {1 extended | 2 was missing, taken again | 0 not ours any more, counter}
+--       {1, counter, the value, ms after which the run is to be ended}  another one replaces it
 
 local opening = string.sub(ARGV[1], 1, tonumber(ARGV[2]))
 local counter = redis.call('GET', KEYS[2]) or '0'
@@ -26,6 +27,11 @@ for _, slot in ipairs({KEYS[1], unpack(KEYS, 4)}) do
       return {0, counter}
     end
     redis.call('PEXPIRE', slot, ARGV[3])
+    local at = string.match(current, ',"replaced":(%d+),"by":')
+    if at then
+      local now = redis.call('TIME')
+      return {1, counter, current, math.ceil(at - now[1] * 1000 - now[2] / 1000)}
+    end
     return {1, counter}
   end
 end
