@@ -61,7 +61,8 @@ class Fault:
         name: for people, and for the id of a case.
         inject: does it and heals it. Called once or several times in one case, in a thread of its
             own, while the load goes on. Writes what it does with `stage.during`.
-        allows: what is unavoidable under it: "overlap" (the lock server lost its data), "vanished"
+        allows: what is unavoidable under it: "overlap" (the lock server lost its data), "again"
+            (it forgot what has run, and what is held for a retry, but no held lock), "vanished"
             (messages that were acknowledged early; or that the broker's transport loses).
         pools, brokers, acks: where it makes sense.
         locks: makes the lock server. A `RedisServer` is put behind `lock_proxy`; anything else (a
