@@ -59,6 +59,7 @@ class Delivery:
             for a retry and for a replacement, which are older than they look.
         redelivered: the broker said that it had delivered the message before, or a deferral did.
         deferrals: how often the task was deferred before.
+        outages: how often in a row, up to now, because the lock server was not available.
         since: Unix time at which the task first met a held lock, or None.
         chain: which chain of deferrals the message belongs to, or None. Copies of a message
             belong to the same, at the same step, and only one of them goes on with it.
@@ -66,7 +67,6 @@ class Delivery:
         parked: it comes from a waiting room.
         gave_up: it waited there for as long as it would.
         reservation: the lock that is kept for the message, or None.
-        outages: how often in a row it was deferred since the lock server did not answer.
     """
 
     token: str
@@ -74,13 +74,13 @@ class Delivery:
     first_received: float | None = None
     redelivered: bool = False
     deferrals: int = 0
+    outages: int = 0
     since: float | None = None
     chain: str | None = None
     step: int = 0
     parked: bool = False
     gave_up: bool = False
     reservation: Reservation | None = None
-    outages: int = 0
 
     @classmethod
     def take_from(cls, request: Any) -> Delivery:
@@ -99,13 +99,13 @@ class Delivery:
             redelivered=bool((request.delivery_info or {}).get("redelivered"))
             or bool(header.get("redelivered")),
             deferrals=int(header.get("deferrals", 0)),
+            outages=int(header.get("outages", 0)),
             since=header.get("since"),
             chain=header.get("chain"),
             step=int(header.get("step", 0)),
             parked=bool(header.get("parked")),
             gave_up=bool(header.get("gave_up")),
             reservation=Reservation.of(header),
-            outages=int(header.get("outages", 0)),
         )
 
     def next_step(self, chain: str) -> int:
@@ -116,12 +116,12 @@ class Delivery:
         """The header of the message that this delivery is deferred to."""
         header = {
             "deferrals": self.deferrals + 1,
+            "outages": self.outages + 1 if outage else 0,
             "since": time.time() if self.since is None else self.since,
             "first_received": self.first_received,
             "redelivered": self.redelivered,
             "chain": chain,
             "step": self.next_step(chain),
-            "outages": self.outages + 1 if outage else 0,
         }
         if self.reservation is not None:  # the server may have been away
             header.update(self.reservation.header)

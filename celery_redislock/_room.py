@@ -14,12 +14,15 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final
 
+from celery import signals as celery_signals
 from celery import states
 from celery._state import _task_stack
 from celery.app.task import Context
 from celery.exceptions import SoftTimeLimitExceeded
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import serialization
 
 from ._app import app_locks
@@ -134,8 +137,9 @@ def hand_over(app: Any, keys: LockKeys, ttl: float, take_out: str = "") -> None:
         if not following.entry_id:
             return
         try:
-            _publish(app, Entry.load(following.entry), following.gives_up)
-            return
+            if _publish(app, Entry.load(following.entry), following.gives_up):
+                return
+            take_out, corrupt = following.entry_id, False
         except SoftTimeLimitExceeded:
             raise  # of the task that released
         except CorruptEntry as exc:
@@ -152,16 +156,45 @@ def hand_over(app: Any, keys: LockKeys, ttl: float, take_out: str = "") -> None:
             return
 
 
-def _publish(app: Any, entry: Entry, gives_up: bool) -> None:
+def _publish(app: Any, entry: Entry, gives_up: bool) -> bool:
+    """Whether it is on its way, or for others to publish. If not, it has expired."""
     args, kwargs, options = entry.content(app)
-    if entry.task not in app.tasks:
+    task = app.tasks.get(entry.task)
+    if task is None:
         # Another project's, under the same prefix: this app's broker is not where it belongs.
         logger.debug("redislock: %s[%s] is for others to publish", entry.task, entry.task_id)
-        return
+        return True
+    if _has_expired(app, options.get("expires")):
+        # RabbitMQ would drop the message, and its turn would not end.
+        _store_expired(task, _request_of(entry, args, kwargs, options))
+        return False
     options["headers"][KEY]["gave_up"] = gives_up
     with outside_of_tasks():
         app.send_task(entry.task, args, kwargs, add_to_parent=False, **options)
     logger.debug("redislock: %s[%s] has its turn", entry.task, entry.task_id)
+    return True
+
+
+def _has_expired(app: Any, expires: Any) -> bool:
+    """Whether the time that a message gives is over."""
+    try:
+        when = maybe_iso8601(expires)
+    except ValueError:
+        return False  # it is Celery's to say so
+    if not isinstance(when, datetime):
+        return False
+    when = maybe_make_aware(when, app.timezone)
+    return bool(datetime.now(when.tzinfo) > when)
+
+
+def _store_expired(task: Any, request: Any) -> None:
+    """As Celery does for a message that it gets too late."""
+    task.backend.mark_as_revoked(
+        request.id, "expired", request=request, store_result=stores_errors(task, request)
+    )
+    fields = {"terminated": False, "signum": None, "expired": True}
+    celery_signals.task_revoked.send(sender=task, request=request, **fields)
+    logger.info("redislock: %s[%s] has expired in the waiting room", task.name, request.id)
 
 
 def end_replaced(
@@ -228,16 +261,20 @@ def _request_of(entry: Entry, args: Any, kwargs: Any, options: Mapping[str, Any]
 
 def store_skipped(task: Any, request: Any, error: TaskSkipped) -> None:
     """Store that a task was skipped: state REVOKED, for chords and chains a failure."""
-    stores_errors = not ignores_result(task, request) or task.store_errors_even_if_ignored
     # mark_as_revoked would leave the rest of a chain pending for ever.
     task.backend.mark_as_failure(
         request.id,
         error,
         request=request,
-        store_result=bool(stores_errors),
+        store_result=stores_errors(task, request),
         call_errbacks=False,
         state=states.REVOKED,
     )
+
+
+def stores_errors(task: Any, request: Any) -> bool:
+    """Whether a failure of this call is stored."""
+    return bool(not ignores_result(task, request) or task.store_errors_even_if_ignored)
 
 
 def ignores_result(task: Any, request: Any) -> bool:

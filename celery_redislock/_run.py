@@ -119,7 +119,7 @@ class Run:
         self._retry: Retry | None = None
         #: For `Store.release`: "" not run to its end, "1" it leaves a result, "0" it leaves none.
         self._done = ""
-        self._ran = self._succeeded = False
+        self._ran = self._succeeded = self._left_room = self._parking = False
         locks = task.app_locks
         self.lease = Lease(
             locks.store,
@@ -146,6 +146,11 @@ class Run:
         try:
             try:
                 return self._run()
+            except SoftTimeLimitExceeded:
+                if self._parking:
+                    # It has failed: what may stand in the room is not to run.
+                    self._hand_over(take_out=self.lease.claim.entry_id)
+                raise
             finally:
                 self._give_back()
         finally:
@@ -181,7 +186,7 @@ class Run:
         reply = self.settle(self.lease.take)
         if isinstance(reply, Busy):
             if self.delivery.gave_up:
-                self._hand_over(take_out=self.lease.claim.entry_id)
+                self.leave_room()
             return self._policy().act(TaskConflict(self, reply))
         return self.run_body() if reply else self.call_body()
 
@@ -246,7 +251,7 @@ class Run:
         except LockLost as exc:
             by = self.lease.replaced_by
             if by is None or exc.key != self.key:
-                self._done = "1" if self.acks_failures() else ""
+                self._done = "1" if self._acks_failures() else ""
                 raise
             self._done = "0"
             self._end_as_replaced(by)
@@ -258,7 +263,7 @@ class Run:
             self._done = "0"
             raise
         except Exception:
-            self._done = "1" if self.acks_failures() else ""
+            self._done = "1" if self._acks_failures() else ""
             raise
         self._done, self._succeeded = "1", True
         return result
@@ -389,6 +394,7 @@ class Run:
         # What it is deferred to must be known for a copy too, though it is received later.
         self.delivery.redelivered = True
         if not done.expects_result or self._has_result():
+            self.leave_room()
             self.conflict_ended("already done", None)
             raise AlreadyDone
         if done.age < RESULT_DUE:
@@ -403,7 +409,8 @@ class Run:
             self.task, self.request
         ):
             return True  # none can be asked for
-        return backend.get_state(self.request.id) in states.READY_STATES | {states.RETRY}
+        # Not RETRY: that is what an earlier attempt ended in.
+        return backend.get_state(self.request.id) in states.READY_STATES
 
     def _unless_unlocked(self, error: LockUnavailable) -> None:
         """The lock server cannot be asked: return if the task is to run all the same."""
@@ -511,6 +518,7 @@ class Run:
         task, request, delivery = self.task, self.request, self.delivery
         options = self._message_options(delivery.parked_header())
         entry = Entry.of(task, request.args, request.kwargs, options).dump()
+        self._parking = True
         try:
             reply = self.lease.store.park(
                 self.lease.claim,
@@ -521,10 +529,13 @@ class Run:
                 give_up=give_up,
                 in_front=delivery.parked or grace is not None,
                 replace=None if grace is None else (successor_text(task.name, request.id), grace),
+                began=self._has_begun(),
             )
         except LockUnavailable as exc:
             self._unless_unlocked(exc)
             return None
+        if not isinstance(reply, Parked):
+            self._parking = False
         if isinstance(reply, Full):
             return reply
         if isinstance(reply, Older):
@@ -538,6 +549,21 @@ class Run:
             raise Waiting
         return self.settle(self.lease.take)
 
+    def _has_begun(self) -> bool:
+        """Whether the task may have run before: a retry, or a copy of a message whose run died.
+        What came since is newer.
+        """
+        request = self.request
+        return bool(request.retries or request.replaced_task_nesting or self.delivery.redelivered)
+
+    def leave_room(self) -> None:
+        """End the task's wait in the room, if it came from there: it will not take the lock for
+        which it has its turn.
+        """
+        if self.delivery.parked and not self._left_room:
+            self._left_room = True
+            self._hand_over(take_out=self.lease.claim.entry_id)
+
     def _end_replaced(self, entry_id: str, entry: str) -> None:
         claim = self.lease.claim
         end_replaced(self.task.app, claim.keys, claim.ttl, entry_id, entry, claim.task_id)
@@ -548,22 +574,12 @@ class Run:
         """End without running."""
         if not isinstance(result, type(NO_RESULT)):
             self.turned_away("skipped with a result", holder)
-            self.mark_done()
             return result
         self.turned_away("skipped", holder)
         error = TaskSkipped(self.key, holder)
         if not self.request.is_eager:
             store_skipped(self.task, self.request, error)
-        self.mark_done()
         raise Skipped(*error.args)
-
-    def mark_done(self) -> None:
-        """Note that the task has ended without a run, for other copies of its message: they must
-        not run instead.
-        """
-        if self._may_have_copies:
-            with contextlib.suppress(LockUnavailable):  # a copy may run
-                self.lease.store.mark_done(self.lease.claim)
 
     def _end_as_replaced(self, by: Holder) -> NoReturn:
         """End in favour of a newer run."""
@@ -575,13 +591,25 @@ class Run:
             self.mark_done()
         raise Skipped(*error.args)
 
+    def mark_done(self) -> None:
+        """Note that the task has ended without a run, for other copies of its message: one that
+        finds the lock free must not run instead.
+        """
+        if self._may_have_copies:
+            with contextlib.suppress(LockUnavailable):  # a copy may run
+                self.lease.store.mark_done(self.lease.claim)
+
     def turned_away(self, outcome: str, holder: Holder | None) -> None:
         """Say that a conflict ended without a run. A row of those, without a run between, may mean
         that the holder hangs: that is warned of.
         """
         streak = 0
+        if outcome != "raised" or self._acks_failures():
+            # Before the result is stored: until it is, a copy runs if nobody stores one.
+            self.mark_done()
         with contextlib.suppress(LockUnavailable):  # it is turned away all the same
             streak = self.lease.store.count_streak(self.lease.claim.keys, self.lease.ttl)
+        self.leave_room()  # what it ended in is noted: whatever comes from there now knows
         self.conflict_ended(outcome, holder, streak=streak)
         if _is_remarkable(streak):
             streak_logger.warning(
@@ -610,7 +638,7 @@ class Run:
             streak=streak,
         )
 
-    def acks_failures(self) -> bool:
+    def _acks_failures(self) -> bool:
         """Whether a failure ends the message. A rejected one may come back, to run again."""
         flag = getattr(self.task, "acks_on_failure", None)
         if flag is None:
@@ -688,6 +716,7 @@ class TaskConflict:
     def defer(self, countdown: float) -> Any:
         if self._run.request.is_eager:
             return self.skip()  # nobody would run what is published
+        self._run.leave_room()
         self._run.conflict_ended("deferred", self.holder, countdown)
         return self._run.republish(countdown)
 
@@ -751,8 +780,6 @@ class TaskConflict:
 
     def fail(self) -> Any:
         self._run.turned_away("raised", self.holder)
-        if self._run.acks_failures():
-            self._run.mark_done()
         raise LockConflict(self.key, self.holder)
 
 

@@ -613,6 +613,7 @@ class Store:
         in_front: bool = False,
         replace: tuple[str, float] | None = None,
         received: float | None = None,
+        began: bool = False,
     ) -> Parked | Turn | Full | Older:
         """Put a task that met a held lock into the lock's waiting room.
 
@@ -626,6 +627,8 @@ class Store:
             replace: end the holder: in whose favour, as `_holder.successor_text`, and after how
                 many seconds.
             received: Unix time at which the task was received, to tell which of two is newer.
+            began: it has run before, so others of its kind are newer: it replaces none, and
+                waits before them.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -641,6 +644,7 @@ class Store:
             *(claim.task_id, claim.ttl_ms, to_ms(claim.done_ttl), to_ms(HAND_OVER_AGAIN)),
             *(("", "") if replace is None else (to_ms(replace[1]), replace[0])),
             "" if received is None else int(received * 1000),
+            int(began),
         )
         reply = self._persist(claim.ttl, lambda: self._once(claim.ttl, _PARK, keys, arguments))
         if reply[0] == b"full":
@@ -752,8 +756,6 @@ class Store:
         with self._connection(claim.keys.lock, claim.ttl) as connection:
             connection.send_command("SET", key, step, "PX", ttl)
             connection.read_response()
-
-    # -- asking ---------------------------------------------------------------------------
 
     def count_streak(self, keys: LockKeys, ttl: float) -> int:
         """Count a duplicate that is turned away.
@@ -975,4 +977,6 @@ def _acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired |
     left, relation = reply[2], reply[3].decode()
     remaining = left / 1000 if left >= 0 else math.inf
     token = (_holder.decode(value) or {}).get("token", "")
-    return Busy(_holder.parse(value, remaining), remaining, relation, token)
+    # Nobody has it, if it is another's turn.
+    holder = None if relation == "queued" else _holder.parse(value, remaining)
+    return Busy(holder, remaining, relation, token)

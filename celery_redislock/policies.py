@@ -247,7 +247,8 @@ class Queue(Policy):
 @dataclasses.dataclass(frozen=True)
 class Coalesce(Policy):
     """One runs and at most one waits: a newer duplicate replaces the one that waits, which is
-    skipped. The last one sent always gets its run.
+    skipped. The last one sent always gets its run. A retry, or a run that died and is delivered
+    again, is not newer: it replaces none, and runs before the one that waits.
     """
 
     def act(self, conflict: Conflict) -> Any:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
+import time
+import uuid
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import chord
 from celery.exceptions import ChordError
 
-from celery_redislock import LockConflict, RedisLock, TaskSkipped
+from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped, _holder
+from celery_redislock._app import app_locks
 from celery_redislock._connect import pools_from_url
 from celery_redislock._keys import lock_keys
-from celery_redislock._store import Store
+from celery_redislock._lock import new_token
+from celery_redislock._room import Entry, hand_over
+from celery_redislock._store import Claim, Store
 from tests.support.waiting import eventually
+from tests.support.workers import make_app
 
 QUEUE = "rooms"
 
@@ -150,6 +158,54 @@ def test_the_last_trigger_always_gets_its_run(send, journal, label):
 
 
 @pytest.mark.usefixtures("worker")
+def test_a_retry_does_not_take_the_run_of_what_came_since(send, hold, room, journal, label):
+    first, _ = hold("coalesced_retries", 1.0, kwargs={"times": 1})
+    here = room(first.id)
+    second = send("coalesced_retries", label)
+    eventually(lambda: here.ids() == [second.id], "it waits")
+    assert second.get(timeout=30) == 0
+    assert first.get(timeout=30) == 1
+    ran = {(entry.task_id, entry.retries) for entry in journal.read(label, "start")}
+    assert ran == {(first.id, 0), (first.id, 1), (second.id, 0)}
+    eventually(here.leaves_nothing, "nothing is left")
+
+
+def test_a_free_lock_that_is_anothers_turn_is_held_by_nobody(redis_server, client, label):
+    with contextlib.closing(Store(pools_from_url(redis_server.url))) as store:
+        keys = lock_keys("redislock", label)
+        client.rpush(keys.room, "first:0.0")
+        token = new_token()
+        value = _holder.encode(token, ttl_ms=5000, task="job", task_id="late")
+        reply = store.acquire(Claim(keys, token, 5.0, value, "late"))
+        client.delete(keys.room)
+        assert reply.relation == "queued"
+        assert reply.holder is None
+
+
+def test_what_has_begun_before_waits_before_the_newer_and_is_replaced_with_it(
+    redis_server, client, label
+):
+    with contextlib.closing(Store(pools_from_url(redis_server.url))) as store:
+        keys = lock_keys("redislock", label)
+
+        def claim(task_id, attempt=0):
+            token = new_token()
+            run = {"task": "job", "task_id": task_id, "attempt": attempt}
+            value = _holder.encode(token, ttl_ms=5000, **run)
+            return Claim(keys, token, 5.0, value, task_id, attempt)
+
+        store.acquire(claim("first"))
+        store.park(claim("other"), "{}")
+        store.park(claim("new"), "{}", kind="job")
+        assert store.park(claim("old", 1), "{}", kind="job", began=True).replaced == {}
+        assert client.lrange(keys.room, 0, -1) == ["other:0.0", "old:0.1", "new:0.0"]
+        newest = store.park(claim("newest"), "{}", kind="job")
+        assert set(newest.replaced) == {"old:0.1", "new:0.0"}
+        assert client.lrange(keys.room, 0, -1) == ["other:0.0", "newest:0.0"]
+        client.delete(*(key for key in keys if isinstance(key, str) and key != keys.name))
+
+
+@pytest.mark.usefixtures("worker")
 def test_a_chord_with_a_coalesced_member_fails_fast_and_one_with_queued_members_goes_on(
     sender, hold, label
 ):
@@ -185,6 +241,37 @@ def test_who_has_waited_long_enough_meets_the_next_policy(send, hold, room, labe
         second.get(timeout=7)
     assert caught.value.holder.task_id == first.id
     assert here.ids() == []
+    assert first.get(timeout=20)
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("name", ["queued_briefly", "wait_late"])
+def test_a_copy_of_what_was_turned_away_does_not_run(send, hold, journal, worker, label, name):
+    first, _ = hold(name, 4.0)
+    second = send(name, label, 0.0)
+    assert isinstance(outcome_of(second), LockConflict | TaskSkipped)
+    state = second.state
+    assert first.get(timeout=20)
+    send(name, label, 0.0, task_id=second.id, headers={"redislock": {"redelivered": True}})
+    eventually(lambda: f"{name}[{second.id}] already done" in worker.log(), "it is known")
+    assert [entry.task_id for entry in journal.read(label, "start")] == [first.id]
+    assert second.state == state
+
+
+@pytest.mark.usefixtures("worker")
+def test_who_is_turned_away_leaves_the_room_and_so_does_every_copy(send, hold, room, client, label):
+    """Its time was not over when its turn came, and was over when it met the lock."""
+    first, _ = hold("queued_briefly", 5.0)
+    here = room(first.id)
+    task_id = str(uuid.uuid4())
+    entry = f"{task_id}:0.0"
+    header = {"parked": True, "redelivered": True, "since": time.time() - 5.0}
+    for _ in range(2):  # the second is a copy of what is done by then
+        client.rpush(here.key("room"), entry)
+        client.hset(here.key("entries"), entry, '||{"task":"queued_briefly"}')
+        result = send("queued_briefly", label, 0.0, task_id=task_id, headers={"redislock": header})
+        eventually(lambda: entry not in client.lrange(here.key("room"), 0, -1), "it has left")
+        assert isinstance(outcome_of(result), LockConflict)
     assert first.get(timeout=20)
 
 
@@ -226,6 +313,35 @@ def test_a_task_that_expires_in_the_room_is_dropped_and_the_next_runs(send, hold
     assert third.get(timeout=30)
     assert second.state == "REVOKED"
     eventually(here.leaves_nothing, "nothing is left")
+
+
+def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
+    conf, client, redis_server, queue, label
+):
+    """RabbitMQ drops a message that expires before somebody gets it, and nobody would know."""
+    with make_app({k: v for k, v in conf.items() if not k.startswith("test_")}) as app:
+
+        @app.task(base=SingletonTask, name="expires_in_the_room", lock_key="{label}")
+        def task(label):
+            """Never runs."""
+
+        keys = task.lock_keys_for([label], {})
+        past = (datetime.now(timezone.utc) - timedelta(seconds=1)).isoformat()
+        client.set(keys.lock, "held")
+        for task_id, expires in ((f"{label}-1", past), (f"{label}-2", None)):
+            options = {"task_id": task_id, "queue": queue, "expires": expires}
+            entry = Entry.of(task, [label], {}, {**options, "headers": {"redislock": {}}})
+            claim = Claim(keys, new_token(), 5.0, "", task_id)
+            app_locks(app).store.park(claim, entry.dump())
+        client.delete(keys.lock)
+        hand_over(app, keys, 5.0)
+        assert app.AsyncResult(f"{label}-1").state == "REVOKED"
+        assert client.lrange(keys.room, 0, -1) == [f"{label}-2:0.0"]
+        with redis_server.client(db=1) as broker:
+            (message,) = broker.lrange(queue, 0, -1)
+            assert f"{label}-2" in message
+            broker.delete(queue)
+        client.delete(keys.room, keys.entries, keys.rooms)
 
 
 @pytest.mark.usefixtures("worker")

@@ -10,6 +10,7 @@
 --       12 ms after which the holder is to be ended, or "" if it is left alone
 --       13 this task and its id, as a JSON list of two, with no other quotes in it, for the holder
 --       14 when this task was received, in ms, or ""
+--       15 "1" it has begun before, so others of its kind are newer: it goes before them, and replaces none
 -- Reply {"parked", for each that it replaced: id, entry}
 --       {"full"}  as many wait as may
 --       {"older", task id}  the one that it would replace was received later
@@ -52,16 +53,20 @@ local function is_newer(received)
   return ARGV[14] ~= '' and (tonumber(received) or 0) > tonumber(ARGV[14])
 end
 
-local replaced = {}
+local replaced, newer = {}, nil
 if kind ~= '' then
   for _, other in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
     local entry = redis.call('HGET', KEYS[3], other)
     local its_kind, received = string.match(entry or '', '^%d*|([^|@]*)@?(%d*)|')
     if its_kind == kind then
-      if is_newer(received) then
+      newer = newer or other
+      if ARGV[15] == '1' then
+        -- It has begun before: it goes before those that came since.
+      elseif is_newer(received) then
         return {'older', (string.gsub(other, ':[^:]*$', ''))}
+      else
+        replaced[#replaced + 1] = {other, entry}
       end
-      replaced[#replaced + 1] = {other, entry}
     end
   end
 end
@@ -96,7 +101,10 @@ for i, other in ipairs(replaced) do
   reply[#reply + 1] = other[1]
   reply[#reply + 1] = other[2]
 end
-if #replaced == 0 then
+if #replaced == 0 and newer then
+  redis.call('LINSERT', KEYS[2], 'BEFORE', newer, id)
+  redis.call('HDEL', KEYS[3], '#')
+elseif #replaced == 0 then
   redis.call(ARGV[6] == '1' and 'LPUSH' or 'RPUSH', KEYS[2], id)
 end
 -- Tell the holder that it is replaced, and by whom. What does not run, or not yet, is replaced now.

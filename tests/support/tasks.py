@@ -252,6 +252,16 @@ def retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
         journal.write("end", label, self.request)
 
 
+@singleton(name="coalesced_retries", max_retries=3, on_conflict="coalesce")
+def coalesced_retries(self: Any, label: str, seconds: float = 0.05, times: int = 0) -> Any:
+    journal.write("start", label, self.request)
+    pause(seconds)
+    journal.write("end", label, self.request)
+    if self.request.retries < times:
+        raise self.retry(countdown=0)
+    return self.request.retries
+
+
 @singleton(name="retries_held", max_retries=3, lock_across_retries="hold")
 def retries_held(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
     journal.write("start", label, self.request, {"fence": self.lock.fence})
