@@ -10,9 +10,10 @@ from .errors import (
     LockError,
     LockLost,
     LockUnavailable,
+    TaskReplaced,
     TaskSkipped,
 )
-from .policies import Coalesce, Conflict, Defer, Policy, Queue, Raise, Skip, Wait
+from .policies import Coalesce, Conflict, Defer, Policy, Queue, Raise, Replace, Skip, Wait
 from .signals import lock_acquired, lock_conflict, lock_lost, lock_released
 
 __all__ = [
@@ -29,8 +30,10 @@ __all__ = [
     "Queue",
     "Raise",
     "RedisLock",
+    "Replace",
     "SingletonTask",
     "Skip",
+    "TaskReplaced",
     "TaskSkipped",
     "Wait",
     "current_lock",

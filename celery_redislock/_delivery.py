@@ -55,6 +55,8 @@ class Delivery:
     Attributes:
         token: the delivery's token.
         received: Unix time at which the worker got it, or None if nobody noted it.
+        first_received: the same of the task's first delivery, however often it was deferred; None
+            for a retry and for a replacement, which are older than they look.
         redelivered: the broker said that it had delivered the message before, or a deferral did.
         deferrals: how often the task was deferred before.
         outages: how often in a row, up to now, because the lock server was not available.
@@ -70,6 +72,7 @@ class Delivery:
 
     token: str
     received: float | None = None
+    first_received: float | None = None
     redelivered: bool = False
     deferrals: int = 0
     outages: int = 0
@@ -90,9 +93,11 @@ class Delivery:
             header = request.headers.pop(KEY, header)
         if not isinstance(header, dict):
             header = {}
+        is_first = not request.retries and not request.replaced_task_nesting
         return cls(
             token=mark.get("token") or new_token(),
             received=mark.get("received"),
+            first_received=header.get("first_received", mark.get("received")) if is_first else None,
             redelivered=bool((request.delivery_info or {}).get("redelivered"))
             or bool(header.get("redelivered")),
             deferrals=int(header.get("deferrals", 0)),
@@ -109,12 +114,13 @@ class Delivery:
         """The step of that chain that this delivery is deferred to."""
         return self.step + 1 if chain == self.chain else 1
 
-    def next_header(self, chain: str, outage: bool = False) -> dict[str, Any]:
+    def next_header(self, chain: str, *, outage: bool) -> dict[str, Any]:
         """The header of the message that this delivery is deferred to."""
         header = {
             "deferrals": self.deferrals + 1,
             "outages": self.outages + 1 if outage else 0,
             "since": time.time() if self.since is None else self.since,
+            "first_received": self.first_received,
             "redelivered": self.redelivered or self.copied,
             "chain": chain,
             "step": self.next_step(chain),
@@ -130,6 +136,7 @@ class Delivery:
         header = {
             "deferrals": self.deferrals,
             "since": time.time() if self.since is None else self.since,
+            "first_received": self.first_received,
             "redelivered": True,
             "parked": True,
         }

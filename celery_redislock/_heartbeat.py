@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from ._clock import clock
-from ._store import NOT_OURS, RETAKEN, Extension, Store
+from ._store import NOT_OURS, RETAKEN, Extended, Extension, Store
 from .errors import LockUnavailable
 
 logger = logging.getLogger("celery_redislock")
@@ -59,8 +59,8 @@ class Extendable(Protocol):
     def extension(self, now: float) -> Extension:
         """What an extension that is sent now says."""
 
-    def beat_succeeded(self, sent_at: float, *, retaken: bool) -> None:
-        """It was extended, or had vanished and was taken again."""
+    def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
+        """It was extended, or had vanished and was taken again. Another may wait for its end."""
 
     def beat_denied(self) -> None:
         """The server has another holder, or none."""
@@ -169,14 +169,14 @@ class Heartbeat:
         for lease, reply in zip(batch, replies, strict=True):
             if lease.token not in self._leases:
                 # Released while we asked, and not waited for long enough.
-                if reply == RETAKEN:
+                if isinstance(reply, Extended) and reply.outcome == RETAKEN:
                     lease.undo_retake()
             elif isinstance(reply, LockUnavailable):
                 lease.beat_failed(reply, clock() + RETRY_EVERY)
-            elif reply == NOT_OURS:
+            elif reply.outcome == NOT_OURS:
                 lease.beat_denied()
             else:
-                lease.beat_succeeded(sent_at, retaken=reply == RETAKEN)
+                lease.beat_succeeded(sent_at, reply)
 
 
 def _extend_all(store: Any, batch: list[Extendable], now: float, shortest: float) -> list[Any]:

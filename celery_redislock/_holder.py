@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import socket
+import string
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cache
@@ -32,6 +33,7 @@ class Holder:
         held_for_retry: no attempt is running; the lock is kept for the task's next attempt.
         cooling_down: it has ended; the lock stands on until `lock_min_hold` is over.
         queued: it is not running yet; its message waits in the queue.
+        replaced_by: the id of the task that waits for it to end, by `Replace`; or None.
     """
 
     task: str | None = None
@@ -45,6 +47,7 @@ class Holder:
     held_for_retry: bool = False
     cooling_down: bool = False
     queued: bool = False
+    replaced_by: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, which `from_dict` takes back."""
@@ -75,6 +78,8 @@ class Holder:
             return f"{text}, which has ended and is followed by a pause"
         if self.queued:
             return f"{text}, waiting in the queue"
+        if self.replaced_by is not None:
+            return f"{text}, to be replaced by {self.replaced_by}"
         return f"{text}, kept for its retry" if self.held_for_retry else text
 
 
@@ -90,7 +95,10 @@ _TYPES: Final[dict[str, Any]] = {
     "held_for_retry": bool,
     "cooling_down": bool,
     "queued": bool,
+    "replaced_by": str | None,
 }
+#: What stands for itself in a text of the scripts.
+_PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}-_.:")
 #: The last Unix time that a datetime can show.
 _LAST_TIME: Final = 253402300799
 
@@ -113,7 +121,37 @@ def parse(value: bytes | None, ttl: float | None) -> Holder | None:
         "cooling_down": bool(record.get("cooling")),
         "queued": bool(record.get("queued")),
     }
-    return Holder.from_dict({**record, "ttl": ttl, **flags})
+    successor = _successor(record.get("by"))
+    replaced_by = successor and successor.task_id
+    return Holder.from_dict({**record, "ttl": ttl, **flags, "replaced_by": replaced_by})
+
+
+def successor_text(task: str, task_id: str) -> str:
+    """A task and its id as JSON. The scripts look for its end by its quotes: there are four."""
+    return f'["{_without_quotes(task)}","{_without_quotes(task_id)}"]'
+
+
+def _without_quotes(text: str) -> str:
+    units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H").tolist()
+    return "".join(chr(unit) if chr(unit) in _PLAIN else f"\\u{unit:04x}" for unit in units)
+
+
+def successor_of(text: bytes) -> Holder | None:
+    """Who replaces the holder: from a lock's value, or from `successor_text`."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return _successor(found.get("by") if isinstance(found, dict) else found)
+
+
+def _successor(found: Any) -> Holder | None:
+    if not isinstance(found, list) or len(found) != 2:
+        return None
+    task, task_id = found
+    if not isinstance(task, str) or not isinstance(task_id, str):
+        return None
+    return Holder(task=task, task_id=task_id)
 
 
 def decode(value: bytes) -> dict[str, Any] | None:
@@ -137,12 +175,13 @@ def encode(
     nesting: int = 0,
     node: str | None = None,
     queued: bool = False,
+    received: float | None = None,
 ) -> str:
     """A lock's value. The token stands first: the scripts compare the value's opening.
 
     `acquire.lua` adds the fence and the time before the closing brace, `reserve.lua` the time.
     """
-    record = {
+    record: dict[str, Any] = {
         "token": token,
         "task": task,
         "task_id": task_id,
@@ -154,6 +193,8 @@ def encode(
     }
     if queued:
         record["queued"] = True
+    if received is not None:
+        record["received_ms"] = int(received * 1000)
     return json.dumps(record, separators=(",", ":"))
 
 

@@ -24,11 +24,13 @@ from ._holder import Holder
 from ._keys import lock_keys
 from ._options import check_option
 from ._store import (
-    EXTENDED,
+    NOT_OURS,
+    RETAKEN,
     Acquired,
     Busy,
     Claim,
     Done,
+    Extended,
     Extension,
     Store,
     to_ms,
@@ -40,6 +42,10 @@ logger = logging.getLogger("celery_redislock")
 #: The part of the ttl between two extensions: a third, less a little, so that a holder finds out
 #: that the server came back empty before anybody else may take a lock there.
 BEAT_EVERY: Final = 0.3
+#: Why a lock is lost if the server says no more than that it is.
+GONE: Final = "another holder has it or may have had it, or it lapsed"
+#: Seconds between two extensions, at most, of one who may be replaced, and so is to hear of it.
+LISTEN_EVERY: Final = 1.0
 #: Seconds between looks at a key whose owner, not one of us, wakes nobody.
 FOREIGN: Final = 0.5
 
@@ -61,6 +67,11 @@ def check_prefix(prefix: Any) -> str:
             " without braces"
         )
     return prefix
+
+
+def beat_every(ttl: float, listens: bool) -> float:
+    """Seconds between two extensions."""
+    return min(ttl * BEAT_EVERY, LISTEN_EVERY) if listens else ttl * BEAT_EVERY
 
 
 class Heir(NamedTuple):
@@ -87,6 +98,7 @@ class Lease:
             (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
         room_waits: the lock is to be handed to somebody in its waiting room.
         heir: the task's next message, to which the lock is left instead of being released.
+        replaced_by: the task in whose favour the run is to end, or None.
     """
 
     def __init__(
@@ -96,6 +108,7 @@ class Lease:
         *,
         max_hold: float | None = None,
         beats: bool = True,
+        listens: bool = False,
         on_lost: Callable[[Lease], None] | None = None,
     ) -> None:
         self.store = store
@@ -110,6 +123,9 @@ class Lease:
         self.room_waits = False
         self._stored = ""
         self.heir: Heir | None = None
+        self._counter = 0
+        self.replaced_by: Holder | None = None
+        self._beat_every = beat_every(claim.ttl, listens)
         self._max_hold = max_hold
         self._beats = beats
         self._on_lost = on_lost
@@ -127,12 +143,15 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """True once ownership can no longer be confirmed, and then for good.
+        """True once ownership can no longer be confirmed, or a newer run waits for this one to end;
+        and then for good.
 
         Past the deadline the server is asked once more, which may take a twelfth of the ttl.
         """
-        if self._lost or not self.fence:
-            return self._lost
+        if self._lost or self.replaced_by is not None:
+            return True
+        if not self.fence:
+            return False
         if not self._released and clock() >= self.deadline:
             if self.inherited:
                 return True  # in a forked child nobody keeps track of it, or may extend it
@@ -174,6 +193,7 @@ class Lease:
         if isinstance(reply, Acquired):
             self.fence = reply.fence
             self._stored = reply.value
+            self._counter = reply.fence
             self.acquired_at = reply.sent_at
             self.room_waits = reply.room_waits
             self._renewed(reply.sent_at)
@@ -286,7 +306,8 @@ class Lease:
         """What an extension that is sent now says. While the right lasts, a lock that vanished
         is taken again.
         """
-        return Extension(self.claim, self._stored, self.fence, retake=now < self.deadline)
+        retake = now < self.deadline
+        return Extension(self.claim, self._stored, self.fence, retake, self._counter)
 
     def may_extend(self, now: float) -> bool:
         """Whether the lock has not been held for longer than it may."""
@@ -305,8 +326,9 @@ class Lease:
             )  # fmt: skip
         self.next_beat = self.deadline
 
-    def beat_succeeded(self, sent_at: float, *, retaken: bool) -> None:
-        if retaken:
+    def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
+        self._counter = reply.counter
+        if reply.outcome == RETAKEN:
             logger.warning(
                 "redislock: %s had vanished from the server and was taken again; nobody else"
                 " had it", self.key,
@@ -315,10 +337,24 @@ class Lease:
             logger.info("redislock: the server answers again, %s is still ours", self.key)
         self._troubled = False
         self._renewed(sent_at)
+        if reply.replaced_by is not None:
+            self._tell_replaced(reply.replaced_by)
 
     def beat_denied(self) -> None:
         heartbeat.discard(self)
-        self.mark_lost("another holder has it, or it lapsed")
+        self.mark_lost(GONE)
+
+    def _tell_replaced(self, by: Holder) -> None:
+        with self._mutex:
+            told, self.replaced_by = self.replaced_by is not None, by
+            if told or self._lost or self._released:
+                return
+        logger.warning(
+            "redislock: %s is to end: %s waits to take its place and %s",
+            _holder.parse(self._stored.encode(), None), by.task_id, self.key,
+        )  # fmt: skip
+        if self._on_lost is not None:
+            self._on_lost(self)
 
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         if clock() >= self.deadline:
@@ -348,7 +384,7 @@ class Lease:
             "redislock: LOST %s, held by %s: %s",
             self.key, _holder.parse(self._stored.encode(), None), reason,
         )  # fmt: skip
-        if self._on_lost is not None:
+        if self._on_lost is not None and self.replaced_by is None:
             self._on_lost(self)
 
     def extend_now(self) -> bool:
@@ -367,10 +403,10 @@ class Lease:
                 raise
             self.mark_lost(exc.reason)
             return False
-        if reply < EXTENDED:
-            self.mark_lost("another holder has it, or it lapsed")
+        if reply.outcome == NOT_OURS:
+            self.mark_lost(GONE)
             return False
-        self.beat_succeeded(sent_at, retaken=reply != EXTENDED)
+        self.beat_succeeded(sent_at, reply)
         return True
 
     def _confirm(self) -> None:
@@ -382,7 +418,7 @@ class Lease:
 
     def _renewed(self, sent_at: float) -> None:
         self.deadline = sent_at + self.ttl
-        self.next_beat = sent_at + self.ttl * BEAT_EVERY
+        self.next_beat = sent_at + self._beat_every
 
 
 class RedisLock:

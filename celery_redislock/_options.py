@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from .errors import ConfigError
-from .policies import Coalesce, Policy, policy_named
+from .policies import Coalesce, Policy, Replace, policy_named
 
 
 class _Unset:
@@ -144,7 +144,7 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
     "on_conflict": (
         _policy,
         "a policy object (an instance, not a class) or one of 'coalesce', 'defer', 'queue',"
-        " 'raise', 'skip', 'wait'",
+        " 'raise', 'replace', 'skip', 'wait'",
     ),
     "on_lock_lost": (_one_of("flag", "abort"), "'flag' or 'abort'"),
     "lock_across_retries": (_one_of("release", "hold"), "'release' or 'hold'"),
@@ -247,6 +247,12 @@ def _refuse_contradictions(where: str, options: LockOptions) -> None:
             f"{where}: on_conflict=Coalesce() means one run and one that waits, and"
             f" lock_limit={options.lock_limit} several; with a limit above 1 use another policy,"
             " such as Queue()"
+        )
+    if options.lock_limit > 1 and isinstance(options.on_conflict, Replace):
+        raise ConfigError(
+            f"{where}: on_conflict={options.on_conflict!r} ends the one that runs, and"
+            f" lock_limit={options.lock_limit} lets several run; with a limit above 1 use another"
+            " policy, such as Queue()"
         )
 
 

@@ -7,12 +7,14 @@ runs: it extends the lock beside the child's own heartbeat, and releases it once
 
 from __future__ import annotations
 
+import signal
 import threading
 import weakref
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import Terminated, WorkerLostError
 from celery import signals as celery_signals
 from celery.worker import state
 from celery.worker.request import Request
@@ -21,17 +23,21 @@ from ._children import ChildWatch
 from ._clock import clock
 from ._delivery import KEY, Reservation, stamp
 from ._heartbeat import heartbeat
-from ._lock import BEAT_EVERY, logger
+from ._holder import Holder
+from ._lock import beat_every, logger
 from ._reserve import free
-from ._room import hand_over
+from ._room import hand_over, store_skipped
 from ._run import Skipped
-from ._store import Claim, Extension, Store
-from .errors import LockUnavailable
+from ._store import Claim, Extended, Extension, Store
+from .errors import LockUnavailable, TaskReplaced
 
 if TYPE_CHECKING:
     from ._task import SingletonTask
 
 _children: Final = ChildWatch()
+
+#: Seconds after which a child that is to end, and stands the first signal, is killed.
+KILL_AFTER: Final = 5.0
 
 
 class LockRequest(Request):
@@ -41,6 +47,8 @@ class LockRequest(Request):
         super().__init__(*args, **kwargs)
         self._lock_token = stamp(self._request_dict)
         self._child_ends = False
+        #: In whose favour the child was terminated, and under which lock.
+        self._replaced: TaskReplaced | None = None
 
     @property
     def child_runs(self) -> bool:
@@ -75,6 +83,12 @@ class LockRequest(Request):
         self._child_ends = True
         return super().cancel(pool, signal, **kwargs)
 
+    def end_child(self, error: TaskReplaced, signum: int) -> None:
+        """Terminate the child, in another's favour."""
+        self._child_ends = True
+        self._replaced = error
+        self.task.worker_pool.terminate_job(self.worker_pid, signum)
+
     def revoked(self) -> bool:
         """Whether the task is not to run: it was revoked, or has expired. Its turn is over then."""
         if self._already_revoked:
@@ -103,10 +117,23 @@ class LockRequest(Request):
             error = error.exc
         if isinstance(error, Skipped):
             self._announce_skipped()
+        is_gone = isinstance(error, Terminated | WorkerLostError | SystemExit)
+        if is_gone and self._replaced is not None and not self._already_revoked:
+            return self._announce_replaced(self._replaced)
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
-    def _announce_skipped(self) -> None:
-        fields = {"terminated": False, "signum": None, "expired": False}
+    def _announce_replaced(self, error: TaskReplaced) -> None:
+        """The child was terminated. As Celery does with a revoked task, but with a result that says
+        by whom, and that ends its chain.
+        """
+        state.task_ready(self)
+        store_skipped(self.task, self._context, error)
+        self.acknowledge()
+        self._already_revoked = True
+        self._announce_skipped(terminated=True)
+
+    def _announce_skipped(self, terminated: bool = False) -> None:
+        fields = {"terminated": terminated, "signum": None, "expired": False}
         self.send_event("task-revoked", **fields)
         celery_signals.task_revoked.send(sender=self.task, request=self._context, **fields)
 
@@ -129,8 +156,10 @@ class ChildLease:
         )
         self._child_is_dead = False
         self.token = token
-        self.ttl: float = self._task.lock_options.lock_ttl
-        self.next_beat = clock() + self.ttl * BEAT_EVERY
+        options = self._task.lock_options
+        self.ttl: float = options.lock_ttl
+        self._beat_every = beat_every(self.ttl, options.on_conflict.replaces)
+        self.next_beat = clock() + self._beat_every
 
     @property
     def store(self) -> Store:
@@ -181,12 +210,30 @@ class ChildLease:
         max_hold = self._task.lock_options.lock_max_hold
         return Extension(self.claim, self.claim.opening, 0, retake=False, max_hold=max_hold)
 
-    def beat_succeeded(self, sent_at: float, *, retaken: bool) -> None:
-        self.next_beat = sent_at + self.ttl * BEAT_EVERY
+    def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
+        self.next_beat = sent_at + self._beat_every
+        if reply.replaced_by is not None:
+            self._make_room(reply.replaced_by, reply.ends_in)
 
     def beat_denied(self) -> None:
         # It still waits for the lock, or has lost or released it, which is for the child to say.
-        self.next_beat = clock() + self.ttl * BEAT_EVERY
+        self.next_beat = clock() + self._beat_every
+
+    def _make_room(self, by: Holder, ends_in: float) -> None:
+        """Terminate the child in another's favour, when its time is over."""
+        request = self._request()
+        if ends_in > 0:
+            self.next_beat = min(self.next_beat, clock() + ends_in)
+            return
+        # One that took another task since is not to be ended for this one.
+        if request is None or not _children.is_last(self._pid, self.child_ended):
+            return
+        logger.warning(
+            "redislock: terminating pid %d, which runs %s[%s]: %s is to take its place",
+            self._pid, self._task.name, request.id, by.task_id,
+        )  # fmt: skip
+        error = TaskReplaced(self.claim.keys.lock, by)
+        request.end_child(error, signal.SIGKILL if -ends_in > KILL_AFTER else signal.SIGTERM)
 
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         logger.debug("redislock: could not extend for pid %d: %s", self._pid, error)

@@ -157,7 +157,7 @@ def hand_over(app: Any, keys: LockKeys, ttl: float, take_out: str = "") -> None:
 
 
 def _publish(app: Any, entry: Entry, gives_up: bool) -> bool:
-    """Whether it is on its way, or for others to publish. Else it has expired."""
+    """Whether it is on its way, or for others to publish. If not, it has expired."""
     args, kwargs, options = entry.content(app)
     task = app.tasks.get(entry.task)
     if task is None:
@@ -184,7 +184,7 @@ def _has_expired(app: Any, expires: Any) -> bool:
     if not isinstance(when, datetime):
         return False
     when = maybe_make_aware(when, app.timezone)
-    return datetime.now(when.tzinfo) > when
+    return bool(datetime.now(when.tzinfo) > when)
 
 
 def _store_expired(task: Any, request: Any) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
@@ -24,7 +25,7 @@ from . import _holder, signals
 from ._abort import Abort
 from ._clock import clock
 from ._delivery import Delivery
-from ._holder import Holder
+from ._holder import Holder, successor_text
 from ._lock import Lease
 from ._reserve import free
 from ._room import (
@@ -35,8 +36,8 @@ from ._room import (
     outside_of_tasks,
     store_skipped,
 )
-from ._store import Acquired, Busy, Claim, Done, Full, Parked, to_ms
-from .errors import LockConflict, LockLost, LockUnavailable, TaskSkipped
+from ._store import Acquired, Busy, Claim, Done, Full, Older, Parked, to_ms
+from .errors import LockConflict, LockLost, LockUnavailable, TaskReplaced, TaskSkipped
 from .policies import NO_RESULT, Defer, Policy, Queue
 
 if TYPE_CHECKING:
@@ -124,13 +125,19 @@ class Run:
             locks.store,
             self._claim(locks),
             max_hold=self.options.lock_max_hold,
+            listens=self.options.on_conflict.replaces,
             on_lost=self._on_lost,
         )
         self.key = self.lease.key
-        # Another copy of the message may be about, if the broker has it still, or had for as
-        # long as a visibility timeout, of which none is shorter than a second.
+        # Another copy of the message may be about: the broker has it still, or had for as long as
+        # a visibility timeout, of which none is shorter than a second; or it did not hear that
+        # what this one was deferred from is acknowledged.
         self._may_have_copies = not self.request.is_eager and bool(
-            self.task.acks_late or self.delivery.redelivered or self.delivery.age >= 1.0
+            self.task.acks_late
+            or self.task.acks_after_body
+            or self.delivery.redelivered
+            or self.delivery.deferrals
+            or self.delivery.age >= 1.0
         )
 
     def __call__(self) -> Any:
@@ -164,6 +171,7 @@ class Run:
             attempt=attempt,
             nesting=nesting,
             node=request.hostname,
+            received=self.delivery.first_received,
         )
         keys = task.lock_keys_for(self._args, self._kwargs)
         reserved = self.delivery.reservation
@@ -240,6 +248,13 @@ class Run:
             # The next attempt's message is out: nothing more is to be expected of this one.
             self._retry, self._done = exc, "0"
             raise
+        except LockLost as exc:
+            by = self.lease.replaced_by
+            if by is None or exc.key != self.key:
+                self._done = "1" if self._acks_failures() else ""
+                raise
+            self._done = "0"
+            self._end_as_replaced(by)
         except Reject as exc:
             # A requeued message must run again; without requeueing it never will.
             self._done = "" if exc.requeue else "0"
@@ -277,6 +292,11 @@ class Run:
         if lease.given_back or lease.inherited:  # the body forked, and the fork ends here too
             return
         retry = self._retry
+        if lease.replaced_by is not None:
+            # The next run is not this task's.
+            if retry is not None:
+                self._call_off(retry, lease.replaced_by)
+            retry = lease.heir = None
         kept = lease.heir is not None or (
             retry is not None
             and self.options.lock_across_retries == "hold"
@@ -303,10 +323,19 @@ class Run:
             kept_for_retry=kept,
         )
 
+    def _call_off(self, retry: Retry, by: Holder) -> None:
+        """The retry is published. It must not run after the newer run, with what is older."""
+        text = successor_text(by.task or "", by.task_id or "")
+        claim = self.lease.claim
+        try:
+            self.lease.store.note_replaced(claim, claim.attempt + 1, text, _countdown(retry))
+        except LockUnavailable as exc:
+            logger.warning("redislock: could not call off the retry of %s: %s", self, exc.reason)
+
     def _min_hold(self, retry: Retry | None) -> float:
         """Seconds since the acquisition for which the lock is to stand."""
         after_any = self.options.lock_min_hold_after == "any" and self._ran and retry is None
-        wanted = self._succeeded or after_any
+        wanted = (self._succeeded or after_any) and self.lease.replaced_by is None
         return (self.options.lock_min_hold or 0.0) if wanted else 0.0
 
     def _hand_over(self, take_out: str = "") -> None:
@@ -338,21 +367,29 @@ class Run:
 
     def _defer_behind(self, outcome: str, busy: Busy) -> None:
         """Look again later whether this task's other run, which has the lock, has ended."""
-        countdown = _backoff(self.delivery.deferrals, self.lease.ttl / 3)
-        visible = self.task.app_locks.visibility_timeout
-        if visible is not None:
-            # A message that sleeps for longer is delivered a second time.
-            countdown = min(countdown, visible / 2)
+        countdown = self._backoff(self.delivery.deferrals, self.lease.ttl / 3)
         self.conflict_ended(outcome, busy.holder, countdown)
         # One chain for all the copies that meet this holder: one of them goes on.
         self.republish(countdown, chain=busy.token)
+
+    def _backoff(self, tries: int, most: float) -> float:
+        """Seconds: 1, 2, 4 and so on with each try, `most` at most."""
+        visible = self.task.app_locks.visibility_timeout
+        if visible is not None:
+            # A message that sleeps for longer is delivered a second time.
+            most = min(most, visible / 2)
+        return min(2.0 ** min(tries, 10), most)
 
     def _unless_done(self, done: Done) -> Acquired | Busy | Done:
         """End a copy of a message whose task has run; ask again if it is not one, or has not
         quite.
         """
-        # Somebody may send a task again under the same id. A copy was about before it ended.
-        if not self.delivery.redelivered and self.delivery.age < done.age:
+        if done.replaced_by is not None:
+            self._end_as_replaced(done.replaced_by)
+        # Somebody may send a task again under the same id. A copy was about before it ended, itself
+        # or as what it was deferred from.
+        age = max(self.delivery.age, self.delivery.waited)
+        if not self.delivery.redelivered and age < done.age:
             return self.lease.take(again=True)
         # What it is deferred to must be known for a copy too, though it is received later.
         self.delivery.redelivered = True
@@ -383,7 +420,7 @@ class Run:
             return
         if choice == "raise" or self.request.is_eager:
             raise error
-        countdown = _backoff(self.delivery.outages, 60.0)
+        countdown = self._backoff(self.delivery.outages, 60.0)
         logger.error("redislock: %s is deferred for %.1f s: %s", self, countdown, error)
         self.republish(countdown, cause=error)
 
@@ -463,7 +500,12 @@ class Run:
     # -- the waiting room -----------------------------------------------------------------
 
     def park(
-        self, busy: Busy, limit: int | None, give_up: float | None, newest: bool
+        self,
+        busy: Busy,
+        limit: int | None,
+        give_up: float | None,
+        newest: bool,
+        grace: float | None = None,
     ) -> Acquired | Busy | Full | None:
         """Put the task into the waiting room, unless the lock is free by now.
 
@@ -483,10 +525,12 @@ class Run:
             reply = self.lease.store.park(
                 self.lease.claim,
                 entry,
-                kind=task.name.replace("|", "_") if newest else "",
+                kind=re.sub("[|@]", "_", task.name) if newest else "",
+                received=delivery.first_received,
                 limit=limit,
                 give_up=give_up,
-                in_front=delivery.parked,
+                in_front=delivery.parked or grace is not None,
+                replace=None if grace is None else (successor_text(task.name, request.id), grace),
                 began=self._has_begun(),
             )
         except LockUnavailable as exc:
@@ -496,8 +540,11 @@ class Run:
             self._parking = False
         if isinstance(reply, Full):
             return reply
+        if isinstance(reply, Older):
+            self._end_as_replaced(Holder(task_id=reply.task_id))
         if isinstance(reply, Parked):
-            self.conflict_ended("coalesced" if newest else "queued", busy.holder)
+            outcome = "replacing" if grace is not None else "coalesced" if newest else "queued"
+            self.conflict_ended(outcome, busy.holder)
         for entry_id, replaced in reply.replaced.items():
             self._end_replaced(entry_id, replaced)
         if isinstance(reply, Parked):
@@ -536,16 +583,33 @@ class Run:
             store_skipped(self.task, self.request, error)
         raise Skipped(*error.args)
 
+    def _end_as_replaced(self, by: Holder) -> NoReturn:
+        """End in favour of a newer run."""
+        self.conflict_ended("replaced", by)
+        error = TaskReplaced(self.key, by)
+        if not self.request.is_eager:
+            store_skipped(self.task, self.request, error)
+        if not self._ran:
+            self.mark_done()
+        raise Skipped(*error.args)
+
+    def mark_done(self) -> None:
+        """Note that the task has ended without a run, for other copies of its message: one that
+        finds the lock free must not run instead.
+        """
+        if self._may_have_copies:
+            with contextlib.suppress(LockUnavailable):  # a copy may run
+                self.lease.store.mark_done(self.lease.claim)
+
     def turned_away(self, outcome: str, holder: Holder | None) -> None:
         """Say that a conflict ended without a run. A row of those, without a run between, may mean
         that the holder hangs: that is warned of.
         """
         streak = 0
+        if outcome != "raised" or self._acks_failures():
+            # Before the result is stored: until it is, a copy runs if nobody stores one.
+            self.mark_done()
         with contextlib.suppress(LockUnavailable):  # it is turned away all the same
-            if self._may_have_copies and (outcome != "raised" or self._acks_failures()):
-                # A copy that finds the lock free would run what is over. Before the result is
-                # stored: until it is, a copy runs if nobody stores one.
-                self.lease.store.note_done(self.lease.claim)
             streak = self.lease.store.count_streak(self.lease.claim.keys, self.lease.ttl)
         self.leave_room()  # what it ended in is noted: whatever comes from there now knows
         self.conflict_ended(outcome, holder, streak=streak)
@@ -685,9 +749,24 @@ class TaskConflict:
         give_up = None if max_wait is None else max(max_wait - self.waited, 0.001)
         return self._park(limit, give_up, newest)
 
-    def _park(self, limit: int | None, give_up: float | None, newest: bool) -> bool:
+    def replace(self, grace: float) -> bool:
+        request = self._run.request
+        if request.is_eager or request.retries or request.replaced_task_nesting:
+            # Nobody would run what is published; or the holder started after this task did.
+            self.skip()
+        if self._run.delivery.since is None:
+            self._run.delivery.since = time.time()
+        return self._park(None, None, newest=True, grace=grace)
+
+    def _park(
+        self,
+        limit: int | None,
+        give_up: float | None,
+        newest: bool,
+        grace: float | None = None,
+    ) -> bool:
         while True:
-            reply = self._run.park(self._busy, limit, give_up, newest)
+            reply = self._run.park(self._busy, limit, give_up, newest, grace)
             if isinstance(reply, Busy):
                 self._busy = reply  # it was free for a moment
                 continue
@@ -704,11 +783,6 @@ class TaskConflict:
     def fail(self) -> Any:
         self._run.turned_away("raised", self.holder)
         raise LockConflict(self.key, self.holder)
-
-
-def _backoff(times: int, most: float) -> float:
-    """Seconds: 1, 2, 4 and so on with each time before, `most` at most."""
-    return min(2.0 ** min(times, 10), most)
 
 
 def _is_remarkable(streak: int) -> bool:

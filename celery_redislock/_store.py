@@ -130,10 +130,13 @@ class Busy(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The very same attempt has already run; `age` is the seconds since it ended."""
+    """The very same attempt has already run; `age` is the seconds since it ended. Or it was
+    replaced before it ran.
+    """
 
     expects_result: bool
     age: float
+    replaced_by: Holder | None = None
 
 
 class Parked(NamedTuple):
@@ -150,6 +153,12 @@ class Turn(NamedTuple):
 
 class Reserved(NamedTuple):
     """The lock is kept for a message that is about to be sent."""
+
+
+class Older(NamedTuple):
+    """What it would replace is newer: the task with that id."""
+
+    task_id: str
 
 
 class Full(NamedTuple):
@@ -181,6 +190,8 @@ class Extension(NamedTuple):
         stored: the value as it stands on the server; its opening is enough if `retake` is False.
         fence: the acquisition's fence.
         retake: take the lock again if it has vanished.
+        counter: the bucket's counter when the lock was last known to be ours. If a lock that
+            vanished may have been another's since, it is not taken again.
         max_hold: seconds after which it is not extended any more, counted by the server, for one
             who does not know since when it is held; None if the holder itself counts.
     """
@@ -189,7 +200,24 @@ class Extension(NamedTuple):
     stored: str
     fence: int
     retake: bool
+    counter: int = 0
     max_hold: float | None = None
+
+
+class Extended(NamedTuple):
+    """What an extension met.
+
+    Attributes:
+        outcome: `EXTENDED`, `RETAKEN` or `NOT_OURS`.
+        counter: the bucket's counter.
+        replaced_by: who waits for the run to end, or None.
+        ends_in: seconds after which it is ended, in that one's favour.
+    """
+
+    outcome: int
+    counter: int
+    replaced_by: Holder | None = None
+    ends_in: float = 0.0
 
 
 EXTENDED: Final = 1
@@ -417,7 +445,7 @@ class Store:
         (reply,) = self.extend([extension], claim.ttl, "main")
         if isinstance(reply, LockUnavailable):
             raise reply
-        return bool(reply != NOT_OURS)
+        return bool(reply.outcome != NOT_OURS)
 
     # -- keeping --------------------------------------------------------------------------
 
@@ -436,7 +464,7 @@ class Store:
             purpose: whose connections to use.
 
         Returns:
-            For each: `EXTENDED`, `RETAKEN`, `NOT_OURS`, or the `LockUnavailable` that it met.
+            For each: `Extended`, or the `LockUnavailable` that it met.
 
         Raises:
             LockUnavailable: none of them could be asked for.
@@ -446,7 +474,7 @@ class Store:
                 (keys.lock, keys.fence, keys.broken, *keys.slots),
                 (
                     *(e.stored, len(e.claim.opening), e.claim.ttl_ms, int(e.retake), e.fence),
-                    "" if e.max_hold is None else to_ms(e.max_hold),
+                    *("" if e.max_hold is None else to_ms(e.max_hold), e.counter),
                 ),
             )
             for e in extensions
@@ -469,7 +497,7 @@ class Store:
         return [
             LockUnavailable(e.claim.keys.lock, None, str(reply))
             if isinstance(reply, Exception)
-            else int(reply)
+            else _extend_reply(reply)
             for e, reply in zip(extensions, replies, strict=True)
         ]
 
@@ -512,6 +540,16 @@ class Store:
         reply = attempt() if once else self._persist(claim.ttl, attempt)
         return Released(reply > 0, reply == 2)
 
+    def mark_done(self, claim: Claim) -> None:
+        """Leave the done marker of an attempt that has ended without the lock.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._connection(claim.keys.lock, claim.ttl) as connection:
+            connection.send_command("SET", claim.done_key, "1", "PX", to_ms(claim.done_ttl))
+            connection.read_response()
+
     def hold(self, claim: Claim, stored: str, ttl: float) -> bool:
         """Leave the lock to the task's next attempt, for at most this many seconds.
 
@@ -529,6 +567,24 @@ class Store:
         keys = (claim.keys.lock, claim.done_key, *claim.keys.slots)
         arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl))
         return bool(self._persist(claim.ttl, lambda: self._once(claim.ttl, _HOLD, keys, arguments)))
+
+    def note_replaced(self, claim: Claim, attempt: int, by: str, seconds: float) -> None:
+        """Say to a later attempt of this task, which is on its way, that it is not to run.
+
+        Args:
+            claim: the claim of this attempt.
+            attempt: the later one.
+            by: in whose favour, as `_holder.successor_text`.
+            seconds: until it arrives.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        key = dataclasses.replace(claim, attempt=attempt).done_key
+        with self._connection(claim.keys.lock, claim.ttl) as connection:
+            ttl = to_ms(seconds + claim.done_ttl)
+            connection.send_command("SET", key, f"r{by}", "PX", ttl)
+            connection.read_response()
 
     def break_lock(self, keys: LockKeys, ttl: float) -> Holder | None:
         """Take the lock away from whoever holds it. None if there was none, or none of ours.
@@ -555,8 +611,10 @@ class Store:
         limit: int | None = None,
         give_up: float | None = None,
         in_front: bool = False,
+        replace: tuple[str, float] | None = None,
+        received: float | None = None,
         began: bool = False,
-    ) -> Parked | Turn | Full:
+    ) -> Parked | Turn | Full | Older:
         """Put a task that met a held lock into the lock's waiting room.
 
         Args:
@@ -566,6 +624,9 @@ class Store:
             limit: how many may wait; None for any number.
             give_up: seconds for which it waits; None for ever.
             in_front: before all others, not after them.
+            replace: end the holder: in whose favour, as `_holder.successor_text`, and after how
+                many seconds.
+            received: Unix time at which the task was received, to tell which of two is newer.
             began: it has run before, so others of its kind are newer: it replaces none, and
                 waits before them.
 
@@ -581,11 +642,15 @@ class Store:
             *(claim.entry_id, entry, kind, "" if limit is None else limit),
             *("" if give_up is None else to_ms(give_up), int(in_front), names.mark),
             *(claim.task_id, claim.ttl_ms, to_ms(claim.done_ttl), to_ms(HAND_OVER_AGAIN)),
+            *(("", "") if replace is None else (to_ms(replace[1]), replace[0])),
+            "" if received is None else int(received * 1000),
             int(began),
         )
         reply = self._persist(claim.ttl, lambda: self._once(claim.ttl, _PARK, keys, arguments))
         if reply[0] == b"full":
             return Full()
+        if reply[0] == b"older":
+            return Older(reply[1].decode())
         replaced = {entry_id: _without_head(entry) for entry_id, entry in _pairs(reply[1:])}
         return Parked(replaced) if reply[0] == b"parked" else Turn(replaced)
 
@@ -691,19 +756,6 @@ class Store:
         with self._connection(claim.keys.lock, claim.ttl) as connection:
             connection.send_command("SET", key, step, "PX", ttl)
             connection.read_response()
-
-    def note_done(self, claim: Claim) -> None:
-        """Note that this attempt ended without a run, and that its result is to be expected: a
-        copy of its message is not to run.
-
-        Raises:
-            LockUnavailable: the server did not answer in time.
-        """
-        with self._connection(claim.keys.lock, claim.ttl) as connection:
-            connection.send_command("SET", claim.done_key, "1", "PX", to_ms(claim.done_ttl))
-            connection.read_response()
-
-    # -- asking ---------------------------------------------------------------------------
 
     def count_streak(self, keys: LockKeys, ttl: float) -> int:
         """Count a duplicate that is turned away.
@@ -893,6 +945,15 @@ def _held_off(key: str, seconds: float) -> LockUnavailable:
     return LockUnavailable(key, None, f"the server came back and is held off for {seconds:.1f} s")
 
 
+def _extend_reply(reply: list[Any]) -> Extended:
+    outcome, counter, *replaced = reply
+    if not replaced:
+        return Extended(int(outcome), int(counter))
+    value, left = replaced
+    by = _holder.successor_of(value) or Holder()
+    return Extended(int(outcome), int(counter), by, left / 1000)
+
+
 def _reserve_reply(reply: list[Any]) -> Reserved | Busy:
     kind = reply[0]
     if kind == b"reserved":
@@ -908,6 +969,8 @@ def _acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired |
     kind, value = reply[0], reply[1]
     if kind == b"acquired":
         return Acquired(value.decode(), int(reply[2]), sent_at, bool(reply[3]))
+    if kind == b"done" and value[:1] == b"r":
+        return Done(False, 0.0, _holder.successor_of(value[1:]) or Holder())
     if kind == b"done":
         age = claim.done_ttl - reply[2] / 1000 if reply[2] >= 0 else 0.0
         return Done(value == b"1", age)

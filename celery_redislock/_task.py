@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from celery import Task, _state
 from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.result import AsyncResult, EagerResult
 from celery.utils.imports import instantiate, symbol_by_name
 from kombu import serialization
@@ -54,7 +55,7 @@ class SingletonTask(Task):
         lock_min_hold_after: "success", the default: not if the body failed; or "any" end.
         lock_limit: how many runs may hold the lock at once. Default: 1.
         on_conflict: what a duplicate does: a policy, or "skip", "defer", "wait", "queue",
-            "coalesce", "raise". Default: `redislock_on_conflict`, "skip".
+            "coalesce", "replace", "raise". Default: `redislock_on_conflict`, "skip".
         on_lock_lost: "flag" sets `self.lock.lost`; "abort" also raises `LockLost` in the body.
             Default: `redislock_on_lock_lost`, "flag".
         lock_across_retries: "release" before a retry's countdown, the default, or "hold".
@@ -92,6 +93,11 @@ class SingletonTask(Task):
     lock_options: LockOptions = None  # type: ignore[assignment]
     #: Whether processes of this worker's pool hold the task's locks. Set in its main process.
     runs_in_children = False
+    #: Whether a message is acknowledged only after its task has run, also without `acks_late`: by
+    #: the loop that runs it.
+    acks_after_body = False
+    #: This worker's pool. Set in its main process.
+    worker_pool: Any = None
     _redislock_error: ConfigError | None = None
 
     @classmethod
@@ -300,6 +306,8 @@ class SingletonTask(Task):
             self.Request = lock_request(base)
             is_locked = self.lock_options.lock_scope != "queued"
             self.runs_in_children = is_locked and isinstance(consumer.pool, PreforkPool)
+            self.acks_after_body = isinstance(consumer.pool, SoloPool)
+            self.worker_pool = consumer.pool
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
 
 

@@ -81,6 +81,15 @@ class TaskSkipped(LockError, TaskRevokedError):
     _reason = "skipped as a duplicate, the lock is held"
 
 
+class TaskReplaced(TaskSkipped):
+    """A newer run took the place of the task, by `Replace`: its `holder` is that one. The state is
+    REVOKED.
+    """
+
+    __module__ = "celery_redislock"
+    _reason = "replaced by a newer run"
+
+
 class ConfigError(LockError, ImproperlyConfigured, ValueError):
     """An option or a setting is wrong. Raised when the task is bound to its app.
 

@@ -77,8 +77,19 @@ class Conflict(Protocol):
             True: the lock was free after all, and is taken. False: as many wait as may.
         """
 
+    def replace(self, grace: float) -> bool:
+        """End the delivery, tell the holder to end, and let the task wait in Redis until it has,
+        before all others. Those of this task that wait are replaced too.
+
+        Args:
+            grace: seconds after which the holder's process is terminated, in a prefork worker.
+
+        Returns:
+            True: the lock was free after all, and is taken.
+        """
+
     def run(self) -> Any:
-        """Run the task; only after `wait` or `park` took the lock."""
+        """Run the task; only after `wait`, `park` or `replace` took the lock."""
 
     def fail(self) -> Any:
         """End the task as failed with `LockConflict`."""
@@ -91,6 +102,11 @@ class Policy(abc.ABC):
     def parks(self) -> bool:
         """Whether it may put a task into the waiting room, after which workers then look."""
         return True
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it may end the holder. If so, a holder asks every second whether it is to end."""
+        return False
 
     @abc.abstractmethod
     def act(self, conflict: Conflict) -> Any:
@@ -146,6 +162,10 @@ class Defer(Policy):
     def parks(self) -> bool:
         return self.then.parks
 
+    @property
+    def replaces(self) -> bool:
+        return self.then.replaces
+
     def act(self, conflict: Conflict) -> Any:
         if self.max_wait is not None and conflict.waited >= self.max_wait:
             return self.then.act(conflict)
@@ -179,6 +199,10 @@ class Wait(Policy):
     def parks(self) -> bool:
         return self.then.parks
 
+    @property
+    def replaces(self) -> bool:
+        return self.then.replaces
+
     def act(self, conflict: Conflict) -> Any:
         if conflict.wait(self.timeout):
             return conflict.run()
@@ -208,6 +232,10 @@ class Queue(Policy):
         _check_seconds("Queue", "max_wait", self.max_wait, none=True)
         _check_policy("Queue", self.then)
 
+    @property
+    def replaces(self) -> bool:
+        return self.then.replaces
+
     def act(self, conflict: Conflict) -> Any:
         if self.max_wait is not None and conflict.waited >= self.max_wait:
             return self.then.act(conflict)
@@ -225,6 +253,32 @@ class Coalesce(Policy):
 
     def act(self, conflict: Conflict) -> Any:
         conflict.park(newest=True)
+        return conflict.run()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replace(Policy):
+    """The newer run wins: the running one is told to end, and terminated if it does not.
+
+    Told: its `self.lock.lost` is True, and with `on_lock_lost="abort"` it ends with `LockLost`.
+    Terminated: its pool process, in a prefork worker; in other pools its end is waited for. Its
+    result is `TaskReplaced`, which names the newer one, unless it ends otherwise by itself.
+
+    Args:
+        grace: seconds from telling it to terminating it. It hears of it within a second.
+    """
+
+    grace: float = 5.0
+
+    def __post_init__(self) -> None:
+        _check_seconds("Replace", "grace", self.grace)
+
+    @property
+    def replaces(self) -> bool:
+        return True
+
+    def act(self, conflict: Conflict) -> Any:
+        conflict.replace(self.grace)
         return conflict.run()
 
 
@@ -246,6 +300,7 @@ _NAMED: Final = {
     "wait": Wait,
     "queue": Queue,
     "coalesce": Coalesce,
+    "replace": Replace,
     "raise": Raise,
 }
 

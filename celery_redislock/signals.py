@@ -62,7 +62,8 @@ class ConflictDetails(_Details):
     Attributes:
         holder: who held the lock.
         outcome: "skipped", "skipped with a result", "deferred", "waited" (and then ran),
-            "queued", "coalesced", "raised", "redelivered" (a copy of the holder's own message,
+            "queued", "coalesced", "replacing" (it waits for the holder to end), "replaced" (it ends
+            in favour of `holder`), "raised", "redelivered" (a copy of the holder's own message,
             deferred), "retried early" (before its earlier attempt had ended, deferred), "already
             done", or "not sent" (where it was to be sent: `on_queued_conflict`).
         countdown: seconds until the next try, if it was deferred.

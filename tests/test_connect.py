@@ -31,7 +31,7 @@ from tests.support.servers import (
     redis_server_binary,
 )
 from tests.support.waiting import eventually
-from tests.test_store import extension, make_claim, taken
+from tests.test_store import extension, make_claim, outcomes, taken
 
 
 def use(pools: PoolFactory, on: redis.Redis) -> None:
@@ -42,7 +42,7 @@ def use(pools: PoolFactory, on: redis.Redis) -> None:
         reply = taken(store.acquire(claim))
         assert on.exists(claim.keys.lock)
         assert isinstance(store.acquire(make_claim(claim.keys.name, ttl=6)), Busy)
-        assert store.extend([extension(claim, reply)]) == [EXTENDED]
+        assert outcomes(store.extend([extension(claim, reply)])) == [EXTENDED]
         assert store.await_wake(claim, 0.01) is False
         assert store.release(claim).ours
         assert not on.exists(claim.keys.lock)
@@ -324,7 +324,7 @@ def test_after_a_failover_the_lock_is_kept_and_a_later_fence_is_higher(label) ->
 
         def extended() -> bool:
             with contextlib.suppress(LockUnavailable):
-                return store.extend([extension(claim, held)]) == [EXTENDED]
+                return outcomes(store.extend([extension(claim, held)])) == [EXTENDED]
             return False
 
         eventually(extended, "the promoted replica extends the lock")

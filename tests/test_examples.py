@@ -37,6 +37,7 @@ def run_example(name: str) -> str:
     process = subprocess.Popen(
         [sys.executable, f"examples/{name}"],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # this checkout's package, not another one's
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -8,11 +8,10 @@ import pytest
 
 from celery_redislock import LockConflict
 from celery_redislock._options import OPTIONS, SETTINGS
-from tests.support.migrated import HAS_SCOPES, PAGE, App, define, examples
+from tests.support.migrated import PAGE, App, define, examples
 from tests.support.waiting import eventually
 
 QUEUE = "migrated"
-needs_scopes = pytest.mark.skipif(not HAS_SCOPES, reason="lock_scope is not merged yet")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +55,6 @@ def test_every_library_of_the_page_has_an_example():
     assert named[-1] == "own"
 
 
-@needs_scopes
 def test_what_the_tables_name_exists():
     """Each option and setting in the right column is one of ours."""
     text = PAGE.read_text(encoding="utf-8")
@@ -69,7 +67,6 @@ def test_what_the_tables_name_exists():
 # -- celery-once ------------------------------------------------------------------------------
 
 
-@needs_scopes
 def test_once_a_duplicate_is_not_sent_and_gets_the_result_of_the_one_that_stands(
     after, label, starts, running
 ):
@@ -85,7 +82,6 @@ def test_once_a_duplicate_is_not_sent_and_gets_the_result_of_the_one_that_stands
     assert starts() == [first.id, second.id]
 
 
-@needs_scopes
 def test_once_unlocked_before_the_run_another_may_be_sent_during_it(after, label, starts, running):
     rebuild = after["celery-once"].rebuild
     first = rebuild.apply_async((label,), countdown=1)
@@ -103,7 +99,6 @@ def test_once_unlocked_before_the_run_another_may_be_sent_during_it(after, label
 # -- celery-singleton -------------------------------------------------------------------------
 
 
-@needs_scopes
 def test_singleton_a_duplicate_is_refused_when_it_is_sent(after, label, starts, running):
     sync = after["celery-singleton"].sync
     first = sync.delay(label)
@@ -119,7 +114,6 @@ def test_singleton_a_duplicate_is_refused_when_it_is_sent(after, label, starts, 
 # -- celery-heimdall --------------------------------------------------------------------------
 
 
-@needs_scopes
 def test_heimdall_a_duplicate_gets_the_result_of_the_one_that_stands(after, label, running):
     sync = after["celery-heimdall"].sync
     assert sync.lock_key_for(label).endswith(f":lock:account-{label}")
@@ -129,8 +123,6 @@ def test_heimdall_a_duplicate_gets_the_result_of_the_one_that_stands(after, labe
     first.get(timeout=20)
 
 
-@needs_scopes
-@needs_scopes
 def test_heimdall_after_a_run_the_key_stays_for_a_while(after, label, starts):
     refresh = after["celery-heimdall"].refresh
     refresh.delay(label).get(timeout=20)
@@ -141,7 +133,6 @@ def test_heimdall_after_a_run_the_key_stays_for_a_while(after, label, starts):
     assert len(starts()) == 1
 
 
-@needs_scopes
 def test_heimdall_part_of_a_body_runs_once_in_so_many_seconds(after, label, starts):
     for _ in range(3):
         after["celery-heimdall"].tidy.delay(label).get(timeout=20)

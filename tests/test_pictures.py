@@ -97,7 +97,7 @@ def test_the_recordings_show_what_the_page_says(recordings, name):
     else:
         assert sorted(ran(recording)) == [1, 2, 3, 4, 5]
         assert waited == {"wait": {"slot"}, "queue": {"parked"}, "defer": {"sleeps"}}[name]
-        assert most == (SLOTS if name == "wait" else 2)
+        assert most == SLOTS if name == "wait" else most < SLOTS, "the others only look in"
         if name == "queue":
             assert ran(recording) == [1, 2, 3, 4, 5]
     runs = sorted(

@@ -241,6 +241,46 @@ def test_copies_of_a_message_do_not_multiply(start_worker, sender, queue, journa
     assert journal.count(label, "start") == 1
 
 
+def copy_of(result, sender, queue, name, label, *args):
+    """What a broker that did not hear of an acknowledgement delivers again."""
+    mark = {"redislock": {"redelivered": True}}
+    sender.send_task(name, [label, *args], queue=queue, task_id=result.id, headers=mark)
+
+
+def test_a_deferred_task_and_the_copy_of_what_it_was_deferred_from_run_once(
+    worker, sender, journal, label
+):
+    """The broker did not hear that the deferred one was acknowledged."""
+    holder = sender.send_task("defer", [label, 2.0], queue=QUEUE)
+    eventually(lambda: journal.count(label, "start") == 1, "it holds the lock")
+    result = sender.send_task("defer", [label, 0.1], queue=QUEUE)
+    eventually(lambda: "defer[" + result.id in worker.log(), "it is deferred")
+    assert holder.get(timeout=20)
+    assert result.get(timeout=20)
+    copy_of(result, sender, QUEUE, "defer", label, 0.1)
+    never(lambda: journal.count(label, "start") > 2, "it ran twice", 2.0)
+
+
+def test_a_copy_of_a_skipped_task_does_not_run_instead(worker, sender, journal, label):
+    holder = sender.send_task("late", [label, 1.5], queue=QUEUE)
+    eventually(lambda: journal.count(label, "start") == 1, "it holds the lock")
+    skipped = sender.send_task("late", [label, 0.1], queue=QUEUE)
+    eventually(lambda: skipped.state == "REVOKED", "it is skipped")
+    assert holder.get(timeout=20)
+    copy_of(skipped, sender, QUEUE, "late", label, 0.1)
+    never(lambda: journal.count(label, "start") > 1, "a copy ran", 2.0)
+    assert skipped.state == "REVOKED"
+
+
+def test_a_copy_of_what_a_solo_worker_ran_does_not_run(start_worker, sender, queue, journal, label):
+    """Its loop acknowledges after the body, and the broker may not hear of it."""
+    start_worker(queues=queue, pool="solo", concurrency=1)
+    result = sender.send_task("skip", [label, 0.1], queue=queue)
+    assert result.get(timeout=20)
+    copy_of(result, sender, queue, "skip", label, 0.1)
+    never(lambda: journal.count(label, "start") > 1, "a copy ran", 2.0)
+
+
 def test_an_earlier_attempts_state_is_not_taken_for_the_result_of_a_later_one(
     worker, sender, client, label
 ):

@@ -18,15 +18,6 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from celery_redislock import Holder, LockUnavailable, _holder
 from celery_redislock._connect import pools_from_url
@@ -71,7 +62,11 @@ def busy(reply: Any) -> Busy:
 
 
 def extension(claim: Claim, reply: Acquired, retake: bool = True) -> Extension:
-    return Extension(claim, reply.value, reply.fence, retake)
+    return Extension(claim, reply.value, reply.fence, retake, reply.fence)
+
+
+def outcomes(replies: list[Any]) -> list[int]:
+    return [reply.outcome for reply in replies]
 
 
 @pytest.fixture
@@ -140,7 +135,7 @@ def test_a_lapsed_lock_is_free(store, client, label) -> None:
     client.pexpire(claim.keys.lock, 1)
     eventually(lambda: not client.exists(claim.keys.lock), "it lapses")
     taken(store.acquire(make_claim(label)))
-    assert store.extend([extension(claim, Acquired(claim.value, 1, 0.0))]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(claim, Acquired(claim.value, 1, 0.0))])) == [NOT_OURS]
 
 
 # -- values that are not ours -----------------------------------------------------------------
@@ -175,7 +170,7 @@ def test_a_foreign_value_is_held_and_no_operation_touches_it(
         assert reply.remaining == float("inf")
         assert reply.holder == Holder(ttl=float("inf"))
     held = Extension(claim, claim.value, 5, True)
-    assert store.extend([held]) == [NOT_OURS]
+    assert outcomes(store.extend([held])) == [NOT_OURS]
     assert not store.release(claim, "1", always=True).ours
     assert store.hold(claim, claim.value, 5) is False
     assert store.break_lock(claim.keys, 30) is None
@@ -212,7 +207,7 @@ def test_an_extension_gives_the_lock_its_whole_life_again(store, client, label) 
     claim = make_claim(label)
     reply = taken(store.acquire(claim))
     client.pexpire(claim.keys.lock, 1000)
-    assert store.extend([extension(claim, reply)]) == [EXTENDED]
+    assert outcomes(store.extend([extension(claim, reply)])) == [EXTENDED]
     assert client.pttl(claim.keys.lock) > 29_000
 
 
@@ -224,7 +219,7 @@ def test_many_locks_are_extended_at_once_and_each_has_its_own_answer(store, clie
     client.delete(claims[3].keys.lock)
     wanted = [extension(claim, reply) for claim, reply in zip(claims, replies, strict=True)]
     wanted[3] = extension(claims[3], replies[3], retake=False)
-    assert store.extend(wanted) == [EXTENDED, RETAKEN, NOT_OURS, NOT_OURS, EXTENDED]
+    assert outcomes(store.extend(wanted)) == [EXTENDED, RETAKEN, NOT_OURS, NOT_OURS, EXTENDED]
     assert client.pttl(claims[4].keys.lock) > 13_000
 
 
@@ -238,7 +233,7 @@ def test_a_loser_neither_extends_nor_releases_nor_keeps_what_another_holds(
     before = client.get(winner.keys.lock)
     client.pexpire(winner.keys.lock, 5000)
 
-    assert store.extend([extension(loser, lost)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(loser, lost)])) == [NOT_OURS]
     assert not store.release(loser).ours
     assert store.hold(loser, lost.value, 30) is False
 
@@ -262,7 +257,9 @@ def test_a_token_that_only_begins_like_the_holders_is_another(store, label) -> N
     taken(store.acquire(claim))
     short = Claim(claim.keys, claim.token[:-1], 30, claim.value)
     assert not store.release(short).ours
-    assert store.extend([Extension(short, '{"token":"' + short.token + '"}', 1, True)]) == [0]
+    assert outcomes(
+        store.extend([Extension(short, '{"token":"' + short.token + '"}', 1, True)])
+    ) == [0]
 
 
 # -- keys that vanish -------------------------------------------------------------------------
@@ -272,7 +269,7 @@ def test_a_vanished_lock_is_taken_again_as_it_was(store, client, label) -> None:
     claim = make_claim(label)
     reply = taken(store.acquire(claim))
     client.delete(claim.keys.lock)
-    assert store.extend([extension(claim, reply)]) == [RETAKEN]
+    assert outcomes(store.extend([extension(claim, reply)])) == [RETAKEN]
     assert client.get(claim.keys.lock) == reply.value
     assert client.pttl(claim.keys.lock) > 29_000
     assert store.release(claim).ours
@@ -282,7 +279,7 @@ def test_a_vanished_lock_is_not_taken_again_past_the_holders_right(store, client
     claim = make_claim(label)
     reply = taken(store.acquire(claim))
     client.delete(claim.keys.lock)
-    assert store.extend([extension(claim, reply, retake=False)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(claim, reply, retake=False)])) == [NOT_OURS]
     assert not client.exists(claim.keys.lock)
 
 
@@ -291,7 +288,34 @@ def test_a_vanished_lock_that_somebody_took_is_lost(store, client, label) -> Non
     reply = taken(store.acquire(claim))
     client.delete(claim.keys.lock)
     taken(store.acquire(make_claim(label)))
-    assert store.extend([extension(claim, reply)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(claim, reply)])) == [NOT_OURS]
+
+
+def test_what_another_may_have_had_in_between_is_not_taken_again(
+    store: Store, client: redis.Redis, label: str
+) -> None:
+    claim = make_claim(label)
+    held = taken(store.acquire(claim))
+    client.delete(claim.keys.lock)
+    other = make_claim(label)
+    taken(store.acquire(other))
+    assert store.release(other)
+    assert outcomes(store.extend([extension(claim, held)])) == [NOT_OURS]
+    assert not client.exists(claim.keys.lock)
+
+
+def test_who_saw_the_counter_since_takes_again_what_vanished(
+    store: Store, client: redis.Redis, label: str
+) -> None:
+    claim = make_claim(label)
+    held = taken(store.acquire(claim))
+    client.set(claim.keys.fence, counter := held.fence + 10)  # another lock of this bucket
+    (reply,) = store.extend([extension(claim, held)])
+    assert reply == (EXTENDED, counter)
+    client.delete(claim.keys.lock)
+    assert outcomes(store.extend([extension(claim, held)])) == [NOT_OURS]
+    again = extension(claim, held)._replace(counter=reply.counter)
+    assert outcomes(store.extend([again])) == [RETAKEN]
 
 
 def test_a_lock_kept_for_a_waiter_is_not_taken_again(store, client, label) -> None:
@@ -299,7 +323,7 @@ def test_a_lock_kept_for_a_waiter_is_not_taken_again(store, client, label) -> No
     reply = taken(store.acquire(claim))
     busy(store.acquire(waiter, "wait"))
     assert store.release(claim).ours
-    assert store.extend([extension(claim, reply)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(claim, reply)])) == [NOT_OURS]
 
 
 def test_after_a_break_the_holder_does_not_take_the_lock_again(store, client, label) -> None:
@@ -307,7 +331,7 @@ def test_after_a_break_the_holder_does_not_take_the_lock_again(store, client, la
     reply = taken(store.acquire(claim))
     assert store.break_lock(claim.keys, 30).task_id == "0c1e"
     assert not client.exists(claim.keys.lock)
-    assert store.extend([extension(claim, reply)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(claim, reply)])) == [NOT_OURS]
     assert store.break_lock(claim.keys, 30) is None
     taken(store.acquire(make_claim(label)))
 
@@ -318,8 +342,8 @@ def test_of_two_locks_broken_one_after_the_other_neither_comes_back(store, clien
     store.break_lock(first.keys, 30)
     also_held = taken(store.acquire(second))
     store.break_lock(first.keys, 30)
-    assert store.extend([extension(first, held)]) == [NOT_OURS]
-    assert store.extend([extension(second, also_held)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(first, held)])) == [NOT_OURS]
+    assert outcomes(store.extend([extension(second, also_held)])) == [NOT_OURS]
 
 
 def test_the_mark_of_a_break_goes_once_the_holder_has_no_right_any_more(
@@ -372,7 +396,7 @@ def test_a_fence_rises_above_that_of_a_lock_that_was_taken_again(store, client, 
     reply = taken(store.acquire(claim))
     ahead = reply.fence + 86_400_000_000  # given out when the server's clock was ahead
     client.delete(claim.keys.lock, claim.keys.fence)
-    assert store.extend([Extension(claim, reply.value, ahead, True)]) == [RETAKEN]
+    assert outcomes(store.extend([Extension(claim, reply.value, ahead, True, ahead)])) == [RETAKEN]
     store.release(claim)
     assert taken(store.acquire(make_claim(label))).fence > ahead
     client.delete(claim.keys.fence)
@@ -394,7 +418,7 @@ def test_a_redelivered_copy_meets_its_own_lock_and_leaves_a_note(store, client, 
     assert record["token"] == claim.token
     assert 10_000 < client.pttl(claim.keys.lock) <= 20_000
     assert taken(store.acquire(claim)).fence == reply.fence
-    assert store.extend([extension(claim, reply)]) == [EXTENDED]
+    assert outcomes(store.extend([extension(claim, reply)])) == [EXTENDED]
     assert store.release(claim).ours
 
 
@@ -524,7 +548,7 @@ def test_a_retry_takes_over_from_an_attempt_that_missed_its_heartbeats(
     assert busy(store.acquire(retry)).relation == "earlier"
     client.pexpire(first.keys.lock, 14_000)
     assert taken(store.acquire(retry)).fence > held.fence
-    assert store.extend([extension(first, held)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(first, held)])) == [NOT_OURS]
     assert not store.release(first).ours
 
 
@@ -547,7 +571,7 @@ def test_a_lock_that_is_kept_for_the_retry_goes_to_it_and_to_nobody_else(
     assert holder.fence == held.fence
 
     assert busy(store.acquire(make_claim(label, task_id="other"))).relation == "other"
-    assert store.extend([extension(first, held)]) == [NOT_OURS]
+    assert outcomes(store.extend([extension(first, held)])) == [NOT_OURS]
     assert not store.release(first).ours
     retry = make_claim(label, task_id=label, attempt=1)
     assert taken(store.acquire(retry)).fence > held.fence
@@ -749,7 +773,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(own_store, own_redis, lab
         replies = [taken(own_store.acquire(claim)) for claim in claims]
         client.script_flush()
         wanted = [extension(claim, reply) for claim, reply in zip(claims, replies, strict=True)]
-        assert own_store.extend(wanted) == [EXTENDED] * 3
+        assert outcomes(own_store.extend(wanted)) == [EXTENDED] * 3
         client.script_flush()
         assert own_store.release(claims[0]).ours
         client.script_flush()
@@ -757,7 +781,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(own_store, own_redis, lab
         client.script_flush()
         assert own_store.break_lock(claims[2].keys, 30) is not None
         client.script_flush()
-        assert own_store.extend(wanted) == [RETAKEN, NOT_OURS, NOT_OURS]
+        assert outcomes(own_store.extend(wanted)) == [RETAKEN, NOT_OURS, NOT_OURS]
 
 
 @contextlib.contextmanager
@@ -1055,7 +1079,7 @@ def test_signals_at_any_time_mix_up_no_answers(slow_store, store, label) -> None
             assert slow_store.holder(claims[1].keys, 30).task_id == "1"
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert slow_store.extend(wanted) == [EXTENDED, EXTENDED]
+    assert outcomes(slow_store.extend(wanted)) == [EXTENDED, EXTENDED]
     assert cut > 30
 
 
@@ -1090,7 +1114,7 @@ def test_what_a_server_that_came_back_empty_forgot_is_taken_again_at_once(
 
     def extended() -> bool:
         with contextlib.suppress(LockUnavailable):
-            return own_store.extend([extension(claim, reply)]) == [RETAKEN]
+            return outcomes(own_store.extend([extension(claim, reply)])) == [RETAKEN]
         return False
 
     eventually(extended, "it is taken again")
@@ -1150,135 +1174,3 @@ def test_a_server_that_does_not_tell_which_it_is_is_held_off_after_a_break(
     with pytest.raises(LockUnavailable, match="held off"):
         store.acquire(make_claim(label), hold_off=0)
     store.close()
-
-
-# -- the model --------------------------------------------------------------------------------
-
-CLAIMANTS = st.integers(0, 3)
-
-
-class OneLock(RuleBasedStateMachine):
-    """One lock, a few that want it, and what may happen to it, against a model.
-
-    Time passes where the model says so: keys are deleted, and live for long otherwise.
-    """
-
-    server: RedisServer
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.client = self.server.client()
-        self.store = Store(pools_from_url(self.server.url))
-        name = new_token()
-        self.claims = [make_claim(name, ttl=60) for _ in range(4)]
-        self.keys = self.claims[0].keys
-        self.holder: int | str | None = None  # or "reserved", or "kept" for a retry
-        self.waiting: set[int] = set()
-        self.broken: set[int] = set()
-        self.replies: dict[int, Acquired] = {}
-        self.last_fence = 0
-        self.streak = 0
-
-    def teardown(self) -> None:
-        self.client.delete(*self.keys[1:-1])
-        self.client.close()
-        self.store.close()
-
-    def _free_for(self, how: str) -> bool:
-        return self.holder is None or (self.holder == "reserved" and how != "wait")
-
-    @rule(who=CLAIMANTS, how=st.sampled_from(["try", "wait", "woken", "last"]))
-    def acquire(self, who: int, how: str) -> None:
-        reply = self.store.acquire(self.claims[who], how)
-        if self.holder == who:
-            assert taken(reply).fence == self.replies[who].fence
-        elif self._free_for(how):
-            assert taken(reply).fence > self.last_fence
-            self.holder, self.last_fence, self.replies[who] = who, reply.fence, reply
-            self.streak = 0
-            if how != "try":
-                self.waiting.discard(who)
-        else:
-            relation = "reserved" if self.holder == "reserved" else "other"
-            assert busy(reply).relation == relation
-            if how in ("wait", "woken"):
-                self.waiting.add(who)
-            elif how == "last":
-                self.waiting.discard(who)
-
-    @rule(who=CLAIMANTS, retake=st.booleans())
-    def extend(self, who: int, retake: bool) -> None:
-        if who not in self.replies:
-            return
-        wanted = extension(self.claims[who], self.replies[who], retake)
-        expected = NOT_OURS
-        if self.holder == who:
-            expected = EXTENDED
-        elif self.holder is None and retake and who not in self.broken:
-            expected, self.holder, self.streak = RETAKEN, who, 0
-        assert self.store.extend([wanted]) == [expected]
-
-    @rule(who=CLAIMANTS)
-    def release(self, who: int) -> None:
-        assert self.store.release(self.claims[who]).ours is (self.holder == who)
-        if self.holder == who:
-            self.holder = "reserved" if self.waiting else None
-            if self.holder:
-                reserve_for_longer(self.client, self.claims[who])
-
-    @rule(who=CLAIMANTS)
-    def keep_for_retry(self, who: int) -> None:
-        stored = self.replies[who].value if who in self.replies else self.claims[who].value
-        assert self.store.hold(self.claims[who], stored, 60) is (self.holder == who)
-        if self.holder == who:
-            self.holder, self.streak = "kept", 0
-
-    @rule()
-    def turn_one_away(self) -> None:
-        runs = self.holder not in (None, "reserved")
-        self.streak += runs
-        assert self.store.count_streak(self.keys, 60) == (self.streak if runs else 0)
-
-    @rule()
-    def break_it(self) -> None:
-        holder = self.store.break_lock(self.keys, 60)
-        assert (holder is not None) is (isinstance(self.holder, int) or self.holder == "kept")
-        if isinstance(self.holder, int):
-            self.broken.add(self.holder)
-        self.holder = None
-
-    @precondition(lambda self: self.holder is not None)
-    @rule()
-    def time_passes(self) -> None:
-        self.client.delete(self.keys.lock)
-        self.holder = None
-
-    @rule()
-    def the_server_forgets_its_counter(self) -> None:
-        self.client.delete(self.keys.fence)
-
-    @invariant()
-    def the_key_names_the_one_who_holds_it(self) -> None:
-        value = self.client.get(self.keys.lock)
-        if self.holder is None:
-            assert value is None
-        elif isinstance(self.holder, int):
-            assert value.startswith(self.claims[self.holder].opening)
-            assert 30_000 < self.client.pttl(self.keys.lock) <= 60_000
-        else:
-            assert value.startswith('{"token":""')
-
-    @invariant()
-    def those_who_wait_are_written_down(self) -> None:
-        waiting = set(self.client.zrange(self.keys.waiters, 0, -1))
-        assert waiting == {self.claims[who].opening for who in self.waiting}
-
-
-def test_at_most_one_holds_a_lock_whatever_happens_in_which_order(redis_server) -> None:
-    class OnThisServer(OneLock):
-        server = redis_server
-
-    run_state_machine_as_test(
-        OnThisServer,
-        settings=settings(max_examples=40, stateful_step_count=30, deadline=None, database=None),
-    )

@@ -12,7 +12,7 @@ from celery_redislock import LockConflict, TaskSkipped, _holder
 from celery_redislock._connect import pools_from_url
 from celery_redislock._keys import lock_keys
 from celery_redislock._lock import new_token
-from celery_redislock._store import Acquired, Busy, Claim, Extension, Store, to_ms
+from celery_redislock._store import EXTENDED, Acquired, Busy, Claim, Extension, Store, to_ms
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -166,7 +166,7 @@ def test_the_count_stands_in_the_lock_and_harms_nothing_there(store, client, cla
     assert store.count_streak(other.keys, 30) == 12
     assert store.acquire(claim("a")).relation == "own"
     assert client.get(holder.keys.lock).count("redelivered") == 1
-    assert store.extend([Extension(holder, taken.value, taken.fence, True)]) == [1]
+    assert store.extend([Extension(holder, taken.value, taken.fence, True)])[0].outcome == EXTENDED
     assert store.count_streak(other.keys, 30) == 13, "it lives for as long as the lock"
     assert store.release(holder).ours
     assert store.count_streak(other.keys, 30) == 0, "nobody is in the way"

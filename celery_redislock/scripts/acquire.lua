@@ -13,6 +13,7 @@
 -- Reply {"acquired", value as stored, fence, 1 if a slot is free for the room's next | 0}
 --       {"done", "1" its result is to be expected | "0" none is, ms for which we will know, or -1}
 --           this attempt has run before; this is another copy of its message
+--       {"done", "r" and a JSON list of task and id, ms}  it was replaced by that one before it ran
 --       {"busy", value, ms to live (-1: for ever), relation}, relation being
 --           "other" | "own" this very attempt | "earlier" this task's earlier attempt
 --           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours

@@ -5,7 +5,7 @@
 -- ARGV  1 the lock's name
 -- Reply the values that stood there, if they are locks of ours
 
-local broken, longest = {}, 1000
+local broken, longest = {}, math.max(redis.call('PTTL', KEYS[2]), 1000)
 for _, slot in ipairs({KEYS[1], unpack(KEYS, 7)}) do
   local current = redis.pcall('GET', slot)
   local ok, holder = false, nil

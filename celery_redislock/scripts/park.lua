@@ -7,9 +7,13 @@
 --       4 how many may wait, or ""  5 ms after which it gives up, or ""  6 "1" to the front
 --       7 the lock's name  8 task id  9 ttl in ms  10 the done markers' ttl in ms
 --       11 ms after which others look whether a replaced one got its result
---       12 "1" it has begun before, so others of its kind are newer: it goes before them, and replaces none
+--       12 ms after which the holder is to be ended, or "" if it is left alone
+--       13 this task and its id, as a JSON list of two, with no other quotes in it, for the holder
+--       14 when this task was received, in ms, or ""
+--       15 "1" it has begun before, so others of its kind are newer: it goes before them, and replaces none
 -- Reply {"parked", for each that it replaced: id, entry}
 --       {"full"}  as many wait as may
+--       {"older", task id}  the one that it would replace was received later
 --       {"ask", the same}  its turn has come, or the lock is this very task's: ask for it again
 
 local id, kind, limit = ARGV[1], ARGV[3], tonumber(ARGV[4])
@@ -44,16 +48,33 @@ if redis.call('HEXISTS', KEYS[3], id) == 1 then
   return {'parked'}  -- by another copy of its message
 end
 
+-- One that a worker kept back must not end one that was sent after it.
+local function is_newer(received)
+  return ARGV[14] ~= '' and (tonumber(received) or 0) > tonumber(ARGV[14])
+end
+
 local replaced, newer = {}, nil
 if kind ~= '' then
   for _, other in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
     local entry = redis.call('HGET', KEYS[3], other)
-    if entry and string.match(entry, '^%d*|([^|]*)|') == kind then
+    local its_kind, received = string.match(entry or '', '^%d*|([^|@]*)@?(%d*)|')
+    if its_kind == kind then
       newer = newer or other
-      if ARGV[12] ~= '1' then
+      if ARGV[15] == '1' then
+        -- It has begun before: it goes before those that came since.
+      elseif is_newer(received) then
+        return {'older', (string.gsub(other, ':[^:]*$', ''))}
+      else
         replaced[#replaced + 1] = {other, entry}
       end
     end
+  end
+end
+for _, slot in ipairs({KEYS[1], unpack(KEYS, 7)}) do
+  local current = redis.pcall('GET', slot)
+  if ARGV[12] ~= '' and type(current) == 'string'
+      and is_newer(string.match(current, '"received_ms":(%d+)')) then
+    return {'older', string.match(current, '"task_id":"([^"]*)"') or ''}
   end
 end
 if limit and redis.call('LLEN', KEYS[2]) - #replaced >= limit then
@@ -86,9 +107,41 @@ if #replaced == 0 and newer then
 elseif #replaced == 0 then
   redis.call(ARGV[6] == '1' and 'LPUSH' or 'RPUSH', KEYS[2], id)
 end
+-- Tell the holder that it is replaced, and by whom. What does not run, or not yet, is replaced now.
+local function replace(slot)
+  local current = redis.pcall('GET', slot)
+  local ok, holder = pcall(cjson.decode, type(current) == 'string' and current)
+  if not ok or type(holder) ~= 'table' or type(holder.token) ~= 'string' or holder.cooling then
+    return
+  end
+  if (holder.queued or holder.held) and type(holder.task_id) == 'string' then
+    local attempt = (tonumber(holder.attempt) or 0) + (holder.queued and 0 or 1)
+    local done = string.format('%s:%s:%d.%d', KEYS[6], holder.task_id,
+      tonumber(holder.nesting) or 0, attempt)
+    redis.call('SET', done, 'r' .. ARGV[13], 'PX', math.max(redis.call('PTTL', slot), ARGV[10]))
+    redis.call('DEL', slot)
+    is_free = true
+  elseif holder.token ~= '' then
+    local mark = ',"replaced":%d+,"by":%["[^"]*","[^"]*"%]'
+    -- The newest is named; the time counts from the first.
+    local at = tonumber(string.match(current, ',"replaced":(%d+),"by":')) or now + ARGV[12]
+    current = string.gsub(current, mark, '')
+    current = string.format('%s,"replaced":%.0f,"by":%s}', string.sub(current, 1, -2), at, ARGV[13])
+    redis.call('SET', slot, current, 'KEEPTTL')
+  end
+end
+if ARGV[12] ~= '' then
+  for _, slot in ipairs({KEYS[1], unpack(KEYS, 7)}) do
+    replace(slot)
+  end
+end
+
+if kind ~= '' then
+  kind = kind .. '@' .. ARGV[14]
+end
 redis.call('HSET', KEYS[3], id, give_up .. '|' .. kind .. '|' .. ARGV[2])
 redis.call('ZADD', KEYS[4], 'LT', due, ARGV[7])
 if is_free and redis.call('LINDEX', KEYS[2], 0) == id then
-  reply[1] = 'ask'  -- it replaced the one whose turn it was
+  reply[1] = 'ask'  -- it replaced the one whose turn it was, or the holder
 end
 return reply

@@ -59,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=4, help="cases at once (default: 4)")
     parser.add_argument("--seed", type=int, default=1, help="of all that is random (default: 1)")
     parser.add_argument("--seeds", type=int, default=1, help="run with so many seeds, from --seed")
-    parser.add_argument("--only", metavar="PATTERN", help="cases whose id this glob matches")
+    parser.add_argument(
+        "--only", metavar="PATTERN", action="append", help="cases whose id this glob matches"
+    )
     parser.add_argument("--short", action="store_true", help="the selection that the tests run")
     parser.add_argument("--list", action="store_true", help="print the cases' ids, run nothing")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
@@ -71,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 def _chosen(options: argparse.Namespace) -> list[Case]:
     cases = SHORT if options.short else FULL
     if options.only:
-        cases = [case for case in cases if fnmatchcase(case.id, options.only)]
+        cases = [c for c in cases if any(fnmatchcase(c.id, each) for each in options.only)]
     for case in cases:
         if case.skip_reason:
             print(f"skipped: {case.id}: {case.skip_reason}")

@@ -291,8 +291,14 @@ class Facts:
         return {(event.key, event.fence): event for event in self.kinds["released"]}
 
     def data_may_be_lost(self, at: float) -> bool:
-        """Whether the lock server may have lost data by then, as the fault allows."""
-        return "overlap" in self.allows and any(begin <= at for begin, _, _ in self.faults)
+        """Whether the lock server may have forgotten something by then, as the fault allows."""
+        forgets = bool(self.allows & {"overlap", "again"})
+        return forgets and any(begin <= at for begin, _, _ in self.faults)
+
+    def clock_forward(self, begin: float, end: float) -> float:
+        """By how many seconds the lock server's clock was put forward in that time."""
+        steps = (e.get("seconds", 0.0) for e in self.kinds["fault"] if begin <= e.at <= end)
+        return sum(max(seconds, 0.0) for seconds in steps)
 
     def overlap_allowed(self, at: float) -> bool:
         """Whether two may be inside from then on: the lock server just lost its data."""
@@ -644,7 +650,8 @@ def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violati
             (b.start.at for b in facts.bodies_of[event.id] if b.start.at > end.at), default=NEVER
         )
         # It was left at some time between these two events.
-        until = min(next_at, end.at + countdowns.get(event.id, 0.0) + facts.ttl)
+        lapses_at = end.at + countdowns.get(event.id, 0.0) + facts.ttl
+        until = min(next_at, lapses_at - facts.clock_forward(end.at, lapses_at))
         for body in facts.by_key[event.key]:
             start = body.start
             lost = facts.data_may_be_lost(start.at) or facts.forgot(event.at, start.at)

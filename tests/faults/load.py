@@ -89,6 +89,8 @@ class Load:
         self._end = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        #: Whether no more long bodies are sent, lest the end is long in coming.
+        self.short = False
         self.sent: list[str] = []
 
     def start(self) -> None:
@@ -123,7 +125,7 @@ class Load:
         rng = self._rng
         arguments = {
             "key": rng.choice(KEYS_OF_TWO if name.startswith("two") else KEYS),
-            "seconds": round(self._seconds("retr" in name), 3),
+            "seconds": round(self._seconds(self.short or "retr" in name), 3),
             "how": "raise" if rng.random() < 0.06 else "return",
         }
         if "retr" in name:

@@ -13,15 +13,19 @@ from .stage import Address
 SEED = 1
 
 
-def short_cases(broker: str) -> pytest.MarkDecorator:
-    """Parametrize a test with the selection's cases on this broker."""
-    cases = [case for case in SHORT if case.broker == broker]
+def short_cases(*words: str) -> pytest.MarkDecorator:
+    """Parametrize a test with the selection's cases in whose faults' names one of these occurs."""
+    cases = [case for case in SHORT if any(word in case.fault for word in words)]
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.id)
 
 
-def assert_nothing_breaks(case: Case, folder: Path, rabbitmq: Address | None = None) -> None:
+def assert_nothing_breaks(case: Case, folder: Path, request: pytest.FixtureRequest) -> None:
     if case.skip_reason:
         pytest.skip(case.skip_reason)
+    rabbitmq = None
+    if case.broker == "rabbitmq":
+        server = request.getfixturevalue("rabbitmq")
+        rabbitmq = Address(server.url, server.port)
     result = run_case(case, SEED, folder, rabbitmq)
     wrong = "\n".join([result.error, *map(str, result.verdict.violations)])
     assert not result.failed, f"{wrong}\n{result.replay}\n{result.history}"

@@ -26,11 +26,11 @@ CONCURRENCY = {"prefork": 2, "threads": 3, "solo": 1, "gevent": 3}
 #: Messages that may be open at a time, before the load stops sending.
 ROOM = {"prefork": 9, "threads": 10, "solo": 5, "gevent": 10}
 #: The load lasts for so many seconds, and longer if the fault does.
-AT_LEAST = 4.0
+AT_LEAST = 3.0
 #: Seconds until everything that was sent must have ended.
 DRAIN = 45.0
 #: Seconds without news after which what cannot come any more is not waited for.
-HOPELESS = 5.0
+HOPELESS = 4.0
 #: The Redis broker gives an unacknowledged message back after three seconds.
 IMPATIENT = {
     "visibility_timeout": 3,
@@ -61,7 +61,8 @@ class Fault:
         name: for people, and for the id of a case.
         inject: does it and heals it. Called once or several times in one case, in a thread of its
             own, while the load goes on. Writes what it does with `stage.during`.
-        allows: what is unavoidable under it: "overlap" (the lock server lost its data), "vanished"
+        allows: what is unavoidable under it: "overlap" (the lock server lost its data), "again"
+            (it forgot what has run, and what is held for a retry, but no held lock), "vanished"
             (messages that were acknowledged early; or that the broker's transport loses).
         pools, brokers, acks: where it makes sense.
         locks: makes the lock server. A `RedisServer` is put behind `lock_proxy`; anything else (a
@@ -252,6 +253,7 @@ class Stage:
             for _ in range(self.fault.times):
                 self.pause(0.7, 1.8)
                 self.fault.inject(self)
+            self.load.short = True
             self.pause(0.5, 1.0)
             while time.monotonic() < began + AT_LEAST:
                 self.pause(0.1, 0.2)

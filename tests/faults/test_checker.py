@@ -369,6 +369,12 @@ def test_an_attempt_may_run_again_if_it_was_told_of_its_loss():
 
 def test_an_attempt_may_run_again_if_the_server_forgot_it():
     assert ran_twice(allows=["overlap"]).fault(2.5, 2.6).wrong() == []
+    assert ran_twice(allows=["again"]).fault(2.5, 2.6).wrong() == []
+
+
+def test_what_the_server_forgot_is_no_excuse_for_an_overlap():
+    story = Story(allows=["again"]).fault(1.2, 1.3)
+    assert story.body(1.0, 2.0).body(1.5, 1.6).wrong() == ["overlap"]
 
 
 def test_an_attempt_may_run_again_if_the_server_could_not_be_told_of_its_end():
@@ -459,7 +465,14 @@ def test_a_retry_may_begin_before_its_earlier_attempt_hears_that_its_lock_was_le
 
 
 def test_a_held_lock_may_be_lost_with_the_servers_data():
-    assert held_and_then(3.0, allows=["overlap"]).fault(1.5, 1.6).wrong() == []
+    for allows in ("overlap", "again"):
+        assert held_and_then(3.0, allows=[allows]).fault(1.5, 1.6).wrong() == []
+
+
+def test_a_held_lock_lapses_sooner_if_the_servers_clock_is_put_forward():
+    assert held_and_then(3.5).fault(2.5, 2.5, seconds=0.8).wrong() == []
+    assert held_and_then(3.1).fault(2.5, 2.5, seconds=0.2).wrong() == ["held"]
+    assert held_and_then(3.1).fault(2.5, 2.5, seconds=-5.0).wrong() == ["held"]
 
 
 # -- losers -----------------------------------------------------------------------------------

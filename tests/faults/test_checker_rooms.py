@@ -1,4 +1,4 @@
-"""The checker's rules of waiting rooms, limits and pauses, against histories that break them."""
+"""The checker's rules of waiting rooms, limits and pauses, each against what breaks it."""
 
 from __future__ import annotations
 

@@ -7,11 +7,20 @@ import signal
 import kombu.transport.redis
 import pytest
 
+from tests.faults import (
+    test_short_ends,
+    test_short_network,
+    test_short_processes,
+    test_short_server,
+)
 from tests.faults.breakages import BREAKAGES
+from tests.faults.cases import SHORT
 from tests.faults.history import History
 from tests.faults.run import play
 from tests.faults.stage import Fault, Stage
 from tests.support.waiting import eventually
+
+SHORT_FORM = (test_short_ends, test_short_network, test_short_processes, test_short_server)
 
 needs_impatience = pytest.mark.skipif(
     not hasattr(kombu.transport.redis.Channel, "unacked_restore_throttle"),
@@ -117,3 +126,9 @@ def test_a_broken_lock_is_noticed_and_the_real_one_passes(wrong, breakage):
     scene, how, rule = SCENES[breakage]
     assert rule in wrong(scene, **how, breakage=breakage)
     assert wrong(scene, **how) == set()
+
+
+def test_the_short_forms_files_run_the_whole_selection():
+    marks = [module.test_no_promise_is_broken.pytestmark[0] for module in SHORT_FORM]
+    run = [case.id for mark in marks for case in mark.args[1]]
+    assert sorted(run) == sorted(case.id for case in SHORT)

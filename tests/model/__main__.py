@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+from tests.faults.figures import write_section
 
 from .cases import BROKEN, HOLDS, LIMITS, Case, Row, explored
 
+DOCUMENT = Path(__file__).parents[2] / "docs/model.md"
 PARTS = (
     ("Everything holds", HOLDS),
     ("A rule is left out, and something breaks", BROKEN),
@@ -39,6 +43,18 @@ def _said(row: Row) -> str:
     return said if row.as_expected else f"UNEXPECTED: {said}"
 
 
+def as_markdown(parts: Sequence[tuple[str, Sequence[Row]]]) -> str:
+    """The tables of docs/model.md. Nothing in them depends on the machine."""
+    lines = []
+    for title, rows in parts:
+        lines += ["", f"| {title} | states | steps | depth | |", "|---|--:|--:|--:|---|"]
+        for row in rows:
+            seen = row.result
+            counts = f"{seen.states:,} | {seen.steps:,} | {seen.depth}"
+            lines.append(f"| {row.case.name} | {counts} | {_said(row)} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     """Return 0 if everything is as expected."""
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
@@ -47,12 +63,16 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="only cases with this in the name"
     )
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/model.md")
     given = parser.parse_args()
-    rows: list[Row] = []
+    tables = []
     for title, part in PARTS:
         cases = [c for c in part if given.only in c.name and (given.big or not c.big)]
         if cases:
-            rows += show(title, cases, given.traces)
+            tables.append((title, show(title, cases, given.traces)))
+    rows = [row for _, table in tables for row in table]
+    if given.write:
+        write_section(DOCUMENT, "model", as_markdown(tables))
     states, seconds = sum(row.result.states for row in rows), sum(row.seconds for row in rows)
     plural = "" if len(rows) == 1 else "s"
     print(f"\n{len(rows)} case{plural}, {states:,} states, {seconds:.1f} s")

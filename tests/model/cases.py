@@ -129,7 +129,7 @@ def explored(case: Case) -> Row:
     return Row(case, result, time.perf_counter() - started)
 
 
-A, B = Sent("A"), Sent("B")
+A, B, C = Sent("A"), Sent("B"), Sent("C")
 COPY = Sent("A", copy_of=0)
 RETRY = Sent("A", attempt=1)
 STRANGER = Sent("B", knew_server=False)
@@ -146,21 +146,28 @@ HOLDS: Final = (
     Case("nothing goes wrong", _setting(A, B), besides=(LIVES, ONE_END)),
     Case("pauses, losses, deaths", _setting(A, B, faults=("pause", "loss", *DEATHS))),
     Case("empty restarts, deaths", _setting(A, B, faults=("restart", *DEATHS)), besides=(LIVES,)),
+    Case("three tasks, losses", _setting(A, B, C, faults=("loss",))),
+    Case("three tasks, empty restarts", _setting(A, B, C, faults=("restart",)), besides=(LIVES,)),
     Case("copies, deaths of children", _setting(A, B, COPY, faults=("copy", "kill child"))),
     Case("copies, deaths of workers", _setting(A, B, COPY, faults=("copy", "kill worker"))),
     Case("deaths of workers alone", _setting(A, B, COPY, faults=("kill worker",))),
-    Case("copies, pauses", _setting(A, B, COPY, faults=("copy", "pause")), big=True),
     Case("copies, pauses, deaths", _setting(A, COPY, faults=("copy", "pause", *DEATHS))),
     Case("copies, empty restarts, deaths", _setting(A, COPY, faults=("copy", "restart", *DEATHS))),
     Case("retries, deaths", _setting(A, B, RETRY, faults=DEATHS)),
     Case("retries, pauses, losses, deaths", _setting(A, RETRY, faults=("pause", "loss", *DEATHS))),
-    Case("retries, copies, deaths", _setting(A, RETRY, COPY, faults=("copy", *DEATHS))),
+    Case("retries, copies", _setting(A, RETRY, COPY, faults=("copy",))),
+    Case("retries, copies, deaths", _setting(A, RETRY, COPY, faults=("copy", *DEATHS)), big=True),
     Case("early acks, pauses, deaths of children",
          _setting(A, B, faults=("pause", "kill child"), late_acks=False)),
     Case("late questions, if a retake has a deadline",
          _setting(A, B, faults=("loss", "delay"), retakes_have_deadline=True)),
     Case("late questions and pauses, if a retake has a deadline",
          _setting(A, B, faults=("pause", "delay"), retakes_have_deadline=True)),
+    Case("three tasks, pauses", _setting(A, B, C, faults=("pause",)), big=True),
+    Case("copies, pauses", _setting(A, B, COPY, faults=("copy", "pause")), big=True),
+    Case("copies, losses, deaths of workers",
+         _setting(A, B, COPY, faults=("copy", "loss", "kill worker")), big=True),
+    Case("retries, pauses", _setting(A, B, RETRY, faults=("pause",)), big=True),
 )  # fmt: skip
 
 BROKEN: Final = (
@@ -174,7 +181,7 @@ BROKEN: Final = (
          _setting(A, B, faults=("pause",), right_counts_from="the answer"), ONE_INSIDE),
     Case("nobody holds off after an empty restart",
          _setting(A, B, faults=("restart",), holds_off=False), ONE_INSIDE),
-    Case("nor takes again what vanished",
+    Case("nobody holds off, nor takes again what vanished",
          _setting(A, B, faults=("restart",), holds_off=False, retakes="never"), ONE_INSIDE),
     Case("nobody takes again what vanished",
          _setting(A, B, faults=("restart",), retakes="never"), LIVES, besides=(LIVES,)),
@@ -203,6 +210,8 @@ LIMITS: Final = (
          _setting(A, B, faults=("kill worker",), late_acks=False), KEPT),
     Case("a message was skipped, and a copy of it runs",
          _setting(A, B, COPY, faults=("copy",)), ONE_END, besides=(ONE_END,)),
+    Case("the server forgot that a message has run, and a copy of it is skipped",
+         _setting(A, B, COPY, faults=("copy", "restart")), ONE_END, besides=(ONE_END,)),
     Case("a body goes on after it has sent its own retry, and is paused",
          _setting(A, RETRY, faults=("pause",), body_ends_with_its_retry=False), ONE_INSIDE),
 )  # fmt: skip

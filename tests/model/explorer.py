@@ -66,7 +66,7 @@ def explore(
     steps_from: Callable[[State], Iterable[tuple[str, State]]],
     always: Mapping[str, Callable[[State], bool]],
     within_reach: Mapping[str, Callable[[State], bool]] | None = None,
-    limit: int = 2_000_000,
+    limit: int = 1_000_000,
 ) -> Exploration[State]:
     """Look at every state that can be reached.
 

@@ -74,6 +74,7 @@ SCENES = (
     "retried",
     "kept",
     "broken",
+    "ahead of the clock",
 )
 TICKS = (1, 1, 1, 2, 2, TTL, TTL + 1)
 TROUBLES = (
@@ -174,12 +175,13 @@ class LockMachine(RuleBasedStateMachine):
         for process in self.processes:
             assert process.store.holder(KEYS, TTL * TICK) is None
         self.answer: Any = None
+        self.seen: set[str] = set()
         self.record = Record(0, 0)
         self.sent_at = 0
 
     def teardown(self) -> None:
         try:
-            self._pass(1000)
+            self.pass_time(1000)
             left = set(self.time.picture(KEYS))
             assert left <= {"fence"}, f"left behind: {left}"
         finally:
@@ -195,20 +197,22 @@ class LockMachine(RuleBasedStateMachine):
         """One of the scenes that take several steps, which would seldom come up in a row."""
         if scene == "nothing":
             return
-        holder = self._deliver(0, "task", 0)
+        if scene == "ahead of the clock":
+            self._clock_goes_back()
+        holder = self.deliver(0, "task", 0)
         self._ask(holder)
         if scene in ("waited for", "waited for in vain", "handed over"):
-            self._ask(self._deliver(1, "task", 0), "wait")
+            self._ask(self.deliver(1, "task", 0), "wait")
         if scene == "waited for in vain":
             self._live(1)
-            self._ask(self._deliver(1, "task", 0), "wait")
+            self._ask(self.deliver(1, "task", 0), "wait")
             self._live(1)
         elif scene == "handed over":
             self._release(holder, "1", False, NONE)
         elif scene == "copied":
-            self._ask(self._deliver(1, "copy", 0))
+            self._ask(self.deliver(1, "copy", 0))
         elif scene == "retried":
-            self._ask(self._deliver(1, "retry", 0))
+            self._ask(self.deliver(1, "retry", 0))
         elif scene == "kept":
             self._hold(holder, 1, NONE)
         elif scene == "broken":
@@ -231,7 +235,7 @@ class LockMachine(RuleBasedStateMachine):
         """Those who have given back, or know that they lost it, and may have asked before."""
         return [c for c in self.all if c.right.given_back or c.right.lost]
 
-    def _deliver(self, process: int, kind: str, which: int) -> Client:
+    def deliver(self, process: int, kind: str, which: int) -> Client:
         """A delivery: of another task, or of one that there is: a copy of its message, its next
         attempt, or what it replaced itself with.
         """
@@ -267,7 +271,7 @@ class LockMachine(RuleBasedStateMachine):
         if asking and (not kind or len(asking) > 4):
             client = _pick(asking, which)
         else:
-            client = self._deliver(process, kind or "task", which)
+            client = self.deliver(process, kind or "task", which)
         self._ask(client, how, again, trouble)
 
     def _ask(
@@ -331,7 +335,7 @@ class LockMachine(RuleBasedStateMachine):
         elif self.answer == "not ours":
             right.denied()
         else:
-            right.gained(self.sent_at, right.record)
+            right.gained(self.sent_at, right.record._replace(counter=self.model.counter))
 
     @move(
         "alive",
@@ -376,7 +380,7 @@ class LockMachine(RuleBasedStateMachine):
         self._expect(client.process, trouble, "release", client.who, "", False)
         claim = Claim(KEYS, client.who.token, TTL * TICK, "", client.who.task_id)
         try:
-            assert client.process.store.release(claim) is self.answer
+            assert client.process.store.release(claim).ours is self.answer
         except LockUnavailable:
             assert trouble.lost == "for good"
 
@@ -399,9 +403,9 @@ class LockMachine(RuleBasedStateMachine):
         client = _pick(self.all, which)
         self._expect(client.process, NONE, "extend", client.who, None, max_hold)
         most = None if max_hold is None else (max_hold + 0.5) * TICK
-        wanted = Extension(client.claim, client.claim.opening, 0, False, most)
+        wanted = Extension(client.claim, client.claim.opening, 0, False, max_hold=most)
         (reply,) = client.process.store.extend([wanted])
-        assert reply == REPLIES[self.answer] != RETAKEN
+        assert reply.outcome == REPLIES[self.answer] != RETAKEN
 
     @move("late", which=WHICH, what=("acquire", "extend", "retake", "release"))
     def its_late_question_arrives(self, which: int, what: str) -> None:
@@ -413,13 +417,15 @@ class LockMachine(RuleBasedStateMachine):
             store.acquire(claim, hold_off=0)
         elif what == "release":
             self._expect(client.process, NONE, "release", client.who, "1", True)
-            assert store.release(claim, "1", always=True) is self.answer
+            assert store.release(claim, "1", always=True).ours is self.answer
         elif what in ("extend", "retake") and fence:
             retake = client.right.record if what == "retake" else None
             self._expect(client.process, NONE, "extend", client.who, retake)
-            extension = Extension(claim, client.lease._stored, fence, retake is not None)
+            lease = client.lease
+            again = retake is not None
+            extension = Extension(claim, lease._stored, fence, again, lease._counter)
             (reply,) = store.extend([extension])
-            assert reply == REPLIES[self.answer]
+            assert reply.outcome == REPLIES[self.answer]
 
     # -- what happens to everybody ----------------------------------------------------------
 
@@ -433,7 +439,7 @@ class LockMachine(RuleBasedStateMachine):
         if what == "live":
             self._live(ticks)
         elif what == "pause":  # nobody does anything
-            self._pass(ticks)
+            self.pass_time(ticks)
         elif what == "break":
             self._break(self.processes[process], trouble)
         elif what == "restart":
@@ -441,18 +447,22 @@ class LockMachine(RuleBasedStateMachine):
         elif what == "jump":  # of the server's clock
             self._server_passes(ticks)
             self.model.clock_jumps(ticks)
-        elif what == "back":  # goes the server's clock: the counter is ahead of it
-            seconds, micros = self.redis.time()
-            counter = max(self.model.counter, (seconds + 3600) * 1_000_000 + micros)
-            self.redis.set(KEYS.fence, counter)
-            self.model.clock_goes_back(counter)
+        elif what == "back":
+            self._clock_goes_back()
         else:
             self.redis.script_flush()
+
+    def _clock_goes_back(self) -> None:
+        """The server's: its counter is ahead of it."""
+        seconds, micros = self.redis.time()
+        counter = max(self.model.counter, (seconds + 3600) * 1_000_000 + micros)
+        self.redis.set(KEYS.fence, counter)
+        self.model.clock_goes_back(counter)
 
     def _live(self, ticks: int) -> None:
         """The heartbeats do their work."""
         for _ in range(ticks):
-            self._pass(1)
+            self.pass_time(1)
             for client in self.holders:
                 self._beat(client, NONE)
 
@@ -515,7 +525,7 @@ class LockMachine(RuleBasedStateMachine):
 
     # -- the machinery ----------------------------------------------------------------------
 
-    def _pass(self, ticks: int) -> None:
+    def pass_time(self, ticks: int) -> None:
         if ticks:
             self.time.now += ticks
             self._server_passes(ticks)
@@ -534,11 +544,12 @@ class LockMachine(RuleBasedStateMachine):
         def before() -> int:
             self.sent_at = self.time.now
             delay = delays.pop() if delays else 0
-            self._pass(delay)
+            self.pass_time(delay)
             return delay
 
         def mirror() -> None:
             self.answer = getattr(self.model, script)(*arguments)
+            self.seen.add(_called(script, self.answer))
 
         def after() -> None:
             if isinstance(self.answer, lock_model.Acquired):
@@ -546,17 +557,22 @@ class LockMachine(RuleBasedStateMachine):
                     self.model.learn_fence(int(self.redis.get(KEYS.fence) or 0))
                 # The value on its way back is the only one that time does not make older.
                 lock, delay = self.model.lock, trouble.after
-                self.record = Record(lock.fence, lock.since + delay) if lock else Record(0, 0)
+                self.record = Record(0, 0)
+                if lock is not None:
+                    self.record = Record(lock.fence, lock.since + delay, lock.fence)
             lost = losses.pop() if losses else ""
-            self._pass(1 if lost == "for good" else trouble.after)
+            self.pass_time(1 if lost == "for good" else trouble.after)
             if lost:
                 raise RedisTimeoutError("the answer is lost")
 
         way.before, way.mirror, way.after = before, mirror, after
 
 
-def wander(server: RedisServer, scene: str, seed: int, steps: int) -> None:
-    """The machine without hypothesis: moves at random, and nothing that is made shorter.
+def wander(server: RedisServer, scene: str, seed: int, steps: int) -> set[str]:
+    """The machine without hypothesis: moves at random, quicker, and nothing is made shorter.
+
+    Returns:
+        What the scripts did and answered.
 
     Raises:
         AssertionError: something was not as it must be.
@@ -574,6 +590,13 @@ def wander(server: RedisServer, scene: str, seed: int, steps: int) -> None:
             machine.check()
     finally:
         machine.teardown()
+    return machine.seen
+
+
+def _called(script: str, answer: Any) -> str:
+    if isinstance(answer, tuple):
+        answer = f"{type(answer).__name__} {answer[0]}"
+    return f"{script}: {answer}"
 
 
 def _pick(some: list[T], which: int) -> T:

@@ -52,10 +52,13 @@ class Lock:
 
 
 class Record(NamedTuple):
-    """What a holder knows of its acquisition: its fence, and the server's time."""
+    """What a holder knows of its acquisition: its fence, and the server's time; and the counter
+    when it was last told that the lock is its own.
+    """
 
     fence: int
     since: int
+    counter: int = 0
 
 
 class Acquired(NamedTuple):
@@ -143,8 +146,11 @@ class Server:
         self, who: Claimant, retake: Record | None = None, max_hold: int | None = None
     ) -> str:
         if self.lock is None and retake is not None and who.token not in self.broken:
+            if self.counter > retake.counter:
+                return "not ours"  # or another's in between: that cannot be told apart
             self.lock = Lock(self.now + TTL, by=who, fence=retake.fence, since=retake.since)
-            self.counter = max(self.counter, retake.fence)
+            if retake.fence >= self._ahead:  # else the clock gives a higher one in any case
+                self.counter = max(self.counter, retake.fence)
             self._stands_for_a_ttl(self.lock)
             self.highest = max(self.highest, retake.fence)
             return "retaken"
@@ -177,7 +183,7 @@ class Server:
         lock = self.lock
         if lock is None or not self.is_held_by(who):
             return False
-        self.lock = Lock(self.now + ticks, "kept", who, *record)
+        self.lock = Lock(self.now + ticks, "kept", who, record.fence, record.since)
         return True
 
     def break_lock(self) -> bool:
@@ -250,7 +256,8 @@ class Server:
 
     def _stands_for_a_ttl(self, lock: Lock) -> None:
         lock.until = self.now + TTL
-        # If somebody had it in between, its holder is never told, and the fence orders the two.
+        # If somebody had it in between, and the server has forgotten that too, its holder is never
+        # told, and the fence orders the two.
         if lock.fence >= self.highest:
             self.taken_from.discard(lock.by.token)
 

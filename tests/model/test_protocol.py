@@ -117,6 +117,16 @@ def test_the_summary_is_printed_and_says_if_something_is_not_as_expected() -> No
     assert "1 case," in done.stdout
 
 
+def test_the_document_says_what_was_seen(seen: dict[str, Row]) -> None:
+    """`python -m tests.model --big --write` brings it up to date."""
+    text = (Path(__file__).parents[2] / "docs/model.md").read_text(encoding="utf-8")
+    for case in SMALL:
+        result = row_of(case, seen).result
+        assert f"| {case.name} | {result.states:,} | {result.steps:,} | {result.depth} |" in text
+    for case in (*HOLDS, *BROKEN, *LIMITS):
+        assert f"| {case.name} |" in text
+
+
 # -- the explorer itself ----------------------------------------------------------------------
 
 

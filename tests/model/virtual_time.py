@@ -195,6 +195,7 @@ def virtual(time: VirtualTime) -> Iterator[None]:
         mock.patch.object(_store, "clock", time.clock),
         mock.patch.object(_lock, "clock", time.clock),
         mock.patch.object(_store, "time", SimpleNamespace(sleep=lambda seconds: None)),
+        mock.patch.object(_store, "operation_timeout", return_value=60.0),  # real: it may be busy
         mock.patch.object(_store, "RESERVE", RESERVE * TICK),
         mock.patch.object(_store, "WAITER_TTL", WAITER_TTL * TICK),
     ):

@@ -16,7 +16,6 @@ from typing import Any
 import redis
 from celery import Celery, current_task
 
-from celery_redislock._options import OPTIONS
 from tests.support.journal import Journal
 
 PAGE = Path(__file__).parents[2] / "docs/migrating.md"
@@ -24,8 +23,6 @@ PAGE = Path(__file__).parents[2] / "docs/migrating.md"
 URL = "redis://localhost:6379/0"
 #: Seconds that the page's `work` takes.
 WORK = 1.0
-#: Until uniqueness while queued is merged.
-HAS_SCOPES = "lock_scope" in OPTIONS
 
 
 class App(Celery):
@@ -53,8 +50,6 @@ def define(app: Celery, conf: dict[str, Any]) -> dict[str, SimpleNamespace]:
 
     defined = {}
     for name, text in examples().items():
-        if "lock_scope" in text and not HAS_SCOPES:
-            continue
         module = {"__name__": f"from_{name.replace('-', '_')}", "app": app, "work": work}
         exec(
             compile(text.replace(URL, conf["redislock_url"]), f"{PAGE.name}:{name}", "exec"), module

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import signal
 import time
 from collections import deque
 from functools import partial
@@ -24,6 +25,7 @@ from celery_redislock import (
     Queue,
     Raise,
     RedisLock,
+    Replace,
     SingletonTask,
     Skip,
     Wait,
@@ -144,6 +146,41 @@ short_ttl = singleton(name="short_ttl", lock_ttl=1)(body)
 max_hold = singleton(name="max_hold", lock_ttl=1, lock_max_hold=1)(body)
 runs_unlocked = singleton(name="runs_unlocked", on_redis_error="run")(body)
 raises_unlocked = singleton(name="raises_unlocked", on_redis_error="raise")(body)
+
+
+replaced = singleton(name="replaced", on_conflict=Replace(grace=0))(body)
+replaced_late = singleton(
+    name="replaced_late", acks_late=True, reject_on_worker_lost=True, on_conflict=Replace(grace=0)
+)(body)
+replaced_sometime = singleton(name="replaced_sometime", on_conflict=Replace(grace=60))(body)
+replaced_by_abort = singleton(
+    name="replaced_by_abort", on_conflict=Replace(grace=60), on_lock_lost="abort"
+)(body)
+
+
+@singleton(name="replaced_gently", on_conflict=Replace(grace=60))
+def replaced_gently(self: Any, label: str, seconds: float = 60.0, how: str = "ensure") -> Any:
+    """Looks whether it is to end, and ends as it is told."""
+    journal.write("start", label, self.request)
+    until = time.monotonic() + seconds
+    while not self.lock.lost and time.monotonic() < until:
+        time.sleep(0.02)
+    journal.write("end", label, self.request)
+    if self.lock.lost and how == "retry":
+        raise self.retry(countdown=1, max_retries=3)
+    if how == "ensure":
+        self.lock.ensure()
+    return label
+
+
+@singleton(name="stubborn", on_conflict=Replace(grace=0))
+def stubborn(self: Any, label: str, seconds: float = 60.0) -> Any:
+    """Ignores the signal that is to end it."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        return body(self, label, seconds)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 for name, options in UNIQUE.items():

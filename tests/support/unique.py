@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redislock import Queue, Raise, Wait
+from celery_redislock import Queue, Raise, Replace, Wait
 
 #: Unique from when they are sent. A sender defines them with the same options.
 UNIQUE: dict[str, dict[str, Any]] = {
@@ -21,6 +21,11 @@ UNIQUE: dict[str, dict[str, Any]] = {
         "lock_scope": "queued+running",
         "on_queued_conflict": "publish",
         "on_conflict": Queue(),
+    },
+    "unique_newest": {
+        "lock_scope": "queued+running",
+        "on_queued_conflict": "publish",
+        "on_conflict": Replace(grace=0),
     },
     "unique_short": {"lock_scope": "queued+running", "lock_ttl": 1, "lock_queued_ttl": 30},
     "unique_lost": {"lock_scope": "queued+running", "lock_ttl": 0.5, "lock_queued_ttl": 1},
