@@ -535,7 +535,7 @@ def test_a_dead_childs_lock_is_free_at_once(tasks, label, queue, start_worker, j
 
 def test_a_deferred_message_keeps_its_reservation():
     kept = Reservation("name", "token")
-    header = Delivery("t", reservation=kept).next_header("chain")[KEY]
+    header = Delivery("t", reservation=kept).next_header("chain", outage=True)[KEY]
     assert Reservation.of(header) == kept
     assert Reservation.of({}) is None
     assert Reservation.of({"reserved": ["1|name", 5]}) is None
