@@ -536,8 +536,6 @@ class Run:
         except LockUnavailable as exc:
             self._unless_unlocked(exc)
             return None
-        # While it stood in the room, somebody may have published it for its turn.
-        self._may_have_copies = True
         if not isinstance(reply, Parked):
             self._parking = False
         if isinstance(reply, Full):
