@@ -98,7 +98,10 @@ def stays(events: Iterable[Event]) -> list[Stay]:
                 found.append(inside[where])
                 how, gone = early.pop(where, ("", event))
                 if how and gone.at > event.asked:
-                    leave(where, how, gone)
+                    earlier = leave(where, how, gone)
+                    for stay in found:
+                        if stay.parked is gone:
+                            stay.place = stay.place or earlier
         elif event.kind in ("took", "out"):
             leave((event.key, event.entry), event.kind, event)
     _doubt(found, unanswered(events))

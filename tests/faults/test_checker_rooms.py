@@ -110,6 +110,13 @@ def test_who_is_handed_the_lock_is_no_newcomer():
     assert story.took("b:0.0", 2.0).took("a:0.0", 3.0).wrong() == []
 
 
+def test_who_replaced_one_of_which_that_is_written_later_has_its_turn():
+    story = RoomStory().parked("a:0.0", 1.0, newest="t").parked("other:0.0", 1.5)
+    story.parked("c:0.0", 2.0, newest="t", replaced=["b:0.0"])
+    story.parked("b:0.0", 2.005, newest="t", replaced=["a:0.0"])
+    assert story.took("c:0.0", 3.0).took("other:0.0", 4.0).wrong() == []
+
+
 def test_a_copy_may_be_parked_where_the_first_died_after_it_had_been():
     story = RoomStory().parks("b:0.0", 0.9).parked("a:0.0", 1.0).parked("b:0.0", 2.0)
     assert story.took("b:0.0", 3.0).took("a:0.0", 4.0).wrong() == []
