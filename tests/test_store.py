@@ -33,6 +33,7 @@ from celery_redislock._store import (
     Busy,
     Claim,
     Done,
+    Extended,
     Extension,
     Store,
     to_ms,
@@ -311,7 +312,7 @@ def test_who_saw_the_counter_since_takes_again_what_vanished(
     held = taken(store.acquire(claim))
     client.set(claim.keys.fence, counter := held.fence + 10)  # another lock of this bucket
     (reply,) = store.extend([extension(claim, held)])
-    assert reply == (EXTENDED, counter)
+    assert reply == Extended(EXTENDED, counter)
     client.delete(claim.keys.lock)
     assert outcomes(store.extend([extension(claim, held)])) == [NOT_OURS]
     again = extension(claim, held)._replace(counter=reply.counter)
