@@ -65,6 +65,7 @@ class Delivery:
             belong to the same, at the same step, and only one of them goes on with it.
         step: the message's place in the chain.
         parked: it comes from a waiting room.
+        copied: it was put into one, perhaps: there may be another copy of its message.
         gave_up: it waited there for as long as it would.
         reservation: the lock that is kept for the message, or None.
     """
@@ -79,6 +80,7 @@ class Delivery:
     chain: str | None = None
     step: int = 0
     parked: bool = False
+    copied: bool = False
     gave_up: bool = False
     reservation: Reservation | None = None
 
@@ -119,7 +121,7 @@ class Delivery:
             "outages": self.outages + 1 if outage else 0,
             "since": time.time() if self.since is None else self.since,
             "first_received": self.first_received,
-            "redelivered": self.redelivered,
+            "redelivered": self.redelivered or self.copied,
             "chain": chain,
             "step": self.next_step(chain),
         }

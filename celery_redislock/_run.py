@@ -518,7 +518,9 @@ class Run:
         task, request, delivery = self.task, self.request, self.delivery
         options = self._message_options(delivery.parked_header())
         entry = Entry.of(task, request.args, request.kwargs, options).dump()
-        self._parking = True
+        # From here on it may be published from the room, also if the answer is lost, or is that
+        # it need not wait.
+        self._parking = self.delivery.copied = self._may_have_copies = True
         try:
             reply = self.lease.store.park(
                 self.lease.claim,

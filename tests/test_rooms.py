@@ -14,13 +14,14 @@ import pytest
 from celery import chord
 from celery.exceptions import ChordError
 
-from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped, _holder
+from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped, _holder, _store
 from celery_redislock._app import app_locks
 from celery_redislock._connect import pools_from_url
 from celery_redislock._keys import lock_keys
 from celery_redislock._lock import new_token
 from celery_redislock._room import Entry, hand_over
 from celery_redislock._store import Claim, Store
+from tests.support.servers import Proxy
 from tests.support.waiting import eventually
 from tests.support.workers import make_app
 
@@ -313,6 +314,28 @@ def test_a_task_that_expires_in_the_room_is_dropped_and_the_next_runs(send, hold
     assert third.get(timeout=30)
     assert second.state == "REVOKED"
     eventually(here.leaves_nothing, "nothing is left")
+
+
+def test_what_may_have_been_parked_is_a_copy_from_then_on(
+    start_worker, sender, queue, own_redis, journal, label
+):
+    """The lock server executes what it cannot answer: the task is in the room, and is deferred."""
+    with Proxy(own_redis.port) as way:
+        conf = {"redislock_url": f"{way.url}/0"}
+        worker = start_worker(queues=queue, concurrency=2, conf=conf)
+        first = sender.send_task("queued_named", [label, 1.0], queue=queue)
+        eventually(lambda: journal.count(label, "start") == 1, "the holder runs")
+        with own_redis.client() as direct:
+            direct.script_load(_store._PARK.text)  # else what is lost is that it is unknown
+        way.lose_replies(to=_store._PARK.sha.encode())
+        second = sender.send_task("queued_named", [label, 0.1], queue=queue)
+        eventually(lambda: "is deferred for" in worker.log(), "its parking is not answered", 20)
+        way.heal()
+        assert first.get(timeout=20)
+        assert second.get(timeout=20)
+        eventually(lambda: f"[{second.id}] already done" in worker.log(), "both have come")
+    ran = [entry.task_id for entry in journal.read(label, "start")]
+    assert ran == [first.id, second.id]
 
 
 def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(

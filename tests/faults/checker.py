@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .history import Event
-from .rooms import Stay, out_of_turn, overtaken, side_by_side, stays, unanswered
+from .rooms import Stay, out_of_turn, overtaken, side_by_side, stays, unanswered, unsaid
 
 #: What every span of time is allowed beyond its bound, in seconds: the machine has other work.
 NOISE = 0.75
@@ -199,6 +199,10 @@ class Facts:
     @cached_property
     def stays(self) -> list[Stay]:
         return stays(self.events)
+
+    @cached_property
+    def unsaid(self) -> list[Event]:
+        return unsaid(self.events)
 
     @cached_property
     def unanswered(self) -> list[Event]:
@@ -456,6 +460,10 @@ def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation
     skips += [stay.left for stay in replaced if stay.left is not None]
     name = f"{sent.task}[{sent.id}]"
     returned = [b for b in bodies if b.outcome == "returned"]
+    # Whoever replaced it may have died, or not have been answered, before that was written.
+    by_unknown = any(event.id in (result.get("about") or "") for event in facts.unsaid)
+    if _says_skipped(result) and by_unknown:
+        return
     if _says_skipped(result) and not skips:
         yield Violation("result", f"{name} is said to be skipped, and was not", (result,))
     if result.state == "REVOKED" and not skips and sent.id not in facts.revoked | facts.expiring:
@@ -760,7 +768,7 @@ def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violati
                     tuple(filter(None, (first.parked, second.parked, second.left, first.left))),
                 )
         took = [e for e in facts.kinds["took"] if e.key == key and not _has_a_claim(facts, e)]
-        for stay, event in overtaken(in_room, took):
+        for stay, event in overtaken(in_room, took, facts.kinds["handed"]):
             if not facts.forgot(stay.parked.asked, event.at):
                 yield Violation(
                     "overtook",

@@ -13,7 +13,7 @@ servers that are being faulted, and still there when the writer is killed a mome
 | released, conflict | signals | the lock was given back; somebody met it, and how that ended |
 | received, acked, rejected | worker's main process | of each delivery of a message |
 | asks, took, refused | whoever wants a lock | it asks the server, and what it was told |
-| parked, not parked | whoever meets a held lock | it is put into the waiting room, or not |
+| parks, parked, not parked | whoever meets a held lock | it is put into the waiting room, or not |
 | failed, revoked | Celery's signals | a task ended so |
 | handed, out | whoever hands over | whose turn it is; who is to leave the room |
 | step | a process | it stands between two steps, for a fault to strike it |

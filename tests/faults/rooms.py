@@ -21,6 +21,7 @@ class Stay:
 
     Attributes:
         parked: the event that says so; asked for at `parked.asked`, and true at `parked.at`.
+        asked_from: it may have been put in from then on, unless it is at `parked.asked`.
         place: the stay whose place in the row this one took over, or itself.
         how: "took" the lock, "replaced", "out" (it gave up, was revoked, or could not be read), or
             "" if it was not seen to leave.
@@ -32,6 +33,7 @@ class Stay:
 
     parked: Event
     place: Stay | None = None
+    asked_from: float = NEVER
     how: str = ""
     left: Event | None = None
     left_from: float = NEVER
@@ -47,6 +49,13 @@ class Stay:
     def began(self) -> Event:
         """The event that gave it its place."""
         return self.place.began if self.place is not None else self.parked
+
+    @property
+    def began_from(self) -> float:
+        """From then on it may have had its place."""
+        if self.place is not None:
+            return self.place.began_from
+        return min(self.asked_from, float(self.parked.asked))
 
     @property
     def surely_until(self) -> float:
@@ -65,27 +74,35 @@ def stays(events: Iterable[Event]) -> list[Stay]:
     """All the stays, in the order in which they were written."""
     found: list[Stay] = []
     inside: dict[tuple[str, str], Stay] = {}
+    #: Who left before it was written that it had come.
+    early: dict[tuple[str, str], tuple[str, Event]] = {}
+
+    def leave(where: tuple[str, str], how: str, event: Event) -> Stay | None:
+        stay = inside.pop(where, None)
+        if stay is None:
+            early[where] = how, event
+        else:
+            stay.leaves(how, event, event.at if how == "out" else event.asked)
+            stay.successor = event.entry if how == "replaced" else ""
+        return stay
+
     for event in events:
         if event.kind in ("parked", "not parked"):
-            place = None
-            for entry in event.replaced:
-                stay = inside.pop((event.key, entry), None)
-                if stay is not None:
-                    stay.leaves("replaced", event, event.asked)
-                    stay.successor = event.entry
-                    place = place or stay
+            where = (event.key, event.entry)
+            left = [leave((event.key, entry), "replaced", event) for entry in event.replaced]
             # Who replaced the one whose turn it was is told to ask, and is in the room too.
             first = event.said == "ask" and event.newest and event.began
-            came_in = event.kind == "parked" or event.replaced or first
-            if came_in and (event.key, event.entry) not in inside:
-                stay = inside[event.key, event.entry] = Stay(event, place)
-                found.append(stay)
+            if (event.kind == "parked" or event.replaced or first) and where not in inside:
+                place = next((stay for stay in left if stay is not None), None)
+                inside[where] = Stay(event, place)
+                found.append(inside[where])
+                how, gone = early.pop(where, ("", event))
+                if how and gone.at > event.asked:
+                    leave(where, how, gone)
         elif event.kind in ("took", "out"):
-            stay = inside.pop((event.key, event.entry), None)
-            if stay is not None:
-                asked = event.asked if event.kind == "took" else event.at
-                stay.leaves(event.kind, event, asked)
+            leave((event.key, event.entry), event.kind, event)
     _doubt(found, unanswered(events))
+    _doubt_parking(found, unsaid(events))
     return found
 
 
@@ -104,6 +121,32 @@ def unanswered(events: Iterable[Event]) -> list[Event]:
     return lost + list(open_.values())
 
 
+def unsaid(events: Iterable[Event]) -> list[Event]:
+    """The tries to enter a room of which nobody said what came of them."""
+    open_: dict[tuple[str, int], Event] = {}
+    lost = []
+    for event in events:
+        if event.kind == "parks":
+            before = open_.get((event.entry, event.pid))
+            if before is not None:
+                lost.append(before)
+            open_[event.entry, event.pid] = event
+        elif event.kind in ("parked", "not parked"):
+            open_.pop((event.entry, event.pid), None)
+    return lost + list(open_.values())
+
+
+def _doubt_parking(found: list[Stay], tries: list[Event]) -> None:
+    for event in tries:
+        for stay in found:
+            if stay.parked.key != event.key or event.at > stay.left_by:
+                continue
+            if stay.entry == event.entry:
+                stay.asked_from = min(stay.asked_from, event.at)
+            elif event.newest and event.newest == stay.parked.newest:
+                stay.unsure_from = min(stay.unsure_from, max(event.at, stay.parked.at))
+
+
 def _doubt(found: list[Stay], asks: list[Event]) -> None:
     by_entry = defaultdict(list)
     for event in asks:
@@ -120,15 +163,22 @@ def out_of_turn(stays_: list[Stay]) -> Iterator[tuple[Stay, Stay]]:
         if second.how != "took" or ahead:
             continue
         for first in stays_:
-            if first.began.at < second.began.asked and second.left_by < first.surely_until:
+            if first.began.at < second.began_from and second.left_by < first.surely_until:
                 yield first, second
 
 
-def overtaken(stays_: list[Stay], took: list[Event]) -> Iterator[tuple[Stay, Event]]:
-    """Those who were in the room all the while that a newcomer asked for the lock and took it."""
+def overtaken(
+    stays_: list[Stay], took: list[Event], handed: Iterable[Event] = ()
+) -> Iterator[tuple[Stay, Event]]:
+    """Those who were in the room all the while that a newcomer asked for the lock and took it.
+
+    Who is handed the lock is no newcomer, even if whoever parked it did not live to say so.
+    """
     came_in = defaultdict(list)
     for stay in stays_:
         came_in[stay.entry].append(stay.parked.asked)
+    for event in handed:
+        came_in[event.entry].append(event.at)
     for event in took:
         if any(asked < event.at for asked in came_in[event.entry]):
             continue

@@ -34,7 +34,7 @@ from celery_redislock import (
     lock_released,
 )
 from celery_redislock._clock import clock
-from celery_redislock._store import EXTENDED, Acquired, Full, Parked, Store
+from celery_redislock._store import EXTENDED, Acquired, Extended, Full, Parked, Store
 from tests.faults import breakages, steps
 from tests.faults.history import History
 
@@ -237,7 +237,7 @@ def _witness_extensions() -> None:
         sent_at = time.monotonic()
         replies = extend(self, extensions, *args, **kwargs)
         for extension, reply in zip(extensions, replies, strict=True):
-            if isinstance(reply, int) and reply >= EXTENDED:
+            if isinstance(reply, Extended) and reply.outcome >= EXTENDED:
                 claim = extension.claim
                 until = sent_at + claim.ttl
                 history.write("beat", token=claim.token, sent=sent_at, until=until, pid=os.getpid())
@@ -280,6 +280,7 @@ def _witness_rooms() -> None:
     @wraps(park)
     def parked(self: Any, claim: Any, *args: Any, **kwargs: Any) -> Any:
         asked = time.monotonic()
+        history.write("parks", newest=kwargs.get("kind") or "", **_who(claim))
         reply = park(self, claim, *args, **kwargs)
         said = "parked" if isinstance(reply, Parked) else "ask"
         history.write(

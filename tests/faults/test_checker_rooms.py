@@ -18,6 +18,10 @@ class RoomStory(Story):
         replaced = list(replaced)
         return self.add(kind, at, newest=newest, replaced=replaced, **about, **places, **fields)
 
+    def parks(self, entry, at, *, newest="", key="k"):
+        about = {"entry": entry, "id": entry.partition(":")[0], "key": key, "newest": newest}
+        return self.add("parks", at, pid=CHILD + 1, main=MAIN, **about)
+
     def asks(self, entry, at, *, token=None, key="k"):
         about = {"entry": entry, "id": entry.partition(":")[0], "key": key}
         return self.add("asks", at, token=token or f"{entry}-{at}", pid=CHILD, main=MAIN, **about)
@@ -98,6 +102,30 @@ def test_a_newcomer_that_overtakes_the_room_is_found():
 def test_a_newcomer_before_or_after_the_room_is_fine():
     story = RoomStory().took("early:0.0", 1.0).parked("a:0.0", 1.0)
     assert story.took("a:0.0", 2.0).took("late:0.0", 2.5).wrong() == []
+
+
+def test_who_is_handed_the_lock_is_no_newcomer():
+    story = RoomStory().parked("a:0.0", 1.0)
+    story.add("handed", 1.5, entry="b:0.0", id="b", key="k", gives_up=False)
+    assert story.took("b:0.0", 2.0).took("a:0.0", 3.0).wrong() == []
+
+
+def test_a_copy_may_be_parked_where_the_first_died_after_it_had_been():
+    story = RoomStory().parks("b:0.0", 0.9).parked("a:0.0", 1.0).parked("b:0.0", 2.0)
+    assert story.took("b:0.0", 3.0).took("a:0.0", 4.0).wrong() == []
+
+
+def test_who_replaced_another_may_have_died_before_it_said_so():
+    story = RoomStory().message("a", state="REVOKED", error="TaskSkipped", about="x")
+    story.parked("a:0.0", 1.0, newest="t").parks("x:0.0", 1.5, newest="t").parked("b:0.0", 2.0)
+    assert story.took("b:0.0", 3.0).wrong() == []
+
+
+def test_who_left_may_be_written_before_who_came():
+    story = RoomStory().parked("b:0.0", 2.0, newest="t", replaced=["a:0.0"])
+    story.message("a", state="REVOKED", error="TaskSkipped", about="b")
+    story.parked("a:0.0", 2.005, newest="t").took("b:0.0", 3.0)
+    assert story.wrong() == []
 
 
 def test_a_retry_takes_what_its_earlier_attempt_kept_for_it():

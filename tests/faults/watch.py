@@ -136,7 +136,7 @@ class Watcher:
                 self._open.discard(entry.rpartition(":")[0])
         elif event.kind in ("took", "out"):
             self._parked.discard(event.id)
-        elif event.kind == "revoked":
+        elif event.kind in ("revoked", "failed"):
             self._open.discard(event.id)
         elif event.kind == "received":
             self._acked_by[event.id] = None
