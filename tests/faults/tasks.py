@@ -29,7 +29,7 @@ from celery_redislock import (
     lock_released,
 )
 from celery_redislock._clock import clock
-from celery_redislock._store import EXTENDED, Store
+from celery_redislock._store import NOT_OURS, Extended, Store
 from tests.faults import breakages
 from tests.faults.history import History
 
@@ -213,7 +213,7 @@ def _witness_extensions() -> None:
         sent_at = time.monotonic()
         replies = extend(self, extensions, *args, **kwargs)
         for extension, reply in zip(extensions, replies, strict=True):
-            if isinstance(reply, int) and reply >= EXTENDED:
+            if isinstance(reply, Extended) and reply.outcome != NOT_OURS:
                 claim = extension.claim
                 until = sent_at + claim.ttl
                 history.write("beat", token=claim.token, sent=sent_at, until=until, pid=os.getpid())
