@@ -132,7 +132,8 @@ def explored(case: Case) -> Row:
 A, B, C = Sent("A"), Sent("B"), Sent("C")
 COPY = Sent("A", copy_of=0)
 RETRY = Sent("A", attempt=1)
-STRANGER = Sent("B", knew_server=False)
+STRANGER = Sent("B", hold_off=0)
+HASTY = Sent("B", hold_off=1)
 DEATHS = ("kill child", "kill worker")
 
 
@@ -159,10 +160,10 @@ HOLDS: Final = (
     Case("retries, copies, deaths", _setting(A, RETRY, COPY, faults=("copy", *DEATHS)), big=True),
     Case("early acks, pauses, deaths of children",
          _setting(A, B, faults=("pause", "kill child"), late_acks=False)),
-    Case("late questions, if a retake has a deadline",
-         _setting(A, B, faults=("loss", "delay"), retakes_have_deadline=True)),
-    Case("late questions and pauses, if a retake has a deadline",
-         _setting(A, B, faults=("pause", "delay"), retakes_have_deadline=True)),
+    Case("losses, late questions", _setting(A, B, faults=("loss", "delay"))),
+    Case("pauses, late questions", _setting(A, B, faults=("pause", "delay"))),
+    Case("neighbours in the bucket, empty restarts",
+         _setting(A, B, faults=("neighbours", "restart")), besides=(LIVES,)),
     Case("three tasks, pauses", _setting(A, B, C, faults=("pause",)), big=True),
     Case("copies, pauses", _setting(A, B, COPY, faults=("copy", "pause")), big=True),
     Case("copies, losses, deaths of workers",
@@ -186,7 +187,9 @@ BROKEN: Final = (
     Case("nobody takes again what vanished",
          _setting(A, B, faults=("restart",), retakes="never"), LIVES, besides=(LIVES,)),
     Case("an extension makes a missing lock anew, whenever it comes",
-         _setting(A, B, faults=("pause",), retakes="always"), NEWEST),
+         _setting(A, B, faults=("pause",), retakes="always", retakes_look=False), NEWEST),
+    Case("a retake does not look whether another had the lock since",
+         _setting(A, B, faults=("loss", "delay"), retakes_look=False), NEWEST),
     Case("the parent releases before its child is dead",
          _setting(A, B, parent_awaits_death=False), ONE_INSIDE),
     Case("the parent's extension makes a missing lock anew",
@@ -204,11 +207,13 @@ LIMITS: Final = (
          _setting(A, B, faults=("restart", "loss")), ONE_INSIDE),
     Case("who never met the old server does not hold off",
          _setting(A, STRANGER, faults=("restart",)), ONE_INSIDE),
-    Case("an extension arrives when the right has ended, and another came and went",
-         _setting(A, B, faults=("loss", "delay")), NEWEST),
+    Case("a newcomer's ttl is shorter than the holder's, and so is its hold-off",
+         _setting(A, HASTY, faults=("restart",)), ONE_INSIDE),
+    Case("a neighbour in the bucket, whose ttl is shorter, is first after an empty restart",
+         _setting(A, faults=("restart", "hasty neighbours")), LIVES, besides=(LIVES,)),
     Case("acks are early, and the worker dies",
          _setting(A, B, faults=("kill worker",), late_acks=False), KEPT),
-    Case("a message was skipped, and a copy of it runs",
+    Case("a message is skipped just when a copy of it goes inside",
          _setting(A, B, COPY, faults=("copy",)), ONE_END, besides=(ONE_END,)),
     Case("the server forgot that a message has run, and a copy of it is skipped",
          _setting(A, B, COPY, faults=("copy", "restart")), ONE_END, besides=(ONE_END,)),

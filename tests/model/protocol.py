@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .states import HOLD_OFF, TTL, Delivery, Sent, Setting, State, Stray, Wire
+from .states import HOLD_OFF, NEIGHBOUR, TTL, Delivery, Sent, Setting, State, Stray, Wire
 
 Steps = Iterator[tuple[str, State]]
 
@@ -60,7 +60,6 @@ class Protocol:
                 holder=state.holder if ttl else None,
                 ttl=ttl,
                 hold_off=max(state.hold_off - 1, 0),
-                strays=frozenset(s._replace(right=max(s.right - 1, 0)) for s in state.strays),
             ),
         )
 
@@ -75,7 +74,7 @@ class Protocol:
     def _server(self, state: State) -> Steps:
         for who, one in enumerate(state.deliveries):
             if one.wire and not one.wire.answer:
-                after, answer = self._serve(state, who, one.wire.asks, one.right)
+                after, answer = self._serve(state, who, one.wire.asks)
                 left = one.wire.left if answer in ("yours", "taken again") else 0
                 after = after.change(who, wire=Wire(one.wire.asks, left, answer))
                 yield f"{who} is answered: {answer}", after
@@ -83,10 +82,13 @@ class Protocol:
             without = state._replace(strays=state.strays - {stray})
             yield f"{stray.who}'s late {stray.asks} is lost", without
             yield f"{stray.who}'s late {stray.asks} arrives", self._serve(without, *stray)[0]
+        hasty = "hasty neighbours" in self.faults
+        if hasty or ("neighbours" in self.faults and not state.hold_off):
+            yield "a neighbour takes its lock", state._replace(counted=NEIGHBOUR)
         if "restart" in self.faults:
             yield "the server restarts empty", self._restarted(state)
 
-    def _serve(self, state: State, who: int, asks: str, right: int = 0) -> tuple[State, str]:
+    def _serve(self, state: State, who: int, asks: str) -> tuple[State, str]:
         """What the server does, and answers."""
         mine = state.holder is not None and self._token(state.holder) == self._token(who)
         if asks.startswith("acquire"):
@@ -94,15 +96,15 @@ class Protocol:
         if asks == "release":
             return self._release(state, who, mine)
         if mine:
-            return state._replace(ttl=TTL), "yours"
-        in_time = right > 0 or not self.rules.retakes_have_deadline
-        if state.holder is None and asks == "retake" and in_time:
+            return state._replace(ttl=TTL, counted=who), "yours"
+        nobody_since = state.counted in (None, who) or not self.rules.retakes_look
+        if state.holder is None and asks == "retake" and nobody_since:
             return state._replace(holder=who, ttl=TTL), "taken again"
         return state, "not yours"
 
     def _acquire(self, state: State, who: int, mine: bool, again: bool) -> tuple[State, str]:
         message, attempt = self.sent[who][:2]
-        taken = state._replace(holder=who, ttl=TTL, newest=who), "yours"
+        taken = state._replace(holder=who, ttl=TTL, newest=who, counted=who), "yours"
         if mine:
             return state._replace(ttl=TTL), "yours"
         for how in ("ran", "superseded"):
@@ -137,8 +139,14 @@ class Protocol:
             if one.wire and not one.wire.answer:
                 due = one.at == "inside" and not one.lost
                 state = state.change(who, wire=None, due=due)
-        none: frozenset[Stray] = frozenset()
-        return state._replace(holder=None, ttl=0, hold_off=HOLD_OFF, done=frozenset(), strays=none)
+        return state._replace(
+            holder=None,
+            ttl=0,
+            counted=None,
+            hold_off=HOLD_OFF,
+            done=frozenset(),
+            strays=frozenset(),
+        )
 
     # -- the child ------------------------------------------------------------------------
 
@@ -152,7 +160,7 @@ class Protocol:
             if "loss" in self.faults:
                 yield from self._give_up(state, who, one, one.wire)
         elif one.at == "queued":
-            if not (state.hold_off and self.rules.holds_off and self.sent[who].knew_server):
+            if self.sent[who].hold_off <= HOLD_OFF - state.hold_off or not self.rules.holds_off:
                 yield ask("acquire")
         elif one.at == "inside":
             if one.due:
@@ -195,7 +203,9 @@ class Protocol:
         else:
             yield "is deferred", heard
             if wire.answer == "another's":
-                yield "is skipped", heard.over(who, "skipped", message)
+                note = {(*self.sent[who][:2], "ran")} if self.late_acks else set()
+                skipped = heard._replace(done=heard.done | note)
+                yield "is skipped", skipped.over(who, "skipped", message)
 
     def _give_up(self, state: State, who: int, one: Delivery, wire: Wire) -> Steps:
         """The child waits no longer. Past its right it has lost the lock."""
@@ -210,7 +220,7 @@ class Protocol:
         wire = one.wire
         if not wire or wire.answer or "delay" not in self.faults or state.strays:
             return state  # one at a time is enough
-        return state._replace(strays=frozenset({Stray(who, wire.asks, one.right)}))
+        return state._replace(strays=frozenset({Stray(who, wire.asks)}))
 
     def _finished(self, state: State, who: int) -> State:
         ran = "ran" if state.deliveries[who].at == "ended" else ""

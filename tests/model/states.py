@@ -10,6 +10,8 @@ TTL: Final = 3
 #: Ticks for which nobody takes a new lock on a restarted server. A live holder extends once in
 #: every tick, so two of its extensions are less than this apart.
 HOLD_OFF: Final = 2
+#: Whoever has another lock of the same bucket.
+NEIGHBOUR: Final = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Rules:
     right_ends_by_own_clock: bool = True
     right_counts_from: str = "the question"  # or "the answer"
     retakes: str = "within the right"  # or "never", "always"
-    retakes_have_deadline: bool = False
+    retakes_look: bool = True  # whether another took the lock since: the counter has moved
     holds_off: bool = True
     defers_copies: bool = True
     parent_awaits_death: bool = True
@@ -36,7 +38,7 @@ class Sent(NamedTuple):
     message: str
     attempt: int = 0
     copy_of: int | None = None
-    knew_server: bool = True  # who never met the old server does not notice a restart
+    hold_off: int = HOLD_OFF  # less if its own ttl is shorter; 0 if it never met the old server
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Setting:
         faults: some of "pause" (of a child, or of the whole worker), "kill child", "kill worker",
             "loss" (a question or its answer is lost), "delay" (a question arrives when nobody
             awaits its answer any more), "copy" (the broker delivers again what is still worked
-            on), "restart" (the server forgets everything).
+            on), "restart" (the server forgets everything), "neighbours" (other locks of the
+            bucket, which share its counter, are taken), "hasty neighbours" (that hold off less).
         late_acks: messages are acknowledged after the body, and not before.
         rules: the rules.
     """
@@ -75,7 +78,6 @@ class Stray(NamedTuple):
 
     who: int
     asks: str
-    right: int  # ticks that are left of the right in which it was sent
 
 
 class Delivery(NamedTuple):
@@ -110,6 +112,7 @@ class State(NamedTuple):
     holder: int | None = None  # whose token stands in the lock
     ttl: int = 0  # ticks until the lock lapses
     newest: int | None = None  # who took the lock last: has the highest fence
+    counted: int | None = None  # who made the counter what it is; NEIGHBOUR, or None if it is lost
     hold_off: int = 0  # ticks for which nobody takes a new lock
     done: frozenset[tuple[str, int, str]] = frozenset()  # message, attempt; "ran", "superseded"
     ends: frozenset[tuple[str, str]] = frozenset()  # message; "ran", "skipped", "failed"

@@ -93,6 +93,7 @@ def test_every_step_of_the_protocol_is_taken_somewhere(seen: dict[str, Row]) -> 
         "N leaves its lock to lapse",
         "N sends its retry, N",
         "N asks again, for there is no result",
+        "a neighbour takes its lock",
         "a tick",
         "the child of N is killed",
         "the parent of N extends",
