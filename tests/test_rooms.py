@@ -508,6 +508,23 @@ def test_the_lock_stands_on_after_a_success(send, hold, client, locks_of, label)
     assert send("pauses", label, 0.0).get(timeout=20)
 
 
+def test_a_clock_that_is_set_back_makes_no_pause_longer_than_it_is(own_redis, label):
+    with (
+        contextlib.closing(Store(pools_from_url(own_redis.url))) as store,
+        own_redis.client() as client,
+    ):
+        keys = lock_keys("redislock", label)
+        token = new_token()
+        value = _holder.encode(token, ttl_ms=60_000, task="job", task_id="one")
+        claim = Claim(keys, token, 60.0, value, "one")
+        store.acquire(claim)
+        held = client.get(keys.lock)
+        before, _, since = held.rstrip("}").rpartition(":")
+        client.set(keys.lock, f"{before}:{float(since) + 30:.6f}}}", keepttl=True)
+        assert store.release(claim, min_hold=2.0).ours
+        assert 0 < client.pttl(keys.lock) <= 2000
+
+
 @pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize(("name", "stands"), [("pauses", False), ("pauses_always", True)])
 def test_after_a_failure_it_stands_on_only_if_asked(send, locks_of, label, name, stands):

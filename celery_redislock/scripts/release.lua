@@ -31,7 +31,8 @@ end
 
 local function still_to_stand()
   local since = ARGV[7] ~= '0' and tonumber(string.match(current, '"acquired_at":([%d.]+)'))
-  return since and math.ceil(since * 1000 + ARGV[7] - now) or 0
+  -- Never for longer than that: the clock may have been set back meanwhile.
+  return since and math.min(math.ceil(since * 1000 + ARGV[7] - now), tonumber(ARGV[7])) or 0
 end
 
 local reply = slot and 1 or 0
