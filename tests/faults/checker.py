@@ -396,11 +396,14 @@ def _first_common(first: Body, second: Body) -> float | None:
 
 def fences_rise(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """Every acquisition has a fence of its own, higher than those before it."""
+    # What was granted may be what was asked for first, and not answered.
+    asked_at = {(e.key, e.fence): e.asked for e in facts.kinds["took"]}
     for key, bodies in facts.by_key.items():
         for number, second in enumerate(bodies):
+            asked = asked_at.get((key, second.start.fence), second.start.asked)
             for first in bodies[:number]:
                 same = first.start.fence == second.start.fence
-                before = first.start.at < second.start.asked
+                before = first.start.at < asked
                 if same or (before and first.start.fence > second.start.fence):
                     how = "the same fence as" if same else "a lower fence than"
                     yield Violation(
