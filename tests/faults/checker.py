@@ -822,7 +822,7 @@ def of_its_kind_one_waits(facts: Facts, verdict: Verdict) -> Iterator[Violation]
 def who_has_failed_does_not_wait(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """A soft time limit that ends a task while it is parked takes it out of the room."""
     for event in facts.kinds["failed"]:
-        later = [b.start for b in facts.bodies_of[event.id] if b.start.at > event.at + SOON]
+        later = [b.start for b in facts.bodies_of[event.id] if b.start.at > event.at + SOON / 5]
         reachable = facts.unreachable(event.at - facts.ttl, event.at) is None
         if event.error == "SoftTimeLimitExceeded" and later and reachable:
             yield Violation(

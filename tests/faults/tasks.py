@@ -363,7 +363,8 @@ if CONF.get("bench_pool") == "gevent":
 
 # What others finish that somebody left undone is finished soon, so that a case is short; and
 # where nothing was left undone they do it again, so that there are copies.
-_store.HAND_OVER_AGAIN, _store.HAND_OVER_MOST, _room.SWEEP_EVERY = 1.0, 3.0, 0.5
+_store.HAND_OVER_AGAIN, _store.HAND_OVER_MOST = 1.0, 3.0
+_room.SWEEP_EVERY = CONF.get("bench_sweep_every", 0.5)
 
 _witness_extensions()
 _witness_acknowledgements()
