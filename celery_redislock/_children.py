@@ -43,10 +43,6 @@ class ChildWatch:
             self._threads[pid] = thread
             thread.start()
 
-    def is_last(self, pid: int, callback: Callable[[], Any]) -> bool:
-        """Whether this is what is called when the process is gone, and not something newer."""
-        return self._callbacks.get(pid) == callback
-
     def _wait(self, pid: int) -> None:
         await_exit(pid)
         self._threads.pop(pid, None)

@@ -84,10 +84,20 @@ class LockRequest(Request):
         return super().cancel(pool, signal, **kwargs)
 
     def end_child(self, error: TaskReplaced, signum: int) -> None:
-        """Terminate the child, in another's favour."""
+        """Terminate the child, in another's favour.
+
+        In the consumer's thread, which is the one that gives tasks to children, lest it be another
+        task that ends: while this one is active its child has no other.
+        """
+        if self not in state.active_requests:
+            return
+        logger.warning(
+            "redislock: terminating pid %d, which runs %s[%s]: %s is to take its place",
+            self.worker_pid, self.task.name, self.id, error.holder and error.holder.task_id,
+        )  # fmt: skip
         self._child_ends = True
         self._replaced = error
-        self.task.worker_pool.terminate_job(self.worker_pid, signum)
+        self.task.worker_consumer.pool.terminate_job(self.worker_pid, signum)
 
     def revoked(self) -> bool:
         """Whether the task is not to run: it was revoked, or has expired. Its turn is over then."""
@@ -224,16 +234,10 @@ class ChildLease:
         request = self._request()
         if ends_in > 0:
             self.next_beat = min(self.next_beat, clock() + ends_in)
-            return
-        # One that took another task since is not to be ended for this one.
-        if request is None or not _children.is_last(self._pid, self.child_ended):
-            return
-        logger.warning(
-            "redislock: terminating pid %d, which runs %s[%s]: %s is to take its place",
-            self._pid, self._task.name, request.id, by.task_id,
-        )  # fmt: skip
-        error = TaskReplaced(self.claim.keys.lock, by)
-        request.end_child(error, signal.SIGKILL if -ends_in > KILL_AFTER else signal.SIGTERM)
+        elif request is not None:
+            signum = signal.SIGKILL if -ends_in > KILL_AFTER else signal.SIGTERM
+            error = TaskReplaced(self.claim.keys.lock, by)
+            self._task.worker_consumer.call_soon(request.end_child, error, signum)
 
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         logger.debug("redislock: could not extend for pid %d: %s", self._pid, error)

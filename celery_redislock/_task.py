@@ -96,8 +96,8 @@ class SingletonTask(Task):
     #: Whether a message is acknowledged only after its task has run, also without `acks_late`: by
     #: the loop that runs it.
     acks_after_body = False
-    #: This worker's pool. Set in its main process.
-    worker_pool: Any = None
+    #: This worker's consumer. Set in its main process.
+    worker_consumer: Any = None
     _redislock_error: ConfigError | None = None
 
     @classmethod
@@ -307,7 +307,7 @@ class SingletonTask(Task):
             is_locked = self.lock_options.lock_scope != "queued"
             self.runs_in_children = is_locked and isinstance(consumer.pool, PreforkPool)
             self.acks_after_body = isinstance(consumer.pool, SoloPool)
-            self.worker_pool = consumer.pool
+            self.worker_consumer = consumer
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
 
 

@@ -658,7 +658,9 @@ def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violati
         for body in facts.by_key[event.key]:
             start = body.start
             lost = facts.data_may_be_lost(start.at) or facts.forgot(event.at, start.at)
-            if event.at < start.asked < until and start.id != event.id and not lost:
+            # It was taken at some time between its own two.
+            within = event.at < start.asked and start.at < until
+            if within and start.id != event.id and not lost:
                 yield Violation(
                     "held", f"{event.key} was held for a retry, and let another in", (event, start)
                 )

@@ -79,14 +79,16 @@ COLUMNS: Sequence[Column] = (
 )
 
 LEGEND = """\
-ran, skipped, failed: how the messages ended; one that was deferred or waited first counts as ran.
-parked: stays in waiting rooms; forgot: those that ended with the lock server's data.
-gone: messages that Celery or the broker's transport lost as they may (acknowledged early by a
-worker that died; on a connection that broke). again: attempts that ran once more after their
-process died, or their lock was lost. both: pairs of bodies that had the lock at a time, where the
-server lost its data. lost: holders that lost their lock; told: seconds until they knew, at worst,
-without the time in which they stood still. child, worker: seconds from a kill until the lock was
-free, median / worst. wrong: broken promises.
+* ran, skipped, failed: how the messages ended; one that was deferred or waited first counts as ran.
+* parked: stays in waiting rooms; forgot: those that ended with the lock server's data.
+* gone: messages that Celery or the broker's transport lost as they may: acknowledged early by a
+  worker that died, or on a connection that broke.
+* again: attempts that ran once more after their process died or their lock was lost.
+* both: pairs of bodies that had the lock at a time, where the server lost its data.
+* lost: holders that lost their lock; told: seconds until they knew, at worst, without the time in
+  which they stood still.
+* child, worker: seconds from a kill until the lock was free, median / worst.
+* wrong: broken promises.
 """
 
 
