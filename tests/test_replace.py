@@ -17,6 +17,20 @@ from celery_redislock import (
     TaskSkipped,
     _holder,
 )
+from celery_redislock._connect import pools_from_url
+from celery_redislock._keys import lock_keys
+from celery_redislock._lock import new_token
+from celery_redislock._store import (
+    EXTENDED,
+    Acquired,
+    Claim,
+    Done,
+    Extension,
+    Older,
+    Parked,
+    Store,
+    Turn,
+)
 from tests.support.waiting import eventually, never
 from tests.support.workers import is_running
 from tests.test_scopes import define, ended, make_sender
@@ -232,6 +246,97 @@ def test_it_makes_no_sense_for_a_lock_that_several_hold(conf):
 def test_a_grace_is_a_number_of_seconds(grace):
     with pytest.raises(ConfigError, match="grace="):
         Replace(grace=grace)
+
+
+# -- in the store -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(redis_server):
+    store = Store(pools_from_url(redis_server.url))
+    yield store
+    store.close()
+
+
+def claim_of(label, task_id, received=None, attempt=0):
+    token = new_token()
+    value = _holder.encode(
+        token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt, received=received
+    )
+    return Claim(lock_keys("redislock", label), token, 5, value, task_id, attempt)
+
+
+def park(store, claim, received=None, grace=5.0):
+    by = _holder.successor_text("pkg.task", claim.task_id)
+    return store.park(
+        claim, "{}", kind="pkg.task", in_front=True, replace=(by, grace), received=received
+    )
+
+
+def extension(claim, held):
+    return Extension(claim, held.value, held.fence, retake=True)
+
+
+def test_a_holder_hears_from_its_extension_who_waits_and_how_long_it_may_go_on(store, label):
+    holder, first, second = (claim_of(label, task_id) for task_id in ("runs", "first", "second"))
+    held = store.acquire(holder)
+    (reply,) = store.extend([extension(holder, held)])
+    assert reply.replaced_by is None
+    assert isinstance(park(store, first), Parked)
+    (reply,) = store.extend([extension(holder, held)])
+    assert reply.outcome == EXTENDED
+    assert reply.replaced_by == Holder(task="pkg.task", task_id="first")
+    assert 4 < reply.ends_in <= 5
+    assert list(park(store, second, grace=60).replaced) == [first.entry_id]
+    (reply,) = store.extend([extension(holder, held)])
+    assert reply.replaced_by.task_id == "second"
+    assert reply.ends_in <= 5, "the time that it was given first counts"
+    assert store.holder(holder.keys, 5).replaced_by == "second"
+    assert store.release(holder).room_waits
+    assert isinstance(store.acquire(second), Acquired)
+    assert isinstance(store.acquire(first), Done)
+
+
+def test_what_was_received_before_replaces_neither_who_runs_nor_who_waits(store, label):
+    holder = claim_of(label, "runs", received=100.0)
+    held = store.acquire(holder)
+    assert park(store, claim_of(label, "old"), received=99.0) == Older("runs")
+    (reply,) = store.extend([extension(holder, held)])
+    assert reply.replaced_by is None
+    assert isinstance(park(store, claim_of(label, "new"), received=102.0), Parked)
+    assert park(store, claim_of(label, "between"), received=101.0) == Older("new")
+    assert store.holder(holder.keys, 5).replaced_by == "new"
+    assert isinstance(park(store, claim_of(label, "nobody noted when")), Parked)
+
+
+@pytest.mark.parametrize("kept", ["for its retry", "in the queue"])
+def test_what_does_not_run_is_replaced_at_once_and_its_message_finds_out(store, label, kept):
+    holder, newer = claim_of(label, "runs"), claim_of(label, "newer")
+    held = store.acquire(holder)
+    if kept == "for its retry":
+        store.hold(holder, held.value, 60)
+    else:
+        value = _holder.kept_in_queue(held.value, new_token(), task="t", attempt=1, nesting=0)
+        store.leave(holder, value, 60)
+    assert isinstance(park(store, newer), Turn)
+    assert isinstance(store.acquire(newer), Acquired)
+    reply = store.acquire(claim_of(label, "runs", attempt=1))
+    assert isinstance(reply, Done)
+    assert reply.replaced_by == Holder(task="pkg.task", task_id="newer")
+    again = store.acquire(claim_of(label, "runs", attempt=1))
+    assert again.replaced_by.task_id == "newer"
+
+
+def test_what_cools_down_or_is_not_ours_is_waited_for(store, client, label):
+    holder, newer = claim_of(label, "runs"), claim_of(label, "newer")
+    store.acquire(holder)
+    store.release(holder, min_hold=60)
+    before = client.get(holder.keys.lock)
+    assert isinstance(park(store, newer), Parked)
+    assert client.get(holder.keys.lock) == before
+    client.set(holder.keys.lock, "foreign")
+    assert isinstance(park(store, claim_of(label, "newest")), Parked)
+    assert client.get(holder.keys.lock) == "foreign"
 
 
 @pytest.mark.parametrize("task_id", ["0c1e", 'a "quoted" one', "}]\\", "ключ", "\U0001f511", ""])
