@@ -286,6 +286,13 @@ class Facts:
             return False
         return self.unreachable(body.end.at, release.at) is not None
 
+    def acknowledgement_lost(self, task_id: str) -> bool:
+        """Whether the broker may not have heard that this message, acknowledged before it ran, was:
+        the connection was faulted, and it delivered the message again.
+        """
+        again = any(e.kind == "received" and e.redelivered for e in self.of_id[task_id])
+        return "vanished" in self.allows and not self.acks_late and again
+
     @cached_property
     def _releases(self) -> dict[tuple[str, int], Event]:
         return {(event.key, event.fence): event for event in self.kinds["released"]}
@@ -522,9 +529,9 @@ def _why_it_may_vanish(facts: Facts, sent: Event) -> str | None:
         return "lost by the broker's transport" if may else None
     if acked.main in facts.died and not facts.acks_late:
         return "acknowledged by a worker that died"
-    if ends and ends[-1] in ("ended", "cut short") and facts.acks_late:
-        # The gevent pool reports a greenlet that was killed as one that returned.
-        return "acknowledged by Celery, which had cancelled it" if may else None
+    if facts.case.get("pool") == "gevent" and (may or acked.main in facts.died):
+        # The pool reports a greenlet that was killed as one that returned.
+        return "acknowledged by the gevent pool, which had killed it"
     if ends and ends[-1] == "rejected":
         # Celery rejects a retry that it cannot publish, and stores nothing.
         return "retry not published by Celery" if may else None
@@ -584,6 +591,7 @@ def _may_run_again(facts: Facts, body: Body, at: float) -> bool:
         or facts.data_may_be_lost(at)
         or ("again" in facts.allows and any(begin <= at for begin, _, _ in facts.faults))
         or facts.could_not_say(body)
+        or facts.acknowledgement_lost(body.start.id)
     )
 
 
@@ -660,10 +668,18 @@ def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violati
             lost = facts.data_may_be_lost(start.at) or facts.forgot(event.at, start.at)
             # It was taken at some time between its own two.
             within = event.at < start.asked and start.at < until
-            if within and start.id != event.id and not lost:
+            if within and start.id != event.id and not (lost or _gave_up(facts, event, start)):
                 yield Violation(
                     "held", f"{event.key} was held for a retry, and let another in", (event, start)
                 )
+
+
+def _gave_up(facts: Facts, left: Event, start: Event) -> bool:
+    """Whether the retry itself may have come, found the server not to answer, and given back what
+    it may have taken.
+    """
+    came = any(e.kind == "received" and left.at < e.at < start.at for e in facts.of_id[left.id])
+    return came and facts.unreachable(left.at, start.at) is not None
 
 
 def losers_are_told(facts: Facts, verdict: Verdict) -> Iterator[Violation]:

@@ -22,10 +22,11 @@ CHILD, MAIN = 100, 10
 class Story:
     """Makes histories by hand. Times are in seconds, pids as they come."""
 
-    def __init__(self, *, acks_late=False, allows=(), broker="rabbitmq"):
+    def __init__(self, *, acks_late=False, allows=(), **case):
         self.events = []
         self._numbers = itertools.count(1)
-        self.add("case", 0.0, ttl=TTL, broker=broker, acks_late=acks_late, allows=list(allows))
+        case = {"broker": "rabbitmq", "pool": "prefork", **case}
+        self.add("case", 0.0, ttl=TTL, acks_late=acks_late, allows=list(allows), **case)
 
     def add(self, kind, at, **fields):
         self.events.append(Event(kind, at, fields))
@@ -34,7 +35,7 @@ class Story:
     def message(self, task_id, at=0.0, state="SUCCESS", **result):
         """It was sent, got, acknowledged, and its result is known in the end."""
         self.add("sent", at, id=task_id, task="job")
-        self.add("received", at, id=task_id, main=MAIN)
+        self.add("received", at, id=task_id, main=MAIN, redelivered=False)
         self.add("acked", at, id=task_id, main=MAIN)
         if state is not None:
             self.add("result", 90.0, id=task_id, state=state, **result)
@@ -278,9 +279,17 @@ def test_a_message_that_is_acknowledged_late_may_not_vanish_with_its_worker():
     assert story.wrong() == ["vanished"]
 
 
+def test_a_message_that_the_gevent_pool_killed_may_vanish_with_its_worker():
+    """The pool tells Celery that it returned, and Celery acknowledges it."""
+    for pool, wrong in (("gevent", []), ("threads", ["vanished"])):
+        story = Story(acks_late=True, pool=pool).message("a", state="PENDING")
+        assert story.add("dead", 1.0, pids=[MAIN]).wrong() == wrong
+
+
 def test_a_message_that_another_worker_got_since_may_not_vanish_with_the_first():
     story = Story().message("a", state="PENDING").add("dead", 1.0, pids=[MAIN])
-    story.add("received", 2.0, id="a", main=11).add("acked", 2.0, id="a", main=11)
+    story.add("received", 2.0, id="a", main=11, redelivered=True)
+    story.add("acked", 2.0, id="a", main=11)
     assert story.wrong() == ["vanished"]
 
 
@@ -386,6 +395,17 @@ def test_an_attempt_may_run_again_if_the_server_could_not_be_told_of_its_end():
     assert story(owned=True).fault(1.5, 3.0, unreachable=True).wrong() == ["twice"]
 
 
+def test_an_attempt_may_run_again_if_the_broker_may_not_have_heard_its_acknowledgement():
+    def story(redelivered, **case):
+        fields = {"id": "a", "main": 11, "redelivered": redelivered}
+        return ran_twice(**case).add("received", 4.0, **fields)
+
+    assert story(True, allows=["vanished"]).wrong() == []
+    assert story(False, allows=["vanished"]).wrong() == ["twice"]
+    assert story(True, allows=["vanished"], acks_late=True).wrong() == ["twice"]
+    assert story(True).wrong() == ["twice"]
+
+
 def test_an_attempt_that_did_not_complete_runs_again():
     story = Story().message("a", value="second").body(1.0, None, task_id="a", sample=(1.1,))
     assert story.body(5.0, 6.0, run="second", task_id="a").wrong() == []
@@ -462,6 +482,14 @@ def test_a_held_lock_is_free_after_its_retry():
 
 def test_a_retry_may_begin_before_its_earlier_attempt_hears_that_its_lock_was_left():
     assert held_and_then(3.0, retry_at=2.01, released_at=2.2).wrong() == []
+
+
+def test_a_retry_that_cannot_ask_the_server_gives_up_the_lock_that_was_held_for_it():
+    def story():
+        return held_and_then(3.0).add("received", 2.5, id="a", main=11, redelivered=False)
+
+    assert story().wrong() == ["held"]
+    assert story().fault(2.4, 2.8, unreachable=True).wrong() == []
 
 
 def test_a_held_lock_may_be_lost_with_the_servers_data():
