@@ -109,6 +109,7 @@ class Lease:
         self._released = False
         self._asked = False
         self._troubled = False
+        self._unanswered = False  # an extension may reach the server at any time
         self._pid = os.getpid()
         self._mutex = threading.Lock()
 
@@ -215,7 +216,9 @@ class Lease:
             return False
         try:
             # Never confirmed: the server may have taken it and its answer got lost.
-            ours = self.store.release(self.claim, done, always, once=not self.fence)
+            ours = self.store.release(
+                self.claim, done, always, once=not self.fence, stray=self._unanswered
+            )
         except LockUnavailable as exc:
             self._released = True
             self._could_not_release(exc)
@@ -298,6 +301,7 @@ class Lease:
         self.mark_lost(GONE)
 
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
+        self._unanswered = True
         if clock() >= self.deadline:
             heartbeat.discard(self)
             self.mark_lost(error.reason)
@@ -340,6 +344,7 @@ class Lease:
             if isinstance(reply, LockUnavailable):
                 raise reply
         except LockUnavailable as exc:
+            self._unanswered = True
             if clock() < self.deadline:
                 raise
             self.mark_lost(exc.reason)

@@ -122,7 +122,7 @@ class ChildLease:
         self._child_is_dead = True
         heartbeat.discard(self)  # first, or an extension could meet the release
         try:
-            if self.store.release(self.claim):
+            if self.store.release(self.claim, stray=True):
                 key = self.claim.keys.lock
                 logger.warning(
                     "redislock: released %s, whose holder, pid %d, is dead", key, self._pid

@@ -381,7 +381,12 @@ class Store:
     # -- giving back ----------------------------------------------------------------------
 
     def release(
-        self, claim: Claim, done: str = "", always: bool = False, once: bool = False
+        self,
+        claim: Claim,
+        done: str = "",
+        always: bool = False,
+        once: bool = False,
+        stray: bool = False,
     ) -> bool:
         """Give the lock back if it is still this claim's. Safe to call again.
 
@@ -391,12 +396,17 @@ class Store:
                 none, "" it did not run to its end.
             always: leave the done marker also if no copy of the message was seen.
             once: try only once.
+            stray: an extension of this claim may still be on its way to the server.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        keys = (claim.keys.lock, claim.keys.waiters, claim.keys.wake, claim.done_key)
-        arguments = (claim.opening, done, int(always), to_ms(claim.done_ttl), to_ms(RESERVE))
+        names = claim.keys
+        keys = (names.lock, names.waiters, names.wake, claim.done_key, names.fence)
+        arguments = (
+            *(claim.opening, done, int(always), to_ms(claim.done_ttl), to_ms(RESERVE)),
+            int(stray),
+        )
 
         def attempt() -> Any:
             return self._once(claim.ttl, _RELEASE, keys, arguments)

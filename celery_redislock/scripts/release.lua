@@ -1,11 +1,13 @@
 -- Give a lock back, if it is still ours. Safe to call twice, late, or by a loser.
 --
 -- KEYS  1 lock  2 waiters  3 wake list  4 done marker of this attempt
+--       5 fence counter of the bucket
 -- ARGV  1 the value's opening, {"token":"<token>"
 --       2 what to leave in the done marker: "1" its result is to be expected, "0" none is,
 --         "" nothing: the attempt did not run to its end
 --       3 "1" leave it in any case, "0" only if another copy of the message was seen
 --       4 the done marker's ttl in ms   5 ms for which a freed lock is kept for a waiter
+--       6 "1" an extension may still be on its way: it must not take the lock again
 -- Reply 1 released | 0 not ours any more
 
 local current = redis.pcall('GET', KEYS[1])
@@ -36,5 +38,11 @@ if ARGV[2] ~= '' then
   if ARGV[3] == '1' or not ours or string.find(current, '"redelivered":true', 1, true) then
     redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[4])
   end
+end
+if ARGV[6] == '1' then
+  -- It says what the counter was when it was sent, and is refused if that has moved.
+  local now = redis.call('TIME')
+  local counter = math.max(tonumber(redis.call('GET', KEYS[5]) or 0) + 1, now[1] * 1000000 + now[2])
+  redis.call('SET', KEYS[5], string.format('%.0f', counter))
 end
 return ours and 1 or 0
