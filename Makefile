@@ -7,7 +7,7 @@ PYTHONS := 3.10 3.11 3.12 3.13
 WORKERS ?= 3
 PYTEST := python -m pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: help demo test faults lint format test-lowest test-pythons pictures dist clean
+.PHONY: help demo test faults torture lint format test-lowest test-pythons pictures dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -31,6 +31,9 @@ test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
 
 faults: .venv/faults  ## every fault on every broker and pool, half an hour; ARGS=--help
 	.venv/bin/python -m tests.faults $(ARGS)
+
+torture: .venv/faults  ## the torture of Redis in Action 6.2 over four locks, ten minutes; ARGS=--help
+	.venv/bin/python -m tests.faults.torture $(ARGS)
 
 lint: .venv/made  ## ruff and mypy --strict
 	.venv/bin/ruff check .

@@ -133,6 +133,7 @@ class Lease:
         self._released = False
         self._asked = False
         self._troubled = False
+        self._unanswered = False  # an extension may reach the server at any time
         self._pid = os.getpid()
         self._mutex = threading.Lock()
 
@@ -250,7 +251,12 @@ class Lease:
         try:
             # Never confirmed: the server may have taken it and its answer got lost.
             reply = self.store.release(
-                self.claim, done, always, once=not self.fence, min_hold=min_hold
+                self.claim,
+                done,
+                always,
+                once=not self.fence,
+                min_hold=min_hold,
+                stray=self._unanswered,
             )
         except LockUnavailable as exc:
             self._released = True
@@ -357,6 +363,7 @@ class Lease:
             self._on_lost(self)
 
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
+        self._unanswered = True
         if clock() >= self.deadline:
             heartbeat.discard(self)
             self.mark_lost(error.reason)
@@ -399,6 +406,7 @@ class Lease:
             if isinstance(reply, LockUnavailable):
                 raise reply
         except LockUnavailable as exc:
+            self._unanswered = True
             if clock() < self.deadline:
                 raise
             self.mark_lost(exc.reason)

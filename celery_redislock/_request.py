@@ -186,7 +186,7 @@ class ChildLease:
         self._child_is_dead = True
         heartbeat.discard(self)  # first, or an extension could meet the release
         try:
-            reply = self.store.release(self.claim)
+            reply = self.store.release(self.claim, stray=True)
             if reply.ours:
                 key = self.claim.keys.lock
                 logger.warning(

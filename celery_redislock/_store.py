@@ -510,6 +510,7 @@ class Store:
         always: bool = False,
         once: bool = False,
         min_hold: float = 0.0,
+        stray: bool = False,
     ) -> Released:
         """Give the lock back if it is still this claim's. Safe to call again.
 
@@ -520,18 +521,19 @@ class Store:
             always: leave the done marker also if no copy of the message was seen.
             once: try only once.
             min_hold: seconds since the acquisition for which the lock stands on, nobody's.
+            stray: an extension of this claim may still be on its way to the server.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
         names = claim.keys
         keys = (
-            *(names.lock, names.waiters, names.wake, claim.done_key),
+            *(names.lock, names.waiters, names.wake, claim.done_key, names.fence),
             *(names.room, names.rooms, *names.slots),
         )
         arguments = (
             *(claim.opening, done, int(always), to_ms(claim.done_ttl), to_ms(RESERVE)),
-            *(names.mark, to_ms(min_hold) if min_hold else 0),
+            *(int(stray), names.mark, to_ms(min_hold) if min_hold else 0),
         )
 
         def attempt() -> Any:

@@ -291,6 +291,17 @@ def test_a_vanished_lock_that_somebody_took_is_lost(store, client, label) -> Non
     assert outcomes(store.extend([extension(claim, reply)])) == [NOT_OURS]
 
 
+def test_an_extension_that_arrives_after_the_release_does_not_bring_the_lock_back(
+    store: Store, client: redis.Redis, label: str
+) -> None:
+    claim = make_claim(label)
+    held = taken(store.acquire(claim))
+    assert store.release(claim, stray=True).ours
+    assert outcomes(store.extend([extension(claim, held)])) == [NOT_OURS]
+    assert not client.exists(claim.keys.lock)
+    assert taken(store.acquire(make_claim(label))).fence > held.fence + 1
+
+
 def test_what_another_may_have_had_in_between_is_not_taken_again(
     store: Store, client: redis.Redis, label: str
 ) -> None:

@@ -59,6 +59,7 @@ class Verdict:
         overlaps: pairs that were inside at a time while both had the lock, unavoidably.
         losers: bodies that were still inside, after their right had ended, as another one began.
         vanished: messages that were lost as they may be.
+        crashed: workers that Celery ended with an error when the broker's connection broke.
         again: attempts that ran once more, as they may.
         told: seconds from a loss until the loser was told; its process's stopped time excluded.
         ignorant: losers that ended before they could have been told.
@@ -73,6 +74,7 @@ class Verdict:
     overlaps: int = 0
     losers: int = 0
     vanished: int = 0
+    crashed: int = 0
     again: int = 0
     told: list[float] = field(default_factory=list)
     ignorant: int = 0
@@ -532,6 +534,9 @@ def _why_it_may_vanish(facts: Facts, sent: Event) -> str | None:
     if facts.case.get("pool") == "gevent" and (may or acked.main in facts.died):
         # The pool reports a greenlet that was killed as one that returned.
         return "acknowledged by the gevent pool, which had killed it"
+    if ends and ends[-1] in ("returned", "raised"):
+        # It cancels what runs when the connection is lost, and says so also if it just ended.
+        return "ended, and Celery said that it was cancelled" if may else None
     if ends and ends[-1] == "rejected":
         # Celery rejects a retry that it cannot publish, and stores nothing.
         return "retry not published by Celery" if may else None
@@ -872,6 +877,10 @@ def pauses_are_kept(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
 def workers_live(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """No worker ends that nobody has ended."""
     for event in facts.kinds["crashed"]:
+        if "vanished" in facts.allows and event.get("error"):
+            # Kombu's Redis transport acknowledges on a channel that it has closed.
+            verdict.crashed += 1
+            continue
         yield Violation("crashed", f"a worker ended with status {event.status}", (event,))
 
 

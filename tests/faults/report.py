@@ -153,7 +153,7 @@ def as_json(results: Iterable[Result]) -> list[dict[str, Any]]:
             **{
                 name: getattr(result.verdict, name)
                 for name in (
-                    *("bodies", "overlaps", "losers", "vanished", "again", "ignorant"),
+                    *("bodies", "overlaps", "losers", "vanished", "crashed", "again", "ignorant"),
                     *("parked", "forgotten"),
                     *("told", "freed_child", "freed_worker"),
                 )

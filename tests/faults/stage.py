@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -332,7 +333,13 @@ class Stage:
             )
         for worker in self.workers:
             if worker.popen.poll() is not None:
-                self.history.write("crashed", pid=worker.pid, status=worker.popen.returncode)
+                error = re.search("Unrecoverable error: (.*)", worker.log())
+                self.history.write(
+                    "crashed",
+                    pid=worker.pid,
+                    status=worker.popen.returncode,
+                    error=error and error.group(1),
+                )
 
     # -- for faults -----------------------------------------------------------------------
 

@@ -427,6 +427,18 @@ def test_a_worker_that_crashed_is_found():
     assert Story().add("crashed", 5.0, pid=MAIN, status=1).wrong() == ["crashed"]
 
 
+def test_celery_may_end_a_worker_with_an_error_when_the_brokers_connection_breaks():
+    for error, wrong in (("AttributeError", []), (None, ["crashed"])):
+        story = Story(allows=["vanished"])
+        assert story.add("crashed", 5.0, pid=MAIN, status=1, error=error).wrong() == wrong
+
+
+def test_a_message_that_ended_as_celery_cancelled_it_may_be_said_to_be_retried():
+    for allows, wrong in (("vanished",), []), ((), ["vanished"]):
+        story = Story(allows=allows, acks_late=True).message("a", state="RETRY")
+        assert story.body(1.0, 2.0, task_id="a", outcome="raised").wrong() == wrong
+
+
 def released(story, run, at, *, fence, kept=False, owned=True, task_id="a"):
     return story.add(
         "released", at, id=task_id, key="k", fence=fence, owned=owned, kept_for_retry=kept

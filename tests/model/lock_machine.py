@@ -359,7 +359,8 @@ class LockMachine(RuleBasedStateMachine):
 
     def _release(self, client: Client, done: str, always: bool, trouble: Trouble) -> None:
         asks, once = not client.lease.given_back, not client.right.fence
-        self._expect(client.process, trouble, "release", client.who, done, always)
+        stray = client.lease._unanswered
+        self._expect(client.process, trouble, "release", client.who, done, always, stray)
         said = client.lease.release(done, always)
         assert (self.answer is not None) == asks
         heard = not trouble.lost or (trouble.lost == "once" and not once)
@@ -552,6 +553,8 @@ class LockMachine(RuleBasedStateMachine):
             self.seen.add(_called(script, self.answer))
 
         def after() -> None:
+            if script == "release" and arguments[3:] == (True,):
+                self.model.counter = int(self.redis.get(KEYS.fence) or 0)  # it was moved
             if isinstance(self.answer, lock_model.Acquired):
                 if self.answer.anew:
                     self.model.learn_fence(int(self.redis.get(KEYS.fence) or 0))

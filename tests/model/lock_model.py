@@ -162,7 +162,7 @@ class Server:
         self._stands_for_a_ttl(lock)
         return "extended"
 
-    def release(self, who: Claimant, done: str, always: bool) -> bool:
+    def release(self, who: Claimant, done: str, always: bool, stray: bool = False) -> bool:
         lock, ours = self.lock, self.is_held_by(who)
         # If the lock is gone, so is the note of whether a copy was seen.
         copy_seen = lock is None or not ours or lock.copy_seen
