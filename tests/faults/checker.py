@@ -605,7 +605,9 @@ def nothing_is_left(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     for event in facts.kinds["quiet"]:
         for key, value in event.keys.items():
             yield Violation("left", f"{key} is still held: {value}", (event,))
-        for key, value in event.get("rooms", {}).items():
+        # What was evicted of a room leaves the rest of it behind.
+        rooms = {} if facts.kinds["evicted"] else event.get("rooms", {})
+        for key, value in rooms.items():
             yield Violation("left", f"there is still {key}: {value}", (event,))
     for event in facts.kinds["immortal"]:
         yield Violation("immortal", f"{event.key} has no expiry", (event,))
