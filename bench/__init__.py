@@ -1,0 +1,1 @@
+"""The benchmarks: celery-redislock beside its peers, in one run. `make bench`."""

@@ -1,0 +1,130 @@
+"""The lock primitive: acquire and release, nobody else there."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Mapping
+
+import redis
+
+from tests.support.servers import RedisServer
+
+from .counting import commands
+from .locks import FLOOR, LOCKS, TTL, Lock
+from .report import Bars, Column, Table, ratio
+from .section import Run
+from .stats import percentile, ratios
+
+#: Polls only if the lock is held, which it never is here.
+_LEFT_OUT = ("redis-py Lock, sleep=0.001",)
+#: Pairs in a row. Few, since the scheduler changes its mind about who runs on which core.
+TURN = 20
+
+
+class Taken:
+    """What one contender's rounds took."""
+
+    def __init__(self) -> None:
+        self.pairs: list[list[int]] = []  # nanoseconds, by round
+        self.cpu: list[float] = []  # seconds of a pair, by round
+
+    def medians(self) -> list[float]:
+        return [percentile(each, 0.5) for each in self.pairs]
+
+
+def measure(run: Run) -> list[Table]:
+    rounds, turns = run.size(15, 3), run.size(50, 5)
+    names = [n for n in LOCKS if n not in _LEFT_OUT and (n == FLOOR or run.wants(n))]
+    with RedisServer() as server, server.client() as client:
+        locks = {name: LOCKS[name](server.url, f"primitive-{i}") for i, name in enumerate(names)}
+        found = {name: Taken() for name in names}
+        one_round(locks, {name: Taken() for name in names}, 3)
+        for number in range(1, rounds + 1):
+            one_round(locks, found, turns)
+            run.say(f"round {number} of {rounds}: {len(names)} locks, {turns * TURN} pairs each")
+        sent = {name: commands_of_a_pair(client, locks[name]) for name in names}
+    return [table(found, sent, rounds, turns)]
+
+
+def one_round(locks: Mapping[str, Lock], found: Mapping[str, Taken], turns: int) -> None:
+    """Each lock has so many turns, in a new random order each time, without the collector."""
+    times: dict[str, list[int]] = {name: [] for name in locks}
+    cpu = dict.fromkeys(locks, 0.0)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(turns):
+            for name in random.sample(list(locks), len(locks)):
+                cpu[name] += one_turn(locks[name], times[name])
+    finally:
+        gc.enable()
+    for name, taken in found.items():
+        taken.pairs.append(times[name])
+        taken.cpu.append(cpu[name] / len(times[name]))
+
+
+def one_turn(lock: Lock, times: list[int]) -> float:
+    """Some pairs in a row, each timed in nanoseconds. The seconds of CPU of all."""
+    clock = time.perf_counter_ns
+    lock.acquire()  # what was asleep since its last turn wakes up
+    lock.release()
+    cpu = time.process_time()
+    for _ in range(TURN):
+        began = clock()
+        lock.acquire()
+        lock.release()
+        times.append(clock() - began)
+    return time.process_time() - cpu
+
+
+def commands_of_a_pair(client: redis.Redis, lock: Lock, pairs: int = 50) -> float:
+    """How many commands the server is sent for a pair."""
+    with commands(client) as sent:
+        for _ in range(pairs):
+            lock.acquire()
+            lock.release()
+    return round(sent.total() / pairs, 2)
+
+
+def table(found: Mapping[str, Taken], sent: Mapping[str, float], rounds: int, turns: int) -> Table:
+    against = ratios({name: taken.medians() for name, taken in found.items()}, FLOOR)
+    rows = []
+    for name, taken in found.items():
+        every = [each for one in taken.pairs for each in one]
+        rows.append(
+            {
+                "name": name,
+                "p50": percentile(every, 0.5) / 1000,
+                "p99": percentile(every, 0.99) / 1000,
+                "cpu": percentile(taken.cpu, 0.5) * 1e6,
+                "ratio": against[name],
+                "times": against[name][1],
+                "commands": sent[name],
+                "rounds": taken.medians(),
+            }
+        )
+    return Table(
+        "primitive",
+        "Acquire and release, uncontended",
+        [
+            Column("name", "lock"),
+            Column("p50", "p50 µs", ",.0f"),
+            Column("p99", "p99 µs", ",.0f"),
+            Column("cpu", "CPU µs", ",.0f"),
+            Column("ratio", "against the floor", ratio),
+            Column("commands", "commands", "g"),
+        ],
+        rows,
+        [
+            f"{rounds} rounds of {turns} turns of {TURN} pairs; in each turn all locks take part,"
+            " in a new random order. One process, and one object for each lock, made once.",
+            "*Floor*: two round trips on one socket with `sendall` and `recv`, commands packed and"
+            f" replies read by hiredis: `SET name token NX PX {TTL * 1000}` and `DEL name`. The"
+            " second floor deletes only what is its own, by `EVALSHA`, as every safe lock must.",
+            "*CPU*: of the client's process in user and system mode, all threads, for a pair.",
+            "*Against the floor*: the median of the rounds' ratios of medians, and their extremes.",
+        ],
+        Bars("Acquire and release, uncontended: times the floor", "times"),
+    )
