@@ -10,12 +10,22 @@ from .errors import (
     LockError,
     LockLost,
     LockUnavailable,
+    TaskReplaced,
     TaskSkipped,
 )
-from .policies import Conflict, Defer, Policy, Raise, Skip, Wait
-from .signals import lock_acquired, lock_conflict, lock_lost, lock_released
+from .policies import Coalesce, Conflict, Defer, Policy, Queue, Raise, Replace, Skip, Wait
+from .signals import (
+    lock_acquired,
+    lock_conflict,
+    lock_extended,
+    lock_lost,
+    lock_recovered,
+    lock_released,
+    lock_waiting,
+)
 
 __all__ = [
+    "Coalesce",
     "ConfigError",
     "Conflict",
     "Defer",
@@ -25,15 +35,21 @@ __all__ = [
     "LockLost",
     "LockUnavailable",
     "Policy",
+    "Queue",
     "Raise",
     "RedisLock",
+    "Replace",
     "SingletonTask",
     "Skip",
+    "TaskReplaced",
     "TaskSkipped",
     "Wait",
     "current_lock",
     "lock_acquired",
     "lock_conflict",
+    "lock_extended",
     "lock_lost",
+    "lock_recovered",
     "lock_released",
+    "lock_waiting",
 ]

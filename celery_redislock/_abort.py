@@ -8,15 +8,15 @@ thrown into at its next switch.
 from __future__ import annotations
 
 import ctypes
-import logging
 import signal
 import threading
 from typing import Any, Final
 
 from ._heartbeat import patched_by
+from ._log import get_logger
 from .errors import LockLost
 
-logger = logging.getLogger("celery_redislock")
+logger = get_logger()
 
 _SIGNAL: Final = signal.SIGUSR2
 
@@ -41,7 +41,10 @@ class Abort:
             self._armed = False
             fired = self._fired
         if fired and self._target is not None:
-            self._target.call_off()
+            try:  # noqa: SIM105  a call to `suppress` is a place where it may be raised
+                self._target.call_off()
+            except LockLost:
+                pass
 
     def fire(self) -> None:
         """Raise `LockLost` in the body. Without effect before `arm` and after `disarm`."""
@@ -74,7 +77,14 @@ class _Thread:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(self._ident, ctypes.py_object(LockLost))
 
     def call_off(self) -> None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(self._ident, None)
+        # Not by setting None: Python would believe for ever that something is pending, and look at
+        # every call; under a profiler Python 3.11 stands still then. What is pending is raised at
+        # once, here or on the way here.
+        try:
+            for _ in range(10):
+                pass
+        except LockLost:
+            pass
 
 
 class _Greenlet:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from celery.app.defaults import DEFAULTS
 
+from . import _stand_in
 from ._connect import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
 from ._lock import check_prefix
 from ._options import SETTINGS, refuse_unknown_settings
@@ -26,6 +27,10 @@ class Server:
 
     url: str
     options: Mapping[str, Any]
+
+
+class NoServer(ConfigError):
+    """No setting tells where the locks are."""
 
 
 class AppLocks:
@@ -44,7 +49,7 @@ class AppLocks:
         self.settings = _settings(app.conf)
         self.prefix = check_prefix(self.settings.get("redislock_prefix", "redislock"))
         self.enabled = self._flag("redislock_enabled", True)
-        self.eager = self._flag("redislock_eager", False)
+        self._eager = self._flag("redislock_eager", False)
         self.server = _server(app.conf, self.settings)
         self.visibility_timeout = _visibility_timeout(app.conf)
         #: Seconds for which a finished attempt is remembered: a copy of its message may come
@@ -63,19 +68,28 @@ class AppLocks:
     @property
     def store(self) -> Store:
         """The app's lock server."""
+        if _stand_in.current is not None:
+            return _stand_in.current.store
         if self._store is None:
             server = self.require_server()
             self._store = Store(pools_from_url(server.url, server.options))
         return self._store
 
+    @property
+    def eager(self) -> bool:
+        """Whether eager calls take locks."""
+        return self._eager or (_stand_in.current is not None and _stand_in.current.eager)
+
     def require_server(self) -> Server:
         """Where the locks are.
 
         Raises:
-            ConfigError: no setting tells.
+            NoServer: no setting tells.
         """
+        if _stand_in.current is not None:
+            return Server("", {})
         if self.server is None:
-            raise ConfigError(
+            raise NoServer(
                 "redislock_url is not set, and neither the result backend nor the broker is"
                 " Redis; set redislock_url to the Redis server that keeps the locks, such as"
                 " 'redis://localhost:6379/0'"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -18,7 +19,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
+from ._clock import clock
 from .errors import ConfigError
+
+try:
+    from hiredis import pack_command
+except ImportError:
+    pack_command = None
 
 #: Transport options that a user may set, beside `master_name` and `sentinel_kwargs`.
 CONNECTION_OPTIONS: Final = (
@@ -40,6 +47,10 @@ CONNECTION_OPTIONS: Final = (
 )
 TRANSPORT_OPTIONS: Final = (*CONNECTION_OPTIONS, "master_name", "sentinel_kwargs")
 SCHEMES: Final = ("redis", "rediss", "unix", "redis+socket", "socket", "sentinel")
+
+#: Seconds for which a connection that was used is taken to stand. A server that went away meanwhile
+#: is noticed by the next exchange.
+TRUSTED: Final = 0.5
 
 #: How redis-py names what the `ssl` module and Celery's URLs call otherwise.
 _CERT_REQS: Final = {
@@ -171,10 +182,67 @@ def checkout(pool: redis.ConnectionPool) -> Any:
         raise
 
 
+class Connections:
+    """A pool's connections, handed out without asking the pool each time.
+
+    redis-py's pool takes a mutex, counts for its metrics and looks at the socket for each exchange,
+    which costs as much as the exchange itself. Here a connection that was used a moment ago is used
+    again as it is; one that was not goes through the pool, which looks whether it still stands.
+    """
+
+    def __init__(self, pool: redis.ConnectionPool) -> None:
+        self.pool = pool
+        # Taken and put back by one operation each: no mutex that a fork could leave locked.
+        self._idle: list[tuple[Any, float]] = []
+
+    def take(self) -> Any:
+        """A connection that nobody else uses, connected.
+
+        Raises:
+            redis.RedisError, OSError: none can be had.
+        """
+        try:
+            connection, used_at = self._idle.pop()
+        except IndexError:
+            return checkout(self.pool)
+        is_fresh = clock() - used_at < TRUSTED
+        # Not a forked parent's, and of the server that the sentinels now call the master.
+        if is_fresh and connection.pid == os.getpid() and self.pool.owns_connection(connection):
+            return connection
+        self.pool.release(connection)
+        return checkout(self.pool)
+
+    def put_back(self, connection: Any) -> None:
+        """The exchange on it is complete."""
+        self._idle.append((connection, clock()))
+
+    def drop(self, connection: Any) -> None:
+        """The exchange on it was cut short, or its server is to be left."""
+        connection.disconnect()
+        self.pool.release(connection)
+
+    def disconnect(self) -> None:
+        """Close all of them."""
+        self._idle.clear()
+        self.pool.disconnect()
+
+
 _WANTS_COMMAND: Final = (
     inspect.signature(redis.ConnectionPool.get_connection).parameters["command_name"].default
     is inspect.Parameter.empty
 )
+
+
+def pack(arguments: tuple[str | int | bytes, ...]) -> bytes:
+    """A command as it is sent."""
+    if pack_command is not None:
+        packed: bytes = pack_command(arguments)
+        return packed
+    parts = [b"*%d\r\n" % len(arguments)]
+    for argument in arguments:
+        data = argument if isinstance(argument, bytes) else str(argument).encode()
+        parts.append(b"$%d\r\n%s\r\n" % (len(data), data))
+    return b"".join(parts)
 
 
 def _impatient(timeout: float) -> dict[str, Any]:

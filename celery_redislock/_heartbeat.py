@@ -8,7 +8,6 @@ has one too, for the locks that its children hold.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -18,10 +17,11 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from ._clock import clock
-from ._store import NOT_OURS, RETAKEN, Extended, Extension, Store
+from ._log import get_logger
+from ._store import NOT_OURS, RETAKEN, Claim, Extended, Extension, Store
 from .errors import LockUnavailable
 
-logger = logging.getLogger("celery_redislock")
+logger = get_logger()
 
 #: Seconds between tries while a server is not reachable.
 RETRY_EVERY: Final = 0.1
@@ -50,6 +50,13 @@ class Extendable(Protocol):
     @property
     def store(self) -> Store: ...
 
+    @property
+    def claim(self) -> Claim:
+        """Which lock, and by which right. May raise what a task's `lock_key` raises."""
+
+    def report(self) -> dict[str, Any] | None:
+        """What is known of it, for people; None if nothing is to be said."""
+
     def may_extend(self, now: float) -> bool:
         """Whether it may be extended now."""
 
@@ -60,7 +67,7 @@ class Extendable(Protocol):
         """What an extension that is sent now says."""
 
     def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
-        """It was extended, or had vanished and was taken again."""
+        """It was extended, or had vanished and was taken again. Another may wait for its end."""
 
     def beat_denied(self) -> None:
         """The server has another holder, or none."""
@@ -81,8 +88,9 @@ class Heartbeat:
     def _reset(self) -> None:
         # Weak: a lock that its owner forgot must lapse, not live as long as the process.
         self._leases: dict[str, weakref.ref[Extendable]] = {}
-        self._alarm, self._start = _native_primitives()
+        self._alarm = _Alarm()
         self._sleeping_until = 0.0
+        self._idle = IDLE
         self._thread_id: int | None = None
         self._in_flight: frozenset[str] = frozenset()
         self._starting = threading.Lock()
@@ -93,8 +101,9 @@ class Heartbeat:
         if self._thread_id is None:
             with self._starting:
                 if self._thread_id is None:
-                    self._thread_id = self._start(self._run)
+                    self._thread_id = start_native(self._run, "redislock-heartbeat")
         if lease.next_beat < self._sleeping_until:
+            self._idle = max(lease.next_beat - clock(), IN_FLIGHT)
             self._alarm.ring()
 
     def discard(self, lease: Extendable) -> None:
@@ -106,6 +115,11 @@ class Heartbeat:
         while lease.token in self._in_flight and clock() < give_up:
             time.sleep(IN_FLIGHT)
 
+    def beat_now(self, lease: Extendable) -> None:
+        """Extend this lease at once, not when it is due."""
+        lease.next_beat = clock()
+        self._alarm.ring()
+
     def _run(self) -> None:
         while True:
             try:
@@ -116,7 +130,8 @@ class Heartbeat:
                 logger.exception("redislock: the heartbeat met a bug in itself; it goes on")
                 self._alarm.wait(RETRY_EVERY)
 
-    def _live(self) -> list[Extendable]:
+    def live(self) -> list[Extendable]:
+        """What is being kept alive."""
         leases = []
         for token, ref in list(self._leases.items()):
             lease = ref()
@@ -128,16 +143,21 @@ class Heartbeat:
 
     def _sleep(self) -> None:
         now = clock()
-        until = min((lease.next_beat for lease in self._live()), default=now + IDLE)
+        until = min((lease.next_beat for lease in self.live()), default=None)
+        if until is None:
+            # As if there were one: else each lock that is taken and soon released would have to
+            # wake this thread. Longer and longer if there is none.
+            until = now + self._idle
+            self._idle = min(2 * self._idle, IDLE)
         self._sleeping_until = min(until, now + IDLE)
         # A lease that was added before the line above saw an older time to sleep until.
-        until = min((lease.next_beat for lease in self._live()), default=self._sleeping_until)
+        until = min((lease.next_beat for lease in self.live()), default=self._sleeping_until)
         self._alarm.wait(max(min(until, self._sleeping_until) - clock(), 0.0))
         self._sleeping_until = 0.0
 
     def _beat(self) -> None:
         now = clock()
-        leases = self._live()
+        leases = self.live()
         if not any(lease.next_beat <= now for lease in leases):
             return
         batches: dict[Any, list[Extendable]] = {}
@@ -239,17 +259,14 @@ def _native_lock() -> Any:
     return native.allocate_lock() if native else threading.Lock()
 
 
-def _native_primitives() -> tuple[_Alarm, Callable[[Callable[[], None]], int]]:
+def start_native(run: Callable[[], None], name: str) -> int:
+    """Start a native daemon thread, also where threads are patched. Returns its ident."""
     native = _native_thread_module()
-
-    def start(run: Callable[[], None]) -> int:
-        if native:
-            return int(native.start_new_thread(run, ()))
-        thread = threading.Thread(target=run, name="redislock-heartbeat", daemon=True)
-        thread.start()
-        return thread.ident or 0
-
-    return _Alarm(), start
+    if native:
+        return int(native.start_new_thread(run, ()))
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread.ident or 0
 
 
 #: The process's heartbeat.

@@ -5,23 +5,23 @@ Knows no Celery.
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import redis
 
-from . import _holder
+from . import _holder, _stand_in
 from ._clock import clock
 from ._connect import pools_from_url, pools_like
 from ._heartbeat import RETRY_EVERY, heartbeat
 from ._holder import Holder
 from ._keys import lock_keys
+from ._log import fields, get_logger
 from ._options import check_option
 from ._store import (
     NOT_OURS,
@@ -37,13 +37,15 @@ from ._store import (
 )
 from .errors import ConfigError, LockConflict, LockLost, LockUnavailable
 
-logger = logging.getLogger("celery_redislock")
+logger = get_logger()
 
 #: The part of the ttl between two extensions: a third, less a little, so that a holder finds out
 #: that the server came back empty before anybody else may take a lock there.
 BEAT_EVERY: Final = 0.3
 #: Why a lock is lost if the server says no more than that it is.
 GONE: Final = "another holder has it or may have had it, or it lapsed"
+#: Seconds between two extensions, at most, of one who may be replaced, and so is to hear of it.
+LISTEN_EVERY: Final = 1.0
 #: Seconds between looks at a key whose owner, not one of us, wakes nobody.
 FOREIGN: Final = 0.5
 
@@ -67,6 +69,20 @@ def check_prefix(prefix: Any) -> str:
     return prefix
 
 
+def beat_every(ttl: float, listens: bool) -> float:
+    """Seconds between two extensions."""
+    return min(ttl * BEAT_EVERY, LISTEN_EVERY) if listens else ttl * BEAT_EVERY
+
+
+class Heir(NamedTuple):
+    """To whom a lock is left: what is to stand there instead of what does, and for how many
+    seconds.
+    """
+
+    value: Callable[[str], str]
+    seconds: float
+
+
 class Lease:
     """One delivery's acquisition of a lock, from the claim to the release.
 
@@ -80,6 +96,10 @@ class Lease:
         fence: an int that rises with every acquisition of the key. Hand it to the resource,
             which refuses a lower one than it has seen: that, and not the lock, gives correctness
             (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
+        room_waits: the lock is to be handed to somebody in its waiting room.
+        heir: the task's next message, to which the lock is left instead of being released.
+        replaced_by: the task in whose favour the run is to end, or None.
+        lost_because: why the lock was lost, for people.
     """
 
     def __init__(
@@ -89,7 +109,9 @@ class Lease:
         *,
         max_hold: float | None = None,
         beats: bool = True,
+        listens: bool = False,
         on_lost: Callable[[Lease], None] | None = None,
+        on_extended: Callable[[Lease, float, bool], None] | None = None,
     ) -> None:
         self.store = store
         self.claim = claim
@@ -100,11 +122,17 @@ class Lease:
         self.acquired_at = 0.0
         self.deadline = 0.0
         self.next_beat = 0.0
+        self.room_waits = False
         self._stored = ""
+        self.heir: Heir | None = None
         self._counter = 0
+        self.replaced_by: Holder | None = None
+        self._beat_every = beat_every(claim.ttl, listens)
         self._max_hold = max_hold
         self._beats = beats
         self._on_lost = on_lost
+        self._on_extended = on_extended
+        self.lost_because = ""
         self._lost = False
         self._released = False
         self._asked = False
@@ -120,12 +148,15 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """True once ownership can no longer be confirmed, and then for good.
+        """True once ownership can no longer be confirmed, or a newer run waits for this one to end;
+        and then for good.
 
         Past the deadline the server is asked once more, which may take a twelfth of the ttl.
         """
-        if self._lost or not self.fence:
-            return self._lost
+        if self._lost or self.replaced_by is not None:
+            return True
+        if not self.fence:
+            return False
         if not self._released and clock() >= self.deadline:
             if self.inherited:
                 return True  # in a forked child nobody keeps track of it, or may extend it
@@ -154,7 +185,12 @@ class Lease:
     # -- taking and giving back -----------------------------------------------------------
 
     def take(
-        self, how: str = "try", hold_off: float | None = None, again: bool = False
+        self,
+        how: str = "try",
+        hold_off: float | None = None,
+        again: bool = False,
+        turned_away: bool = False,
+        noted: bool = False,
     ) -> Acquired | Busy | Done:
         """One try to take the lock. See `Store.acquire`.
 
@@ -162,23 +198,25 @@ class Lease:
             LockUnavailable: the server did not answer in time.
         """
         self._asked = True
-        reply = self.store.acquire(self.claim, how, hold_off, again)
+        reply = self.store.acquire(self.claim, how, hold_off, again, turned_away, noted)
         self._asked = isinstance(reply, Acquired)
         if isinstance(reply, Acquired):
             self.fence = reply.fence
             self._stored = reply.value
             self._counter = reply.fence
             self.acquired_at = reply.sent_at
+            self.room_waits = reply.room_waits
             self._renewed(reply.sent_at)
             if self._beats:
                 heartbeat.add(self)
         return reply
 
-    def wait(self, timeout: float | None) -> Acquired | Busy | Done:
+    def wait(self, timeout: float | None, for_queued: bool = True) -> Acquired | Busy | Done:
         """Wait until the lock is taken. Woken by the release, and when the holder's life ends.
 
         Args:
             timeout: seconds; None waits for ever.
+            for_queued: wait also for a holder that does not run yet.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -193,6 +231,11 @@ class Lease:
             # "own" is another copy of a task's message that got the lock: it is not waited for.
             if not isinstance(reply, Busy) or left == 0 or reply.relation == "own":
                 return reply
+            if not for_queued and reply.holder is not None and reply.holder.queued:
+                if how == "last":
+                    return reply
+                how = "last"
+                continue
             # A holder that dies sends no wake-up: look again when its lock can have lapsed.
             pause = min(reply.remaining + 0.001, self.ttl / 3)
             if reply.relation == "foreign":
@@ -206,7 +249,7 @@ class Lease:
             time.sleep(min(seconds, RETRY_EVERY))  # the next take says so, after its tries
             return "wait"
 
-    def release(self, done: str = "", always: bool = False) -> bool:
+    def release(self, done: str = "", always: bool = False, min_hold: float = 0.0) -> bool:
         """Give the lock back. Safe to call twice, late, or by a loser. See `Store.release`.
 
         Returns:
@@ -216,15 +259,21 @@ class Lease:
             return False
         try:
             # Never confirmed: the server may have taken it and its answer got lost.
-            ours = self.store.release(
-                self.claim, done, always, once=not self.fence, stray=self._unanswered
+            reply = self.store.release(
+                self.claim,
+                done,
+                always,
+                once=not self.fence,
+                min_hold=min_hold,
+                stray=self._unanswered,
             )
         except LockUnavailable as exc:
             self._released = True
             self._could_not_release(exc)
             return False
         self._released = True
-        return ours and not self._lost
+        self.room_waits = reply.room_waits
+        return reply.ours and not self._lost
 
     def hold(self, seconds: float) -> bool:
         """Leave the lock to the task's next attempt, which starts in this many seconds.
@@ -232,10 +281,18 @@ class Lease:
         Returns:
             Whether the lock was still ours.
         """
+        return self.leave_to(Heir(_holder.held_for_retry, seconds + self.ttl))
+
+    def leave_to(self, heir: Heir) -> bool:
+        """Leave the lock to a message of the task's own.
+
+        Returns:
+            Whether the lock was still ours.
+        """
         if not self._may_give_back():
             return False
         try:
-            ours = self.store.hold(self.claim, self._stored, seconds + self.ttl)
+            ours = self.store.leave(self.claim, heir.value(self._stored), heir.seconds)
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: could not keep %s for the retry, it lapses within %g s: %s",
@@ -257,6 +314,23 @@ class Lease:
         # The heartbeat first: an extension sent after the release could revive the key.
         heartbeat.discard(self)
         return True
+
+    def report(self) -> dict[str, Any]:
+        """What this process knows of it, as plain data, without asking the server."""
+        now = clock()
+        holder = self._as_holder
+        return {
+            "key": self.key,
+            "task": holder.task,
+            "task_id": holder.task_id,
+            "attempt": holder.attempt,
+            "pid": self._pid,
+            "fence": self.fence,
+            "held": not self._lost and now < self.deadline,
+            "held_for": round(now - self.acquired_at, 3),
+            "confirmed_ago": round(now - (self.deadline - self.ttl), 3),
+            "ttl": self.ttl,
+        }
 
     # -- for the heartbeat ----------------------------------------------------------------
 
@@ -286,19 +360,52 @@ class Lease:
 
     def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
         self._counter = reply.counter
-        if reply.outcome == RETAKEN:
+        late = max(sent_at - (self.deadline - self.ttl + self._beat_every), 0.0)
+        retaken = reply.outcome == RETAKEN
+        if retaken:
             logger.warning(
                 "redislock: %s had vanished from the server and was taken again; nobody else"
-                " had it", self.key,
+                " had it", self.key, extra=self._fields("recovered", reason="retaken"),
             )  # fmt: skip
         elif self._troubled:
             logger.info("redislock: the server answers again, %s is still ours", self.key)
         self._troubled = False
         self._renewed(sent_at)
+        if reply.replaced_by is not None:
+            self._tell_replaced(reply.replaced_by)
+        if self._on_extended is not None:
+            self._on_extended(self, late, retaken)
+
+    @property
+    def _as_holder(self) -> Holder:
+        """The holder, as it stands on the server."""
+        return _holder.parse(self._stored.encode(), None) or Holder()
+
+    def _fields(self, outcome: str, **more: Any) -> dict[str, Any]:
+        """What its log lines say to machines: of whom the lock is, if a task holds it."""
+        own = self._as_holder
+        return fields(
+            outcome, self.key, task=own.task, task_id=own.task_id, attempt=own.attempt,
+            fence=self.fence, **more,
+        )  # fmt: skip
 
     def beat_denied(self) -> None:
         heartbeat.discard(self)
         self.mark_lost(GONE)
+
+    def _tell_replaced(self, by: Holder) -> None:
+        with self._mutex:
+            told, self.replaced_by = self.replaced_by is not None, by
+            if told or self._lost or self._released:
+                return
+        self.lost_because = f"{by.task_id} waits to take its place"
+        logger.warning(
+            "redislock: %s is to end: %s waits to take its place and %s",
+            self._as_holder, by.task_id, self.key,
+            extra=self._fields("to be replaced", holder=by),
+        )  # fmt: skip
+        if self._on_lost is not None:
+            self._on_lost(self)
 
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         self._unanswered = True
@@ -325,11 +432,13 @@ class Lease:
             if self._lost or self._released:
                 return
             self._lost = True
+        self.lost_because = reason
         logger.error(
             "redislock: LOST %s, held by %s: %s",
-            self.key, _holder.parse(self._stored.encode(), None), reason,
+            self.key, self._as_holder, reason,
+            extra=self._fields("lost", reason=reason),
         )  # fmt: skip
-        if self._on_lost is not None:
+        if self._on_lost is not None and self.replaced_by is None:
             self._on_lost(self)
 
     def extend_now(self) -> bool:
@@ -364,7 +473,7 @@ class Lease:
 
     def _renewed(self, sent_at: float) -> None:
         self.deadline = sent_at + self.ttl
-        self.next_beat = sent_at + self.ttl * BEAT_EVERY
+        self.next_beat = sent_at + self._beat_every
 
 
 class RedisLock:
@@ -413,7 +522,7 @@ class RedisLock:
         self._beats = heartbeat
         self._reentrant = reentrant
         self._keys = lock_keys(check_prefix(prefix), name)
-        self._store = _store_for(client_or_url)
+        self._server = _store_for(client_or_url)
         self._mine = threading.local()
 
     def __repr__(self) -> str:
@@ -534,6 +643,10 @@ class RedisLock:
 
     def __exit__(self, *exc_info: object) -> None:
         self.release()
+
+    @property
+    def _store(self) -> Store:
+        return self._server if _stand_in.current is None else _stand_in.current.store
 
     @property
     def _lease(self) -> Lease | None:

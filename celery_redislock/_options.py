@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from .errors import ConfigError
-from .policies import Policy, policy_named
+from .policies import Coalesce, Policy, Replace, policy_named
 
 
 class _Unset:
@@ -29,6 +29,8 @@ UNSET: Final = _Unset()
 
 #: The shortest lifetime that leaves a heartbeat (a third of it) room to be late.
 MIN_TTL: Final = 0.1
+#: The most that may hold one lock at once: each slot is a key that every acquire looks at.
+MAX_LIMIT: Final = 1000
 #: The longest: thirty years, which every timer on the way can count.
 MAX_TTL: Final = 1e9
 
@@ -40,10 +42,22 @@ class LockOptions:
     lock_key: str | tuple[str, ...] | Callable[..., Any] | None = None
     lock_ttl: float = 30.0
     lock_max_hold: float | None = None
+    lock_min_hold: float | None = None
+    lock_min_hold_after: str = "success"
+    lock_limit: int = 1
     on_conflict: Policy
     on_lock_lost: str = "flag"
     lock_across_retries: str = "release"
     on_redis_error: str = "defer"
+    lock_scope: str = "running"
+    lock_queued_ttl: float = 3600.0
+    on_queued_conflict: str = "existing"
+
+    @property
+    def parks(self) -> bool:
+        """Whether a duplicate of the task may be put into the waiting room."""
+        # Nobody holds a pool slot to wait for one who needs a slot.
+        return self.on_conflict.parks or self.lock_scope == "queued+running"
 
 
 #: The task options, in the order of the documentation.
@@ -79,8 +93,14 @@ def _ttl(value: Any) -> float:
     return _seconds(value, MIN_TTL)
 
 
-def _max_hold(value: Any) -> float | None:
+def _hold(value: Any) -> float | None:
     return None if value is None else _seconds(value, MIN_TTL)
+
+
+def _limit(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LIMIT:
+        raise ValueError
+    return value
 
 
 def _one_of(*accepted: str) -> Callable[[Any], str]:
@@ -117,14 +137,47 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
         "a non-empty list of different argument names, a str.format template, or a callable",
     ),
     "lock_ttl": (_ttl, f"a number of seconds from {MIN_TTL} to {MAX_TTL:g}"),
-    "lock_max_hold": (_max_hold, f"None or a number of seconds from {MIN_TTL} to {MAX_TTL:g}"),
+    "lock_max_hold": (_hold, f"None or a number of seconds from {MIN_TTL} to {MAX_TTL:g}"),
+    "lock_min_hold": (_hold, f"None or a number of seconds from {MIN_TTL} to {MAX_TTL:g}"),
+    "lock_min_hold_after": (_one_of("success", "any"), "'success' or 'any'"),
+    "lock_limit": (_limit, f"a whole number from 1 to {MAX_LIMIT}"),
     "on_conflict": (
         _policy,
-        "a policy object (an instance, not a class) or one of 'defer', 'raise', 'skip', 'wait'",
+        "a policy object (an instance, not a class) or one of 'coalesce', 'defer', 'queue',"
+        " 'raise', 'replace', 'skip', 'wait'",
     ),
     "on_lock_lost": (_one_of("flag", "abort"), "'flag' or 'abort'"),
     "lock_across_retries": (_one_of("release", "hold"), "'release' or 'hold'"),
     "on_redis_error": (_one_of("defer", "run", "raise"), "'defer', 'run' or 'raise'"),
+    "lock_scope": (
+        _one_of("running", "queued", "queued+running"),
+        "'running', 'queued' or 'queued+running'",
+    ),
+    "lock_queued_ttl": (_ttl, f"a number of seconds from {MIN_TTL} to {MAX_TTL:g}"),
+    "on_queued_conflict": (
+        _one_of("existing", "raise", "publish"),
+        "'existing', 'raise' or 'publish'",
+    ),
+}
+
+#: For each scope, what a task must not set beside it, and why.
+_CONTRADICTIONS: Final[dict[str, tuple[tuple[str, Any, str], ...]]] = {
+    "running": (
+        ("lock_queued_ttl", None, "nothing is kept for a task in the queue"),
+        ("on_queued_conflict", None, "no task is refused when it is sent"),
+    ),
+    "queued": (
+        ("on_conflict", None, "nothing is locked when the task runs"),
+        ("on_queued_conflict", "publish", "nothing is locked when the task runs"),
+        ("lock_min_hold", None, "nothing is locked when the task runs"),
+        ("lock_min_hold_after", None, "nothing is locked when the task runs"),
+        ("lock_max_hold", None, "nothing is locked when the task runs"),
+        ("on_lock_lost", "abort", "nothing is locked when the task runs"),
+        ("lock_across_retries", "hold", "nothing is locked when the task runs"),
+    ),
+    "queued+running": (
+        ("lock_across_retries", "release", "the lock stands until the task has ended"),
+    ),
 }
 
 
@@ -168,13 +221,49 @@ def resolve(where: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -
         if value is not UNSET:
             resolved[option] = check_option(where, option, value)
     options = LockOptions(**resolved)
+    _refuse_contradictions(where, options)
+    _refuse_against_scope(where, options.lock_scope, given)
+    if options.lock_scope == "queued+running":
+        return dataclasses.replace(options, lock_across_retries="hold")
+    return options
+
+
+def _refuse_contradictions(where: str, options: LockOptions) -> None:
     if options.lock_max_hold is not None and options.lock_max_hold < options.lock_ttl:
         raise ConfigError(
             f"{where}: lock_max_hold={options.lock_max_hold:g} is shorter than"
             f" lock_ttl={options.lock_ttl:g}, for which the lock always stands; it must be"
             " None or a number of seconds not below lock_ttl"
         )
-    return options
+    most = options.lock_max_hold
+    if options.lock_min_hold is not None and most is not None and options.lock_min_hold > most:
+        raise ConfigError(
+            f"{where}: lock_min_hold={options.lock_min_hold:g} is longer than"
+            f" lock_max_hold={most:g}, for which the lock may be held; it must be None or a number"
+            " of seconds not above lock_max_hold"
+        )
+    if options.lock_limit > 1 and isinstance(options.on_conflict, Coalesce):
+        raise ConfigError(
+            f"{where}: on_conflict=Coalesce() means one run and one that waits, and"
+            f" lock_limit={options.lock_limit} several; with a limit above 1 use another policy,"
+            " such as Queue()"
+        )
+    if options.lock_limit > 1 and isinstance(options.on_conflict, Replace):
+        raise ConfigError(
+            f"{where}: on_conflict={options.on_conflict!r} ends the one that runs, and"
+            f" lock_limit={options.lock_limit} lets several run; with a limit above 1 use another"
+            " policy, such as Queue()"
+        )
+
+
+def _refuse_against_scope(where: str, scope: str, given: Mapping[str, Any]) -> None:
+    for option, value, why in _CONTRADICTIONS[scope]:
+        is_set = given.get(option, UNSET) not in (UNSET, None)
+        if is_set and value in (None, given[option]):
+            raise ConfigError(
+                f"{where}: {option}={given[option]!r} contradicts lock_scope={scope!r}: {why};"
+                " leave one of them out"
+            )
 
 
 def refuse_unknown_options(

@@ -10,8 +10,10 @@ from celery import signals
 from celery._state import connect_on_app_finalize
 
 from ._app import app_locks, has_locks, setting_names
+from ._events import channel
 from ._lock import logger
 from ._options import OPTIONS, refuse_unknown_settings
+from ._room import Sweeper
 from ._task import SingletonTask
 from .errors import ConfigError, LockUnavailable
 
@@ -38,7 +40,7 @@ def protect_tasks(app: Any) -> list[tuple[str, str]]:
         if pattern is None or name.startswith("celery."):
             continue
         if not isinstance(task, SingletonTask):
-            _protect(task, wanted[pattern])
+            _protect(task, wanted[pattern], pattern)
         if _PROTECTED in vars(type(task)):
             used.add(pattern)
         else:
@@ -79,10 +81,16 @@ def _pattern_for(name: str, wanted: Mapping[str, Any]) -> str | None:
     return max(matching, key=len, default=None)
 
 
-def _protect(task: Any, options: Mapping[str, Any]) -> None:
+def pattern_of(task: Any) -> str | None:
+    """The entry of `redislock_tasks` that protects the task, or None if it has options itself."""
+    pattern: str | None = vars(type(task)).get(_PROTECTED)
+    return pattern
+
+
+def _protect(task: Any, options: Mapping[str, Any], pattern: str) -> None:
     cls = type(task)
     given = {k: staticmethod(v) if callable(v) else v for k, v in options.items()}
-    namespace = {**given, _PROTECTED: True, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    namespace = {**given, _PROTECTED: pattern, "__module__": cls.__module__, "__doc__": cls.__doc__}
     task.__class__ = type(cls.__name__, (SingletonTask, cls), namespace)
 
 
@@ -103,6 +111,8 @@ def _on_finalize(app: Any) -> None:
 
 def _on_worker_init(sender: Any, **kwargs: Any) -> None:
     """In the worker's main process, before its pool starts."""
+    from . import _control  # noqa: F401  registers the remote control commands, for workers only
+
     app = sender.app
     try:
         refuse_unknown_settings(setting_names(app))
@@ -116,7 +126,17 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
     for pattern, why in idle:
         logger.warning("redislock: redislock_tasks[%r] %s", pattern, why)
     if has_locks(app) and app_locks(app).enabled:
+        channel.open()
         _look_at_server(app)
+
+
+def _on_worker_ready(sender: Any, **kwargs: Any) -> None:
+    app = sender.app
+    if not has_locks(app) or not app_locks(app).enabled:
+        return
+    tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
+    if any(task.lock_options and task.lock_options.parks for task in tasks):
+        Sweeper(app).start()
 
 
 def _look_at_server(app: Any) -> None:
@@ -141,3 +161,4 @@ def _look_at_server(app: Any) -> None:
 
 connect_on_app_finalize(_on_finalize)
 signals.worker_init.connect(_on_worker_init, weak=False)
+signals.worker_ready.connect(_on_worker_ready, weak=False)

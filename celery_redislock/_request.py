@@ -7,29 +7,76 @@ runs: it extends the lock beside the child's own heartbeat, and releases it once
 
 from __future__ import annotations
 
+import signal
+import threading
 import weakref
+from collections import deque
+from collections.abc import Callable
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import Terminated, WorkerLostError
 from celery import signals as celery_signals
 from celery.worker import state
 from celery.worker.request import Request
 
+from . import signals
 from ._children import ChildWatch
 from ._clock import clock
-from ._delivery import stamp
+from ._delivery import KEY, Reservation, stamp
+from ._events import channel, emit
 from ._heartbeat import heartbeat
-from ._keys import lock_keys
-from ._lock import BEAT_EVERY, logger
+from ._holder import Holder
+from ._lock import beat_every, logger
+from ._log import fields
+from ._reserve import free
+from ._room import hand_over, store_skipped
 from ._run import Skipped
 from ._store import Claim, Extended, Extension, Store
-from .errors import LockUnavailable
+from .errors import LockUnavailable, TaskReplaced
 
 if TYPE_CHECKING:
     from ._task import SingletonTask
 
+
+class _Errands:
+    """Runs one thing after another, in a thread beside: there may be many at once.
+
+    The thread ends when nothing is left to do. A queue would block all greenlets where it is not
+    patched.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], Any]] = deque()
+        self._busy = False
+
+    def add(self, errand: Callable[[], Any]) -> None:
+        self._waiting.append(errand)
+        if not self._busy:
+            self._busy = True
+            threading.Thread(target=self._run, name="redislock-errands", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                errand = self._waiting.popleft()
+            except IndexError:
+                self._busy = False
+                if self._waiting:  # added in between, by one who saw that this thread is busy
+                    continue
+                return
+            try:
+                errand()
+            except Exception:
+                logger.exception("redislock: what a revoked task left behind could not be cleared")
+
+
 _children: Final = ChildWatch()
+_errands: Final = _Errands()
+
+#: Seconds after which a child that is to end, and stands the first signal, is killed.
+KILL_AFTER: Final = 5.0
 
 
 class LockRequest(Request):
@@ -37,8 +84,11 @@ class LockRequest(Request):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._lock_token = stamp(self._request_dict)
+        events = channel.wanted_by(self, self.task.worker_consumer)
+        self._lock_token = stamp(self._request_dict, events)
         self._child_ends = False
+        #: In whose favour the child was terminated, and under which lock.
+        self._replaced: TaskReplaced | None = None
 
     @property
     def child_runs(self) -> bool:
@@ -73,6 +123,56 @@ class LockRequest(Request):
         self._child_ends = True
         return super().cancel(pool, signal, **kwargs)
 
+    def end_child(self, error: TaskReplaced, signum: int) -> None:
+        """Terminate the child, in another's favour.
+
+        In the consumer's thread, which is the one that gives tasks to children, lest it be another
+        task that ends: while this one is active its child has no other.
+        """
+        if self not in state.active_requests:
+            return
+        logger.warning(
+            "redislock: terminating pid %d, which runs %s[%s]: %s is to take its place",
+            self.worker_pid, self.task.name, self.id, error.holder and error.holder.task_id,
+        )  # fmt: skip
+        self._child_ends = True
+        self._replaced = error
+        self.task.worker_consumer.pool.terminate_job(self.worker_pid, signum)
+
+    def send_event(self, kind: str, **event: Any) -> Any:
+        """An event of the task's own. One that was shown as waiting is not shown so for ever: for
+        monitors, what stands for a state outdoes the state REVOKED.
+        """
+        super().send_event(kind, **event)
+        header = self._request_dict.get(KEY) if kind == "task-revoked" else None
+        if isinstance(header, dict) and (header.get("deferrals") or header.get("parked")):
+            super().send_event("task-lock-revoked", name=self.task.name)
+
+    def revoked(self) -> bool:
+        """Whether the task is not to run: it was revoked, or has expired. Its turn is over then."""
+        if self._already_revoked:
+            return True
+        is_revoked = bool(super().revoked())
+        header = self._request_dict.get(KEY)
+        if is_revoked and isinstance(header, dict):
+            # In a thread: it asks the lock server and the broker, and this one serves them all.
+            if header.get("parked"):
+                _errands.add(self._leave_room)
+            reservation = Reservation.of(header)
+            if reservation is not None:
+                ttl = self.task.lock_options.lock_ttl
+                _errands.add(lambda: free(self.task.app, reservation, ttl))
+        return is_revoked
+
+    @property
+    def _claim(self) -> Claim:
+        """What the child claims."""
+        return ChildLease(0, self, self._lock_token).claim
+
+    def _leave_room(self) -> None:
+        claim = self._claim
+        hand_over(self.task.app, claim.keys, claim.ttl, claim.entry_id)
+
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
@@ -82,12 +182,50 @@ class LockRequest(Request):
             error = error.exc
         if isinstance(error, Skipped):
             self._announce_skipped()
+        is_gone = isinstance(error, Terminated | WorkerLostError | SystemExit)
+        if is_gone and self._replaced is not None and not self._already_revoked:
+            return self._announce_replaced(self._replaced)
+        if isinstance(error, WorkerLostError) and self._goes_on_elsewhere():
+            # The child had put its task into the waiting room: that is no failure of the task.
+            state.task_ready(self)
+            return self.acknowledge()
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
-    def _announce_skipped(self) -> None:
-        fields = {"terminated": False, "signum": None, "expired": False}
-        self.send_event("task-revoked", **fields)
-        celery_signals.task_revoked.send(sender=self.task, request=self._context, **fields)
+    def _goes_on_elsewhere(self) -> bool:
+        """Whether the task of a dead child waits for its turn, or has had it since."""
+        options = self.task.lock_options
+        if not options.parks or options.lock_scope == "queued":
+            return False
+        try:
+            claim = self._claim
+            goes_on: bool = self.task.app_locks.store.goes_on_elsewhere(claim)
+        except LockUnavailable as exc:
+            logger.warning("redislock: cannot tell whether %s waits: %s", self.id, exc.reason)
+            return False
+        if goes_on:
+            logger.warning(
+                "redislock: the child that put %s[%s] into the waiting room is dead; it runs in"
+                " its turn", self.task.name, self.id,
+                extra=fields("queued", claim.keys.lock, task=self.task.name, task_id=self.id),
+            )  # fmt: skip
+        return goes_on
+
+    def _announce_replaced(self, error: TaskReplaced) -> None:
+        """The child was terminated. As Celery does with a revoked task, but with a result that says
+        by whom, and that ends its chain.
+        """
+        state.task_ready(self)
+        store_skipped(self.task, self._context, error)
+        self.acknowledge()
+        self._already_revoked = True
+        self._announce_skipped(terminated=True)
+        said = {"task": self.task.name, "task_id": self.id, "holder": error.holder}
+        emit("replaced", "replaced", error.key or "", **said)
+
+    def _announce_skipped(self, terminated: bool = False) -> None:
+        said = {"terminated": terminated, "signum": None, "expired": False}
+        super().send_event("task-revoked", **said)  # another event says what it was
+        celery_signals.task_revoked.send(sender=self.task, request=self._context, **said)
 
 
 class ChildLease:
@@ -100,11 +238,23 @@ class ChildLease:
         self._request = weakref.ref(request)
         self._task: SingletonTask = request.task
         self._arguments = (request._args, request._kwargs)
-        self._task_id = request.id
+        sent: dict[str, Any] = request._request_dict
+        self._attempt = (
+            request.id,
+            sent.get("retries") or 0,
+            sent.get("replaced_task_nesting") or 0,
+        )
         self._child_is_dead = False
         self.token = token
-        self.ttl: float = self._task.lock_options.lock_ttl
-        self.next_beat = clock() + self.ttl * BEAT_EVERY
+        options = self._task.lock_options
+        self.ttl: float = options.lock_ttl
+        self._beat_every = beat_every(self.ttl, options.on_conflict.replaces)
+        self._began = clock()
+        self.next_beat = self._began + self._beat_every
+        #: When the server last said that the child has the lock, and whether it does; None while
+        #: it was not asked.
+        self._confirmed_at: float | None = None
+        self._held: bool | None = None
 
     @property
     def store(self) -> Store:
@@ -113,24 +263,59 @@ class ChildLease:
     @cached_property
     def claim(self) -> Claim:
         """The child's claim. Made when it is needed: most tasks end before."""
-        prefix = self._task.app_locks.prefix
-        keys = lock_keys(prefix, self._task.lock_name(*self._arguments))
-        return Claim(keys, self.token, self.ttl, "", self._task_id)
+        keys = self._task.lock_keys_for(*self._arguments)
+        return Claim(keys, self.token, self.ttl, "", *self._attempt)
 
     def child_ended(self) -> None:
         """The child is gone, and this was the last that it took: release what it left."""
         self._child_is_dead = True
         heartbeat.discard(self)  # first, or an extension could meet the release
         try:
-            if self.store.release(self.claim, stray=True):
-                key = self.claim.keys.lock
-                logger.warning(
-                    "redislock: released %s, whose holder, pid %d, is dead", key, self._pid
-                )
+            reply = self.store.release(self.claim, stray=True)
+            if reply.ours:
+                self._say_freed()
+            if reply.room_waits:
+                hand_over(self._task.app, self.claim.keys, self.ttl)
         except LockUnavailable as exc:
             logger.error("redislock: could not release the lock of dead pid %d: %s", self._pid, exc)
         except Exception:
             logger.exception("redislock: could not release the lock of dead pid %d", self._pid)
+
+    def _say_freed(self) -> None:
+        key = self.claim.keys.lock
+        task_id, attempt, _ = self._attempt
+        said = {"task": self._task.name, "task_id": task_id or "", "attempt": attempt}
+        logger.warning(
+            "redislock: released %s, whose holder, pid %d, is dead", key, self._pid,
+            extra=fields("recovered", key, reason="freed", **said),
+        )  # fmt: skip
+        if signals.lock_recovered.receivers:
+            details = signals.RecoveredDetails(key=key, how="freed", **said)
+            signals.lock_recovered.send(sender=self._task, details=details)
+        request = self._request()
+        # If this worker ended the child, that has its own event, whose state this one would hide.
+        if request is not None and not request._child_ends:
+            emit("recovered", "recovered", key, reason="freed", **said)
+
+    def report(self) -> dict[str, Any] | None:
+        """What this process knows of it, as plain data; None if the child has ended it."""
+        now = clock()
+        if not self.may_extend(now):
+            return None
+        task_id, attempt, _ = self._attempt
+        confirmed = self._confirmed_at
+        return {
+            "key": self.claim.keys.lock,
+            "task": self._task.name,
+            "task_id": task_id,
+            "attempt": attempt,
+            "pid": self._pid,
+            "fence": None,
+            "held": self._held,
+            "held_for": round(now - self._began, 3),
+            "confirmed_ago": None if confirmed is None else round(now - confirmed, 3),
+            "ttl": self.ttl,
+        }
 
     # -- for the heartbeat ----------------------------------------------------------------
 
@@ -142,7 +327,7 @@ class ChildLease:
         try:
             return bool(self.claim)
         except Exception:
-            logger.exception("redislock: %s: no lock name", self._task_id)
+            logger.exception("redislock: %s: no lock name", self._attempt[0])
             return False
 
     def stop_extending(self) -> None:
@@ -154,11 +339,25 @@ class ChildLease:
         return Extension(self.claim, self.claim.opening, 0, retake=False, max_hold=max_hold)
 
     def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
-        self.next_beat = sent_at + self.ttl * BEAT_EVERY
+        self.next_beat = sent_at + self._beat_every
+        self._confirmed_at, self._held = sent_at, True
+        if reply.replaced_by is not None:
+            self._make_room(reply.replaced_by, reply.ends_in)
 
     def beat_denied(self) -> None:
         # It still waits for the lock, or has lost or released it, which is for the child to say.
-        self.next_beat = clock() + self.ttl * BEAT_EVERY
+        self._held = False
+        self.next_beat = clock() + self._beat_every
+
+    def _make_room(self, by: Holder, ends_in: float) -> None:
+        """Terminate the child in another's favour, when its time is over."""
+        request = self._request()
+        if ends_in > 0:
+            self.next_beat = min(self.next_beat, clock() + ends_in)
+        elif request is not None:
+            signum = signal.SIGKILL if -ends_in > KILL_AFTER else signal.SIGTERM
+            error = TaskReplaced(self.claim.keys.lock, by)
+            self._task.worker_consumer.call_soon(request.end_child, error, signum)
 
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         logger.debug("redislock: could not extend for pid %d: %s", self._pid, error)

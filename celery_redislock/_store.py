@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.resources
+import json
 import math
+import re
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 from redis.exceptions import (
@@ -29,7 +31,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from . import _holder
 from ._clock import clock
-from ._connect import PoolFactory, checkout
+from ._connect import Connections, PoolFactory, pack
 from ._holder import Holder
 from ._keys import LockKeys
 from .errors import LockUnavailable
@@ -45,13 +47,23 @@ RESERVE: Final = 0.1
 MAX_BLOCK: Final = 5.0
 #: Seconds after which a waiter that has not asked again is taken for dead.
 WAITER_TTL: Final = MAX_BLOCK + 2.0
+#: Seconds after which others finish what whoever handed a lock over, or replaced an entry of a
+#: waiting room, has left undone. Doubled each time, up to `HAND_OVER_MOST`.
+HAND_OVER_AGAIN: Final = 5.0
+HAND_OVER_MOST: Final = 600.0
+#: How many keys one step of a scan looks at: well below a millisecond of the server's time.
+SCAN_COUNT: Final = 500
+#: How many entries of a waiting room are dropped in one step.
+DROP_COUNT: Final = 500
+#: What a ttl would be, for one who only looks: it says how long the server may take to answer.
+LOOKING: Final = 12.0
 #: The longest that an acquire or release goes on trying to reach the server, in seconds.
 MAX_TRYING: Final = 2.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)  # frozen, one takes six times as long to make
 class Claim:
-    """One delivery's claim to a lock.
+    """One delivery's claim to a lock. Never changed.
 
     Attributes:
         keys: the lock's keys.
@@ -61,6 +73,7 @@ class Claim:
         task_id: the task's id, or "".
         attempt: the task's retries.
         nesting: how often the task replaced itself: the replacement has the same id and retries.
+        reservation: the token under which the lock was kept when the message was sent, or "".
         done_ttl: seconds for which a finished attempt is remembered.
     """
 
@@ -72,6 +85,7 @@ class Claim:
     attempt: int = 0
     nesting: int = 0
     done_ttl: float = DONE_TTL
+    reservation: str = ""
 
     @property
     def opening(self) -> str:
@@ -83,32 +97,115 @@ class Claim:
         return to_ms(self.ttl)
 
     @property
+    def entry_id(self) -> str:
+        """What this attempt of its task is called in a waiting room."""
+        return f"{self.task_id}:{self.nesting}.{self.attempt}"
+
+    @property
     def done_key(self) -> str:
-        return self.keys.done_by(self.task_id, self.nesting, self.attempt)
+        return self.keys.done_by(self.entry_id)
 
 
 class Acquired(NamedTuple):
-    """The lock is ours."""
+    """The lock is ours. `room_waits`: several may hold it, and the next in the room may, too."""
 
     value: str
     fence: int
     sent_at: float
+    room_waits: bool = False
+
+
+class Released(NamedTuple):
+    """What a release met.
+
+    Attributes:
+        ours: the lock was ours.
+        room_waits: somebody is in its waiting room: call `Store.hand_over`.
+    """
+
+    ours: bool
+    room_waits: bool
 
 
 class Busy(NamedTuple):
-    """Somebody else has the lock, for `remaining` seconds if they die now."""
+    """Somebody else has the lock, for `remaining` seconds if they die now.
+
+    `streak`: if it was counted as turned away, the how many-th in a row it is; else None.
+    """
 
     holder: Holder | None
     remaining: float
     relation: str
     token: str = ""
+    streak: int | None = None
 
 
 class Done(NamedTuple):
-    """The very same attempt has already run; `age` is the seconds since it ended."""
+    """The very same attempt has already run; `age` is the seconds since it ended. Or it was
+    replaced before it ran.
+    """
 
     expects_result: bool
     age: float
+    replaced_by: Holder | None = None
+
+
+class Parked(NamedTuple):
+    """The task waits in the room, instead of those that it replaced: entries by their ids."""
+
+    replaced: dict[str, str]
+
+
+class Turn(NamedTuple):
+    """It need not wait: the lock is free, or this very task's. Ask for it again."""
+
+    replaced: dict[str, str]
+
+
+class Reserved(NamedTuple):
+    """The lock is kept for a message that is about to be sent."""
+
+
+class Older(NamedTuple):
+    """What it would replace is newer: the task with that id, or who holds the lock."""
+
+    task_id: str
+    holder: Holder | None = None
+
+
+class Full(NamedTuple):
+    """As many wait as may."""
+
+
+class Next(NamedTuple):
+    """What is to be published now. See `Store.hand_over`.
+
+    Attributes:
+        entry_id: who is first in the room and has its turn, or "".
+        entry: what was parked.
+        gives_up: it waited for as long as it would.
+        ended: by their ids, what was replaced and may have no result yet: the task id of the
+            successor, and the entry.
+    """
+
+    entry_id: str
+    entry: str
+    gives_up: bool
+    ended: dict[str, tuple[str, str]]
+
+
+class Standing(NamedTuple):
+    """What stands under a key.
+
+    Attributes:
+        exists: something does.
+        value: its text, or None if it is no string.
+        left: milliseconds to live, -1 for ever.
+    """
+
+    exists: bool
+    value: bytes | None
+    left: int
 
 
 class Extension(NamedTuple):
@@ -134,10 +231,19 @@ class Extension(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """What an extension met: `EXTENDED`, `RETAKEN` or `NOT_OURS`; and the bucket's counter."""
+    """What an extension met.
+
+    Attributes:
+        outcome: `EXTENDED`, `RETAKEN` or `NOT_OURS`.
+        counter: the bucket's counter.
+        replaced_by: who waits for the run to end, or None.
+        ends_in: seconds after which it is ended, in that one's favour.
+    """
 
     outcome: int
     counter: int
+    replaced_by: Holder | None = None
+    ends_in: float = 0.0
 
 
 EXTENDED: Final = 1
@@ -160,21 +266,40 @@ def patience(ttl: float) -> float:
     return min(ttl / 3 - operation_timeout(ttl), MAX_TRYING)
 
 
+@lru_cache
 def operation_timeout(ttl: float) -> float:
     """Seconds that one command may take: far below ttl / 3, in steps, to share connections."""
     return min(max(math.ceil(ttl / 12 * 20) / 20, 0.1), 1.0)
 
 
 class _Script:
+    """A script of `scripts/`, read when it is first used: a sender of tasks needs none."""
+
     def __init__(self, name: str) -> None:
-        source = importlib.resources.files(__package__) / "scripts" / f"{name}.lua"
-        self.text = source.read_text(encoding="utf-8")
-        self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        self._name = name
+
+    @cached_property
+    def text(self) -> str:
+        own = _source(self._name)
+        return re.sub(r"(?m)^-- include (\w+)\.lua$", lambda found: _source(found[1]), own)
+
+    @cached_property
+    def sha(self) -> str:
+        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _source(name: str) -> str:
+    import importlib.resources  # for this alone; it takes as long as the rest of this module
+
+    source = importlib.resources.files(__package__) / "scripts" / f"{name}.lua"
+    return source.read_text(encoding="utf-8")
 
 
 _ACQUIRE, _EXTEND, _RELEASE, _HOLD, _BREAK = map(
     _Script, ("acquire", "extend", "release", "hold", "break")
 )
+_PARK, _HAND_OVER, _STREAK, _RESERVE = map(_Script, ("park", "hand_over", "streak", "reserve"))
+_DROP = _Script("drop")
 
 
 class ServerWatch:
@@ -256,7 +381,7 @@ class Store:
 
     def __init__(self, pools: PoolFactory) -> None:
         self._make_pool = pools
-        self._pools: dict[tuple[str, float], Any] = {}
+        self._connections: dict[tuple[str, float], Connections] = {}
         self.watch = ServerWatch()
 
     # -- taking ---------------------------------------------------------------------------
@@ -267,6 +392,8 @@ class Store:
         how: str = "try",
         hold_off: float | None = None,
         again: bool = False,
+        turned_away: bool = False,
+        noted: bool = False,
     ) -> Acquired | Busy | Done:
         """Take the lock or learn why not.
 
@@ -276,6 +403,8 @@ class Store:
             hold_off: seconds that the caller can wait for the holders of a restarted server;
                 None for as long as that takes, a third of the ttl.
             again: run also if this attempt is known to have run before.
+            turned_away: if another has it the task ends without a run: count that.
+            noted: and leave the done marker, as `mark_done`.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -284,18 +413,17 @@ class Store:
             hold_off = claim.ttl / 3 + 1
         give_up = clock() + hold_off
         keys = claim.keys
-        arguments = (
-            claim.value,
-            len(claim.opening),
-            claim.ttl_ms,
-            claim.task_id,
-            claim.nesting,
-            claim.attempt,
-            how,
-            int(again),
-            to_ms(WAITER_TTL),
+        arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, claim.entry_id)
+        if how != "try" or again or turned_away or claim.reservation:
+            arguments += (
+                *(how, int(again), to_ms(WAITER_TTL)),
+                opening_of(claim.reservation) if claim.reservation else "",
+                *(int(turned_away), to_ms(claim.done_ttl) if noted else ""),
+            )
+        lock_keys = (
+            *(keys.lock, keys.fence, keys.waiters, claim.done_key),
+            *(keys.room, keys.entries, keys.rooms, *keys.slots),
         )
-        lock_keys = (keys.lock, keys.fence, keys.waiters, claim.done_key)
 
         def attempt() -> Acquired | Busy | Done | float:
             with self._connection(claim.keys.lock, claim.ttl) as connection:
@@ -311,9 +439,7 @@ class Store:
             if not isinstance(reply, float):
                 return reply
             if clock() + reply > give_up:
-                raise LockUnavailable(
-                    keys.lock, None, f"the server came back and is held off for {reply:.1f} s"
-                )
+                raise _held_off(keys.lock, reply)
             time.sleep(reply)
 
     def await_wake(self, claim: Claim, seconds: float) -> bool:
@@ -324,6 +450,43 @@ class Store:
             if not connection.can_read(seconds + operation_timeout(claim.ttl)):
                 raise RedisTimeoutError("the server does not end a wait")
             return connection.read_response() is not None
+
+    # -- while a message is in the queue --------------------------------------------------
+
+    def reserve(self, claim: Claim, seconds: float) -> Reserved | Busy:
+        """Keep the lock for a message that is about to be sent, or learn who has it.
+
+        Raises:
+            LockUnavailable: the server did not answer in time, or it has just come back, and
+                who holds its locks is not known yet.
+        """
+        arguments = (claim.value, len(claim.opening), to_ms(seconds))
+
+        def attempt() -> Reserved | Busy | float:
+            with self._connection(claim.keys.lock, claim.ttl) as connection:
+                left = self.watch.hold_off(claim.ttl)
+                if left > 0:
+                    return left
+                keys = (claim.keys.lock, claim.keys.room, *claim.keys.slots)
+                return _reserve_reply(self._call(connection, _RESERVE, keys, arguments))
+
+        reply = self._persist(claim.ttl, attempt)
+        if isinstance(reply, float):
+            raise _held_off(claim.keys.lock, reply)
+        return reply
+
+    def keep_reserved(self, claim: Claim, seconds: float) -> bool:
+        """Let a reservation stand for so many seconds. False if it does not stand any more.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        kept = dataclasses.replace(claim, ttl=seconds)
+        extension = Extension(kept, claim.opening, 0, retake=False)
+        (reply,) = self.extend([extension], claim.ttl, "main")
+        if isinstance(reply, LockUnavailable):
+            raise reply
+        return bool(reply.outcome != NOT_OURS)
 
     # -- keeping --------------------------------------------------------------------------
 
@@ -349,24 +512,25 @@ class Store:
         """
         calls = [
             (
-                (e.claim.keys.lock, e.claim.keys.fence, e.claim.keys.broken),
+                (keys.lock, keys.fence, keys.broken, *keys.slots),
                 (
                     *(e.stored, len(e.claim.opening), e.claim.ttl_ms, int(e.retake), e.fence),
                     *("" if e.max_hold is None else to_ms(e.max_hold), e.counter),
                 ),
             )
             for e in extensions
+            for keys in (e.claim.keys,)
         ]
         ttl = min(e.claim.ttl for e in extensions) if ttl is None else ttl
         with self._connection(extensions[0].claim.keys.lock, ttl, purpose) as connection:
             commands = [_evalsha(_EXTEND, keys, arguments) for keys, arguments in calls]
-            connection.send_packed_command(connection.pack_commands(commands))
+            connection.send_packed_command([b"".join(map(pack, commands))])
             replies = [_read(connection) for _ in calls]
             again = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
             if again:
                 commands = [_evalsha(_EXTEND, *calls[i]) for i in again]
                 commands[0] = _eval(_EXTEND, *calls[again[0]])  # the others find it there
-                connection.send_packed_command(connection.pack_commands(commands))
+                connection.send_packed_command([b"".join(map(pack, commands))])
                 for i in again:
                     replies[i] = _read(connection)
             if any(_is_not_master(reply) for reply in replies):
@@ -374,7 +538,7 @@ class Store:
         return [
             LockUnavailable(e.claim.keys.lock, None, str(reply))
             if isinstance(reply, Exception)
-            else Extended(int(reply[0]), int(reply[1]))
+            else _extend_reply(reply)
             for e, reply in zip(extensions, replies, strict=True)
         ]
 
@@ -386,8 +550,9 @@ class Store:
         done: str = "",
         always: bool = False,
         once: bool = False,
+        min_hold: float = 0.0,
         stray: bool = False,
-    ) -> bool:
+    ) -> Released:
         """Give the lock back if it is still this claim's. Safe to call again.
 
         Args:
@@ -396,22 +561,27 @@ class Store:
                 none, "" it did not run to its end.
             always: leave the done marker also if no copy of the message was seen.
             once: try only once.
+            min_hold: seconds since the acquisition for which the lock stands on, nobody's.
             stray: an extension of this claim may still be on its way to the server.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
         names = claim.keys
-        keys = (names.lock, names.waiters, names.wake, claim.done_key, names.fence)
+        keys = (
+            *(names.lock, names.waiters, names.wake, claim.done_key, names.fence),
+            *(names.room, names.rooms, *names.slots),
+        )
         arguments = (
             *(claim.opening, done, int(always), to_ms(claim.done_ttl), to_ms(RESERVE)),
-            int(stray),
+            *(int(stray), names.mark, to_ms(min_hold) if min_hold else 0),
         )
 
         def attempt() -> Any:
             return self._once(claim.ttl, _RELEASE, keys, arguments)
 
-        return bool(attempt() if once else self._persist(claim.ttl, attempt))
+        reply = attempt() if once else self._persist(claim.ttl, attempt)
+        return Released(reply > 0, reply == 2)
 
     def mark_done(self, claim: Claim) -> None:
         """Leave the done marker of an attempt that has ended without the lock.
@@ -429,20 +599,202 @@ class Store:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        keys = (claim.keys.lock, claim.done_key)
-        value = _holder.held_for_retry(stored)
-        arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl))
-        return bool(self._persist(claim.ttl, lambda: self._once(claim.ttl, _HOLD, keys, arguments)))
+        return self.leave(claim, _holder.held_for_retry(stored), ttl)
 
-    def break_lock(self, keys: LockKeys, ttl: float) -> Holder | None:
-        """Take the lock away from its holder. None if there was none, or none of ours.
+    def leave(self, claim: Claim, value: str, ttl: float) -> bool:
+        """Put another value in the place of ours, for at most this many seconds. The attempt ends.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        names = (keys.lock, keys.broken, keys.waiters, keys.wake)
-        value = self._persist(ttl, lambda: self._once(ttl, _BREAK, names, ()))
-        return _holder.parse(value, None)
+        keys = (claim.keys.lock, claim.done_key, *claim.keys.slots)
+        arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl))
+        return bool(self._persist(claim.ttl, lambda: self._once(claim.ttl, _HOLD, keys, arguments)))
+
+    def note_replaced(self, claim: Claim, attempt: int, by: str, seconds: float) -> None:
+        """Say to a later attempt of this task, which is on its way, that it is not to run.
+
+        Args:
+            claim: the claim of this attempt.
+            attempt: the later one.
+            by: in whose favour, as `_holder.successor_text`.
+            seconds: until it arrives.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        key = dataclasses.replace(claim, attempt=attempt).done_key
+        with self._connection(claim.keys.lock, claim.ttl) as connection:
+            ttl = to_ms(seconds + claim.done_ttl)
+            connection.send_command("SET", key, f"r{by}", "PX", ttl)
+            connection.read_response()
+
+    def break_lock(self, keys: LockKeys, ttl: float, token: str | None = None) -> Holder | None:
+        """Take the lock away from whoever holds it. None if there was none, or none of ours.
+
+        Args:
+            keys: the lock's keys.
+            ttl: seconds, which say how long the server may take to answer.
+            token: break only what stands under this one; None breaks whatever does.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        names = (
+            *(keys.lock, keys.broken, keys.waiters, keys.wake, keys.room, keys.rooms),
+            *keys.slots,
+        )
+        arguments = (keys.mark, "" if token is None else opening_of(token))
+        values = self._persist(ttl, lambda: self._once(ttl, _BREAK, names, arguments))
+        holders = [_holder.parse(value, None) for value in values]
+        return next((holder for holder in holders if holder is not None), None)
+
+    # -- the waiting room -----------------------------------------------------------------
+
+    def park(
+        self,
+        claim: Claim,
+        entry: str,
+        *,
+        kind: str = "",
+        limit: int | None = None,
+        give_up: float | None = None,
+        in_front: bool = False,
+        replace: tuple[str, float] | None = None,
+        received: float | None = None,
+        began: bool = False,
+    ) -> Parked | Turn | Full | Older:
+        """Put a task that met a held lock into the lock's waiting room.
+
+        Args:
+            claim: the task's claim.
+            entry: what it takes to publish it again.
+            kind: what it replaces: those of the same kind that wait; "" for none.
+            limit: how many may wait; None for any number.
+            give_up: seconds for which it waits; None for ever.
+            in_front: before all others, not after them.
+            replace: end the holder: in whose favour, as `_holder.successor_text`, and after how
+                many seconds.
+            received: Unix time at which the task was received, to tell which of two is newer.
+            began: it has run before, so others of its kind are newer: it replaces none, and
+                waits before them.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        names = claim.keys
+        keys = (
+            *(names.lock, names.room, names.entries, names.rooms, names.ended, names.done),
+            *names.slots,
+        )
+        arguments = (
+            *(claim.entry_id, entry, kind, "" if limit is None else limit),
+            *("" if give_up is None else to_ms(give_up), int(in_front), names.mark),
+            *(claim.task_id, claim.ttl_ms, to_ms(claim.done_ttl), to_ms(HAND_OVER_AGAIN)),
+            *(("", "") if replace is None else (to_ms(replace[1]), replace[0])),
+            "" if received is None else int(received * 1000),
+            int(began),
+        )
+        reply = self._persist(claim.ttl, lambda: self._once(claim.ttl, _PARK, keys, arguments))
+        if reply[0] == b"full":
+            return Full()
+        if reply[0] == b"older":
+            return Older(reply[1].decode(), *(_holder.parse(value, None) for value in reply[2:]))
+        replaced = {entry_id: _without_head(entry) for entry_id, entry in _pairs(reply[1:])}
+        return Parked(replaced) if reply[0] == b"parked" else Turn(replaced)
+
+    def hand_over(
+        self, keys: LockKeys, ttl: float, take_out: str = "", corrupt: bool = False
+    ) -> Next:
+        """Who in the waiting room is to be published now: the first, if nobody has the lock.
+
+        It stays in the room until it takes the lock, so nothing is lost if whoever asked dies.
+
+        Args:
+            keys: the lock's keys.
+            ttl: seconds, which say how long the server may take to answer.
+            take_out: the id of an entry that is to leave the room first.
+            corrupt: set that one aside, with those that cannot be read.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        names = (
+            *(keys.lock, keys.room, keys.entries, keys.rooms, keys.ended, keys.corrupt),
+            *keys.slots,
+        )
+        arguments = (
+            *(keys.mark, take_out, int(corrupt)),
+            *(to_ms(HAND_OVER_AGAIN), to_ms(HAND_OVER_MOST)),
+        )
+        reply = self._persist(ttl, lambda: self._once(ttl, _HAND_OVER, names, arguments))
+        ended = {}
+        for entry_id, text in _pairs(reply[3:]):
+            successor, entry = json.loads(text)
+            ended[entry_id] = successor, _without_head(entry)
+        entry = _without_head(reply[1].decode())
+        return Next(reply[0].decode(), entry, reply[2] == b"1", ended)
+
+    def goes_on_elsewhere(self, claim: Claim) -> bool:
+        """Whether this attempt of its task is in the waiting room, or runs as another delivery.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        keys = claim.keys
+        slots = (keys.lock, *keys.slots)
+        commands = [("HEXISTS", keys.entries, claim.entry_id), *(("GET", key) for key in slots)]
+        waits, *values = self._ask(commands, keys.lock, claim.ttl, wrong_type=True)
+        holders = [_holder.decode(value) for value in values if isinstance(value, bytes)]
+        attempt = (claim.task_id, claim.attempt, claim.nesting)
+        return waits == 1 or any(
+            (h.get("task_id"), h.get("attempt", 0), h.get("nesting", 0)) == attempt
+            and h.get("token") != claim.token
+            for h in holders
+            if h is not None
+        )
+
+    def forget_ended(self, keys: LockKeys, entry_id: str, ttl: float) -> None:
+        """The replaced entry has its result.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._connection(keys.lock, ttl) as connection:
+            connection.send_command("HDEL", keys.ended, entry_id)
+            connection.read_response()
+
+    def due_rooms(self, rooms: Sequence[str], ttl: float) -> list[str]:
+        """The marks of the locks in whose waiting rooms something may have been left undone.
+
+        Args:
+            rooms: the keys to look into.
+            ttl: seconds, which say how long the server may take to answer.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._connection("", ttl) as connection:
+            connection.send_command("TIME")
+            seconds, micros = connection.read_response()
+            now = int(seconds) * 1000 + int(micros) // 1000
+            commands = [("ZRANGEBYSCORE", key, "-inf", now) for key in rooms]
+            connection.send_packed_command(connection.pack_commands(commands))
+            replies = [_read(connection) for _ in rooms]
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise LockUnavailable("", None, str(reply)) from reply
+        return [mark.decode() for marks in replies for mark in marks]
+
+    def take_turn(self, key: str, seconds: float) -> bool:
+        """Whether nobody else did this within so many seconds.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._connection(key, seconds) as connection:
+            connection.send_command("SET", key, "1", "NX", "PX", to_ms(seconds))
+            return connection.read_response() is not None
 
     # -- deferring ------------------------------------------------------------------------
 
@@ -473,7 +825,21 @@ class Store:
             connection.send_command("SET", key, step, "PX", ttl)
             connection.read_response()
 
-    # -- asking ---------------------------------------------------------------------------
+    def count_streak(self, keys: LockKeys, ttl: float) -> int:
+        """Count a duplicate that is turned away.
+
+        Args:
+            keys: the lock's keys.
+            ttl: seconds, which say how long the server may take to answer.
+
+        Returns:
+            The how many-th in a row it is, since the last run began; 0 if no run is in its way
+            any more.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        return int(self._once(ttl, _STREAK, (keys.lock, *keys.slots), ()))
 
     def holder(self, keys: LockKeys, ttl: float) -> Holder | None:
         """Who holds the lock.
@@ -483,18 +849,177 @@ class Store:
         """
 
         def ask() -> Holder | None:
+            slots = (keys.lock, *keys.slots)
             with self._connection(keys.lock, ttl) as connection:
-                commands = [("GET", keys.lock), ("PTTL", keys.lock)]
+                commands = [(what, slot) for slot in slots for what in ("GET", "PTTL")]
                 connection.send_packed_command(connection.pack_commands(commands))
-                value, left = _read(connection), _read(connection)
-                if isinstance(value, ResponseError) and str(value).startswith("WRONGTYPE"):
-                    value = b""  # held, by something else
-                for reply in (value, left):
-                    if isinstance(reply, ResponseError):
-                        raise reply
-                return _holder.parse(value, left / 1000 if left >= 0 else None)
+                replies = [_read(connection) for _ in commands]
+                holders = map(_holder_of, replies[::2], replies[1::2])
+                return next((holder for holder in holders if holder is not None), None)
 
         return self._persist(ttl, ask)
+
+    # -- looking --------------------------------------------------------------------------
+
+    def scan(self, pattern: str) -> Iterator[list[bytes]]:
+        """All keys that match, by and by; some perhaps twice. Never `KEYS`.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        cursor = b"0"
+        while True:
+            ((cursor, keys),) = self._ask([("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)])
+            yield keys
+            if cursor == b"0":
+                return
+
+    def standing(self, keys: Sequence[bytes | str]) -> tuple[float, list[Standing]]:
+        """What stands under these keys, and the server's time in Unix seconds.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        commands = [(what, key) for key in keys for what in ("GET", "PTTL")]
+        (seconds, micros), *replies = self._ask([("TIME",), *commands], wrong_type=True)
+        found = [
+            Standing(value is not None, None if isinstance(value, ResponseError) else value, left)
+            for value, left in zip(replies[::2], replies[1::2], strict=True)
+        ]
+        return int(seconds) + int(micros) / 1e6, found
+
+    def lengths(self, lists: Sequence[bytes | str], sets: Sequence[bytes | str]) -> list[int]:
+        """How long these lists and sorted sets are; 0 for what is neither.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        commands = [*(("LLEN", key) for key in lists), *(("ZCARD", key) for key in sets)]
+        replies = self._ask(commands, wrong_type=True)
+        return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
+
+    def waiting(self, keys: LockKeys, most: int) -> list[tuple[str, str]]:
+        """The first of those in the waiting room: ids and what was parked.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        (ids,) = self._ask([("LRANGE", keys.room, 0, most - 1)])
+        entries = self._ask([("HGET", keys.entries, each) for each in ids])
+        return [
+            (each.decode(errors="replace"), _without_head((entry or b"").decode(errors="replace")))
+            for each, entry in zip(ids, entries, strict=True)
+        ]
+
+    def drop_waiting(
+        self, keys: LockKeys, ttl: float, in_favour_of: str, done_ttl: float
+    ) -> dict[str, str]:
+        """Take everybody out of the waiting room. Nobody will run; their results are still to be
+        stored, by the caller, or else by a worker.
+
+        Args:
+            keys: the lock's keys.
+            ttl: seconds, which say how long the server may take to answer.
+            in_favour_of: the id of the task whose duplicates they are, or "".
+            done_ttl: seconds for which a message of theirs may still be on its way.
+
+        Returns:
+            What was parked, by entry ids.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        names = (keys.room, keys.entries, keys.rooms, keys.ended, keys.done)
+        arguments = (keys.mark, in_favour_of, to_ms(done_ttl), DROP_COUNT)
+        dropped: dict[str, str] = {}
+        while True:
+            reply = self._persist(ttl, lambda: self._once(ttl, _DROP, names, arguments))
+            dropped.update((each, _without_head(entry)) for each, entry in _pairs(reply))
+            if len(reply) < 2 * DROP_COUNT:
+                return dropped
+
+    def server_info(self) -> dict[str, str]:
+        """What the server says of itself.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        (reply,) = self._ask([("INFO",)])
+        return _info(reply)
+
+    def server_config(self, *names: str) -> dict[str, str]:
+        """These of the server's settings; nothing if it does not tell.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        commands = [("CONFIG", "GET", name) for name in names]
+        replies = self._ask(commands, errors=True)
+        pairs = [reply for reply in replies if not isinstance(reply, ResponseError)]
+        return {name: value for pair in pairs for name, value in _pairs(pair)}
+
+    def may(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
+        """Whether this user may run each of these commands, none of which is run.
+
+        Returns:
+            None if the server cannot say: it is older than Redis 7.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow scripts.
+        """
+        script = "return redis.acl_check_cmd and redis.acl_check_cmd(unpack(ARGV)) and 1 or 0"
+        known = "return redis.acl_check_cmd and 1 or 0"
+        (can_say,) = self._ask([("EVAL", known, 0)])
+        if not can_say:
+            return None
+        replies = self._ask([("EVAL", script, 0, *command) for command in commands], errors=True)
+        # An error: the server does not know the command.
+        return [reply == 1 for reply in replies]
+
+    def round_trips(self, count: int) -> tuple[list[float], float]:
+        """How many seconds each of so many round trips took, and the server's clock less ours.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        took, ahead = [], 0.0
+        for _ in range(count):
+            before, began = time.time(), clock()
+            ((seconds, micros),) = self._ask([("TIME",)])
+            took.append(clock() - began)
+            if took[-1] == min(took):
+                ahead = int(seconds) + int(micros) / 1e6 - before - took[-1] / 2
+        return took, ahead
+
+    def _ask(
+        self,
+        commands: Sequence[Sequence[Any]],
+        key: str = "",
+        ttl: float = LOOKING,
+        *,
+        errors: bool = False,
+        wrong_type: bool = False,
+    ) -> list[Any]:
+        """The replies to these commands, in one round trip.
+
+        Args:
+            commands: the commands.
+            key: the lock that they are about, or "".
+            ttl: seconds, which say how long the server may take to answer.
+            errors: give what the server refuses as a `ResponseError` among the replies.
+            wrong_type: the same, only for keys of another type.
+        """
+        if not commands:
+            return []
+        with self._connection(key, ttl) as connection:
+            connection.send_packed_command(connection.pack_commands(commands))
+            replies = [_read(connection) for _ in commands]
+            for reply in replies:
+                if not isinstance(reply, ResponseError) or errors:
+                    continue
+                if not wrong_type or not str(reply).startswith("WRONGTYPE"):
+                    raise reply
+        return replies
 
     def eviction_policy(self, ttl: float) -> str | None:
         """The server's `maxmemory-policy` if it has a memory limit, else None.
@@ -511,9 +1036,9 @@ class Store:
 
     def close(self) -> None:
         """Close every connection."""
-        pools, self._pools = list(self._pools.values()), {}
-        for pool in pools:
-            pool.disconnect()
+        closing, self._connections = list(self._connections.values()), {}
+        for connections in closing:
+            connections.disconnect()
 
     # -- the boundary ---------------------------------------------------------------------
 
@@ -521,14 +1046,14 @@ class Store:
         """A connection to ask about this lock, as long as its ttl allows."""
         return _Exchange(self, key, ttl, purpose)
 
-    def pool(self, purpose: str, timeout: float) -> Any:
+    def connections(self, purpose: str, timeout: float) -> Connections:
         """The connections with this timeout for this purpose."""
-        pool = self._pools.get((purpose, timeout))
-        if pool is None:
+        found = self._connections.get((purpose, timeout))
+        if found is None:
             # No mutex: one that another thread holds at a fork stays locked in the child.
-            made = self._make_pool(timeout, self.watch.on_connect)
-            pool = self._pools.setdefault((purpose, timeout), made)
-        return pool
+            made = Connections(self._make_pool(timeout, self.watch.on_connect))
+            found = self._connections.setdefault((purpose, timeout), made)
+        return found
 
     def _once(
         self, ttl: float, script: _Script, keys: Sequence[str], arguments: Sequence[Any]
@@ -540,20 +1065,21 @@ class Store:
         self, connection: Any, script: _Script, keys: Sequence[str], arguments: Sequence[Any]
     ) -> Any:
         try:
-            connection.send_command(*_evalsha(script, keys, arguments))
+            connection.send_packed_command([pack(_evalsha(script, keys, arguments))])
             return connection.read_response()
         except NoScriptError:
-            connection.send_command(*_eval(script, keys, arguments))
+            connection.send_packed_command([pack(_eval(script, keys, arguments))])
             return connection.read_response()
 
     def _persist(self, ttl: float, call: Callable[[], T]) -> T:
         """Try until the server answers, or the patience that the ttl allows is over."""
-        give_up = clock() + patience(ttl)
+        began = clock()
         pause = 0.02
         while True:
             try:
                 return call()
             except LockUnavailable as exc:
+                give_up = began + patience(ttl)
                 if not _transient(exc.__cause__) or clock() + pause >= give_up:
                     raise
             time.sleep(pause)
@@ -568,28 +1094,31 @@ class _Exchange:
     then ask for the pool's lock, which this very thread may hold.
     """
 
-    __slots__ = ("_connection", "_key", "_pool", "_watch")
+    __slots__ = ("_connection", "_connections", "_key", "_watch")
 
     def __init__(self, store: Store, key: str, ttl: float, purpose: str) -> None:
         self._key = key
         self._watch = store.watch
-        self._pool = store.pool(purpose, operation_timeout(ttl))
+        self._connections = store.connections(purpose, operation_timeout(ttl))
 
     def __enter__(self) -> Any:
         try:
-            self._connection = checkout(self._pool)
+            self._connection = self._connections.take()
         except (RedisError, OSError) as exc:
             raise self._unavailable(exc) from exc
         return self._connection
 
     def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
-        # A server that is not the master is left: its name may lead to another by now.
-        if exc is not None and (_is_not_master(exc) or not isinstance(exc, ResponseError)):
-            self._connection.disconnect()
-        self._pool.release(self._connection)
         if exc is None:
+            self._connections.put_back(self._connection)
             self._watch.answered()
-        elif isinstance(exc, RedisError | OSError):
+            return
+        # A server that is not the master is left: its name may lead to another by now.
+        if isinstance(exc, ResponseError) and not _is_not_master(exc):
+            self._connections.put_back(self._connection)
+        else:
+            self._connections.drop(self._connection)
+        if isinstance(exc, RedisError | OSError):
             raise self._unavailable(exc) from exc
 
     def _unavailable(self, exc: Exception) -> LockUnavailable:
@@ -627,14 +1156,62 @@ def _transient(error: BaseException | None) -> bool:
     return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
 
 
+def _holder_of(value: Any, left: Any) -> Holder | None:
+    if isinstance(value, ResponseError) and str(value).startswith("WRONGTYPE"):
+        value = b""  # held, by something else
+    for reply in (value, left):
+        if isinstance(reply, ResponseError):
+            raise reply
+    return _holder.parse(value, left / 1000 if left >= 0 else None)
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
+    texts = [text.decode() for text in flat]
+    return zip(texts[::2], texts[1::2], strict=True)
+
+
+def _without_head(stored: str) -> str:
+    """A room's entry without what the scripts put before it."""
+    return stored.split("|", 2)[-1]
+
+
+def _held_off(key: str, seconds: float) -> LockUnavailable:
+    return LockUnavailable(key, None, f"the server came back and is held off for {seconds:.1f} s")
+
+
+def _extend_reply(reply: list[Any]) -> Extended:
+    outcome, counter, *replaced = reply
+    if not replaced:
+        return Extended(int(outcome), int(counter))
+    value, left = replaced
+    by = _holder.successor_of(value) or Holder()
+    return Extended(int(outcome), int(counter), by, left / 1000)
+
+
+def _reserve_reply(reply: list[Any]) -> Reserved | Busy:
+    kind = reply[0]
+    if kind == b"reserved":
+        return Reserved()
+    if kind == b"room":
+        task_id = reply[1].decode().rpartition(":")[0]
+        return Busy(Holder(task_id=task_id, queued=True), 0.0, "queued")
+    remaining = reply[2] / 1000 if reply[2] >= 0 else math.inf
+    return Busy(_holder.parse(reply[1], remaining), remaining, "other")
+
+
 def _acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired | Busy | Done:
     kind, value = reply[0], reply[1]
     if kind == b"acquired":
-        return Acquired(value.decode(), int(reply[2]), sent_at)
+        return Acquired(value.decode(), int(reply[2]), sent_at, bool(reply[3]))
+    if kind == b"done" and value[:1] == b"r":
+        return Done(False, 0.0, _holder.successor_of(value[1:]) or Holder())
     if kind == b"done":
         age = claim.done_ttl - reply[2] / 1000 if reply[2] >= 0 else 0.0
         return Done(value == b"1", age)
     left, relation = reply[2], reply[3].decode()
+    streak = reply[4] if len(reply) > 4 else None
     remaining = left / 1000 if left >= 0 else math.inf
     token = (_holder.decode(value) or {}).get("token", "")
-    return Busy(_holder.parse(value, remaining), remaining, relation, token)
+    # Nobody has it, if it is another's turn.
+    holder = None if relation == "queued" else _holder.parse(value, remaining)
+    return Busy(holder, remaining, relation, token, streak)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
 
 from celery import Task, _state
-from celery.concurrency.prefork import TaskPool as PreforkPool
-from celery.concurrency.solo import TaskPool as SoloPool
-from celery.result import EagerResult
+from celery.result import AsyncResult, EagerResult
 from celery.utils.imports import instantiate, symbol_by_name
 from kombu import serialization
 
-from ._app import AppLocks, app_locks
+from . import _stand_in
+from ._app import AppLocks, NoServer, app_locks
 from ._holder import Holder
 from ._keys import KeyMaker, LockKeys, lock_keys
 from ._lock import Lease, logger
+from ._log import fields
 from ._options import (
     OPTIONS,
     UNSET,
@@ -25,11 +27,13 @@ from ._options import (
     refuse_unknown_options,
     resolve,
 )
-from ._request import lock_request
-from ._run import LEASE, UNLOCKED, Run, Skipped, Unlocked
+from ._reserve import publish_reserved
+from ._run import LEASE, UNLOCKED, Run, Skipped, Unlocked, run_unlocked
 from .errors import ConfigError, TaskSkipped
 
 _KEY_MAKER: Final = "_redislock_key_maker"
+#: What Celery's `apply_async` takes after the task's own arguments.
+_POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
 
 
 class SingletonTask(Task):
@@ -47,13 +51,24 @@ class SingletonTask(Task):
             the call's own arguments, whose text is the lock's whole name.
         lock_ttl: seconds that a lock outlives a dead holder. Default: `redislock_ttl`, 30.
         lock_max_hold: seconds after which the lock is not extended any more. Default: never.
-        on_conflict: what a duplicate does: a policy, or "skip", "defer", "wait", "raise".
-            Default: `redislock_on_conflict`, "skip".
+        lock_min_hold: seconds since the acquisition for which the lock stands, also if the body
+            ends before. Default: none.
+        lock_min_hold_after: "success", the default: not if the body failed; or "any" end.
+        lock_limit: how many runs may hold the lock at once. Default: 1.
+        on_conflict: what a duplicate does: a policy, or "skip", "defer", "wait", "queue",
+            "coalesce", "replace", "raise". Default: `redislock_on_conflict`, "skip".
         on_lock_lost: "flag" sets `self.lock.lost`; "abort" also raises `LockLost` in the body.
             Default: `redislock_on_lock_lost`, "flag".
         lock_across_retries: "release" before a retry's countdown, the default, or "hold".
         on_redis_error: if the lock server cannot be reached: "defer" the task, the default,
             "run" it without a lock, or "raise" `LockUnavailable`.
+        lock_scope: while what the task is unique: "running", the default, "queued" from when it
+            is sent until it starts, or "queued+running" until it has ended.
+        lock_queued_ttl: seconds, beside its countdown, after which a message that was lost frees
+            the lock. Default: 3600.
+        on_queued_conflict: what sending a duplicate does: "existing" sends nothing and gives the
+            result of the one that stands, the default; "raise" raises `LockConflict`; "publish"
+            sends it.
 
     Raises:
         ConfigError: when the task is bound to its app, for an option that is unknown or wrong.
@@ -64,18 +79,26 @@ class SingletonTask(Task):
     lock_key: Any = UNSET
     lock_ttl: Any = UNSET
     lock_max_hold: Any = UNSET
+    lock_min_hold: Any = UNSET
+    lock_min_hold_after: Any = UNSET
+    lock_limit: Any = UNSET
     on_conflict: Any = UNSET
     on_lock_lost: Any = UNSET
     lock_across_retries: Any = UNSET
     on_redis_error: Any = UNSET
+    lock_scope: Any = UNSET
+    lock_queued_ttl: Any = UNSET
+    on_queued_conflict: Any = UNSET
 
     #: The options, resolved; None while the task is not bound, or not locked.
     lock_options: LockOptions = None  # type: ignore[assignment]
-    #: Whether this worker's pool runs tasks in processes of their own. Set in its main process.
+    #: Whether processes of this worker's pool hold the task's locks. Set in its main process.
     runs_in_children = False
     #: Whether a message is acknowledged only after its task has run, also without `acks_late`: by
     #: the loop that runs it.
     acks_after_body = False
+    #: This worker's consumer. Set in its main process.
+    worker_consumer: Any = None
     _redislock_error: ConfigError | None = None
 
     @classmethod
@@ -102,6 +125,13 @@ class SingletonTask(Task):
         function = inspect.getattr_static(cls, "run").__get__(object(), cls)
         key_maker = KeyMaker(cls.name, function, cls.lock_options.lock_key, cls._normalise)
         setattr(cls, _KEY_MAKER, key_maker)
+        if cls.lock_options.lock_scope != "running" and not cls.typing and key_maker.binds:
+            raise ConfigError(
+                f"{where}: typing={cls.typing!r} contradicts"
+                f" lock_scope={cls.lock_options.lock_scope!r}, which needs the real arguments where"
+                " the task is sent; accepted are typing=True, or a lock_key that is a callable or"
+                " has no fields"
+            )
         if locks.enabled and (locks.eager or not app.conf.task_always_eager):
             cls._require_server(app, locks)
 
@@ -152,7 +182,7 @@ class SingletonTask(Task):
         Raises:
             TypeError: the arguments do not fit the task's signature.
         """
-        return self._lock_keys(args, kwargs).lock
+        return self.keys_of_call(args, kwargs).lock
 
     def lock_holder(self, *args: Any, **kwargs: Any) -> Holder | None:
         """Who holds the lock for this call, or None.
@@ -161,7 +191,7 @@ class SingletonTask(Task):
             TypeError: the arguments do not fit the task's signature.
             LockUnavailable: the lock server did not answer in time.
         """
-        keys = self._lock_keys(args, kwargs)
+        keys = self.keys_of_call(args, kwargs)
         return self.app_locks.store.holder(keys, self.lock_options.lock_ttl)
 
     def break_lock(self, *args: Any, **kwargs: Any) -> bool:
@@ -174,24 +204,64 @@ class SingletonTask(Task):
             TypeError: the arguments do not fit the task's signature.
             LockUnavailable: the lock server did not answer in time.
         """
-        keys = self._lock_keys(args, kwargs)
+        keys = self.keys_of_call(args, kwargs)
         holder = self.app_locks.store.break_lock(keys, self.lock_options.lock_ttl)
         if holder is not None:
-            logger.warning("redislock: %s was broken, held by %s", keys.lock, holder)
+            logger.warning(
+                "redislock: %s was broken, held by %s", keys.lock, holder,
+                extra=fields("broken", keys.lock, task=self.name, holder=holder),
+            )  # fmt: skip
         return holder is not None
 
-    def _lock_keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
+    def keys_of_call(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
+    ) -> LockKeys:
+        """The keys of the lock for arguments as a caller gives them.
+
+        Args:
+            args: the call's arguments.
+            kwargs: the call's keyword arguments.
+            serializer: the one of the message, if it is not the task's.
+
+        Raises:
+            ConfigError: the task's options are wrong.
+            TypeError: the arguments do not fit the task's signature.
+        """
+        return self.lock_keys_for(*self._as_sent(args, kwargs, serializer))
+
+    def arguments_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that go into the lock's name, for a call as a caller gives it.
+
+        Raises:
+            ConfigError: the task's options are wrong.
+            TypeError: the arguments do not fit the task's signature.
+        """
+        arguments: dict[str, Any] = getattr(self, _KEY_MAKER).arguments(
+            *self._as_sent(args, kwargs)
+        )
+        return arguments
+
+    def _as_sent(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
+    ) -> Any:
+        """The arguments as they arrive at a worker."""
         self._refuse_if_misconfigured()
+        serializer = serializer or self.serializer
         dump = getattr(self, "_dump_pydantic_arguments", None)
-        if dump is not None and self.serializer != "pickle":
+        if dump is not None and serializer != "pickle":
             args, kwargs = dump(args, kwargs)
-        args, kwargs = self._normalise([list(args), dict(kwargs)])
-        return lock_keys(self.app_locks.prefix, self.lock_name(args, kwargs))
+        return self._normalise([list(args), dict(kwargs)], serializer)
+
+    def lock_keys_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
+        """The keys of the lock for arguments as they arrive at a worker. See `lock_name`."""
+        name = self.lock_name(args, kwargs)
+        return lock_keys(self.app_locks.prefix, name, self.lock_options.lock_limit)
 
     @classmethod
-    def _normalise(cls, value: Any) -> Any:
+    def _normalise(cls, value: Any, serializer: str | None = None) -> Any:
         """A value as the task's messages carry it."""
-        content_type, encoding, data = serialization.dumps(value, serializer=cls.serializer)
+        serializer = serializer or cls.serializer
+        content_type, encoding, data = serialization.dumps(value, serializer=serializer)
         return serialization.loads(data, content_type, encoding, force=True)
 
     # -- Celery's hooks -------------------------------------------------------------------
@@ -206,7 +276,12 @@ class SingletonTask(Task):
         body = _next_call(type(self), self)
         if not self._takes_locks(request):
             return body(*args, **kwargs)
-        return Run(self, body, args, kwargs)()
+        if self.lock_options.lock_scope == "queued":
+            return run_unlocked(self, body, args, kwargs)
+        try:
+            return Run(self, body, args, kwargs)()
+        except BaseException as exc:
+            raise exc.with_traceback(_below_ours(exc.__traceback__))  # noqa: B904  it is the same
 
     def _takes_locks(self, request: Any) -> bool:
         if self.lock_options is None:
@@ -215,8 +290,31 @@ class SingletonTask(Task):
         return locks.enabled and (locks.eager or not request.is_eager)
 
     def _refuse_if_misconfigured(self) -> None:
-        if self._redislock_error is not None:
-            raise self._redislock_error
+        error = self._redislock_error
+        if error is not None and not (isinstance(error, NoServer) and _stand_in.current):
+            raise error
+
+    def apply_async(
+        self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
+    ) -> AsyncResult[Any]:
+        """Send the task, as Celery's `apply_async`. `delay` and canvas come here too.
+
+        Raises:
+            LockConflict: it is a duplicate, and `on_queued_conflict` is "raise".
+            LockUnavailable: `lock_scope` is not "running", `on_redis_error` is "raise", and the
+                lock server did not answer in time. Nothing was sent.
+        """
+        publish = super().apply_async
+        if not self._reserves():
+            return publish(args, kwargs, *more, **options)
+        options = {**dict(zip(_POSITIONAL, more, strict=False)), **options}
+        return publish_reserved(self, publish, args or (), kwargs or {}, options, current_lock())
+
+    def _reserves(self) -> bool:
+        if self.lock_options is None or self.lock_options.lock_scope == "running":
+            return False
+        locks = self.app_locks
+        return locks.enabled and (locks.eager or not self.app.conf.task_always_eager)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task here and now, as Celery's `apply`. A skipped duplicate is REVOKED."""
@@ -229,10 +327,19 @@ class SingletonTask(Task):
     def start_strategy(self, app: Any, consumer: Any, **kwargs: Any) -> Any:
         """Celery calls it in a worker's main process, which mints the tokens."""
         if self.lock_options is not None and self.app_locks.enabled:
+            # Here, because they take a third of the package's time to import, and only workers
+            # need them.
+            from celery.concurrency.prefork import TaskPool as PreforkPool
+            from celery.concurrency.solo import TaskPool as SoloPool
+
+            from ._request import lock_request
+
             base = symbol_by_name(getattr(self, "Request"))  # noqa: B009  mypy: untyped base
             self.Request = lock_request(base)
-            self.runs_in_children = isinstance(consumer.pool, PreforkPool)
+            is_locked = self.lock_options.lock_scope != "queued"
+            self.runs_in_children = is_locked and isinstance(consumer.pool, PreforkPool)
             self.acks_after_body = isinstance(consumer.pool, SoloPool)
+            self.worker_consumer = consumer
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
 
 
@@ -250,8 +357,19 @@ class _CurrentLock:
         task = _state.get_current_task()
         return None if task is None else task.request.__dict__.get(LEASE)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self() or UNLOCKED, name)
+    if TYPE_CHECKING:
+        key: str | None
+        token: str | None
+        ttl: float
+        fence: int
+        lost: bool
+
+        def ensure(self) -> None: ...
+
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self() or UNLOCKED, name)
 
     def __bool__(self) -> bool:
         return self() is not None
@@ -261,6 +379,19 @@ class _CurrentLock:
 
 
 current_lock: Final = _CurrentLock()
+
+
+def _below_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of this package that it begins with.
+
+    They say nothing to who reads it. And each costs some kilobytes in what a pool process sends of
+    an exception: above 64, Celery's cold shutdown may hang (the pipe holds no more).
+    """
+    while traceback is not None and traceback.tb_next is not None:
+        if traceback.tb_frame.f_globals.get("__package__") != __package__:
+            break
+        traceback = traceback.tb_next
+    return traceback
 
 
 def _is_celerys_own(cls: type[Any]) -> bool:
@@ -276,7 +407,11 @@ _at_home: weakref.WeakSet[Any] = weakref.WeakSet()
 def _is_fallback(app: Any) -> bool:
     # gevent's patching touches Celery's lazy names, at which Celery makes an app that nobody
     # configured, and then binds every shared task to it. Nothing runs there.
-    return app is _state.default_app and app.main == "default"
+    if app is _state.default_app and app.main == "default":
+        return True
+    # The same goes for the one that pytest-celery has as a template for its containers.
+    template = sys.modules.get("pytest_celery.vendors.worker.content.app")
+    return app is getattr(template, "app", None)
 
 
 def _own_attributes(cls: type[Any]) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.exceptions import ImproperlyConfigured, TaskRevokedError
 
-from ._holder import Holder
+from ._holder import Holder, one_line
 
 _HolderLike = Holder | Mapping[str, Any] | None
 
@@ -35,7 +35,7 @@ class LockError(Exception):
         super().__init__(key, None if holder is None else holder.to_dict())
 
     def __str__(self) -> str:
-        text = f"{self._reason}: {self.key}" if self.key else self._reason
+        text = f"{self._reason}: {one_line(self.key)}" if self.key else self._reason
         return f"{text} (held by {self.holder})" if self.holder else text
 
 
@@ -79,6 +79,15 @@ class TaskSkipped(LockError, TaskRevokedError):
 
     __module__ = "celery_redislock"
     _reason = "skipped as a duplicate, the lock is held"
+
+
+class TaskReplaced(TaskSkipped):
+    """A newer run took the place of the task, by `Replace`: its `holder` is that one. The state is
+    REVOKED.
+    """
+
+    __module__ = "celery_redislock"
+    _reason = "replaced by a newer run"
 
 
 class ConfigError(LockError, ImproperlyConfigured, ValueError):

@@ -62,8 +62,34 @@ class Conflict(Protocol):
     def wait(self, timeout: float | None) -> bool:
         """Hold the pool slot until the lock is taken: True, or False after the timeout."""
 
+    def park(
+        self, *, limit: int | None = None, max_wait: float | None = None, newest: bool = False
+    ) -> bool:
+        """End the delivery, and let the task wait in Redis until the lock is handed to it.
+
+        Args:
+            limit: how many may wait; None for any number.
+            max_wait: seconds since it first met the held lock, after which it meets its policy
+                once more.
+            newest: replace those of this task that wait.
+
+        Returns:
+            True: the lock was free after all, and is taken. False: as many wait as may.
+        """
+
+    def replace(self, grace: float) -> bool:
+        """End the delivery, tell the holder to end, and let the task wait in Redis until it has,
+        before all others. Those of this task that wait are replaced too.
+
+        Args:
+            grace: seconds after which the holder's process is terminated, in a prefork worker.
+
+        Returns:
+            True: the lock was free after all, and is taken.
+        """
+
     def run(self) -> Any:
-        """Run the task; only after `wait` took the lock."""
+        """Run the task; only after `wait`, `park` or `replace` took the lock."""
 
     def fail(self) -> Any:
         """End the task as failed with `LockConflict`."""
@@ -71,6 +97,23 @@ class Conflict(Protocol):
 
 class Policy(abc.ABC):
     """What a duplicate does. Policies are shared by all calls and keep no state."""
+
+    @property
+    def parks(self) -> bool:
+        """Whether it may put a task into the waiting room, after which workers then look."""
+        return True
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it may end the holder. If so, a holder asks every second whether it is to end."""
+        return False
+
+    @property
+    def turns_away(self) -> bool:
+        """Whether every conflict ends without a run, and is known to before the lock is asked for.
+        The count of those in a row then comes with the answer.
+        """
+        return False
 
     @abc.abstractmethod
     def act(self, conflict: Conflict) -> Any:
@@ -87,6 +130,14 @@ class Skip(Policy):
     """
 
     result: Any = NO_RESULT
+
+    @property
+    def parks(self) -> bool:
+        return False
+
+    @property
+    def turns_away(self) -> bool:
+        return type(self).act is Skip.act  # else it is another's, who decides later
 
     def act(self, conflict: Conflict) -> Any:
         return conflict.skip(self.result)
@@ -118,6 +169,14 @@ class Defer(Policy):
             raise ConfigError(f"Defer: backoff={self.backoff!r} must be a number of at least 1")
         _check_policy("Defer", self.then)
 
+    @property
+    def parks(self) -> bool:
+        return self.then.parks
+
+    @property
+    def replaces(self) -> bool:
+        return self.then.replaces
+
     def act(self, conflict: Conflict) -> Any:
         if self.max_wait is not None and conflict.waited >= self.max_wait:
             return self.then.act(conflict)
@@ -147,21 +206,118 @@ class Wait(Policy):
         _check_seconds("Wait", "timeout", self.timeout, none=True)
         _check_policy("Wait", self.then)
 
+    @property
+    def parks(self) -> bool:
+        return self.then.parks
+
+    @property
+    def replaces(self) -> bool:
+        return self.then.replaces
+
     def act(self, conflict: Conflict) -> Any:
         if conflict.wait(self.timeout):
             return conflict.run()
         return self.then.act(conflict)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Queue(Policy):
+    """Wait in Redis, not in the pool, and run in the order of arrival.
+
+    Args:
+        limit: how many may wait; one more meets `then`. None for any number.
+        max_wait: seconds of waiting after which `then` acts; None waits for ever.
+        then: the policy beyond the limit and after `max_wait`.
+    """
+
+    limit: int | None = None
+    max_wait: float | None = None
+    then: Policy = Skip()
+
+    def __post_init__(self) -> None:
+        limit = self.limit
+        if limit is not None and (
+            not isinstance(limit, int) or isinstance(limit, bool) or limit < 1
+        ):
+            raise ConfigError(f"Queue: limit={limit!r} must be None or an int of at least 1")
+        _check_seconds("Queue", "max_wait", self.max_wait, none=True)
+        _check_policy("Queue", self.then)
+
+    @property
+    def replaces(self) -> bool:
+        return self.then.replaces
+
+    def act(self, conflict: Conflict) -> Any:
+        if self.max_wait is not None and conflict.waited >= self.max_wait:
+            return self.then.act(conflict)
+        if conflict.park(limit=self.limit, max_wait=self.max_wait):
+            return conflict.run()
+        return self.then.act(conflict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coalesce(Policy):
+    """One runs and at most one waits: a newer duplicate replaces the one that waits, which is
+    skipped. The last one sent always gets its run. A retry, or a run that died and is delivered
+    again, is not newer: it replaces none, and runs before the one that waits.
+    """
+
+    def act(self, conflict: Conflict) -> Any:
+        conflict.park(newest=True)
+        return conflict.run()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replace(Policy):
+    """The newer run wins: the running one is told to end, and terminated if it does not.
+
+    Told: its `self.lock.lost` is True, and with `on_lock_lost="abort"` it ends with `LockLost`.
+    Terminated: its pool process, in a prefork worker; in other pools its end is waited for. Its
+    result is `TaskReplaced`, which names the newer one, unless it ends otherwise by itself.
+
+    Args:
+        grace: seconds from telling it to terminating it. It hears of it within a second.
+    """
+
+    grace: float = 5.0
+
+    def __post_init__(self) -> None:
+        _check_seconds("Replace", "grace", self.grace)
+
+    @property
+    def replaces(self) -> bool:
+        return True
+
+    def act(self, conflict: Conflict) -> Any:
+        conflict.replace(self.grace)
+        return conflict.run()
+
+
 @dataclasses.dataclass(frozen=True)
 class Raise(Policy):
     """Fail with `LockConflict`, which names the key and the holder."""
+
+    @property
+    def parks(self) -> bool:
+        return False
+
+    @property
+    def turns_away(self) -> bool:
+        return type(self).act is Raise.act
 
     def act(self, conflict: Conflict) -> Any:
         return conflict.fail()
 
 
-_NAMED: Final = {"skip": Skip, "defer": Defer, "wait": Wait, "raise": Raise}
+_NAMED: Final = {
+    "skip": Skip,
+    "defer": Defer,
+    "wait": Wait,
+    "queue": Queue,
+    "coalesce": Coalesce,
+    "replace": Replace,
+    "raise": Raise,
+}
 
 
 def policy_named(name: str) -> Policy:

@@ -4,8 +4,10 @@
     def count(sender, details, **kwargs):
         DUPLICATES.labels(sender.name, details.outcome).inc()
 
-The sender is the task. A receiver that fails is logged and harms nothing. `lock_lost` is sent
-from the heartbeat's thread, the others from where the task runs.
+The sender is the task. A receiver that fails is logged and harms nothing. `lock_lost`,
+`lock_extended` and `lock_recovered` are sent from the heartbeat's thread, where a receiver must not
+wait for anything, and of a lock that was "freed" from a thread of the worker's main process; the
+others from where the task runs.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ class AcquiredDetails(_Details):
     Attributes:
         fence: the fencing token.
         waited: seconds since this task first met the held lock; 0.0 if it never did.
+        latency: seconds for which taking the lock kept the task from starting, in its pool slot.
     """
 
     fence: int
     waited: float
+    latency: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,14 +66,20 @@ class ConflictDetails(_Details):
     Attributes:
         holder: who held the lock.
         outcome: "skipped", "skipped with a result", "deferred", "waited" (and then ran),
-            "raised", "redelivered" (a copy of the holder's own message, deferred), "retried
-            early" (before its earlier attempt had ended, deferred) or "already done".
+            "queued", "coalesced", "replacing" (it waits for the holder to end), "replaced" (it ends
+            in favour of `holder`), "raised", "redelivered" (a copy of the holder's own message,
+            deferred), "retried early" (before its earlier attempt had ended, deferred), "already
+            done", or "not sent" (where it was to be sent: `on_queued_conflict`).
         countdown: seconds until the next try, if it was deferred.
+        streak: if it was skipped or raised, the how many-th in a row it was that was turned away
+            since the last run began, by all workers; else 0. Also 0 if that run had ended
+            meanwhile, or the server could not be asked.
     """
 
     holder: Holder | None
     outcome: str
     countdown: float | None = None
+    streak: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +88,54 @@ class LostDetails(_Details):
 
     Attributes:
         fence: the fencing token of the lost acquisition.
+        reason: why, for people.
+        replaced: it is not lost, but its run is told to end, in favour of a newer one.
     """
 
     fence: int
+    reason: str = ""
+    replaced: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RecoveredDetails(_Details):
+    """A lock that would have stood in the way, or stopped to stand, was put right.
+
+    Attributes:
+        how: "retaken": it had vanished from the server, which came back empty or evicted it, and
+            its holder took it again before anybody else; or "freed": its pool process died,
+            and the worker's main process released it.
+    """
+
+    how: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ExtendedDetails(_Details):
+    """The heartbeat extended a lock.
+
+    Attributes:
+        late: seconds after it was due.
+    """
+
+    late: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class WaitingDetails(_Details):
+    """A task begins to wait in its pool slot, by `Wait`; or it does so no more.
+
+    Attributes:
+        waits: whether it begins to.
+    """
+
+    waits: bool
 
 
 lock_acquired = Signal(name="lock_acquired", providing_args={"details"})
 lock_released = Signal(name="lock_released", providing_args={"details"})
 lock_conflict = Signal(name="lock_conflict", providing_args={"details"})
 lock_lost = Signal(name="lock_lost", providing_args={"details"})
+lock_recovered = Signal(name="lock_recovered", providing_args={"details"})
+lock_extended = Signal(name="lock_extended", providing_args={"details"})
+lock_waiting = Signal(name="lock_waiting", providing_args={"details"})

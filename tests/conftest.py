@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -9,13 +11,32 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, _state
 
+from celery_redislock._connect import pools_from_url
+from celery_redislock._store import Store
+from celery_redislock.testing import MemoryStore
 from tests.support.journal import Journal
+from tests.support.rights import as_user, denials, grant
 from tests.support.servers import Proxy, RabbitMQ, RedisServer
 from tests.support.workers import Process, Worker, make_app
 
+#: Where Celery has what it does for `shared_task`, and for `app.task` unless `shared=False`.
+SHARING = ("celery.app", "celery.app.base")
 POOLS = ("prefork", "threads", "solo", "gevent")
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> None:
+    """An embedded worker sets the root logger's level, and leaves it so."""
+    logging.getLogger().setLevel(logging.WARNING)
+
+
+@pytest.fixture
+def no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests' tasks do not get into every app of this process, as Celery shares them."""
+    ours = {f for f in _state._on_app_finalizers if f.__module__ not in SHARING}
+    monkeypatch.setattr(_state, "_on_app_finalizers", ours)
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +44,8 @@ def redis_server() -> Iterator[RedisServer]:
     """A server for everything that does no harm to it."""
     with RedisServer() as server:
         yield server
+        with server.client() as client:
+            assert denials(client, "workers") == [], "the suite runs with the documented rights"
 
 
 @pytest.fixture
@@ -58,6 +81,34 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
         yield client
 
 
+@pytest.fixture(params=["redis", "memory"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """Where the locks are: on the shared server, which is right, or in memory, which must agree."""
+    if request.param == "memory":
+        store: Store = MemoryStore()
+    else:
+        store = Store(pools_from_url(request.getfixturevalue("redis_server").url))
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def raw(store: Store, request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
+    """A client that looks into what `store` is in, and decodes nothing."""
+    if isinstance(store, MemoryStore):
+        yield store.new_client(decode_responses=False)
+    else:
+        with redis.Redis(port=request.getfixturevalue("redis_server").port) as client:
+            yield client
+
+
+@pytest.fixture
+def inside(store: Store, request: pytest.FixtureRequest) -> redis.Redis:
+    """A client that looks into what `store` is in."""
+    in_memory = isinstance(store, MemoryStore)
+    return store.client if in_memory else request.getfixturevalue("client")
+
+
 @pytest.fixture
 def locks_of(redis_server: RedisServer) -> Iterator[Callable[[str], list[str]]]:
     """The keys of the locks that a task holds, by its id: the value names it."""
@@ -79,11 +130,15 @@ def label() -> str:
 
 @pytest.fixture(scope="session")
 def conf(redis_server: RedisServer) -> dict[str, Any]:
-    """The configuration of senders and workers: everything on one server, in its own database."""
+    """The configuration of senders and workers: everything on one server, in its own database. The
+    locks are those of a user who may do what docs/operations.md says, and no more.
+    """
+    with redis_server.client() as client:
+        grant(client, "workers")
     return {
         "broker_url": f"{redis_server.url}/1",
         "result_backend": f"{redis_server.url}/2",
-        "redislock_url": f"{redis_server.url}/0",
+        "redislock_url": f"{as_user(redis_server.url, 'workers')}/0",
         "test_journal": f"{redis_server.url}/3",
         "broker_connection_retry_on_startup": True,
         "worker_prefetch_multiplier": 1,
@@ -135,6 +190,7 @@ def start_module_worker(conf: dict[str, Any]) -> Iterator[StartWorker]:
 
 
 @pytest.fixture(scope="session")
-def sender(conf: dict[str, Any]) -> Celery:
+def sender(conf: dict[str, Any]) -> Iterator[Celery]:
     """An app that sends by name, and knows no task's code."""
-    return make_app({k: v for k, v in conf.items() if not k.startswith("test_")})
+    yield make_app({k: v for k, v in conf.items() if not k.startswith("test_")})
+    gc.collect()  # results that nobody asked for, while there is a server to tell

@@ -7,6 +7,7 @@ import gc
 import shutil
 import ssl
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,10 +17,11 @@ import pytest
 import redis
 import redis.asyncio
 from redis.backoff import ExponentialBackoff
+from redis.connection import Encoder, PythonRespSerializer
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from celery_redislock import ConfigError, LockUnavailable, RedisLock
+from celery_redislock import ConfigError, LockUnavailable, RedisLock, _connect
 from celery_redislock._connect import PoolFactory, pools_from_url, pools_like
 from celery_redislock._keys import lock_keys
 from celery_redislock._store import EXTENDED, Acquired, Busy, Store
@@ -44,7 +46,7 @@ def use(pools: PoolFactory, on: redis.Redis) -> None:
         assert isinstance(store.acquire(make_claim(claim.keys.name, ttl=6)), Busy)
         assert outcomes(store.extend([extension(claim, reply)])) == [EXTENDED]
         assert store.await_wake(claim, 0.01) is False
-        assert store.release(claim) is True
+        assert store.release(claim).ours
         assert not on.exists(claim.keys.lock)
     finally:
         store.close()
@@ -330,7 +332,7 @@ def test_after_a_failover_the_lock_is_kept_and_a_later_fence_is_higher(label) ->
         eventually(extended, "the promoted replica extends the lock")
         with pytest.raises(LockUnavailable, match="held off"):
             store.acquire(make_claim(f"{label}2", ttl=60), hold_off=0)
-        assert store.release(claim) is True
+        assert store.release(claim).ours
         assert taken(store.acquire(make_claim(label, ttl=1))).fence > held.fence
         store.close()
 
@@ -488,5 +490,30 @@ def test_a_name_of_any_characters_gives_a_lock(redis_server, client) -> None:
         claim = make_claim(name, ttl=3)
         assert isinstance(store.acquire(claim), Acquired)
         assert client.exists(lock_keys("redislock", name).lock)
-        assert store.release(claim) is True
+        assert store.release(claim).ours
         store.close()
+
+
+# -- packing ----------------------------------------------------------------------------------
+
+COMMAND = ("EVALSHA", "0" * 40, 1, "key é {1}", b"\x00\r\n", -30000, "")
+
+
+def test_a_command_is_packed_as_redis_py_packs_it(monkeypatch) -> None:
+    monkeypatch.setattr(_connect, "pack_command", None)
+    packer = PythonRespSerializer(10**6, Encoder("utf-8", "strict", False).encode)
+    assert _connect.pack(COMMAND) == b"".join(packer.pack(*COMMAND))
+
+
+def test_hiredis_packs_where_it_is_installed(monkeypatch) -> None:
+    monkeypatch.setattr(_connect, "pack_command", lambda command: repr(command).encode())
+    assert _connect.pack(COMMAND) == repr(COMMAND).encode()
+    source = "import celery_redislock._connect as c; print(c.pack_command.__module__)"
+    fake = "import sys, types; m = types.ModuleType('hiredis'); m.pack_command = types.FunctionType"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import redis; {fake}; sys.modules['hiredis'] = m; {source}"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stdout == "builtins\n", done.stderr

@@ -1,4 +1,4 @@
-"""The examples, run as their own first lines say; the compose file; what the documents name."""
+"""The examples, run as their own first lines say; the compose file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-import celery_redislock
-from celery_redislock._options import OPTIONS, SETTINGS
 from tests.support.servers import RedisServer
 from tests.support.workers import ROOT, Process, Worker
 
@@ -32,11 +30,12 @@ def environment(monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer) -> N
     monkeypatch.delenv("CELERY_RESULT_BACKEND", raising=False)
 
 
-def run_example(name: str) -> str:
+def run_example(name: str, *arguments: str) -> str:
     """What `python examples/<name>` prints. What it started ends with it."""
     process = subprocess.Popen(
-        [sys.executable, f"examples/{name}"],
+        [sys.executable, f"examples/{name}", *arguments],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},  # this checkout's package, not another one's
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -84,13 +83,19 @@ def composed(tmp_path: Path) -> Iterator[list[Process]]:
         process.close()
 
 
-def test_beat_job_never_overlaps_itself(composed: list[Process], redis_server: RedisServer) -> None:
-    out = run_example("beat_job.py")
+def test_beat_jobs_neither_overlap_themselves_nor_run_twice_for_a_tick(
+    composed: list[Process], redis_server: RedisServer
+) -> None:
+    *_, report, digest = run_example("beat_job.py").splitlines()
 
-    runs, skipped, overlaps = map(int, re.findall(r"\d+", out.splitlines()[-1]))
+    runs, skipped, overlaps = map(int, re.findall(r"\d+", report))
     assert runs == 3
     assert skipped >= 3, "each run takes three seconds, and two beats send each second"
     assert overlaps == 0
+    runs, skipped, apart = map(float, re.findall(r"[\d.]+", digest))
+    assert runs >= 3
+    assert skipped >= 2, "two beats fire each tick"
+    assert apart >= 1.6 - 0.1, "the bodies note their times a moment after the acquire"
     for process in composed:
         assert process.popen.poll() is None, process.log()
     # The messages went to CELERY_BROKER_URL, and the locks to REDIS_URL.
@@ -166,41 +171,14 @@ def test_fenced_ledger_refuses_the_stale_write(
     assert rows == [("anna", 10, second)]
 
 
-# -- the documents ---------------------------------------------------------------------------
-
-DOCUMENTS = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
+# -- marketplace.py --------------------------------------------------------------------------
 
 
-def test_every_option_setting_and_public_name_is_documented() -> None:
-    text = (ROOT / "docs/options.md").read_text(encoding="utf-8")
-    names = {*OPTIONS, *SETTINGS, *celery_redislock.__all__}
-    assert {name for name in names if not re.search(rf"\b{name}\b", text)} == set()
+def test_marketplace_buys_without_retries_under_the_lock() -> None:
+    out = run_example("marketplace.py", "0.5")
 
-
-def test_every_module_and_script_is_documented() -> None:
-    text = (ROOT / "docs/how-it-works.md").read_text(encoding="utf-8")
-    package = ROOT / "celery_redislock"
-    files = {path.name for path in (*package.glob("*.py"), *package.glob("scripts/*.lua"))}
-    assert {name for name in files if f"`{name}`" not in text} == set()
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_python_in_a_document_compiles(document: Path) -> None:
-    for block in re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), re.S):
-        compile(block, document.name, "exec")
-
-
-def anchors(document: Path) -> set[str]:
-    """The headings of a document as GitHub names them."""
-    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.M)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_within_the_documents_lead_somewhere(document: Path) -> None:
-    text = document.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
-        path, _, anchor = target.partition("#")
-        other = document.parent / path if path else document
-        assert other.exists(), target
-        assert not anchor or anchor in anchors(other), target
+    tallies = re.findall(r"(\d+) listed, (\d+) bought, (\d+) retries", out)
+    (_, _, retried), (listed, bought, retried_locked) = [tuple(map(int, each)) for each in tallies]
+    assert retried > 0
+    assert retried_locked == 0
+    assert 0 < bought <= listed

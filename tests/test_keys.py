@@ -25,7 +25,15 @@ from kombu.utils import json as kombu_json
 from redis.crc import key_slot
 
 from celery_redislock import ConfigError, RedisLock, SingletonTask
-from celery_redislock._keys import BUCKETS, KeyMaker, canonical, digest, lock_keys
+from celery_redislock._keys import (
+    BUCKETS,
+    KeyMaker,
+    LockKeys,
+    canonical,
+    digest,
+    keys_of_mark,
+    lock_keys,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -680,20 +688,30 @@ def test_a_value_keeps_its_text_on_its_way_through_a_message(value: Any) -> None
     assert canonical(kombu_json.loads(kombu_json.dumps(value))) == canonical(value)
 
 
-@given(st.text(min_size=1), st.text(), st.integers(0, 9))
-def test_all_keys_of_a_lock_are_in_one_hash_slot(name: str, task_id: str, attempt: int) -> None:
-    keys = lock_keys("redislock", name)
-    everything = {*keys[1:], keys.done_by(task_id, 0, attempt)}
-    assert len(everything) == len(keys)
+def keys_in_redis(keys: LockKeys) -> set[str]:
+    return {*keys[1:-1], *keys.slots}
+
+
+@given(st.text(min_size=1), st.text(), st.integers(1, 9))
+def test_all_keys_of_a_lock_are_in_one_hash_slot(name: str, entry_id: str, limit: int) -> None:
+    keys = lock_keys("redislock", name, limit)
+    everything = {*keys_in_redis(keys), keys.done_by(entry_id)}
+    assert len(everything) == len(keys) - 1 + limit - 1
     assert len({key_slot(key.encode()) for key in everything}) == 1
+
+
+@given(st.text(min_size=1), st.integers(1, 9))
+def test_the_mark_of_a_lock_leads_back_to_its_keys(name: str, limit: int) -> None:
+    keys = lock_keys("redislock", name, limit)
+    assert keys_of_mark("redislock", keys.mark) == keys
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_no_two_locks_share_a_key_beside_those_of_their_bucket(first: str, second: str) -> None:
     assume(first != second)
-    ours, theirs = lock_keys("redislock", first), lock_keys("redislock", second)
-    of_the_bucket = {ours.fence, ours.deferred}
-    assert not (set(ours) & set(theirs)) - of_the_bucket
+    ours, theirs = lock_keys("redislock", first, 3), lock_keys("redislock", second, 3)
+    of_the_bucket = {ours.fence, ours.deferred, ours.rooms}
+    assert not (keys_in_redis(ours) & keys_in_redis(theirs)) - of_the_bucket
 
 
 def test_any_number_of_locks_has_no_more_fence_counters_than_there_are_buckets() -> None:

@@ -29,6 +29,7 @@ from celery_redislock import (
     RedisLock,
     SingletonTask,
     Skip,
+    TaskReplaced,
     TaskSkipped,
     Wait,
     _holder,
@@ -39,6 +40,9 @@ from celery_redislock._options import OPTIONS, SETTINGS
 from tests.support.servers import free_port
 
 URL = "redis://127.0.0.1:1/0"  # never asked
+
+
+pytestmark = pytest.mark.usefixtures("no_shared_tasks")
 
 
 @pytest.fixture
@@ -358,7 +362,7 @@ BAD_OPTIONS = [
 ACCEPTED = {
     "lock_ttl": "a number of seconds",
     "lock_max_hold": "None or a number of seconds",
-    "on_conflict": "'defer', 'raise', 'skip', 'wait'",
+    "on_conflict": "'coalesce', 'defer', 'queue', 'raise', 'replace', 'skip', 'wait'",
     "on_lock_lost": "'flag' or 'abort'",
     "lock_across_retries": "'release' or 'hold'",
     "on_redis_error": "'defer', 'run' or 'raise'",
@@ -760,6 +764,7 @@ ERRORS = [
     LockUnavailable("a key", HOLDER, "TimeoutError: Timeout reading from socket"),
     LockUnavailable("a key", reason="gone"),
     TaskSkipped("a key", HOLDER),
+    TaskReplaced("a key", HOLDER),
     TaskSkipped("a key"),
     ConfigError("task a: lock_tll"),
 ]

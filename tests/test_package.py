@@ -33,8 +33,35 @@ def test_the_wheel_carries_every_module_script_and_type_marker(wheel):
         if path.suffix in (".py", ".lua", ".typed")
     }
     assert {"celery_redislock/scripts/acquire.lua", "celery_redislock/py.typed"} <= expected
-    carried = {n for n in zipfile.ZipFile(wheel).namelist() if n.startswith("celery_redislock/")}
-    assert carried == expected
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name for name in names if name.startswith("celery_redislock/")} == expected
+    assert {name for name in names if "/" not in name} == {"celery_redislock_pytest.py"}
+
+
+def test_pytest_finds_the_fixtures_of_the_wheel_by_itself(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    (tmp_path / "test_it.py").write_text(
+        "import celery_redislock\n"
+        "def test_it(redislock_memory, held_lock, lose_lock):\n"
+        f"    assert celery_redislock.__file__.startswith({str(tmp_path)!r})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_wheel_adds_a_command_to_celery(wheel):
+    names = zipfile.ZipFile(wheel)
+    (points,) = [name for name in names.namelist() if name.endswith("/entry_points.txt")]
+    text = names.read(points).decode()
+    assert "[celery.commands]" in text
+    assert "redislock = celery_redislock._cli:redislock" in text
 
 
 def test_the_wheel_works_without_the_checkout(wheel, tmp_path, redis_server):

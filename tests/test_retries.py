@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import uuid
 
 import kombu.transport.redis
 import pytest
 
+from celery_redislock._keys import lock_keys
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
@@ -277,3 +279,16 @@ def test_a_copy_of_what_a_solo_worker_ran_does_not_run(start_worker, sender, que
     assert result.get(timeout=20)
     copy_of(result, sender, queue, "skip", label, 0.1)
     never(lambda: journal.count(label, "start") > 1, "a copy ran", 2.0)
+
+
+def test_an_earlier_attempts_state_is_not_taken_for_the_result_of_a_later_one(
+    worker, sender, client, label
+):
+    """The later attempt ended, and its process died before Celery stored what it ended in."""
+    task_id = str(uuid.uuid4())
+    keys = lock_keys("redislock", f"named:{label}")
+    client.set(keys.done_by(f"{task_id}:0.1"), "1", ex=3600)  # left 600 s ago
+    sender.backend.store_result(task_id, ValueError("tried"), "RETRY")
+    copy = {"task_id": task_id, "retries": 1, "headers": {"redislock": {"redelivered": True}}}
+    result = sender.send_task("queued_named", [label, 0.0], queue=QUEUE, **copy)
+    assert result.get(timeout=20)[0] == label

@@ -1,44 +1,55 @@
 -- Extend a lock that is still ours; optionally take it again if it has vanished.
 --
--- KEYS  1 lock  2 fence counter of the bucket  3 marks of the broken
+-- KEYS  1 lock  2 fence counter of the bucket  3 marks of the broken   4.. the lock's further slots
 -- ARGV  1 value as stored, opening with {"token":"<token>"   2 length of that opening   3 ttl in ms
 --       4 "1" take it again if it is missing, "0" do not   5 fence
 --       6 ms since the acquisition after which it is not extended any more, or ""
 --       7 the counter as it was when the lock was last known to be ours
 -- Reply {1 extended | 2 was missing, taken again | 0 not ours any more, counter}
+--       {1, counter, the value, ms after which the run is to be ended}  another one replaces it
 
 local opening = string.sub(ARGV[1], 1, tonumber(ARGV[2]))
-local current = redis.pcall('GET', KEYS[1])
-
 local counter = redis.call('GET', KEYS[2]) or '0'
+local free
 
-if not current then
-  -- The server came back empty, failed over, or evicted the key. An operator's break is final.
-  if ARGV[4] ~= '1' or string.find(redis.call('GET', KEYS[3]) or '', opening, 1, true) then
-    return {0, counter}
-  end
-  -- Somebody has taken a lock of this bucket since: this one, perhaps, and given it back.
-  if tonumber(counter) > tonumber(ARGV[7]) then
-    return {0, counter}
-  end
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
-  -- The next fence is the time, which is higher, unless this server's clock is behind the old one's.
-  local now = redis.call('TIME')
-  if math.max(tonumber(counter), now[1] * 1000000 + now[2]) < tonumber(ARGV[5]) then
-    redis.call('SET', KEYS[2], ARGV[5])
-    counter = ARGV[5]
-  end
-  return {2, counter}
+local function is_over(current)
+  local since = ARGV[6] ~= '' and tonumber(string.match(current, '"acquired_at":([%d.]+)'))
+  local now = since and redis.call('TIME')
+  return since and (now[1] + now[2] / 1000000 - since) * 1000 > tonumber(ARGV[6])
 end
 
-if type(current) == 'string' and string.sub(current, 1, #opening) == opening then
-  if ARGV[6] ~= '' then
-    local since, now = tonumber(string.match(current, '"acquired_at":([%d.]+)')), redis.call('TIME')
-    if since and (now[1] + now[2] / 1000000 - since) * 1000 > tonumber(ARGV[6]) then
+for _, slot in ipairs({KEYS[1], unpack(KEYS, 4)}) do
+  local current = redis.pcall('GET', slot)
+  if not current then
+    free = free or slot
+  elseif type(current) == 'string' and string.sub(current, 1, #opening) == opening then
+    if is_over(current) then
       return {0, counter}
     end
+    redis.call('PEXPIRE', slot, ARGV[3])
+    local at = string.match(current, ',"replaced":(%d+),"by":')
+    if at then
+      local now = redis.call('TIME')
+      return {1, counter, current, math.ceil(at - now[1] * 1000 - now[2] / 1000)}
+    end
+    return {1, counter}
   end
-  redis.call('PEXPIRE', KEYS[1], ARGV[3])
-  return {1, counter}
 end
-return {0, counter}
+
+-- The server came back empty, failed over, or evicted the key. An operator's break is final.
+if not free or ARGV[4] ~= '1'
+    or string.find(redis.call('GET', KEYS[3]) or '', opening, 1, true) then
+  return {0, counter}
+end
+-- Somebody has taken a lock of this bucket since: this one, perhaps, and given it back.
+if tonumber(counter) > tonumber(ARGV[7]) then
+  return {0, counter}
+end
+redis.call('SET', free, ARGV[1], 'PX', ARGV[3])
+-- The next fence is the time, which is higher, unless this server's clock is behind the old one's.
+local now = redis.call('TIME')
+if math.max(tonumber(counter), now[1] * 1000000 + now[2]) < tonumber(ARGV[5]) then
+  redis.call('SET', KEYS[2], ARGV[5])
+  counter = ARGV[5]
+end
+return {2, counter}

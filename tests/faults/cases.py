@@ -61,6 +61,7 @@ def _kinds() -> Iterator[list[Fault]]:
     kinds: dict[str, list[Fault]] = {}
     for fault in FAULTS.values():
         name = re.sub("_(short|long|little|much|any_key|key_with_ttl)$", "", fault.name)
+        name = re.sub("_at_.*", "_at", name)
         kinds.setdefault(name, []).append(fault)
     yield from kinds.values()
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .history import Event
+from .rooms import Stay, out_of_turn, overtaken, side_by_side, stays, unanswered, unsaid
 
 #: What every span of time is allowed beyond its bound, in seconds: the machine has other work.
 NOISE = 0.75
@@ -62,6 +63,8 @@ class Verdict:
         again: attempts that ran once more, as they may.
         told: seconds from a loss until the loser was told; its process's stopped time excluded.
         ignorant: losers that ended before they could have been told.
+        parked: how often a task was put into a waiting room.
+        forgotten: those that the lock server forgot while they waited there.
         freed_child, freed_worker: seconds from a death until the lock was free.
     """
 
@@ -75,6 +78,8 @@ class Verdict:
     again: int = 0
     told: list[float] = field(default_factory=list)
     ignorant: int = 0
+    parked: int = 0
+    forgotten: int = 0
     freed_child: list[float] = field(default_factory=list)
     freed_worker: list[float] = field(default_factory=list)
 
@@ -82,7 +87,7 @@ class Verdict:
 def check(events: Iterable[Event]) -> Verdict:
     """All the rules, on one case's history."""
     facts = Facts(sorted(events, key=lambda event: event.at))
-    verdict = Verdict(bodies=len(facts.bodies))
+    verdict = Verdict(bodies=len(facts.bodies), parked=len(facts.stays))
     for rule in RULES:
         verdict.violations += rule(facts, verdict)
     return verdict
@@ -194,6 +199,49 @@ class Facts:
         return found
 
     @cached_property
+    def stays(self) -> list[Stay]:
+        return stays(self.events)
+
+    @cached_property
+    def unsaid(self) -> list[Event]:
+        return unsaid(self.events)
+
+    @cached_property
+    def unanswered(self) -> list[Event]:
+        return unanswered(self.events)
+
+    @cached_property
+    def rooms(self) -> dict[str, list[Stay]]:
+        """The stays in each lock's waiting room."""
+        found = defaultdict(list)
+        for stay in self.stays:
+            found[stay.parked.key].append(stay)
+        return found
+
+    def last_stay(self, task_id: str) -> Stay | None:
+        return next((s for s in reversed(self.stays) if s.parked.id == task_id), None)
+
+    def forgot(self, begin: float, end: float) -> bool:
+        """Whether the lock server may have forgotten in that time what was in its rooms."""
+        return bool(self.allows & {"overlap", "again"}) and any(
+            a <= end and begin <= b + self.ttl for a, b, _ in self.faults
+        )
+
+    @cached_property
+    def expiring(self) -> set[str]:
+        """The tasks that were sent with an expiry."""
+        return {event.id for event in self.kinds["sent"] if event.get("expires") is not None}
+
+    @cached_property
+    def replaced(self) -> dict[str, list[Stay]]:
+        """Of each task: its stays that a newer one ended."""
+        found = defaultdict(list)
+        for stay in self.stays:
+            if stay.how == "replaced":
+                found[stay.parked.id].append(stay)
+        return found
+
+    @cached_property
     def died(self) -> dict[int, float]:
         """When each dead process was seen to be dead."""
         found: dict[int, float] = {}
@@ -293,6 +341,7 @@ class Facts:
 def no_overlap(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """No two bodies of one key are inside at the same time while their lock is theirs."""
     losers = set()
+    yield from _no_more_than_the_limit(facts, verdict)
     for first, second in _pairs_inside(facts):
         both = _first_common(first, second)
         if both is None:
@@ -309,8 +358,37 @@ def no_overlap(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     verdict.losers = len(losers)
 
 
+def _limit(body: Body) -> int:
+    return int(body.start.get("limit", 1))
+
+
+def _no_more_than_the_limit(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    for key, bodies in facts.by_key.items():
+        limit = max(map(_limit, bodies))
+        if limit == 1:
+            continue
+        spans = [(a, b, body) for body in bodies for a, b in body.owned()]
+        for since, _, _ in spans:
+            inside = {body.start.run: body for a, b, body in spans if a <= since <= b}
+            if len(inside) <= limit:
+                continue
+            if facts.overlap_allowed(since):
+                verdict.overlaps += 1
+                continue
+            yield Violation(
+                "limit",
+                f"{len(inside)} bodies of {key} were inside at {since:.4f}, each with the lock;"
+                f" {limit} may",
+                tuple(body.start for body in inside.values()),
+            )
+            break
+
+
 def _pairs_inside(facts: Facts) -> Iterator[tuple[Body, Body]]:
+    """Of locks that one at a time may hold."""
     for bodies in facts.by_key.values():
+        if any(_limit(body) > 1 for body in bodies):
+            continue
         for number, second in enumerate(bodies):
             for first in bodies[:number]:
                 if first.inside_until > second.start.at:
@@ -327,11 +405,14 @@ def _first_common(first: Body, second: Body) -> float | None:
 
 def fences_rise(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """Every acquisition has a fence of its own, higher than those before it."""
+    # What was granted may be what was asked for first, and not answered.
+    asked_at = {(e.key, e.fence): e.asked for e in facts.kinds["took"]}
     for key, bodies in facts.by_key.items():
         for number, second in enumerate(bodies):
+            asked = asked_at.get((key, second.start.fence), second.start.asked)
             for first in bodies[:number]:
                 same = first.start.fence == second.start.fence
-                before = first.start.at < second.start.asked
+                before = first.start.at < asked
                 if same or (before and first.start.fence > second.start.fence):
                     how = "the same fence as" if same else "a lower fence than"
                     yield Violation(
@@ -360,22 +441,25 @@ def no_message_vanishes(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
                 tuple(trail[-8:]),
             )
         else:
-            verdict.vanished += 1
+            verdict.vanished += why != _FORGOTTEN
+            verdict.forgotten += why == _FORGOTTEN
             verdict.outcomes[f"vanished, {why}"] += 1
 
 
 def _outcome(facts: Facts, task_id: str, result: Event) -> str:
     conflicts = [e for e in facts.of_id[task_id] if e.kind == "conflict"]
     if _says_skipped(result):
-        return "skipped"
+        return "replaced" if task_id in facts.replaced else "skipped"
     if result.state == "REVOKED":
-        return "revoked"
+        return "expired" if task_id in facts.expiring else "revoked"
     if result.state == "FAILURE":
         return "refused" if conflicts and conflicts[-1].outcome == "raised" else "failed"
     if any(e.outcome == "deferred" for e in conflicts):
         return "deferred, then ran"
     if any(e.outcome == "waited" for e in conflicts):
         return "waited, then ran"
+    if any(e.outcome in ("queued", "coalesced") for e in conflicts):
+        return "queued, then ran"
     return "ran"
 
 
@@ -383,13 +467,25 @@ def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation
     """What the result says happened, and nothing else did."""
     bodies = facts.bodies_of[sent.id]
     conflicts = [e for e in facts.of_id[sent.id] if e.kind == "conflict"]
+    replaced = facts.replaced[sent.id]
     skips = [e for e in conflicts if e.outcome in SKIPPED]
+    skips += [stay.left for stay in replaced if stay.left is not None]
     name = f"{sent.task}[{sent.id}]"
     returned = [b for b in bodies if b.outcome == "returned"]
+    # Whoever replaced it may have died, or not have been answered, before that was written.
+    by_unknown = any(event.id in (result.get("about") or "") for event in facts.unsaid)
+    if _says_skipped(result) and by_unknown:
+        return
     if _says_skipped(result) and not skips:
         yield Violation("result", f"{name} is said to be skipped, and was not", (result,))
-    if result.state == "REVOKED" and not skips and sent.id not in facts.revoked:
+    if result.state == "REVOKED" and not skips and sent.id not in facts.revoked | facts.expiring:
         yield Violation("result", f"{name} was revoked, and nobody did it", (result,))
+    about = result.get("about")
+    successors = [stay.successor.rpartition(":")[0] for stay in replaced]
+    if _says_skipped(result) and replaced and about is not None:
+        others = [e.holder for e in conflicts if e.outcome in SKIPPED]
+        if not any(each and each in about for each in (*successors, *others)):
+            yield Violation("result", f"{name} was replaced, and does not say by whom", (result,))
     results = {body.start.run for body in returned} | {"skipped"}
     if result.state == "SUCCESS" and result.get("value") not in results:
         yield Violation("result", f"{name} has a result that no run of it returned", (result,))
@@ -416,12 +512,23 @@ def not_its_own_duplicate(facts: Facts, verdict: Verdict) -> Iterator[Violation]
 
 def _why_it_may_vanish(facts: Facts, sent: Event) -> str | None:
     """The reason for which this message may be lost, or None."""
+    stay = facts.last_stay(sent.id)
+    if stay is not None and stay.how in ("", "replaced"):
+        if facts.forgot(stay.parked.asked, min(stay.left_by, facts.events[-1].at)):
+            return _FORGOTTEN
+        if stay.how == "replaced" or stay.unsure_from == NEVER:
+            return None  # the broker has nothing to do with it
     trail = [e for e in facts.of_id[sent.id] if e.kind in ("sent", "received", *_AFTER_RECEIVED)]
     may = "vanished" in facts.allows or _popped_by_the_dead(facts, trail[-1])
     got = max((number for number, e in enumerate(trail) if e.kind == "received"), default=0)
     since = trail[got + 1 :]
     acked = next((e for e in since if e.kind == "acked"), None)
     ends = [body.outcome for body in facts.bodies_of[sent.id]]
+    if facts.case.get("broker") == "rabbitmq" and sent.id in facts.expiring:
+        if acked is None:
+            return "dropped by the broker when it expired"
+        if _was_deferred(facts, sent.id):
+            return "deferred, and then dropped by the broker when it expired"
     if acked is None:
         # The broker was to deliver it, or to deliver it again.
         return "lost by the broker's transport" if may else None
@@ -441,7 +548,21 @@ def _why_it_may_vanish(facts: Facts, sent: Event) -> str | None:
     return None
 
 
+_FORGOTTEN = "forgotten with the lock server's data"
 _AFTER_RECEIVED = ("acked", "conflict", "end")
+
+
+def _was_deferred(facts: Facts, task_id: str) -> bool:
+    """Whether the last that is known of it is that it was published again with a countdown: behind
+    another run, or since the server was out of reach, which is not written down.
+    """
+    kinds = ("asks", "refused", "took", "parked", "conflict")
+    last = next((e for e in reversed(facts.of_id[task_id]) if e.kind in kinds), None)
+    if last is None or last.kind not in ("asks", "conflict"):
+        return False
+    if last.kind == "conflict":
+        return last.get("countdown") is not None
+    return facts.unreachable(last.at, last.at + facts.ttl) is not None
 
 
 def _popped_by_the_dead(facts: Facts, last: Event) -> bool:
@@ -467,11 +588,14 @@ def no_attempt_completes_twice(facts: Facts, verdict: Verdict) -> Iterator[Viola
         by_attempt = defaultdict(list)
         for body in bodies:
             by_attempt[body.start.attempt].append(body)
-        for runs in by_attempt.values():
+        # An attempt that runs again brings those after it along.
+        excused_from = NEVER
+        for _, runs in sorted(by_attempt.items()):
             for earlier, later in itertools.pairwise(runs):
-                excused = _may_run_again(facts, earlier, later.start.at)
-                if earlier.outcome not in COMPLETED or excused:
+                may = _may_run_again(facts, earlier, later.start.at)
+                if earlier.outcome not in COMPLETED or may or later.start.at > excused_from:
                     verdict.again += 1
+                    excused_from = min(excused_from, later.start.at)
                     continue
                 assert earlier.end is not None
                 yield Violation(
@@ -486,6 +610,7 @@ def _may_run_again(facts: Facts, body: Body, at: float) -> bool:
         body.lost
         or facts.is_dead(body.start, by=at)
         or facts.data_may_be_lost(at)
+        or ("again" in facts.allows and any(begin <= at for begin, _, _ in facts.faults))
         or facts.could_not_say(body)
         or facts.acknowledgement_lost(body.start.id)
     )
@@ -496,6 +621,10 @@ def nothing_is_left(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     for event in facts.kinds["quiet"]:
         for key, value in event.keys.items():
             yield Violation("left", f"{key} is still held: {value}", (event,))
+        # What was evicted of a room leaves the rest of it behind.
+        rooms = {} if facts.kinds["evicted"] else event.get("rooms", {})
+        for key, value in rooms.items():
+            yield Violation("left", f"there is still {key}: {value}", (event,))
     for event in facts.kinds["immortal"]:
         yield Violation("immortal", f"{event.key} has no expiry", (event,))
 
@@ -507,12 +636,18 @@ def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violatio
         for event in facts.kinds["released"]
         if event.owned and not event.kept_for_retry
     }
+    stands_until = {
+        (b.start.key, b.start.fence): b.start.at + b.start.get("min_hold", 0.0)
+        for b in facts.bodies
+    }
     for event in facts.kinds["conflict"]:
         free = released.get((event.key, event.get("holder_fence")))
         # Who waited names the holder that it met first.
         if free is None or event.outcome == "waited" or facts.data_may_be_lost(event.at):
             continue
-        late = event.at - free.at - facts.stopped(event.pid, free.at, event.at)
+        met_at = _met_at(facts, event)
+        free_at = max(free.at, stands_until.get((event.key, free.fence), 0.0))
+        late = met_at - free_at - facts.stopped(event.pid, free_at, met_at)
         if late > SOON + NOISE:
             yield Violation(
                 "ghost",
@@ -525,6 +660,16 @@ def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violatio
                 yield Violation(
                     "ghost", f"{key} stands after it was released", (released[key, fence], event)
                 )
+
+
+def _met_at(facts: Facts, conflict: Event) -> float:
+    """When the lock was in the way of this one, who may have said so later."""
+    refused = [
+        e.at
+        for e in facts.of_id[conflict.id]
+        if e.kind == "refused" and e.pid == conflict.pid and e.at <= conflict.at
+    ]
+    return max(refused, default=conflict.at)
 
 
 def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
@@ -543,7 +688,7 @@ def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violati
         until = min(next_at, lapses_at - facts.clock_forward(end.at, lapses_at))
         for body in facts.by_key[event.key]:
             start = body.start
-            lost = facts.data_may_be_lost(start.at)
+            lost = facts.data_may_be_lost(start.at) or facts.forgot(event.at, start.at)
             # It was taken at some time between its own two.
             within = event.at < start.asked and start.at < until
             if within and start.id != event.id and not (lost or _gave_up(facts, event, start)):
@@ -653,6 +798,104 @@ def locks_of_the_dead_are_freed(facts: Facts, verdict: Verdict) -> Iterator[Viol
             )
 
 
+# -- waiting rooms ----------------------------------------------------------------------------
+
+
+def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """Who waits takes the lock in the order of the room, and nobody takes it past them."""
+    for key, in_room in facts.rooms.items():
+        for first, second in out_of_turn(in_room):
+            if not facts.forgot(first.parked.asked, second.left_by):
+                yield Violation(
+                    "order",
+                    f"{second.entry} took {key}, and {first.entry} was before it in the room",
+                    tuple(filter(None, (first.parked, second.parked, second.left, first.left))),
+                )
+        took = [e for e in facts.kinds["took"] if e.key == key and not _has_a_claim(facts, e)]
+        for stay, event in overtaken(in_room, took, facts.kinds["handed"]):
+            if not facts.forgot(stay.parked.asked, event.at):
+                yield Violation(
+                    "overtook",
+                    f"{event.entry} took {key} past {stay.entry}, which was in the room",
+                    tuple(filter(None, (stay.parked, event, stay.left))),
+                )
+
+
+def _has_a_claim(facts: Facts, took: Event) -> bool:
+    """Whether it may take the lock whoever waits: it has it by then, or its earlier attempt."""
+    if any(e.token == took.token for e in facts.unanswered):
+        return True
+    return not took.entry.endswith(".0") and any(
+        _kept_or_lost(facts, body) for body in facts.bodies_of[took.id] if body.start.at < took.at
+    )
+
+
+def _kept_or_lost(facts: Facts, body: Body) -> bool:
+    release = facts._releases.get((body.start.key, body.start.fence))
+    return release is None or release.kept_for_retry or not release.owned
+
+
+def of_its_kind_one_waits(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """At most one coalesced task waits, and it is the newest, which gets its run."""
+    for key, in_room in facts.rooms.items():
+        for first, second in side_by_side(in_room):
+            begin, end = first.parked.asked, min(second.left_by, facts.events[-1].at)
+            if facts.forgot(begin, end):
+                continue
+            yield Violation(
+                "two wait",
+                f"{first.entry} and {second.entry} waited for {key} side by side",
+                (first.parked, second.parked),
+            )
+    sent_at = {event.id: event.at for event in facts.kinds["sent"]}
+    for task_id, replaced in facts.replaced.items():
+        for stay in replaced:
+            bodies = facts.bodies_of[stay.successor.rpartition(":")[0]]
+            older = [b.start for b in bodies if b.start.at < sent_at.get(task_id, 0.0)]
+            if older and stay.is_fresh:
+                yield Violation(
+                    "newest",
+                    f"{task_id} was replaced by one that had begun before it was sent",
+                    (stay.parked, *older, *filter(None, (stay.left,))),
+                )
+
+
+def who_has_failed_does_not_wait(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A soft time limit that ends a task while it is parked takes it out of the room."""
+    for event in facts.kinds["failed"]:
+        starts = [body.start for body in facts.bodies_of[event.id]]
+        # A body that had sent a retry failed as it released: the retry runs, as always with Celery.
+        ran = max((start.get("attempt") for start in starts if start.at < event.at), default=None)
+        later = [start for start in starts if start.at > event.at + SOON / 5]
+        later = [start for start in later if ran is None or start.get("attempt") <= ran]
+        reachable = facts.unreachable(event.at - facts.ttl, event.at) is None
+        if event.error == "SoftTimeLimitExceeded" and later and reachable:
+            yield Violation(
+                "failed, ran", f"{event.id} had failed, and ran after that", (event, later[0])
+            )
+
+
+def pauses_are_kept(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """After a success nobody takes a lock before its `lock_min_hold` is over."""
+    asked_at = {(e.key, e.fence): e.asked for e in facts.kinds["took"]}
+    for key, bodies in facts.by_key.items():
+        for body in bodies:
+            start = body.start
+            pause = start.get("min_hold", 0.0)
+            release = facts._releases.get((key, start.fence))
+            if not pause or body.outcome != "returned" or release is None or not release.owned:
+                continue
+            until = asked_at.get((key, start.fence), start.asked) + pause
+            for other in bodies:
+                early = start.fence < other.start.fence and other.start.at < until - TICK
+                if early and not facts.data_may_be_lost(other.start.at):
+                    yield Violation(
+                        "pause",
+                        f"{key} was taken {until - other.start.at:.3f} s before its pause was over",
+                        (start, other.start),
+                    )
+
+
 def workers_live(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """No worker ends that nobody has ended."""
     for event in facts.kinds["crashed"]:
@@ -675,4 +918,8 @@ RULES = (
     held_locks_let_nobody_in,
     losers_are_told,
     locks_of_the_dead_are_freed,
+    the_room_keeps_its_order,
+    of_its_kind_one_waits,
+    who_has_failed_does_not_wait,
+    pauses_are_kept,
 )

@@ -20,7 +20,9 @@ from tests.support.servers import Proxy, RedisServer, SentinelSet, Way
 from tests.support.waiting import eventually
 from tests.support.workers import Worker, is_running
 
+from . import steps
 from .history import Event
+from .load import OF_ROOMS
 from .stage import Fault, Stage
 
 #: How long something lasts, as parts of the ttl.
@@ -297,6 +299,98 @@ def cut_broker(stage: Stage, low: float = 0.0, high: float = 1.5) -> None:
             stage.broker_proxy.reconnect()
 
 
+# -- between two steps of a waiting room ------------------------------------------------------
+
+
+def strike_at(stage: Stage, step: str, strike: Callable[[Stage, Event], None]) -> None:
+    """Strike a process that is just there. See `steps.STEPS`."""
+    armed = steps.arm(stage.history, step)
+    seen = time.monotonic()
+
+    def there() -> list[Event]:
+        return [e for e in stage.history.events("step") if e.at > seen]
+
+    try:
+        for _ in range(4):
+            _bring_about(stage, step)
+            with contextlib.suppress(AssertionError):  # the room may be in another's hands
+                (here,) = eventually(there, f"somebody is there: {step}", 5.0)
+                break
+        else:
+            stage.history.write("missed", name=step)
+            return
+        strike(stage, here)
+    finally:
+        armed.unlink(missing_ok=True)
+        steps.let_go(stage.history, step)
+
+
+def _bring_about(stage: Stage, step: str) -> None:
+    """Have somebody run, and others wait for it."""
+    key = stage.rng.choice(("k0", "k1"))
+    name = {"replacing": "coalesce", "replaced": "coalesce", "gave up": "queue_briefly"}
+    tasks = ["queue", *[name.get(step, "queue")] * 3]
+    holds = 2.0 if step == "gave up" else 1.0
+    for seconds, task in zip((holds, 0.1, 0.1, 0.1), tasks, strict=True):
+        stage.send(task, kwargs={"key": key, "seconds": seconds, "how": "return"}, expires=None)
+
+
+def kill_child_at(stage: Stage, here: Event) -> None:
+    """SIGKILL of the process; of its worker, if it is the main one."""
+    if here.pid == here.main:
+        kill_worker_at(stage, here)
+        return
+    with stage.during("kill_child_at", step=here.name, pid=here.pid):
+        _kill([here.pid])
+        stage.dead([here.pid])
+
+
+def kill_worker_at(stage: Stage, here: Event) -> None:
+    """SIGKILL of the worker's main process. Its children die with it."""
+    worker = stage.worker_of(here)
+    with stage.during("kill_worker_at", step=here.name, pid=worker.pid):
+        pids = _processes(worker)
+        _kill([worker.pid])
+        stage.dead(pids)
+        stage.replace(worker)
+
+
+def soft_limit_at(stage: Stage, here: Event) -> None:
+    """The signal of a soft time limit."""
+    with stage.during("soft_limit_at", step=here.name, pid=here.pid):
+        if here.pid != here.main:
+            _signal([here.pid], signal.SIGUSR1)
+        stage.pause(0.0, 0.2)
+
+
+def cut_locks_at(stage: Stage, here: Event) -> None:
+    """Connections to the lock server break, and there are new ones only later."""
+    with stage.during("cut_locks_at", unreachable=True, step=here.name):
+        stage.lock_proxy.cut_off()
+        steps.let_go(stage.history, here.name)
+        try:
+            _last(stage, stage.rng.choice((SHORT, LONG)))
+        finally:
+            stage.lock_proxy.reconnect()
+
+
+def cut_broker_at(stage: Stage, here: Event) -> None:
+    """The same with the broker."""
+    with stage.during("cut_broker_at", step=here.name):
+        stage.broker_proxy.cut_off()
+        steps.let_go(stage.history, here.name)
+        try:
+            stage.pause(0.0, 1.5)
+        finally:
+            stage.broker_proxy.reconnect()
+
+
+def empty_locks_at(stage: Stage, here: Event) -> None:
+    """The lock server is killed, and comes back empty."""
+    with stage.during("empty_locks_at", unreachable=True, step=here.name):
+        stage.locks.restart_empty()
+
+
 def several(stage: Stage) -> None:
     """Three of the others, one upon another's ruins."""
     for fault in stage.rng.sample([each for each in _combinable() if stage.pool in each.pools], 3):
@@ -307,7 +401,7 @@ def several(stage: Stage) -> None:
 def _combinable() -> Iterator[Fault]:
     """What needs no setting or server of its own, and allows nothing."""
     for each in FAULTS.values():
-        special = each.allows or each.conf or each.locks is not RedisServer
+        special = each.allows or each.conf or each.load is OF_ROOMS or each.locks is not RedisServer
         if not special and each.inject is not several:
             yield each
 
@@ -458,5 +552,31 @@ _add("cut_broker", cut_broker, conf=_on_connection_loss(False), allows=LOSES_MES
 _add(
     "cut_broker_cancels", cut_broker, conf=_on_connection_loss(True), allows=LOSES_MESSAGES, times=2
 )
+
+STRIKES: dict[str, tuple[Callable[[Stage, Event], None], dict[str, Any]]] = {
+    "kill_child": (kill_child_at, {}),
+    "kill_worker": (kill_worker_at, {}),
+    "soft_limit": (soft_limit_at, {}),
+    "cut_locks": (cut_locks_at, {}),
+    "empty_locks": (empty_locks_at, {"allows": FORGETS}),
+    # Now and then Celery's worker ends at that with the Redis broker: in its consumer kombu asks a
+    # connection that it has just closed for its parameters (AttributeError in `_connparams`).
+    "cut_broker": (
+        cut_broker_at,
+        {
+            "conf": _on_connection_loss(False),
+            "allows": LOSES_MESSAGES,
+            "brokers": ("rabbitmq",),
+        },
+    ),
+}
+for _step in steps.STEPS:
+    for _name, (_strike, _how) in STRIKES.items():
+        _add(
+            f"{_name}_at_{_step.replace(' ', '_')}",
+            strike_at,
+            *(_step, _strike),
+            **{"pools": PREFORK, "load": OF_ROOMS, "times": 2, **_how},
+        )
 
 _add("several", several)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery import Celery
@@ -24,8 +24,34 @@ TASKS = {
     "abort": 2,
     "retry_released": 2,
     "retry_held": 2,
+    "queue": 3,
+    "queue_limited": 1,
+    "queue_briefly": 1,
+    "queue_then_defer": 1,
+    "coalesce": 3,
+    "retry_queued": 1,
+    "retry_held_queued": 1,
+    "retry_coalesced": 1,
+    "pause": 1,
+    "pause_coalesced": 1,
+    "two": 2,
+    "two_queued": 3,
+    "two_retried": 1,
+    "two_patient": 1,
+}
+#: Those that go through waiting rooms, and a few that do not.
+OF_ROOMS = {
+    **{name: weight for name, weight in TASKS.items() if list(TASKS).index(name) > 9},
+    "skip": 1,
+    "defer": 1,
+    "wait": 1,
+    "retry_held": 1,
 }
 KEYS = ("k0", "k1", "k2", "k3")
+#: Of the tasks of which two may run at once.
+KEYS_OF_TWO = ("t0", "t1")
+#: Some of these expire soon, so that it also happens while they wait.
+EXPIRING = ("queue", "coalesce", "two_queued")
 #: Seconds between two messages.
 APART = (0.02, 0.2)
 
@@ -39,6 +65,7 @@ class Load:
         queue: where to.
         ttl: of the locks; some bodies last longer.
         room: whether one more may be sent now.
+        tasks: how often each task is sent, relative to the others.
     """
 
     def __init__(
@@ -49,8 +76,10 @@ class Load:
         ttl: float,
         history: History,
         room: Callable[[], bool],
+        tasks: Mapping[str, int] = TASKS,
     ) -> None:
         self._rng = rng
+        self._tasks = tasks
         self._app = app
         self._queue = queue
         self._ttl = ttl
@@ -81,10 +110,13 @@ class Load:
             options: for `send_task`; `kwargs` are put over random ones.
         """
         with self._mutex:
-            name = task or self._rng.choices(list(TASKS), list(TASKS.values()))[0]
+            name = task or self._rng.choices(list(self._tasks), list(self._tasks.values()))[0]
             kwargs = {**self._arguments(name), **options.pop("kwargs", {})}
             task_id = str(uuid.UUID(int=self._rng.getrandbits(128)))
-        self._history.write("sent", id=task_id, task=name, **kwargs)
+            if "expires" not in options and name in EXPIRING and self._rng.random() < 0.1:
+                options["expires"] = 1.0
+        expires = options.get("expires")
+        self._history.write("sent", id=task_id, task=name, expires=expires, **kwargs)
         self.sent.append(task_id)
         self._app.send_task(name, kwargs=kwargs, queue=self._queue, task_id=task_id, **options)
         return task_id
@@ -92,11 +124,11 @@ class Load:
     def _arguments(self, name: str) -> dict[str, Any]:
         rng = self._rng
         arguments = {
-            "key": rng.choice(KEYS),
-            "seconds": round(self._seconds(self.short or name.startswith("retry")), 3),
+            "key": rng.choice(KEYS_OF_TWO if name.startswith("two") else KEYS),
+            "seconds": round(self._seconds(self.short or "retr" in name), 3),
             "how": "raise" if rng.random() < 0.06 else "return",
         }
-        if name.startswith("retry"):
+        if "retr" in name:
             arguments["retries"] = rng.choice((1, 1, 2))
             arguments["countdown"] = rng.choice((0, 0, 0.3, 0.8))
         return arguments

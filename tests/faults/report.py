@@ -63,10 +63,12 @@ COLUMNS: Sequence[Column] = (
     ("cases", lambda results: str(len(results))),
     ("messages", lambda results: str(sum(sum(r.verdict.outcomes.values()) for r in results))),
     ("bodies", _sum("bodies")),
-    ("ran", _outcomes("ran", "deferred", "waited")),
-    ("skipped", _outcomes("skipped")),
+    ("ran", _outcomes("ran", "deferred", "waited", "queued")),
+    ("skipped", _outcomes("skipped", "replaced")),
     ("failed", _outcomes("failed", "refused")),
     ("gone", _sum("vanished")),
+    ("parked", _sum("parked")),
+    ("forgot", _sum("forgotten")),
     ("again", _sum("again")),
     ("both", _sum("overlaps")),
     ("lost", lambda results: str(len(_all(results, "told")))),
@@ -78,6 +80,7 @@ COLUMNS: Sequence[Column] = (
 
 LEGEND = """\
 * ran, skipped, failed: how the messages ended; one that was deferred or waited first counts as ran.
+* parked: stays in waiting rooms; forgot: those that ended with the lock server's data.
 * gone: messages that Celery or the broker's transport lost as they may: acknowledged early by a
   worker that died, or on a connection that broke.
 * again: attempts that ran once more after their process died or their lock was lost.
@@ -151,6 +154,7 @@ def as_json(results: Iterable[Result]) -> list[dict[str, Any]]:
                 name: getattr(result.verdict, name)
                 for name in (
                     *("bodies", "overlaps", "losers", "vanished", "crashed", "again", "ignorant"),
+                    *("parked", "forgotten"),
                     *("told", "freed_child", "freed_worker"),
                 )
             },

@@ -18,7 +18,7 @@ from tests.support.workers import Worker, make_app
 
 from .checker import FINAL
 from .history import Event, History
-from .load import Load
+from .load import TASKS, Load
 from .watch import LOCKS, Watcher
 
 #: Workers, and what each runs at a time.
@@ -69,6 +69,7 @@ class Fault:
         locks: makes the lock server. A `RedisServer` is put behind `lock_proxy`; anything else (a
             `SentinelSet`) has `url` and `transport_options` of its own.
         conf: settings of the workers, over those of the stage.
+        load: how often each task is sent, relative to the others.
         times: how often it is injected in one case.
     """
 
@@ -80,6 +81,7 @@ class Fault:
     acks: tuple[str, ...] = ACKS
     locks: Callable[[], Any] = RedisServer
     conf: Mapping[str, Any] = field(default_factory=dict)
+    load: Mapping[str, int] = field(default_factory=lambda: TASKS)
     times: int = 1
 
 
@@ -175,7 +177,9 @@ class Stage:
         self.app = make_app({**self._conf(), "broker_url": direct})
         stack.callback(self.app.close)
         rng = random.Random(f"{self._seed}:load")
-        self.load = Load(rng, self.app, self.queue, self.ttl, self.history, self._has_room)
+        self.load = Load(
+            rng, self.app, self.queue, self.ttl, self.history, self._has_room, self.fault.load
+        )
 
     def _broker(self) -> tuple[str, int]:
         """The broker's URL, and the port that the proxy stands in front of."""
@@ -262,16 +266,21 @@ class Stage:
         while not self._is_drained() and time.monotonic() < give_up:
             time.sleep(0.1)
         self.history.write("drained", fences=self._fences_left())
-        # The locks of dead workers lapse, and those that are kept for a retry that vanished.
+        # The locks of dead workers lapse, and those that are kept for a retry that vanished. Who
+        # looks after the rooms looks at each once more when its last run could have died.
         give_up = time.monotonic() + self.ttl + 2.5
-        while self._locks_left() and time.monotonic() < give_up:
+        while (self._locks_left() or self._rooms_left()) and time.monotonic() < give_up:
             time.sleep(0.05)
-        self.history.write("quiet", keys=self._locks_left())
+        self.history.write("quiet", keys=self._locks_left(), rooms=self._rooms_left())
 
     def _is_drained(self) -> bool:
         """Whether nothing more will happen."""
         if self.watcher.inside() or self.watcher.graves():
             return False
+        rooms = self._rooms_left()
+        if any(kind in key for key in rooms for kind in (":room:", ":entries:", ":ended:")):
+            # Somebody waits there, and others look after the room every second or so.
+            return self.watcher.idle() > 2 * HOPELESS
         pending = [each for each, result in self._results().items() if not _is_final(result)]
         idle = self.watcher.idle()
         if self.broker == "redis":
@@ -279,8 +288,8 @@ class Stage:
             with self.steady.client(db=1) as broker:
                 left = broker.llen(self.queue) + broker.hlen("unacked")
             return left == 0 and idle > (HOPELESS if pending else 0.2)
-        if all(self.watcher.holder_died(each) for each in pending):
-            return idle > (HOPELESS if pending else 1.0)
+        if all(self.watcher.holder_died(each) or self.watcher.waits(each) for each in pending):
+            return idle > (HOPELESS if pending else 1.5)
         return False
 
     def _results(self) -> dict[str, dict[str, Any]]:
@@ -292,6 +301,20 @@ class Stage:
         with self.locks.client(timeout=5) as client:
             found = {key: client.get(key) for key in client.scan_iter(LOCKS, count=1000)}
         return {key: value for key, value in found.items() if value is not None}
+
+    def _rooms_left(self) -> dict[str, Any]:
+        """What there is of waiting rooms, by its key."""
+        left: dict[str, Any] = {}
+        with self.locks.client(timeout=5) as client:
+            for key in client.scan_iter("redislock:*", count=1000):
+                _, _, kind, *_ = f"{key}:".split(":")
+                if kind in ("room", "corrupt"):
+                    left[key] = client.lrange(key, 0, -1)
+                elif kind in ("entries", "ended"):
+                    left[key] = list(client.hgetall(key))
+                elif kind == "rooms":
+                    left[key] = client.zrange(key, 0, -1)
+        return {key: value for key, value in left.items() if value}
 
     def _fences_left(self) -> dict[str, int]:
         left = {key: json.loads(value) for key, value in self._locks_left().items()}
@@ -306,6 +329,7 @@ class Stage:
                 state=result.get("status", "PENDING"),
                 value=value if isinstance(value, str) else None,
                 error=value.get("exc_type") if isinstance(value, dict) else None,
+                about=json.dumps(value.get("exc_message")) if isinstance(value, dict) else None,
             )
         for worker in self.workers:
             if worker.popen.poll() is not None:

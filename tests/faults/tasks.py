@@ -1,7 +1,8 @@
 """The app of the bench's workers: tasks of every policy on a few shared locks, and the witnesses.
 
 The witnesses write down what the library does where the bodies cannot: extensions, conflicts,
-acknowledgements. They only listen. What `bench_breakage` names breaks the lock on purpose.
+acknowledgements, what enters a waiting room. They only listen, but for `steps`. What
+`bench_breakage` names breaks the lock on purpose.
 """
 
 from __future__ import annotations
@@ -19,18 +20,22 @@ from celery.worker.request import Request
 from kombu.transport.redis import Transport as RedisTransport
 
 from celery_redislock import (
+    Coalesce,
     Defer,
+    Queue,
     Raise,
     SingletonTask,
     Skip,
     Wait,
+    _room,
+    _store,
     lock_conflict,
     lock_lost,
     lock_released,
 )
 from celery_redislock._clock import clock
-from celery_redislock._store import NOT_OURS, Extended, Store
-from tests.faults import breakages
+from celery_redislock._store import EXTENDED, Acquired, Extended, Full, Parked, Store
+from tests.faults import breakages, steps
 from tests.faults.history import History
 
 CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
@@ -104,6 +109,8 @@ class _Run:
             asked=_monotonic(getattr(self._lock, "acquired_at", 0.0)),
             right=_monotonic(getattr(self._lock, "deadline", 0.0)),
             ttl=self._lock.ttl,
+            limit=task.lock_options.lock_limit,
+            min_hold=task.lock_options.lock_min_hold or 0.0,
             pid=os.getpid(),
             main=MAIN,
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
@@ -165,6 +172,23 @@ refuse = singleton("refuse", on_conflict=Raise(), on_redis_error="raise")
 abort = singleton("abort", on_lock_lost="abort")
 retry_released = singleton("retry_released", on_conflict=_patiently)
 retry_held = singleton("retry_held", on_conflict=_patiently, lock_across_retries="hold")
+queue = singleton("queue", on_conflict=Queue())
+queue_limited = singleton("queue_limited", on_conflict=Queue(limit=2, then=Skip()))
+queue_briefly = singleton("queue_briefly", on_conflict=Queue(max_wait=0.8, then=Skip()))
+queue_then_defer = singleton(
+    "queue_then_defer", on_conflict=Queue(limit=3, max_wait=1.0, then=_patiently)
+)
+coalesce = singleton("coalesce", on_conflict=Coalesce())
+retry_queued = singleton("retry_queued", on_conflict=Queue())
+retry_held_queued = singleton("retry_held_queued", on_conflict=Queue(), lock_across_retries="hold")
+retry_coalesced = singleton("retry_coalesced", on_conflict=Coalesce())
+pause = singleton("pause", on_conflict=Queue(), lock_min_hold=0.8)
+pause_coalesced = singleton("pause_coalesced", on_conflict=Coalesce(), lock_min_hold=0.6)
+# On keys of their own: who shares a lock agrees on how many may hold it.
+two = singleton("two", lock_limit=2)
+two_queued = singleton("two_queued", on_conflict=Queue(), lock_limit=2)
+two_retried = singleton("two_retried", on_conflict=Queue(), lock_limit=2)
+two_patient = singleton("two_patient", on_conflict=Wait(timeout=2.0, then=Queue()), lock_limit=2)
 
 
 # -- witnesses --------------------------------------------------------------------------------
@@ -213,13 +237,85 @@ def _witness_extensions() -> None:
         sent_at = time.monotonic()
         replies = extend(self, extensions, *args, **kwargs)
         for extension, reply in zip(extensions, replies, strict=True):
-            if isinstance(reply, Extended) and reply.outcome != NOT_OURS:
+            if isinstance(reply, Extended) and reply.outcome >= EXTENDED:
                 claim = extension.claim
                 until = sent_at + claim.ttl
                 history.write("beat", token=claim.token, sent=sent_at, until=until, pid=os.getpid())
         return replies
 
     Store.extend = witnessed  # type: ignore[method-assign]
+
+
+def _who(claim: Any) -> dict[str, Any]:
+    return {
+        "id": claim.task_id,
+        "entry": claim.entry_id,
+        "key": claim.keys.lock,
+        "pid": os.getpid(),
+        "main": MAIN,
+    }
+
+
+def _task_id(entry_id: str) -> str:
+    return entry_id.rpartition(":")[0]
+
+
+def _witness_rooms() -> None:
+    """What enters a waiting room and what leaves it. Each is written with when it was asked for,
+    also before: whoever is killed in between may have been served.
+    """
+    acquire, park, hand_over = Store.acquire, Store.park, Store.hand_over
+
+    @wraps(acquire)
+    def acquired(self: Any, claim: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = time.monotonic()
+        who = _who(claim)
+        history.write("asks", token=claim.token, **who)
+        reply = acquire(self, claim, *args, **kwargs)
+        fence = reply.fence if isinstance(reply, Acquired) else 0
+        kind = "took" if fence else "refused"
+        history.write(kind, token=claim.token, fence=fence, asked=asked, **who)
+        return reply
+
+    @wraps(park)
+    def parked(self: Any, claim: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = time.monotonic()
+        history.write("parks", newest=kwargs.get("kind") or "", **_who(claim))
+        reply = park(self, claim, *args, **kwargs)
+        said = "parked" if isinstance(reply, Parked) else "ask"
+        history.write(
+            "parked" if isinstance(reply, Parked) else "not parked",
+            said="full" if isinstance(reply, Full) else said,
+            newest=kwargs.get("kind") or "",
+            in_front=bool(kwargs.get("in_front")),
+            began=bool(kwargs.get("began")),
+            replaced=[] if isinstance(reply, Full) else list(reply.replaced),
+            asked=asked,
+            **_who(claim),
+        )
+        if isinstance(reply, Parked):
+            steps.step("parked")
+        return reply
+
+    @wraps(hand_over)
+    def handed_over(self: Any, keys: Any, ttl: float, take_out: str = "", *args: Any) -> Any:
+        if take_out:
+            history.write("out", entry=take_out, id=_task_id(take_out), key=keys.lock)
+        reply = hand_over(self, keys, ttl, take_out, *args)
+        if take_out:
+            steps.step("gave up")
+        if reply.entry_id:
+            history.write(
+                "handed",
+                entry=reply.entry_id,
+                id=_task_id(reply.entry_id),
+                key=keys.lock,
+                gives_up=reply.gives_up,
+            )
+            steps.step("handed over")
+        return reply
+
+    Store.acquire, Store.park, Store.hand_over = acquired, parked, handed_over  # type: ignore
 
 
 @signals.task_received.connect(weak=False)
@@ -249,9 +345,15 @@ def _witness_acknowledgements() -> None:
     Request.acknowledge, Request.reject = acknowledged, rejected
 
 
+@signals.task_failure.connect(weak=False)
+def _on_failed(sender: Any, task_id: str, exception: Any, **kwargs: Any) -> None:
+    error = type(getattr(exception, "exc", exception)).__name__
+    history.write("failed", id=task_id, error=error, pid=os.getpid())
+
+
 @signals.task_revoked.connect(weak=False)
 def _on_revoked(request: Any, **kwargs: Any) -> None:
-    history.write("revoked", id=request.id, main=MAIN)
+    history.write("revoked", id=request.id, main=MAIN, expired=bool(kwargs.get("expired")))
 
 
 if CONF.get("bench_pool") == "gevent":
@@ -259,6 +361,13 @@ if CONF.get("bench_pool") == "gevent":
     # seconds brought nothing, and its BRPOP brings something every second.
     RedisTransport.brpop_timeout = 4
 
+# What others finish that somebody left undone is finished soon, so that a case is short; and
+# where nothing was left undone they do it again, so that there are copies.
+_store.HAND_OVER_AGAIN, _store.HAND_OVER_MOST = 1.0, 3.0
+_room.SWEEP_EVERY = CONF.get("bench_sweep_every", 0.5)
+
 _witness_extensions()
 _witness_acknowledgements()
+_witness_rooms()
+steps.witness(history, MAIN)
 breakages.apply(CONF.get("bench_breakage"))

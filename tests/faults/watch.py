@@ -17,7 +17,7 @@ from .history import Event, History
 LOOK_EVERY = 0.01
 #: Seconds between two looks for locks without an expiry.
 SCAN_EVERY = 0.5
-LOCKS = "redislock:*:lock:*"
+LOCKS = "redislock:*:lock*:*"
 #: Ends of a body, and of a conflict, after which nothing more comes of a message.
 _ENDS = ("returned", "raised", "rejected")
 _CONFLICTS = ("skipped", "skipped with a result", "raised", "already done")
@@ -42,6 +42,7 @@ class Watcher:
         self._open: set[str] = set()
         self._runs: dict[str, str] = {}
         self._acked_by: dict[str, int | None] = {}
+        self._parked: set[str] = set()
         self._busy_at = 0.0
         self._pids: dict[int, int] = {}
         self._poll = select.poll()
@@ -80,6 +81,10 @@ class Watcher:
     def holder_died(self, task_id: str) -> bool:
         """Whether the worker that acknowledged this message, and nobody got since, is dead."""
         return self._acked_by.get(task_id) in self.dead
+
+    def waits(self, task_id: str) -> bool:
+        """Whether this one was put into a waiting room, and was not seen to leave it."""
+        return task_id in self._parked
 
     def graves(self) -> bool:
         """Whether a dead holder's lock is not yet seen to be free."""
@@ -125,6 +130,14 @@ class Watcher:
             self._open.add(event.id)
         elif event.kind == "conflict" and event.outcome in _CONFLICTS:
             self._open.discard(event.id)
+        elif event.kind == "parked":
+            self._parked.add(event.id)
+            for entry in event.replaced:
+                self._open.discard(entry.rpartition(":")[0])
+        elif event.kind in ("took", "out"):
+            self._parked.discard(event.id)
+        elif event.kind in ("revoked", "failed"):
+            self._open.discard(event.id)
         elif event.kind == "received":
             self._acked_by[event.id] = None
         elif event.kind == "acked":
@@ -150,10 +163,13 @@ class Watcher:
         for (key, token), freed_at in list(self._graves.items()):
             if freed_at is not None and freed_at < recently:
                 continue
-            value = self._ask(lambda client, key=key: client.get(key))
-            if value is _NO_ANSWER:
+            # It may be any of those that may hold it at once.
+            slots = [key.replace(":lock:", f":{slot}:") for slot in ("lock", "lock2")]
+            values = self._ask(lambda client, slots=slots: client.mget(slots))
+            if values is _NO_ANSWER:
                 return
-            held = value is not None and token in value
+            value = next((v for v in values if v is not None and token in v), None)
+            held = value is not None
             if not held and freed_at is None:
                 self._graves[key, token] = time.monotonic()
                 self._history.write("freed", key=key, token=token)

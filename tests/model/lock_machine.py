@@ -381,7 +381,7 @@ class LockMachine(RuleBasedStateMachine):
         self._expect(client.process, trouble, "release", client.who, "", False)
         claim = Claim(KEYS, client.who.token, TTL * TICK, "", client.who.task_id)
         try:
-            assert client.process.store.release(claim) is self.answer
+            assert client.process.store.release(claim).ours is self.answer
         except LockUnavailable:
             assert trouble.lost == "for good"
 
@@ -418,7 +418,7 @@ class LockMachine(RuleBasedStateMachine):
             store.acquire(claim, hold_off=0)
         elif what == "release":
             self._expect(client.process, NONE, "release", client.who, "1", True)
-            assert store.release(claim, "1", always=True) is self.answer
+            assert store.release(claim, "1", always=True).ours is self.answer
         elif what in ("extend", "retake") and fence:
             retake = client.right.record if what == "retake" else None
             self._expect(client.process, NONE, "extend", client.who, retake)

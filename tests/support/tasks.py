@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import signal
 import time
 from collections import deque
 from functools import partial
@@ -21,14 +22,18 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery_redislock import (
     Defer,
     LockLost,
+    Queue,
     Raise,
     RedisLock,
+    Replace,
     SingletonTask,
     Skip,
     Wait,
     current_lock,
+    lock_conflict,
 )
 from tests.support.journal import Journal
+from tests.support.unique import UNIQUE
 
 CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
 
@@ -37,12 +42,18 @@ app.conf.update({k: v for k, v in CONF.items() if not k.startswith("test_")})
 if "test_task_cls" in CONF:
     app.task_cls = CONF["test_task_cls"]
 
+if port := CONF.get("test_metrics_port"):
+    from celery_redislock import prometheus
+
+    prometheus.instrument(app, port=port)
+
 if beat := CONF.get("test_beat"):
     app.conf.beat_schedule = {
         "job": {
-            "task": "skip",
+            "task": beat.get("task", "skip"),
             "schedule": beat["every"],
             "args": [beat["label"], beat["seconds"]],
+            "options": beat.get("options", {}),
         }
     }
 
@@ -74,6 +85,19 @@ def body(self: Any, label: str, seconds: float = 0.2, how: str = "return") -> An
         journal.write("end", label, self.request, {"lost": self.lock.lost})
 
 
+@lock_conflict.connect
+def note_conflict(sender: Any, details: Any, **kwargs: Any) -> None:
+    """Of the tasks whose duplicates are counted."""
+    if sender.name.startswith("counted"):
+        turned_away = details.outcome.startswith("skipped") or details.outcome == "raised"
+        event = "turned away" if turned_away else "conflict"
+        journal.write(
+            event, details.key.rpartition(":")[2], sender.request, {"streak": details.streak}
+        )
+    if sender.name == "queued_and_killed" and details.outcome == "queued":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def singleton(**options: Any) -> Any:
     defaults = {"base": SingletonTask, "bind": True, "lock_key": ["label"], "lock_ttl": 6}
     return app.task(**{**defaults, **options})
@@ -85,12 +109,44 @@ defer = singleton(name="defer", on_conflict=Defer(delay=0.2, backoff=1.0))(body)
 defer_briefly = singleton(
     name="defer_briefly", on_conflict=Defer(delay=0.2, max_wait=0.5, then=Raise())
 )(body)
+defer_long = singleton(name="defer_long", on_conflict=Defer(delay=60))(body)
 wait = singleton(name="wait", on_conflict=Wait())(body)
 wait_briefly = singleton(name="wait_briefly", on_conflict=Wait(timeout=0.3, then=Raise()))(body)
 wait_late = singleton(name="wait_late", acks_late=True, lock_ttl=5, on_conflict=Wait(timeout=1.5))(
     body
 )
+queued = singleton(name="queued", on_conflict="queue")(body)
+queued_named = singleton(name="queued_named", lock_key="named:{label}", on_conflict="queue")(body)
+queued_long = singleton(name="queued_long", lock_ttl=60, on_conflict="queue")(body)
+queued_and_killed = singleton(name="queued_and_killed", on_conflict="queue")(body)
+queued_late = singleton(
+    name="queued_late", acks_late=True, reject_on_worker_lost=True, on_conflict=Queue()
+)(body)
+queued_two = singleton(name="queued_two", on_conflict=Queue(limit=2, then=Raise()))(body)
+queued_briefly = singleton(
+    name="queued_briefly", lock_ttl=60, on_conflict=Queue(max_wait=0.5, then=Raise())
+)(body)
+coalesced = singleton(name="coalesced", on_conflict="coalesce")(body)
+two_at_once = singleton(name="two_at_once", lock_limit=2)(body)
+two_at_once_late = singleton(
+    name="two_at_once_late", lock_limit=2, acks_late=True, reject_on_worker_lost=True
+)(body)
+two_at_once_queued = singleton(name="two_at_once_queued", lock_limit=2, on_conflict="queue")(body)
+pauses = singleton(name="pauses", lock_min_hold=2)(body)
+pauses_always = singleton(name="pauses_always", lock_min_hold=2, lock_min_hold_after="any")(body)
+pauses_queued = singleton(name="pauses_queued", lock_min_hold=1, on_conflict="queue")(body)
+ticks = singleton(name="ticks", lock_min_hold=1.5)(body)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
+counting = {"lock_key": "counted:{label}"}
+counted = singleton(name="counted", **counting)(body)
+counted_refusing = singleton(name="counted_refusing", on_conflict="raise", **counting)(body)
+counted_pausing = singleton(name="counted_pausing", lock_min_hold=60, **counting)(body)
+counted_result = singleton(name="counted_result", on_conflict=Skip(result="skipped"), **counting)(
+    body
+)
+counted_deferring = singleton(name="counted_deferring", on_conflict=Defer(delay=0.2), **counting)(
+    body
+)
 late = singleton(name="late", acks_late=True, reject_on_worker_lost=True)(body)
 late_hour = singleton(name="late_hour", acks_late=True, lock_ttl=5)(body)
 limited = singleton(name="limited", lock_ttl=60, soft_time_limit=1)(body)
@@ -101,8 +157,86 @@ runs_unlocked = singleton(name="runs_unlocked", on_redis_error="run")(body)
 raises_unlocked = singleton(name="raises_unlocked", on_redis_error="raise")(body)
 
 
-@singleton(name="describes", on_conflict=Defer(delay=0.2))
-def describes(self: Any, label: str, seconds: float = 0.0) -> Any:
+replaced = singleton(name="replaced", on_conflict=Replace(grace=0))(body)
+replaced_late = singleton(
+    name="replaced_late", acks_late=True, reject_on_worker_lost=True, on_conflict=Replace(grace=0)
+)(body)
+replaced_sometime = singleton(name="replaced_sometime", on_conflict=Replace(grace=60))(body)
+replaced_by_abort = singleton(
+    name="replaced_by_abort", on_conflict=Replace(grace=60), on_lock_lost="abort"
+)(body)
+
+
+@singleton(name="replaced_gently", on_conflict=Replace(grace=60))
+def replaced_gently(self: Any, label: str, seconds: float = 60.0, how: str = "ensure") -> Any:
+    """Looks whether it is to end, and ends as it is told."""
+    journal.write("start", label, self.request)
+    until = time.monotonic() + seconds
+    while not self.lock.lost and time.monotonic() < until:
+        time.sleep(0.02)
+    journal.write("end", label, self.request)
+    if self.lock.lost and how == "retry":
+        raise self.retry(countdown=1, max_retries=3)
+    if how == "ensure":
+        self.lock.ensure()
+    return label
+
+
+@singleton(name="named", lock_key="{label}")
+def named(self: Any, label: str, seconds: float = 0.2) -> None:
+    """Leaves its name out of what it returns: Celery logs that, as it is."""
+    body(self, label, seconds)
+
+
+@singleton(name="stubborn", on_conflict=Replace(grace=0))
+def stubborn(self: Any, label: str, seconds: float = 60.0) -> Any:
+    """Ignores the signal that is to end it."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        return body(self, label, seconds)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+for name, options in UNIQUE.items():
+    singleton(name=name, **options)(body)
+
+
+@singleton(name="unique_retries", lock_scope="queued+running", max_retries=3)
+def unique_retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
+    journal.write("start", label, self.request, {"fence": self.lock.fence})
+    journal.write("end", label, self.request)
+    if self.request.retries < times:
+        raise self.retry(countdown=countdown)
+    return self.request.retries
+
+
+@singleton(name="unique_queued_retries", lock_scope="queued", max_retries=3)
+def unique_queued_retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
+    journal.write("start", label, self.request, {"fence": self.lock.fence})
+    if self.request.retries < times:
+        raise self.retry(countdown=countdown)
+    return self.request.retries
+
+
+@singleton(name="unique_pages", lock_scope="queued+running", acks_late=True)
+def unique_pages(self: Any, label: str, left: int = 2) -> Any:
+    """Goes on by replacing itself."""
+    journal.write("start", label, self.request)
+    journal.write("end", label, self.request)
+    if left:
+        here = self.request.delivery_info["routing_key"]
+        return self.replace(self.s(label, left - 1).set(queue=here))
+    return "last page"
+
+
+@singleton(name="sends_itself", lock_scope="queued+running")
+def sends_itself(self: Any, label: str) -> Any:
+    here = self.request.delivery_info["routing_key"]
+    return self.apply_async((label,), queue=here).id == self.request.id
+
+
+def describe(self: Any, label: str, seconds: float = 0.0) -> Any:
     """What its own message said."""
     journal.write("start", label, self.request)
     pause(seconds)
@@ -117,6 +251,10 @@ def describes(self: Any, label: str, seconds: float = 0.0) -> Any:
     return told
 
 
+describes = singleton(name="describes", on_conflict=Defer(delay=0.2))(describe)
+queued_describes = singleton(name="queued_describes", on_conflict="queue")(describe)
+
+
 @singleton(name="retries", max_retries=3)
 def retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
     journal.write("start", label, self.request, {"fence": self.lock.fence})
@@ -127,6 +265,16 @@ def retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
         return self.request.retries
     finally:
         journal.write("end", label, self.request)
+
+
+@singleton(name="coalesced_retries", max_retries=3, on_conflict="coalesce")
+def coalesced_retries(self: Any, label: str, seconds: float = 0.05, times: int = 0) -> Any:
+    journal.write("start", label, self.request)
+    pause(seconds)
+    journal.write("end", label, self.request)
+    if self.request.retries < times:
+        raise self.retry(countdown=0)
+    return self.request.retries
 
 
 @singleton(name="retries_held", max_retries=3, lock_across_retries="hold")

@@ -1,15 +1,20 @@
-"""What our users' own tests do: pytest-celery's fixtures, and a worker inside the process."""
+"""What our users' own tests do: Celery's fixtures, whose worker is a thread of the process."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
-from celery.contrib.testing.worker import start_worker
+from celery.contrib import pytest as celery_fixtures
 
 from celery_redislock import SingletonTask, TaskSkipped, Wait
 from tests.support.waiting import eventually
+from tests.support.workers import ROOT
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def celery_config(redis_server):
     return {
         "broker_url": f"{redis_server.url}/4",
@@ -18,11 +23,13 @@ def celery_config(redis_server):
     }
 
 
-@pytest.fixture
-def celery_worker(celery_app):
-    """pytest-celery's own fixture of that name starts a container since its version 1."""
-    with start_worker(celery_app, perform_ping_check=False, shutdown_timeout=20) as worker:
-        yield worker
+# The plugin's own fixture of that name starts a container, since pytest-celery 1.
+celery_worker = celery_fixtures.celery_worker
+
+
+@pytest.fixture(scope="session")
+def celery_worker_parameters():
+    return {"perform_ping_check": False, "shutdown_timeout": 20}
 
 
 @pytest.fixture
@@ -68,3 +75,22 @@ def test_the_embedded_worker_wakes_who_waits(waiting, celery_worker, client):
     eventually(lambda: client.keys("redislock:*:waiters:in_users_tests.wait.*"), "it waits")
     waiting.break_lock()
     assert result.get(timeout=20) == "ran"
+
+
+def test_a_worker_for_the_whole_session_takes_locks(redis_server):
+    """In a session of its own: its app is the default one until the session ends."""
+    plugins = ("celery.contrib.pytest", "celery_redislock_pytest", "no:celery", "no:cacheprovider")
+    options = [word for plugin in plugins for word in ("-p", plugin)]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "--noconftest", *options),
+            "tests/e2e/session_worker.py",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "REDIS_URL": redis_server.url, "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout

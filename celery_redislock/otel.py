@@ -1,0 +1,140 @@
+"""Metrics and span attributes for OpenTelemetry: `otel.instrument(app)`. Needs the extra `otel`.
+
+    from celery_redislock import otel
+    otel.instrument(app)
+
+It speaks the API only: the SDK and its exporters are the user's. They have threads, which do
+not survive a fork: with the prefork pool set them up in each process, in `worker_process_init`.
+
+It makes no spans. Where a task has one, by opentelemetry-instrumentation-celery, that one is told.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from opentelemetry import metrics, trace
+
+from . import signals
+from ._metrics import METRICS, Measures, Metric, real_app
+
+__all__ = ["instrument"]
+
+
+def instrument(app: Any, *, meter_provider: Any = None) -> None:
+    """Measure the locks of this app's tasks, and tell their spans. Doing it twice does it once.
+
+    Args:
+        app: the Celery app.
+        meter_provider: the OpenTelemetry meter provider; None for the global one, which may also
+            be set later.
+    """
+    app = real_app(app)
+    if app in _instrumented:
+        return
+    meter = metrics.get_meter("celery_redislock", meter_provider=meter_provider)
+    measures, spans = Measures(app, _Recorder(meter)), _Spans(app)
+    measures.connect()
+    spans.connect()
+    _instrumented[app] = (measures, spans)
+
+
+#: The attributes of the labels. The first is as opentelemetry-instrumentation-celery has it.
+_ATTRIBUTES: Final = {
+    "task": "celery.task_name",
+    "outcome": "redislock.outcome",
+    "how": "redislock.how",
+}
+
+_instrumented: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+class _Recorder:
+    def __init__(self, meter: Any) -> None:
+        self._record = {metric: _make(metric, meter) for metric in METRICS}
+
+    def record(self, metric: Metric, value: float, **labels: str) -> None:
+        attributes = {_ATTRIBUTES[name]: value for name, value in labels.items()}
+        self._record[metric](value, attributes)
+
+
+def _make(metric: Metric, meter: Any) -> Callable[[float, Mapping[str, str]], None]:
+    name = f"redislock.{metric.name}"
+    unit = "s" if metric.unit else "1"
+    if metric.kind == "histogram":
+        made: Any = meter.create_histogram(
+            name, unit, metric.text, explicit_bucket_boundaries_advisory=metric.buckets
+        )
+        record: Callable[[float, Mapping[str, str]], None] = made.record
+        return record
+    if metric.kind == "counter":
+        made = meter.create_counter(name, unit, metric.text)
+    else:
+        made = meter.create_up_down_counter(name, unit, metric.text)
+    add: Callable[[float, Mapping[str, str]], None] = made.add
+    return add
+
+
+class _Spans:
+    """Tells the span of a task, if it has one, what became of its lock."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = weakref.ref(app)
+        # The heartbeat's thread knows no current span.
+        self._of_holders: dict[tuple[str, str], Any] = {}
+
+    def connect(self) -> None:
+        signals.lock_acquired.connect(self._acquired, weak=False, dispatch_uid=id(self))
+        signals.lock_released.connect(self._released, weak=False, dispatch_uid=id(self))
+        signals.lock_conflict.connect(self._conflict, weak=False, dispatch_uid=id(self))
+        signals.lock_lost.connect(self._lost, weak=False, dispatch_uid=id(self))
+        signals.lock_recovered.connect(self._recovered, weak=False, dispatch_uid=id(self))
+
+    def _current(self, sender: Any) -> Any:
+        span = trace.get_current_span()
+        return span if sender.app is self._app() and span.is_recording() else None
+
+    def _acquired(self, sender: Any, details: Any, **kwargs: Any) -> None:
+        span = self._current(sender)
+        if span is not None:
+            span.set_attribute("redislock.key", details.key)
+            span.set_attribute("redislock.fence", details.fence)
+            span.set_attribute("redislock.waited", details.waited)
+            span.set_attribute("redislock.acquire", details.latency)
+            self._of_holders[details.key, details.task_id] = span
+
+    def _released(self, sender: Any, details: Any, **kwargs: Any) -> None:
+        span = self._of_holders.pop((details.key, details.task_id), None)
+        if span is not None:
+            span.set_attribute("redislock.held", details.held)
+            span.set_attribute("redislock.owned", details.owned)
+
+    def _conflict(self, sender: Any, details: Any, **kwargs: Any) -> None:
+        span = self._current(sender)
+        if span is None:
+            return
+        said = {
+            "redislock.key": details.key,
+            "redislock.outcome": details.outcome,
+            "redislock.holder": str(details.holder or ""),
+        }
+        if details.task_id != getattr(sender.request, "id", None):
+            # Where it was sent, or of another task, that waited.
+            span.add_event("redislock.conflict", {**said, "redislock.task_id": details.task_id})
+            return
+        span.set_attributes(said)
+        span.add_event("redislock.conflict", said)
+
+    def _lost(self, sender: Any, details: Any, **kwargs: Any) -> None:
+        said = {"redislock.reason": details.reason, "redislock.replaced": details.replaced}
+        self._tell_holder(details, "redislock.lost", said)
+
+    def _recovered(self, sender: Any, details: Any, **kwargs: Any) -> None:
+        self._tell_holder(details, "redislock.recovered", {"redislock.how": details.how})
+
+    def _tell_holder(self, details: Any, event: str, said: Mapping[str, Any]) -> None:
+        span = self._of_holders.get((details.key, details.task_id))
+        if span is not None:
+            span.add_event(event, said)

@@ -1,0 +1,169 @@
+"""Metrics for Prometheus: `prometheus.instrument(app)`. Needs the extra `prometheus`.
+
+    from celery_redislock import prometheus
+    prometheus.instrument(app, port=9000)      # each worker's main process serves /metrics
+
+Pool processes count for themselves. With the prefork pool set `PROMETHEUS_MULTIPROC_DIR` to an
+empty directory of the worker's own, before it starts: there the counts are put together.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import weakref
+from pathlib import Path
+from typing import Any, Final
+
+from celery import signals as celery_signals
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    start_http_server,
+)
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from ._children import is_alive
+from ._log import get_logger
+from ._metrics import LOST, METRICS, RECOVERED, STREAK, Measures, Metric, real_app
+from ._task import SingletonTask
+
+__all__ = ["instrument", "registry"]
+
+logger = get_logger()
+
+#: Where prometheus-client lets processes put their counts together, if it is set.
+DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def instrument(
+    app: Any, *, port: int | None = None, addr: str = "127.0.0.1", registry: Any = REGISTRY
+) -> None:
+    """Measure the locks of this app's tasks. Doing it twice does it once.
+
+    Args:
+        app: the Celery app.
+        port: where each worker's main process serves /metrics; None: the user's own exporter does,
+            from `prometheus.registry()`.
+        addr: the address to serve at; "0.0.0.0" for all.
+        registry: the prometheus-client registry for the metrics.
+    """
+    app = real_app(app)
+    measures = _measures.setdefault(app, {})
+    if id(registry) not in measures:
+        measures[id(registry)] = recorder = _recorder(registry)
+        Measures(app, recorder).connect()
+    if port is not None and _ports.get(app) is None:
+        _ports[app] = (port, addr, registry)
+    celery_signals.worker_ready.connect(_serve, dispatch_uid="celery_redislock.prometheus")
+
+
+def registry(own: Any = REGISTRY) -> Any:
+    """The registry to serve: that of all processes if `PROMETHEUS_MULTIPROC_DIR` is set, else the
+    process's own.
+    """
+    directory = os.environ.get(DIRECTORY)
+    if not directory:
+        return own
+    _bury(directory)
+    found = CollectorRegistry()
+    MultiProcessCollector(found, path=directory)
+    return found
+
+
+class _Recorder:
+    """The metrics in one registry. Two apps share them."""
+
+    def __init__(self, registry: Any) -> None:
+        self._made = {metric: _make(metric, registry) for metric in METRICS}
+
+    def declare(self, task: str) -> None:
+        """Begin with zero what is alerted of: the first increase of a series is none if the series
+        begins with it.
+        """
+        for metric in (LOST, STREAK):
+            self._made[metric].labels(task=task)
+        for how in ("retaken", "freed"):
+            self._made[RECOVERED].labels(task=task, how=how)
+
+    def record(self, metric: Metric, value: float, **labels: str) -> None:
+        child = self._made[metric].labels(**labels)
+        if metric.kind == "histogram":
+            child.observe(value)
+        else:
+            child.inc(value)
+
+
+def _make(metric: Metric, registry: Any) -> Any:
+    name = "_".join(filter(None, ("redislock", metric.name, metric.unit)))
+    common: dict[str, Any] = {"labelnames": metric.labels, "registry": registry}
+    if metric.kind == "histogram":
+        return Histogram(name, metric.text, buckets=metric.buckets, **common)
+    if metric.kind == "gauge":
+        return Gauge(name, metric.text, multiprocess_mode="livesum", **common)
+    return Counter(name, metric.text, **common)
+
+
+_recorders: Final[weakref.WeakKeyDictionary[Any, _Recorder]] = weakref.WeakKeyDictionary()
+_measures: Final[weakref.WeakKeyDictionary[Any, dict[int, Any]]] = weakref.WeakKeyDictionary()
+_ports: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _recorder(registry: Any) -> _Recorder:
+    found = _recorders.get(registry)
+    if found is None:
+        found = _recorders[registry] = _Recorder(registry)
+    return found
+
+
+class _Live:
+    """Collects what `registry` would have at each scrape."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def collect(self) -> Any:
+        return registry(self._own).collect()
+
+
+def _serve(sender: Any, **kwargs: Any) -> None:
+    """In the main process of a worker that is ready."""
+    app: Any = sender.app
+    if app not in _measures:
+        return
+    if isinstance(getattr(sender, "pool", None), PreforkPool) and not os.environ.get(DIRECTORY):
+        logger.warning(
+            "redislock: the metrics of the pool's processes are not seen: set %s to an empty"
+            " directory before the worker starts", DIRECTORY,
+        )  # fmt: skip
+    for task in app.tasks.values():
+        if isinstance(task, SingletonTask):
+            for recorder in _measures[app].values():
+                recorder.declare(task.name)
+    if _ports.get(app) is None:
+        return
+    port, addr, own = _ports[app]
+    served: Any = CollectorRegistry()
+    served.register(_Live(own))
+    try:
+        start_http_server(port, addr=addr, registry=served)
+    except OSError as exc:
+        logger.error("redislock: cannot serve metrics at %s:%d: %s", addr, port, exc)
+        return
+    logger.info("redislock: metrics are at http://%s:%d/metrics", addr, port)
+
+
+def _bury(directory: str) -> None:
+    """What dead processes hold and wait for now is nothing: one that was killed cannot say so."""
+    pids = {
+        int(found[1])
+        for path in Path(directory).glob("gauge_live*.db")
+        if (found := re.search(r"_(\d+)\.db$", path.name))
+    }
+    for pid in pids:
+        if not is_alive(pid):
+            mark_process_dead(pid, directory)

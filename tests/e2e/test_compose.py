@@ -1,0 +1,92 @@
+"""The compose file: what can be known of it without an engine, and with one that it runs."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+from celery.bin.celery import celery as celery_command
+
+from tests.support.workers import ROOT
+
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+
+
+def celery_words(command: str) -> tuple[str, str, list[str]]:
+    """The app, the subcommand, and its arguments."""
+    words = shlex.split(command.replace("$$HOSTNAME", "host"))
+    assert words[:2] == ["celery", "-A"], command
+    return words[2], words[3], words[4:]
+
+
+def test_two_workers_and_a_beat_run_the_example() -> None:
+    ran = [celery_words(service["command"])[:2] for service in OURS.values()]
+    example = "examples.beat_job"
+    assert sorted(ran) == [(example, "beat"), (example, "worker"), (example, "worker")]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_celery_takes_each_command(name: str) -> None:
+    checks = [OURS[name].get("healthcheck", {}).get("test", ["CMD-SHELL"])[1:]]
+    for command in (OURS[name]["command"], *(check for found in checks for check in found)):
+        app, subcommand, arguments = celery_words(command)
+        assert (ROOT / f"{app.replace('.', '/')}.py").exists()
+        parsed = celery_command.commands[subcommand]
+        if subcommand != "inspect":  # what follows it is of its own making
+            parsed.make_parser(parsed.context_class(parsed)).parse_args(list(arguments))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_service_waits_for_what_it_needs_and_is_told_where_it_is(name: str) -> None:
+    service = OURS[name]
+    assert (ROOT / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+    for other, condition in service["depends_on"].items():
+        assert condition == {"condition": "service_healthy"}
+        assert SERVICES[other]["healthcheck"]["test"]
+        assert any(f"{other}:" in url for url in service["environment"].values())
+    text = (ROOT / "examples/beat_job.py").read_text(encoding="utf-8")
+    names = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
+    read = {"CELERY_BROKER_URL"}  # Celery does so itself
+    assert service["environment"].keys() - read <= names
+
+
+def compose(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["docker", "compose", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def needs(*arguments: str) -> None:
+    if shutil.which("docker") is None:
+        pytest.skip("there is no docker command")
+    done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"docker {' '.join(arguments)}: {done.stderr.strip()[-200:]}")
+
+
+def test_docker_compose_takes_the_file() -> None:
+    needs("compose", "version")
+    done = compose("config", "--quiet")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(900)
+def test_docker_compose_runs_it() -> None:
+    needs("compose", "version")
+    needs("info")
+    try:
+        up = compose("up", "--build", "--detach", "--wait", "--wait-timeout", "300")
+        assert up.returncode == 0, up.stderr
+        done = compose("exec", "-T", "worker-1", "python", "examples/beat_job.py")
+        assert done.returncode == 0, done.stderr
+        assert "report: 3 runs" in done.stdout
+        assert "0 overlaps" in done.stdout
+    finally:
+        compose("down", "--volumes", "--timeout", "5")

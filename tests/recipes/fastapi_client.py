@@ -1,0 +1,40 @@
+"""Asks the FastAPI application of examples/ to start tasks. Prints what it answers, as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from fastapi.testclient import TestClient
+
+from examples.fastapi_app import api
+from tests.support.waiting import eventually
+
+client = TestClient(api)
+
+
+def state(answer) -> str:
+    return client.get(f"/tasks/{answer.json()['task_id']}").json()["state"]
+
+
+def ended(answer) -> str:
+    return eventually(
+        lambda: (s := state(answer)) in ("SUCCESS", "REVOKED", "FAILURE") and s, "it ends"
+    )
+
+
+account = int(sys.argv[1])
+first = client.post(f"/accounts/{account}/sync")
+others = [client.post(f"/accounts/{account}/sync") for _ in range(3)]
+export, refused = (client.post(f"/accounts/{account}/export") for _ in range(2))
+json.dump(
+    {
+        "statuses": [each.status_code for each in (first, *others, export, refused)],
+        "ids": len({each.json()["task_id"] for each in (first, *others)}),
+        "states": [ended(each) for each in (first, *others)],
+        "refused": refused.json(),
+        "export": export.json(),
+        "exported": ended(export),
+    },
+    sys.stdout,
+)

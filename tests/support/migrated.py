@@ -1,0 +1,65 @@
+"""The examples of docs/migrating.md, made from the page itself: for the workers and for senders.
+
+The page's `work` writes down its start and end; what it works on is a test's label.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import redis
+from celery import Celery, current_task
+
+from tests.support.journal import Journal
+
+PAGE = Path(__file__).parents[2] / "docs/migrating.md"
+#: Where the page says that the locks are.
+URL = "redis://localhost:6379/0"
+#: Seconds that the page's `work` takes.
+WORK = 1.0
+
+
+class App(Celery):
+    """An app whose tasks are its own: others in this process do not get them."""
+
+    def task(self, *args: Any, **options: Any) -> Any:
+        return super().task(*args, **{"shared": False, **options})
+
+
+def examples() -> dict[str, str]:
+    """The "after" of each library, as the page says it."""
+    pattern = r"<!-- after: (\S+) -->\n```python\n(.*?)```"
+    return dict(re.findall(pattern, PAGE.read_text(encoding="utf-8"), re.S))
+
+
+def define(app: Celery, conf: dict[str, Any]) -> dict[str, SimpleNamespace]:
+    """Run each example, as a module of its own, with this app."""
+    client = redis.Redis.from_url(conf["test_journal"], decode_responses=True)
+    journal = Journal(client)
+
+    def work(label: str) -> None:
+        journal.write("start", label, current_task.request)
+        time.sleep(WORK)
+        journal.write("end", label, current_task.request)
+
+    defined = {}
+    for name, text in examples().items():
+        module = {"__name__": f"from_{name.replace('-', '_')}", "app": app, "work": work}
+        exec(
+            compile(text.replace(URL, conf["redislock_url"]), f"{PAGE.name}:{name}", "exec"), module
+        )
+        defined[name] = SimpleNamespace(**module)
+    return defined
+
+
+if "TEST_CONF" in os.environ:
+    CONF = json.loads(os.environ["TEST_CONF"])
+    app = App("tests.support.migrated")
+    app.conf.update({k: v for k, v in CONF.items() if not k.startswith("test_")})
+    define(app, CONF)

@@ -1,0 +1,112 @@
+"""The code on the pages of the documentation, and who runs it.
+
+A comment directly before a block says what is special about it:
+
+    <!-- not run: why -->       what cannot run; tests/test_pages.py counts these
+    <!-- file: shop.py -->      a module of the reader's, which later blocks import
+    <!-- from: examples/x.py -->  quoted from that file, which has tests of its own
+
+All other Python blocks of a page run from top to bottom, as one module: `run_page.py`. Shell is
+looked at by `shell.py`. Configuration is parsed. What is no code is marked `text`.
+"""
+
+from __future__ import annotations
+
+import configparser
+import dataclasses
+import json
+import re
+import sqlite3
+from pathlib import Path
+
+from tests.support.workers import ROOT
+
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+#: Whose Python another test runs, and with which mark, if not every block.
+RUN_BY = {
+    "docs/migrating.md": ("tests/test_migrating.py", "after"),
+    "docs/monitoring.md": ("tests/test_metrics.py", ""),
+    "docs/testing.md": ("tests/test_kit.py", "file"),
+}
+SHELL = {"console", "sh"}
+CONFIGURATION = {"ini", "json", "sql", "toml", "yaml"}
+KNOWN = {"python", "text", *SHELL, *CONFIGURATION}
+
+_FENCE = re.compile(r"(?P<indent> *)```(?P<language>[^\s`]*)")
+_MARK = re.compile(r"<!-- ([\w ]+): (.+) -->")
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A block of code. `kind` and `note` are its mark's, empty without one."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    kind: str
+    note: str
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether it is Python that `run_page.py` runs or imports."""
+        return (
+            self.language == "python"
+            and self.kind not in ("not run", "from")
+            and self.page not in RUN_BY
+        )
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page, in order."""
+    found, lines = [], page.read_text(encoding="utf-8").splitlines()
+    numbered = iter(enumerate(lines))
+    for number, line in numbered:
+        fence = _FENCE.match(line)
+        if not fence:
+            continue
+        indent = len(fence["indent"])
+        text = []
+        for _, inner in numbered:
+            if inner.strip() == "```":
+                break
+            text.append(inner[indent:])
+        mark = _MARK.search(lines[number - 1]) if number else None
+        kind, note = mark.groups() if mark else ("", "")
+        name = page.relative_to(ROOT).as_posix()
+        content = "\n".join(text) + "\n"
+        found.append(Block(name, number + 1, fence["language"], content, kind, note))
+    return found
+
+
+def all_blocks() -> list[Block]:
+    return [block for page in PAGES for block in blocks(page)]
+
+
+def check_configuration(block: Block) -> None:
+    """Let what reads such a file read it.
+
+    Raises:
+        Exception: it is not what it says it is.
+    """
+    if block.language == "json":
+        json.loads(block.text)
+    elif block.language == "ini":
+        configparser.ConfigParser().read_string(block.text)
+    elif block.language == "yaml":
+        import yaml
+
+        assert yaml.safe_load(block.text)
+    elif block.language == "toml":
+        try:
+            import tomllib
+        except ImportError:  # Python 3.10
+            import tomli as tomllib
+        tomllib.loads(block.text)
+    elif block.language == "sql":
+        with sqlite3.connect(":memory:") as db:
+            db.execute("CREATE TABLE accounts (name TEXT, balance INTEGER, fence INTEGER)")
+            db.execute(block.text, {"name": "anna", "balance": 10, "fence": 5})

@@ -1,0 +1,33 @@
+"""Options of tasks that are unique from when they are sent: for the worker and for senders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_redislock import Queue, Raise, Replace, Wait
+
+#: Unique from when they are sent. A sender defines them with the same options.
+UNIQUE: dict[str, dict[str, Any]] = {
+    "unique": {"lock_scope": "queued+running"},
+    "unique_queued": {"lock_scope": "queued"},
+    "unique_or_raise": {"lock_scope": "queued+running", "on_queued_conflict": "raise"},
+    "unique_skip": {"lock_scope": "queued+running", "on_queued_conflict": "publish"},
+    "unique_wait": {
+        "lock_scope": "queued+running",
+        "on_queued_conflict": "publish",
+        "on_conflict": Wait(timeout=30, then=Raise()),
+    },
+    "unique_line": {
+        "lock_scope": "queued+running",
+        "on_queued_conflict": "publish",
+        "on_conflict": Queue(),
+    },
+    "unique_newest": {
+        "lock_scope": "queued+running",
+        "on_queued_conflict": "publish",
+        "on_conflict": Replace(grace=0),
+    },
+    "unique_short": {"lock_scope": "queued+running", "lock_ttl": 1, "lock_queued_ttl": 30},
+    "unique_lost": {"lock_scope": "queued+running", "lock_ttl": 0.5, "lock_queued_ttl": 1},
+    "unique_late": {"lock_scope": "queued+running", "acks_late": True},
+}

@@ -1,0 +1,95 @@
+"""The beat kit, with real beats, and with one too many: no overlap, no second run for one tick, no
+run for a late one, and a job that hangs is noticed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from itertools import pairwise
+
+import pytest
+
+from tests.support.waiting import eventually
+from tests.support.workers import Process
+
+COMMON = ("--max-interval", "1", "-l", "INFO")
+
+
+@pytest.fixture
+def start_beats(conf, queue, label, tmp_path):
+    """Starts beats that send a job of the label's, each with a schedule of its own."""
+    started = []
+
+    def start(task, every, seconds, beats=2, **options):
+        job = {"task": task, "label": label, "every": every, "seconds": seconds, "options": options}
+        beat_conf = {**conf, "task_default_queue": queue, "test_beat": job}
+        for number in range(beats):
+            schedule = str(tmp_path / f"schedule-{number}")
+            started.append(Process("beat", "-s", schedule, *COMMON, conf=beat_conf))
+        return started
+
+    yield start
+    for beat in started:
+        beat.close()
+
+
+def starts(journal, label):
+    return [entry.at for entry in journal.read(label, "start")]
+
+
+@pytest.mark.parametrize("beats", [1, 2])
+def test_a_job_that_is_sent_too_often_does_not_overlap_itself(
+    start_worker, start_beats, queue, journal, label, beats
+):
+    workers = [start_worker(queues=queue, concurrency=2) for _ in range(2)]
+    start_beats("skip", 0.5, 1.6, beats)
+    eventually(lambda: journal.count(label, "end") >= 3, "the job ran three times", 60)
+    assert journal.overlaps(label) == []
+    assert any("skipped" in worker.log() for worker in workers), "what was sent in between"
+
+
+def test_a_tick_that_two_beats_fire_runs_once(start_worker, start_beats, queue, journal, label):
+    worker = start_worker(queues=queue, concurrency=2)
+    first, second = start_beats("ticks", 2, 0.0)
+    eventually(lambda: journal.count(label, "end") >= 4, "the job ran four times", 60)
+    sent = [beat.log().count("Sending due task") for beat in (first, second)]
+    ran = starts(journal, label)
+    assert min(sent) >= 3, "each beat fired each tick"
+    assert len(ran) <= max(sent) + 1
+    assert all(later - earlier >= 1.5 - 0.1 for earlier, later in pairwise(ran))
+    said = re.findall(r"skipped: \S+ is held by ticks\[(\S+)\]", worker.log())
+    assert {entry.task_id for entry in journal.read(label)} & set(said), "a skip names the run"
+
+
+def test_ticks_that_come_too_late_are_dropped(
+    start_worker, start_beats, redis_server, queue, journal, label
+):
+    """No worker is there for a while; the one that comes does not run what was missed."""
+    (beat,) = start_beats("skip", 0.5, 0.0, 1, expires=1)
+    with redis_server.client(db=1) as broker:
+        eventually(lambda: broker.llen(queue) >= 4, "four ticks wait in the queue", 60)
+        beat.close()
+        last = time.monotonic()
+        eventually(lambda: time.monotonic() - last > 1.1, "the last of them is late too")
+        worker = start_worker(queues=queue)
+        eventually(lambda: broker.llen(queue) == 0, "the queue is empty")
+        eventually(lambda: worker.log().count("Discarding revoked task") >= 4, "they are dropped")
+    assert starts(journal, label) == []
+
+
+def test_a_job_that_hangs_is_noticed(start_worker, start_beats, queue, journal, label):
+    """By the third tick in a row that found it running, and then by twice as many."""
+    workers = [start_worker(queues=queue, concurrency=2) for _ in range(2)]
+    start_beats("skip", 0.4, 120.0)
+    pattern = (
+        r"WARNING/.* (\d+) duplicates in a row were turned away, .* is held by (\S+) on \S+ pid"
+    )
+
+    def warned():
+        found = re.findall(pattern, "".join(worker.log() for worker in workers))
+        return sorted((int(length), holder) for length, holder in found)
+
+    eventually(lambda: len(warned()) >= 3, "it is warned of", 60)
+    (run,) = journal.read(label, "start")
+    assert warned()[:3] == [(length, f"skip[{run.task_id}]") for length in (3, 6, 12)]

@@ -1,0 +1,166 @@
+"""The benchmarks: their statistics, tables and pictures; and that one section runs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from bench import __main__ as command
+from bench import plot, primitive, report, stats
+from bench.contended import hand_overs
+from bench.contenders import OURS
+from bench.locks import LOCKS
+from bench.report import Bars, Column, Table
+from tests.support.workers import ROOT
+
+TABLE = Table(
+    "some",
+    "Some locks",
+    [
+        Column("name", "lock"),
+        Column("p50", "p50 µs", ",.1f"),
+        Column("ratio", "times", report.ratio),
+    ],
+    [
+        {"name": "floor", "p50": 40.0, "ratio": (1.0, 1.0, 1.0), "rounds": [40, 41]},
+        {"name": "celery-redislock", "p50": 1046.0, "ratio": (1.1, 1.15, 1.2)},
+        {"name": "a|b", "error": "TypeError"},
+    ],
+    ["a note"],
+    Bars("Some locks, in µs", "p50"),
+)
+
+
+# -- statistics -------------------------------------------------------------------------------
+
+
+def test_a_percentile_is_one_of_the_values_that_were_measured():
+    values = [5.0, 1.0, 3.0, 2.0, 4.0]
+    assert [stats.percentile(values, share) for share in (0, 0.5, 0.99, 1)] == [1, 3, 5, 5]
+    assert stats.percentile([7.0], 0.5) == 7
+    with pytest.raises(ValueError, match="no values"):
+        stats.percentile([], 0.5)
+
+
+def test_ratios_are_taken_round_by_round():
+    # The machine was twice as slow in the last round: for all.
+    rounds = {"floor": [10.0, 12.0, 20.0], "lock": [20.0, 18.0, 40.0]}
+    assert stats.ratios(rounds, "floor") == {"floor": (1, 1, 1), "lock": (1.5, 2, 2)}
+    with pytest.raises(ValueError, match="zip"):
+        stats.ratios({"floor": [1.0, 1.0], "lock": [1.0]}, "floor")
+
+
+def test_evenness_is_one_if_all_have_the_same_and_a_share_if_one_has_all():
+    assert stats.evenness([7, 7, 7]) == 1
+    assert stats.evenness([9, 0, 0]) == pytest.approx(1 / 3)
+    assert stats.evenness([0, 0]) == 1
+
+
+def test_a_lock_is_passed_on_when_another_client_comes_in_next():
+    sections = [(0.0, 1.0, 1), (1.5, 2.0, 1), (2.25, 3.0, 2), (9.0, 9.5, 1)]
+    assert hand_overs(sections, until=5.0) == (0.5, [0.25])
+    assert hand_overs([], until=5.0) == (0.0, [])
+
+
+# -- tables and pictures ----------------------------------------------------------------------
+
+
+def test_a_table_in_markdown_is_aligned_and_has_its_notes_and_surroundings():
+    assert report.markdown(TABLE, "Measured somewhere.", "bench/some.svg").splitlines() == [
+        "| lock | p50 µs | times |",
+        "|---|--:|--:|",
+        "| floor | 40.0 | 1.00 (1.00-1.00) |",
+        "| celery-redislock | 1,046.0 | 1.15 (1.10-1.20) |",
+        "| a\\|b |  |  |",
+        "",
+        "* a note",
+        "",
+        "![Some locks](bench/some.svg)",
+        "",
+        "Measured somewhere.",
+    ]
+
+
+def test_the_json_has_also_what_the_table_does_not_show():
+    data = json.loads(report.as_json([TABLE], {"section": "some"}))
+    assert data["surroundings"] == {"section": "some"}
+    assert data["tables"][0]["rows"][0]["rounds"] == [40, 41]
+
+
+def test_a_picture_has_a_bar_for_each_row_with_a_figure():
+    picture = ElementTree.fromstring(plot.draw(TABLE, TABLE.bars))
+    bars = picture.findall("{http://www.w3.org/2000/svg}rect")[1:]
+    assert [bar.get("class") for bar in bars] == ["plain", "ours"]
+    assert float(bars[0].get("width")) < float(bars[1].get("width"))
+
+
+def test_bars_of_different_orders_of_magnitude_are_all_seen():
+    assert plot.lengths([1.0, 1000.0], log=False) == [0.001, 1]
+    short, long = plot.lengths([1.0, 1000.0], log=True)
+    assert (short, long) == (pytest.approx(0.25), 1)
+    assert plot.lengths([], log=True) == []
+
+
+# -- the command ------------------------------------------------------------------------------
+
+
+def test_every_section_is_in_the_document():
+    page = command.DOCUMENT.read_text(encoding="utf-8")
+    for name in command.SECTIONS:
+        assert importlib.import_module(f"bench.{name}").measure
+        assert page.count(f"<!-- figures:{name}:begin -->") == 1
+
+
+def test_only_the_whole_form_writes_the_documents(tmp_path):
+    assert command.parse([]).documents
+    assert command.parse(["primitive"]).output == command.FOLDER
+    for short in (["--quick"], ["--only", "redis"], ["--output", str(tmp_path)]):
+        assert not command.parse(short).documents
+
+
+def test_an_unknown_section_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        command.parse(["primitives"])
+    assert "primitives; there are primitive, " in capsys.readouterr().err
+
+
+def bench(*arguments: str) -> str:
+    """What `python -m bench` prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        text=True,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_section_runs_and_writes_where_it_is_told(tmp_path):
+    out = bench("keys", "--quick", "--output", str(tmp_path))
+    rows = json.loads((tmp_path / "keys.json").read_text())["tables"][0]["rows"]
+    assert [row["left"] for row in rows] == [{"fence": row["left_keys"]} for row in rows]
+    assert "bytes of a live lock" in out
+
+
+def test_locks_take_turns_and_their_commands_are_counted(own_redis):
+    # Without the floor, which needs hiredis.
+    locks = {n: LOCKS[n](own_redis.url, n) for n in ("redis-py Lock", OURS)}
+    found = {name: primitive.Taken() for name in locks}
+    for _ in range(2):
+        primitive.one_round(locks, found, turns=2)
+    for taken in found.values():
+        assert [len(pairs) for pairs in taken.pairs] == [2 * primitive.TURN] * 2
+        assert min(taken.medians()) > 0
+    with own_redis.client() as client:
+        sent = {name: primitive.commands_of_a_pair(client, lock) for name, lock in locks.items()}
+    assert sent == {"redis-py Lock": 2, OURS: 2}

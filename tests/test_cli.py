@@ -1,0 +1,465 @@
+"""`celery redislock`: list, show, explain, break, watch; and the entry point that brings it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+
+from celery_redislock import SingletonTask, TaskSkipped, _holder
+from celery_redislock._holder import successor_text
+from celery_redislock._keys import lock_keys
+from celery_redislock._room import Entry
+from tests.support.looking import ROOT, claim, installed, make_app, run, take
+from tests.support.servers import free_port
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def app(redis_server, label):
+    app = make_app(redis_server.url, label)
+    yield app
+    app.tasks["sync"].app_locks.store.close()
+
+
+def store_of(app):
+    return app.tasks["sync"].app_locks.store
+
+
+def listed(app, *arguments):
+    result = run(app, "list", "--json", *arguments)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def park(app, task, label, task_id, **more):
+    """Let another call of the task wait for the lock."""
+    made = claim(app, task, label, task_id=task_id, token=f"token-of-{task_id}")
+    options = {"task_id": task_id, "headers": {"redislock": {}}}
+    entry = Entry.of(app.tasks[task], [label], {}, options)
+    store_of(app).park(made, entry.dump(), **more)
+
+
+# -- list -------------------------------------------------------------------------------------
+
+
+def test_list_shows_each_lock_for_what_it_is(app, client, label):
+    store = store_of(app)
+    take(app, "sync", "held")
+    made, reply = take(app, "sync", "retries")
+    store.hold(made, reply.value, 60)
+    made, _ = take(app, "sync", "cools")
+    store.release(made, "1", min_hold=60)
+    store.reserve(claim(app, "unique", "sent", queued=True), 60)
+    take(app, "several", "both", token="first")
+    take(app, "several", "both", token="second", task_id="another")
+    take(app, "report", "awaited")
+    park(app, "report", "awaited", "second")
+    park(app, "report", "awaited", "third")
+    take(app, "sync", "ends")
+    park(app, "sync", "ends", "newer", replace=(successor_text("sync", "newer"), 60))
+    take(app, "report", "left")
+    park(app, "report", "left", "next")
+    client.delete(claim(app, "report", "left").keys.lock)
+    made, _ = take(app, "sync", "broken")
+    store.break_lock(made.keys, 60)
+    reserved = claim(app, "sync", "reserved").keys.lock
+    client.set(reserved, '{"token":"","reserved":true}', ex=60)
+    client.set(lock_keys(label, "text").lock, "not ours")
+    client.rpush(lock_keys(label, "a list").lock, "not ours")
+    client.set(f"{label}:{{0}}:lock:misplaced", "in another bucket")
+
+    found = listed(app, "--sort", "key")
+    states = {(each["task"], each["task_id"]): each for each in found if each["task_id"]}
+    assert {each["state"] for each in found} == {
+        *("held", "held for retry", "cooling down", "queued", "replaced", "reserved", "foreign"),
+        *("broken", "free"),
+    }
+    assert states["sync", "id-of-held"]["state"] == "held"
+    assert states["sync", "id-of-held"]["node"] == "w@one"
+    assert states["sync", "id-of-held"]["pid"] == os.getpid()
+    assert states["sync", "id-of-held"]["fence"] > 10**15
+    assert 50 < states["sync", "id-of-held"]["lives_for"] <= 60
+    assert 0 <= states["sync", "id-of-held"]["held_for"] < 30
+    assert states["sync", "id-of-retries"]["state"] == "held for retry"
+    assert states["sync", "id-of-cools"]["state"] == "cooling down"
+    assert states["unique", "id-of-sent"]["state"] == "queued"
+    assert states["sync", "id-of-ends"]["replaced_by"] == "newer"
+    assert states["report", "id-of-awaited"]["waiting"] == 2
+    assert states["several", "id-of-both"]["name"] == states["several", "another"]["name"]
+    assert [each["waiting"] for each in found if each["state"] == "free"] == [1]
+    foreign = [each for each in found if each["state"] == "foreign"]
+    assert {(each["name"], each["lives_for"]) for each in foreign} == {
+        ("text", None),
+        ("a list", None),
+    }
+    assert not any("misplaced" in each["key"] for each in found), "it is nobody's lock"
+    table = run(app, "list").output.splitlines()
+    assert table[0].split()[:3] == ["TASK", "KEY", "STATE"]
+    assert len(table) == len(found) + 2
+    assert table[-1] == f"{len(found)} locks"
+
+
+def test_list_filters_sorts_and_limits(app, client):
+    for number, name in enumerate(("old", "young")):
+        _, reply = take(app, "sync", name, node=f"w@{name}")
+        record = json.loads(reply.value)
+        record["acquired_at"] = time.time() - (3600, 60)[number]
+        client.set(claim(app, "sync", name).keys.lock, json.dumps(record), keepttl=True)
+    take(app, "report", "other")
+
+    def ids(*arguments):
+        return [each["task_id"].removeprefix("id-of-") for each in listed(app, *arguments)]
+
+    assert ids() == ["old", "young", "other"], "what is held for the longest comes first"
+    assert ids("--reverse") == ["other", "young", "old"]
+    assert ids("--task", "sync") == ["old", "young"]
+    assert ids("--task", "re*") == ["other"]
+    assert ids("--node", "w@y*") == ["young"]
+    assert ids("--older", "5m") == ["old"]
+    assert ids("--older", "30") == ["old", "young"]
+    assert ids("--sort", "task", "--limit", "1") == ["other"]
+    assert run(app, "list", "--older", "soon").exit_code == 2
+
+
+def test_names_and_values_cannot_break_a_line(app, client):
+    evil = "x\n\x1b[31mred\r\u202etxt\u2028end"
+    made, _ = take(app, "account", evil, node=f"node{evil}", task_id=f"id{evil}")
+    for command in (
+        ["list"],
+        ["show", made.keys.lock],
+        ["explain", "account", "--args", json.dumps([evil])],
+        ["show", f"nothing{evil}"],
+        ["explain", f"nothing{evil}"],
+        ["break", "--force", made.keys.lock],
+    ):
+        output = run(app, *command).output
+        lines = output.split("\n")
+        assert all(line.isprintable() for line in lines), (command, output)
+        if command[0] == "list":
+            assert len(lines) == 4, output
+        if command[0] == "break":
+            assert len(lines) == 2, output
+
+
+def test_twenty_thousand_locks_are_listed_in_seconds_and_without_KEYS(own_redis):
+    value = _holder.encode("t", ttl_ms=60_000, task="sync", task_id="1", node="w@one")
+    raw = bytearray()
+    for number in range(20_000):
+        key = lock_keys("many", f"sync:v1:{number:032x}").lock
+        raw += b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n" % (
+            *(len(key), key.encode(), len(value), value.encode()),
+        )
+    with socket.create_connection(("127.0.0.1", own_redis.port)) as pipe:
+        pipe.sendall(raw)
+        with own_redis.client() as client:
+            eventually(lambda: client.dbsize() == 20_000, "all are there")
+            app = make_app(own_redis.url, "many")
+            began = time.monotonic()
+            result = run(app, "list", "--limit", "3")
+            took = time.monotonic() - began
+            store_of(app).close()
+            stats = client.info("commandstats")
+    assert result.output.splitlines()[-1] == "20000 locks, the first 3 shown"
+    assert took < 10, "half a second on an idle machine"
+    assert "cmdstat_keys" not in stats
+    assert stats["cmdstat_scan"]["usec_per_call"] < 5000
+
+
+# -- show and explain -------------------------------------------------------------------------
+
+
+def test_show_takes_a_key_a_name_or_a_task_with_arguments(app):
+    made, _ = take(app, "account", "5")
+    park(app, "account", "5", "waits")
+    for words in (
+        [made.keys.lock],
+        ["account:5"],
+        ["account", "5"],
+        ["account", "--args", "[5]"],
+        ["account", "--kwargs", '{"label": 5}'],
+    ):
+        result = run(app, "show", *words, "--json")
+        assert result.exit_code == 0, result.output
+        shown = json.loads(result.output)
+        assert shown["locks"][0]["task_id"] == "id-of-5"
+        assert shown["room"] == [{"task": "account", "task_id": "waits"}]
+    text = run(app, "show", "account:5").output
+    assert "waits 1: account[waits]" in text
+    assert made.token not in text
+
+
+def test_show_shows_every_slot_of_a_lock_or_the_one_that_was_named(app):
+    made, _ = take(app, "several", "x", token="first")
+    take(app, "several", "x", token="second", task_id="another")
+    both = json.loads(run(app, "show", "several", "x", "--json").output)["locks"]
+    assert {each["task_id"] for each in both} == {"id-of-x", "another"}
+    one = json.loads(run(app, "show", made.keys.slots[0], "--json").output)["locks"]
+    assert [each["task_id"] for each in one] == ["another"]
+
+
+def test_explain_tells_the_key_the_arguments_and_what_would_happen(app):
+    def explained(*arguments):
+        result = run(app, "explain", *arguments, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)
+
+    free = explained("sync", "--args", '["x", 5]')
+    assert free["key"] == app.tasks["sync"].lock_key_for("x", 5)
+    assert free["lock_key"] == "['label']"
+    assert free["arguments"] == {"label": "'x'"}, "number does not count"
+    assert free["now"] == "the lock is free: it would run"
+    take(app, "sync", "x")
+    held = explained("sync", "--kwargs", '{"label": "x"}')["now"]
+    assert "held by sync[id-of-x] on w@one" in held
+    assert "it would be skipped: REVOKED" in held
+
+    take(app, "report", "x")
+    park(app, "report", "x", "second")
+    assert "behind 1 others" in explained("report", "--args", '["x"]')["now"]
+    take(app, "several", "x")
+    assert explained("several", "--args", '["x"]')["now"] == "the lock is free: it would run"
+    store_of(app).reserve(claim(app, "unique", "x", queued=True), 60)
+    assert "sending it sends nothing" in explained("unique", "--args", '["x"]')["now"]
+    assert "label='x'" in run(app, "explain", "account", "--args", '["x"]').output
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("defer", "deferred, and tried again in 5 s"),
+        ("wait", "wait in its pool slot"),
+        ("coalesce", "in the place of the one"),
+        ("replace", "end the one that runs, within 5 s"),
+        ("raise", "fail with LockConflict"),
+    ],
+)
+def test_explain_has_words_for_each_policy(redis_server, label, policy, words):
+    app = make_app(redis_server.url, label, redislock_on_conflict=policy)
+    take(app, "sync", "x")
+    assert words in run(app, "explain", "sync", "--args", '["x"]').output
+    store_of(app).close()
+
+
+def test_explain_says_which_entry_protects_a_task_that_is_not_ours(redis_server, label):
+    app = make_app(redis_server.url, label, redislock_tasks={"pl*": {"lock_ttl": 60}})
+    result = run(app, "explain", "plain")
+    assert "redislock_tasks['pl*']" in result.output, result.output
+    assert "not set: all arguments" in result.output
+    app.tasks["plain"].app_locks.store.close()
+
+
+def test_explain_says_that_no_locks_are_taken_at_all(redis_server, label):
+    app = make_app(redis_server.url, label, redislock_enabled=False)
+    result = run(app, "explain", "sync", "--args", '["x"]')
+    assert "it would run without a lock" in result.output
+    store_of(app).close()
+
+
+# -- break ------------------------------------------------------------------------------------
+
+
+def test_break_asks_first_and_tells_what_it_broke(app, client):
+    made, _ = take(app, "sync", "x")
+    refused = run(app, "break", "sync", "x", input="n\n")
+    assert refused.exit_code == 1
+    assert "id-of-x" in refused.output
+    assert client.exists(made.keys.lock)
+    done = run(app, "break", "sync", "x", input="y\n")
+    assert done.exit_code == 0
+    assert f"broke {made.keys.lock}, held by sync[id-of-x] on w@one" in done.output
+    assert not client.exists(made.keys.lock)
+    assert made.token in client.get(made.keys.broken), "its holder does not take it again"
+    again = run(app, "break", "--force", "sync", "x")
+    assert again.exit_code == 1
+    assert "no such lock" in again.output
+
+
+def test_break_leaves_alone_who_took_the_lock_since_it_was_shown(app, client, monkeypatch):
+    made, _ = take(app, "sync", "x")
+
+    def confirm(*args, **kwargs):
+        store_of(app).release(made)
+        take(app, "sync", "x", token="successor", task_id="successor")
+        return True
+
+    monkeypatch.setattr(click, "confirm", confirm)
+    result = run(app, "break", "sync", "x")
+    assert result.exit_code == 1
+    assert f"left {made.keys.lock}" in result.output
+    assert "successor" in client.get(made.keys.lock)
+
+
+def test_break_breaks_all_of_a_task_and_one_slot_alone(app, client):
+    one, _ = take(app, "sync", "x")
+    two, _ = take(app, "sync", "y")
+    several, _ = take(app, "several", "x", token="first")
+    take(app, "several", "x", token="second", task_id="another")
+    result = run(app, "break", "--force", "--all", "sync", "--json")
+    assert {each["task_id"] for each in json.loads(result.output)["broken"]} == {
+        "id-of-x",
+        "id-of-y",
+    }
+    assert not client.exists(one.keys.lock, two.keys.lock)
+    assert run(app, "break", "--force", several.keys.slots[0]).exit_code == 0
+    assert client.exists(several.keys.lock)
+    assert not client.exists(several.keys.slots[0])
+
+
+def test_break_refuses_what_is_not_a_lock_of_ours(app, client, label):
+    key = lock_keys(label, "theirs").lock
+    client.set(key, "not ours")
+    result = run(app, "break", "--force", "theirs")
+    assert result.exit_code == 1
+    assert "not a lock of ours" in result.output
+    assert client.get(key) == "not ours"
+
+
+def test_break_keeps_who_waits_unless_asked_and_then_nothing_hangs(app, client):
+    made, _ = take(app, "report", "x")
+    for number in range(3):
+        park(app, "report", "x", f"waits{number}")
+    kept = run(app, "break", "--force", "report", "x")
+    assert "3 wait: they are kept" in kept.output
+    assert client.llen(made.keys.room) == 3
+    dropped = run(app, "break", "--force", "report", "x", "--drop-waiting")
+    assert "dropped 3 that waited" in dropped.output, dropped.output
+    assert not client.exists(made.keys.room, made.keys.entries, made.keys.ended)
+    for number in range(3):
+        assert client.get(made.keys.done_by(f"waits{number}:0.0")) == "0", "no copy of it runs"
+        result = app.AsyncResult(f"waits{number}")
+        assert result.state == "REVOKED"
+        with pytest.raises(TaskSkipped):
+            result.get(timeout=1)
+
+
+# -- watch ------------------------------------------------------------------------------------
+
+
+def test_watch_draws_holders_and_counts_events(app):
+    from celery_redislock._watch import Rates, picture
+
+    take(app, "sync", "x")
+    result = run(app, "watch", "--times", "1")
+    assert result.exit_code == 0, result.output
+    assert "1 lock, 0 waiting" in result.output
+    rates = Rates(app)
+    for kind in ("task-lock-skipped", "task-lock-deferred", "task-lock-lost", "task-sent"):
+        rates._count({"type": kind})
+    taken = rates.take()
+    assert taken["conflicts"] > taken["lost"] > 0
+    assert rates.take()["conflicts"] == 0
+    assert picture([], taken, "", 5)
+
+
+def test_watch_without_rich_names_the_extra(app, monkeypatch):
+    monkeypatch.delitem(sys.modules, "celery_redislock._watch", raising=False)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    result = run(app, "watch", "--times", "1")
+    assert result.exit_code == 1
+    assert result.output == "Error: watch needs rich: pip install 'celery-redislock[cli]'\n"
+
+
+# -- errors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["show", "nothing"], "no such lock"),
+        (["explain", "nothing"], "no such task: nothing"),
+        (["explain", "plain"], "plain takes no lock"),
+        (["explain", "sync"], "missing"),
+        (["show", "nothing", "5"], "no such task"),
+        (["break", "--force", "nothing"], "no such lock"),
+        (["break", "--force", "--all", "sync", "x"], "no arguments"),
+    ],
+)
+def test_errors_are_one_line_and_a_status(app, command, said):
+    result = run(app, *command)
+    assert result.exit_code == 1
+    (line,) = result.output.splitlines()
+    assert line.startswith("Error: ")
+    assert said in line
+
+
+def test_a_server_that_is_away_or_denies_is_one_line(own_redis, label):
+    away = make_app(f"redis://127.0.0.1:{free_port()}", label)
+    result = run(away, "list")
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: the lock server does not answer: ")
+    assert len(result.output.splitlines()) == 1
+    with own_redis.client() as client:
+        client.acl_setuser("blind", enabled=True, passwords="+x", keys=["*"], commands=["+get"])
+    blind = make_app(f"redis://blind:x@127.0.0.1:{own_redis.port}", label)
+    result = run(blind, "list")
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: no rights: ")
+    assert len(result.output.splitlines()) == 1
+
+
+# -- the entry point --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environment(tmp_path):
+    return {**os.environ, "PYTHONPATH": installed(tmp_path)}
+
+
+def celery(environment, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "celery", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_celery_has_the_command_and_says_so_if_there_is_no_app(
+    environment, conf, redis_server, label
+):
+    own = {"redislock_url": redis_server.url, "redislock_prefix": label}
+    environment["TEST_CONF"] = json.dumps({**conf, **own})
+    done = celery(environment, "-A", "tests.support.tasks", "redislock", "list")
+    assert (done.returncode, done.stdout) == (0, "0 locks\n"), done.stderr
+    without = celery(environment, "redislock", "list")
+    assert without.returncode == 1
+    assert without.stderr == "Error: no app: celery -A proj redislock ...\n"
+
+
+def test_tasks_are_protected_in_a_worker_that_imports_nothing_of_ours(
+    environment, start_worker, sender, queue, journal, label, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
+    start_worker(
+        queues=queue,
+        app="tests.support.unaware",
+        conf={"redislock_tasks": {"unaware": {"lock_key": ["label"]}}},
+    )
+    first = sender.send_task("unaware", [label, 1.5], queue=queue)
+    eventually(lambda: journal.read(label, "start"), "it runs")
+    with pytest.raises(TaskSkipped):
+        sender.send_task("unaware", [label], queue=queue).get(timeout=20)
+    assert first.get(timeout=20)
+
+
+def test_the_entry_point_imports_only_what_a_command_line_needs():
+    script = (
+        "import sys, celery.bin.celery; before = set(sys.modules)\n"
+        "import celery_redislock._cli; print(*(set(sys.modules) - before))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = done.stdout.split()
+    for module in ("rich", "celery_redislock._doctor", "celery_redislock._watch", "gevent"):
+        assert not [name for name in loaded if name.split(".")[0] == module or name == module]
+    assert SingletonTask.__module__ == "celery_redislock._task"

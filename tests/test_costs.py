@@ -1,0 +1,332 @@
+"""What a lock costs, in figures that no machine changes: commands, round trips, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import pytest
+from celery import Celery
+
+from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped
+from celery_redislock._connect import pools_from_url
+from celery_redislock._heartbeat import _Alarm
+from celery_redislock._holder import encode
+from celery_redislock._keys import digest, lock_keys
+from celery_redislock._lock import new_token
+from celery_redislock._store import (
+    _ACQUIRE,
+    _EXTEND,
+    _HOLD,
+    _PARK,
+    _RELEASE,
+    _RESERVE,
+    Claim,
+    Store,
+    to_ms,
+)
+from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
+
+SCRIPTS = {
+    script.sha: name
+    for name, script in {
+        "acquire": _ACQUIRE,
+        "extend": _EXTEND,
+        "release": _RELEASE,
+        "hold": _HOLD,
+        "park": _PARK,
+        "reserve": _RESERVE,
+    }.items()
+}
+
+
+#: What connections begin with; how the worker that looks after rooms asks, and a test.
+OTHERS = ("HELLO", "CLIENT", "SELECT", "ZRANGEBYSCORE", "INFO", "KEYS")
+
+
+class Sent(list[str]):
+    """The commands that clients sent: scripts by name, others as they are."""
+
+
+@contextlib.contextmanager
+def sent_to(server: RedisServer, about: str = "") -> Iterator[Sent]:
+    """The commands that the server is sent in here with this text in them; not what scripts do."""
+    sent = Sent()
+    with server.client() as client, server.client().monitor() as monitor:
+        yield sent
+        end = new_token()
+        client.echo(end)
+        while end not in (line := monitor.next_command())["command"]:
+            name, *rest = line["command"].split()
+            if line["client_type"] == "lua" or about not in line["command"] or name in OTHERS:
+                continue
+            sent.append(SCRIPTS.get(rest[0], rest[0]) if name == "EVALSHA" else name)
+
+
+@pytest.fixture
+def lock(own_redis, label) -> Iterator[RedisLock]:
+    """A lock whose connection is open, on a server that knows the scripts."""
+    lock = RedisLock(own_redis.url, label, timeout=0)
+    with lock:
+        pass
+    yield lock
+    lock._store.close()
+
+
+# -- outside of tasks -------------------------------------------------------------------------
+
+
+def test_a_lock_is_taken_in_one_round_trip_and_given_back_in_another(lock, own_redis):
+    with sent_to(own_redis) as sent, lock:
+        pass
+    assert sent == ["acquire", "release"]
+
+
+def test_who_does_not_get_a_lock_asks_once(lock, own_redis, label):
+    with lock, sent_to(own_redis) as sent:
+        assert not RedisLock(own_redis.url, label).acquire(0)
+    assert sent == ["acquire"]
+
+
+def test_a_lock_that_is_handed_over_takes_three_round_trips(lock, own_redis, label):
+    """Ask, go to sleep, and ask again when woken."""
+    waiting = RedisLock(own_redis.url, label)
+    keys = lock_keys("redislock", label)
+    got = []
+    thread = threading.Thread(target=lambda: got.append(waiting.acquire(20)))
+    with sent_to(own_redis, about=keys.fence[:-5]) as sent:
+        with lock, own_redis.client() as client:
+            thread.start()
+            eventually(lambda: client.info("clients")["blocked_clients"], "it sleeps")
+        thread.join(20)
+    assert got == [True]
+    assert sent == ["acquire", "acquire", "BLPOP", "release", "acquire"]
+
+
+def test_the_connection_thread_and_scripts_are_there_once_for_all_locks(own_redis, label):
+    with RedisLock(own_redis.url, label):
+        pass
+    threads = threading.active_count()
+    with own_redis.client() as client:
+        connections = client.info("stats")["total_connections_received"]
+        with sent_to(own_redis) as sent:
+            for number in range(20):
+                with RedisLock(own_redis.url, f"{label}{number}"):
+                    pass
+        # The monitor's, and the one that ends it.
+        assert client.info("stats")["total_connections_received"] - connections <= 3
+    assert sent == ["acquire", "release"] * 20
+    assert threading.active_count() <= threads
+
+
+def test_a_tick_extends_any_number_of_locks_in_one_round_trip(own_redis, label):
+    """The server reads once for what arrives at once, up to 16 kB."""
+    store = Store(pools_from_url(own_redis.url))
+    locks = [RedisLock(own_redis.url, f"{label}{number}", ttl=6) for number in range(20)]
+    for each in locks:
+        assert each.acquire(0)
+
+    def reads() -> int:
+        with own_redis.client() as client:
+            return int(client.info("stats")["total_reads_processed"])
+
+    def extended() -> int:
+        with own_redis.client() as client:
+            return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+
+    claims = [each._lease for each in locks]
+    store.extend([lease.extension(0.0) for lease in claims])  # knows the script from now on
+    calls = extended()
+    before = reads()
+    asking = reads() - before
+    replies = store.extend([lease.extension(0.0) for lease in claims])
+    after = reads()
+    assert {reply.outcome for reply in replies} == {1}
+    assert extended() - calls == 20
+    assert after - before - 2 * asking == 1
+    for each in locks:
+        each.release()
+    store.close()
+
+
+def test_a_lock_that_is_soon_released_does_not_wake_the_heartbeat(lock, monkeypatch):
+    """Now and then, more often where the machine is busy; not for nearly every pair."""
+    rings = []
+    ring = _Alarm.ring
+    monkeypatch.setattr(_Alarm, "ring", lambda alarm: (rings.append(alarm), ring(alarm)))
+    lock.ttl = 0.5
+    until, pairs = time.monotonic() + 1.5, 0
+    while time.monotonic() < until:
+        with lock:
+            pairs += 1
+    assert pairs > 100
+    assert len(rings) <= pairs / 4
+
+
+# -- tasks in a worker ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lock_server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        for script in (_ACQUIRE, _RELEASE, _PARK):
+            with server.client() as client:
+                client.script_load(script.text)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def worker(start_module_worker, lock_server):
+    queue = "costs"
+    start_module_worker(queues=queue, pool="solo", conf={"redislock_url": f"{lock_server.url}/0"})
+    return queue
+
+
+@pytest.fixture
+def send(worker, sender):
+    def send(name: str, label: str, *args: object):
+        return sender.send_task(name, [label, *args], queue=worker)
+
+    # It is connected, and the server knows what is common to all.
+    assert send("skip", new_token(), 0.0).get(timeout=30)
+    return send
+
+
+@pytest.fixture
+def bucket(label) -> Callable[[str], str]:
+    """What all the keys of this task's lock begin with."""
+
+    def bucket(name: str) -> str:
+        return lock_keys("redislock", f"{name}:v1:{digest({'label': label})}").fence[:-5]
+
+    return bucket
+
+
+def holder(server: RedisServer, name: str, label: str) -> RedisLock:
+    return RedisLock(server.url, f"{name}:v1:{digest({'label': label})}", timeout=0)
+
+
+def test_a_run_costs_two_round_trips(send, lock_server, bucket, label):
+    with sent_to(lock_server, about=bucket("skip")) as sent:
+        assert send("skip", label, 0.0).get(timeout=20)
+    assert sent == ["acquire", "release"]
+
+
+@pytest.mark.parametrize("name", ["skip", "skip_result", "refuse"])
+def test_a_duplicate_that_is_turned_away_costs_one_round_trip(
+    send, lock_server, bucket, label, name
+):
+    """Counted, and noted for other copies of its message, all the same."""
+    with holder(lock_server, name, label) as held:
+        with sent_to(lock_server, bucket(name)) as sent:
+            for _ in range(3):
+                with contextlib.suppress(TaskSkipped, LockConflict):
+                    assert send(name, label).get(timeout=20) == "skipped"
+        with lock_server.client() as client:
+            assert '"streak":3' in client.get(held.key)
+            assert len(client.keys(held.key.replace(":lock:", ":done:") + ":*")) == 3
+    assert sent == ["acquire"] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "mark", "costs"),
+    [
+        ("defer_long", "deferred:*", ["acquire", "SET"]),
+        ("queued", "room:*", ["acquire", "park"]),
+        ("coalesced", "room:*", ["acquire", "park"]),
+        ("replaced_sometime", "room:*", ["acquire", "park"]),
+        ("wait", "waiters:*", ["acquire", "acquire", "BLPOP"]),
+    ],
+)
+def test_a_duplicate_that_will_run_costs_as_many_as_it_must(
+    send, lock_server, bucket, label, name, mark, costs
+):
+    with holder(lock_server, name, label), sent_to(lock_server, bucket(name)) as sent:
+        send(name, label, 0.0)
+        with lock_server.client() as client:
+            eventually(lambda: client.keys(f"{bucket(name)}{mark}"), "it is put by")
+            if name == "wait":
+                eventually(lambda: client.info("clients")["blocked_clients"], "it sleeps")
+    assert sent == costs
+
+
+# -- in the sender ----------------------------------------------------------------------------
+
+
+def test_to_send_a_task_that_is_unique_while_it_runs_costs_nothing(own_redis):
+    app = Celery("costs", broker="memory://", set_as_current=False)
+    app.conf.redislock_url = own_redis.url
+
+    @app.task(base=SingletonTask, name="costs.sent")
+    def sent_task(number):
+        """Never run."""
+
+    app.finalize()
+    with sent_to(own_redis) as sent:
+        for number in range(5):
+            sent_task.delay(number)
+    assert sent == []
+
+
+# -- memory -----------------------------------------------------------------------------------
+
+
+#: Bytes of the buffer that redis-py without hiredis makes to read an answer.
+READ_SIZE = 65536
+
+
+def grown(act: Callable[[], object], times: int) -> tuple[float, int]:
+    """Bytes that each time leaves behind, and the most that one time needs."""
+    for _ in range(50):
+        act()
+    tracemalloc.start()
+    try:
+        act()
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        act()
+        most = tracemalloc.get_traced_memory()[1] - before
+        for _ in range(times):
+            act()
+        gc.collect()
+        return (tracemalloc.get_traced_memory()[0] - before) / times, most
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pair_needs_little_memory_and_leaves_none(lock):
+    def pair() -> None:
+        lock.acquire(0)
+        lock.release()
+
+    left, most = grown(pair, 300)
+    assert left < 50
+    assert most < 10_000 + READ_SIZE
+
+
+def test_a_run_needs_little_memory_and_leaves_none(lock_server):
+    app = Celery("costs", set_as_current=False)
+    app.conf.update(redislock_url=lock_server.url, redislock_eager=True)
+
+    @app.task(base=SingletonTask, name="costs.run")
+    def run(number):
+        return number
+
+    app.finalize()
+    left, most = grown(lambda: run.apply([5]), 200)
+    assert left < 100
+    assert most < 20_000 + READ_SIZE
+
+
+def test_a_claim_says_no_more_than_it_must(label):
+    """What goes over the wire for a run: 20 % more is to be noticed."""
+    token = new_token()
+    value = encode(token, ttl_ms=to_ms(30), task="pkg.task", task_id=token, node="celery@host")
+    claim = Claim(lock_keys("redislock", label), token, 30.0, value, token)
+    assert len(claim.value) < 260

@@ -1,0 +1,199 @@
+"""`celery redislock doctor`: what it finds, on servers and settings that have just that fault."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_redislock import Defer, SingletonTask
+from celery_redislock._doctor import COMMANDS, Patient, check_round_trip
+from celery_redislock._keys import lock_keys
+from tests.support.looking import make_app, run, take
+from tests.support.servers import free_port
+
+pytestmark = pytest.mark.usefixtures("no_shared_tasks")
+
+CHECKS = {
+    *("tasks", "server", "version", "memory", "persistence", "replication", "rights"),
+    *("round trip", "time-outs", "clock", "prefix", "max hold", "visibility", "limits"),
+}
+
+
+@pytest.fixture
+def doctor(label):
+    """Examines an app on this server, and gives the findings by check."""
+    apps = []
+
+    def examine(url, status=0, arguments=(), tasks=None, **conf):
+        app = make_app(url, label, **conf)
+        apps.append(app)
+        for name, options in (tasks or {}).items():
+
+            def body(x=None):
+                """Nothing."""
+
+            app.task(name=name, shared=False, base=SingletonTask, **options)(body)
+        result = run(app, "doctor", "--json", *arguments)
+        assert result.exit_code == status, result.output
+        found = json.loads(result.output)
+        assert all(each["todo"] for each in found if each["level"] in ("warning", "error"))
+        by_check = {}
+        for each in found:
+            by_check.setdefault(each["check"], []).append((each["level"], each["what"]))
+        return by_check
+
+    yield examine
+    for app in apps:
+        app.tasks["sync"].app_locks.store.close()
+
+
+def test_a_sound_set_up_has_nothing_to_mend(own_redis, label, doctor):
+    with own_redis.client() as client:
+        client.config_set("save", "60 1")
+    found = doctor(own_redis.url, arguments=["--strict"], task_time_limit=60)
+    assert set(found) == CHECKS
+    assert {level for findings in found.values() for level, _ in findings} == {"ok"}, found
+    app = make_app(own_redis.url, label, task_time_limit=60)
+    table = run(app, "doctor").output.splitlines()
+    assert table[0].split() == ["LEVEL", "CHECK", "FOUND", "WHAT", "TO", "DO"]
+    assert table[-1] == "nothing to mend"
+
+
+def test_a_server_that_is_away_is_an_error_and_settings_are_still_examined(doctor):
+    found = doctor(f"redis://127.0.0.1:{free_port()}", status=1)
+    assert found["server"][0][0] == "error"
+    assert {"max hold", "visibility", "limits"} < set(found)
+    assert "memory" not in found
+
+
+def test_a_server_that_evicts_or_is_full_or_restarts_empty_is_told(own_redis, doctor):
+    with own_redis.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        found = doctor(own_redis.url)
+        assert found["memory"] == [
+            ("warning", "maxmemory-policy allkeys-lru, and no memory limit yet")
+        ]
+        ((level, what),) = found["persistence"]
+        assert level == "warning"
+        assert "tasks wait in Redis: report" in what
+        client.config_set("maxmemory", "1gb")
+        assert doctor(own_redis.url, status=1)["memory"][0][0] == "error"
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", str(int(client.info("memory")["used_memory"] * 1.02)))
+        assert "of maxmemory is used" in doctor(own_redis.url)["memory"][0][1]
+
+
+def test_a_replica_is_an_error_and_a_master_with_replicas_a_warning(
+    redis_server, own_redis, doctor
+):
+    with own_redis.client() as client:
+        client.replicaof("127.0.0.1", redis_server.port)
+        try:
+            found = doctor(own_redis.url, status=1)
+            assert found["replication"] == [
+                ("error", "the server is a replica, which takes no writes")
+            ]
+        finally:
+            client.replicaof("NO", "ONE")
+
+
+def test_rights_that_are_missing_are_named_and_exactly_those(own_redis, doctor):
+    with own_redis.client() as client:
+        all_but = ["+@all", "-zadd", "-hincrby"]
+        client.acl_setuser("poor", enabled=True, passwords="+x", keys=["*"], commands=all_but)
+        found = doctor(f"redis://poor:x@127.0.0.1:{own_redis.port}", status=1)
+        ((level, what),) = found["rights"]
+        assert level == "error"
+        assert what.endswith("hincrby, zadd")
+        client.acl_setuser(
+            "elsewhere", enabled=True, passwords="+x", keys=["other:*"], commands=["+@all"]
+        )
+        found = doctor(f"redis://elsewhere:x@127.0.0.1:{own_redis.port}", status=1)
+        assert found["rights"][0][0] == "error", "the keys are not this user's"
+        all_but = ["+@all", "-info", "-config", "-scan"]
+        client.acl_setuser("blind", enabled=True, passwords="+x", keys=["*"], commands=all_but)
+        found = doctor(f"redis://blind:x@127.0.0.1:{own_redis.port}")
+        unknown = {check for check, findings in found.items() if findings[0][0] == "unknown"}
+        assert unknown == {"version", "memory", "persistence", "replication", "prefix"}
+        assert found["rights"][0][0] == "warning"
+
+
+def test_a_server_that_closes_idle_connections_or_is_slow_is_told(own_redis, doctor, label):
+    with own_redis.client() as client:
+        client.config_set("timeout", "5")
+        assert doctor(own_redis.url)["time-outs"][0][0] == "warning"
+        client.config_set("timeout", "0")
+    found = doctor(own_redis.url, redislock_ttl=0.5)
+    assert found["time-outs"][0][0] == "warning"
+    patient = Patient(make_app(own_redis.url, label))
+    patient.__dict__["trips"] = ([0.001] * 19 + [0.9], 0.0)
+    assert [each.level for each in check_round_trip(patient)] == ["warning"]
+    patient.__dict__["trips"] = ([0.9] * 20, 0.0)
+    assert [each.level for each in check_round_trip(patient)] == ["error"]
+
+
+def test_values_and_tasks_of_others_under_the_prefix_are_told(client, redis_server, label, doctor):
+    app = make_app(redis_server.url, label)
+    take(app, "sync", "x")
+
+    @app.task(name="elsewhere", shared=False, base=SingletonTask)
+    def elsewhere(label):
+        """Nothing."""
+
+    take(app, "elsewhere", "x")
+    assert doctor(redis_server.url)["prefix"] == [
+        ("warning", "locks of tasks that this app does not know: elsewhere")
+    ]
+    client.set(lock_keys(label, "theirs").lock, "not ours")
+    assert "error" in {level for level, _ in doctor(redis_server.url, status=1)["prefix"]}
+
+
+def test_time_limits_visibility_timeout_and_max_hold_are_compared(redis_server, doctor):
+    found = doctor(
+        redis_server.url,
+        broker_url=redis_server.url,
+        broker_transport_options={"visibility_timeout": 100},
+        tasks={
+            "outlives": {"lock_max_hold": 60, "time_limit": 120},
+            "unlimited": {"lock_max_hold": 60},
+            "endless": {},
+            "fine": {"lock_max_hold": 60, "time_limit": 60},
+            "late": {"acks_late": True, "time_limit": 600},
+            "deferred": {"on_conflict": Defer(delay=90, max_delay=600, backoff=2), "time_limit": 1},
+        },
+    )
+    held = " / ".join(what for _, what in found["max hold"])
+    assert "outlives: lock_max_hold=60 and a time limit of 120 s" in held
+    assert "unlimited: lock_max_hold=60 and no time limit" in held
+    assert "holds its lock for ever: account, endless" in held
+    assert "fine" not in held
+    visible = " / ".join(what for _, what in found["visibility"])
+    assert "late: acks_late and a run of 600 s" in visible
+    assert "deferred: a deferral of 750 s" in visible
+    assert "endless" not in visible
+
+
+def test_tasks_that_share_a_lock_with_different_limits_are_an_error(redis_server, doctor):
+    tasks = {
+        "one": {"lock_key": "shared:{x}", "lock_limit": 2},
+        "two": {"lock_key": "shared:{x}", "lock_limit": 3},
+    }
+    ((level, what),) = doctor(redis_server.url, status=1, tasks=tasks)["limits"]
+    assert level == "error"
+    assert "one: 2, two: 3" in what
+
+
+def test_warnings_end_with_an_error_only_if_asked(redis_server, doctor):
+    doctor(redis_server.url, redislock_enabled=False)
+    found = doctor(redis_server.url, 1, ["--strict"], redislock_enabled=False)
+    assert found["tasks"][0][0] == "warning"
+
+
+def test_doctor_takes_no_lock_and_changes_nothing(own_redis, doctor):
+    with own_redis.client() as client:
+        doctor(own_redis.url)
+        assert client.keys("*") == []
+        stats = client.info("commandstats")
+    asked = {command.split()[0] for command in COMMANDS} - {"eval", "time", "select"}
+    assert not asked & {name.removeprefix("cmdstat_") for name in stats}

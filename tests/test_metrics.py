@@ -1,0 +1,248 @@
+"""Metrics: a real prefork worker that is scraped, and OpenTelemetry's SDK."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import urllib.request
+from collections import defaultdict
+
+import pytest
+
+from celery_redislock import SingletonTask, Skip, current_lock, lock_acquired
+from celery_redislock._events import OF_CONFLICT
+from celery_redislock._log import FIELDS
+from celery_redislock._metrics import METRICS, STREAK
+from tests.support.servers import free_port
+from tests.support.waiting import eventually
+from tests.support.workers import ROOT, make_app
+
+pytest.importorskip("prometheus_client")
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+
+from celery_redislock import otel, prometheus
+
+
+def read(text):
+    """The samples of a scrape: name and labels to value."""
+    found = defaultdict(float)
+    for name, labels, value in re.findall(r"^(redislock_\w+)(?:\{(.*?)\})? (\S+)$", text, re.M):
+        labels = tuple(sorted(re.findall(r'(\w+)="(.*?)"', labels)))
+        found[name, labels] += float(value)
+    return found
+
+
+@pytest.fixture
+def app(conf):
+    app = make_app({k: v for k, v in conf.items() if not k.startswith("test_")})
+    app.conf.update(redislock_eager=True, task_always_eager=True)
+    return app
+
+
+def make_task(app, body=lambda: None, called="measured", **options):
+    @app.task(base=SingletonTask, shared=False, name=called, lock_key="{name}", **options)
+    def measured(name):
+        return body()
+
+    return measured
+
+
+# -- a worker ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scraped(start_worker, queue, tmp_path, monkeypatch):
+    monkeypatch.setenv(prometheus.DIRECTORY, str(tmp_path))
+    port = free_port()
+    worker = start_worker(queues=queue, concurrency=3, conf={"test_metrics_port": port})
+    eventually(lambda: f"{port}/metrics" in worker.log(), "it serves")
+
+    def scrape():
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+            return response.read().decode()
+
+    return scrape
+
+
+def test_a_prefork_worker_is_scraped_as_one(scraped, sender, journal, queue, label):
+    def value(name, **labels):
+        return read(scraped())[f"redislock_{name}", tuple(sorted(labels.items()))]
+
+    def send(*args):
+        return sender.send_task("short_ttl", args, queue=queue)
+
+    send(label, 60.0)
+    entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
+    eventually(lambda: value("holding", task="short_ttl") == 1, "it holds")
+    for _ in range(5):
+        send(label).get(timeout=20, propagate=False)
+    assert value("conflicts_total", task="short_ttl", outcome="skipped") == 5
+    assert value("skip_streak_count", task="short_ttl") == 5
+    assert value("skip_streak_bucket", task="short_ttl", le="2.0") == 2
+    eventually(lambda: value("heartbeat_late_seconds_count", task="short_ttl"), "it is extended")
+    send(f"{label}2", 0.01).get(timeout=20)
+    assert value("acquire_seconds_count", task="short_ttl") == 2
+    assert value("held_seconds_count", task="short_ttl") == 1
+    os.kill(entry.pid, signal.SIGKILL)
+    eventually(lambda: value("recovered_total", task="short_ttl", how="freed") == 1, "it is freed")
+    eventually(lambda: value("holding", task="short_ttl") == 0, "the dead hold nothing")
+    assert value("conflicts_total", task="short_ttl", outcome="skipped") == 5, "they still count"
+    assert value("lost_total", task="watches_lock") == 0, "it is there before the first"
+    assert ("redislock_lost_total", (("task", "watches_lock"),)) in read(scraped())
+    text = scraped()
+    assert label not in text
+    assert {name for key in read(text) for name, _ in key[1]} == {"task", "outcome", "how", "le"}
+
+
+def test_who_waits_is_seen_and_what_became_of_a_lost_lock(
+    scraped, sender, journal, client, locks_of, queue, label
+):
+    def value(name, **labels):
+        return read(scraped())[f"redislock_{name}", tuple(sorted(labels.items()))]
+
+    sender.send_task("wait", [label, 1.5], queue=queue)
+    eventually(lambda: journal.read(label, "start"), "it runs")
+    second = sender.send_task("wait", [label, 0.0], queue=queue)
+    eventually(lambda: value("waiting", task="wait") == 1, "it waits")
+    second.get(timeout=20)
+    assert value("waiting", task="wait") == 0
+    assert value("waited_seconds_count", task="wait") == 1
+    lost = sender.send_task("watches_lock", [f"{label}l", 20.0], queue=queue)
+    eventually(lambda: journal.read(f"{label}l", "start"), "it runs")
+    client.set(*locks_of(lost.id), "another's", px=3000)
+    lost.get(timeout=20)
+    assert value("lost_total", task="watches_lock") == 1
+
+
+def test_a_prefork_worker_that_cannot_put_its_counts_together_says_so(
+    start_worker, queue, monkeypatch
+):
+    monkeypatch.delenv(prometheus.DIRECTORY, raising=False)
+    worker = start_worker(queues=queue, concurrency=1, conf={"test_metrics_port": free_port()})
+    eventually(lambda: f"set {prometheus.DIRECTORY}" in worker.log(), "it warns")
+
+
+# -- in one process ---------------------------------------------------------------------------
+
+
+def test_instrumenting_twice_counts_once(app, label):
+    registry, other = CollectorRegistry(), CollectorRegistry()
+    before = len(lock_acquired.receivers)
+    for _ in range(2):
+        prometheus.instrument(app, registry=registry)
+        prometheus.instrument(app, registry=other)
+    assert len(lock_acquired.receivers) == before + 2
+    make_task(app).apply((label,))
+    for each in (registry, other):
+        assert each.get_sample_value("redislock_acquire_seconds_count", {"task": "measured"}) == 1
+
+
+def test_each_app_counts_its_own(app, conf, label):
+    registry = CollectorRegistry()
+    other = make_app({"redislock_url": conf["redislock_url"], "redislock_eager": True})
+    prometheus.instrument(other, registry=registry)
+    make_task(app).apply((label,))
+    assert (
+        registry.get_sample_value("redislock_acquire_seconds_count", {"task": "measured"}) is None
+    )
+    make_task(other).apply((label,))
+    assert registry.get_sample_value("redislock_acquire_seconds_count", {"task": "measured"}) == 1
+
+
+# -- OpenTelemetry ----------------------------------------------------------------------------
+
+
+def test_opentelemetry_has_the_same_metrics_and_tells_the_tasks_span(app, label, client):
+    reader, spans = InMemoryMetricReader(), InMemorySpanExporter()
+    tracers = TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    tracer = tracers.get_tracer("test")
+    meters = MeterProvider([reader])
+    for _ in range(2):
+        otel.instrument(app, meter_provider=meters)
+
+    def lose():
+        client.set(current_lock.key, "another's", px=5000)
+        eventually(lambda: current_lock.lost, "it is lost")
+
+    measured = make_task(app, lambda: measured.apply((label,)).state, on_conflict=Skip())
+    with tracer.start_as_current_span("run/outer"):
+        measured.apply((label,))
+    with tracer.start_as_current_span("run/loses"):
+        make_task(app, lose, "loses", lock_ttl=0.5).apply((f"{label}2",))
+
+    outer, loses = spans.get_finished_spans()
+    assert (outer.name, loses.name) == ("run/outer", "run/loses"), "it made no spans"
+    assert outer.attributes["redislock.fence"] > 0
+    assert outer.attributes["redislock.held"] > 0
+    (conflict,) = outer.events
+    assert conflict.name == "redislock.conflict"
+    assert conflict.attributes["redislock.outcome"] == "skipped"
+    assert "redislock.lost" in [event.name for event in loses.events]
+    assert loses.attributes["redislock.owned"] is False
+
+    scope = reader.get_metrics_data().resource_metrics[0].scope_metrics[0]
+    points = {metric.name: metric.data.data_points[0] for metric in scope.metrics}
+    assert points["redislock.acquire"].count == 1
+    assert points["redislock.lost"].value == 1
+    assert points["redislock.holding"].value == 0
+    assert dict(points["redislock.conflicts"].attributes) == {
+        "celery.task_name": "measured",
+        "redislock.outcome": "skipped",
+    }
+    assert not any(label in str(point.attributes) for point in points.values())
+
+
+def test_without_a_span_nothing_is_told(app, label):
+    otel.instrument(app)
+    assert make_task(app).apply((label,)).state == "SUCCESS"
+
+
+# -- the document -----------------------------------------------------------------------------
+
+DOCUMENT = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
+
+
+def test_the_documents_examples_run(app, label, monkeypatch):
+    monkeypatch.delenv(prometheus.DIRECTORY, raising=False)
+    names = {"app": app}
+    for block in re.findall(r"```python\n(.*?)```", DOCUMENT, re.S):
+        exec(block, names)
+    names["prometheus"].instrument(app)  # twice
+    make_task(app).apply((label,))
+    text = names["generate_latest"](prometheus.registry())
+    assert b'redislock_held_seconds_count{task="measured"}' in text
+    record = logging.getLogger("celery_redislock").makeRecord(
+        "celery_redislock", logging.INFO, "p", 1, "%s", ("x",), None, extra={"redislock_key": "k"}
+    )
+    told = json.loads(names["JsonLines"]().format(record))
+    assert told == {"level": "INFO", "message": "x", "redislock_key": "k"}
+
+
+def test_every_metric_event_and_field_is_documented_and_every_alert_is_of_a_metric():
+    registry = CollectorRegistry()
+    prometheus._recorder(registry)
+    made = {
+        family.name + ("_total" if family.type == "counter" else "")
+        for family in registry.collect()
+    }
+    assert made == set(re.findall(r"^\| `(redislock_\w+)` \| `task`", DOCUMENT, re.M))
+    assert all(f"`{name}`" in DOCUMENT for name in FIELDS)
+    assert all(f"`redislock.{metric.name}`" in DOCUMENT for metric in METRICS)
+    kinds = {*OF_CONFLICT.values(), "acquired", "revoked", "lost", "recovered"}
+    assert kinds == set(re.findall(r"^\| `task-lock-(\w+)`", DOCUMENT, re.M))
+    alerts = re.search(r"```yaml\n(.*?)```", DOCUMENT, re.S)[1]
+    used = {re.sub("_(bucket|count)$", "", name) for name in re.findall(r"redislock_\w+", alerts)}
+    assert used <= made
+    assert '"10.0"' in alerts
+    assert 10 in STREAK.buckets

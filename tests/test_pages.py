@@ -1,0 +1,224 @@
+"""The documentation: all code on its pages runs or is looked at, its links lead somewhere, and the
+site is built without a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import types
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import redis
+
+import celery_redislock
+from celery_redislock._options import OPTIONS, SETTINGS
+from tests.support import run_page
+from tests.support.pages import (
+    CONFIGURATION,
+    KNOWN,
+    PAGES,
+    RUN_BY,
+    SHELL,
+    Block,
+    all_blocks,
+    blocks,
+    check_configuration,
+)
+from tests.support.servers import RedisServer
+from tests.support.shell import check_shell
+from tests.support.workers import ROOT
+
+DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md"]
+DB = 10
+#: How many blocks of a page do not run. Each says why.
+NOT_RUN = {"docs/migrating.md": 5}
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+# -- the code on the pages --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(each.runs_here for each in blocks(page))], ids=name
+)
+def test_python_on_the_page_runs(page: Path, redis_server: RedisServer) -> None:
+    url = f"{redis_server.url}/{DB}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.run_page", str(page), url],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, said = process.communicate(timeout=90)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, said
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(each.language in SHELL for each in blocks(page))],
+    ids=name,
+)
+def test_commands_on_the_page_are_there_with_their_options(page: Path, client: redis.Redis) -> None:
+    for block in blocks(page):
+        if block.language in SHELL and block.kind != "not run":
+            check_shell(block, client)
+
+
+def test_configuration_on_the_pages_can_be_read() -> None:
+    for block in all_blocks():
+        if block.language in CONFIGURATION:
+            check_configuration(block)
+
+
+def test_what_is_quoted_stands_in_the_file() -> None:
+    for block in all_blocks():
+        if block.kind == "from":
+            assert block.text in (ROOT / block.note).read_text(encoding="utf-8"), str(block)
+
+
+def test_every_block_is_run_or_looked_at_or_says_why_not() -> None:
+    not_run: Counter[str] = Counter()
+    for block in all_blocks():
+        assert block.language in KNOWN, f"{block}: `text`, or a language that is looked at"
+        if block.kind == "not run":
+            not_run[block.page] += 1
+        elif block.language == "python" and block.page in RUN_BY:
+            assert block.kind == RUN_BY[block.page][1], f"{block} is not run"
+    assert not_run == NOT_RUN
+
+
+def test_pages_that_other_tests_run_are_named_there() -> None:
+    for page, (test, _) in RUN_BY.items():
+        if (ROOT / page).exists():
+            imported = (ROOT / "tests/support/migrated.py").read_text(encoding="utf-8")
+            assert page in (ROOT / test).read_text(encoding="utf-8") + imported
+
+
+def test_python_that_does_not_run_compiles() -> None:
+    for block in all_blocks():
+        if block.language == "python" and block.kind == "not run":
+            compile(block.text, str(block), "exec")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "make nothing",
+        'make test ARGS="tests/test_nothing.py"',
+        'make faults ARGS="--nothing"',
+        "celery -A proj worker --nothing",
+        "celery -A examples.nothing worker",
+        "celery -A proj nothing",
+        "celery -A proj inspect nothing",
+        "python -m tests.model --nothing",
+        "python -m nothing",
+        "python examples/nothing.py",
+        "pip install 'celery-redislock[nothing]'",
+        "redis-cli NOTHING",
+        "uvicorn examples.fastapi_app:nothing",
+        "cd nothing",
+        "nothing",
+    ],
+)
+def test_a_command_that_is_not_there_is_noticed(command: str, client: redis.Redis) -> None:
+    block = Block("README.md", 1, "console", f"$ {command}\n", "", "")
+    with pytest.raises((AssertionError, FileNotFoundError)):
+        check_shell(block, client)
+
+
+def test_a_value_that_a_page_calls_wrong_is_noticed() -> None:
+    module = types.ModuleType("page")
+    run_page.run(Block("page", 1, "python", "a = 1 + \\\n 1\na  # 2\n", "", ""), module, "")
+    with pytest.raises(AssertionError, match="page:3: it is 2"):
+        run_page.run(Block("page", 1, "python", "\na  # 3\n", "", ""), module, "")
+
+
+# -- what the pages name ----------------------------------------------------------------------
+
+
+def test_every_option_setting_and_public_name_is_documented() -> None:
+    text = (ROOT / "docs/options.md").read_text(encoding="utf-8")
+    names = {*OPTIONS, *SETTINGS, *celery_redislock.__all__}
+    assert {name for name in names if not re.search(rf"\b{name}\b", text)} == set()
+
+
+def test_every_module_and_script_is_documented() -> None:
+    text = (ROOT / "docs/how-it-works.md").read_text(encoding="utf-8")
+    package = ROOT / "celery_redislock"
+    files = {path.name for path in (*package.glob("*.py"), *package.glob("scripts/*.lua"))}
+    assert {name for name in files if f"`{name}`" not in text} == set()
+
+
+def anchors(document: Path) -> set[str]:
+    """The headings of a document as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_links_within_the_documents_lead_somewhere(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        path, _, anchor = target.partition("#")
+        other = document.parent / path if path else document
+        assert other.exists(), target
+        assert not anchor or anchor in anchors(other), target
+
+
+# -- the site ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    command = re.search(r"python -m (sphinx -W .*) docs build/docs$", makefile, re.M)
+    assert command, "`make docs` makes an error of each warning"
+    done = subprocess.run(
+        [sys.executable, "-m", *command[1].split(), "docs", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_site_has_every_page_and_takes_nothing_from_elsewhere(site: Path) -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        html = (site / f"{page.stem}.html").read_text(encoding="utf-8")
+        for loaded in re.findall(r"<(?:script|link|img)\b[^>]*?(?:src|href)=\"([^\"]+)\"", html):
+            assert not loaded.startswith(("http:", "https:", "//")), loaded
+        for other in (ROOT / "docs").glob("*.md"):
+            itself = "#" if other == page else f"{other.stem}.html"
+            assert f'href="{itself}"' in html, f"{page.name} does not lead to {other.name}"
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    html = (site / "api.html").read_text(encoding="utf-8")
+    names = {
+        name for name in celery_redislock.__all__ if f'id="celery_redislock.{name}"' not in html
+    }
+    assert names == set()
+    changes = (site / "changelog.html").read_text(encoding="utf-8")
+    assert "Unreleased" in changes

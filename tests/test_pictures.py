@@ -1,0 +1,168 @@
+"""The timelines of docs/policies.md: drawn from what was recorded, which a real run still gives."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+
+import pytest
+
+from docs import make_timelines
+from docs.make_timelines import BURST, PICTURES, POLICIES, RECORDED, SLOTS, draw_all, load, save
+from docs.timeline_svg import (
+    Event,
+    Recording,
+    draw,
+    gaps,
+    slots_in_use,
+    stretches,
+    summary,
+    visible,
+)
+from tests.support.workers import ROOT
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def recordings():
+    return load()
+
+
+def ran(recording):
+    return [event.call for event in recording.events if event.what == "starts"]
+
+
+def kinds(recording, call):
+    return [kind for kind, _, _ in visible(recording, call)]
+
+
+# -- what is committed ------------------------------------------------------------------------
+
+
+def test_the_pictures_are_what_the_recordings_give(recordings, tmp_path):
+    draw_all(recordings, tmp_path)
+    drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
+    assert drawn == {path.name: path.read_text() for path in PICTURES.glob("*.svg")}
+
+
+def test_every_policy_has_its_picture_and_the_page_shows_it(recordings):
+    assert list(recordings) == list(POLICIES)
+    assert {name: each.policy for name, each in recordings.items()} == {
+        name: written for name, (_, written) in POLICIES.items()
+    }
+    page = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
+    assert [name for name in POLICIES if f"](pictures/{name}.svg)" not in page] == []
+
+
+def test_a_recording_is_saved_as_it_was_loaded(recordings, tmp_path):
+    save(recordings, tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == RECORDED.read_text()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_picture_is_well_formed_and_says_itself_in_words(name):
+    root = ElementTree.parse(PICTURES / f"{name}.svg").getroot()
+    assert root.get("role") == "img"
+    title, desc = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
+    assert root.get("aria-labelledby") == f"{title.get('id')} {desc.get('id')}"
+    assert POLICIES[name][1] in title.text
+    for call in range(1, len(BURST) + 1):
+        assert f"Call {call} is sent" in desc.text
+    width, height = float(root.get("width")), float(root.get("height"))
+    for text in root.iter(f"{SVG}text"):
+        assert 0 <= float(text.get("x")) <= width
+        assert 0 <= float(text.get("y")) <= height
+    style = root.find(f"{SVG}style").text
+    assert "prefers-color-scheme:dark" in style
+    used = {each.get("class").split()[0] for each in root.iter() if each.get("class")}
+    assert {name for name in used if style.count(f".{name}{{") != 2} == set(), "light and dark"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_recordings_show_what_the_page_says(recordings, name):
+    recording = recordings[name]
+    states = {call: state for call, (state, _) in recording.results.items()}
+    waited = {kind for call in (2, 3, 4) for kind in kinds(recording, call)} - {"runs"}
+    most = max(used for _, used in slots_in_use(recording))
+    if name in ("skip", "skip-result", "raise"):
+        state = {"skip": "REVOKED", "skip-result": "SUCCESS", "raise": "FAILURE"}[name]
+        assert ran(recording) == [1, 5]
+        assert [states[call] for call in (2, 3, 4)] == [state] * 3
+        assert waited == set()
+    elif name in ("coalesce", "replace"):
+        assert ran(recording) == [1, 4, 5]
+        assert recording.results[2] == ("REVOKED", "call 3 takes its place")
+        assert waited == {"parked"}
+        completed = [call for call, state in states.items() if state == "SUCCESS"]
+        assert completed == ([1, 4, 5] if name == "coalesce" else [5])
+    else:
+        assert sorted(ran(recording)) == [1, 2, 3, 4, 5]
+        assert waited == {"wait": {"slot"}, "queue": {"parked"}, "defer": {"sleeps"}}[name]
+        assert most == SLOTS if name == "wait" else most < SLOTS, "the others only look in"
+        if name == "queue":
+            assert ran(recording) == [1, 2, 3, 4, 5]
+    runs = sorted(
+        (s, u) for c in recording.calls for k, s, u in stretches(recording, c) if k == "runs"
+    )
+    assert all(until <= since for (_, until), (since, _) in pairwise(runs))
+
+
+# -- the drawing ------------------------------------------------------------------------------
+
+
+def recording(*events, results=None, slots=2):
+    made = [Event(*event) for event in events]
+    calls = {event.call for event in made}
+    return Recording("Test()", slots, made, results or dict.fromkeys(calls, ("SUCCESS", "")))
+
+
+def test_a_call_that_asks_again_and_again_sleeps_in_one_stretch():
+    told = recording(
+        *((0.0, 1, "sent"), (0.01, 1, "arrives"), (0.012, 1, "deferred"), (0.013, 1, "leaves")),
+        *((0.5, 1, "arrives"), (0.51, 1, "deferred"), (0.52, 1, "leaves")),
+        *((1.0, 1, "arrives"), (1.01, 1, "starts"), (2.0, 1, "ends"), (2.01, 1, "leaves")),
+    )
+    assert visible(told, 1) == [("sleeps", 0.012, 1.0), ("runs", 1.01, 2.0)]
+
+
+@pytest.mark.parametrize("said", [(), ((0.7, 1, "leaves"),)])
+def test_a_run_that_was_terminated_ends_when_it_left_or_when_the_next_one_starts(said):
+    events = [
+        *((0.0, 1, "sent"), (0.0, 1, "arrives"), (0.01, 1, "starts"), *said),
+        *((0.5, 2, "sent"), (0.8, 2, "starts"), (1.5, 2, "ends")),
+    ]
+    added = [
+        (e.at, e.call, e.what) for e in make_timelines._terminated([Event(*e) for e in events])
+    ]
+    told = recording(*sorted([*events, *added]))
+    assert visible(told, 1) == [("runs", 0.01, 0.7 if said else 0.8)]
+    assert [event.what for event in told.of(1)].count("leaves") == 1
+
+
+def test_the_time_from_run_to_run_is_that_of_calls_that_waited():
+    told = recording(
+        *((0.0, 1, "sent"), (0.0, 1, "starts"), (0.5, 2, "sent"), (1.0, 1, "ends")),
+        *((1.2, 2, "starts"), (2.2, 2, "ends"), (5.0, 3, "sent"), (5.0, 3, "starts")),
+    )
+    assert gaps(told) == [pytest.approx(0.2)]
+    assert summary(told).startswith("3 calls sent, 3 ran; 0.2 s from one run to the next; ")
+
+
+def test_what_a_result_says_cannot_break_the_picture():
+    told = recording((0.0, 1, "sent"), results={1: ("FAILURE", "</text><&>")})
+    root = ElementTree.fromstring(draw(told, 1))
+    assert "FAILURE: </text><&>" in [text.text for text in root.iter(f"{SVG}text")]
+
+
+# -- the recording ----------------------------------------------------------------------------
+
+
+def test_a_real_burst_is_recorded_and_drawn():
+    (told,) = make_timelines.record_all(["coalesce"]).values()
+    assert ran(told)[0] == 1
+    assert ran(told)[-1] == 5, "the last one sent always gets its run"
+    assert len(told.results) == len(BURST)
+    for call in told.calls:
+        assert (told.results[call][0] == "SUCCESS") == (call in ran(told))
+    ElementTree.fromstring(draw(told, 10))

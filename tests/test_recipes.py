@@ -1,0 +1,98 @@
+"""The recipes of docs/recipes.md: a Django project and a FastAPI application, with workers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
+from tests.support.workers import ROOT, Worker
+
+PROJECT = ROOT / "examples/django_project"
+DB = 8
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer, tmp_path: Path) -> None:
+    monkeypatch.setenv("REDIS_URL", f"{redis_server.url}/{DB}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{PROJECT}")
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
+    monkeypatch.setenv("DATABASE", str(tmp_path / "db.sqlite3"))
+    for name in ("CELERY_BROKER_URL", "CELERY_RESULT_BACKEND"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90
+    )
+
+
+def answers(*arguments: str) -> Any:
+    done = python(*arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@contextlib.contextmanager
+def worker(app: str) -> Iterator[Worker]:
+    started = Worker(conf={}, app=app, concurrency=3)
+    try:
+        yield started.ready()
+    finally:
+        started.close()
+
+
+def test_django_many_saves_in_a_row_are_one_task_that_sees_the_last(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    assert python(f"{PROJECT}/manage.py", "migrate", "--run-syncdb").returncode == 0
+    said = answers("-m", "tests.recipes.django_client")
+    assert said["statuses"] == [202, 202, 202]
+    assert said["queued"]
+    assert said["price"] == 4, "what was rolled back is not there, and no task was sent for it"
+    redis = redis_server.client(db=DB)
+    assert redis.llen("celery") == 1
+
+    def entries() -> list[tuple[int, int, int]]:
+        with contextlib.closing(sqlite3.connect(tmp_path / "db.sqlite3")) as db:
+            return db.execute("SELECT product_id, price, times FROM shop_entry").fetchall()
+
+    with worker("shop"):
+        eventually(entries, "the product is in the index")
+        eventually(lambda: entries() == [(said["product"], 4, 1)], "with its last price")
+        command = python(f"{PROJECT}/manage.py", "rebuild_index")
+        assert command.stdout == "rebuilt\n", command.stderr
+        assert entries() == [(said["product"], 4, 2)]
+
+
+def test_django_the_command_and_the_task_exclude_each_other(redis_server: RedisServer) -> None:
+    from celery_redislock import RedisLock
+
+    with RedisLock(f"{redis_server.url}/{DB}", "shop.index"):
+        command = python(f"{PROJECT}/manage.py", "rebuild_index")
+    assert command.returncode == 1
+    assert re.match("CommandError: the index is being rebuilt: RedisLock", command.stderr)
+
+
+def test_fastapi_triggers_coalesce_and_a_second_export_is_refused(label: str) -> None:
+    with worker("examples.fastapi_app"):
+        said = answers("-m", "tests.recipes.fastapi_client", str(int(label[:8], 16)))
+    assert said["statuses"] == [202, 202, 202, 202, 202, 409]
+    assert said["ids"] == 4
+    assert said["states"][0] == said["states"][-1] == "SUCCESS"
+    assert "REVOKED" in said["states"][1:-1]
+    assert said["refused"]["task_id"] == said["export"]["task_id"]
+    assert said["refused"]["detail"] in ("it waits in the queue", "it is running")
+    assert said["exported"] == "SUCCESS"

@@ -1,0 +1,551 @@
+"""The waiting room: duplicates run in order, or the newest alone; nothing is lost on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import time
+import uuid
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from celery import chord
+from celery.exceptions import ChordError
+
+from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped, _holder, _store
+from celery_redislock._app import app_locks
+from celery_redislock._connect import pools_from_url
+from celery_redislock._keys import lock_keys
+from celery_redislock._lock import new_token
+from celery_redislock._room import Entry, hand_over
+from celery_redislock._store import Claim, Store
+from tests.support.servers import Proxy
+from tests.support.waiting import eventually
+from tests.support.workers import make_app
+
+QUEUE = "rooms"
+
+
+@pytest.fixture(scope="module")
+def worker(start_module_worker):
+    return start_module_worker("-E", queues=QUEUE, concurrency=4)
+
+
+@pytest.fixture
+def send(sender):
+    def send(name, *args, **options):
+        return sender.send_task(name, args, **{"queue": QUEUE, **options})
+
+    return send
+
+
+@pytest.fixture
+def hold(send, journal, label):
+    """Starts a run that holds the label's lock."""
+
+    def hold(name, seconds=2.0, **options):
+        result = send(name, label, seconds, **options)
+        entry = eventually(lambda: journal.read(label, "start"), "the holder runs")[0]
+        return result, entry
+
+    return hold
+
+
+@pytest.fixture
+def room(client, locks_of):
+    """The waiting room of the lock that a task holds: its key's list of entry ids."""
+
+    def room(task_id):
+        (key,) = locks_of(task_id)
+        return Room(client, key)
+
+    return room
+
+
+class Room:
+    def __init__(self, client, lock):
+        self._client = client
+        self.lock = lock
+
+    def key(self, kind):
+        head, _, name = self.lock.partition(":lock:")
+        return f"{head}:{kind}:{name}"
+
+    def ids(self):
+        """The task ids of those that wait, in order."""
+        return [entry.split(":")[0] for entry in self._client.lrange(self.key("room"), 0, -1)]
+
+    def leaves_nothing(self):
+        kinds = ("lock", "room", "entries", "ended")
+        mark = f"1|{self.lock.partition(':lock:')[2]}"
+        rooms = self.lock.partition(":lock:")[0] + ":rooms"
+        keys = [self.key(kind) for kind in kinds]
+        return not self._client.exists(*keys) and self._client.zscore(rooms, mark) is None
+
+
+def outcome_of(result, timeout=30):
+    try:
+        return result.get(timeout=timeout)
+    except (TaskSkipped, LockConflict) as exc:
+        return exc
+
+
+@pytest.mark.usefixtures("worker")
+def test_queued_duplicates_run_one_after_another_in_their_order(send, hold, room, journal, label):
+    first, _ = hold("queued", 2.0)
+    here = room(first.id)
+    others = []
+    for count in range(1, 7):
+        others.append(send("queued", label, 0.05))
+        eventually(lambda count=count: len(here.ids()) == count, "it waits")
+    assert here.ids() == [other.id for other in others]
+    for result in (first, *others):
+        assert result.get(timeout=30)[0] == label
+    assert [e.task_id for e in journal.read(label, "start")] == [first.id, *(o.id for o in others)]
+    assert journal.overlaps(label) == []
+    eventually(here.leaves_nothing, "nothing is left")
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_newcomer_does_not_overtake_the_room(send, hold, room, journal, label):
+    first, _ = hold("queued", 0.6)
+    here = room(first.id)
+    waiting = [send("queued", label, 0.02) for _ in range(10)]
+    eventually(lambda: len(here.ids()) == 10, "all wait")
+    order = here.ids()
+    late = []
+    while not waiting[-1].ready() and len(late) < 200:
+        late.append(send("queued", label, 0.0))
+        eventually(lambda: late[-1].ready() or late[-1].id in here.ids(), "it is there")
+    for result in (*waiting, *late):
+        result.get(timeout=60)
+    ran = [entry.task_id for entry in journal.read(label, "start")]
+    assert ran[1 : 1 + len(order)] == order
+    assert journal.overlaps(label) == []
+
+
+@pytest.mark.usefixtures("worker")
+def test_of_coalesced_duplicates_the_newest_runs_and_the_others_name_their_successor(
+    send, hold, room, journal, label
+):
+    first, _ = hold("coalesced", 2.0)
+    here = room(first.id)
+    others = []
+    for _ in range(5):
+        others.append(send("coalesced", label, 0.05))
+        eventually(lambda: here.ids() == [others[-1].id], "it is the one that waits")
+    assert others[-1].get(timeout=30)[0] == label
+    for replaced, successor in itertools.pairwise(others):
+        with pytest.raises(TaskSkipped) as caught:
+            replaced.get(timeout=20)
+        assert replaced.state == "REVOKED"
+        assert caught.value.holder.task_id == successor.id
+    ran = [entry.task_id for entry in journal.read(label, "start")]
+    assert ran == [first.id, others[-1].id]
+    eventually(here.leaves_nothing, "nothing is left")
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_last_trigger_always_gets_its_run(send, journal, label):
+    results = [send("coalesced", label, 0.02) for _ in range(60)]
+    outcomes = [outcome_of(result) for result in results]
+    ran = [entry.task_id for entry in journal.read(label, "start")]
+    assert len(ran) == sum(not isinstance(outcome, TaskSkipped) for outcome in outcomes)
+    # Which one came last the workers decide, who take the messages side by side.
+    assert ran[-1] in [result.id for result in results[-5:]]
+    assert journal.overlaps(label) == []
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_retry_does_not_take_the_run_of_what_came_since(send, hold, room, journal, label):
+    first, _ = hold("coalesced_retries", 1.0, kwargs={"times": 1})
+    here = room(first.id)
+    second = send("coalesced_retries", label)
+    eventually(lambda: here.ids() == [second.id], "it waits")
+    assert second.get(timeout=30) == 0
+    assert first.get(timeout=30) == 1
+    ran = {(entry.task_id, entry.retries) for entry in journal.read(label, "start")}
+    assert ran == {(first.id, 0), (first.id, 1), (second.id, 0)}
+    eventually(here.leaves_nothing, "nothing is left")
+
+
+def test_a_free_lock_that_is_anothers_turn_is_held_by_nobody(store, inside, label):
+    keys = lock_keys("redislock", label)
+    inside.rpush(keys.room, "first:0.0")
+    token = new_token()
+    value = _holder.encode(token, ttl_ms=5000, task="job", task_id="late")
+    reply = store.acquire(Claim(keys, token, 5.0, value, "late"))
+    inside.delete(keys.room)
+    assert reply.relation == "queued"
+    assert reply.holder is None
+
+
+def test_what_has_begun_before_waits_before_the_newer_and_is_replaced_with_it(store, inside, label):
+    keys = lock_keys("redislock", label)
+
+    def claim(task_id, attempt=0):
+        token = new_token()
+        run = {"task": "job", "task_id": task_id, "attempt": attempt}
+        value = _holder.encode(token, ttl_ms=5000, **run)
+        return Claim(keys, token, 5.0, value, task_id, attempt)
+
+    store.acquire(claim("first"))
+    store.park(claim("other"), "{}")
+    store.park(claim("new"), "{}", kind="job")
+    assert store.park(claim("old", 1), "{}", kind="job", began=True).replaced == {}
+    assert inside.lrange(keys.room, 0, -1) == ["other:0.0", "old:0.1", "new:0.0"]
+    newest = store.park(claim("newest"), "{}", kind="job")
+    assert set(newest.replaced) == {"old:0.1", "new:0.0"}
+    assert inside.lrange(keys.room, 0, -1) == ["other:0.0", "newest:0.0"]
+    inside.delete(*(key for key in keys if isinstance(key, str) and key != keys.name))
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_chord_with_a_coalesced_member_fails_fast_and_one_with_queued_members_goes_on(
+    sender, hold, label
+):
+    def chord_of(name, *labels):
+        members = [sender.signature(name, args=(each, 0.05)).set(queue=QUEUE) for each in labels]
+        return chord(members)(sender.signature("total").set(queue=QUEUE))
+
+    assert chord_of("queued", *[label] * 5).get(timeout=30) == 5
+    hold("coalesced", 1.0)
+    with pytest.raises((ChordError, TaskSkipped)):
+        chord_of("coalesced", *[label] * 3).get(timeout=30)
+
+
+@pytest.mark.usefixtures("worker")
+def test_one_more_than_the_limit_meets_the_next_policy(send, hold, room, label):
+    first, _ = hold("queued_two", 2.0)
+    here = room(first.id)
+    waiting = [send("queued_two", label, 0.05) for _ in range(2)]
+    eventually(lambda: len(here.ids()) == 2, "the room is full")
+    with pytest.raises(LockConflict) as caught:
+        send("queued_two", label, 0.05).get(timeout=20)
+    assert caught.value.holder.task_id == first.id
+    for result in waiting:
+        assert result.get(timeout=20)
+
+
+@pytest.mark.usefixtures("worker")
+def test_who_has_waited_long_enough_meets_the_next_policy(send, hold, room, label):
+    first, _ = hold("queued_briefly", 8.0)
+    here = room(first.id)
+    second = send("queued_briefly", label, 0.05)
+    with pytest.raises(LockConflict) as caught:
+        second.get(timeout=7)
+    assert caught.value.holder.task_id == first.id
+    assert here.ids() == []
+    assert first.get(timeout=20)
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("name", ["queued_briefly", "wait_late"])
+def test_a_copy_of_what_was_turned_away_does_not_run(send, hold, journal, worker, label, name):
+    first, _ = hold(name, 4.0)
+    second = send(name, label, 0.0)
+    assert isinstance(outcome_of(second), LockConflict | TaskSkipped)
+    state = second.state
+    assert first.get(timeout=20)
+    send(name, label, 0.0, task_id=second.id, headers={"redislock": {"redelivered": True}})
+    eventually(lambda: f"{name}[{second.id}] already done" in worker.log(), "it is known")
+    assert [entry.task_id for entry in journal.read(label, "start")] == [first.id]
+    assert second.state == state
+
+
+@pytest.mark.usefixtures("worker")
+def test_who_is_turned_away_leaves_the_room_and_so_does_every_copy(send, hold, room, client, label):
+    """Its time was not over when its turn came, and was over when it met the lock."""
+    first, _ = hold("queued_briefly", 5.0)
+    here = room(first.id)
+    task_id = str(uuid.uuid4())
+    entry = f"{task_id}:0.0"
+    header = {"parked": True, "redelivered": True, "since": time.time() - 5.0}
+    for _ in range(2):  # the second is a copy of what is done by then
+        client.rpush(here.key("room"), entry)
+        client.hset(here.key("entries"), entry, '||{"task":"queued_briefly"}')
+        result = send("queued_briefly", label, 0.0, task_id=task_id, headers={"redislock": header})
+        eventually(lambda: entry not in client.lrange(here.key("room"), 0, -1), "it has left")
+        assert isinstance(outcome_of(result), LockConflict)
+    assert first.get(timeout=20)
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_task_in_the_room_keeps_everything_that_its_message_said(
+    sender, send, hold, label, client
+):
+    first, _ = hold("queued_describes", 1.0, priority=3, headers={"tenant": "blue"}, shadow="dusk")
+    second = send(
+        "queued_describes", label, 0.0, priority=3, headers={"tenant": "blue"}, shadow="dusk"
+    )
+    told, again = first.get(timeout=20), second.get(timeout=20)
+    assert again["headers"]["tenant"] == "blue"
+    assert again["root_id"] == second.id
+    assert {**again, "root_id": None} == {**told, "root_id": None}
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_revoked_task_leaves_the_room_and_the_next_runs(sender, send, hold, room, label):
+    first, _ = hold("queued", 2.0)
+    here = room(first.id)
+    second, third = send("queued", label, 0.05), None
+    eventually(lambda: len(here.ids()) == 1, "it waits")
+    third = send("queued", label, 0.05)
+    eventually(lambda: len(here.ids()) == 2, "both wait")
+    sender.control.revoke(second.id)
+    assert third.get(timeout=30)
+    assert second.state == "REVOKED"
+    eventually(here.leaves_nothing, "nothing is left")
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_task_that_expires_in_the_room_is_dropped_and_the_next_runs(send, hold, room, label):
+    first, _ = hold("queued", 2.5)
+    here = room(first.id)
+    second = send("queued", label, 0.05, expires=1.0)
+    eventually(lambda: len(here.ids()) == 1, "it waits")
+    third = send("queued", label, 0.05)
+    assert third.get(timeout=30)
+    assert second.state == "REVOKED"
+    eventually(here.leaves_nothing, "nothing is left")
+
+
+def test_what_may_have_been_parked_is_a_copy_from_then_on(
+    start_worker, sender, queue, own_redis, journal, label
+):
+    """The lock server executes what it cannot answer: the task is in the room, and is deferred."""
+    with Proxy(own_redis.port) as way:
+        conf = {"redislock_url": f"{way.url}/0"}
+        worker = start_worker(queues=queue, concurrency=2, conf=conf)
+        first = sender.send_task("queued_named", [label, 1.0], queue=queue)
+        eventually(lambda: journal.count(label, "start") == 1, "the holder runs")
+        with own_redis.client() as direct:
+            direct.script_load(_store._PARK.text)  # else what is lost is that it is unknown
+        way.lose_replies(to=_store._PARK.sha.encode())
+        second = sender.send_task("queued_named", [label, 0.1], queue=queue)
+        eventually(lambda: "is deferred for" in worker.log(), "its parking is not answered", 20)
+        way.heal()
+        assert first.get(timeout=20)
+        assert second.get(timeout=20)
+        eventually(lambda: f"[{second.id}] already done" in worker.log(), "both have come")
+    ran = [entry.task_id for entry in journal.read(label, "start")]
+    assert ran == [first.id, second.id]
+
+
+def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
+    conf, client, redis_server, queue, label
+):
+    """RabbitMQ drops a message that expires before somebody gets it, and nobody would know."""
+    with make_app({k: v for k, v in conf.items() if not k.startswith("test_")}) as app:
+
+        @app.task(base=SingletonTask, name="expires_in_the_room", lock_key="{label}")
+        def task(label):
+            """Never runs."""
+
+        keys = task.lock_keys_for([label], {})
+        past = (datetime.now(timezone.utc) - timedelta(seconds=1)).isoformat()
+        client.set(keys.lock, "held")
+        for task_id, expires in ((f"{label}-1", past), (f"{label}-2", None)):
+            options = {"task_id": task_id, "queue": queue, "expires": expires}
+            entry = Entry.of(task, [label], {}, {**options, "headers": {"redislock": {}}})
+            claim = Claim(keys, new_token(), 5.0, "", task_id)
+            app_locks(app).store.park(claim, entry.dump())
+        client.delete(keys.lock)
+        hand_over(app, keys, 5.0)
+        assert app.AsyncResult(f"{label}-1").state == "REVOKED"
+        assert client.lrange(keys.room, 0, -1) == [f"{label}-2:0.0"]
+        with redis_server.client(db=1) as broker:
+            (message,) = broker.lrange(queue, 0, -1)
+            assert f"{label}-2" in message
+            broker.delete(queue)
+        client.delete(keys.room, keys.entries, keys.rooms)
+
+
+@pytest.mark.usefixtures("worker")
+def test_what_cannot_be_read_is_set_aside_and_blocks_nobody(
+    send, hold, room, client, worker, label
+):
+    first, _ = hold("queued", 2.0)
+    here = room(first.id)
+    corrupt = ["x:0.0", "y:0.0", "z:0.0"]
+    client.rpush(here.key("room"), *corrupt)
+    client.hset(here.key("entries"), "y:0.0", "||no JSON")
+    client.hset(here.key("entries"), "z:0.0", '||{"task":"queued"}')
+    second = send("queued", label, 0.05)
+    assert second.get(timeout=30)[0] == label
+    kept = client.lrange(here.key("corrupt"), 0, -1)
+    assert [text.split("|")[0] for text in kept] == corrupt, "nothing is dropped"
+    eventually(lambda: worker.log().count("set aside") >= 2, "it says so")
+    client.delete(here.key("corrupt"))
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_redis_lock_of_the_same_name_waits_until_the_room_is_empty(
+    send, hold, room, redis_server, label
+):
+    first, _ = hold("queued_named", 1.5)
+    here = room(first.id)
+    waiting = [send("queued_named", label, 0.3) for _ in range(2)]
+    eventually(lambda: len(here.ids()) == 2, "both wait")
+    lock = RedisLock(redis_server.url, f"named:{label}", ttl=6)
+    assert lock.acquire(30)
+    assert here.ids() == []
+    assert lock.release()
+    for result in (first, *waiting):
+        assert result.get(timeout=20)
+
+
+@pytest.mark.usefixtures("worker")
+def test_what_a_redis_lock_releases_goes_to_the_room(send, redis_server, client, label):
+    with RedisLock(redis_server.url, f"named:{label}", ttl=6) as lock:
+        here = Room(client, lock.key)
+        result = send("queued_named", label, 0.0)
+        eventually(lambda: here.ids() == [result.id], "it waits")
+    assert result.get(timeout=20)[0] == label
+
+
+@pytest.mark.usefixtures("worker")
+def test_what_was_handed_over_and_never_published_is_published_by_others(
+    send, redis_server, client, label
+):
+    """Whoever released died in between."""
+    store = Store(pools_from_url(redis_server.url))
+    with RedisLock(redis_server.url, f"named:{label}", ttl=6) as lock:
+        here = Room(client, lock.key)
+        results = [send("queued_named", label, 0.0) for _ in range(2)]
+        eventually(lambda: len(here.ids()) == 2, "they wait")
+        order = here.ids()
+    following = store.hand_over(lock_keys("redislock", f"named:{label}"), 6.0)
+    assert following.entry_id in ("", f"{order[0]}:0.0")
+    for result in results:
+        assert result.get(timeout=30)[0] == label
+    eventually(here.leaves_nothing, "nothing is left")
+    store.close()
+
+
+def test_a_waiting_task_outlives_the_worker_of_the_holder(
+    start_worker, sender, queue, hold, room, journal, label
+):
+    doomed = start_worker(queues=queue, concurrency=2)
+    first, _ = hold("queued_late", 60.0, queue=queue)
+    here = room(first.id)
+    second = sender.send_task("queued_late", [label, 0.05], queue=queue)
+    eventually(lambda: here.ids() == [second.id], "it waits")
+    os.killpg(doomed.pid, signal.SIGKILL)
+    doomed.popen.wait()
+    start_worker(queues=queue, concurrency=2)
+    # Its lock lapses after its ttl of 6 s; then whoever looks after rooms hands over.
+    assert second.get(timeout=40)[0] == label
+
+
+def test_a_killed_childs_lock_is_handed_over_at_once(start_worker, send, hold, room, label, queue):
+    start_worker(queues=queue, concurrency=2)
+    first, entry = hold("queued_long", 60.0, queue=queue)
+    here = room(first.id)
+    second = send("queued_long", label, 0.05, queue=queue)
+    eventually(lambda: here.ids() == [second.id], "it waits")
+    os.kill(entry.pid, signal.SIGKILL)
+    assert second.get(timeout=20)[0] == label, "its ttl is a minute"
+
+
+def test_a_child_killed_once_its_task_waits_takes_nothing_with_it(
+    start_worker, send, hold, label, queue
+):
+    start_worker(queues=queue, concurrency=2)
+    first, _ = hold("queued_and_killed", 6.0, queue=queue)  # Celery may notice after 5 s
+    second = send("queued_and_killed", label, 0.05, queue=queue)
+    # Not WorkerLostError, neither in between nor at the end: it waits, and has its run.
+    assert second.get(timeout=20)[0] == label
+    assert first.get(timeout=20)[0] == label
+
+
+@pytest.mark.usefixtures("worker")
+def test_as_many_as_the_limit_says_run_at_once(send, journal, label):
+    results = [send("two_at_once_queued", label, 0.4) for _ in range(6)]
+    for result in results:
+        assert result.get(timeout=40)[0] == label
+    most = 0
+    inside = set()
+    for entry in sorted(journal.read(label), key=lambda e: e.at):
+        (inside.add if entry.event == "start" else inside.discard)(entry.task_id)
+        most = max(most, len(inside))
+    assert most == 2
+    fences = [entry.data["fence"] for entry in journal.read(label, "start")]
+    assert len(set(fences)) == 6
+
+
+@pytest.mark.usefixtures("worker")
+def test_beyond_the_limit_a_duplicate_is_skipped(send, journal, label):
+    holders = [send("two_at_once", label, 2.0) for _ in range(2)]
+    eventually(lambda: journal.count(label, "start") == 2, "two run")
+    with pytest.raises(TaskSkipped) as caught:
+        send("two_at_once", label, 0.0).get(timeout=20)
+    assert caught.value.holder.task_id in {holder.id for holder in holders}
+    for holder in holders:
+        holder.get(timeout=20)
+
+
+def test_a_crashed_holders_permit_comes_back_alone(start_worker, send, journal, label, queue):
+    start_worker(queues=queue, concurrency=3)
+    first = send("two_at_once_late", label, 1.0, queue=queue)
+    second = send("two_at_once_late", label, 6.0, queue=queue)
+    entries = eventually(
+        lambda: len(journal.read(label, "start")) == 2 and journal.read(label, "start"), "two run"
+    )
+    (doomed,) = [entry for entry in entries if entry.task_id == first.id]
+    os.kill(doomed.pid, signal.SIGKILL)
+    # Its message comes back, and it takes the permit that its death gave back.
+    assert first.get(timeout=20)[0] == label
+    assert second.get(timeout=20)[0] == label
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_lock_stands_on_after_a_success(send, hold, client, locks_of, label):
+    first, _ = hold("pauses", 0.0)
+    assert first.get(timeout=20)
+    with pytest.raises(TaskSkipped) as caught:
+        send("pauses", label, 0.0).get(timeout=20)
+    assert caught.value.holder.cooling_down
+    assert caught.value.holder.task_id == first.id
+    (key,) = locks_of(first.id)
+    assert 0 < client.pttl(key) <= 2000
+    eventually(lambda: not client.exists(key), "the pause ends")
+    assert send("pauses", label, 0.0).get(timeout=20)
+
+
+def test_a_clock_that_is_set_back_makes_no_pause_longer_than_it_is(own_redis, label):
+    with (
+        contextlib.closing(Store(pools_from_url(own_redis.url))) as store,
+        own_redis.client() as client,
+    ):
+        keys = lock_keys("redislock", label)
+        token = new_token()
+        value = _holder.encode(token, ttl_ms=60_000, task="job", task_id="one")
+        claim = Claim(keys, token, 60.0, value, "one")
+        store.acquire(claim)
+        held = client.get(keys.lock)
+        before, _, since = held.rstrip("}").rpartition(":")
+        client.set(keys.lock, f"{before}:{float(since) + 30:.6f}}}", keepttl=True)
+        assert store.release(claim, min_hold=2.0).ours
+        assert 0 < client.pttl(keys.lock) <= 2000
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize(("name", "stands"), [("pauses", False), ("pauses_always", True)])
+def test_after_a_failure_it_stands_on_only_if_asked(send, locks_of, label, name, stands):
+    failed = send(name, label, 0.0, "raise")
+    with pytest.raises(ValueError, match="the body failed"):
+        failed.get(timeout=20)
+    assert bool(locks_of(failed.id)) is stands
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_pause_delays_the_room_and_does_not_end_it(send, hold, room, journal, label):
+    first, _ = hold("pauses_queued", 0.3)
+    second = send("pauses_queued", label, 0.0)
+    assert second.get(timeout=20)
+    one, two = journal.read(label, "start")
+    assert (one.task_id, two.task_id) == (first.id, second.id)
+    assert two.at - one.at > 0.9

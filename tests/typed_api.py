@@ -1,0 +1,179 @@
+"""What type checkers are to know of the public surface. Checked, and never run: see test_typing.py.
+
+Each line that ends in "ignore" must be an error: one that is not needed is an error, too.
+"""
+
+# ruff: noqa: B018
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery, shared_task
+from celery.result import AsyncResult
+from typing_extensions import assert_type
+
+from celery_redislock import (
+    Conflict,
+    Defer,
+    Holder,
+    LockConflict,
+    LockLost,
+    Policy,
+    Queue,
+    RedisLock,
+    Replace,
+    SingletonTask,
+    Skip,
+    TaskSkipped,
+    Wait,
+    current_lock,
+    lock_conflict,
+    lock_lost,
+)
+from celery_redislock.signals import ConflictDetails, LostDetails
+from celery_redislock.testing import (
+    HeldLock,
+    MemoryLocks,
+    assert_locked,
+    assert_skipped,
+    hold_lock,
+    memory_locks,
+)
+
+app = Celery("typed")
+
+# -- tasks ------------------------------------------------------------------------------------
+
+
+@app.task(
+    base=SingletonTask,
+    bind=True,
+    lock_key=["account_id"],
+    lock_ttl=30,
+    on_conflict=Defer(delay=5),
+)
+def sync(self: SingletonTask, account_id: int, force: bool = False) -> int:
+    assert_type(self.lock.fence, int)
+    assert_type(self.lock.lost, bool)
+    assert_type(self.lock.key, str | None)
+    self.lock.ensure()
+    self.lock.fense  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    return self.lock.fence
+
+
+@app.task(base=SingletonTask, on_conflict="wait")
+def report(month: str) -> str:
+    return month
+
+
+@shared_task(base=SingletonTask, bind=True)
+def shared(self: SingletonTask) -> bool:
+    return self.lock.lost
+
+
+class Report(SingletonTask):
+    name = "report"
+    lock_key = "report:{month}"
+    lock_ttl = 60
+    on_conflict = Queue(limit=3)
+
+    def run(self, month: str) -> str:
+        return f"{month} {self.lock.fence}"
+
+
+def asks() -> None:
+    assert_type(sync, SingletonTask)
+    assert_type(report, SingletonTask)
+    assert_type(shared, SingletonTask)
+    assert_type(app.register_task(Report()), Report)
+    assert_type(sync.delay(5, force=True), AsyncResult[Any])
+    assert_type(sync.apply_async((5,), countdown=3), AsyncResult[Any])
+    assert_type(sync.lock_key_for(5), str)
+    assert_type(sync.lock_holder(5, force=True), Holder | None)
+    assert_type(sync.break_lock(5), bool)
+    sync.lock_keys_of(5)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    sync.lock_key_for(5).fence  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+def runs() -> None:
+    assert_type(current_lock.fence, int)
+    assert_type(current_lock.lost, bool)
+    assert_type(current_lock.key, str | None)
+    current_lock.ensure()
+    lease = current_lock()
+    if lease is not None:
+        assert_type(lease.replaced_by, Holder | None)
+    current_lock.fense  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+# -- policies ---------------------------------------------------------------------------------
+
+
+def policies() -> list[Policy]:
+    Defer(delay="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Wait(timout=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    return [
+        Skip(),
+        Skip(result={"any": "thing"}),
+        Wait(timeout=5, then=Skip()),
+        Queue(limit=3),
+        Replace(),
+    ]
+
+
+class Log(Policy):
+    def act(self, conflict: Conflict) -> Any:
+        return conflict.holder
+
+
+# -- outside of tasks -------------------------------------------------------------------------
+
+
+def outside(url: str) -> int:
+    with RedisLock(url, "account:5", ttl=5, timeout=1) as lock:
+        assert_type(lock, RedisLock)
+        assert_type(lock.holder(), Holder | None)
+        assert_type(lock.acquire(timeout=0), bool)
+        RedisLock(url, 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        return lock.fence
+
+
+def errors() -> None:
+    try:
+        report.delay("May").get()
+    except (TaskSkipped, LockConflict, LockLost) as exc:
+        assert_type(exc.key, str | None)
+        assert_type(exc.holder, Holder | None)
+        exc.owner  # type: ignore[union-attr]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+@lock_conflict.connect
+def on_conflict(sender: SingletonTask, details: ConflictDetails, **kwargs: object) -> None:
+    assert_type(details.outcome, str)
+    assert_type(details.holder, Holder | None)
+    details.fence  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+@lock_lost.connect
+def on_lost(sender: SingletonTask, details: LostDetails, **kwargs: object) -> None:
+    assert_type(details.fence, int)
+
+
+# -- tests ------------------------------------------------------------------------------------
+
+
+def test_it(redislock_memory: MemoryLocks, held_lock: Callable[..., HeldLock]) -> None:
+    assert_type(held_lock(sync, 5).key, str)
+    assert_type(assert_skipped(sync.apply((5,))), TaskSkipped)
+    assert_type(redislock_memory.outcomes(sync), list[str])
+
+
+def without_pytest() -> None:
+    with memory_locks() as locks, hold_lock(sync, 5) as held:
+        assert_type(locks, MemoryLocks)
+        assert_type(held, HeldLock)
+        assert_type(assert_locked(sync, 5), Holder)
+        with locks.unreachable():
+            sync.apply((5,))
