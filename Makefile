@@ -4,22 +4,28 @@
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3.13 python3; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 PYTHONS := 3.10 3.11 3.12 3.13
-WORKERS ?= 3
-PYTEST := python -m pytest -n $(WORKERS) --dist loadfile
+# They wait most of the time.
+WORKERS ?= 6
+# In their order: the longest files come first, with few tests in each.
+PYTEST := python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test faults torture lint format test-lowest test-pythons dist clean
+.PHONY: help demo test faults torture bench lint format test-lowest test-pythons pictures docs dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
-.venv/made: pyproject.toml
+.venv/demo: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install -q --upgrade 'pip>=25.1'
-	.venv/bin/pip install -q -e '.[demo]' --group test --group lint
+	.venv/bin/pip install -q -e '.[demo]'
 	@touch $@
 
-demo: .venv/made  ## the main job on an embedded Redis, drawn live, in half a minute
+.venv/made: .venv/demo
+	.venv/bin/pip install -q --group test --group lint
+	@touch $@
+
+demo: .venv/demo  ## the main job on an embedded Redis, drawn live, in half a minute
 	@.venv/bin/python -m celery_redislock.demo
 
 test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
@@ -34,6 +40,16 @@ faults: .venv/faults  ## every fault on every broker and pool, half an hour; ARG
 
 torture: .venv/faults  ## the torture of Redis in Action 6.2 over four locks, ten minutes; ARGS=--help
 	.venv/bin/python -m tests.faults.torture $(ARGS)
+
+.venv-bench/made: pyproject.toml bench/peers.txt
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install -q --upgrade 'pip>=25.1'
+	.venv-bench/bin/pip install -q -e '.[demo]' -r bench/peers.txt
+	@touch $@
+
+bench: .venv-bench/made  ## ours beside the other packages, a quarter of an hour; ARGS=--help
+	.venv-bench/bin/python -m bench $(ARGS)
 
 lint: .venv/made  ## ruff and mypy --strict
 	.venv/bin/ruff check .
@@ -66,6 +82,13 @@ test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
 
 test-pythons: $(PYTHONS:%=.venv-%/made)  ## the suite on every supported Python
 	@for v in $(PYTHONS); do echo "== Python $$v"; .venv-$$v/bin/$(PYTEST) $(ARGS) || exit 1; done
+
+pictures: .venv/made  ## record the timelines of docs/policies.md again, and draw them
+	.venv/bin/python -m docs.make_timelines
+
+docs: .venv/made  ## the documentation site, into build/docs; a warning is an error
+	.venv/bin/python -m sphinx -W --keep-going -q -E -b html docs build/docs
+	@echo "build/docs/index.html"
 
 dist: .venv/made  ## the wheel and the source archive
 	.venv/bin/pip wheel -q --no-deps -w dist .

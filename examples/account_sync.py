@@ -13,7 +13,7 @@ From the top of the repository, with a Redis at REDIS_URL (default: redis://loca
 import os
 import time
 
-from celery import Celery, group
+from celery import Celery
 
 from celery_redislock import Defer, SingletonTask
 
@@ -33,7 +33,8 @@ def sync(self, account_id, force=False):
 def main():
     calls = [("anna", False), ("anna", True), ("ben", False), ("anna", False), ("ben", True)]
     sent = time.time()
-    results = group(sync.s(*call) for call in calls)().get(timeout=60)
+    promised = [sync.delay(*call) for call in calls]
+    results = [each.get(timeout=60) for each in promised]
 
     print("call  account  force   starts     ends     pid   fence")
     for number, ((account, force), run) in enumerate(zip(calls, results, strict=True), 1):

@@ -1,7 +1,12 @@
-"""A beat job that must not overlap itself.
+"""Beat jobs that neither overlap themselves nor run twice for one tick.
 
-Beat sends the job every second, each run takes three, and a second beat runs by accident. The
-job runs once at a time all the same: whatever comes while it runs is skipped, the default.
+`report` is sent every second and takes three: what comes while it runs is skipped, the default.
+`digest` is sent every two seconds and is done at once; but a second beat runs by accident, and so
+every tick is fired twice. The second finds the lock still standing, for `lock_min_hold`.
+
+What came too late is dropped: the messages expire (`expires` in the schedule), or a worker that was
+away would run all the ticks that it missed, one after another. And a job that hangs is noticed: a
+row of skipped ticks without a run between is warned of, and counted in the signal.
 
 From the top of the repository, with a Redis at REDIS_URL (default: redis://localhost:6379/0):
 
@@ -13,6 +18,7 @@ From the top of the repository, with a Redis at REDIS_URL (default: redis://loca
 import json
 import os
 import time
+from itertools import pairwise
 
 import redis
 from celery import Celery
@@ -23,19 +29,33 @@ REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 
 app = Celery("examples.beat_job", broker=REDIS_URL)  # CELERY_BROKER_URL, if set, goes first
 app.conf.redislock_url = REDIS_URL
-app.conf.beat_schedule = {"each second": {"task": "examples.beat_job.report", "schedule": 1.0}}
+app.conf.beat_schedule = {
+    "report": {"task": "examples.beat_job.report", "schedule": 1.0, "options": {"expires": 1}},
+    "digest": {"task": "examples.beat_job.digest", "schedule": 2.0, "options": {"expires": 2}},
+}
 
 
 @app.task(base=SingletonTask, bind=True, lock_ttl=10)
 def report(self):
-    note("starts", self.request.id)
+    note(self.name, "starts", self.request.id)
     time.sleep(3)
-    note("ends", self.request.id)
+    note(self.name, "ends", self.request.id)
+
+
+@app.task(base=SingletonTask, bind=True, lock_min_hold=1.6)  # a bit less than from tick to tick
+def digest(self):
+    note(self.name, "starts", self.request.id)
+    note(self.name, "ends", self.request.id)
 
 
 @lock_conflict.connect
 def on_duplicate(sender, details, **kwargs):
-    note(details.outcome, details.task_id)
+    note(sender.name, details.outcome, details.task_id)
+    if details.streak == 100:  # by then the library has warned six times
+        page_somebody(f"{sender.name} hangs? {details.holder} has turned away a hundred ticks")
+
+
+def page_somebody(message): ...
 
 
 # -- only to show what happens --------------------------------------------------------------
@@ -44,8 +64,8 @@ NOTES = "examples.beat_job"
 server = redis.Redis.from_url(REDIS_URL, decode_responses=True)
 
 
-def note(what, task_id):
-    server.rpush(NOTES, json.dumps([time.time(), what, task_id]))
+def note(task, what, task_id):
+    server.rpush(NOTES, json.dumps([time.time(), task, what, task_id]))
     server.expire(NOTES, 60)
 
 
@@ -53,30 +73,38 @@ def watch(runs=3, patience=60):
     """Print the next runs. What came before what is told by the order of the notes in Redis."""
     server.delete(NOTES)
     give_up = time.monotonic() + patience
-    starts, ends, duplicates, times = {}, {}, [], []
+    times, jobs = [], {report.name: ({}, {}, []), digest.name: ({}, {}, [])}
+    starts, ends, duplicates = jobs[report.name]
     while len(starts.keys() & ends.keys()) < runs:
         if time.monotonic() > give_up:
             raise SystemExit(f"{runs} runs did not end within {patience} s. Is a worker running?")
         time.sleep(0.2)
         for line in server.lrange(NOTES, len(times), -1):
-            at, what, task_id = json.loads(line)
+            at, task, what, task_id = json.loads(line)
             if what == "skipped":
-                duplicates.append(len(times))
+                jobs[task][2].append(len(times))
             else:
-                (starts if what == "starts" else ends)[task_id] = len(times)
+                jobs[task][what == "ends"][task_id] = len(times)
             times.append(at)
 
-    print("run    starts       ends   duplicates skipped meanwhile")
+    print("report    starts       ends   duplicates skipped meanwhile")
     overlaps = 0
     for number, task_id in enumerate([each for each in starts if each in ends], 1):
         start, end = starts[task_id], ends[task_id]
         skipped = sum(start < each < end for each in duplicates)
         overlaps += sum(start < other < end for other in starts.values())
         print(
-            f"{number:3}  {times[start] - times[0]:6.2f} s   {times[end] - times[0]:6.2f} s"
+            f"{number:6}  {times[start] - times[0]:6.2f} s   {times[end] - times[0]:6.2f} s"
             f"   {skipped:10}"
         )
-    print(f"{runs} runs, {len(duplicates)} duplicates skipped, {overlaps} overlaps")
+    print(f"report: {runs} runs, {len(duplicates)} duplicates skipped, {overlaps} overlaps")
+    starts, _, duplicates = jobs[digest.name]
+    began = [times[start] for start in starts.values()]
+    apart = min((later - each for each, later in pairwise(began)), default=0)
+    print(
+        f"digest: {len(starts)} runs, {len(duplicates)} duplicates skipped,"
+        f" {apart:.2f} s apart at least"
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,218 @@
+"""The documentation site: `make docs`. It is made of the Markdown files here, as they are.
+
+What Sphinx adds to them is made in this file: the navigation, which takes in every page there is;
+the changelog; the reference, from the docstrings of all public names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from celery.utils.dispatch import Signal
+
+import celery_redislock
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+
+# -- Sphinx ------------------------------------------------------------------------------------
+
+project = "celery-redislock"
+copyright = "the celery-redislock developers"  # noqa: A001  Sphinx calls it so
+_version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+release = version = _version[1] if _version else ""
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = {".md": "markdown"}
+root_doc = "index"
+exclude_patterns = ["_*"]
+highlight_language = "none"
+myst_heading_anchors = 6  # as a Git host names them
+suppress_warnings = ["myst.header"]
+
+default_role = "code"  # docstrings say `code`, as the pages do
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+html_theme = "furo"
+html_title = f"celery-redislock {release}"
+html_show_sphinx = False
+html_copy_source = False
+
+# -- the navigation ----------------------------------------------------------------------------
+
+#: The pages in their order. One that is not there is left out; one that is not named here is
+#: taken into the last part.
+NAVIGATION = {
+    "Use it": ["start", "recipes", "policies", "options", "testing", "migrating"],
+    "Run it": ["operations", "monitoring", "guarantees", "performance", "benchmarks"],
+    "Know it": ["how-it-works", "model", "api", "changelog"],
+}
+
+
+def navigation() -> str:
+    """The tables of contents, as Markdown for Sphinx."""
+    there = {path.stem for path in HERE.glob("*.md")} - {root_doc}
+    named = {page for pages in NAVIGATION.values() for page in pages}
+    parts = {
+        title: [page for page in pages if page in there] for title, pages in NAVIGATION.items()
+    }
+    parts["Know it"] += sorted(there - named)
+    return "\n".join(
+        f"```{{toctree}}\n:caption: {title}\n:hidden:\n:maxdepth: 2\n\n"
+        + "\n".join(pages)
+        + "\n```\n"
+        for title, pages in parts.items()
+    )
+
+
+# -- the reference -----------------------------------------------------------------------------
+
+#: The headings of the front door, in order.
+HEADINGS = ["Tasks", "Locks outside of tasks", "Policies", "Errors", "Signals"]
+#: Modules with names of their own. One that is not there is left out.
+MODULES = ["signals", "testing", "prometheus", "otel"]
+#: Of classes that others of the package work with as well: what is for users.
+MEMBERS = {
+    "SingletonTask": "lock, lock_key_for, lock_holder, break_lock, apply_async, apply",
+    "Lease": "lost, ensure",
+}
+
+
+def reference() -> Iterator[str]:
+    """The reference, as reStructuredText within Markdown."""
+    public = {name: getattr(celery_redislock, name) for name in celery_redislock.__all__}
+    for title in HEADINGS:
+        yield f"## {title}\n"
+        names = [name for name, value in public.items() if heading(value) == title]
+        for name in sorted(names, key=lambda name: name != "SingletonTask"):
+            yield directive("celery_redislock", name, public[name])
+        if title == "Tasks":
+            lease = importlib.import_module("celery_redislock._lock").Lease
+            yield "What `self.lock` and `current_lock` are in a body:\n"
+            yield directive("celery_redislock._lock", "Lease", lease)
+    for module in MODULES:
+        if importlib.util.find_spec(f"celery_redislock.{module}"):
+            yield from module_reference(importlib.import_module(f"celery_redislock.{module}"))
+
+
+def module_reference(module: ModuleType) -> Iterator[str]:
+    """What a module has beside the front door."""
+    names = getattr(module, "__all__", None) or [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    ]
+    names = [name for name in names if name not in celery_redislock.__all__]
+    names = [name for name in names if getattr(vars(module)[name], "__doc__", None)]
+    yield f"## The module `{module.__name__}`\n"
+    yield rst(f".. automodule:: {module.__name__}\n   :no-members:\n   :no-index:")
+    for name in names:
+        yield directive(module.__name__, name, vars(module)[name])
+
+
+def heading(value: Any) -> str:
+    """Under which heading a name of the front door comes."""
+    if isinstance(value, Signal):
+        return "Signals"
+    if isinstance(value, type) and issubclass(value, Exception):
+        return "Errors"
+    if getattr(value, "__module__", "") == "celery_redislock.policies":
+        return "Policies"
+    return "Locks outside of tasks" if value is celery_redislock.RedisLock else "Tasks"
+
+
+def directive(module: str, name: str, value: Any) -> str:
+    """What tells Sphinx to read the docstring."""
+    options = []
+    if isinstance(value, type):
+        kind = "exception" if issubclass(value, Exception) else "class"
+        options.append(f":members: {MEMBERS.get(name, '')}")
+    elif isinstance(value, FunctionType):
+        kind = "function"
+    else:
+        kind = "data"
+        options.append(":no-value:")
+    lines = [f".. auto{kind}:: {module}.{name}", *(f"   {option}".rstrip() for option in options)]
+    return rst("\n".join(lines))
+
+
+def rst(text: str) -> str:
+    return f"```{{eval-rst}}\n{text}\n```\n"
+
+
+# -- what the site does to the pages -------------------------------------------------------------
+
+
+def read(app: Any, docname: str, source: list[str]) -> None:
+    """Add what is made here; lead links that leave this folder somewhere."""
+    if docname == root_doc:
+        source[0] += "\n" + navigation()
+    if docname == "api":
+        source[0] += "\n" + "\n".join(reference())
+    if docname == "changelog":
+        source[0] = (ROOT / "CHANGELOG.md").read_text("utf-8").replace("](docs/", "](")
+    source[0] = re.sub(r"\[([^][]*)\]\((\.\./[^)]*|[A-Z][^)/]*\.md[^)]*)\)", link, source[0])
+
+
+def link(found: re.Match[str]) -> str:
+    """A link out of this folder. A file can be downloaded; else its name stays."""
+    text, target = found.groups()
+    if target.endswith("CHANGELOG.md"):
+        return f"[{text}](changelog.md)"
+    if target.endswith("README.md"):
+        return f"[{text}](index.md)"
+    is_code = target.startswith("../") and (HERE / target).is_file() and not target.endswith(".md")
+    return found[0] if is_code else text
+
+
+def adapt(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Adapt a docstring to Sphinx. What is indented after an empty line is code in it; the text
+    of a section comes without one.
+    """
+    if isinstance(value, Signal):
+        lines[:] = [about_signal(name.rpartition(".")[2]), ""]
+    text = "\n".join(lines)
+    text = re.sub(
+        r"(?<=\n\n)((?:    .*\n|\n)*    .*)(?=\n|$)",
+        lambda found: ".. code-block:: python\n\n" + re.sub("^", "   ", found[0], flags=re.M),
+        text,
+    )
+    # reStructuredText wants `name`s with a mark where the code ends.
+    text = re.sub(r"(`+[^`]+`+)(\w?)", lambda m: m[1] + "\\ " * bool(m[2]) + m[2], text)
+    lines[:] = text.split("\n")
+
+
+def omit_any(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """An attribute's type is not worth a line if it may be anything."""
+    lines[:] = [line for line in lines if line.strip() != ":type: Any"]
+
+
+def about_signal(name: str) -> str:
+    """What the signal's details say that has happened."""
+    details = f"{name.removeprefix('lock_').title()}Details"
+    doc = getattr(importlib.import_module("celery_redislock.signals"), details).__doc__
+    return f"{doc.partition(chr(10))[0]} Its `details` are `{details}`."
+
+
+def no_arguments(app: Any, what: str, name: str, *_: Any) -> tuple[str, str] | None:
+    """A lease is not made by users: nothing of how it is made."""
+    return ("", "") if name.endswith(".Lease") else None
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("source-read", read)
+    app.connect("autodoc-process-docstring", adapt, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", omit_any, priority=600)
+    app.connect("autodoc-process-signature", no_arguments)
+    return {"parallel_read_safe": True}

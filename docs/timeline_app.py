@@ -1,0 +1,48 @@
+"""The app of the worker whose runs `make_timelines.py` records."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import redis
+from celery import Celery, signals
+
+from celery_redislock import SingletonTask, lock_conflict
+from docs.make_timelines import BODIES, BODY, NOTES, POLICIES
+
+app = Celery("docs.timeline_app")
+app.conf.update(json.loads(os.environ["TEST_CONF"]))
+notes = redis.Redis.from_url(app.conf.result_backend)
+
+
+def note(task: Any, what: str) -> None:
+    """Write down what happens to a call. The clock is the machine's, the same for all."""
+    notes.rpush(NOTES, json.dumps([time.monotonic(), task.request.id, what]))
+
+
+def body(self: Any) -> None:
+    note(self, "starts")
+    time.sleep(BODIES.get(self.name, BODY))
+    note(self, "ends")
+
+
+for name, (policy, _) in POLICIES.items():
+    app.task(base=SingletonTask, bind=True, name=name, lock_key=name, on_conflict=policy)(body)
+
+
+@lock_conflict.connect
+def on_conflict(sender: Any, details: Any, **kwargs: Any) -> None:
+    note(sender, details.outcome)
+
+
+@signals.task_prerun.connect
+def on_arrival(task: Any, **kwargs: Any) -> None:
+    note(task, "arrives")
+
+
+@signals.task_postrun.connect
+def on_leaving(task: Any, **kwargs: Any) -> None:
+    note(task, "leaves")

@@ -1,0 +1,16 @@
+"""A product, and what of it stands in the search index."""
+
+from django.db import models
+
+
+class Product(models.Model):
+    name = models.CharField(max_length=100)
+    price = models.IntegerField()
+
+
+class Entry(models.Model):
+    """A product in the index."""
+
+    product = models.OneToOneField(Product, on_delete=models.CASCADE, primary_key=True)
+    price = models.IntegerField(default=0)
+    times = models.IntegerField(default=0)
