@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from ._forks import between_forks
+
 #: Seconds between looks at a process where the kernel has no pidfd (Linux before 5.3, others).
 LOOK_EVERY: Final = 0.05
 #: Seconds that the end of this process waits for the callbacks of children that are gone.
@@ -48,7 +50,8 @@ class ChildWatch:
         self._threads.pop(pid, None)
         callback = self._callbacks.pop(pid, None)
         if callback is not None:
-            callback()
+            with between_forks:
+                callback()
 
     def _finish(self) -> None:
         # A worker that ends has just ended its children.

@@ -10,6 +10,7 @@ import copy
 import inspect
 import os
 import ssl
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -190,8 +191,13 @@ class Connections:
     again as it is; one that was not goes through the pool, which looks whether it still stands.
     """
 
-    def __init__(self, pool: redis.ConnectionPool) -> None:
-        self.pool = pool
+    def __init__(self, make_pool: Callable[[], redis.ConnectionPool]) -> None:
+        self._make_pool = make_pool
+        self._begin()
+        _all_connections.add(self)
+
+    def _begin(self) -> None:
+        self.pool = self._make_pool()
         # Taken and put back by one operation each: no mutex that a fork could leave locked.
         self._idle: list[tuple[Any, float]] = []
 
@@ -205,9 +211,8 @@ class Connections:
             connection, used_at = self._idle.pop()
         except IndexError:
             return checkout(self.pool)
-        is_fresh = clock() - used_at < TRUSTED
-        # Not a forked parent's, and of the server that the sentinels now call the master.
-        if is_fresh and connection.pid == os.getpid() and self.pool.owns_connection(connection):
+        # And is it one of the server that the sentinels now call the master?
+        if clock() - used_at < TRUSTED and self.pool.owns_connection(connection):
             return connection
         self.pool.release(connection)
         return checkout(self.pool)
@@ -226,6 +231,19 @@ class Connections:
         self._idle.clear()
         self.pool.disconnect()
 
+
+_all_connections: Final[weakref.WeakSet[Connections]] = weakref.WeakSet()
+
+
+def _begin_again() -> None:
+    """In a forked child: its parent's connections are not its own. Nor are the pools: redis-py 8.1
+    asks an inherited pool for its mutex, which a thread of the parent may have held at the fork.
+    """
+    for connections in list(_all_connections):
+        connections._begin()
+
+
+os.register_at_fork(after_in_child=_begin_again)
 
 _WANTS_COMMAND: Final = (
     inspect.signature(redis.ConnectionPool.get_connection).parameters["command_name"].default

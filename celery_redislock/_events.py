@@ -11,6 +11,7 @@ import os
 import socket
 from typing import Any, Final
 
+from ._forks import between_forks
 from ._heartbeat import start_native
 from ._log import fields, get_logger
 
@@ -84,7 +85,8 @@ class Channel:
             try:
                 size = os.readv(self._read, [buffer])
                 kind, task_id, content = json.loads(bytes(buffer[:size]))
-                self._consumer.call_soon(_publish, self._consumer, kind, task_id, content)
+                with between_forks:
+                    self._consumer.call_soon(_publish, self._consumer, kind, task_id, content)
             except Exception:
                 logger.exception("redislock: sending events met a bug; it goes on")
 

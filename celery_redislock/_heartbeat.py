@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from ._clock import clock
+from ._forks import between_forks
 from ._log import get_logger
 from ._store import NOT_OURS, RETAKEN, Claim, Extended, Extension, Store
 from .errors import LockUnavailable
@@ -123,7 +124,8 @@ class Heartbeat:
     def _run(self) -> None:
         while True:
             try:
-                self._beat()
+                with between_forks:
+                    self._beat()
                 self._sleep()
             except Exception:
                 # A renewal thread that dies in silence is a double execution.

@@ -26,6 +26,7 @@ from ._children import ChildWatch
 from ._clock import clock
 from ._delivery import KEY, Reservation, stamp
 from ._events import channel, emit
+from ._forks import between_forks
 from ._heartbeat import heartbeat
 from ._holder import Holder
 from ._lock import beat_every, logger
@@ -67,7 +68,8 @@ class _Errands:
                     continue
                 return
             try:
-                errand()
+                with between_forks:
+                    errand()
             except Exception:
                 logger.exception("redislock: what a revoked task left behind could not be cleared")
 

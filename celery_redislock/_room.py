@@ -29,6 +29,7 @@ from . import signals
 from ._app import app_locks
 from ._delivery import KEY
 from ._events import emit
+from ._forks import between_forks
 from ._holder import Holder
 from ._keys import LockKeys, all_rooms, keys_of_mark
 from ._log import fields, get_logger
@@ -351,7 +352,8 @@ class Sweeper:
         while True:
             time.sleep(SWEEP_EVERY)
             try:
-                self.sweep()
+                with between_forks:
+                    self.sweep()
             except LockUnavailable as exc:
                 logger.debug("redislock: could not look after the waiting rooms: %s", exc.reason)
             except Exception:

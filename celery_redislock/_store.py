@@ -15,7 +15,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from redis.exceptions import (
@@ -1051,7 +1051,7 @@ class Store:
         found = self._connections.get((purpose, timeout))
         if found is None:
             # No mutex: one that another thread holds at a fork stays locked in the child.
-            made = Connections(self._make_pool(timeout, self.watch.on_connect))
+            made = Connections(partial(self._make_pool, timeout, self.watch.on_connect))
             found = self._connections.setdefault((purpose, timeout), made)
         return found
 

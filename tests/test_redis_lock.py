@@ -50,7 +50,7 @@ class Script:
     """Python code in a process of its own, given the server's URL and the lock's name."""
 
     PRELUDE = """
-import json, os, signal, sys, time
+import contextlib, gc, json, os, signal, sys, threading, time
 import redis
 from celery_redislock import LockLost, LockUnavailable, RedisLock
 url, name = sys.argv[1:3]
@@ -655,6 +655,38 @@ os.waitpid(child, 0)
     assert client.llen(f"said:{label}") == 2
     parent.signal(signal.SIGKILL)
     eventually(lambda: not client.exists(lock().key), "it lapses", 5)
+
+
+def test_a_fork_in_the_middle_of_anothers_exchange_leaves_a_child_that_can_lock(script) -> None:
+    parent = script(
+        """
+lock = RedisLock(url, name, ttl=5)
+with lock:
+    pass
+
+# What another thread does for microseconds of each exchange.
+pools = [each for each in gc.get_objects() if isinstance(each, redis.ConnectionPool)]
+pools.remove(client.connection_pool)
+held = threading.Semaphore(0)
+
+def exchange():
+    with contextlib.ExitStack() as stack:
+        for pool in pools:
+            stack.enter_context(pool._lock)
+        held.release()
+        time.sleep(60)
+
+threading.Thread(target=exchange, daemon=True).start()
+held.acquire()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    with lock:
+        os._exit(lock.fence == 0)
+say(["pools", bool(pools), "child", os.waitpid(child, 0)[1]])
+"""
+    )
+    parent.says(["pools", True, "child", 0])
 
 
 # -- the heartbeat ----------------------------------------------------------------------------

@@ -30,8 +30,9 @@ ROOM = {"prefork": 9, "threads": 10, "solo": 5, "gevent": 10}
 AT_LEAST = 3.0
 #: Seconds until everything that was sent must have ended.
 DRAIN = 45.0
-#: Seconds without news after which what cannot come any more is not waited for.
-HOPELESS = 4.0
+#: Seconds without news after which what cannot come any more is not waited for. Celery may take
+#: five to notice that a child is dead.
+HOPELESS = 6.0
 #: The Redis broker gives an unacknowledged message back after three seconds.
 IMPATIENT = {
     "visibility_timeout": 3,
