@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -54,6 +55,9 @@ def client(
 ) -> list[Section]:
     """Acquire, stay for a moment, release, and begin again at once."""
     mine = LOCKS[name](url, lock)
+    # First uses take longer than a section, and 64 of them leave nobody the time for one.
+    mine.acquire()
+    mine.release()
     ready()
     until = time.monotonic() + seconds
     sections = []
@@ -68,22 +72,20 @@ def client(
 
 
 def _all_sections(
-    server: RedisServer, name: str, clients: int, seconds: float
-) -> tuple[list[list[Section]], float]:
-    """What each client did, and when all were ready."""
-    began = []
+    server: RedisServer, name: str, clients: int, seconds: float, began: Callable[[], None]
+) -> list[list[Section]]:
+    """What each client did. `began` is called once all are ready."""
     lock = f"contended-{random.randrange(10**9)}"
-    found = together(
-        [(client, (server.url, name, lock, n, seconds)) for n in range(clients)],
-        lambda: began.append(time.monotonic()),
-    )
-    return found, began[0] if began else 0.0
+    jobs = [(client, (server.url, name, lock, n, seconds)) for n in range(clients)]
+    return together(jobs, began)
 
 
 def one_run(server: RedisServer, name: str, clients: int, seconds: float) -> dict[str, Any]:
-    found, began = _all_sections(server, name, clients, seconds)
-    counts = [sum(1 for entered, _, _ in each if entered < began + seconds) for each in found]
-    passed, handed = hand_overs([section for each in found for section in each], began + seconds)
+    began: list[float] = []
+    found = _all_sections(server, name, clients, seconds, lambda: began.append(time.monotonic()))
+    until = began[0] + seconds
+    counts = [sum(1 for entered, _, _ in each if entered < until) for each in found]
+    passed, handed = hand_overs([section for each in found for section in each], until)
     return {
         "sections": sum(counts) / seconds,
         "evenness": evenness(counts),
@@ -107,10 +109,15 @@ def commands_of_a_section(
     server: RedisServer, name: str, clients: int, seconds: float
 ) -> float | None:
     """How many commands the server is sent for a section, by all clients."""
-    with server.client() as counter, commands(counter) as sent:
-        found, _ = _all_sections(server, name, clients, seconds)
+    with server.client() as counter, ExitStack() as counting:
+        sent: list[Counter[str]] = []
+        found = _all_sections(
+            *(server, name, clients, seconds),
+            lambda: sent.append(counting.enter_context(commands(counter))),
+        )
+        counting.close()
     sections = sum(len(each) for each in found)
-    return sent.total() / sections if sections else None
+    return sent[0].total() / sections if sections else None
 
 
 def row(clients: int, name: str, figures: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import pkgutil
 import re
 import time
 import weakref
@@ -289,10 +290,10 @@ class _Script:
 
 
 def _source(name: str) -> str:
-    import importlib.resources  # for this alone; it takes as long as the rest of this module
-
-    source = importlib.resources.files(__package__) / "scripts" / f"{name}.lua"
-    return source.read_text(encoding="utf-8")
+    # importlib.resources would take as long to import as the rest of this module.
+    data = pkgutil.get_data(__package__, f"scripts/{name}.lua")
+    assert data is not None
+    return data.decode()
 
 
 _ACQUIRE, _EXTEND, _RELEASE, _HOLD, _BREAK = map(
