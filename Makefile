@@ -9,6 +9,9 @@ WORKERS ?= 6
 # In their order: the longest files come first, with few tests in each.
 PYTEST := python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# The tests start processes by the hundred: let what they import be compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test faults torture bench lint format test-lowest test-pythons pictures docs dist clean
 
 help:  ## this list

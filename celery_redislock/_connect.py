@@ -217,9 +217,11 @@ class Connections:
         self.pool.release(connection)
         return checkout(self.pool)
 
-    def put_back(self, connection: Any) -> None:
-        """The exchange on it is complete."""
-        self._idle.append((connection, clock()))
+    def put_back(self, connection: Any) -> float:
+        """The exchange on it is complete. Returns when, on `clock`."""
+        now = clock()
+        self._idle.append((connection, now))
+        return now
 
     def drop(self, connection: Any) -> None:
         """The exchange on it was cut short, or its server is to be left."""

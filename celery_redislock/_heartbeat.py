@@ -110,6 +110,8 @@ class Heartbeat:
     def discard(self, lease: Extendable) -> None:
         """Stop extending this lease. An extension under way is waited for, within bounds."""
         self._leases.pop(lease.token, None)
+        if lease.token not in self._in_flight:
+            return
         # No lock is taken to wait: an exception from outside, such as a soft time limit, could
         # leave it locked, and the heartbeat would stand still.
         give_up = clock() + lease.ttl / 6

@@ -6,7 +6,6 @@ A typo must never mean "no lock": whatever is unknown or wrong is refused here, 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
@@ -296,7 +295,7 @@ def refuse_unknown_options(
 def _looks_like_an_option(name: str, value: Any) -> bool:
     if name.startswith(("lock_", "redislock_")):
         return True
-    if difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.8):
+    if _close_matches(name, OPTIONS, cutoff=0.8):
         return True
     # A hook of the user's own may be called on_something, and be None where there is none.
     is_hook = value is None or value is UNSET or callable(value) or hasattr(type(value), "__get__")
@@ -319,6 +318,12 @@ def refuse_unknown_settings(names: Iterable[str]) -> None:
 
 
 def _unknown(where: str, kind: str, name: str, accepted: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name.lower(), accepted, n=1)
+    near = _close_matches(name.lower(), accepted)
     hint = f"; did you mean {near[0]}?" if near else "."
     return f"{where}: unknown {kind} {name!r}{hint} Accepted: {', '.join(sorted(accepted))}"
+
+
+def _close_matches(name: str, accepted: tuple[str, ...], cutoff: float = 0.6) -> list[str]:
+    import difflib  # where there is something to look for: a twentieth of the package's import
+
+    return difflib.get_close_matches(name, accepted, n=1, cutoff=cutoff)

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import pkgutil
 import re
 import time
 import weakref
@@ -290,7 +289,8 @@ class _Script:
 
 
 def _source(name: str) -> str:
-    # importlib.resources would take as long to import as the rest of this module.
+    import pkgutil  # for this alone; importlib.resources would take as long as all this module
+
     data = pkgutil.get_data(__package__, f"scripts/{name}.lua")
     assert data is not None
     return data.decode()
@@ -343,8 +343,8 @@ class ServerWatch:
         self._broken = False
         self._last_contact = now
 
-    def answered(self) -> None:
-        self._last_contact = clock()
+    def answered(self, at: float) -> None:
+        self._last_contact = at
 
     def failed(self, error: BaseException) -> None:
         self._broken = self._broken or not isinstance(error, ResponseError)
@@ -410,11 +410,8 @@ class Store:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        if hold_off is None:
-            hold_off = claim.ttl / 3 + 1
-        give_up = clock() + hold_off
-        keys = claim.keys
-        arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, claim.entry_id)
+        keys, entry_id = claim.keys, claim.entry_id
+        arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, entry_id)
         if how != "try" or again or turned_away or claim.reservation:
             arguments += (
                 *(how, int(again), to_ms(WAITER_TTL)),
@@ -422,12 +419,12 @@ class Store:
                 *(int(turned_away), to_ms(claim.done_ttl) if noted else ""),
             )
         lock_keys = (
-            *(keys.lock, keys.fence, keys.waiters, claim.done_key),
+            *(keys.lock, keys.fence, keys.waiters, keys.done_by(entry_id)),
             *(keys.room, keys.entries, keys.rooms, *keys.slots),
         )
 
         def attempt() -> Acquired | Busy | Done | float:
-            with self._connection(claim.keys.lock, claim.ttl) as connection:
+            with self._connection(keys.lock, claim.ttl) as connection:
                 left = self.watch.hold_off(claim.ttl)
                 if left > 0:
                     return left
@@ -435,13 +432,14 @@ class Store:
                 reply = self._call(connection, _ACQUIRE, lock_keys, arguments)
                 return _acquire_reply(reply, claim, sent_at)
 
-        while True:
-            reply = self._persist(claim.ttl, attempt)
-            if not isinstance(reply, float):
-                return reply
-            if clock() + reply > give_up:
+        patient_until = None
+        while isinstance(reply := self._persist(claim.ttl, attempt), float):
+            if patient_until is None:
+                patient_until = clock() + (claim.ttl / 3 + 1 if hold_off is None else hold_off)
+            if clock() + reply > patient_until:
                 raise _held_off(keys.lock, reply)
             time.sleep(reply)
+        return reply
 
     def await_wake(self, claim: Claim, seconds: float) -> bool:
         """Block until the lock is handed on, or this many seconds (at most `MAX_BLOCK`)."""
@@ -1111,8 +1109,7 @@ class _Exchange:
 
     def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
         if exc is None:
-            self._connections.put_back(self._connection)
-            self._watch.answered()
+            self._watch.answered(self._connections.put_back(self._connection))
             return
         # A server that is not the master is left: its name may lead to another by now.
         if isinstance(exc, ResponseError) and not _is_not_master(exc):

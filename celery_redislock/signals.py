@@ -1,8 +1,10 @@
-"""Signals, for metrics and alerts: Celery's own `Signal`, with one frozen details object each.
+"""Signals, for metrics and alerts: Celery's own `Signal`, with one details object each.
 
     @lock_conflict.connect
     def count(sender, details, **kwargs):
         DUPLICATES.labels(sender.name, details.outcome).inc()
+
+Each says the lock's whole `key`, and of whom it tells: `task`, `task_id`, `attempt` (its retries).
 
 The sender is the task. A receiver that fails is logged and harms nothing. `lock_lost`,
 `lock_extended` and `lock_recovered` are sent from the heartbeat's thread, where a receiver must not
@@ -12,23 +14,14 @@ others from where the task runs.
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 from celery.utils.dispatch import Signal
 
 from ._holder import Holder
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Details:
-    key: str
-    task: str
-    task_id: str
-    attempt: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class AcquiredDetails(_Details):
+class AcquiredDetails(NamedTuple):
     """The lock was taken.
 
     Attributes:
@@ -37,13 +30,16 @@ class AcquiredDetails(_Details):
         latency: seconds for which taking the lock kept the task from starting, in its pool slot.
     """
 
+    key: str
+    task: str
+    task_id: str
+    attempt: int
     fence: int
     waited: float
     latency: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ReleasedDetails(_Details):
+class ReleasedDetails(NamedTuple):
     """The body ended and the lock was given back.
 
     Attributes:
@@ -53,14 +49,17 @@ class ReleasedDetails(_Details):
         kept_for_retry: the lock was left to the task's next attempt.
     """
 
+    key: str
+    task: str
+    task_id: str
+    attempt: int
     fence: int
     held: float
     owned: bool
     kept_for_retry: bool
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ConflictDetails(_Details):
+class ConflictDetails(NamedTuple):
     """A task met a held lock, and this is how that ended.
 
     Attributes:
@@ -76,14 +75,17 @@ class ConflictDetails(_Details):
             meanwhile, or the server could not be asked.
     """
 
+    key: str
+    task: str
+    task_id: str
+    attempt: int
     holder: Holder | None
     outcome: str
     countdown: float | None = None
     streak: int = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LostDetails(_Details):
+class LostDetails(NamedTuple):
     """The ownership of a lock could no longer be confirmed while the body ran.
 
     Attributes:
@@ -92,13 +94,16 @@ class LostDetails(_Details):
         replaced: it is not lost, but its run is told to end, in favour of a newer one.
     """
 
+    key: str
+    task: str
+    task_id: str
+    attempt: int
     fence: int
     reason: str = ""
     replaced: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RecoveredDetails(_Details):
+class RecoveredDetails(NamedTuple):
     """A lock that would have stood in the way, or stopped to stand, was put right.
 
     Attributes:
@@ -107,28 +112,38 @@ class RecoveredDetails(_Details):
             and the worker's main process released it.
     """
 
+    key: str
+    task: str
+    task_id: str
+    attempt: int
     how: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ExtendedDetails(_Details):
+class ExtendedDetails(NamedTuple):
     """The heartbeat extended a lock.
 
     Attributes:
         late: seconds after it was due.
     """
 
+    key: str
+    task: str
+    task_id: str
+    attempt: int
     late: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class WaitingDetails(_Details):
+class WaitingDetails(NamedTuple):
     """A task begins to wait in its pool slot, by `Wait`; or it does so no more.
 
     Attributes:
         waits: whether it begins to.
     """
 
+    key: str
+    task: str
+    task_id: str
+    attempt: int
     waits: bool
 
 

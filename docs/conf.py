@@ -137,7 +137,9 @@ def directive(module: str, name: str, value: Any) -> str:
     options = []
     if isinstance(value, type):
         kind = "exception" if issubclass(value, Exception) else "class"
-        options.append(f":members: {MEMBERS.get(name, '')}")
+        # A named tuple's fields are in its docstring.
+        if not issubclass(value, tuple):
+            options.append(f":members: {MEMBERS.get(name, '')}")
     elif isinstance(value, FunctionType):
         kind = "function"
     else:

@@ -431,10 +431,10 @@ def no_message_vanishes(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
             verdict.outcomes[_outcome(facts, sent.id, result)] += 1
             yield from _one_outcome(facts, sent, result)
             continue
-        why = _why_it_may_vanish(facts, sent)
+        state = "unknown" if result is None else result.state
+        why = _why_it_may_vanish(facts, sent, state)
         if why is None:
             trail = [e for e in facts.of_id[sent.id] if e.kind != "alive"]
-            state = "unknown" if result is None else result.state
             yield Violation(
                 "vanished",
                 f"{sent.task}[{sent.id}] was sent and never ended; its state is {state}",
@@ -510,8 +510,8 @@ def not_its_own_duplicate(facts: Facts, verdict: Verdict) -> Iterator[Violation]
             )
 
 
-def _why_it_may_vanish(facts: Facts, sent: Event) -> str | None:
-    """The reason for which this message may be lost, or None."""
+def _why_it_may_vanish(facts: Facts, sent: Event, state: str) -> str | None:
+    """The reason for which this message may be lost, or its result may be, or None."""
     stay = facts.last_stay(sent.id)
     if stay is not None and stay.how in ("", "replaced"):
         if facts.forgot(stay.parked.asked, min(stay.left_by, facts.events[-1].at)):
@@ -537,6 +537,10 @@ def _why_it_may_vanish(facts: Facts, sent: Event) -> str | None:
     if facts.case.get("pool") == "gevent" and (may or acked.main in facts.died):
         # The pool reports a greenlet that was killed as one that returned.
         return "acknowledged by the gevent pool, which had killed it"
+    if state == "RETRY" and "retried" in ends and ends[-1] in ("returned", "raised"):
+        # Celery looks whether there is a result, and then stores: that of an attempt that has
+        # published the next one may come after that one's.
+        return "ended, and Celery stored an earlier attempt's state over its result"
     if ends and ends[-1] in ("returned", "raised"):
         # It cancels what runs when the connection is lost, and says so also if it just ended.
         return "ended, and Celery said that it was cancelled" if may else None

@@ -433,6 +433,19 @@ def test_celery_may_end_a_worker_with_an_error_when_the_brokers_connection_break
         assert story.add("crashed", 5.0, pid=MAIN, status=1, error=error).wrong() == wrong
 
 
+def test_a_result_may_be_overwritten_by_the_state_of_an_earlier_attempt_but_not_vanish():
+    def story(state, *outcomes):
+        story = Story().message("a", state=state)
+        for attempt, outcome in enumerate(outcomes):
+            story.body(1.0 + attempt, 1.5 + attempt, task_id="a", attempt=attempt, outcome=outcome)
+        return story.wrong()
+
+    assert story("RETRY", "retried", "returned") == []
+    assert story("PENDING", "retried", "returned") == ["vanished"]
+    assert story("RETRY", "retried") == ["vanished"]
+    assert story("RETRY", "returned") == ["vanished"]
+
+
 def test_a_message_that_ended_as_celery_cancelled_it_may_be_said_to_be_retried():
     for allows, wrong in (("vanished",), []), ((), ["vanished"]):
         story = Story(allows=allows, acks_late=True).message("a", state="RETRY")
