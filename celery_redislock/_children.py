@@ -28,6 +28,8 @@ class ChildWatch:
     def __init__(self) -> None:
         self._callbacks: dict[int, Callable[[], Any]] = {}
         self._threads: dict[int, threading.Thread] = {}
+        #: Threads that run their callback.
+        self._calling: set[threading.Thread] = set()
         atexit.register(self._finish)
         os.register_at_fork(after_in_child=self._forget)
 
@@ -47,21 +49,23 @@ class ChildWatch:
 
     def _wait(self, pid: int) -> None:
         await_exit(pid)
+        self._calling.add(threading.current_thread())
         self._threads.pop(pid, None)
         callback = self._callbacks.pop(pid, None)
         if callback is not None:
             with between_forks:
                 callback()
+        self._calling.discard(threading.current_thread())
 
     def _finish(self) -> None:
         # A worker that ends has just ended its children.
         give_up = time.monotonic() + LAST_WAIT
-        for pid, thread in list(self._threads.items()):
-            if not is_alive(pid):
-                thread.join(max(give_up - time.monotonic(), 0.0))
+        threads = [thread for pid, thread in list(self._threads.items()) if not is_alive(pid)]
+        for thread in {*threads, *self._calling}:
+            thread.join(max(give_up - time.monotonic(), 0.0))
 
     def _forget(self) -> None:
-        self._callbacks, self._threads = {}, {}
+        self._callbacks, self._threads, self._calling = {}, {}, set()
 
 
 def await_exit(pid: int) -> None:

@@ -211,8 +211,10 @@ class Connections:
             connection, used_at = self._idle.pop()
         except IndexError:
             return checkout(self.pool)
-        # And is it one of the server that the sentinels now call the master?
-        if clock() - used_at < TRUSTED and self.pool.owns_connection(connection):
+        is_fresh = clock() - used_at < TRUSTED
+        # Not a parent's, who forked without Python's notice, as uWSGI does. And of the server that
+        # the sentinels now call the master.
+        if is_fresh and connection.pid == os.getpid() and self.pool.owns_connection(connection):
             return connection
         self.pool.release(connection)
         return checkout(self.pool)

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from ._clock import clock
 
-#: Seconds that a fork waits at most for the threads: a hanging server must not stop the worker.
-LONGEST_WAIT: Final = 1.0
+#: Seconds that a fork waits at most for a thread, once: what hangs must not stop the worker, which
+#: forks all its children in a row and kills those that it does not hear of within seconds.
+LONGEST_WAIT: Final = 0.2
 #: Seconds between looks.
 LOOK_EVERY: Final = 0.001
 
@@ -24,24 +25,35 @@ LOOK_EVERY: Final = 0.001
 class ForkGate:
     """A context manager for what threads do beside a process's own work. Forks come between.
 
-    It has no mutex itself: each of its steps is one operation on a set or a flag. Do not nest it.
+    Only where it is in use: elsewhere a body may fork, in whose midst an exception may be raised
+    that must not be lost, or a greenlet. It has no mutex itself: each of its steps is one operation
+    on a set or a number. Do not nest it.
     """
 
     def __init__(self) -> None:
-        self._reopen()
+        self._begin()
         os.register_at_fork(
-            before=self._close, after_in_parent=self._open, after_in_child=self._reopen
+            before=self._close, after_in_parent=self._open, after_in_child=self._begin
         )
 
-    def _reopen(self) -> None:
+    def _begin(self) -> None:
+        self._in_use = False
         self._inside: set[int] = set()
-        self._closed = False
+        #: Those inside that a fork has waited for long enough.
+        self._given_up: set[int] = set()
+        # No flag, which would stay up for good if `_open` were cut short.
+        self._closed_until = 0.0
+
+    def use(self) -> None:
+        """From now on this process's forks wait. Not those of its children."""
+        self._in_use = True
 
     def __enter__(self) -> None:
         me = threading.get_ident()
+        self._given_up.discard(me)
         while True:
             self._inside.add(me)  # first, or a fork that begins now would not see it
-            if not self._closed:
+            if clock() >= self._closed_until:
                 return
             self._inside.discard(me)
             time.sleep(LOOK_EVERY)
@@ -50,13 +62,18 @@ class ForkGate:
         self._inside.discard(threading.get_ident())
 
     def _close(self) -> None:
-        self._closed = True
+        if not self._in_use:
+            return
         give_up = clock() + LONGEST_WAIT
-        while self._inside - {threading.get_ident()} and clock() < give_up:
+        while clock() < give_up:
+            self._closed_until = give_up + 1.0  # again: another thread's fork may have ended
+            if not self._inside - self._given_up - {threading.get_ident()}:
+                return
             time.sleep(LOOK_EVERY)
+        self._given_up |= self._inside
 
     def _open(self) -> None:
-        self._closed = False
+        self._closed_until = 0.0
 
 
 #: The process's gate.

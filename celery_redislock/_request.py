@@ -79,10 +79,15 @@ _errands: Final = _Errands()
 
 #: Seconds after which a child that is to end, and stands the first signal, is killed.
 KILL_AFTER: Final = 5.0
+#: Seconds between two questions about the tasks of dead children to a server that does not answer.
+ASK_AGAIN: Final = 10.0
 
 
 class LockRequest(Request):
     """A request for a locked task."""
+
+    #: Until when the lock server, which did not answer, is not asked about dead children's tasks.
+    _not_asked_until = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -198,10 +203,14 @@ class LockRequest(Request):
         options = self.task.lock_options
         if not options.parks or options.lock_scope == "queued":
             return False
+        if clock() < LockRequest._not_asked_until:
+            return False
         try:
             claim = self._claim
             goes_on: bool = self.task.app_locks.store.goes_on_elsewhere(claim)
         except LockUnavailable as exc:
+            # This is the worker's own thread, and many children may have been killed.
+            LockRequest._not_asked_until = clock() + ASK_AGAIN
             logger.warning("redislock: cannot tell whether %s waits: %s", self.id, exc.reason)
             return False
         if goes_on:

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import pkgutil
 import re
 import time
 import weakref
@@ -289,8 +290,7 @@ class _Script:
 
 
 def _source(name: str) -> str:
-    import pkgutil  # for this alone; importlib.resources would take as long as all this module
-
+    # importlib.resources would take as long to import as the rest of this module.
     data = pkgutil.get_data(__package__, f"scripts/{name}.lua")
     assert data is not None
     return data.decode()
@@ -432,11 +432,9 @@ class Store:
                 reply = self._call(connection, _ACQUIRE, lock_keys, arguments)
                 return _acquire_reply(reply, claim, sent_at)
 
-        patient_until = None
+        give_up = clock() + (claim.ttl / 3 + 1 if hold_off is None else hold_off)
         while isinstance(reply := self._persist(claim.ttl, attempt), float):
-            if patient_until is None:
-                patient_until = clock() + (claim.ttl / 3 + 1 if hold_off is None else hold_off)
-            if clock() + reply > patient_until:
+            if clock() + reply > give_up:
                 raise _held_off(keys.lock, reply)
             time.sleep(reply)
         return reply

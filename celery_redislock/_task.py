@@ -16,6 +16,7 @@ from kombu import serialization
 
 from . import _stand_in
 from ._app import AppLocks, NoServer, app_locks
+from ._forks import between_forks
 from ._holder import Holder
 from ._keys import KeyMaker, LockKeys, lock_keys
 from ._lock import Lease, logger
@@ -337,7 +338,10 @@ class SingletonTask(Task):
             base = symbol_by_name(getattr(self, "Request"))  # noqa: B009  mypy: untyped base
             self.Request = lock_request(base)
             is_locked = self.lock_options.lock_scope != "queued"
-            self.runs_in_children = is_locked and isinstance(consumer.pool, PreforkPool)
+            is_prefork = isinstance(consumer.pool, PreforkPool)
+            if is_prefork:
+                between_forks.use()
+            self.runs_in_children = is_locked and is_prefork
             self.acks_after_body = isinstance(consumer.pool, SoloPool)
             self.worker_consumer = consumer
         return instantiate(self.Strategy, self, app, consumer, **kwargs)

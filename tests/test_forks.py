@@ -1,11 +1,13 @@
-"""Threads stand outside of whatever they do while their process forks."""
+"""Threads stand outside of whatever they do while a worker's main process forks."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -13,14 +15,20 @@ from celery_redislock import _forks
 from celery_redislock._forks import ForkGate
 from tests.support.waiting import eventually, never
 
-
-@pytest.fixture(scope="module")
-def gate() -> ForkGate:
-    """One for all: what a fork calls is registered for good."""
-    return ForkGate()
+#: One for all: what a fork calls is registered for good.
+GATE = ForkGate()
 
 
-def forks(in_child: Callable[[], bool]) -> bool:
+@pytest.fixture
+def gate() -> Iterator[ForkGate]:
+    """A gate that is in use, and open."""
+    GATE._begin()
+    GATE.use()
+    yield GATE
+    GATE._begin()
+
+
+def forks(in_child: Callable[[], bool] = lambda: True) -> bool:
     """What a forked child finds."""
     pid = os.fork()
     if pid == 0:
@@ -29,6 +37,34 @@ def forks(in_child: Callable[[], bool]) -> bool:
         finally:
             os._exit(2)
     return os.waitpid(pid, 0)[1] == 0
+
+
+@contextlib.contextmanager
+def stuck_inside(gate: AbstractContextManager[None]) -> Iterator[None]:
+    """A thread that does not come out of the gate."""
+    inside, end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with gate:
+            inside.set()
+            end.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    inside.wait()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def seconds(count: int) -> float:
+    """How long so many forks take."""
+    began = time.monotonic()
+    for _ in range(count):
+        assert forks()
+    return time.monotonic() - began
 
 
 def test_a_child_finds_no_mutex_that_a_thread_had_locked(gate) -> None:
@@ -49,7 +85,8 @@ def test_a_child_finds_no_mutex_that_a_thread_had_locked(gate) -> None:
     assert found == [True] * 20
 
 
-def test_a_thread_that_comes_during_a_fork_waits_for_its_end(gate) -> None:
+def test_a_thread_that_comes_during_a_fork_waits_for_its_end(gate, monkeypatch) -> None:
+    monkeypatch.setattr(_forks, "LONGEST_WAIT", 60.0)
     gate._close()
     inside = threading.Event()
 
@@ -67,30 +104,41 @@ def test_a_thread_that_comes_during_a_fork_waits_for_its_end(gate) -> None:
     thread.join()
 
 
-def test_a_fork_does_not_wait_for_ever(gate, monkeypatch) -> None:
-    monkeypatch.setattr(_forks, "LONGEST_WAIT", 0.1)
-    inside, end = threading.Event(), threading.Event()
+def test_a_gate_that_nobody_opened_opens_by_itself(gate, monkeypatch) -> None:
+    monkeypatch.setattr(_forks, "LONGEST_WAIT", 0.01)
+    gate._close()  # and an exception took the place of `_open`
+    with gate:
+        assert gate._inside
 
-    def work() -> None:
-        with gate:
-            inside.set()
-            end.wait(20)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    inside.wait()
-    try:
-        # The child has no such thread, and forks itself without a wait.
-        assert forks(lambda: not gate._inside and forks(lambda: True))
-    finally:
-        end.set()
-        thread.join()
+def test_forks_wait_once_for_a_thread_that_is_stuck(gate, monkeypatch) -> None:
+    monkeypatch.setattr(_forks, "LONGEST_WAIT", 2.0)
+    with stuck_inside(gate):
+        assert seconds(1) >= 2.0
+        assert seconds(5) < 8.0
     assert not gate._inside
+    with stuck_inside(gate):  # another visit
+        assert seconds(1) >= 2.0
+
+
+def test_no_fork_waits_where_the_gate_is_not_in_use(gate, monkeypatch) -> None:
+    monkeypatch.setattr(_forks, "LONGEST_WAIT", 60.0)
+    gate._begin()
+    with stuck_inside(gate):
+        assert seconds(1) < 20
+    gate.use()
+    # A child is a process of its own, whose body may fork.
+    assert forks(lambda: not gate._in_use and not gate._inside)
 
 
 def test_a_thread_may_fork_from_within(gate, monkeypatch) -> None:
     monkeypatch.setattr(_forks, "LONGEST_WAIT", 60.0)
-    began = time.monotonic()
     with gate:
-        assert forks(lambda: True)
-    assert time.monotonic() - began < 20
+        assert seconds(1) < 20
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_it_is_in_use_where_a_worker_forks_its_children(pool, start_worker, sender, queue) -> None:
+    worker = start_worker(pool=pool, queues=queue)
+    inspect = sender.control.inspect([worker.node], timeout=10, limit=1)
+    assert inspect._request("forks_wait") == {worker.node: pool == "prefork"}

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import chord
-from celery.exceptions import ChordError
+from celery.exceptions import ChordError, WorkerLostError
 
 from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped, _holder, _store
 from celery_redislock._app import app_locks
@@ -459,6 +459,25 @@ def test_a_child_killed_once_its_task_waits_takes_nothing_with_it(
     # Not WorkerLostError, neither in between nor at the end: it waits, and has its run.
     assert second.get(timeout=20)[0] == label
     assert first.get(timeout=20)[0] == label
+
+
+def test_a_worker_is_not_held_up_by_each_dead_child_while_the_lock_server_hangs(
+    start_worker, sender, own_redis, journal, label, queue
+):
+    worker = start_worker(queues=queue, concurrency=4, conf={"redislock_url": own_redis.url})
+    labels = [f"{label}-{number}" for number in range(4)]
+    results = [sender.send_task("queued_long", [each, 60.0], queue=queue) for each in labels]
+    pids = [
+        eventually(lambda each=each: journal.read(each, "start"), "it runs")[0].pid
+        for each in labels
+    ]
+    own_redis.stop()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for result in results:
+        with pytest.raises(WorkerLostError):
+            result.get(timeout=60)
+    assert worker.log().count("cannot tell whether") == 1, "its main loop waits for each answer"
 
 
 @pytest.mark.usefixtures("worker")

@@ -18,6 +18,7 @@ from typing import Any
 import redis
 from celery import Celery, shared_task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.worker.control import inspect_command
 
 from celery_redislock import (
     Defer,
@@ -32,6 +33,7 @@ from celery_redislock import (
     current_lock,
     lock_conflict,
 )
+from celery_redislock._forks import between_forks
 from tests.support.journal import Journal
 from tests.support.unique import UNIQUE
 
@@ -58,6 +60,12 @@ if beat := CONF.get("test_beat"):
     }
 
 journal = Journal(redis.Redis.from_url(CONF.get("test_journal", "redis://"), decode_responses=True))
+
+
+@inspect_command()
+def forks_wait(state: Any) -> bool:
+    """Whether the forks of the main process wait for its threads."""
+    return between_forks._in_use
 
 
 def pause(seconds: float) -> None:
