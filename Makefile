@@ -51,7 +51,7 @@ torture: .venv/faults  ## the torture of Redis in Action 6.2 over four locks, te
 	.venv-bench/bin/pip install -q -e '.[demo]' -r bench/peers.txt
 	@touch $@
 
-bench: .venv-bench/made  ## ours beside the other packages, a quarter of an hour; ARGS=--help
+bench: .venv-bench/made  ## ours beside the other packages, half an hour; ARGS=--help
 	.venv-bench/bin/python -m bench $(ARGS)
 
 lint: .venv/made  ## ruff and mypy --strict
