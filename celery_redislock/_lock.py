@@ -100,6 +100,7 @@ class Lease:
         heir: the task's next message, to which the lock is left instead of being released.
         replaced_by: the task in whose favour the run is to end, or None.
         lost_because: why the lock was lost, for people.
+        loss_is_told: whoever is to hear of the loss has.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Lease:
         self._on_lost = on_lost
         self._on_extended = on_extended
         self.lost_because = ""
+        self.loss_is_told = False
         self._lost = False
         self._released = False
         self._asked = False
@@ -438,8 +440,11 @@ class Lease:
             self.key, self._as_holder, reason,
             extra=self._fields("lost", reason=reason),
         )  # fmt: skip
-        if self._on_lost is not None and self.replaced_by is None:
-            self._on_lost(self)
+        try:
+            if self._on_lost is not None and self.replaced_by is None:
+                self._on_lost(self)
+        finally:
+            self.loss_is_told = True
 
     def extend_now(self) -> bool:
         """Extend the lock. False, and lost, if it is not ours any more.

@@ -23,6 +23,7 @@ from celery_redislock import (
     RedisLock,
     SingletonTask,
     Skip,
+    lock_lost,
     testing,
 )
 from celery_redislock.testing import (
@@ -159,6 +160,23 @@ def test_a_body_sees_at_once_that_its_lock_is_lost(
         assert isinstance(result.result, LockLost)
     else:
         assert result.get() is True
+
+
+def test_a_lost_lock_is_an_abort_also_if_whoever_hears_of_it_takes_long(
+    define: Any, lose_lock: Any, redislock_memory: MemoryLocks
+) -> None:
+    def sync() -> None:
+        lose_lock()
+
+    def receiver(**kwargs: Any) -> None:
+        time.sleep(0.3)
+
+    lock_lost.connect(receiver)
+    try:
+        result = define(sync, lock_ttl=300, on_lock_lost="abort").apply()
+    finally:
+        lock_lost.disconnect(receiver)
+    assert isinstance(result.result, LockLost)
 
 
 def test_only_a_lock_of_this_process_can_be_lost(
