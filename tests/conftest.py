@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery, _state
+from celery.result import AsyncResult
 
 from celery_redislock._connect import pools_from_url
 from celery_redislock._store import Store
@@ -194,3 +195,13 @@ def sender(conf: dict[str, Any]) -> Iterator[Celery]:
     """An app that sends by name, and knows no task's code."""
     yield make_app({k: v for k, v in conf.items() if not k.startswith("test_")})
     gc.collect()  # results that nobody asked for, while there is a server to tell
+
+
+@pytest.fixture
+def send(request: pytest.FixtureRequest, sender: Celery) -> Callable[..., AsyncResult[Any]]:
+    """Sends a task by name, to the QUEUE of the test's module unless it is told another."""
+
+    def send(name: str, *args: Any, **options: Any) -> AsyncResult[Any]:
+        return sender.send_task(name, args, **{"queue": request.module.QUEUE, **options})
+
+    return send

@@ -75,14 +75,6 @@ def worker(start_module_worker, monitor):
 
 
 @pytest.fixture
-def send(sender):
-    def send(name, *args, **options):
-        return sender.send_task(name, args, queue=QUEUE, **options)
-
-    return send
-
-
-@pytest.fixture
 def start(send, journal, label):
     def start(name, seconds):
         result = send(name, label, seconds)

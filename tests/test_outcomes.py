@@ -25,16 +25,6 @@ def worker(start_module_worker):
 
 
 @pytest.fixture
-def send(sender):
-    """Sends a task by name."""
-
-    def send(name, *args, **options):
-        return sender.send_task(name, args, queue=QUEUE, **options)
-
-    return send
-
-
-@pytest.fixture
 def sig(sender):
     """A signature by name."""
 

@@ -44,14 +44,6 @@ def worker(start_module_worker):
 
 
 @pytest.fixture
-def send(sender):
-    def send(name, *args, **options):
-        return sender.send_task(name, args, **{"queue": QUEUE, **options})
-
-    return send
-
-
-@pytest.fixture
 def started(journal, label):
     """Waits for so many runs of the label, and gives the last."""
 

@@ -34,14 +34,6 @@ def worker(start_module_worker):
 
 
 @pytest.fixture
-def send(sender):
-    def send(name, *args, **options):
-        return sender.send_task(name, args, **{"queue": QUEUE, **options})
-
-    return send
-
-
-@pytest.fixture
 def hold(send, journal, label):
     """Starts a run that holds the label's lock."""
 

@@ -26,14 +26,6 @@ def workers(start_module_worker):
 
 
 @pytest.fixture
-def send(sender):
-    def send(name, *args, **options):
-        return sender.send_task(name, args, queue=QUEUE, **options)
-
-    return send
-
-
-@pytest.fixture
 def run(send, journal, label):
     """Starts a run that holds the label's lock until the test's end, or until it is killed."""
     runs = []
