@@ -13,7 +13,7 @@ import re
 import string
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
 from json.encoder import encode_basestring_ascii
@@ -129,27 +129,59 @@ def canonical(value: Any) -> str:
     Raises:
         TypeError: a type that no serializer of a Celery message would carry unchanged.
     """
-    if isinstance(value, str):
-        return encode_basestring_ascii(value)  # what `json.dumps` comes to, ten times as fast
-    if value is None or isinstance(value, bool | int | float):
-        return json.dumps(value)
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(canonical, value))}]"
-    if isinstance(value, Mapping):
-        items = sorted(f"{canonical(k)}:{canonical(v)}" for k, v in value.items())
-        return f"{{{','.join(items)}}}"
-    if isinstance(value, set | frozenset):
-        return f"set[{','.join(sorted(map(canonical, value)))}]"
-    if isinstance(value, bytes | bytearray | memoryview):
-        return f'bytes"{bytes(value).hex()}"'
-    if isinstance(value, datetime | date | time):
-        return f'{type(value).__name__}"{value.isoformat()}"'
-    if isinstance(value, uuid.UUID | Decimal):
-        return f'{type(value).__name__}"{value}"'
+    # The common types are found at once: this is done for each argument of each run.
+    write = _BY_TYPE.get(type(value)) or _writer_for(value)
+    return write(value)
+
+
+def _writer_for(value: Any) -> Callable[[Any], str]:
+    for kinds, write in _WRITERS:
+        if isinstance(value, kinds):
+            return write
     raise TypeError(
         f"cannot make a lock key of a {type(value).__module__}.{type(value).__qualname__}:"
         " set lock_key to name the arguments that identify the call"
     )
+
+
+def _sequence(value: Iterable[Any]) -> str:
+    return f"[{','.join(map(canonical, value))}]"
+
+
+def _mapping(value: Mapping[Any, Any]) -> str:
+    items = sorted([f"{canonical(k)}:{canonical(v)}" for k, v in value.items()])
+    return f"{{{','.join(items)}}}"
+
+
+def _set(value: Iterable[Any]) -> str:
+    return f"set[{','.join(sorted(map(canonical, value)))}]"
+
+
+def _bytes(value: bytes | bytearray | memoryview) -> str:
+    return f'bytes"{bytes(value).hex()}"'
+
+
+def _moment(value: datetime | date | time) -> str:
+    return f'{type(value).__name__}"{value.isoformat()}"'
+
+
+def _named(value: uuid.UUID | Decimal) -> str:
+    return f'{type(value).__name__}"{value}"'
+
+
+#: How each type is written. The first that fits: a bool is an int, a datetime a date.
+_WRITERS: Final[tuple[tuple[tuple[type[Any], ...], Callable[[Any], str]], ...]] = (
+    ((str,), encode_basestring_ascii),  # what `json.dumps` comes to, ten times as fast
+    ((bool, type(None), float), json.dumps),
+    ((int,), int.__repr__),  # the same
+    ((list, tuple), _sequence),
+    ((dict, Mapping), _mapping),
+    ((set, frozenset), _set),
+    ((bytes, bytearray, memoryview), _bytes),
+    ((datetime, date, time), _moment),
+    ((uuid.UUID, Decimal), _named),
+)
+_BY_TYPE: Final = {kind: write for kinds, write in _WRITERS for kind in kinds}
 
 
 def digest(arguments: Mapping[str, Any]) -> str:
@@ -189,6 +221,7 @@ class KeyMaker:
         #: Whether a name depends on which argument is which.
         self.binds = not callable(lock_key)
         self._kwargs_name = _name_of_kind(self._signature, inspect.Parameter.VAR_KEYWORD)
+        self._names = _plain_names(self._signature)
         self._name: Callable[[tuple[Any, ...], Mapping[str, Any]], str]
         if lock_key is None:
             self._name = self._by_all_arguments
@@ -274,6 +307,12 @@ class KeyMaker:
         return {**extra, **bound} if extra else bound
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        names = self._names
+        if names and (not kwargs or kwargs.keys() <= {*names[len(args) :]}):
+            # What `bind` would come to, in a fifth of the time.
+            arguments = {**self._defaults, **dict(zip(names, args, strict=False)), **kwargs}
+            if len(arguments) == len(names) >= len(args):
+                return arguments
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError:
@@ -307,6 +346,13 @@ def _default(name: str, value: Any, normalise: Normalise) -> Any:
 
 def _name_of_kind(signature: Signature, kind: Any) -> str | None:
     return next((p.name for p in signature.parameters.values() if p.kind is kind), None)
+
+
+def _plain_names(signature: Signature) -> tuple[str, ...]:
+    """The parameters' names, if each may be given by its position or by its name; else nothing."""
+    parameters = signature.parameters.values()
+    plain = all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+    return tuple(signature.parameters) if plain else ()
 
 
 def _template_fields(task: str, template: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import re
@@ -686,6 +687,36 @@ def test_the_order_of_a_dicts_items_does_not_matter(value: dict[str, Any], rando
 def test_a_value_keeps_its_text_on_its_way_through_a_message(value: Any) -> None:
     assume("__type__" not in repr(value))  # kombu's own mark
     assert canonical(kombu_json.loads(kombu_json.dumps(value))) == canonical(value)
+
+
+def takes_none(): ...
+def takes_plain(a, b, c=3, d=None): ...
+def takes_packed(a, b=2, *more, c=3, **rest): ...
+def takes_by_name(a, *, b, c=3): ...
+def takes_by_place(a, b=2, /, c=3): ...
+
+
+@given(
+    st.sampled_from([takes_none, takes_plain, takes_packed, takes_by_name, takes_by_place]),
+    st.lists(st.integers(), max_size=5),
+    st.dictionaries(st.sampled_from(["a", "b", "c", "d", "e"]), st.integers(), max_size=4),
+)
+def test_arguments_are_bound_as_python_binds_them(
+    function: Callable[..., Any], args: list[int], kwargs: dict[str, int]
+) -> None:
+    maker = KeyMaker("keys.task", function, None, lambda value: value)
+    try:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        with pytest.raises(TypeError):
+            maker.arguments(args, kwargs)
+        return
+    defaults = {
+        name: parameter.default
+        for name, parameter in bound.signature.parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    assert maker.arguments(args, kwargs) == {**defaults, **bound.arguments}
 
 
 def keys_in_redis(keys: LockKeys) -> set[str]:
