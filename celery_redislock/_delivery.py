@@ -102,23 +102,29 @@ class Delivery:
             header = request.headers.pop(KEY, header)
         if not isinstance(header, dict):
             header = {}
-        is_first = not request.retries and not request.replaced_task_nesting
-        return cls(
+        received = mark.get("received")
+        found = cls(
             token=mark.get("token") or new_token(),
-            received=mark.get("received"),
-            first_received=header.get("first_received", mark.get("received")) if is_first else None,
-            redelivered=bool((request.delivery_info or {}).get("redelivered"))
-            or bool(header.get("redelivered")),
-            deferrals=int(header.get("deferrals", 0)),
-            outages=int(header.get("outages", 0)),
-            since=header.get("since"),
-            chain=header.get("chain"),
-            step=int(header.get("step", 0)),
-            parked=bool(header.get("parked")),
-            gave_up=bool(header.get("gave_up")),
-            reservation=Reservation.of(header),
+            received=received,
+            redelivered=bool((request.delivery_info or {}).get("redelivered")),
             events=bool(mark.get("events")),
         )
+        if not request.retries and not request.replaced_task_nesting:
+            found.first_received = header.get("first_received", received)
+        if header:
+            found._read(header)
+        return found
+
+    def _read(self, header: Mapping[str, Any]) -> None:
+        self.redelivered = self.redelivered or bool(header.get("redelivered"))
+        self.deferrals = int(header.get("deferrals", 0))
+        self.outages = int(header.get("outages", 0))
+        self.since = header.get("since")
+        self.chain = header.get("chain")
+        self.step = int(header.get("step", 0))
+        self.parked = bool(header.get("parked"))
+        self.gave_up = bool(header.get("gave_up"))
+        self.reservation = Reservation.of(header)
 
     def next_step(self, chain: str) -> int:
         """The step of that chain that this delivery is deferred to."""

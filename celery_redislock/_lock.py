@@ -103,6 +103,19 @@ class Lease:
         loss_is_told: whoever is to hear of the loss has.
     """
 
+    # Defaults of the class: one of these is made for each task that runs, and few change them.
+    fence = 0
+    acquired_at = deadline = next_beat = 0.0
+    room_waits = False
+    heir: Heir | None = None
+    replaced_by: Holder | None = None
+    lost_because = ""
+    loss_is_told = False
+    _stored = ""
+    _counter = 0
+    _lost = _released = _asked = _troubled = False
+    _unanswered = False  # an extension may reach the server at any time
+
     def __init__(
         self,
         store: Store,
@@ -119,27 +132,11 @@ class Lease:
         self.key = claim.keys.lock
         self.token = claim.token
         self.ttl = claim.ttl
-        self.fence = 0
-        self.acquired_at = 0.0
-        self.deadline = 0.0
-        self.next_beat = 0.0
-        self.room_waits = False
-        self._stored = ""
-        self.heir: Heir | None = None
-        self._counter = 0
-        self.replaced_by: Holder | None = None
         self._beat_every = beat_every(claim.ttl, listens)
         self._max_hold = max_hold
         self._beats = beats
         self._on_lost = on_lost
         self._on_extended = on_extended
-        self.lost_because = ""
-        self.loss_is_told = False
-        self._lost = False
-        self._released = False
-        self._asked = False
-        self._troubled = False
-        self._unanswered = False  # an extension may reach the server at any time
         self._pid = os.getpid()
         self._mutex = threading.Lock()
 
@@ -375,8 +372,9 @@ class Lease:
         self._renewed(sent_at)
         if reply.replaced_by is not None:
             self._tell_replaced(reply.replaced_by)
-        if self._on_extended is not None:
-            self._on_extended(self, late, retaken)
+        on_extended = self._on_extended
+        if on_extended is not None:
+            on_extended(self, late, retaken)
 
     @property
     def _as_holder(self) -> Holder:
@@ -406,8 +404,7 @@ class Lease:
             self._as_holder, by.task_id, self.key,
             extra=self._fields("to be replaced", holder=by),
         )  # fmt: skip
-        if self._on_lost is not None:
-            self._on_lost(self)
+        self._tell_lost()
 
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         self._unanswered = True
@@ -441,10 +438,21 @@ class Lease:
             extra=self._fields("lost", reason=reason),
         )  # fmt: skip
         try:
-            if self._on_lost is not None and self.replaced_by is None:
-                self._on_lost(self)
+            if self.replaced_by is None:
+                self._tell_lost()
         finally:
             self.loss_is_told = True
+
+    def _tell_lost(self) -> None:
+        on_lost = self._on_lost
+        if on_lost is not None:
+            on_lost(self)
+
+    def forget_owner(self) -> None:
+        """It is over for whoever was to hear of it, and has it: without this, only the garbage
+        collector could tell.
+        """
+        self._on_lost = self._on_extended = None
 
     def extend_now(self) -> bool:
         """Extend the lock. False, and lost, if it is not ours any more.

@@ -103,34 +103,37 @@ class Run:
         Exception: what a `lock_key` callable raises.
     """
 
+    # Defaults of the class: one of these is made for each task that runs, and few change them.
+    _retry: Retry | None = None
+    #: For `Store.release`: "" not run to its end, "1" it leaves a result, "0" it leaves none.
+    _done = ""
+    _ran = _succeeded = _left_room = _parking = False
+    _asks_since = 0.0
+
     def __init__(
         self,
         task: SingletonTask,
+        request: Any,
+        locks: AppLocks,
         body: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
         self.task = task
-        self.request = task.request
-        self.options = task.lock_options
-        self.delivery = Delivery.take_from(self.request)
+        self.request = request
+        self.options = options = task.lock_options
+        self.delivery = delivery = Delivery.take_from(request)
         self._body = body
         self._args = args
         self._kwargs = kwargs
-        self._abort = Abort() if self.options.on_lock_lost == "abort" else None
-        self._retry: Retry | None = None
-        #: For `Store.release`: "" not run to its end, "1" it leaves a result, "0" it leaves none.
-        self._done = ""
-        self._ran = self._succeeded = self._left_room = self._parking = False
-        self._asks_since = 0.0
-        if not self.request.is_eager:
-            channel.wanted = self.delivery.events
-        locks = task.app_locks
+        self._abort = Abort() if options.on_lock_lost == "abort" else None
+        if not request.is_eager:
+            channel.wanted = delivery.events
         self.lease = Lease(
             locks.store,
             self._claim(locks),
-            max_hold=self.options.lock_max_hold,
-            listens=self.options.on_conflict.replaces,
+            max_hold=options.lock_max_hold,
+            listens=options.on_conflict.replaces,
             on_lost=self._on_lost,
             on_extended=self._on_extended,
         )
@@ -138,12 +141,12 @@ class Run:
         # Another copy of the message may be about: the broker has it still, or had for as long as
         # a visibility timeout, of which none is shorter than a second; or it did not hear that
         # what this one was deferred from is acknowledged.
-        self._may_have_copies = not self.request.is_eager and bool(
-            self.task.acks_late
-            or self.task.acks_after_body
-            or self.delivery.redelivered
-            or self.delivery.deferrals
-            or self.delivery.age >= 1.0
+        self._may_have_copies = not request.is_eager and bool(
+            task.acks_late
+            or task.acks_after_body
+            or delivery.redelivered
+            or delivery.deferrals
+            or delivery.age >= 1.0
         )
 
     def __call__(self) -> Any:
@@ -161,6 +164,7 @@ class Run:
                 self._give_back()
         finally:
             self._give_back()
+            self.lease.forget_owner()
 
     # -- acquire and run ------------------------------------------------------------------
 
@@ -248,13 +252,14 @@ class Run:
 
     def run_body(self) -> Any:
         """Run the task's own code. The lock is ours."""
-        self._send(
-            signals.lock_acquired,
-            signals.AcquiredDetails,
-            fence=self.lease.fence,
-            waited=self.delivery.waited,
-            latency=clock() - self._asks_since,
-        )
+        if signals.lock_acquired.receivers:
+            self._send(
+                signals.lock_acquired,
+                signals.AcquiredDetails,
+                fence=self.lease.fence,
+                waited=self.delivery.waited,
+                latency=clock() - self._asks_since,
+            )
         if self.delivery.met_lock:
             self._emit("acquired", "acquired")
         if logger.isEnabledFor(logging.DEBUG):

@@ -256,6 +256,7 @@ def opening_of(token: str) -> str:
     return f'{{"token":"{token}"'
 
 
+@lru_cache
 def to_ms(seconds: float) -> int:
     return max(1, math.ceil(seconds * 1000))
 
@@ -411,13 +412,11 @@ class Store:
             LockUnavailable: the server did not answer in time.
         """
         keys, entry_id = claim.keys, claim.entry_id
-        arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, entry_id)
-        if how != "try" or again or turned_away or claim.reservation:
-            arguments += (
-                *(how, int(again), to_ms(WAITER_TTL)),
-                opening_of(claim.reservation) if claim.reservation else "",
-                *(int(turned_away), to_ms(claim.done_ttl) if noted else ""),
-            )
+        away = "" if not turned_away else to_ms(claim.done_ttl) if noted else 0
+        arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, entry_id, away)
+        if how != "try" or again or claim.reservation:
+            reservation = opening_of(claim.reservation) if claim.reservation else ""
+            arguments += (how, int(again), to_ms(WAITER_TTL), reservation)
         lock_keys = (
             *(keys.lock, keys.fence, keys.waiters, keys.done_by(entry_id)),
             *(keys.room, keys.entries, keys.rooms, *keys.slots),
@@ -569,10 +568,12 @@ class Store:
             *(names.lock, names.waiters, names.wake, claim.done_key, names.fence),
             *(names.room, names.rooms, *names.slots),
         )
-        arguments = (
+        arguments: tuple[Any, ...] = (
             *(claim.opening, done, int(always), to_ms(claim.done_ttl), to_ms(RESERVE)),
-            *(int(stray), names.mark, to_ms(min_hold) if min_hold else 0),
+            names.mark,
         )
+        if stray or min_hold:
+            arguments += (int(stray), to_ms(min_hold) if min_hold else 0)
 
         def attempt() -> Any:
             return self._once(claim.ttl, _RELEASE, keys, arguments)

@@ -275,20 +275,23 @@ class SingletonTask(Task):
         self._refuse_if_misconfigured()
         request.__dict__[LEASE] = None
         body = _next_call(type(self), self)
-        if not self._takes_locks(request):
+        locks = self._locks_for(request)
+        if locks is None:
             return body(*args, **kwargs)
         if self.lock_options.lock_scope == "queued":
             return run_unlocked(self, body, args, kwargs)
         try:
-            return Run(self, body, args, kwargs)()
+            return Run(self, request, locks, body, args, kwargs)()
         except BaseException as exc:
             raise exc.with_traceback(_below_ours(exc.__traceback__))  # noqa: B904  it is the same
 
-    def _takes_locks(self, request: Any) -> bool:
+    def _locks_for(self, request: Any) -> AppLocks | None:
+        """What keeps this call's lock; None if it takes none."""
         if self.lock_options is None:
-            return False
+            return None
         locks = self.app_locks
-        return locks.enabled and (locks.eager or not request.is_eager)
+        takes = locks.enabled and (not request.is_eager or locks.eager)
+        return locks if takes else None
 
     def _refuse_if_misconfigured(self) -> None:
         error = self._redislock_error

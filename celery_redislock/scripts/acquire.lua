@@ -5,13 +5,13 @@
 --       8.. the lock's further slots, if several may hold it at once
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's name
 --       4 this attempt: <task id, or "">:<how often the task replaced itself>.<attempt>
+--       5 if it is busy the task is turned away, which is counted: ms for which the done marker then
+--         notes that the attempt has ended, or "0" if it is not noted; or "" if it is not turned away
 --       and, unless it is the plain case:
---       5 how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait
---       6 "1" take it also if this attempt has run before
---       7 ms after which a waiter that has not asked again is dead
---       8 the opening of the value that was stored when the message was sent, or ""
---       9 "1" if it is busy the task is turned away: count it
---       10 ms for which it is then noted in the done marker that the attempt has ended, or ""
+--       6 how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait
+--       7 "1" take it also if this attempt has run before
+--       8 ms after which a waiter that has not asked again is dead
+--       9 the opening of the value that was stored when the message was sent, or ""
 -- Reply {"acquired", value as stored, fence, 1 if a slot is free for the room's next | 0}
 --       {"done", "1" its result is to be expected | "0" none is, ms for which we will know, or -1}
 --           this attempt has run before; this is another copy of its message
@@ -22,7 +22,7 @@
 --           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
 --           | "queued" free, and it is the turn of another, who waits in the room
 
-local value, ttl, entry, how = ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[5] or 'try'
+local value, ttl, entry, how = ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[6] or 'try'
 local slots = {KEYS[1], unpack(KEYS, 8)}
 local current = {}
 local first  -- whose turn it is
@@ -36,9 +36,10 @@ local function take(chosen)
   local micros = string.format('%06d', now[2])
   -- Above all before, also if the counter is gone; above the last one, also if the clock was set back.
   local fence = now[1] .. micros
-  local least = (redis.call('GET', KEYS[2]) or 0) + 1
+  local least = (redis.call('SET', KEYS[2], fence, 'GET') or 0) + 1
   if least > tonumber(fence) then
     fence = string.format('%.0f', least)
+    redis.call('SET', KEYS[2], fence)
   end
   local stored = string.sub(value, 1, -2) .. ',"fence":' .. fence
     .. ',"acquired_at":' .. now[1] .. '.' .. micros .. '}'
@@ -59,7 +60,6 @@ local function take(chosen)
       end
     end
   end
-  redis.call('SET', KEYS[2], fence)
   redis.call('SET', slots[chosen], stored, 'PX', ttl)
   return {'acquired', stored, fence, more}
 end
@@ -71,7 +71,7 @@ end
 
 -- include turned_away.lua
 
-local opening, reservation, again = opening_of(value), ARGV[8] or '', ARGV[6] == '1'
+local opening, reservation, again = opening_of(value), ARGV[9] or '', ARGV[7] == '1'
 local task_id, nesting, attempt = string.match(entry, '^(.*):(%d+)%.(%d+)$')
 first = redis.call('LINDEX', KEYS[5], 0)
 local kept  -- for this message, since it was sent
@@ -107,8 +107,8 @@ end
 local function busy(i, relation)
   if how == 'wait' or how == 'woken' then
     local now = redis.call('TIME')
-    redis.call('ZADD', KEYS[3], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[7], opening)
-    redis.call('PEXPIRE', KEYS[3], ARGV[7])
+    redis.call('ZADD', KEYS[3], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[8], opening)
+    redis.call('PEXPIRE', KEYS[3], ARGV[8])
   elseif how == 'last' then
     redis.call('ZREM', KEYS[3], opening)
   end
@@ -117,10 +117,10 @@ local function busy(i, relation)
     reply[2] = relation == 'foreign' and '' or current[i]
     reply[3] = redis.call('PTTL', slots[i])
   end
-  if ARGV[9] == '1' and relation ~= 'own' and relation ~= 'earlier' then
+  if ARGV[5] ~= '' and relation ~= 'own' and relation ~= 'earlier' then
     reply[5] = count_turned_away(slots, current)
-    if ARGV[10] ~= '' then
-      redis.pcall('SET', KEYS[4], '1', 'PX', ARGV[10])
+    if ARGV[5] ~= '0' then
+      redis.pcall('SET', KEYS[4], '1', 'PX', ARGV[5])
     end
   end
   return reply

@@ -8,8 +8,10 @@
 --         "" nothing: the attempt did not run to its end
 --       3 "1" leave it in any case, "0" only if another copy of the message was seen
 --       4 the done marker's ttl in ms   5 ms for which a freed lock is kept for a waiter
---       6 "1" an extension may still be on its way: it must not take the lock again
---       7 the lock's name   8 ms since the acquisition for which the lock stands on, or "0"
+--       6 the lock's name
+--       and, unless it is the plain case:
+--       7 "1" an extension may still be on its way: it must not take the lock again
+--       8 ms since the acquisition for which the lock stands on, or "0"
 -- Reply 2 released, and somebody is in the room | 1 released | 0 not ours any more
 
 local slot, current
@@ -25,7 +27,7 @@ local leaves_mark = ARGV[2] ~= ''
   and (ARGV[3] == '1' or not slot or string.find(current, '"redelivered":true', 1, true))
 
 -- Most often nobody waits, and the lock need not stand on.
-if slot and ARGV[6] == '0' and ARGV[8] == '0' and redis.call('EXISTS', KEYS[2], KEYS[6]) == 0 then
+if slot and not ARGV[7] and redis.call('EXISTS', KEYS[2], KEYS[6]) == 0 then
   redis.call('DEL', slot)
   if leaves_mark then
     redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[4])
@@ -42,9 +44,10 @@ local function someone_waits()
 end
 
 local function still_to_stand()
-  local since = ARGV[8] ~= '0' and tonumber(string.match(current, '"acquired_at":([%d.]+)'))
+  local min_hold = tonumber(ARGV[8]) or 0
+  local since = min_hold > 0 and tonumber(string.match(current, '"acquired_at":([%d.]+)'))
   -- Never for longer than that: the clock may have been set back meanwhile.
-  return since and math.min(math.ceil(since * 1000 + ARGV[8] - now), tonumber(ARGV[8])) or 0
+  return since and math.min(math.ceil(since * 1000 + min_hold - now), min_hold) or 0
 end
 
 local reply = slot and 1 or 0
@@ -66,7 +69,7 @@ if slot then
   end
   if in_room then
     -- Who released hands over. If it dies before it has, a worker that looks after rooms does.
-    redis.call('ZADD', KEYS[7], now + math.max(rest, 0), ARGV[7])
+    redis.call('ZADD', KEYS[7], now + math.max(rest, 0), ARGV[6])
     reply = rest > 0 and 1 or 2
   end
 end
@@ -75,7 +78,7 @@ end
 if leaves_mark then
   redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[4])
 end
-if ARGV[6] == '1' then
+if ARGV[7] == '1' then
   -- It says what the counter was when it was sent, and is refused if that has moved.
   local counter = math.max(tonumber(redis.call('GET', KEYS[5]) or 0) + 1, time[1] * 1000000 + time[2])
   redis.call('SET', KEYS[5], string.format('%.0f', counter))

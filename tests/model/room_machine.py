@@ -242,6 +242,7 @@ class RoomMachine(RuleBasedStateMachine):
             task.end = task.end or "turned away"
         else:
             self._takes_its_place(task, same, replaced)
+            assert isinstance(reply, Turn | Parked)
             assert reply.replaced == {other.entry_id: other.task_id for other in replaced}
             for other in replaced:
                 other.end = other.end or "replaced"
