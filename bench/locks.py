@@ -6,7 +6,6 @@ redis-py's with hiredis, which it uses by itself.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import socket
 from collections.abc import Callable
@@ -131,19 +130,25 @@ return 0
 """
 
 
-def floor_checked(url: str, name: str) -> Lock:
+class Least:
     """`SET NX PX` and a script that deletes what is still one's own: the least that is a lock."""
-    call = Socket(url)
-    call(b"SCRIPT", b"LOAD", _COMPARE_AND_DELETE)
-    sha = hashlib.sha1(_COMPARE_AND_DELETE.encode()).hexdigest()
-    mine = ""
 
-    def acquire() -> Any:
-        nonlocal mine
-        mine = secrets.token_hex(16)
-        return call(b"SET", name, mine, b"NX", b"PX", TTL * 1000)
+    def __init__(self, url: str) -> None:
+        self._call = Socket(url)
+        self._sha = self._call(b"SCRIPT", b"LOAD", _COMPARE_AND_DELETE)
+        self._mine = ""
 
-    return _Pair(acquire, lambda: call(b"EVALSHA", sha, b"1", name, mine))
+    def acquire(self, name: str) -> bool:
+        self._mine = secrets.token_hex(16)
+        return bool(self._call(b"SET", name, self._mine, b"NX", b"PX", TTL * 1000))
+
+    def release(self, name: str) -> None:
+        self._call(b"EVALSHA", self._sha, b"1", name, self._mine)
+
+
+def floor_checked(url: str, name: str) -> Lock:
+    least = Least(url)
+    return _Pair(lambda: least.acquire(name), lambda: least.release(name))
 
 
 FLOOR = "floor: SET NX PX, DEL"

@@ -24,7 +24,7 @@ Figures = Mapping[str, Mapping[str, list[float]]]
 
 
 def measure(run: Run) -> list[Table]:
-    rounds, calls = run.size(7, 2), run.size(500, 60)
+    rounds, calls = run.size(35, 2), run.size(100, 60)
     names = [n for n in CONTENDERS if n == PLAIN or (n not in _LEFT_OUT and run.wants(n))]
     found: dict[str, dict[str, list[float]]] = {n: defaultdict(list) for n in names}
     sent: dict[str, float] = {}

@@ -82,7 +82,7 @@ def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
         f"{head}:rooms",
         f"{head}:ended:{name}",
         f"{head}:corrupt:{name}",
-        tuple(f"{head}:lock{number}:{name}" for number in range(2, limit + 1)),
+        () if limit == 1 else tuple(f"{head}:lock{n}:{name}" for n in range(2, limit + 1)),
     )
 
 

@@ -50,6 +50,18 @@ LISTEN_EVERY: Final = 1.0
 FOREIGN: Final = 0.5
 
 
+#: What tells this process from those that it was forked from. For the pid one asks the kernel.
+_process = object()
+
+
+def _begin_in_child() -> None:
+    global _process
+    _process = object()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
+
+
 def new_token() -> str:
     """A token: 128 random bits as hex digits."""
     return secrets.token_hex(16)
@@ -137,7 +149,7 @@ class Lease:
         self._beats = beats
         self._on_lost = on_lost
         self._on_extended = on_extended
-        self._pid = os.getpid()
+        self._process = _process
         self._mutex = threading.Lock()
 
     def __repr__(self) -> str:
@@ -174,7 +186,7 @@ class Lease:
     @property
     def inherited(self) -> bool:
         """Whether this process is a fork of the one that holds the lock."""
-        return self._pid != os.getpid()
+        return self._process is not _process
 
     @property
     def given_back(self) -> bool:
@@ -323,7 +335,7 @@ class Lease:
             "task": holder.task,
             "task_id": holder.task_id,
             "attempt": holder.attempt,
-            "pid": self._pid,
+            "pid": os.getpid(),
             "fence": self.fence,
             "held": not self._lost and now < self.deadline,
             "held_for": round(now - self.acquired_at, 3),
