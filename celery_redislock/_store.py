@@ -76,6 +76,8 @@ class Claim:
         nesting: how often the task replaced itself: the replacement has the same id and retries.
         reservation: the token under which the lock was kept when the message was sent, or "".
         done_ttl: seconds for which a finished attempt is remembered.
+        entry_id: what this attempt of its task is called in a waiting room.
+        done_key: the key of its done marker.
     """
 
     keys: LockKeys
@@ -87,6 +89,12 @@ class Claim:
     nesting: int = 0
     done_ttl: float = DONE_TTL
     reservation: str = ""
+    entry_id: str = dataclasses.field(init=False)
+    done_key: str = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.entry_id = f"{self.task_id}:{self.nesting}.{self.attempt}"
+        self.done_key = self.keys.done_by(self.entry_id)
 
     @property
     def opening(self) -> str:
@@ -96,15 +104,6 @@ class Claim:
     @property
     def ttl_ms(self) -> int:
         return to_ms(self.ttl)
-
-    @property
-    def entry_id(self) -> str:
-        """What this attempt of its task is called in a waiting room."""
-        return f"{self.task_id}:{self.nesting}.{self.attempt}"
-
-    @property
-    def done_key(self) -> str:
-        return self.keys.done_by(self.entry_id)
 
 
 class Acquired(NamedTuple):
@@ -411,32 +410,29 @@ class Store:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        keys, entry_id = claim.keys, claim.entry_id
+        keys = claim.keys
         away = "" if not turned_away else to_ms(claim.done_ttl) if noted else 0
-        arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, entry_id, away)
+        arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, claim.entry_id, away)
         if how != "try" or again or claim.reservation:
             reservation = opening_of(claim.reservation) if claim.reservation else ""
             arguments += (how, int(again), to_ms(WAITER_TTL), reservation)
         lock_keys = (
-            *(keys.lock, keys.fence, keys.waiters, keys.done_by(entry_id)),
+            *(keys.lock, keys.fence, keys.waiters, claim.done_key),
             *(keys.room, keys.entries, keys.rooms, *keys.slots),
         )
 
-        def attempt() -> Acquired | Busy | Done | float:
-            with self._connection(keys.lock, claim.ttl) as connection:
-                left = self.watch.hold_off(claim.ttl)
-                if left > 0:
-                    return left
-                sent_at = clock()
-                reply = self._call(connection, _ACQUIRE, lock_keys, arguments)
-                return _acquire_reply(reply, claim, sent_at)
-
         give_up = clock() + (claim.ttl / 3 + 1 if hold_off is None else hold_off)
-        while isinstance(reply := self._persist(claim.ttl, attempt), float):
-            if clock() + reply > give_up:
-                raise _held_off(keys.lock, reply)
-            time.sleep(reply)
-        return reply
+        while True:
+            try:
+                sent_at, reply = self._persist(
+                    self._once, claim.ttl, _ACQUIRE, lock_keys, arguments, True
+                )
+                return _acquire_reply(reply, claim, sent_at)
+            except _HeldOff as exc:
+                if clock() + exc.seconds > give_up:
+                    raise exc.for_users(keys.lock) from None
+                pause = exc.seconds
+            time.sleep(pause)
 
     def await_wake(self, claim: Claim, seconds: float) -> bool:
         """Block until the lock is handed on, or this many seconds (at most `MAX_BLOCK`)."""
@@ -456,20 +452,13 @@ class Store:
             LockUnavailable: the server did not answer in time, or it has just come back, and
                 who holds its locks is not known yet.
         """
+        keys = (claim.keys.lock, claim.keys.room, *claim.keys.slots)
         arguments = (claim.value, len(claim.opening), to_ms(seconds))
-
-        def attempt() -> Reserved | Busy | float:
-            with self._connection(claim.keys.lock, claim.ttl) as connection:
-                left = self.watch.hold_off(claim.ttl)
-                if left > 0:
-                    return left
-                keys = (claim.keys.lock, claim.keys.room, *claim.keys.slots)
-                return _reserve_reply(self._call(connection, _RESERVE, keys, arguments))
-
-        reply = self._persist(claim.ttl, attempt)
-        if isinstance(reply, float):
-            raise _held_off(claim.keys.lock, reply)
-        return reply
+        try:
+            _, reply = self._persist(self._once, claim.ttl, _RESERVE, keys, arguments, True)
+        except _HeldOff as exc:
+            raise exc.for_users(claim.keys.lock) from None
+        return _reserve_reply(reply)
 
     def keep_reserved(self, claim: Claim, seconds: float) -> bool:
         """Let a reservation stand for so many seconds. False if it does not stand any more.
@@ -575,10 +564,10 @@ class Store:
         if stray or min_hold:
             arguments += (int(stray), to_ms(min_hold) if min_hold else 0)
 
-        def attempt() -> Any:
-            return self._once(claim.ttl, _RELEASE, keys, arguments)
-
-        reply = attempt() if once else self._persist(claim.ttl, attempt)
+        if once:
+            _, reply = self._once(claim.ttl, _RELEASE, keys, arguments)
+        else:
+            reply = self._script(claim.ttl, _RELEASE, keys, arguments)
         return Released(reply > 0, reply == 2)
 
     def mark_done(self, claim: Claim) -> None:
@@ -607,7 +596,7 @@ class Store:
         """
         keys = (claim.keys.lock, claim.done_key, *claim.keys.slots)
         arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl))
-        return bool(self._persist(claim.ttl, lambda: self._once(claim.ttl, _HOLD, keys, arguments)))
+        return bool(self._script(claim.ttl, _HOLD, keys, arguments))
 
     def note_replaced(self, claim: Claim, attempt: int, by: str, seconds: float) -> None:
         """Say to a later attempt of this task, which is on its way, that it is not to run.
@@ -643,7 +632,7 @@ class Store:
             *keys.slots,
         )
         arguments = (keys.mark, "" if token is None else opening_of(token))
-        values = self._persist(ttl, lambda: self._once(ttl, _BREAK, names, arguments))
+        values = self._script(ttl, _BREAK, names, arguments)
         holders = [_holder.parse(value, None) for value in values]
         return next((holder for holder in holders if holder is not None), None)
 
@@ -693,7 +682,7 @@ class Store:
             "" if received is None else int(received * 1000),
             int(began),
         )
-        reply = self._persist(claim.ttl, lambda: self._once(claim.ttl, _PARK, keys, arguments))
+        reply = self._script(claim.ttl, _PARK, keys, arguments)
         if reply[0] == b"full":
             return Full()
         if reply[0] == b"older":
@@ -725,7 +714,7 @@ class Store:
             *(keys.mark, take_out, int(corrupt)),
             *(to_ms(HAND_OVER_AGAIN), to_ms(HAND_OVER_MOST)),
         )
-        reply = self._persist(ttl, lambda: self._once(ttl, _HAND_OVER, names, arguments))
+        reply = self._script(ttl, _HAND_OVER, names, arguments)
         ended = {}
         for entry_id, text in _pairs(reply[3:]):
             successor, entry = json.loads(text)
@@ -837,7 +826,8 @@ class Store:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        return int(self._once(ttl, _STREAK, (keys.lock, *keys.slots), ()))
+        _, count = self._once(ttl, _STREAK, (keys.lock, *keys.slots), ())
+        return int(count)
 
     def holder(self, keys: LockKeys, ttl: float) -> Holder | None:
         """Who holds the lock.
@@ -846,7 +836,7 @@ class Store:
             LockUnavailable: the server did not answer in time.
         """
 
-        def ask() -> Holder | None:
+        def ask(ttl: float) -> Holder | None:
             slots = (keys.lock, *keys.slots)
             with self._connection(keys.lock, ttl) as connection:
                 commands = [(what, slot) for slot in slots for what in ("GET", "PTTL")]
@@ -855,7 +845,7 @@ class Store:
                 holders = map(_holder_of, replies[::2], replies[1::2])
                 return next((holder for holder in holders if holder is not None), None)
 
-        return self._persist(ttl, ask)
+        return self._persist(ask, ttl)
 
     # -- looking --------------------------------------------------------------------------
 
@@ -931,7 +921,7 @@ class Store:
         arguments = (keys.mark, in_favour_of, to_ms(done_ttl), DROP_COUNT)
         dropped: dict[str, str] = {}
         while True:
-            reply = self._persist(ttl, lambda: self._once(ttl, _DROP, names, arguments))
+            reply = self._script(ttl, _DROP, names, arguments)
             dropped.update((each, _without_head(entry)) for each, entry in _pairs(reply))
             if len(reply) < 2 * DROP_COUNT:
                 return dropped
@@ -1053,11 +1043,67 @@ class Store:
             found = self._connections.setdefault((purpose, timeout), made)
         return found
 
-    def _once(
+    def _script(
         self, ttl: float, script: _Script, keys: Sequence[str], arguments: Sequence[Any]
     ) -> Any:
-        with self._connection(keys[0], ttl) as connection:
-            return self._call(connection, script, keys, arguments)
+        """What a script replies, when the server answers."""
+        _, reply = self._persist(self._once, ttl, script, keys, arguments)
+        return reply
+
+    def _once(
+        self,
+        ttl: float,
+        script: _Script,
+        keys: Sequence[str],
+        arguments: Sequence[Any],
+        takes: bool = False,
+    ) -> tuple[float, Any]:
+        """Call a script. When that was sent, and the reply.
+
+        This is `_connection` without its objects, which were a twentieth of acquire and release.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+            _HeldOff: the script takes a new lock, and the server has just come back.
+        """
+        connections = self.connections("main", operation_timeout(ttl))
+        try:
+            connection = connections.take()
+        except (RedisError, OSError) as exc:
+            raise self.unavailable(keys[0], exc) from exc
+        try:
+            left = self.watch.hold_off(ttl) if takes else 0.0
+            if left > 0:
+                raise _HeldOff(left)
+            sent_at = clock()
+            reply = self._call(connection, script, keys, arguments)
+        except BaseException as exc:
+            self.cut_short(connections, connection, keys[0], exc)
+            raise
+        self.watch.answered(connections.put_back(connection))
+        return sent_at, reply
+
+    def cut_short(
+        self, connections: Connections, connection: Any, key: str, exc: BaseException
+    ) -> None:
+        """An exchange ended with that.
+
+        Raises:
+            LockUnavailable: if it is for users.
+        """
+        # A server that is not the master is left: its name may lead to another by now.
+        is_answer = isinstance(exc, ResponseError) and not _is_not_master(exc)
+        if is_answer or isinstance(exc, _HeldOff):
+            connections.put_back(connection)
+        else:
+            connections.drop(connection)
+        if isinstance(exc, RedisError | OSError):
+            raise self.unavailable(key, exc) from exc
+
+    def unavailable(self, key: str, exc: Exception) -> LockUnavailable:
+        """The server cannot be asked about this lock."""
+        self.watch.failed(exc)
+        return LockUnavailable(key, None, f"{type(exc).__name__}: {exc}")
 
     def _call(
         self, connection: Any, script: _Script, keys: Sequence[str], arguments: Sequence[Any]
@@ -1069,13 +1115,13 @@ class Store:
             connection.send_packed_command([pack(_eval(script, keys, arguments))])
             return connection.read_response()
 
-    def _persist(self, ttl: float, call: Callable[[], T]) -> T:
+    def _persist(self, call: Callable[..., T], ttl: float, *arguments: Any) -> T:
         """Try until the server answers, or the patience that the ttl allows is over."""
         began = clock()
         pause = 0.02
         while True:
             try:
-                return call()
+                return call(ttl, *arguments)
             except LockUnavailable as exc:
                 give_up = began + patience(ttl)
                 if not _transient(exc.__cause__) or clock() + pause >= give_up:
@@ -1092,35 +1138,36 @@ class _Exchange:
     then ask for the pool's lock, which this very thread may hold.
     """
 
-    __slots__ = ("_connection", "_connections", "_key", "_watch")
+    __slots__ = ("_connection", "_connections", "_key", "_store")
 
     def __init__(self, store: Store, key: str, ttl: float, purpose: str) -> None:
         self._key = key
-        self._watch = store.watch
+        self._store = store
         self._connections = store.connections(purpose, operation_timeout(ttl))
 
     def __enter__(self) -> Any:
         try:
             self._connection = self._connections.take()
         except (RedisError, OSError) as exc:
-            raise self._unavailable(exc) from exc
+            raise self._store.unavailable(self._key, exc) from exc
         return self._connection
 
     def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
         if exc is None:
-            self._watch.answered(self._connections.put_back(self._connection))
-            return
-        # A server that is not the master is left: its name may lead to another by now.
-        if isinstance(exc, ResponseError) and not _is_not_master(exc):
-            self._connections.put_back(self._connection)
+            self._store.watch.answered(self._connections.put_back(self._connection))
         else:
-            self._connections.drop(self._connection)
-        if isinstance(exc, RedisError | OSError):
-            raise self._unavailable(exc) from exc
+            self._store.cut_short(self._connections, self._connection, self._key, exc)
 
-    def _unavailable(self, exc: Exception) -> LockUnavailable:
-        self._watch.failed(exc)
-        return LockUnavailable(self._key, None, f"{type(exc).__name__}: {exc}")
+
+class _HeldOff(Exception):
+    """A server came back, and for so many seconds nobody may take a new lock there."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def for_users(self, key: str) -> LockUnavailable:
+        why = f"the server came back and is held off for {self.seconds:.1f} s"
+        return LockUnavailable(key, None, why)
 
 
 def _evalsha(script: _Script, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -1170,10 +1217,6 @@ def _pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
 def _without_head(stored: str) -> str:
     """A room's entry without what the scripts put before it."""
     return stored.split("|", 2)[-1]
-
-
-def _held_off(key: str, seconds: float) -> LockUnavailable:
-    return LockUnavailable(key, None, f"the server came back and is held off for {seconds:.1f} s")
 
 
 def _extend_reply(reply: list[Any]) -> Extended:

@@ -83,8 +83,8 @@ class MemoryStore(Store):
             )
         connection.on_connect()
 
-    def _persist(self, ttl: float, call: Callable[[], T]) -> T:
-        return call()  # nobody repairs this server while one waits
+    def _persist(self, call: Callable[..., T], ttl: float, *arguments: Any) -> T:
+        return call(ttl, *arguments)  # nobody repairs this server while one waits
 
     @contextlib.contextmanager
     def unreachable(self) -> Iterator[None]:

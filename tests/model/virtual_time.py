@@ -165,9 +165,9 @@ class WeatheredStore(Store):
     way = Way()
     contact: Callable[[], None] = staticmethod(_nothing)
 
-    def _connection(self, *arguments: Any) -> Any:
+    def connections(self, *arguments: Any) -> Any:
         self.contact()
-        return super()._connection(*arguments)
+        return super().connections(*arguments)
 
     def _call(self, connection: Any, *question: Any) -> Any:
         self.way.before()
