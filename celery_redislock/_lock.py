@@ -210,17 +210,37 @@ class Lease:
         """
         self._asked = True
         reply = self.store.acquire(self.claim, how, hold_off, again, turned_away, noted)
-        self._asked = isinstance(reply, Acquired)
         if isinstance(reply, Acquired):
-            self.fence = reply.fence
-            self._stored = reply.value
-            self._counter = reply.fence
-            self.acquired_at = reply.sent_at
-            self.room_waits = reply.room_waits
-            self._renewed(reply.sent_at)
-            if self._beats:
-                heartbeat.add(self)
+            self._taken(reply, reply.sent_at)
+        else:
+            self._asked = False
         return reply
+
+    def take_when_woken(self, seconds: float, how: str = "woken") -> Acquired | Busy | Done:
+        """Sleep until the lock is handed on, or for so many seconds, and try to take it then. See
+        `Store.acquire_when_woken`.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        self._asked = True
+        reply = self.store.acquire_when_woken(self.claim, seconds, how)
+        if isinstance(reply, Acquired):
+            # The right counts from before the sleep: there is no knowing when it ended.
+            self._taken(reply, clock())
+        else:
+            self._asked = False
+        return reply
+
+    def _taken(self, reply: Acquired, at: float) -> None:
+        self.fence = reply.fence
+        self._stored = reply.value
+        self._counter = reply.fence
+        self.acquired_at = at
+        self.room_waits = reply.room_waits
+        self._renewed(reply.sent_at)
+        if self._beats:
+            heartbeat.add(self)
 
     def wait(self, timeout: float | None, for_queued: bool = True) -> Acquired | Busy | Done:
         """Wait until the lock is taken. Woken by the release, and when the holder's life ends.
@@ -233,32 +253,36 @@ class Lease:
             LockUnavailable: the server did not answer in time.
         """
         give_up = None if timeout is None else clock() + timeout
-        how = "wait"
+        reply: Acquired | Busy | Done | None = None
+        is_listed = False  # among the lock's waiters, of whom a release wakes one
         while True:
             left = None if give_up is None else max(give_up - clock(), 0.0)
-            if left == 0:
-                how = "last"
-            reply = self.take(how, left)
+            goes_on = left != 0
+            if reply is None or is_listed is not goes_on:
+                reply = self.take("wait" if goes_on else "last", left)
+                is_listed = goes_on
             # "own" is another copy of a task's message that got the lock: it is not waited for.
-            if not isinstance(reply, Busy) or left == 0 or reply.relation == "own":
+            if not isinstance(reply, Busy) or not goes_on or reply.relation == "own":
                 return reply
-            if not for_queued and reply.holder is not None and reply.holder.queued:
-                if how == "last":
+            if not for_queued and reply.is_for_queued:
+                reply = self.take("last", left)
+                if not isinstance(reply, Busy) or reply.relation == "own" or reply.is_for_queued:
                     return reply
-                how = "last"
+                reply = None
                 continue
             # A holder that dies sends no wake-up: look again when its lock can have lapsed.
             pause = min(reply.remaining + 0.001, self.ttl / 3)
             if reply.relation == "foreign":
                 pause = min(pause, FOREIGN)
-            how = self._sleep_until_woken(pause if left is None else min(pause, left))
-
-    def _sleep_until_woken(self, seconds: float) -> str:
-        try:
-            return "woken" if self.store.await_wake(self.claim, seconds) else "wait"
-        except LockUnavailable:
-            time.sleep(min(seconds, RETRY_EVERY))  # the next take says so, after its tries
-            return "wait"
+            is_last = left is not None and pause >= left
+            if left is not None:
+                pause = min(pause, left)
+            try:
+                reply = self.take_when_woken(pause, "last" if is_last else "woken")
+                is_listed = not is_last
+            except LockUnavailable:
+                time.sleep(min(pause, RETRY_EVERY))
+                reply = None  # ask: that says so, after its tries
 
     def release(self, done: str = "", always: bool = False, min_hold: float = 0.0) -> bool:
         """Give the lock back. Safe to call twice, late, or by a loser. See `Store.release`.

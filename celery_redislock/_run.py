@@ -816,7 +816,7 @@ class TaskConflict:
             reply = run.settle(lambda: run.lease.wait(timeout, for_queued=run.request.is_eager))
         if isinstance(reply, Busy):
             self._busy = reply
-            if reply.holder is None or not reply.holder.queued or run.delivery.gave_up:
+            if not reply.is_for_queued or run.delivery.gave_up:
                 return False
             # Who has it needs a pool slot, perhaps this one.
             return self._park(None, timeout, newest=False)

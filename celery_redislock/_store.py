@@ -139,6 +139,11 @@ class Busy(NamedTuple):
     token: str = ""
     streak: int | None = None
 
+    @property
+    def is_for_queued(self) -> bool:
+        """Whether it is kept for a message that waits in its queue."""
+        return self.holder is not None and self.holder.queued
+
 
 class Done(NamedTuple):
     """The very same attempt has already run; `age` is the seconds since it ended. Or it was
@@ -410,38 +415,66 @@ class Store:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        keys = claim.keys
         away = "" if not turned_away else to_ms(claim.done_ttl) if noted else 0
-        arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, claim.entry_id, away)
-        if how != "try" or again or claim.reservation:
-            reservation = opening_of(claim.reservation) if claim.reservation else ""
-            arguments += (how, int(again), to_ms(WAITER_TTL), reservation)
-        lock_keys = (
-            *(keys.lock, keys.fence, keys.waiters, claim.done_key),
-            *(keys.room, keys.entries, keys.rooms, *keys.slots),
-        )
-
+        keys, arguments = _acquire_question(claim, how, again, away)
         give_up = clock() + (claim.ttl / 3 + 1 if hold_off is None else hold_off)
         while True:
             try:
                 sent_at, reply = self._persist(
-                    self._once, claim.ttl, _ACQUIRE, lock_keys, arguments, True
+                    self._once, claim.ttl, _ACQUIRE, keys, arguments, True
                 )
                 return _acquire_reply(reply, claim, sent_at)
             except _HeldOff as exc:
                 if clock() + exc.seconds > give_up:
-                    raise exc.for_users(keys.lock) from None
+                    raise exc.for_users(claim.keys.lock) from None
                 pause = exc.seconds
             time.sleep(pause)
 
-    def await_wake(self, claim: Claim, seconds: float) -> bool:
-        """Block until the lock is handed on, or this many seconds (at most `MAX_BLOCK`)."""
+    def acquire_when_woken(
+        self, claim: Claim, seconds: float, how: str = "woken"
+    ) -> Acquired | Busy | Done:
+        """Block until the lock is handed on, or this many seconds (at most `MAX_BLOCK`), and take
+        it then or learn why not. See `acquire`.
+
+        The two are sent together: the server comes to the second when the first has ended, so that
+        whoever is woken has the lock without another round trip.
+
+        Raises:
+            LockUnavailable: the server did not answer in time, or has just come back.
+        """
+        keys, arguments = _acquire_question(claim, how, again=False, away="")
+        try:
+            with self._connection(claim.keys.lock, claim.ttl, "wait") as connection:
+                left = self.watch.hold_off(claim.ttl)
+                if left > 0:
+                    raise _HeldOff(left)
+                sent_at = clock()
+                reply = self._sleep_and_call(connection, claim, seconds, keys, arguments)
+        except _HeldOff as exc:
+            raise exc.for_users(claim.keys.lock) from None
+        return _acquire_reply(reply, claim, sent_at)
+
+    def _sleep_and_call(
+        self,
+        connection: Any,
+        claim: Claim,
+        seconds: float,
+        keys: Sequence[str],
+        arguments: Sequence[Any],
+    ) -> Any:
         seconds = max(min(seconds, MAX_BLOCK), 0.01)
-        with self._connection(claim.keys.lock, claim.ttl, "wait") as connection:
-            connection.send_command("BLPOP", claim.keys.wake, f"{seconds:.3f}")
-            if not connection.can_read(seconds + operation_timeout(claim.ttl)):
-                raise RedisTimeoutError("the server does not end a wait")
-            return connection.read_response() is not None
+        sleep = pack(("BLPOP", claim.keys.wake, f"{seconds:.3f}"))
+        connection.send_packed_command([sleep + pack(_evalsha(_ACQUIRE, keys, arguments))])
+        if not connection.can_read(seconds + operation_timeout(claim.ttl)):
+            raise RedisTimeoutError("the server does not end a wait")
+        slept, reply = _read(connection), _read(connection)
+        if isinstance(reply, NoScriptError):
+            return self._call(connection, _ACQUIRE, keys, arguments)
+        if isinstance(reply, ResponseError):
+            raise reply
+        if isinstance(slept, ResponseError) and reply[0] == b"busy":
+            raise slept  # who did not sleep must not ask again at once
+        return reply
 
     # -- while a message is in the queue --------------------------------------------------
 
@@ -1237,6 +1270,22 @@ def _reserve_reply(reply: list[Any]) -> Reserved | Busy:
         return Busy(Holder(task_id=task_id, queued=True), 0.0, "queued")
     remaining = reply[2] / 1000 if reply[2] >= 0 else math.inf
     return Busy(_holder.parse(reply[1], remaining), remaining, "other")
+
+
+def _acquire_question(
+    claim: Claim, how: str, again: bool, away: str | int
+) -> tuple[Sequence[str], Sequence[Any]]:
+    """The keys and arguments of `acquire.lua`."""
+    keys = claim.keys
+    arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, claim.entry_id, away)
+    if how != "try" or again or claim.reservation:
+        reservation = opening_of(claim.reservation) if claim.reservation else ""
+        arguments += (how, int(again), to_ms(WAITER_TTL), reservation)
+    names = (
+        *(keys.lock, keys.fence, keys.waiters, claim.done_key),
+        *(keys.room, keys.entries, keys.rooms, *keys.slots),
+    )
+    return names, arguments
 
 
 def _acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired | Busy | Done:

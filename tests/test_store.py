@@ -20,6 +20,7 @@ import pytest
 import redis
 
 from celery_redislock import Holder, LockUnavailable, _holder
+from celery_redislock._clock import clock
 from celery_redislock._connect import TRUSTED, pools_from_url
 from celery_redislock._keys import BUCKETS, lock_keys
 from celery_redislock._lock import new_token
@@ -716,8 +717,9 @@ def test_a_release_wakes_one_waiter(store, client, label) -> None:
     busy(store.acquire(second, "wait"))
     store.release(holder)
     client.persist(holder.keys.wake)
-    assert store.await_wake(first, 5) is True
-    assert store.await_wake(second, 0.05) is False
+    taken(store.acquire_when_woken(first, 5))
+    assert not client.exists(holder.keys.wake)
+    busy(store.acquire_when_woken(second, 0.05))
 
 
 def has_sleepers(store: Store, client: redis.Redis) -> bool:
@@ -731,18 +733,42 @@ def test_a_waiter_sleeps_until_it_is_woken(store, client, label) -> None:
     taken(store.acquire(holder))
     busy(store.acquire(waiter, "wait"))
     woken: list[Any] = []
-    thread = threading.Thread(target=lambda: woken.append(store.await_wake(waiter, 5)))
+    thread = threading.Thread(target=lambda: woken.append(store.acquire_when_woken(waiter, 5)))
+    started = clock()
     thread.start()
     eventually(lambda: has_sleepers(store, client), "it sleeps in the server")
+    woke_at = clock()
     store.release(holder)
     thread.join(5)
-    assert woken == [True]
+    # Its right counts from before the sleep.
+    assert started <= taken(woken[0]).sent_at <= woke_at
 
 
 def test_a_waiter_sleeps_no_longer_than_it_was_told_to(store, label) -> None:
+    taken(store.acquire(make_claim(label)))
     started = time.monotonic()
-    assert store.await_wake(make_claim(label), 0.2) is False
+    busy(store.acquire_when_woken(make_claim(label), 0.2))
     assert 0.1 < time.monotonic() - started < 3
+
+
+def test_a_waiter_that_cannot_sleep_says_so_and_does_not_ask_again_at_once(
+    store, client, label
+) -> None:
+    claim, waiter = make_claim(label), make_claim(label)
+    taken(store.acquire(claim))
+    client.set(claim.keys.wake, "not a list")
+    with pytest.raises(LockUnavailable, match="WRONGTYPE"):
+        store.acquire_when_woken(waiter, 5)
+    client.delete(claim.keys.lock)
+    taken(store.acquire_when_woken(waiter, 5))
+
+
+def test_a_woken_waiter_brings_the_script_along_if_the_server_has_forgotten_it(
+    store, client, label
+) -> None:
+    claim = make_claim(label)
+    client.script_flush()
+    taken(store.acquire_when_woken(claim, 0.01))
 
 
 def test_a_break_wakes_a_waiter(store, client, label) -> None:
@@ -750,8 +776,7 @@ def test_a_break_wakes_a_waiter(store, client, label) -> None:
     taken(store.acquire(holder))
     busy(store.acquire(waiter, "wait"))
     store.break_lock(holder.keys, 30)
-    assert store.await_wake(waiter, 5) is True
-    taken(store.acquire(waiter, "woken"))
+    taken(store.acquire_when_woken(waiter, 5))
 
 
 # -- what is left behind ----------------------------------------------------------------------
@@ -986,15 +1011,16 @@ def test_a_frozen_server_blocks_nobody_for_longer_than_a_third_of_the_ttl(
 
 
 def test_a_frozen_server_ends_a_wait_soon_after_its_time(own_store, own_redis, label) -> None:
+    taken(own_store.acquire(make_claim(label, ttl=1.5)))
     claim = make_claim(label, ttl=1.5)
-    assert own_store.await_wake(claim, 0.01) is False
+    busy(own_store.acquire_when_woken(claim, 0.01))
     own_redis.stop()
     started = time.monotonic()
     with pytest.raises(LockUnavailable):
-        own_store.await_wake(claim, 0.3)
+        own_store.acquire_when_woken(claim, 0.3)
     assert time.monotonic() - started < 1.0
     own_redis.resume()
-    assert own_store.await_wake(claim, 0.01) is False
+    eventually(lambda: isinstance(own_store.acquire_when_woken(claim, 0.05), Acquired), "it lapses")
 
 
 @pytest.mark.parametrize("idle", [0.0, 2 * TRUSTED])

@@ -278,9 +278,15 @@ class LockMachine(RuleBasedStateMachine):
         self, client: Client, how: str = "try", again: bool = False, trouble: Trouble = NONE
     ) -> None:
         held_off = client.process.holds_off
-        self._expect(client.process, trouble, "acquire", client.who, how, again)
+        sleeps = how == "when woken"
+        how = "woken" if sleeps else how
+        asks = "acquire_when_woken" if sleeps else "acquire"
+        self._expect(client.process, trouble, asks, client.who, how, again)
         try:
-            reply = client.lease.take(how, 0, again)
+            if sleeps:
+                reply = client.lease.take_when_woken(1.0)
+            else:
+                reply = client.lease.take(how, 0, again)
         except LockUnavailable:
             assert held_off or trouble.lost
             assert (self.answer is None) == held_off, "nothing is asked while it holds off"
@@ -389,8 +395,9 @@ class LockMachine(RuleBasedStateMachine):
     def be_woken_and_deferred(self, which: int, chain: str, step: int, sleeps: int) -> None:
         client = _pick(self.alive, which)
         store, claim = client.process.store, client.claim
-        if self.model.wake_until is not None:
-            assert store.await_wake(claim, 1) is self.model.woken()
+        asking = [each for each in self.alive if not each.right.fence]
+        if asking and self.model.wake_until is not None:
+            self._ask(_pick(asking, which), "when woken")
         last, _ = self.model.deferred.get(chain, (0, 0))
         assert store.deferred_step(claim, chain) == last
         store.note_deferral(claim, chain, step, sleeps * TICK)
@@ -550,7 +557,7 @@ class LockMachine(RuleBasedStateMachine):
 
         def mirror() -> None:
             self.answer = getattr(self.model, script)(*arguments)
-            self.seen.add(_called(script, self.answer))
+            self.seen.add(_called(script.removesuffix("_when_woken"), self.answer))
 
         def after() -> None:
             if script == "release" and arguments[3:] == (True,):

@@ -205,10 +205,10 @@ class Server:
     def note_deferral(self, chain: str, step: int, ticks: int) -> None:
         self.deferred[chain] = (step, self.now + ticks + DONE_TTL)
 
-    def woken(self) -> bool:
-        """Whether a wake-up lies there; it is for one."""
-        there, self.wake_until = self.wake_until is not None, None
-        return there
+    def acquire_when_woken(self, who: Claimant, how: str, again: bool) -> Acquired | Busy | Done:
+        """It has slept, and takes the wake-up that lies there: it is for one."""
+        self.wake_until = None
+        return self.acquire(who, how, again)
 
     # -- what happens to it ---------------------------------------------------------------
 

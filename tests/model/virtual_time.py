@@ -176,6 +176,13 @@ class WeatheredStore(Store):
         self.way.after()
         return reply
 
+    def _sleep_and_call(self, *question: Any) -> Any:
+        self.way.before()
+        self.way.mirror()
+        reply = super()._sleep_and_call(*question)
+        self.way.after()
+        return reply
+
     def extend(self, extensions: Sequence[Extension], *arguments: Any, **options: Any) -> list[Any]:
         passed = self.way.before()
         self.way.mirror()
