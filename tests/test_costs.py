@@ -93,8 +93,8 @@ def test_who_does_not_get_a_lock_asks_once(lock, own_redis, label):
     assert sent == ["acquire"]
 
 
-def test_a_lock_that_is_handed_over_takes_three_round_trips(lock, own_redis, label):
-    """Ask, go to sleep, and ask again when woken."""
+def test_a_lock_that_is_handed_over_takes_three_commands(lock, own_redis, label):
+    """Ask, go to sleep, and ask again when woken. The last two are one round trip."""
     waiting = RedisLock(own_redis.url, label)
     keys = lock_keys("redislock", label)
     got = []

@@ -744,6 +744,25 @@ def test_a_waiter_sleeps_until_it_is_woken(store, client, label) -> None:
     assert started <= taken(woken[0]).sent_at <= woke_at
 
 
+def test_whoever_is_woken_has_the_lock_before_it_could_ask(own_redis, own_store, label) -> None:
+    holder, waiter = make_claim(label), make_claim(label)
+    taken(own_store.acquire(holder))
+    with Proxy(own_redis.port) as proxy, own_redis.client() as client:
+        behind = Store(pools_from_url(f"redis://127.0.0.1:{proxy.port}"))
+        busy(behind.acquire(waiter, "wait"))
+        replies: list[Any] = []
+        thread = threading.Thread(
+            target=lambda: replies.append(behind.acquire_when_woken(waiter, 5))
+        )
+        thread.start()
+        eventually(lambda: has_sleepers(own_store, client), "it sleeps in the server")
+        proxy.to_server.block()
+        own_store.release(holder)
+        thread.join(5)
+        assert taken(replies[0]).value == client.get(waiter.keys.lock)
+        behind.close()
+
+
 def test_a_waiter_sleeps_no_longer_than_it_was_told_to(store, label) -> None:
     taken(store.acquire(make_claim(label)))
     started = time.monotonic()

@@ -264,18 +264,23 @@ def _witness_rooms() -> None:
     """What enters a waiting room and what leaves it. Each is written with when it was asked for,
     also before: whoever is killed in between may have been served.
     """
-    acquire, park, hand_over = Store.acquire, Store.park, Store.hand_over
+    park, hand_over = Store.park, Store.hand_over
 
-    @wraps(acquire)
-    def acquired(self: Any, claim: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = time.monotonic()
-        who = _who(claim)
-        history.write("asks", token=claim.token, **who)
-        reply = acquire(self, claim, *args, **kwargs)
-        fence = reply.fence if isinstance(reply, Acquired) else 0
-        kind = "took" if fence else "refused"
-        history.write(kind, token=claim.token, fence=fence, asked=asked, **who)
-        return reply
+    def witness_taking(name: str) -> None:
+        acquire = getattr(Store, name)
+
+        @wraps(acquire)
+        def acquired(self: Any, claim: Any, *args: Any, **kwargs: Any) -> Any:
+            asked = time.monotonic()
+            who = _who(claim)
+            history.write("asks", token=claim.token, **who)
+            reply = acquire(self, claim, *args, **kwargs)
+            fence = reply.fence if isinstance(reply, Acquired) else 0
+            kind = "took" if fence else "refused"
+            history.write(kind, token=claim.token, fence=fence, asked=asked, **who)
+            return reply
+
+        setattr(Store, name, acquired)
 
     @wraps(park)
     def parked(self: Any, claim: Any, *args: Any, **kwargs: Any) -> Any:
@@ -315,7 +320,9 @@ def _witness_rooms() -> None:
             steps.step("handed over")
         return reply
 
-    Store.acquire, Store.park, Store.hand_over = acquired, parked, handed_over  # type: ignore
+    witness_taking("acquire")
+    witness_taking("acquire_when_woken")
+    Store.park, Store.hand_over = parked, handed_over  # type: ignore
 
 
 @signals.task_received.connect(weak=False)

@@ -7,7 +7,7 @@ import sys
 
 from fastapi.testclient import TestClient
 
-from examples.fastapi_app import api
+from examples.fastapi_app import api, sync
 from tests.support.waiting import eventually
 
 client = TestClient(api)
@@ -25,6 +25,8 @@ def ended(answer) -> str:
 
 account = int(sys.argv[1])
 first = client.post(f"/accounts/{account}/sync")
+# Another pool process could be quicker with what is sent next.
+eventually(lambda: sync.lock_holder(account), "the first runs")
 others = [client.post(f"/accounts/{account}/sync") for _ in range(3)]
 export, refused = (client.post(f"/accounts/{account}/export") for _ in range(2))
 json.dump(
