@@ -5,9 +5,8 @@ Nothing here is a module's global: two apps in one process keep two servers.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from celery.app.defaults import DEFAULTS
 
@@ -21,8 +20,7 @@ from .errors import ConfigError
 _ATTRIBUTE: Final = "_redislock"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Server:
+class Server(NamedTuple):
     """Where the locks of an app are."""
 
     url: str

@@ -55,7 +55,7 @@ class Reservation(NamedTuple):
         return cls(mark, token) if isinstance(mark, str) and isinstance(token, str) else None
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Delivery:
     """One delivery of a task's message.
 

@@ -5,10 +5,9 @@ A typo must never mean "no lock": whatever is unknown or wrong is refused here, 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .errors import ConfigError
 from .policies import Coalesce, Policy, Replace, policy_named
@@ -34,17 +33,16 @@ MAX_LIMIT: Final = 1000
 MAX_TTL: Final = 1e9
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LockOptions:
+class LockOptions(NamedTuple):
     """The options of one task, resolved. Times are in seconds."""
 
+    on_conflict: Policy
     lock_key: str | tuple[str, ...] | Callable[..., Any] | None = None
     lock_ttl: float = 30.0
     lock_max_hold: float | None = None
     lock_min_hold: float | None = None
     lock_min_hold_after: str = "success"
     lock_limit: int = 1
-    on_conflict: Policy
     on_lock_lost: str = "flag"
     lock_across_retries: str = "release"
     on_redis_error: str = "defer"
@@ -59,8 +57,8 @@ class LockOptions:
         return self.on_conflict.parks or self.lock_scope == "queued+running"
 
 
-#: The task options, in the order of the documentation.
-OPTIONS: Final = tuple(field.name for field in dataclasses.fields(LockOptions))
+#: The task options.
+OPTIONS: Final = LockOptions._fields
 
 #: The task option that each app-wide default stands in for.
 DEFAULTS: Final = {
@@ -223,7 +221,7 @@ def resolve(where: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -
     _refuse_contradictions(where, options)
     _refuse_against_scope(where, options.lock_scope, given)
     if options.lock_scope == "queued+running":
-        return dataclasses.replace(options, lock_across_retries="hold")
+        return options._replace(lock_across_retries="hold")
     return options
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import json
 import numbers
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from celery import signals as celery_signals
 from celery import states
@@ -48,8 +47,7 @@ class CorruptEntry(Exception):
     """What stands in the room cannot be read."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A task that waits.
 
     Attributes:
@@ -92,7 +90,7 @@ class Entry:
         return entry
 
     def dump(self) -> str:
-        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+        return json.dumps(self._asdict(), separators=(",", ":"))
 
     def content(self, app: Any) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
         """Arguments, keyword arguments and options.

@@ -17,8 +17,6 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from celery import states
-from celery.backends.base import DisabledBackend
-from celery.backends.rpc import RPCBackend
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from . import _holder, signals
@@ -453,6 +451,10 @@ class Run:
         return self.lease.take(again=True)
 
     def _has_result(self) -> bool:
+        # Here, because it is seldom asked, and senders need no backends.
+        from celery.backends.base import DisabledBackend
+        from celery.backends.rpc import RPCBackend
+
         backend = self.task.backend
         if isinstance(backend, DisabledBackend | RPCBackend) or ignores_result(
             self.task, self.request
@@ -770,7 +772,7 @@ def run_unlocked(
     return body(*args, **kwargs)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class TaskConflict:
     """The `policies.Conflict` of a task in a worker."""
 
