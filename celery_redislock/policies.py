@@ -29,6 +29,8 @@ class _NoResult:
 
 
 NO_RESULT: Final = _NoResult()
+#: Seconds up to which a delay grows where nobody says how far.
+_MAX_DELAY: Final = 60.0
 
 
 class Conflict(Protocol):
@@ -150,20 +152,21 @@ class Defer(Policy):
     Args:
         delay: seconds before the first new try; up to a quarter is added at random.
         backoff: what the delay is multiplied by for each further try, at least 1.
-        max_delay: seconds that the delay never exceeds, before the random part.
+        max_delay: seconds that the delay never exceeds, before the random part. Default: 60, or
+            `delay` if that is more.
         max_wait: seconds since the first try after which `then` acts; None defers for ever.
         then: the policy after `max_wait`.
     """
 
     delay: float = 5.0
     backoff: float = 1.0
-    max_delay: float = 60.0
+    max_delay: float | None = None
     max_wait: float | None = None
     then: Policy = Skip()
 
     def __post_init__(self) -> None:
         _check_seconds("Defer", "delay", self.delay)
-        _check_seconds("Defer", "max_delay", self.max_delay)
+        _check_seconds("Defer", "max_delay", self.max_delay, none=True)
         _check_seconds("Defer", "max_wait", self.max_wait, none=True)
         if not _is_number(self.backoff) or not 1 <= self.backoff < float("inf"):
             raise ConfigError(f"Defer: backoff={self.backoff!r} must be a number of at least 1")
@@ -184,10 +187,11 @@ class Defer(Policy):
 
     def countdown(self, deferrals: int) -> float:
         """Seconds until the next try, after this many deferrals, without the random part."""
+        most = max(_MAX_DELAY, self.delay) if self.max_delay is None else self.max_delay
         try:
-            return min(self.delay * self.backoff**deferrals, self.max_delay)
+            return min(self.delay * self.backoff**deferrals, most)
         except OverflowError:
-            return self.max_delay if self.delay else 0.0
+            return most if self.delay else 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

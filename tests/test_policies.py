@@ -107,6 +107,12 @@ def test_a_delay_is_never_more_than_max_delay() -> None:
     assert Defer(delay=100, max_delay=10).countdown(0) == 10
 
 
+def test_a_long_delay_is_kept_where_no_max_delay_is_given() -> None:
+    assert [Defer(delay=3600).countdown(deferrals) for deferrals in (0, 1)] == [3600, 3600]
+    assert Defer(delay=100, backoff=2).countdown(3) == 100
+    assert Defer(delay=10, backoff=2).countdown(100) == 60
+
+
 @pytest.mark.parametrize("backoff", [2, 2.0, 1e300])
 def test_after_thousands_of_deferrals_the_delay_is_still_a_number(backoff: float) -> None:
     assert Defer(delay=1.5, backoff=backoff).countdown(5000) == 60
@@ -172,7 +178,7 @@ def test_a_policy_without_an_act_cannot_be_made() -> None:
         (Defer, {"delay": float("nan")}, "Defer: delay=nan"),
         (Defer, {"delay": float("inf")}, "Defer: delay=inf"),
         (Defer, {"max_delay": -0.1}, "Defer: max_delay=-0.1"),
-        (Defer, {"max_delay": None}, "Defer: max_delay=None"),
+        (Defer, {"max_delay": "60"}, "Defer: max_delay='60'"),
         (Defer, {"max_wait": -5}, "Defer: max_wait=-5 must be None or a number of seconds"),
         (Defer, {"max_wait": "1"}, "Defer: max_wait='1'"),
         (Defer, {"backoff": 0.5}, "Defer: backoff=0.5 must be a number of at least 1"),
