@@ -24,6 +24,7 @@ from ._keys import lock_keys
 from ._log import fields, get_logger
 from ._options import check_option
 from ._store import (
+    MAX_BLOCK,
     NOT_OURS,
     RETAKEN,
     Acquired,
@@ -48,18 +49,6 @@ GONE: Final = "another holder has it or may have had it, or it lapsed"
 LISTEN_EVERY: Final = 1.0
 #: Seconds between looks at a key whose owner, not one of us, wakes nobody.
 FOREIGN: Final = 0.5
-
-
-#: What tells this process from those that it was forked from. For the pid one asks the kernel.
-_process = object()
-
-
-def _begin_in_child() -> None:
-    global _process
-    _process = object()
-
-
-os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def new_token() -> str:
@@ -149,7 +138,7 @@ class Lease:
         self._beats = beats
         self._on_lost = on_lost
         self._on_extended = on_extended
-        self._process = _process
+        self._pid = os.getpid()
         self._mutex = threading.Lock()
 
     def __repr__(self) -> str:
@@ -186,7 +175,7 @@ class Lease:
     @property
     def inherited(self) -> bool:
         """Whether this process is a fork of the one that holds the lock."""
-        return self._process is not _process
+        return self._pid != os.getpid()
 
     @property
     def given_back(self) -> bool:
@@ -216,20 +205,26 @@ class Lease:
             self._asked = False
         return reply
 
-    def take_when_woken(self, seconds: float, how: str = "woken") -> Acquired | Busy | Done:
+    def take_when_woken(self, seconds: float, how: str = "woken") -> Acquired | Busy | Done | None:
         """Sleep until the lock is handed on, or for so many seconds, and try to take it then. See
         `Store.acquire_when_woken`.
+
+        Returns:
+            None if the answer was heard so late that the right has ended: ask again.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
         self._asked = True
         reply = self.store.acquire_when_woken(self.claim, seconds, how)
-        if isinstance(reply, Acquired):
-            # The right counts from before the sleep: there is no knowing when it ended.
-            self._taken(reply, clock())
-        else:
+        if not isinstance(reply, Acquired):
             self._asked = False
+            return reply
+        # The right counts from before the sleep: there is no knowing when it ended.
+        now = clock()
+        if now >= reply.sent_at + self.ttl:
+            return None
+        self._taken(reply, now)
         return reply
 
     def _taken(self, reply: Acquired, at: float) -> None:
@@ -271,7 +266,7 @@ class Lease:
                 reply = None
                 continue
             # A holder that dies sends no wake-up: look again when its lock can have lapsed.
-            pause = min(reply.remaining + 0.001, self.ttl / 3)
+            pause = min(reply.remaining + 0.001, self.ttl / 3, MAX_BLOCK)
             if reply.relation == "foreign":
                 pause = min(pause, FOREIGN)
             is_last = left is not None and pause >= left
@@ -359,7 +354,7 @@ class Lease:
             "task": holder.task,
             "task_id": holder.task_id,
             "attempt": holder.attempt,
-            "pid": os.getpid(),
+            "pid": self._pid,
             "fence": self.fence,
             "held": not self._lost and now < self.deadline,
             "held_for": round(now - self.acquired_at, 3),
@@ -395,7 +390,9 @@ class Lease:
 
     def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
         self._counter = reply.counter
-        late = max(sent_at - (self.deadline - self.ttl + self._beat_every), 0.0)
+        # Who was woken has had it for a shorter time than the right counts from.
+        due = max(self.deadline - self.ttl + self._beat_every, self.acquired_at)
+        late = max(sent_at - due, 0.0)
         retaken = reply.outcome == RETAKEN
         if retaken:
             logger.warning(
@@ -434,13 +431,15 @@ class Lease:
             told, self.replaced_by = self.replaced_by is not None, by
             if told or self._lost or self._released:
                 return
+            on_lost = self._on_lost  # before it is forgotten: the owner may release meanwhile
         self.lost_because = f"{by.task_id} waits to take its place"
         logger.warning(
             "redislock: %s is to end: %s waits to take its place and %s",
             self._as_holder, by.task_id, self.key,
             extra=self._fields("to be replaced", holder=by),
         )  # fmt: skip
-        self._tell_lost()
+        if on_lost is not None:
+            on_lost(self)
 
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         self._unanswered = True
@@ -467,6 +466,7 @@ class Lease:
             if self._lost or self._released:
                 return
             self._lost = True
+            on_lost = self._on_lost  # before it is forgotten: the owner may release meanwhile
         self.lost_because = reason
         logger.error(
             "redislock: LOST %s, held by %s: %s",
@@ -474,15 +474,10 @@ class Lease:
             extra=self._fields("lost", reason=reason),
         )  # fmt: skip
         try:
-            if self.replaced_by is None:
-                self._tell_lost()
+            if on_lost is not None and self.replaced_by is None:
+                on_lost(self)
         finally:
             self.loss_is_told = True
-
-    def _tell_lost(self) -> None:
-        on_lost = self._on_lost
-        if on_lost is not None:
-            on_lost(self)
 
     def forget_owner(self) -> None:
         """It is over for whoever was to hear of it, and has it: without this, only the garbage

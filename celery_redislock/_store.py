@@ -406,7 +406,8 @@ class Store:
 
         Args:
             claim: the claim. Asking again with the same one is safe.
-            how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait.
+            how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait. Who
+                waits leaves a lock alone that is kept for one who was woken.
             hold_off: seconds that the caller can wait for the holders of a restarted server;
                 None for as long as that takes, a third of the ttl.
             again: run also if this attempt is known to have run before.
@@ -438,7 +439,8 @@ class Store:
         it then or learn why not. See `acquire`.
 
         The two are sent together: the server comes to the second when the first has ended, so that
-        whoever is woken has the lock without another round trip.
+        whoever is woken has the lock without another round trip. One that nobody woke asks as if it
+        were: at worst it takes what is kept for another, who then waits on.
 
         Raises:
             LockUnavailable: the server did not answer in time, or has just come back.
@@ -451,6 +453,9 @@ class Store:
                     raise _HeldOff(left)
                 sent_at = clock()
                 reply = self._sleep_and_call(connection, claim, seconds, keys, arguments)
+                left = self.watch.hold_off(claim.ttl)
+                if left > 0:  # another thread has met a new server meanwhile
+                    raise _HeldOff(left)
         except _HeldOff as exc:
             raise exc.for_users(claim.keys.lock) from None
         return _acquire_reply(reply, claim, sent_at)

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from celery import Celery
 
-from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped
+from celery_redislock import (
+    LockConflict,
+    RedisLock,
+    SingletonTask,
+    TaskSkipped,
+    _lock,
+    _store,
+)
 from celery_redislock._connect import pools_from_url
 from celery_redislock._heartbeat import _Alarm
 from celery_redislock._holder import encode
@@ -106,6 +113,18 @@ def test_a_lock_that_is_handed_over_takes_three_commands(lock, own_redis, label)
         thread.join(20)
     assert got == [True]
     assert sent == ["acquire", "acquire", "BLPOP", "release", "acquire"]
+
+
+def test_a_long_wait_is_a_row_of_sleeps_and_stays_on_the_list(lock, own_redis, label, monkeypatch):
+    for module in (_lock, _store):
+        monkeypatch.setattr(module, "MAX_BLOCK", 0.2)
+    with lock, sent_to(own_redis) as sent:
+        assert not RedisLock(own_redis.url, label).acquire(1.5)
+    sleeps = sent.count("BLPOP")
+    row = ["acquire", *["BLPOP", "acquire"] * sleeps]
+    assert sleeps > 2
+    # Who wakes after its time was over, and is on the list, says goodbye.
+    assert sent in (row, [*row, "acquire"])
 
 
 def test_the_connection_thread_and_scripts_are_there_once_for_all_locks(own_redis, label):

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
+import pytest
+
 from celery_redislock import RedisLock
+from celery_redislock._clock import clock
+from celery_redislock._connect import pools_from_url
+from celery_redislock._lock import Lease
+from celery_redislock._store import EXTENDED, Acquired, Extended, Store
 from tests.support.waiting import eventually, never
+from tests.test_store import make_claim
+
+
+@pytest.fixture
+def store(redis_server):
+    store = Store(pools_from_url(redis_server.url))
+    yield store
+    store.close()
 
 
 def test_a_server_that_hangs_costs_no_lock_on_another(redis_server, own_redis, label):
@@ -52,3 +67,42 @@ def test_hundreds_may_wait_for_one_lock_without_asking_all_the_time(own_redis, l
     for thread in threads:
         thread.join(60)
     assert got == [True] * waiting
+
+
+def test_whoever_is_to_hear_of_a_loss_does_though_the_body_ends_meanwhile(store, label):
+    entered, ended = threading.Event(), threading.Event()
+
+    class Slow(logging.Handler):
+        def emit(self, record):
+            entered.set()
+            ended.wait(20)
+
+    told = []
+    lease = Lease(store, make_claim(label), on_lost=told.append)
+    lease.take()
+    handler = Slow(logging.ERROR)
+    logging.getLogger("celery_redislock").addHandler(handler)
+    try:
+        heartbeat = threading.Thread(target=lease.beat_denied)
+        heartbeat.start()
+        assert entered.wait(20)
+        lease.release()
+        lease.forget_owner()
+    finally:
+        ended.set()
+        heartbeat.join(20)
+        logging.getLogger("celery_redislock").removeHandler(handler)
+    assert told == [lease]
+
+
+def test_an_extension_after_a_sleep_is_not_late_for_that(store, label):
+    """The right counts from before the sleep, and so the extension follows at once."""
+    late = []
+    lease = Lease(
+        store, make_claim(label, ttl=3), beats=False, on_extended=lambda _, by, __: late.append(by)
+    )
+    now = clock()
+    lease._taken(Acquired(lease.claim.value, 1, sent_at=now - 1), now)
+    lease.beat_succeeded(now + 0.25, Extended(EXTENDED, 1))
+    lease.beat_succeeded(now + 0.25 + 1.4, Extended(EXTENDED, 1))
+    assert late == pytest.approx([0.25, 0.5])

@@ -587,6 +587,29 @@ def test_a_process_that_is_killed_leaves_the_lock_to_who_waits(lock, script) -> 
     assert time.monotonic() - started < 2.5
 
 
+def test_a_waiter_that_stands_still_does_not_start_with_a_right_that_has_ended(
+    lock, script, client
+) -> None:
+    holder = lock()
+    holder.acquire()
+    waiter = script(
+        """
+lock = RedisLock(url, name, ttl=0.6)
+lock.acquire(timeout=30)
+say({"lost": lock.lost, "holds": client.get(lock.key) == lock._mine.lease._stored})
+"""
+    )
+    eventually(lambda: client.info("clients")["blocked_clients"], "it sleeps")
+    waiter.signal(signal.SIGSTOP)
+    holder.release()  # to the waiter, who does not hear of it
+    other = lock()
+    assert other.acquire(timeout=20)
+    waiter.signal(signal.SIGCONT)
+    never(waiter.said, "it believes that it has the lock", 0.5)
+    other.release()
+    waiter.says({"lost": False, "holds": True})
+
+
 FORKS = """
 lock = RedisLock(url, name, ttl=0.6, reentrant={reentrant})
 lock.acquire()
@@ -655,6 +678,24 @@ os.waitpid(child, 0)
     assert client.llen(f"said:{label}") == 2
     parent.signal(signal.SIGKILL)
     eventually(lambda: not client.exists(lock().key), "it lapses", 5)
+
+
+def test_a_fork_that_python_does_not_notice_takes_no_lock_along(script, lock, client) -> None:
+    """As uWSGI forks."""
+    parent = script(
+        """
+import ctypes
+lock = RedisLock(url, name, ttl=5)
+lock.acquire()
+child = ctypes.CDLL(None).fork()
+if child == 0:
+    os._exit(10 * bool(lock.fence) + lock.release())
+say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+say(["still held", bool(client.exists(lock.key)), lock.lost])
+"""
+    )
+    parent.says(0)
+    parent.says(["still held", True, False])
 
 
 def test_a_fork_in_the_middle_of_anothers_exchange_leaves_a_child_that_can_lock(script) -> None:

@@ -35,6 +35,7 @@ from celery_redislock._store import (
     Claim,
     Done,
     Extension,
+    Parked,
     Store,
     operation_timeout,
     to_ms,
@@ -994,6 +995,27 @@ def test_a_server_without_memory_still_takes_locks_back(label, tmp_path) -> None
         assert store.release(claim, "1", always=True).ours
         assert not client.exists(claim.keys.lock)
         assert isinstance(store.acquire(copy), Done)
+        store.close()
+
+
+def test_a_server_without_memory_serves_who_has_waited(label) -> None:
+    """It is the taking that frees some."""
+    with RedisServer() as server, server.client() as client:
+        store = Store(pools_from_url(server.url))
+        holders = [make_claim(f"{label}{number}") for number in range(2)]
+        sleeper, parked = (make_claim(each.keys.name, task_id="waits") for each in holders)
+        for holder in holders:
+            taken(store.acquire(holder))
+        busy(store.acquire(sleeper, "wait"))
+        assert isinstance(store.park(parked, "entry"), Parked)
+        client.set("big", "x" * 1_000_000)
+        client.config_set("maxmemory", "1mb")
+        for holder in holders:
+            assert store.release(holder).ours
+        with pytest.raises(LockUnavailable):
+            store.acquire(make_claim(f"{label} newcomer"))
+        taken(store.acquire_when_woken(sleeper, 5))
+        taken(store.acquire(parked))
         store.close()
 
 

@@ -8,7 +8,7 @@
 --       5 if it is busy the task is turned away, which is counted: ms for which the done marker then
 --         notes that the attempt has ended, or "0" if it is not noted; or "" if it is not turned away
 --       and, unless it is the plain case:
---       6 how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait
+--       6 how: "try" once, "wait", "woken" after a wait, which may only have timed out, or "last" before giving up a wait
 --       7 "1" take it also if this attempt has run before
 --       8 ms after which a waiter that has not asked again is dead
 --       9 the opening of the value that was stored when the message was sent, or ""
@@ -33,16 +33,7 @@ end
 
 local function take(chosen)
   local now = redis.call('TIME')
-  local micros = string.format('%06d', now[2])
-  -- Above all before, also if the counter is gone; above the last one, also if the clock was set back.
-  local fence = now[1] .. micros
-  local least = (redis.call('SET', KEYS[2], fence, 'GET') or 0) + 1
-  if least > tonumber(fence) then
-    fence = string.format('%.0f', least)
-    redis.call('SET', KEYS[2], fence)
-  end
-  local stored = string.sub(value, 1, -2) .. ',"fence":' .. fence
-    .. ',"acquired_at":' .. now[1] .. '.' .. micros .. '}'
+  -- First what frees memory: a server without any refuses the others as a first write.
   if how ~= 'try' then
     redis.call('ZREM', KEYS[3], opening_of(value))
   end
@@ -60,6 +51,16 @@ local function take(chosen)
       end
     end
   end
+  local micros = string.format('%06d', now[2])
+  -- Above all before, also if the counter is gone; above the last one, also if the clock was set back.
+  local fence = now[1] .. micros
+  local least = (redis.call('SET', KEYS[2], fence, 'GET') or 0) + 1
+  if least > tonumber(fence) then
+    fence = string.format('%.0f', least)
+    redis.call('SET', KEYS[2], fence)
+  end
+  local stored = string.sub(value, 1, -2) .. ',"fence":' .. fence
+    .. ',"acquired_at":' .. now[1] .. '.' .. micros .. '}'
   redis.call('SET', slots[chosen], stored, 'PX', ttl)
   return {'acquired', stored, fence, more}
 end
