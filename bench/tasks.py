@@ -24,25 +24,36 @@ Figures = Mapping[str, Mapping[str, list[float]]]
 
 
 def measure(run: Run) -> list[Table]:
-    rounds, calls = run.size(35, 2), run.size(100, 60)
+    rounds, calls = run.size(35, 2), run.size(60, 30)
     names = [n for n in CONTENDERS if n == PLAIN or (n not in _LEFT_OUT and run.wants(n))]
     found: dict[str, dict[str, list[float]]] = {n: defaultdict(list) for n in names}
+    #: What the plain task took right before each of those.
+    beside: dict[str, dict[str, list[float]]] = {n: defaultdict(list) for n in names}
     sent: dict[str, float] = {}
     errors: dict[str, str] = {}
     for pool in POOLS:
         with RedisServer() as server, ExitStack() as stack:
             stages = start(names, server, pool, errors, stack, run)
             for number in range(rounds + 1):
-                for name in random.sample(list(stages), len(stages)):
+                others = [name for name in stages if name != PLAIN]
+                for name in random.sample(others, len(others)):
+                    plain = one_round(stages[PLAIN], calls, pool)
                     try:
-                        one_round(stages[name], calls, pool, found[name], warm_up=number == 0)
+                        mine = one_round(stages[name], calls, pool)
                     except ContenderError as exc:
                         errors[name] = str(exc)
                         del stages[name]
+                        continue
+                    if number == 0:  # to warm up
+                        continue
+                    for kind in mine:
+                        found[name][kind].append(mine[kind])
+                        for each in (found[PLAIN], beside[name], beside[PLAIN]):
+                            each[kind].append(plain[kind])
                 run.say(f"{pool}, round {number} of {rounds}: {calls} calls of each")
             if pool == "solo":
                 sent = {name: stage.commands_of_a_call(server) for name, stage in stages.items()}
-    return [table(found, sent, errors, rounds, calls)]
+    return [table(found, beside, sent, errors, rounds, calls)]
 
 
 def start(
@@ -67,41 +78,40 @@ def start(
     return stages
 
 
-def one_round(
-    stage: Stage, calls: int, pool: str, figures: dict[str, list[float]], warm_up: bool
-) -> None:
-    """Publish, while all workers are frozen, and drain."""
+def one_round(stage: Stage, calls: int, pool: str) -> dict[str, float]:
+    """Publish, while all workers are frozen, and drain: seconds for a call."""
     published = stage.publish(calls)
     seconds, cpu = stage.drain()
-    if warm_up:
-        return
-    figures["publish"].append(published["seconds"])
-    figures[f"{pool} drain"].append(seconds / calls)
-    figures[f"{pool} cpu"].append(cpu / calls)
+    return {
+        "publish": published["seconds"],
+        f"{pool} drain": seconds / calls,
+        f"{pool} cpu": cpu / calls,
+    }
 
 
 def table(
     found: Figures,
+    beside: Figures,
     sent: Mapping[str, float],
     errors: Mapping[str, str],
     rounds: int,
     calls: int,
 ) -> Table:
     kinds = ("publish", "solo drain", "prefork drain")
-    against = {
-        kind: ratios({n: each[kind] for n, each in found.items() if n not in errors}, PLAIN)
-        for kind in kinds
-    }
     rows = []
     for name, figures in found.items():
         row: dict[str, Any] = {"name": name, "error": errors.get(name)}
         if name not in errors:
             for kind, each in figures.items():
-                row[kind] = percentile(each, 0.5) * 1e6
+                if "cpu" in kind:  # it is counted in hundredths of a second
+                    row[kind] = sum(each) / len(each) * 1e6
+                else:
+                    row[kind] = percentile(each, 0.5) * 1e6
                 row[f"{kind} rounds"] = each
             for kind in kinds:
-                row[f"{kind} ratio"] = against[kind][name]
-            row["solo times"] = against["solo drain"][name][1]
+                pairs = {"its": beside[name][kind], "mine": figures[kind]}
+                row[f"{kind} ratio"] = ratios(pairs, "its")["mine"]
+            row["solo times"] = row["solo drain ratio"][1]
             row["commands"] = sent[name]
         rows.append(row)
     columns = [
@@ -124,16 +134,17 @@ def table(
         columns,
         rows,
         [
-            f"{rounds} rounds, in each all tasks in a new random order, with {calls} calls of"
-            " different arguments each. Redis is the broker and, in another database, has the"
-            " locks.",
+            f"{rounds} rounds, in each all tasks in a new random order, each right after the plain"
+            f" one, with {calls} calls of different arguments each. Redis is the broker and, in"
+            " another database, has the locks.",
             "Each has a worker and a sender of its own, which stand still while another is"
             " measured: some packages add receivers to Celery's signals that slow plain tasks"
             " down.",
             "*Drain*: from the first to the last of the calls that were waiting, for one call. All"
             f" ignore their results, nothing is logged; prefork has {POOLS['prefork']} processes.",
-            "*Against plain*: the median of the rounds' ratios, and their extremes. *CPU*: of the"
-            " worker, with its pool. *Commands*: those that the locks' database is sent.",
+            "*Against plain*: against the plain task right before it, the median of the rounds'"
+            " ratios, and their extremes. *CPU*: of the worker, with its pool, in the mean."
+            " *Commands*: those that the locks' database is sent.",
             "celery-heimdall with `unique_lock_blocking=False`: by default each task waits a"
             " second, `unique_lock_timeout`, for the lock that its own sending took, then runs.",
         ],
