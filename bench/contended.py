@@ -14,13 +14,13 @@ from tests.support.servers import RedisServer
 
 from .counting import commands
 from .crowd import CrowdError, together
-from .locks import LOCKS
+from .locks import FLOOR, FLOOR_CHECKED, LOCKS
 from .report import Bars, Column, Table
 from .section import Run
 from .stats import evenness, percentile
 
 #: They take what is free. A floor has no way to wait.
-_LEFT_OUT = ("floor: SET NX PX, DEL", "floor: SET NX PX, checked DEL")
+_LEFT_OUT = (FLOOR, FLOOR_CHECKED)
 _WITHOUT_HEARTBEAT = "celery-redislock, heartbeat=False"
 #: Seconds for which a section lasts.
 SECTION = 0.001

@@ -16,7 +16,7 @@ from typing import Any
 import redis
 from celery import Celery
 
-from .locks import Least
+from .locks import FLOOR_CHECKED, Least
 
 Body = Callable[..., Any]
 #: Where bodies leave their notes: lists in this database of the broker's server.
@@ -184,7 +184,7 @@ HEIMDALL_AT_ONCE = "celery-heimdall, not blocking"
 #: By the name that people read.
 CONTENDERS = {
     PLAIN: Contender(),
-    "floor: SET NX PX, checked DEL": Contender(wrap=_least),
+    FLOOR_CHECKED: Contender(wrap=_least),
     OURS: _ours(),
     f"{OURS}, queued+running": _ours(lock_scope="queued+running"),
     "Celery's cookbook lock": Contender(wrap=_cookbook),

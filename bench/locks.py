@@ -152,10 +152,11 @@ def floor_checked(url: str, name: str) -> Lock:
 
 
 FLOOR = "floor: SET NX PX, DEL"
+FLOOR_CHECKED = "floor: SET NX PX, checked DEL"
 #: By the name that people read.
 LOCKS: dict[str, Callable[[str, str], Lock]] = {
     FLOOR: floor,
-    "floor: SET NX PX, checked DEL": floor_checked,
+    FLOOR_CHECKED: floor_checked,
     "celery-redislock": ours,
     "celery-redislock, heartbeat=False": ours_without_heartbeat,
     "redis-py Lock": redis_py,

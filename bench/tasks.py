@@ -28,14 +28,14 @@ def measure(run: Run) -> list[Table]:
     names = [n for n in CONTENDERS if n == PLAIN or (n not in _LEFT_OUT and run.wants(n))]
     found: dict[str, dict[str, list[float]]] = {n: defaultdict(list) for n in names}
     #: What the plain task took right before each of those.
-    beside: dict[str, dict[str, list[float]]] = {n: defaultdict(list) for n in names}
+    beside = {n: found[n] if n == PLAIN else defaultdict(list) for n in names}
     sent: dict[str, float] = {}
     errors: dict[str, str] = {}
     for pool in POOLS:
         with RedisServer() as server, ExitStack() as stack:
             stages = start(names, server, pool, errors, stack, run)
             for number in range(rounds + 1):
-                others = [name for name in stages if name != PLAIN]
+                others = [name for name in stages if name != PLAIN] or [PLAIN]
                 for name in random.sample(others, len(others)):
                     plain = one_round(stages[PLAIN], calls, pool)
                     try:
@@ -48,8 +48,8 @@ def measure(run: Run) -> list[Table]:
                         continue
                     for kind in mine:
                         found[name][kind].append(mine[kind])
-                        for each in (found[PLAIN], beside[name], beside[PLAIN]):
-                            each[kind].append(plain[kind])
+                        found[PLAIN][kind].append(plain[kind])
+                        beside[name][kind].append(plain[kind])
                 run.say(f"{pool}, round {number} of {rounds}: {calls} calls of each")
             if pool == "solo":
                 sent = {name: stage.commands_of_a_call(server) for name, stage in stages.items()}

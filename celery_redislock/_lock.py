@@ -405,9 +405,8 @@ class Lease:
         self._renewed(sent_at)
         if reply.replaced_by is not None:
             self._tell_replaced(reply.replaced_by)
-        on_extended = self._on_extended
-        if on_extended is not None:
-            on_extended(self, late, retaken)
+        if self._on_extended is not None:
+            self._on_extended(self, late, retaken)
 
     @property
     def _as_holder(self) -> Holder:
@@ -431,15 +430,14 @@ class Lease:
             told, self.replaced_by = self.replaced_by is not None, by
             if told or self._lost or self._released:
                 return
-            on_lost = self._on_lost  # before it is forgotten: the owner may release meanwhile
         self.lost_because = f"{by.task_id} waits to take its place"
         logger.warning(
             "redislock: %s is to end: %s waits to take its place and %s",
             self._as_holder, by.task_id, self.key,
             extra=self._fields("to be replaced", holder=by),
         )  # fmt: skip
-        if on_lost is not None:
-            on_lost(self)
+        if self._on_lost is not None:
+            self._on_lost(self)
 
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         self._unanswered = True
@@ -466,7 +464,6 @@ class Lease:
             if self._lost or self._released:
                 return
             self._lost = True
-            on_lost = self._on_lost  # before it is forgotten: the owner may release meanwhile
         self.lost_because = reason
         logger.error(
             "redislock: LOST %s, held by %s: %s",
@@ -474,16 +471,10 @@ class Lease:
             extra=self._fields("lost", reason=reason),
         )  # fmt: skip
         try:
-            if on_lost is not None and self.replaced_by is None:
-                on_lost(self)
+            if self._on_lost is not None and self.replaced_by is None:
+                self._on_lost(self)
         finally:
             self.loss_is_told = True
-
-    def forget_owner(self) -> None:
-        """It is over for whoever was to hear of it, and has it: without this, only the garbage
-        collector could tell.
-        """
-        self._on_lost = self._on_extended = None
 
     def extend_now(self) -> bool:
         """Extend the lock. False, and lost, if it is not ours any more.

@@ -162,7 +162,6 @@ class Run:
                 self._give_back()
         finally:
             self._give_back()
-            self.lease.forget_owner()
 
     # -- acquire and run ------------------------------------------------------------------
 

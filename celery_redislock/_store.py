@@ -357,12 +357,17 @@ class ServerWatch:
         if isinstance(error, BusyLoadingError):
             self._changed_at = clock()
 
-    def hold_off(self, ttl: float) -> float:
-        """Seconds for which no new lock with this ttl may be taken."""
+    def admit(self, ttl: float) -> None:
+        """Go on only if a new lock with this ttl may be taken.
+
+        Raises:
+            _HeldOff: not yet.
+        """
         if self._changed_at is None:
-            return 0.0
+            return
         left = self._changed_at + ttl / 3 - clock()
-        return max(left, 0.0)
+        if left > 0:
+            raise _HeldOff(left)
 
 
 def _identity(connection: Any) -> tuple[str | None, float]:
@@ -448,14 +453,10 @@ class Store:
         keys, arguments = _acquire_question(claim, how, again=False, away="")
         try:
             with self._connection(claim.keys.lock, claim.ttl, "wait") as connection:
-                left = self.watch.hold_off(claim.ttl)
-                if left > 0:
-                    raise _HeldOff(left)
+                self.watch.admit(claim.ttl)
                 sent_at = clock()
                 reply = self._sleep_and_call(connection, claim, seconds, keys, arguments)
-                left = self.watch.hold_off(claim.ttl)
-                if left > 0:  # another thread has met a new server meanwhile
-                    raise _HeldOff(left)
+                self.watch.admit(claim.ttl)  # another thread may have met a new server meanwhile
         except _HeldOff as exc:
             raise exc.for_users(claim.keys.lock) from None
         return _acquire_reply(reply, claim, sent_at)
@@ -1099,50 +1100,15 @@ class Store:
     ) -> tuple[float, Any]:
         """Call a script. When that was sent, and the reply.
 
-        This is `_connection` without its objects, which were a twentieth of acquire and release.
-
         Raises:
             LockUnavailable: the server did not answer.
             _HeldOff: the script takes a new lock, and the server has just come back.
         """
-        connections = self.connections("main", operation_timeout(ttl))
-        try:
-            connection = connections.take()
-        except (RedisError, OSError) as exc:
-            raise self.unavailable(keys[0], exc) from exc
-        try:
-            left = self.watch.hold_off(ttl) if takes else 0.0
-            if left > 0:
-                raise _HeldOff(left)
+        with self._connection(keys[0], ttl) as connection:
+            if takes:
+                self.watch.admit(ttl)
             sent_at = clock()
-            reply = self._call(connection, script, keys, arguments)
-        except BaseException as exc:
-            self.cut_short(connections, connection, keys[0], exc)
-            raise
-        self.watch.answered(connections.put_back(connection))
-        return sent_at, reply
-
-    def cut_short(
-        self, connections: Connections, connection: Any, key: str, exc: BaseException
-    ) -> None:
-        """An exchange ended with that.
-
-        Raises:
-            LockUnavailable: if it is for users.
-        """
-        # A server that is not the master is left: its name may lead to another by now.
-        is_answer = isinstance(exc, ResponseError) and not _is_not_master(exc)
-        if is_answer or isinstance(exc, _HeldOff):
-            connections.put_back(connection)
-        else:
-            connections.drop(connection)
-        if isinstance(exc, RedisError | OSError):
-            raise self.unavailable(key, exc) from exc
-
-    def unavailable(self, key: str, exc: Exception) -> LockUnavailable:
-        """The server cannot be asked about this lock."""
-        self.watch.failed(exc)
-        return LockUnavailable(key, None, f"{type(exc).__name__}: {exc}")
+            return sent_at, self._call(connection, script, keys, arguments)
 
     def _call(
         self, connection: Any, script: _Script, keys: Sequence[str], arguments: Sequence[Any]
@@ -1177,25 +1143,36 @@ class _Exchange:
     then ask for the pool's lock, which this very thread may hold.
     """
 
-    __slots__ = ("_connection", "_connections", "_key", "_store")
+    __slots__ = ("_connection", "_connections", "_key", "_watch")
 
     def __init__(self, store: Store, key: str, ttl: float, purpose: str) -> None:
         self._key = key
-        self._store = store
+        self._watch = store.watch
         self._connections = store.connections(purpose, operation_timeout(ttl))
 
     def __enter__(self) -> Any:
         try:
             self._connection = self._connections.take()
         except (RedisError, OSError) as exc:
-            raise self._store.unavailable(self._key, exc) from exc
+            raise self._unavailable(exc) from exc
         return self._connection
 
     def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
         if exc is None:
-            self._store.watch.answered(self._connections.put_back(self._connection))
+            self._watch.answered(self._connections.put_back(self._connection))
+            return
+        # A server that is not the master is left: its name may lead to another by now.
+        is_answer = isinstance(exc, ResponseError) and not _is_not_master(exc)
+        if is_answer or isinstance(exc, _HeldOff):
+            self._connections.put_back(self._connection)
         else:
-            self._store.cut_short(self._connections, self._connection, self._key, exc)
+            self._connections.drop(self._connection)
+        if isinstance(exc, RedisError | OSError):
+            raise self._unavailable(exc) from exc
+
+    def _unavailable(self, exc: Exception) -> LockUnavailable:
+        self._watch.failed(exc)
+        return LockUnavailable(self._key, None, f"{type(exc).__name__}: {exc}")
 
 
 class _HeldOff(Exception):

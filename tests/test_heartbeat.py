@@ -87,7 +87,6 @@ def test_whoever_is_to_hear_of_a_loss_does_though_the_body_ends_meanwhile(store,
         heartbeat.start()
         assert entered.wait(20)
         lease.release()
-        lease.forget_owner()
     finally:
         ended.set()
         heartbeat.join(20)
