@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
 import kombu.transport.redis
@@ -57,6 +58,10 @@ def starts(stage):
     return stage.history.events("start")
 
 
+def told(stage, task_id):
+    return [event for event in stage.history.events("took", "refused") if event.id == task_id]
+
+
 def bodies_longer_than_the_ttl(stage):
     send(stage, "skip", 2 * stage.ttl)
     stage.await_inside()
@@ -64,15 +69,27 @@ def bodies_longer_than_the_ttl(stage):
 
 
 def a_holder_that_stands_still_beyond_its_ttl(stage):
-    """The next one gets the lock, and a third one waits when the first goes on and releases."""
-    send(stage, "skip", 0.3)
-    worker = stage.worker_of(stage.await_inside())
+    """The next one gets the lock, and a third one asks for it when the first has released."""
+    with contextlib.ExitStack() as until_it_is_told:
+        # The first one's body is over when it goes on and not before, however late the stop comes.
+        send(stage, "skip", stage.ttl)
+        with standing_still(stage, stage.await_inside()):
+            send(stage, "wait", stage.ttl)
+            eventually(lambda: len(starts(stage)) == 2, "the next one got the lock")
+            # Its heartbeat must not bring back what the first one deletes.
+            until_it_is_told.enter_context(standing_still(stage, starts(stage)[1]))
+            third = send(stage, "defer", 0.1)
+        eventually(lambda: told(stage, third), "the third one is told whether the lock is free")
+
+
+@contextlib.contextmanager
+def standing_still(stage, start):
+    """The worker of this body does nothing meanwhile."""
+    worker = stage.worker_of(start)
     stage.stopped([worker.pid])
     worker.signal(signal.SIGSTOP)
     try:
-        send(stage, "wait", stage.ttl)
-        eventually(lambda: len(starts(stage)) == 2, "the next one got the lock")
-        send(stage, "defer", 0.1)
+        yield
     finally:
         worker.signal(signal.SIGCONT)
         stage.continued([worker.pid])
