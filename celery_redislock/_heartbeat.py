@@ -107,16 +107,21 @@ class Heartbeat:
             self._idle = max(lease.next_beat - clock(), IN_FLIGHT)
             self._alarm.ring()
 
-    def discard(self, lease: Extendable) -> None:
-        """Stop extending this lease. An extension under way is waited for, within bounds."""
+    def discard(self, lease: Extendable) -> bool:
+        """Stop extending this lease. An extension under way is waited for, within bounds.
+
+        Returns:
+            Whether one was under way. Unless it was answered, it may still reach the server.
+        """
         self._leases.pop(lease.token, None)
         if lease.token not in self._in_flight:
-            return
+            return False
         # No lock is taken to wait: an exception from outside, such as a soft time limit, could
         # leave it locked, and the heartbeat would stand still.
         give_up = clock() + lease.ttl / 6
         while lease.token in self._in_flight and clock() < give_up:
             time.sleep(IN_FLIGHT)
+        return True
 
     def beat_now(self, lease: Extendable) -> None:
         """Extend this lease at once, not when it is due."""

@@ -342,7 +342,8 @@ class Lease:
         if self.given_back or self.inherited:
             return False
         # The heartbeat first: an extension sent after the release could revive the key.
-        heartbeat.discard(self)
+        if heartbeat.discard(self):
+            self._unanswered = True  # or answered: nobody has told us
         return True
 
     def report(self) -> dict[str, Any]:

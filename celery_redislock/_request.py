@@ -188,6 +188,10 @@ class LockRequest(Request):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         if isinstance(error, Skipped):
+            if self._already_cancelled:
+                # The connection to the broker was lost when the child had ended it and we had not
+                # heard of that: Celery has stored RETRY since, and what we acknowledge comes once.
+                store_skipped(self.task, self._context, *error.args)
             self._announce_skipped()
         is_gone = isinstance(error, Terminated | WorkerLostError | SystemExit)
         if is_gone and self._replaced is not None and not self._already_revoked:

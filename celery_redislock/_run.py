@@ -59,7 +59,10 @@ LEASE: Final = "_redislock_lease"
 
 
 class Skipped(Ignore):
-    """Ends a skipped task, whose result is stored, without another. Seen by `LockRequest`."""
+    """Ends a skipped task, whose result is stored, without another. Seen by `LockRequest`.
+
+    Its only argument is that result, a `TaskSkipped`.
+    """
 
 
 class Deferred(Ignore):
@@ -635,20 +638,20 @@ class Run:
             self.turned_away("skipped with a result", holder, streak)
             return result
         self.turned_away("skipped", holder, streak)
-        error = TaskSkipped(self.key, holder)
-        if not self.request.is_eager:
-            store_skipped(self.task, self.request, error)
-        raise Skipped(*error.args)
+        self._store(error := TaskSkipped(self.key, holder))
+        raise Skipped(error)
 
     def _end_as_replaced(self, by: Holder) -> NoReturn:
         """End in favour of a newer run."""
         self.conflict_ended("replaced", by)
-        error = TaskReplaced(self.key, by)
-        if not self.request.is_eager:
-            store_skipped(self.task, self.request, error)
+        self._store(error := TaskReplaced(self.key, by))
         if not self._ran:
             self.mark_done()
-        raise Skipped(*error.args)
+        raise Skipped(error)
+
+    def _store(self, error: TaskSkipped) -> None:
+        if not self.request.is_eager:
+            store_skipped(self.task, self.request, error)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ from ._options import (
 )
 from ._reserve import publish_reserved
 from ._run import LEASE, UNLOCKED, Run, Skipped, Unlocked, run_unlocked
-from .errors import ConfigError, TaskSkipped
+from .errors import ConfigError
 
 _KEY_MAKER: Final = "_redislock_key_maker"
 #: What Celery's `apply_async` takes after the task's own arguments.
@@ -324,8 +324,7 @@ class SingletonTask(Task):
         """Run the task here and now, as Celery's `apply`. A skipped duplicate is REVOKED."""
         result = super().apply(*args, **kwargs)
         if isinstance(result, EagerResult) and isinstance(result.result, Skipped):
-            error = TaskSkipped(*result.result.args)
-            return EagerResult(result.id, error, "REVOKED", name=self.name)
+            return EagerResult(result.id, *result.result.args, "REVOKED", name=self.name)
         return result
 
     def start_strategy(self, app: Any, consumer: Any, **kwargs: Any) -> Any:

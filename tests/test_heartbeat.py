@@ -7,11 +7,12 @@ import threading
 
 import pytest
 
-from celery_redislock import RedisLock
+from celery_redislock import LockUnavailable, RedisLock
 from celery_redislock._clock import clock
 from celery_redislock._connect import pools_from_url
+from celery_redislock._heartbeat import heartbeat
 from celery_redislock._lock import Lease
-from celery_redislock._store import EXTENDED, Acquired, Extended, Store
+from celery_redislock._store import EXTENDED, NOT_OURS, Acquired, Extended, Store
 from tests.support.waiting import eventually, never
 from tests.test_store import make_claim
 
@@ -25,14 +26,14 @@ def store(redis_server):
 
 def test_a_server_that_hangs_costs_no_lock_on_another(redis_server, own_redis, label):
     hung = RedisLock(own_redis.url, label, ttl=30)
-    healthy = RedisLock(redis_server.url, label, ttl=1)
+    healthy = RedisLock(redis_server.url, label, ttl=3)
     assert hung.acquire(0)
     own_redis.stop()
     try:
         with healthy:
             # Let the first one's extension come due, and hang.
             hung._lease.next_beat = 0.0
-            never(lambda: healthy.lost, "the healthy server's lock was lost", 4.0)
+            never(lambda: healthy.lost, "the healthy server's lock was lost", 6.0)
     finally:
         own_redis.resume()
         hung.release()
@@ -92,6 +93,41 @@ def test_whoever_is_to_hear_of_a_loss_does_though_the_body_ends_meanwhile(store,
         heartbeat.join(20)
         logging.getLogger("celery_redislock").removeHandler(handler)
     assert told == [lease]
+
+
+@pytest.mark.parametrize(("fails", "ttl"), [("while it is waited for", 60), ("later", 1.5)])
+def test_an_extension_under_way_does_not_bring_back_what_is_released(
+    redis_server, client, label, fails, ttl
+):
+    """It is held up in the network, and arrives when nobody waits for its answer any more."""
+    sent, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+    held_up = []
+
+    class HeldUp(Store):
+        def extend(self, extensions, *args):
+            held_up.extend(extensions)
+            sent.set()
+            goes_on.wait(20)
+            ended.set()
+            raise LockUnavailable(label, None, "no answer")
+
+    store = HeldUp(pools_from_url(redis_server.url))
+    lease = Lease(store, make_claim(label, ttl=ttl))
+    lease.take()
+    heartbeat.beat_now(lease)
+    try:
+        assert sent.wait(20)
+        if fails != "later":
+            threading.Timer(0.05, goes_on.set).start()
+        assert lease.release()
+        assert ended.is_set() is (fails != "later")
+        replies = Store.extend(store, held_up)
+        assert [reply.outcome for reply in replies] == [NOT_OURS]
+        assert not client.exists(lease.key)
+    finally:
+        goes_on.set()
+        assert ended.wait(20)
+        store.close()
 
 
 def test_an_extension_after_a_sleep_is_not_late_for_that(store, label):

@@ -13,8 +13,10 @@ import pytest
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
 
-from celery_redislock import LockConflict, SingletonTask, TaskSkipped
+from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped
+from tests.support.servers import Proxy
 from tests.support.waiting import eventually, never
+from tests.support.workers import make_app
 
 QUEUE = "outcomes"
 
@@ -211,6 +213,33 @@ def test_a_skip_sends_a_revoked_event(send, holder, label, revoked_events):
         "a task-revoked event",
     )
     assert event["terminated"] is False
+
+
+def test_a_skip_outlasts_what_celery_stores_when_the_brokers_connection_is_lost(
+    own_redis, start_worker, conf, queue, journal, label
+):
+    """The child has ended the duplicate, and its main process hears of the loss first."""
+    broker_url = f"{own_redis.url}/1"
+    with Proxy(own_redis.port) as proxy, make_app({**conf, "broker_url": broker_url}) as app:
+        cancels = {
+            "broker_url": proxy.in_front_of(broker_url),
+            "worker_cancel_long_running_tasks_on_connection_loss": True,
+        }
+        start_worker(queues=queue, conf=cancels)
+        with RedisLock(conf["redislock_url"], label, ttl=60):
+            task_id = app.send_task("lingers", [label], queue=queue).id
+
+            def is_now(state):
+                return app.AsyncResult(task_id).state == state  # a result remembers an end
+
+            journal.let_go(task_id)
+            eventually(lambda: is_now("REVOKED"), "the child has ended it")
+            proxy.cut_off()
+            eventually(lambda: is_now("RETRY"), "the main process cancels it")
+            proxy.reconnect()
+            # The copy that the broker delivers again is not let go.
+            journal.let_go(task_id)
+            eventually(lambda: is_now("REVOKED"), "it has ended all the same")
 
 
 def test_a_deferred_duplicate_does_not_become_its_own_child(sig, holder, label):

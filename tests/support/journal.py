@@ -10,6 +10,8 @@ from typing import Any
 
 import redis
 
+from .waiting import eventually
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -35,6 +37,14 @@ class Journal:
             event, label, request.id, request.retries, os.getpid(), time.monotonic(), data
         )
         self._client.rpush(f"journal:{label}", json.dumps(asdict(entry)))
+
+    def let_go(self, task_id: str) -> None:
+        """Let a task go on that stands in `await_go`."""
+        self._client.rpush(f"go:{task_id}", "")
+
+    def await_go(self, task_id: str) -> None:
+        """Stand still until a test says so."""
+        eventually(lambda: self._client.lpop(f"go:{task_id}") is not None, "it may go on", 60)
 
     def read(self, label: str, event: str | None = None) -> list[Entry]:
         entries = [

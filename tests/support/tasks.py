@@ -18,6 +18,7 @@ from typing import Any
 import redis
 from celery import Celery, shared_task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.signals import task_postrun
 from celery.worker.control import inspect_command
 
 from celery_redislock import (
@@ -102,8 +103,18 @@ def note_conflict(sender: Any, details: Any, **kwargs: Any) -> None:
         journal.write(
             event, details.key.rpartition(":")[2], sender.request, {"streak": details.streak}
         )
+    if sender.name == "lingers":
+        journal.await_go(details.task_id)
     if sender.name == "queued_and_killed" and details.outcome == "queued":
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task_postrun.connect
+def linger(sender: Any, task_id: str, **kwargs: Any) -> None:
+    """Between a result that is stored and the main process that is told, and is not to end it."""
+    if sender.name == "lingers":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        journal.await_go(task_id)
 
 
 def singleton(**options: Any) -> Any:
@@ -156,6 +167,7 @@ counted_deferring = singleton(name="counted_deferring", on_conflict=Defer(delay=
     body
 )
 late = singleton(name="late", acks_late=True, reject_on_worker_lost=True)(body)
+lingers = singleton(name="lingers", lock_key="{label}", acks_late=True)(body)
 late_hour = singleton(name="late_hour", acks_late=True, lock_ttl=5)(body)
 limited = singleton(name="limited", lock_ttl=60, soft_time_limit=1)(body)
 long_ttl = singleton(name="long_ttl", lock_ttl=60)(body)
