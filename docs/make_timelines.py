@@ -131,9 +131,9 @@ def _replaced(events: list[Event], results: list[AsyncResult], calls: dict[str, 
         call = calls[result.id]
         if holder is not None and calls[holder.task_id] > call and call not in started:
             other = calls[holder.task_id]
-            (at,) = [
-                e.at for e in events if e.call == other and e.what in ("coalesced", "replacing")
-            ]
+            # It starts at once if the lock was released just then.
+            came = ("coalesced", "replacing", "starts")
+            at = min(e.at for e in events if e.call == other and e.what in came)
             yield Event(at, call, "replaced")
 
 

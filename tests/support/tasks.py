@@ -104,6 +104,7 @@ def note_conflict(sender: Any, details: Any, **kwargs: Any) -> None:
             event, details.key.rpartition(":")[2], sender.request, {"streak": details.streak}
         )
     if sender.name == "lingers":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what cancels it is not to end it
         journal.await_go(details.task_id)
     if sender.name == "queued_and_killed" and details.outcome == "queued":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -111,9 +112,8 @@ def note_conflict(sender: Any, details: Any, **kwargs: Any) -> None:
 
 @task_postrun.connect
 def linger(sender: Any, task_id: str, **kwargs: Any) -> None:
-    """Between a result that is stored and the main process that is told, and is not to end it."""
+    """Between a result that is stored and a main process that is told."""
     if sender.name == "lingers":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         journal.await_go(task_id)
 
 
