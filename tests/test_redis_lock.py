@@ -24,6 +24,7 @@ import pytest
 
 from celery_redislock import ConfigError, LockConflict, LockLost, LockUnavailable, RedisLock
 from celery_redislock._store import _EXTEND
+from tests.support.interrupts import interrupted
 from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually, never
 from tests.test_store import CutShort, cut_short_at
@@ -979,24 +980,15 @@ def test_a_release_that_is_cut_short_frees_the_lock_all_the_same(lock) -> None:
     assert step > 50
 
 
-def test_who_is_interrupted_while_waiting_waits_no_more(lock, client) -> None:
-    def interrupt(signum: int, frame: Any) -> None:
-        raise CutShort
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with lock(ttl=60) as holder:
-            waiter = lock(ttl=60)
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            with pytest.raises(CutShort):
-                waiter.acquire()
-            assert waiter.fence == 0
-            assert holder.lost is False
-        assert waiter.acquire(timeout=1) is True
-        assert waiter.release() is True
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+def test_who_is_interrupted_while_waiting_waits_no_more(lock) -> None:
+    with lock(ttl=60) as holder:
+        waiter = lock(ttl=60)
+        with interrupted(CutShort, "take_when_woken"), pytest.raises(CutShort):
+            waiter.acquire()
+        assert waiter.fence == 0
+        assert holder.lost is False
+    assert waiter.acquire(timeout=1) is True
+    assert waiter.release() is True
 
 
 # -- greenlets --------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from celery_redislock._delivery import KEY, Delivery, Reservation
 from celery_redislock._keys import lock_keys
 from celery_redislock._lock import new_token
 from celery_redislock._store import Acquired, Busy, Claim, Reserved, Store
+from tests.support.interrupts import interrupted
 from tests.support.servers import free_port
 from tests.support.unique import UNIQUE
 from tests.support.waiting import eventually, never
@@ -349,18 +350,10 @@ def test_an_interrupt_while_the_broker_hangs_leaves_no_lock(conf, own_redis, lab
     app = make_sender(conf, broker_url=own_redis.url)
     app.tasks["unique"].delay(f"{label}-other")  # connected
     own_redis.stop()
-
-    def interrupt(*args):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 1.0)
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(KeyboardInterrupt, "_put"), pytest.raises(KeyboardInterrupt):
             app.tasks["unique"].delay(label)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
         own_redis.resume()
     assert app.tasks["unique"].lock_holder(label) is None
     app.close()
