@@ -45,11 +45,11 @@ def test_a_body_that_holds_the_interpreters_lock_beyond_its_ttl_keeps_its_lock(
     start_worker, start, queue, sender, label, locks_of
 ):
     start_worker(queues=queue)
-    result, _ = start("holds_gil", 5.0)
+    result, _ = start("holds_gil", 6.5)
     (key,) = locks_of(result.id)
     never(
         lambda: not locks_of(result.id) and result.state != "SUCCESS",
-        "the lock, with a ttl of 1 s, lapsed", 3.0,
+        "the lock, with a ttl of 2 s, lapsed", 4.5,
     )  # fmt: skip
     duplicate = sender.send_task("holds_gil", [label, 0.0], queue=queue)
     eventually(lambda: duplicate.state == "REVOKED", "the duplicate is skipped")

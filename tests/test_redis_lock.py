@@ -759,7 +759,7 @@ def test_many_locks_are_kept_by_one_thread_in_one_round_trip(own_redis) -> None:
             return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
     with CountingProxy(own_redis.port) as proxy:
-        locks = [RedisLock(proxy.url, f"lock{number}", ttl=1.2) for number in range(50)]
+        locks = [RedisLock(proxy.url, f"lock{number}", ttl=3) for number in range(50)]
         for each in locks:
             each.acquire()
         proxy.sent, before = 0, extensions()

@@ -199,14 +199,14 @@ def test_a_redis_lock_is_told_too(worker, send, conf, redis_server, label):
     task = define(app, "replaced")
     key = task.lock_key_for(label)
     name = key.split(":lock:")[1]
-    lock = RedisLock(conf["redislock_url"], name, ttl=1)
+    lock = RedisLock(conf["redislock_url"], name, ttl=3)
     assert lock.acquire(0)
     result = send("replaced", label, 0.1)
     eventually(lambda: lock.lost, "it is told")
     holder = task.lock_holder(label)
     assert holder.replaced_by == result.id
     assert f"to be replaced by {result.id}" in str(holder)
-    never(result.ready, "it runs beside the holder", 1.5)
+    never(result.ready, "it runs beside the holder", 3.5)
     assert lock.release()
     assert result.get(timeout=10)
     app.close()

@@ -390,7 +390,7 @@ def aborts(self: Any, label: str, seconds: float = 20.0, how: str = "sleep") -> 
     return "kept"
 
 
-@singleton(name="holds_gil", lock_ttl=1)
+@singleton(name="holds_gil", lock_ttl=2)
 def holds_gil(self: Any, label: str, seconds: float) -> Any:
     """Holds the interpreter's lock: not one bytecode runs in all this time, in no thread."""
     journal.write("start", label, self.request)
