@@ -295,6 +295,17 @@ class Facts:
         again = any(e.kind == "received" and e.redelivered for e in self.of_id[task_id])
         return "vanished" in self.allows and not self.acks_late and again
 
+    def cancelled(self, body: Body, by: float) -> bool:
+        """Whether by then the worker ended the task with the broker's connection, and perhaps in
+        the moment between the body and its result: a greenlet dies and leaves its process alive.
+        """
+        release = self._releases.get((body.start.key, body.start.fence))
+        until = by if release is None else release.at
+        return any(
+            e.kind == "cancelled" and e.main == body.start.main and body.start.at < e.at < until
+            for e in self.of_id[body.start.id]
+        )
+
     @cached_property
     def _releases(self) -> dict[tuple[str, int], Event]:
         return {(event.key, event.fence): event for event in self.kinds["released"]}
@@ -616,6 +627,7 @@ def _may_run_again(facts: Facts, body: Body, at: float) -> bool:
         or facts.data_may_be_lost(at)
         or ("again" in facts.allows and any(begin <= at for begin, _, _ in facts.faults))
         or facts.could_not_say(body)
+        or facts.cancelled(body, by=at)
         or facts.acknowledgement_lost(body.start.id)
     )
 

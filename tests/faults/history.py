@@ -12,6 +12,7 @@ servers that are being faulted, and still there when the writer is killed a mome
 | beat | the process that extends | until when the lock is this token's |
 | released, conflict | signals | the lock was given back; somebody met it, and how that ended |
 | received, acked, rejected | worker's main process | of each delivery of a message |
+| cancelled | worker's main process | it is to be ended: the broker's connection was lost |
 | asks, took, refused | whoever wants a lock | it asks the server, and what it was told |
 | parks, parked, not parked | whoever meets a held lock | it is put into the waiting room, or not |
 | failed, revoked | Celery's signals | a task ended so |

@@ -335,7 +335,7 @@ def _on_received(request: Any, **kwargs: Any) -> None:
 
 def _witness_acknowledgements() -> None:
     """In the main process: from here on the broker does not have the message any more."""
-    acknowledge, reject = Request.acknowledge, Request.reject
+    acknowledge, reject, cancel = Request.acknowledge, Request.reject, Request.cancel
 
     @wraps(acknowledge)
     def acknowledged(self: Any) -> Any:
@@ -349,7 +349,12 @@ def _witness_acknowledgements() -> None:
             history.write("rejected", id=self.id, main=MAIN, requeue=requeue)
         return reject(self, requeue)
 
-    Request.acknowledge, Request.reject = acknowledged, rejected
+    @wraps(cancel)
+    def cancelled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        history.write("cancelled", id=self.id, main=MAIN)
+        return cancel(self, *args, **kwargs)
+
+    Request.acknowledge, Request.reject, Request.cancel = acknowledged, rejected, cancelled
 
 
 @signals.task_failure.connect(weak=False)
