@@ -406,14 +406,14 @@ def test_an_attempt_may_run_again_if_the_broker_may_not_have_heard_its_acknowled
     assert story(True).wrong() == ["twice"]
 
 
-def test_an_attempt_may_run_again_if_it_was_cancelled_before_it_had_released():
-    def story(cancelled_at, main=MAIN):
-        ran = released(ran_twice(), "first", 2.4, fence=990)
-        return ran.add("cancelled", cancelled_at, id="a", main=main)
+def test_an_attempt_may_run_again_if_its_greenlet_was_killed():
+    def story(cancelled_at, main=MAIN, **case):
+        return ran_twice(**case).add("cancelled", cancelled_at, id="a", main=main)
 
-    assert story(1.9).wrong() == []
-    assert story(2.5).wrong() == ["twice"]
-    assert story(1.9, main=-1).wrong() == ["twice"]
+    assert story(2.5, pool="gevent").wrong() == []
+    assert story(5.5, pool="gevent").wrong() == ["twice"]
+    assert story(2.5, pool="gevent", main=-1).wrong() == ["twice"]
+    assert story(2.5, pool="threads").wrong() == ["twice"]
 
 
 def test_an_attempt_that_did_not_complete_runs_again():
