@@ -13,6 +13,7 @@ import pytest
 import redis
 from celery import Celery, _state
 from celery.result import AsyncResult
+from hypothesis import HealthCheck, settings
 
 from celery_redislock._connect import pools_from_url
 from celery_redislock._store import Store
@@ -25,6 +26,10 @@ from tests.support.workers import Process, Worker, make_app
 #: Where Celery has what it does for `shared_task`, and for `app.task` unless `shared=False`.
 SHARING = ("celery.app", "celery.app.base")
 POOLS = ("prefork", "threads", "solo", "gevent")
+
+# A machine that stands still for a fifth of a second is no failure of a property.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)

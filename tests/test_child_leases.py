@@ -58,9 +58,9 @@ def test_a_body_that_holds_the_interpreters_lock_beyond_its_ttl_keeps_its_lock(
 
 def test_a_stopped_child_keeps_its_lock(start_worker, start, stop, queue, locks_of):
     start_worker(queues=queue)
-    result, entry = start("watches_lock", 4.0)
+    result, entry = start("watches_lock", 5.0)
     stop(entry.pid)
-    never(lambda: not locks_of(result.id), "the lock, with a ttl of 1 s, lapsed", 3.0)
+    never(lambda: not locks_of(result.id), "the lock, with a ttl of 2 s, lapsed", 3.5)
     go_on(entry.pid)
     assert result.get(timeout=20) == "kept"
 

@@ -44,7 +44,6 @@ def test_a_lock_answers_what_the_model_says_whatever_happens_in_which_order(serv
         settings=settings(
             max_examples=100,
             stateful_step_count=50,
-            deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
         ),

@@ -52,7 +52,6 @@ def play(machine: type[RoomMachine], examples: int, **options: Any) -> None:
         settings=settings(
             max_examples=examples,
             stateful_step_count=40,
-            deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
             **options,

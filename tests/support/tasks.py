@@ -357,7 +357,7 @@ def hard_limited(self: Any, label: str, finally_for: float = 0.0) -> None:
             time.sleep(0.005)
 
 
-@singleton(name="watches_lock", lock_ttl=1)
+@singleton(name="watches_lock", lock_ttl=2)
 def watches_lock(self: Any, label: str, seconds: float = 20.0) -> str:
     """Runs until it learns that its lock was lost."""
     journal.write("start", label, self.request, {"fence": self.lock.fence})
