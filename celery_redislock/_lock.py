@@ -343,7 +343,7 @@ class Lease:
             return False
         # The heartbeat first: an extension sent after the release could revive the key.
         if heartbeat.discard(self):
-            self._unanswered = True  # or answered: nobody has told us
+            self._unanswered = True  # as far as we know: of what is discarded we are not told
         return True
 
     def report(self) -> dict[str, Any]:
@@ -453,7 +453,9 @@ class Lease:
         self.next_beat = min(again_at, self.deadline)
 
     def undo_retake(self) -> None:
-        """An extension that met the release brought the lock back: release it again."""
+        """An extension took the lock again that had vanished, and that we could not leave to the
+        next attempt, or could not release: release it.
+        """
         try:
             self.store.release(self.claim)
         except LockUnavailable as exc:

@@ -638,18 +638,18 @@ class Run:
             self.turned_away("skipped with a result", holder, streak)
             return result
         self.turned_away("skipped", holder, streak)
-        self._store(error := TaskSkipped(self.key, holder))
+        self._store_end(error := TaskSkipped(self.key, holder))
         raise Skipped(error)
 
     def _end_as_replaced(self, by: Holder) -> NoReturn:
         """End in favour of a newer run."""
         self.conflict_ended("replaced", by)
-        self._store(error := TaskReplaced(self.key, by))
+        self._store_end(error := TaskReplaced(self.key, by))
         if not self._ran:
             self.mark_done()
         raise Skipped(error)
 
-    def _store(self, error: TaskSkipped) -> None:
+    def _store_end(self, error: TaskSkipped) -> None:
         if not self.request.is_eager:
             store_skipped(self.task, self.request, error)
 

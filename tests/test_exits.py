@@ -35,7 +35,7 @@ def start_of(journal, label, index=0, timeout=30):
     ],
 )
 def test_an_exit_by_the_body_frees_the_lock(worker, sender, journal, label, locks_of, how, state):
-    result = sender.send_task("long_ttl", [label, 0.3, how], queue=QUEUE)
+    result = sender.send_task("long_ttl", [label, 1.5, how], queue=QUEUE)
     start_of(journal, label)
     assert locks_of(result.id)
     eventually(lambda: journal.count(label, "end") == 1, "it ended")

@@ -12,7 +12,7 @@ from celery_redislock._clock import clock
 from celery_redislock._connect import pools_from_url
 from celery_redislock._heartbeat import heartbeat
 from celery_redislock._lock import Lease
-from celery_redislock._store import EXTENDED, NOT_OURS, Acquired, Extended, Store
+from celery_redislock._store import EXTENDED, NOT_OURS, RETAKEN, Acquired, Extended, Store
 from tests.support.waiting import eventually, never
 from tests.test_store import make_claim
 
@@ -128,6 +128,32 @@ def test_an_extension_under_way_does_not_bring_back_what_is_released(
         goes_on.set()
         assert ended.wait(20)
         store.close()
+
+
+def test_what_is_taken_again_after_it_could_not_be_left_is_given_back(redis_server, client, label):
+    sent, goes_on = threading.Event(), threading.Event()
+
+    class HeldUp(Store):
+        def extend(self, *args):
+            sent.set()
+            goes_on.wait(20)
+            replies = super().extend(*args)
+            outcomes.extend(reply.outcome for reply in replies)
+            return replies
+
+    outcomes = []
+    store = HeldUp(pools_from_url(redis_server.url))
+    lease = Lease(store, make_claim(label, ttl=3))
+    lease.take()
+    client.delete(lease.key)
+    heartbeat.beat_now(lease)
+    assert sent.wait(20)
+    assert not lease.hold(1), "there is nothing to leave"
+    goes_on.set()
+    eventually(lambda: outcomes, "the extension arrives")
+    assert outcomes == [RETAKEN]
+    eventually(lambda: not client.exists(lease.key), "it is given back", 2)
+    store.close()
 
 
 def test_an_extension_after_a_sleep_is_not_late_for_that(store, label):

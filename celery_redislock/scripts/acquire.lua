@@ -8,7 +8,8 @@
 --       5 if it is busy the task is turned away, which is counted: ms for which the done marker then
 --         notes that the attempt has ended, or "0" if it is not noted; or "" if it is not turned away
 --       and, unless it is the plain case:
---       6 how: "try" once, "wait", "woken" after a wait, which may only have timed out, or "last" before giving up a wait
+--       6 how: "try" once, "wait", "woken" after a wait, which may only have timed out, or "last"
+--         before giving up a wait
 --       7 "1" take it also if this attempt has run before
 --       8 ms after which a waiter that has not asked again is dead
 --       9 the opening of the value that was stored when the message was sent, or ""

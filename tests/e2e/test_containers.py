@@ -35,7 +35,7 @@ from pytest_celery import (
 from pytest_celery.vendors.worker.content.app import app as template
 from pytest_docker_tools import build, container, fxtr
 
-from celery_redislock import ConfigError, SingletonTask
+from celery_redislock import ConfigError, RedisLock, SingletonTask
 from celery_redislock.testing import assert_free, assert_locked, assert_skipped
 from tests.e2e import tasks
 from tests.support.waiting import eventually
@@ -129,6 +129,7 @@ def test_of_two_calls_on_two_workers_one_is_skipped(
 ) -> None:
     first = tasks.skip.delay(label, 5)
     eventually(lambda: first.state == states.STARTED, "it runs", 30)
+    eventually(lambda: tasks.skip.lock_holder(label), "Celery says so before it has the lock", 30)
     assert assert_skipped(tasks.skip.delay(label), 30).holder.task_id == first.id
     assert first.get(timeout=30)
     assert_free(tasks.skip, label)
@@ -148,6 +149,7 @@ def test_the_lock_of_a_container_that_was_killed_lapses(
 ) -> None:
     first = tasks.skip.delay(label, 600)
     eventually(lambda: first.state == states.STARTED, "it runs", 30)
+    eventually(lambda: tasks.skip.lock_holder(label), "Celery says so before it has the lock", 30)
     node = assert_locked(tasks.skip, label).node
     (holder,) = (each for each in celery_setup.worker_cluster if each.hostname() == node)
     holder.kill()
@@ -196,8 +198,10 @@ def test_the_worker_that_goes_into_the_container_runs_as_a_process(conf: Any, qu
             sender.conf.update(broker_url=urls["CELERY_BROKER_URL"])
             sender.conf.update(result_backend=urls["CELERY_RESULT_BACKEND"])
             label = uuid.uuid4().hex
-            result = sender.send_task("e2e.skip", [label, 1.0], queue=queue)
+            lock = RedisLock(conf["result_backend"], label)
+            result = sender.send_task("e2e.skip", [label, 3.0], queue=queue)
             eventually(lambda: result.state == states.STARTED, "it runs", 30)
+            eventually(lock.holder, "Celery says so before it has the lock", 30)
             assert_skipped(sender.send_task("e2e.skip", [label], queue=queue), 30)
             assert result.get(timeout=30)
             assert "ready." in log.read_text(encoding="utf-8"), "pytest-celery waits for this"

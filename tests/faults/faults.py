@@ -8,7 +8,6 @@ releasing, publishing.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,12 +17,12 @@ from typing import Any
 from celery_redislock import _store
 from tests.support.servers import Proxy, RedisServer, SentinelSet, Way
 from tests.support.waiting import eventually
-from tests.support.workers import Worker, is_running
+from tests.support.workers import Worker
 
 from . import steps
 from .history import Event
 from .load import OF_ROOMS
-from .stage import Fault, Stage
+from .stage import Fault, Stage, send_signal
 
 #: How long something lasts, as parts of the ttl.
 Span = tuple[float, float]
@@ -52,7 +51,7 @@ def kill_child(stage: Stage) -> None:
     start = stage.await_inside()
     stage.pause(0, 0.3)
     with stage.during("kill_child", pid=start.pid):
-        _kill([start.pid])
+        send_signal([start.pid], signal.SIGKILL)
         stage.dead([start.pid])
 
 
@@ -62,7 +61,7 @@ def kill_worker(stage: Stage) -> None:
     stage.pause(0, 0.3)
     with stage.during("kill_worker", pid=worker.pid):
         pids = _processes(worker)
-        _kill([worker.pid])
+        send_signal([worker.pid], signal.SIGKILL)
         stage.dead(pids)
         stage.replace(worker)
 
@@ -73,7 +72,7 @@ def kill_everything(stage: Stage, locks: bool = False) -> None:
     stage.pause(0, 0.3)
     with stage.during("kill_everything", unreachable=locks):
         pids = [pid for worker in stage.workers for pid in _processes(worker)]
-        _kill(pids)
+        send_signal(pids, signal.SIGKILL)
         if locks:
             stage.locks.restart_empty()
         stage.dead(pids)
@@ -87,22 +86,22 @@ def kill_everything(stage: Stage, locks: bool = False) -> None:
 def stop_child(stage: Stage, span: Span) -> None:
     """SIGSTOP of a pool process. Its worker goes on, and keeps its lock."""
     pid = _holder(stage, span).pid
-    with stage.during("stop_child", pid=pid):
-        _stand_still(stage, [pid], span)
+    with stage.during("stop_child", pid=pid), stage.standing_still([pid]):
+        _last(stage, span)
 
 
 def stop_main(stage: Stage, span: Span) -> None:
     """SIGSTOP of a worker's main process alone. Its children go on."""
     pid = _holder(stage, span).main
-    with stage.during("stop_main", pid=pid):
-        _stand_still(stage, [pid], span)
+    with stage.during("stop_main", pid=pid), stage.standing_still([pid]):
+        _last(stage, span)
 
 
 def stop_worker(stage: Stage, span: Span) -> None:
     """SIGSTOP of all of a worker's processes."""
     worker = stage.worker_of(_holder(stage, span))
-    with stage.during("stop_worker", pid=worker.pid):
-        _stand_still(stage, _processes(worker), span)
+    with stage.during("stop_worker", pid=worker.pid), stage.standing_still(_processes(worker)):
+        _last(stage, span)
 
 
 def stop_locks(stage: Stage, span: Span) -> None:
@@ -341,7 +340,7 @@ def kill_child_at(stage: Stage, here: Event) -> None:
         kill_worker_at(stage, here)
         return
     with stage.during("kill_child_at", step=here.name, pid=here.pid):
-        _kill([here.pid])
+        send_signal([here.pid], signal.SIGKILL)
         stage.dead([here.pid])
 
 
@@ -350,7 +349,7 @@ def kill_worker_at(stage: Stage, here: Event) -> None:
     worker = stage.worker_of(here)
     with stage.during("kill_worker_at", step=here.name, pid=worker.pid):
         pids = _processes(worker)
-        _kill([worker.pid])
+        send_signal([worker.pid], signal.SIGKILL)
         stage.dead(pids)
         stage.replace(worker)
 
@@ -359,7 +358,7 @@ def soft_limit_at(stage: Stage, here: Event) -> None:
     """The signal of a soft time limit."""
     with stage.during("soft_limit_at", step=here.name, pid=here.pid):
         if here.pid != here.main:
-            _signal([here.pid], signal.SIGUSR1)
+            send_signal([here.pid], signal.SIGUSR1)
         stage.pause(0.0, 0.2)
 
 
@@ -442,29 +441,6 @@ def _processes(worker: Worker) -> list[int]:
     with contextlib.suppress(FileNotFoundError):
         return [worker.pid, *worker.children()]
     return [worker.pid]
-
-
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _stand_still(stage: Stage, pids: list[int], span: Span) -> None:
-    pids = [pid for pid in pids if is_running(pid)]
-    stage.stopped(pids)
-    try:
-        _signal(pids, signal.SIGSTOP)
-        _last(stage, span)
-    finally:
-        _signal(pids, signal.SIGCONT)
-        stage.continued(pids)
-
-
-def _signal(pids: Iterable[int], signum: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signum)
 
 
 # -- all of them ------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import re
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually
-from tests.support.workers import Worker, make_app
+from tests.support.workers import Worker, is_running, make_app
 
 from .checker import FINAL
 from .history import Event, History
@@ -382,13 +384,17 @@ class Stage:
             self.watcher.watch(pid)
         eventually(lambda: pids <= self.watcher.dead, f"{pids} are gone")
 
-    def stopped(self, pids: Iterable[int]) -> None:
-        """Write that these processes were stopped. Call it before the signal is sent."""
-        self.history.write("stopped", pids=list(pids))
-
-    def continued(self, pids: Iterable[int]) -> None:
-        """Write that these processes go on. Call it after the signal was sent."""
-        self.history.write("continued", pids=list(pids))
+    @contextlib.contextmanager
+    def standing_still(self, pids: Iterable[int]) -> Iterator[None]:
+        """These processes do nothing meanwhile, as far as they live, and it is written down."""
+        pids = [pid for pid in pids if is_running(pid)]
+        self.history.write("stopped", pids=pids)
+        try:
+            send_signal(pids, signal.SIGSTOP)
+            yield
+        finally:
+            send_signal(pids, signal.SIGCONT)
+            self.history.write("continued", pids=pids)
 
     def replace(self, worker: Worker) -> Worker:
         """Start a new worker in place of one that ended, and wait until it is ready."""
@@ -413,6 +419,13 @@ class Stage:
             The task's id.
         """
         return self.load.one(task, **options)
+
+
+def send_signal(pids: Iterable[int], signum: int) -> None:
+    """Send a signal to those of these processes that live."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
 
 
 def _is_final(result: Mapping[str, Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 
 import kombu.transport.redis
 import pytest
@@ -70,29 +69,20 @@ def bodies_longer_than_the_ttl(stage):
 
 def a_holder_that_stands_still_beyond_its_ttl(stage):
     """The next one gets the lock, and a third one asks for it when the first has released."""
+
+    def standing_still(start):
+        return stage.standing_still([stage.worker_of(start).pid])
+
     with contextlib.ExitStack() as until_it_is_told:
         # The first one's body is over when it goes on and not before, however late the stop comes.
         send(stage, "skip", stage.ttl)
-        with standing_still(stage, stage.await_inside()):
+        with standing_still(stage.await_inside()):
             send(stage, "wait", stage.ttl)
             eventually(lambda: len(starts(stage)) == 2, "the next one got the lock")
             # Its heartbeat must not bring back what the first one deletes.
-            until_it_is_told.enter_context(standing_still(stage, starts(stage)[1]))
+            until_it_is_told.enter_context(standing_still(starts(stage)[1]))
             third = send(stage, "defer", 0.1)
         eventually(lambda: told(stage, third), "the third one is told whether the lock is free")
-
-
-@contextlib.contextmanager
-def standing_still(stage, start):
-    """The worker of this body does nothing meanwhile."""
-    worker = stage.worker_of(start)
-    stage.stopped([worker.pid])
-    worker.signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        worker.signal(signal.SIGCONT)
-        stage.continued([worker.pid])
 
 
 def a_message_that_is_delivered_again_while_it_runs(stage):

@@ -34,3 +34,16 @@ def never(condition: Callable[[], object], what: str, seconds: float) -> None:
         value = condition()
         assert not value, f"happened, and must not: {what} ({value!r})"
         time.sleep(0.02)
+
+
+def within(seconds: float, call: Callable[[], object]) -> bool:
+    """Whether a call takes less time than that. Who is slow is slow three times; a machine that
+    stands still for a moment is not.
+    """
+
+    def took() -> float:
+        began = time.monotonic()
+        call()
+        return time.monotonic() - began
+
+    return any(took() < seconds for _ in range(3))
