@@ -73,6 +73,11 @@ class Extendable(Protocol):
     def beat_denied(self) -> None:
         """The server has another holder, or none."""
 
+    def went_unanswered(self) -> None:
+        """An extension was sent and not answered: it may yet reach the server. Said before
+        `Heartbeat.discard` stops to wait for it.
+        """
+
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         """The server could not be asked."""
 
@@ -193,6 +198,9 @@ class Heartbeat:
             batch = [lease for lease in batch if lease.token in self._leases]
             sent_at = clock()
             replies = _extend_all(store, batch, sent_at, shortest)
+            for lease, reply in zip(batch, replies, strict=True):
+                if isinstance(reply, LockUnavailable):
+                    lease.went_unanswered()
         finally:
             self._in_flight = frozenset()
         for lease, reply in zip(batch, replies, strict=True):

@@ -440,8 +440,10 @@ class Lease:
         if self._on_lost is not None:
             self._on_lost(self)
 
-    def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
+    def went_unanswered(self) -> None:
         self._unanswered = True
+
+    def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         if clock() >= self.deadline:
             heartbeat.discard(self)
             self.mark_lost(error.reason)
@@ -491,7 +493,7 @@ class Lease:
             if isinstance(reply, LockUnavailable):
                 raise reply
         except LockUnavailable as exc:
-            self._unanswered = True
+            self.went_unanswered()
             if clock() < self.deadline:
                 raise
             self.mark_lost(exc.reason)

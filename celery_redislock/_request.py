@@ -374,6 +374,9 @@ class ChildLease:
             error = TaskReplaced(self.claim.keys.lock, by)
             self._task.worker_consumer.call_soon(request.end_child, error, signum)
 
+    def went_unanswered(self) -> None:
+        """It never takes the lock, so that it may arrive at any time."""
+
     def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
         logger.debug("redislock: could not extend for pid %d: %s", self._pid, error)
         self.next_beat = again_at

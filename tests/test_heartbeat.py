@@ -130,6 +130,39 @@ def test_an_extension_under_way_does_not_bring_back_what_is_released(
         store.close()
 
 
+def test_an_extension_that_failed_a_moment_ago_does_not_bring_back_what_is_released(
+    redis_server, client, label
+):
+    """Its lease has not dealt with the failure yet."""
+    failed, goes_on = threading.Event(), threading.Event()
+    sent = []
+
+    class Failing(Store):
+        def extend(self, extensions, *args):
+            sent.extend(extensions)
+            return [LockUnavailable(label, None, "no answer")] * len(extensions)
+
+    class Slow(Lease):
+        def beat_failed(self, *args):
+            failed.set()
+            goes_on.wait(20)
+            super().beat_failed(*args)
+
+    store = Failing(pools_from_url(redis_server.url))
+    lease = Slow(store, make_claim(label, ttl=60))
+    lease.take()
+    heartbeat.beat_now(lease)
+    try:
+        assert failed.wait(20)
+        assert lease.release()
+        replies = Store.extend(store, sent)
+        assert [reply.outcome for reply in replies] == [NOT_OURS]
+        assert not client.exists(lease.key)
+    finally:
+        goes_on.set()
+        store.close()
+
+
 def test_what_is_taken_again_after_it_could_not_be_left_is_given_back(redis_server, client, label):
     sent, goes_on = threading.Event(), threading.Event()
 
