@@ -142,14 +142,18 @@ def test_the_locks_of_all_children_are_extended_in_one_round_trip(
         stats = client.info("everything")
         return stats["cmdstat_evalsha"]["calls"], stats["total_reads_processed"]
 
-    scripts, reads = so_far()
-    asked = 1
+    def reads_of_five_ticks():
+        scripts, reads = so_far()
+        asked = 1
 
-    def extended():
-        nonlocal asked
-        asked += 1
-        return so_far()[0] - scripts >= 5 * children
+        def extended():
+            nonlocal asked
+            asked += 1
+            return so_far()[0] - scripts >= 5 * children
 
-    eventually(extended, "five ticks")
-    of_heartbeats = so_far()[1] - reads - asked
-    assert of_heartbeats <= 5 * children / 2, "the extensions go out one by one"
+        eventually(extended, "five ticks")
+        return so_far()[1] - reads - asked
+
+    # They were taken at different times, and come together tick by tick.
+    few = 5 * children / 2
+    assert any(reads_of_five_ticks() <= few for _ in range(4)), "the extensions go out one by one"

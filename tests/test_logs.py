@@ -108,8 +108,10 @@ def test_a_lost_lock_says_which_task_lost_it(redis_server, client, label, lines)
     lock = RedisLock(redis_server.url, f"{label}\n", ttl=0.5)
     assert lock.acquire(0)
     client.set(lock.key, "another's", px=5000)
-    eventually(lambda: lock.lost, "it is lost")
-    (record,) = [line for line in lines() if line.redislock_outcome == "lost"]
+    (record,) = eventually(
+        lambda: [line for line in lines() if line.redislock_outcome == "lost"], "it is said"
+    )
+    assert lock.lost
     assert record.levelno == logging.ERROR
     assert record.redislock_key == one_line(lock.key)
     assert record.redislock_fence > 0

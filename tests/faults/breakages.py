@@ -14,6 +14,7 @@ from celery_redislock._request import LockRequest
 from celery_redislock._run import Run
 from celery_redislock._store import Claim
 from celery_redislock.policies import NO_RESULT
+from tests.support.waiting import eventually
 
 
 def apply(name: str | None) -> None:
@@ -51,8 +52,10 @@ def token_is_task_id() -> None:
 
 def release_before_death() -> None:
     """A main process that releases when Celery reports a hard limit, and not when the child is
-    gone.
+    gone, which is later: when another one is inside.
     """
+    from tests.faults.tasks import history
+
     on_timeout = LockRequest.on_timeout
 
     def releasing(self: Any, soft: bool, timeout: float) -> Any:
@@ -61,6 +64,7 @@ def release_before_death() -> None:
             keys = lock_keys(locks.prefix, task.lock_name(self._args, self._kwargs))
             claim = Claim(keys, self._lock_token, task.lock_options.lock_ttl, "", self.id)
             locks.store.release(claim)
+            eventually(lambda: len(history.events("start")) == 2, "another one is inside")
         return on_timeout(self, soft, timeout)
 
     LockRequest.on_timeout = releasing  # type: ignore[method-assign]

@@ -92,9 +92,10 @@ def a_message_that_is_delivered_again_while_it_runs(stage):
 
 
 def a_hard_time_limit_while_another_one_waits(stage):
-    send(stage, "skip", 10.0, time_limit=1)
+    send(stage, "skip", 10.0, time_limit=3)
     stage.await_inside()
-    send(stage, "wait", 0.3)
+    waiting = send(stage, "wait", 0.3)
+    eventually(lambda: told(stage, waiting), "it waits")
 
 
 SCENES = {
