@@ -102,7 +102,7 @@ def test_queued_duplicates_run_one_after_another_in_their_order(send, hold, room
 
 @pytest.mark.usefixtures("worker")
 def test_a_newcomer_does_not_overtake_the_room(send, hold, room, journal, label):
-    first, _ = hold("queued", 0.6)
+    first, _ = hold("queued", 3.0)
     here = room(first.id)
     waiting = [send("queued", label, 0.02) for _ in range(10)]
     eventually(lambda: len(here.ids()) == 10, "all wait")

@@ -85,7 +85,7 @@ def a_crash_between_hand_over_and_publishing(stage):
 
 def a_newcomer_that_meets_a_free_lock_and_a_room(stage):
     with standing_after_the_release(stage) as free:
-        send(stage, "queue", 0.5)
+        send(stage, "queue", 3.0)
         stage.await_inside()
         await_event(stage, send(stage, "queue", 0.1), "parked")
         free()
@@ -93,13 +93,13 @@ def a_newcomer_that_meets_a_free_lock_and_a_room(stage):
 
 
 def two_that_wait(stage):
-    for _ in range(3):
-        send(stage, "queue", 0.3)
+    for seconds in (2.0, 0.3, 0.3):
+        send(stage, "queue", seconds)
 
 
 def three_at_once(stage):
     for _ in range(2):
-        send(stage, "two", 1.5, key="t")
+        send(stage, "two", 3.0, key="t")
     eventually(lambda: len(stage.inside()) == 2, "two run")
     await_event(stage, send(stage, "two", 0.3, key="t"), "start", "conflict")
 
@@ -111,7 +111,7 @@ def two_with_a_pause_between(stage):
 
 def a_retry_that_meets_what_came_since(stage):
     with standing_after_the_release(stage) as free:
-        first = send(stage, "retry_coalesced", 1.0, retries=1, countdown=0)
+        first = send(stage, "retry_coalesced", 3.0, retries=1, countdown=0)
         stage.await_inside()
         await_event(stage, send(stage, "retry_coalesced", 0.1, retries=0), "parked")
         free()
@@ -126,7 +126,7 @@ def a_retry_that_meets_what_came_since(stage):
 
 
 def a_soft_limit_while_it_is_parked(stage):
-    send(stage, "queue", 1.0)
+    send(stage, "queue", 3.0)
     stage.await_inside()
     armed = steps.arm(stage.history, "parked")
     try:
