@@ -444,7 +444,7 @@ def test_tasks_are_protected_in_a_worker_that_imports_nothing_of_ours(
         app="tests.support.unaware",
         conf={"redislock_tasks": {"unaware": {"lock_key": ["label"]}}},
     )
-    first = sender.send_task("unaware", [label, 1.5], queue=queue)
+    first = sender.send_task("unaware", [label, 4.0], queue=queue)
     eventually(lambda: journal.read(label, "start"), "it runs")
     with pytest.raises(TaskSkipped):
         sender.send_task("unaware", [label], queue=queue).get(timeout=20)

@@ -84,7 +84,7 @@ def start(send, journal, label):
 
 
 def test_a_skipped_task_is_shown_as_skipped_and_by_whom(monitor, send, start, label):
-    first, _ = start("skip", 1.0)
+    first, _ = start("skip", 3.0)
     second = send("skip", label)
     event = monitor.await_kind(second, "task-lock-skipped")
     assert event["name"] == "skip"
@@ -148,7 +148,7 @@ def test_one_that_is_revoked_while_it_waits_is_not_shown_as_waiting(
 def test_a_lock_that_vanished_and_was_taken_again_is_recovered(
     monitor, start, client, locks_of, label
 ):
-    first, _ = start("short_ttl", 1.5)
+    first, _ = start("short_ttl", 4.0)
     client.delete(*locks_of(first.id))
     event = monitor.await_kind(first, "task-lock-recovered")
     assert event["redislock_reason"] == "retaken"
@@ -181,7 +181,7 @@ def test_a_terminated_tasks_state_is_not_hidden_by_its_freed_lock(monitor, start
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_other_pools_send_them_too(monitor, start_worker, sender, journal, queue, label, pool):
     start_worker("-E", queues=queue, pool=pool, concurrency=4)
-    sender.send_task("skip", [label, 1.0], queue=queue)
+    sender.send_task("skip", [label, 3.0], queue=queue)
     eventually(lambda: journal.read(label, "start"), "it runs")
     second = sender.send_task("skip", [label], queue=queue)
     monitor.await_kind(second, "task-lock-skipped")
@@ -191,7 +191,7 @@ def test_a_worker_that_sends_no_events_sends_none(
     monitor, start_worker, sender, journal, queue, label
 ):
     start_worker(queues=queue)
-    sender.send_task("skip", [label, 1.0], queue=queue)
+    sender.send_task("skip", [label, 3.0], queue=queue)
     eventually(lambda: journal.read(label, "start"), "it runs")
     second = sender.send_task("skip", [label], queue=queue)
     second.get(timeout=20, propagate=False)

@@ -152,7 +152,7 @@ def test_a_warm_shutdown_waits_for_the_body_and_frees_the_lock(
     start_worker, sender, queue, journal, label, locks_of, pool
 ):
     worker = start_worker(queues=queue, pool=pool, concurrency=1)
-    result = sender.send_task("long_ttl", [label, 1.5], queue=queue)
+    result = sender.send_task("long_ttl", [label, 3.0], queue=queue)
     start_of(journal, label)
     worker.signal(signal.SIGTERM)
 

@@ -123,7 +123,7 @@ def test_of_coalesced_duplicates_the_last_runs(working: Any, held_lock: Hold, la
 
 def test_a_lock_of_the_queue_is_taken_by_who_sends(working: Any, label: str) -> None:
     task = working[0]["queued"]
-    first, second = (task.apply_async((label,), countdown=1) for _ in range(2))
+    first, second = (task.apply_async((label,), countdown=3) for _ in range(2))
     assert first.id == second.id
     assert assert_locked(task, label).queued
     first.get(timeout=20)

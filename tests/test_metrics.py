@@ -111,7 +111,7 @@ def test_who_waits_is_seen_and_what_became_of_a_lost_lock(
     def value(name, **labels):
         return read(scraped())[f"redislock_{name}", tuple(sorted(labels.items()))]
 
-    sender.send_task("wait", [label, 1.5], queue=queue)
+    sender.send_task("wait", [label, 3.0], queue=queue)
     eventually(lambda: journal.read(label, "start"), "it runs")
     second = sender.send_task("wait", [label, 0.0], queue=queue)
     eventually(lambda: value("waiting", task="wait") == 1, "it waits")

@@ -84,7 +84,7 @@ def test_once_a_duplicate_is_not_sent_and_gets_the_result_of_the_one_that_stands
 
 def test_once_unlocked_before_the_run_another_may_be_sent_during_it(after, label, starts, running):
     rebuild = after["celery-once"].rebuild
-    first = rebuild.apply_async((label,), countdown=1)
+    first = rebuild.apply_async((label,), countdown=3)
     with pytest.raises(LockConflict) as caught:
         rebuild.delay(label)
     assert caught.value.holder.task_id == first.id

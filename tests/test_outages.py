@@ -143,7 +143,7 @@ def test_an_outage_at_the_release_ends_in_a_log_line(
     locks_on, proxy, sender, queue, journal, label
 ):
     worker = locks_on(proxy)
-    result = sender.send_task("skip", [label, 1.5], queue=queue)
+    result = sender.send_task("skip", [label, 3.0], queue=queue)
     eventually(lambda: journal.read(label, "start"), "it runs")
     proxy.cut_off()
     assert result.get(timeout=30), "the task does not fail for it"

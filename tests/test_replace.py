@@ -215,10 +215,10 @@ def test_a_redis_lock_is_told_too(worker, send, conf, redis_server, label):
 def test_a_message_in_the_queue_is_replaced_before_it_runs(worker, send, conf, journal, label):
     app = make_sender(conf)
     task = app.tasks["unique_newest"]
-    first = task.apply_async((label, 0.1), queue=QUEUE, countdown=3)
+    first = task.apply_async((label, 0.1), queue=QUEUE, countdown=6)
     assert task.lock_holder(label).task_id == first.id
     second = task.apply_async((label, 0.1), queue=QUEUE)
-    assert second.get(timeout=2.5)
+    assert second.get(timeout=5)
     assert ended(first).holder.task_id == second.id
     assert first.state == "REVOKED"
     assert journal.count(label, "start") == 1

@@ -86,7 +86,7 @@ def outcome_of(result, timeout=30):
 
 @pytest.mark.usefixtures("worker")
 def test_queued_duplicates_run_one_after_another_in_their_order(send, hold, room, journal, label):
-    first, _ = hold("queued", 2.0)
+    first, _ = hold("queued", 4.0)
     here = room(first.id)
     others = []
     for count in range(1, 7):
@@ -122,7 +122,7 @@ def test_a_newcomer_does_not_overtake_the_room(send, hold, room, journal, label)
 def test_of_coalesced_duplicates_the_newest_runs_and_the_others_name_their_successor(
     send, hold, room, journal, label
 ):
-    first, _ = hold("coalesced", 2.0)
+    first, _ = hold("coalesced", 4.0)
     here = room(first.id)
     others = []
     for _ in range(5):
@@ -164,7 +164,7 @@ def test_the_last_trigger_always_gets_its_run(send, journal, label):
 
 @pytest.mark.usefixtures("worker")
 def test_a_retry_does_not_take_the_run_of_what_came_since(send, hold, room, journal, label):
-    first, _ = hold("coalesced_retries", 1.0, kwargs={"times": 1})
+    first, _ = hold("coalesced_retries", 3.0, kwargs={"times": 1})
     here = room(first.id)
     second = send("coalesced_retries", label)
     eventually(lambda: here.ids() == [second.id], "it waits")
@@ -215,14 +215,14 @@ def test_a_chord_with_a_coalesced_member_fails_fast_and_one_with_queued_members_
         return chord(members)(sender.signature("total").set(queue=QUEUE))
 
     assert chord_of("queued", *[label] * 5).get(timeout=30) == 5
-    hold("coalesced", 1.0)
+    hold("coalesced", 3.0)
     with pytest.raises((ChordError, TaskSkipped)):
         chord_of("coalesced", *[label] * 3).get(timeout=30)
 
 
 @pytest.mark.usefixtures("worker")
 def test_one_more_than_the_limit_meets_the_next_policy(send, hold, room, label):
-    first, _ = hold("queued_two", 2.0)
+    first, _ = hold("queued_two", 4.0)
     here = room(first.id)
     waiting = [send("queued_two", label, 0.05) for _ in range(2)]
     eventually(lambda: len(here.ids()) == 2, "the room is full")
@@ -280,7 +280,7 @@ def test_who_is_turned_away_leaves_the_room_and_so_does_every_copy(send, hold, r
 def test_a_task_in_the_room_keeps_everything_that_its_message_said(
     sender, send, hold, label, client
 ):
-    first, _ = hold("queued_describes", 1.0, priority=3, headers={"tenant": "blue"}, shadow="dusk")
+    first, _ = hold("queued_describes", 3.0, priority=3, headers={"tenant": "blue"}, shadow="dusk")
     second = send(
         "queued_describes", label, 0.0, priority=3, headers={"tenant": "blue"}, shadow="dusk"
     )
@@ -292,7 +292,7 @@ def test_a_task_in_the_room_keeps_everything_that_its_message_said(
 
 @pytest.mark.usefixtures("worker")
 def test_a_revoked_task_leaves_the_room_and_the_next_runs(sender, send, hold, room, label):
-    first, _ = hold("queued", 2.0)
+    first, _ = hold("queued", 4.0)
     here = room(first.id)
     second, third = send("queued", label, 0.05), None
     eventually(lambda: len(here.ids()) == 1, "it waits")
@@ -323,7 +323,7 @@ def test_what_may_have_been_parked_is_a_copy_from_then_on(
     with Proxy(own_redis.port) as way:
         conf = {"redislock_url": f"{way.url}/0"}
         worker = start_worker(queues=queue, concurrency=2, conf=conf)
-        first = sender.send_task("queued_named", [label, 1.0], queue=queue)
+        first = sender.send_task("queued_named", [label, 1.5], queue=queue)
         eventually(lambda: journal.count(label, "start") == 1, "the holder runs")
         with own_redis.client() as direct:
             direct.script_load(_store._PARK.text)  # else what is lost is that it is unknown
@@ -371,7 +371,7 @@ def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
 def test_what_cannot_be_read_is_set_aside_and_blocks_nobody(
     send, hold, room, client, worker, label
 ):
-    first, _ = hold("queued", 2.0)
+    first, _ = hold("queued", 4.0)
     here = room(first.id)
     corrupt = ["x:0.0", "y:0.0", "z:0.0"]
     client.rpush(here.key("room"), *corrupt)
@@ -389,7 +389,7 @@ def test_what_cannot_be_read_is_set_aside_and_blocks_nobody(
 def test_a_redis_lock_of_the_same_name_waits_until_the_room_is_empty(
     send, hold, room, redis_server, label
 ):
-    first, _ = hold("queued_named", 1.5)
+    first, _ = hold("queued_named", 4.0)
     here = room(first.id)
     waiting = [send("queued_named", label, 0.3) for _ in range(2)]
     eventually(lambda: len(here.ids()) == 2, "both wait")
@@ -501,7 +501,7 @@ def test_as_many_as_the_limit_says_run_at_once(send, journal, label):
 
 @pytest.mark.usefixtures("worker")
 def test_beyond_the_limit_a_duplicate_is_skipped(send, journal, label):
-    holders = [send("two_at_once", label, 2.0) for _ in range(2)]
+    holders = [send("two_at_once", label, 4.0) for _ in range(2)]
     eventually(lambda: journal.count(label, "start") == 2, "two run")
     with pytest.raises(TaskSkipped) as caught:
         send("two_at_once", label, 0.0).get(timeout=20)
@@ -512,7 +512,7 @@ def test_beyond_the_limit_a_duplicate_is_skipped(send, journal, label):
 
 def test_a_crashed_holders_permit_comes_back_alone(start_worker, send, journal, label, queue):
     start_worker(queues=queue, concurrency=3)
-    first = send("two_at_once_late", label, 1.0, queue=queue)
+    first = send("two_at_once_late", label, 3.0, queue=queue)
     second = send("two_at_once_late", label, 6.0, queue=queue)
     entries = eventually(
         lambda: len(journal.read(label, "start")) == 2 and journal.read(label, "start"), "two run"

@@ -262,7 +262,7 @@ def test_a_duplicate_gets_the_result_of_the_one_in_the_queue(tasks, label, lengt
 def test_the_lock_passes_from_the_message_to_the_run_and_stands_until_its_end(
     tasks, label, queue, start_worker, client, journal
 ):
-    first = tasks.send("unique", label, 1.0)
+    first = tasks.send("unique", label, 3.0)
     start_worker(queues=queue)
     eventually(lambda: journal.count(label, "start") == 1, "it runs")
     assert not tasks.unique.lock_holder(label).queued
@@ -278,7 +278,7 @@ def test_the_lock_passes_from_the_message_to_the_run_and_stands_until_its_end(
 def test_a_lock_of_the_queue_alone_is_free_as_soon_as_the_task_starts(
     tasks, label, queue, start_worker, journal
 ):
-    first = tasks.send("unique_queued", label, 1.5)
+    first = tasks.send("unique_queued", label, 3.0)
     assert tasks.send("unique_queued", label).id == first.id
     start_worker(queues=queue)
     eventually(lambda: journal.count(label, "start") == 1, "it runs")
@@ -300,7 +300,7 @@ def test_a_duplicate_may_be_told(tasks, label, length):
 
 
 def test_a_duplicate_that_is_sent_meets_the_policy(tasks, label, queue, length, start_worker):
-    first = tasks.send("unique_skip", label, 1.0)
+    first = tasks.send("unique_skip", label, 3.0)
     second = tasks.send("unique_skip", label)
     assert length() == 2
     start_worker(queues=queue)
@@ -392,8 +392,8 @@ def test_a_countdown_longer_than_the_ttl_is_survived(
 ):
     key = tasks.unique_short.lock_key_for(label)
     start_worker(queues=queue)
-    first = tasks.send("unique_short", label, 0.1, countdown=3)
-    assert 32_000 < client.pttl(key) <= 33_000
+    first = tasks.send("unique_short", label, 0.1, countdown=5)
+    assert 33_000 < client.pttl(key) <= 35_000
     never(lambda: tasks.send("unique_short", label).id != first.id, "another was sent", 2.5)
     assert first.get(timeout=20)
     assert journal.count(label, "start") == 1
@@ -418,7 +418,7 @@ def test_an_eta_and_an_expiry_in_any_form_are_counted(app, tasks, label, client,
 
 def test_a_revoked_message_frees_the_lock_at_once(app, tasks, label, queue, start_worker, journal):
     start_worker(queues=queue)
-    first = tasks.send("unique", label, countdown=1.5)
+    first = tasks.send("unique", label, countdown=4)
     assert tasks.unique.lock_holder(label).queued
     first.revoke()
     eventually(lambda: tasks.unique.lock_holder(label) is None, "the lock is free", 10)
@@ -477,7 +477,7 @@ def test_a_retry_of_a_task_that_is_unique_in_the_queue_runs_all_the_same(
     tasks, label, queue, start_worker, journal
 ):
     start_worker(queues=queue)
-    first = tasks.send("unique_queued_retries", label, 1, 1.5)
+    first = tasks.send("unique_queued_retries", label, 1, 4)
     eventually(lambda: journal.count(label, "start") == 1, "its first attempt runs")
     eventually(lambda: tasks.unique_queued_retries.lock_holder(label), "its retry is queued")
     assert tasks.send("unique_queued_retries", label).id == first.id
@@ -561,7 +561,7 @@ def test_who_waits_for_a_queued_task_leaves_it_the_only_slot(
 
 def test_who_waits_for_a_revoked_message_has_its_turn(app, tasks, label, queue, start_worker):
     start_worker(queues=queue)
-    first = tasks.send("unique_line", label, countdown=2)
+    first = tasks.send("unique_line", label, countdown=4)
     second = app.send_task("unique_line", (label, 0.1), queue=queue)
     first.revoke()
     assert second.get(timeout=20)
@@ -680,7 +680,7 @@ def test_a_message_without_a_reservation_is_a_duplicate_like_any_other(
     app, tasks, label, queue, start_worker
 ):
     start_worker(queues=queue)
-    first = tasks.send("unique", label, countdown=2)
+    first = tasks.send("unique", label, countdown=4)
     with pytest.raises(TaskSkipped) as caught:
         app.send_task("unique", (label,), queue=queue).get(timeout=20)
     assert (caught.value.holder.task_id, caught.value.holder.queued) == (first.id, True)

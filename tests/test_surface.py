@@ -54,7 +54,7 @@ def test_every_pool_takes_the_lock(start_worker, sender, queue, journal, label, 
     start_worker(queues=queue, pool=pool, concurrency=1 if pool == "solo" else 4)
     if pool == "solo":
         start_worker(queues=queue, pool=pool, concurrency=1)
-    first = sender.send_task("skip", [label, 2.0], queue=queue)
+    first = sender.send_task("skip", [label, 4.0], queue=queue)
     eventually(lambda: journal.read(label, "start"), "it runs")
     duplicates = [sender.send_task("skip", [label], queue=queue) for _ in range(3)]
     if pool == "solo":  # what the busy worker takes runs after the first
@@ -98,7 +98,7 @@ def test_tasks_one_does_not_own_are_protected_by_name_or_glob(
         },
     )
     assert "'no.such.task'" in worker.log(), "a name that matches nothing is said"
-    first = sender.send_task("plain", [label, 1.5], queue=queue)
+    first = sender.send_task("plain", [label, 4.0], queue=queue)
     entry = eventually(lambda: journal.read(label, "start"), "it runs")[0]
     (key,) = locks_of(entry.task_id)
     assert client.pttl(key) > 30_000

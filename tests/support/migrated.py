@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs/migrating.md"
 #: Where the page says that the locks are.
 URL = "redis://localhost:6379/0"
 #: Seconds that the page's `work` takes.
-WORK = 1.0
+WORK = 2.5
 
 
 class App(Celery):

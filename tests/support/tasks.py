@@ -78,8 +78,8 @@ def pause(seconds: float) -> None:
 
 def body(self: Any, label: str, seconds: float = 0.2, how: str = "return") -> Any:
     """One run: written down at its start and end, whatever the end is."""
-    journal.write("start", label, self.request, {"fence": self.lock.fence})
-    try:
+    try:  # who sees the start may end it before the line below is over
+        journal.write("start", label, self.request, {"fence": self.lock.fence})
         pause(seconds)
         if how == "raise":
             raise ValueError("the body failed")
@@ -277,8 +277,8 @@ queued_describes = singleton(name="queued_describes", on_conflict="queue")(descr
 
 @singleton(name="retries", max_retries=3)
 def retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
-    journal.write("start", label, self.request, {"fence": self.lock.fence})
     try:
+        journal.write("start", label, self.request, {"fence": self.lock.fence})
         pause(0.05)
         if self.request.retries < times:
             raise self.retry(countdown=countdown)
@@ -348,8 +348,8 @@ def pages(self: Any, label: str, left: int = 2) -> Any:
 @singleton(name="hard_limited", lock_ttl=60, time_limit=1)
 def hard_limited(self: Any, label: str, finally_for: float = 0.0) -> None:
     """Killed by its time limit, while its `finally` still works."""
-    journal.write("start", label, self.request)
     try:
+        journal.write("start", label, self.request)
         pause(60)
     finally:
         for step in range(1000):
@@ -377,8 +377,8 @@ def watches_lock(self: Any, label: str, seconds: float = 20.0) -> str:
 @singleton(name="aborts", lock_ttl=1, on_lock_lost="abort")
 def aborts(self: Any, label: str, seconds: float = 20.0, how: str = "sleep") -> str:
     """Is ended by `LockLost` in the middle of one long sleep."""
-    journal.write("start", label, self.request)
     try:
+        journal.write("start", label, self.request)
         if how == "sleep":
             time.sleep(seconds)
         else:
@@ -401,8 +401,8 @@ def holds_gil(self: Any, label: str, seconds: float) -> Any:
 
 @singleton(name="soft_limit_in_finally", soft_time_limit=1, lock_ttl=60)
 def soft_limited(self: Any, label: str) -> str:
-    journal.write("start", label, self.request)
     try:
+        journal.write("start", label, self.request)
         pause(60)
     except SoftTimeLimitExceeded:
         journal.write("end", label, self.request)
