@@ -26,10 +26,13 @@ def free_port() -> int:
     """A port that nobody listens on.
 
     Below those that the kernel gives to outgoing connections: one of them could take it while
-    its server is being restarted.
+    its server is being restarted. And of this pytest process's own share, for the same reason.
     """
+    share = (32000 - 20000) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    first = 20000 + share * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
-        port = random.SystemRandom().randint(20000, 32000)  # also where the test seeds `random`
+        # Not by `random`, which tests seed.
+        port = first + random.SystemRandom().randrange(share)
         if port in _given:
             continue
         with socket.socket() as probe, contextlib.suppress(OSError):
