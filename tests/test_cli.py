@@ -18,7 +18,7 @@ from celery_redislock._keys import lock_keys
 from celery_redislock._room import Entry
 from tests.support.looking import ROOT, claim, installed, make_app, run, take
 from tests.support.servers import free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, within
 
 
 @pytest.fixture
@@ -161,13 +161,12 @@ def test_twenty_thousand_locks_are_listed_in_seconds_and_without_KEYS(own_redis)
         with own_redis.client() as client:
             eventually(lambda: client.dbsize() == 20_000, "all are there")
             app = make_app(own_redis.url, "many")
-            began = time.monotonic()
-            result = run(app, "list", "--limit", "3")
-            took = time.monotonic() - began
+            results = []
+            # Half a second on an idle machine.
+            assert within(10, lambda: results.append(run(app, "list", "--limit", "3")))
             store_of(app).close()
             stats = client.info("commandstats")
-    assert result.output.splitlines()[-1] == "20000 locks, the first 3 shown"
-    assert took < 10, "half a second on an idle machine"
+    assert results[-1].output.splitlines()[-1] == "20000 locks, the first 3 shown"
     assert "cmdstat_keys" not in stats
     assert stats["cmdstat_scan"]["usec_per_call"] < 5000
 

@@ -121,7 +121,7 @@ def test_a_lost_lock_says_which_task_lost_it(redis_server, client, label, lines)
 def test_no_name_breaks_a_workers_log(start_worker, sender, journal, queue, label):
     worker = start_worker(queues=queue)
     name = f"{label}{EVIL}"
-    first = sender.send_task("named", [name, 1.0], queue=queue)
+    first = sender.send_task("named", [name, 4.0], queue=queue)
     eventually(lambda: journal.read(name, "start"), "it runs")
     for _ in range(3):
         sender.send_task("named", [name], queue=queue).get(timeout=20, propagate=False)
