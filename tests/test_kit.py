@@ -205,7 +205,7 @@ def test_without_the_server_a_task_does_what_it_says(
     started = time.monotonic()
     with redislock_memory.unreachable():
         result = task.apply()
-    assert time.monotonic() - started < 1, "nobody waits for it to come back"
+    assert time.monotonic() - started < 4, "nobody waits for it to come back"
     if choice == "run":
         assert result.get() == "ran"
     else:

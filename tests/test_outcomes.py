@@ -38,11 +38,11 @@ def sig(sender):
 
 @pytest.fixture
 def holder(send, journal, label):
-    """A run that holds the label's lock for two seconds."""
+    """A run that holds the label's lock for three seconds."""
 
-    def hold(name, seconds=2.0):
-        result = send(name, label, seconds)
-        eventually(lambda: journal.count(label, "start") == 1, "the holder runs")
+    def hold(name, seconds=3.0, at=label):
+        result = send(name, at, seconds)
+        eventually(lambda: journal.count(at, "start") == 1, "the holder runs")
         return result
 
     return hold
@@ -70,7 +70,7 @@ def test_a_skip_with_a_result_succeeds_with_it(send, holder, label):
 
 
 def test_a_deferred_duplicate_runs_later_under_its_own_id(send, holder, journal, label):
-    first = holder("defer", 1.0)
+    first = holder("defer", 3.0)
     duplicate = send("defer", label, 0.1)
     assert first.get(timeout=20)
     assert duplicate.get(timeout=20)
@@ -87,7 +87,7 @@ def test_a_deferral_that_waited_too_long_does_what_comes_then(send, holder, labe
 
 
 def test_a_waiting_duplicate_runs_when_the_lock_is_released(send, holder, journal, label):
-    first = holder("wait", 1.0)
+    first = holder("wait", 3.0)
     others = [send("wait", label, 0.1) for _ in range(2)]
     for result in (first, *others):
         assert result.get(timeout=20)
@@ -96,12 +96,14 @@ def test_a_waiting_duplicate_runs_when_the_lock_is_released(send, holder, journa
 
 
 def test_a_waiting_task_starts_at_the_release_and_not_by_polling(send, holder, journal, label):
-    holder("wait", 1.0)
-    send("wait", label, 0.0).get(timeout=20)
-    ended = journal.read(label, "end")[0].at
-    started = journal.read(label, "start")[1].at
-    # The ttl is 6 s: without the wake-up it would look again after 2 s at the earliest.
-    assert started - ended < 1.0
+    def waits(at):
+        holder("wait", 1.0, at)
+        send("wait", at, 0.0).get(timeout=20)
+        return journal.read(at, "start")[1].at - journal.read(at, "end")[0].at
+
+    # The ttl is 6 s: without the wake-up it would look again after 2 s at the earliest. It may be
+    # the machine that stands still, but not each time.
+    assert any(waits(f"{label}-{n}") < 0.9 for n in range(3))
 
 
 def test_a_wait_that_times_out_does_what_comes_then(send, holder, label):
@@ -137,7 +139,7 @@ def test_a_chord_with_a_duplicate_that_has_a_result_goes_on(sig, holder, label):
 
 
 def test_a_chord_with_deferred_duplicates_completes(sig, holder, journal, label):
-    holder("defer", 1.0)
+    holder("defer", 3.0)
     header = [sig("defer", label, 0.05) for _ in range(3)]
     assert chord(header, sig("total"))().get(timeout=30) == 3
     assert journal.overlaps(label) == []
@@ -154,7 +156,7 @@ def test_a_chain_behind_a_skipped_duplicate_fails_fast(sig, holder, label):
 
 
 def test_a_chain_goes_on_after_a_deferred_duplicate(sig, holder, label):
-    holder("defer", 1.0)
+    holder("defer", 3.0)
     assert chain(sig("defer", label, 0.05), sig("total"))().get(timeout=20) == 2
 
 
@@ -176,7 +178,7 @@ def test_a_group_runs_one_at_a_time(sig, journal, label):
 
 
 def test_an_errback_is_not_called_for_a_skip(sig, send, holder, journal, label):
-    holder("skip", 1.5)
+    holder("skip", 3.0)
     duplicate = sig("skip", label).on_error(sig("failed", label=label)).apply_async()
     with pytest.raises(TaskSkipped):
         duplicate.get(timeout=20)
@@ -243,7 +245,7 @@ def test_a_skip_outlasts_what_celery_stores_when_the_brokers_connection_is_lost(
 
 
 def test_a_deferred_duplicate_does_not_become_its_own_child(sig, holder, label):
-    holder("describes", 1.0)
+    holder("describes", 3.0)
     deferred = sig("describes", label).apply_async()
     told = deferred.get(timeout=20)
     assert told["parent_id"] is None
@@ -269,7 +271,7 @@ def test_a_deferred_duplicate_keeps_everything(sig, holder, journal, label):
         "stamped_headers": ["stamp"],
         "stamp": "s",
     }
-    holder("describes", 1.0)
+    holder("describes", 3.0)
     deferred = sig("describes", label).apply_async(**options)
     undisturbed = sig("describes", f"{label}-other").apply_async(**options)
     told = deferred.get(timeout=20)

@@ -972,18 +972,17 @@ def times_out_within(seconds: float, operation: Callable[[], Any]) -> bool:
 
 @pytest.mark.parametrize("trouble", TROUBLE, ids=lambda trouble: trouble.__name__)
 def test_what_a_server_in_trouble_says_is_told_and_soon(tmp_path, label, trouble) -> None:
-    ttl = 0.6
+    ttl, errors = 0.6, []
     with trouble(tmp_path) as (url, relieve):
         store = Store(pools_from_url(url))
         for name, operation in every_operation(store, label, ttl).items():
-            started = time.monotonic()
-            error = error_of(operation)
+            assert within(ttl / 3 + 0.25, lambda op=operation: errors.append(error_of(op)))
+            error = errors[-1]
             if error is None:
                 assert name in POSSIBLE.get(trouble, ()), f"{name} was possible"
             else:
                 assert error.key == lock_keys("redislock", label).lock
                 assert re.search(TROUBLE[trouble], error.reason)
-            assert time.monotonic() - started < ttl / 3 + 0.25
         if relieve:
             relieve()
             claim = make_claim(label, ttl=ttl)
@@ -1221,7 +1220,7 @@ def test_a_server_that_came_back_empty_gives_no_new_lock_for_a_third_of_the_ttl(
 def test_what_a_server_that_came_back_empty_forgot_is_taken_again_at_once(
     own_store, own_redis, label
 ) -> None:
-    claim = make_claim(label, ttl=6)
+    claim = make_claim(label, ttl=18)
     reply = taken(own_store.acquire(claim))
     own_redis.restart_empty()
     started = time.monotonic()
@@ -1232,7 +1231,7 @@ def test_what_a_server_that_came_back_empty_forgot_is_taken_again_at_once(
         return False
 
     eventually(extended, "it is taken again")
-    assert time.monotonic() - started < 1.8  # a newcomer would be held off for two
+    assert time.monotonic() - started < 5  # a newcomer would be held off for six
 
 
 def test_who_found_the_server_away_at_first_holds_off_too(own_redis, label) -> None:

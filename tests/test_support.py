@@ -15,7 +15,7 @@ from redis.retry import Retry
 
 from celery_redislock import LockLost, RedisLock
 from tests.support.servers import Proxy, RabbitMQ, RedisServer, SentinelSet
-from tests.support.waiting import eventually, never
+from tests.support.waiting import eventually, never, within
 
 LOST = (redis.ConnectionError, redis.TimeoutError)
 
@@ -73,11 +73,11 @@ def test_what_is_cut_off_is_refused_until_it_is_reconnected(proxy, through) -> N
 
 @pytest.mark.parametrize("way", ["to_server", "to_client"])
 def test_each_way_can_be_delayed(proxy, through, way) -> None:
-    assert seconds(through.ping) < 1.5
+    assert within(1.5, through.ping)
     getattr(proxy, way).delay = 1.5
     assert seconds(through.ping) >= 1.5
     proxy.heal()
-    assert seconds(through.ping) < 1.5
+    assert within(1.5, through.ping)
 
 
 def test_a_request_on_a_blocked_way_is_executed_when_the_way_is_free(
