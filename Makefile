@@ -7,12 +7,13 @@ PYTHONS := 3.10 3.11 3.12 3.13
 # They wait most of the time.
 WORKERS ?= 6
 # In their order: the longest files come first, with few tests in each.
-PYTEST := python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST := python -m pytest $(SIDE_BY_SIDE)
 
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test faults torture bench lint format test-lowest test-pythons pictures docs dist clean
+.PHONY: help demo test faults torture bench lint format test-stalls test-lowest test-pythons pictures docs dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -33,6 +34,9 @@ demo: .venv/demo  ## the main job on an embedded Redis, drawn live, in half a mi
 
 test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
 	.venv/bin/$(PYTEST) $(ARGS)
+
+test-stalls: .venv/made  ## the suite on a machine that stands still now and then
+	.venv/bin/python -m tests.stalls $(SIDE_BY_SIDE) $(ARGS)
 
 .venv/faults: .venv/made
 	.venv/bin/pip install -q --group faults

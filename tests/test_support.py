@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -14,6 +21,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redislock import LockLost, RedisLock
+from tests.stalls import below, stall
 from tests.support.servers import Proxy, RabbitMQ, RedisServer, SentinelSet
 from tests.support.waiting import eventually, never, within
 
@@ -328,3 +336,55 @@ def test_a_lock_is_taken_through_the_sentinels(sentinels, label) -> None:
     taken(store.acquire(claim))
     assert sentinels.client().exists(claim.keys.lock)
     store.close()
+
+
+# -- a machine that stands still --------------------------------------------------------------
+
+#: A process and its child, which say ten times a second that they run.
+TICKS = """
+import os, sys, time
+who = "child" if os.fork() == 0 else "parent"
+while True:
+    print(who, flush=True)
+    time.sleep(0.1)
+"""
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_stall_stops_all_below_us_and_what_a_test_had_stopped_stays_so() -> None:
+    ticking = subprocess.Popen([sys.executable, "-c", TICKS], stdout=subprocess.PIPE, text=True)
+    stopped = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    assert ticking.stdout is not None
+    listener = threading.Thread(target=lambda: deque(map(said.put, ticking.stdout), 0))
+    listener.start()
+
+    def both_run() -> bool:
+        heard: set[str] = set()
+        while len(heard) < 2:
+            heard.add(said.get(timeout=20))
+        return True
+
+    try:
+        assert both_run()
+        pids = [ticking.pid, *(pid for pid in below(ticking.pid))]
+        assert len(pids) == 2
+        stopped.send_signal(signal.SIGSTOP)
+        eventually(lambda: state_of(stopped.pid) == "T", "it stands")
+        stalling = threading.Thread(target=stall, args=(3.0,))
+        stalling.start()
+        eventually(lambda: [*map(state_of, pids)] == ["T", "T"], "both stand still")
+        stalling.join()
+        while not said.empty():
+            said.get()
+        assert both_run()
+        assert state_of(stopped.pid) == "T"
+    finally:
+        for pid in [*below(ticking.pid), ticking.pid, stopped.pid]:
+            os.kill(pid, signal.SIGKILL)
+        ticking.wait()
+        stopped.wait()
+        listener.join()
