@@ -93,22 +93,16 @@ class LockRequest(Request):
         super().__init__(*args, **kwargs)
         events = channel.wanted_by(self, self.task.worker_consumer)
         self._lock_token = stamp(self._request_dict, events)
-        self._child_ends = False
+        #: Of the lock that the child may hold, once one has the task.
+        self._lease: ChildLease | None = None
         #: In whose favour the child was terminated, and under which lock.
         self._replaced: TaskReplaced | None = None
-
-    @property
-    def child_runs(self) -> bool:
-        """Whether a child may still run the body. Celery forgets a request that is revoked, or
-        over its hard limit, before the child is gone.
-        """
-        return self._child_ends or self in state.active_requests
 
     def on_accepted(self, pid: int, time_accepted: float) -> Any:
         """The pool took the task. In a pool of processes, each runs one task at a time."""
         # First of all: what follows may terminate the child.
         if self.task.runs_in_children:
-            lease = ChildLease(pid, self, self._lock_token)
+            lease = self._lease = ChildLease(pid, self, self._lock_token)
             _children.on_exit(pid, lease.child_ended)
         accepted = super().on_accepted(pid, time_accepted)
         if self.task.runs_in_children:
@@ -117,18 +111,23 @@ class LockRequest(Request):
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """A time limit was exceeded. If it is the hard one, the child is killed next."""
-        self._child_ends = self._child_ends or not soft
+        if not soft:
+            self._child_is_to_end()
         return super().on_timeout(soft, timeout)
 
     def terminate(self, pool: Any, signal: Any = None) -> Any:
         """The task was revoked, and its child is to end."""
-        self._child_ends = True
+        self._child_is_to_end()
         return super().terminate(pool, signal)
 
     def cancel(self, pool: Any, signal: Any = None, **kwargs: Any) -> Any:
         """The connection to the broker was lost, and the child is to end."""
-        self._child_ends = True
+        self._child_is_to_end()
         return super().cancel(pool, signal, **kwargs)
+
+    def _child_is_to_end(self) -> None:
+        if self._lease is not None:
+            self._lease.child_is_to_end = True
 
     def end_child(self, error: TaskReplaced, signum: int) -> None:
         """Terminate the child, in another's favour.
@@ -142,7 +141,7 @@ class LockRequest(Request):
             "redislock: terminating pid %d, which runs %s[%s]: %s is to take its place",
             self.worker_pid, self.task.name, self.id, error.holder and error.holder.task_id,
         )  # fmt: skip
-        self._child_ends = True
+        self._child_is_to_end()
         self._replaced = error
         self.task.worker_consumer.pool.terminate_job(self.worker_pid, signum)
 
@@ -246,6 +245,10 @@ class LockRequest(Request):
 class ChildLease:
     """What the main process knows of a lock that a child may hold: enough to extend it, and to
     release it when the child is dead. Never to take it.
+
+    Attributes:
+        child_is_to_end: this process has ended the child, or is about to. Celery forgets the
+            request before the child is gone.
     """
 
     def __init__(self, pid: int, request: LockRequest, token: str) -> None:
@@ -259,7 +262,7 @@ class ChildLease:
             sent.get("retries") or 0,
             sent.get("replaced_task_nesting") or 0,
         )
-        self._child_is_dead = False
+        self.child_is_to_end = self._child_is_dead = False
         self.token = token
         options = self._task.lock_options
         self.ttl: float = options.lock_ttl
@@ -307,9 +310,8 @@ class ChildLease:
         if signals.lock_recovered.receivers:
             details = signals.RecoveredDetails(key=key, how="freed", **said)
             signals.lock_recovered.send(sender=self._task, details=details)
-        request = self._request()
         # If this worker ended the child, that has its own event, whose state this one would hide.
-        if request is not None and not request._child_ends:
+        if not self.child_is_to_end:
             emit("recovered", "recovered", key, reason="freed", **said)
 
     def report(self) -> dict[str, Any] | None:
@@ -336,14 +338,18 @@ class ChildLease:
 
     def may_extend(self, now: float) -> bool:
         """Whether the child may still run the task, and it is known which lock that takes."""
-        request = self._request()
-        if self._child_is_dead or request is None or not request.child_runs:
+        if self._child_is_dead or not (self.child_is_to_end or self._is_active):
             return False
         try:
             return bool(self.claim)
         except Exception:
             logger.exception("redislock: %s: no lock name", self._attempt[0])
             return False
+
+    @property
+    def _is_active(self) -> bool:
+        request = self._request()
+        return request is not None and request in state.active_requests
 
     def stop_extending(self) -> None:
         heartbeat.discard(self)

@@ -4,7 +4,8 @@
 
 stops everything that the tests have started, all at once, at random moments, and lets it go on
 half a second later. A test that fails so and not otherwise is timed more finely than any machine
-keeps time, or has met a race of the lock's own. Linux only.
+keeps time, or has met a race of the lock's own; or it waits for a process to stop, and took ours
+for its own. Linux only.
 """
 
 from __future__ import annotations

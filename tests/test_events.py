@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -168,6 +169,31 @@ def test_a_dead_childs_lock_is_recovered_and_the_task_shown_as_failed(monitor, s
     os.kill(entry.pid, signal.SIGKILL)
     assert monitor.await_kind(first, "task-lock-recovered")["redislock_reason"] == "freed"
     monitor.shows(first, "FAILURE")
+
+
+def test_a_dead_childs_lock_is_recovered_also_if_celery_forgets_the_task_before_the_server_answers(
+    monitor, start_worker, sender, journal, proxy, queue, label
+):
+    start_worker("-E", queues=queue, concurrency=1, conf={"redislock_url": proxy.url})
+    rounds = itertools.count()
+
+    def forgotten_first():
+        """A task of a killed child. None if Celery took longer to notice, as it sometimes does."""
+        one = f"{label}-{next(rounds)}"
+        result = sender.send_task("long_ttl", [one, 60.0], queue=queue)
+        (entry,) = eventually(lambda: journal.read(one, "start"), "it runs")
+        proxy.to_server.block()
+        os.kill(entry.pid, signal.SIGKILL)
+        try:
+            eventually(lambda: "task-failed" in monitor.kinds(result), "it is noticed", 1.2)
+        except AssertionError:
+            return None
+        finally:
+            proxy.heal()
+        return result
+
+    first = eventually(forgotten_first, "Celery notices in time", 60)
+    assert monitor.await_kind(first, "task-lock-recovered")["redislock_reason"] == "freed"
 
 
 def test_a_terminated_tasks_state_is_not_hidden_by_its_freed_lock(monitor, start, locks_of, label):

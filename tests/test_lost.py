@@ -141,8 +141,8 @@ def test_a_greenlet_that_computes_does_not_starve_the_heartbeat(
 ):
     """A patched heartbeat thread would be a greenlet and stand still."""
     start_worker(queues=queue, pool="gevent", concurrency=4)
-    result = sender.send_task("computes", [label, 4.0], queue=queue)
-    assert result.get(timeout=30) is False, "its lock, with a ttl of 1 s, was not lost"
+    result = sender.send_task("computes", [label, 6.0], queue=queue)
+    assert result.get(timeout=30) is False, "its lock, with a ttl of 2 s, was not lost"
 
 
 AFTER_AN_ABORT = """

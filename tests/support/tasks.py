@@ -462,7 +462,7 @@ def uses_redis_lock(self: Any, label: str, seconds: float = 0.2) -> int:
         return lock.fence
 
 
-@singleton(name="computes", lock_ttl=1)
+@singleton(name="computes", lock_ttl=2)
 def computes(self: Any, label: str, seconds: float) -> bool:
     """Never yields to a greenlet's hub. Whether its lock was lost."""
     journal.write("start", label, self.request)
