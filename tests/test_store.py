@@ -976,7 +976,7 @@ def test_what_a_server_in_trouble_says_is_told_and_soon(tmp_path, label, trouble
     with trouble(tmp_path) as (url, relieve):
         store = Store(pools_from_url(url))
         for name, operation in every_operation(store, label, ttl).items():
-            assert within(ttl / 3 + 0.25, lambda op=operation: errors.append(error_of(op)))
+            assert within(ttl / 3 + 0.5, lambda op=operation: errors.append(error_of(op)))
             error = errors[-1]
             if error is None:
                 assert name in POSSIBLE.get(trouble, ()), f"{name} was possible"
@@ -1041,13 +1041,13 @@ def test_a_replica_that_is_promoted_while_it_is_asked_gives_the_lock(label, tmp_
 def test_a_frozen_server_blocks_nobody_for_longer_than_a_third_of_the_ttl(
     own_store, own_redis, label
 ) -> None:
-    ttl = 2.4
+    ttl = 6
     taken(own_store.acquire(make_claim(f"{label}warm", ttl=ttl)))
     operations = every_operation(own_store, label, ttl)
     for name in ("acquire", "extend", "release", "holder"):  # the others try in the same way
         operation = operations[name]
         own_redis.stop()
-        assert times_out_within(ttl / 3 + 0.05, operation), name
+        assert times_out_within(ttl / 3 + 0.5, operation), name
         own_redis.resume()
     claim = make_claim(f"{label}2", ttl=ttl)
     taken(own_store.acquire(claim))

@@ -825,7 +825,9 @@ def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violati
                     f"{second.entry} took {key}, and {first.entry} was before it in the room",
                     tuple(filter(None, (first.parked, second.parked, second.left, first.left))),
                 )
-        took = [e for e in facts.kinds["took"] if e.key == key and not _has_a_claim(facts, e)]
+        # Who was woken asks once more: what it has then it has from its first answer on.
+        firsts = {(e.token, e.fence): e for e in reversed(facts.kinds["took"]) if e.key == key}
+        took = [e for e in firsts.values() if not _has_a_claim(facts, e)]
         for stay, event in overtaken(in_room, took, facts.kinds["handed"]):
             if not facts.forgot(stay.parked.asked, event.at):
                 yield Violation(

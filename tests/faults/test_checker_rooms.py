@@ -26,11 +26,12 @@ class RoomStory(Story):
         about = {"entry": entry, "id": entry.partition(":")[0], "key": key}
         return self.add("asks", at, token=token or f"{entry}-{at}", pid=CHILD, main=MAIN, **about)
 
-    def took(self, entry, at, *, fence=None, key="k"):
-        """It asked for the lock and got it."""
-        self.asks(entry, at - 0.01, token=f"{entry}-{at}", key=key)
+    def took(self, entry, at, *, fence=None, key="k", token=None, asked=0.01):
+        """It asked for the lock, so many seconds before, and got it."""
+        token = token or f"{entry}-{at}"
+        self.asks(entry, at - asked, token=token, key=key)
         about = {"entry": entry, "id": entry.partition(":")[0], "key": key}
-        told = {"token": f"{entry}-{at}", "asked": at - 0.01, "pid": CHILD, "main": MAIN}
+        told = {"token": token, "asked": at - asked, "pid": CHILD, "main": MAIN}
         return self.add("took", at, fence=fence or round(at * 1000), **about, **told)
 
     def out(self, entry, at, key="k"):
@@ -105,6 +106,17 @@ def test_rooms_of_different_locks_have_nothing_to_do_with_each_other():
 def test_a_newcomer_that_overtakes_the_room_is_found():
     story = RoomStory().parked("a:0.0", 1.0).took("new:0.0", 2.0)
     assert story.took("a:0.0", 3.0).wrong() == ["overtook"]
+
+
+def test_who_was_woken_and_makes_sure_of_it_overtakes_nobody():
+    story = RoomStory().took("w:0.0", 1.5, fence=7, token="w", asked=1.0).parked("a:0.0", 1.4)
+    assert story.took("w:0.0", 2.0, fence=7, token="w").took("a:0.0", 3.0).wrong() == []
+
+
+def test_who_lost_it_meanwhile_and_takes_it_anew_does():
+    story = RoomStory().took("w:0.0", 1.5, fence=7, token="w", asked=1.0).parked("a:0.0", 1.4)
+    story.took("w:0.0", 2.0, fence=8, token="w").took("a:0.0", 3.0)
+    assert story.wrong() == ["overtook"]
 
 
 def test_a_newcomer_before_or_after_the_room_is_fine():
