@@ -191,6 +191,7 @@ def test_opentelemetry_has_the_same_metrics_and_tells_the_tasks_span(app, label,
     (conflict,) = outer.events
     assert conflict.name == "redislock.conflict"
     assert conflict.attributes["redislock.outcome"] == "skipped"
+    assert "redislock.lost" in [event.name for event in loses.events]
     assert loses.attributes["redislock.owned"] is False
 
     scope = reader.get_metrics_data().resource_metrics[0].scope_metrics[0]
