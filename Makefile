@@ -58,10 +58,11 @@ torture: .venv/faults  ## the torture of Redis in Action 6.2 over four locks, te
 bench: .venv-bench/made  ## ours beside the other packages, half an hour; ARGS=--help
 	.venv-bench/bin/python -m bench $(ARGS)
 
-lint: .venv/made  ## ruff and mypy --strict
+lint: .venv/made  ## ruff, mypy --strict, and which package imports which
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache >/dev/null || .venv/bin/lint-imports --no-cache
 
 format: .venv/made  ## let ruff format and fix
 	.venv/bin/ruff format .

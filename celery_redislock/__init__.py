@@ -1,9 +1,7 @@
 """Celery tasks that run once at a time: a Redis lock for each task signature."""
 
-from . import _protect as _protect  # connects redislock_tasks and the worker's hooks
-from ._holder import Holder
-from ._lock import RedisLock
-from ._task import SingletonTask, current_lock
+from .core.holders import Holder
+from .core.redis_lock import RedisLock
 from .errors import (
     ConfigError,
     LockConflict,
@@ -23,6 +21,8 @@ from .signals import (
     lock_released,
     lock_waiting,
 )
+from .tasks.task import SingletonTask, current_lock
+from .worker import start as _start  # noqa: F401  connects what a worker's start does
 
 __all__ = [
     "Coalesce",

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.exceptions import ImproperlyConfigured, TaskRevokedError
 
-from ._holder import Holder, one_line
+from .core.holders import Holder, one_line
 
 _HolderLike = Holder | Mapping[str, Any] | None
 
@@ -82,12 +82,17 @@ class TaskSkipped(LockError, TaskRevokedError):
 
 
 class TaskReplaced(TaskSkipped):
-    """A newer run took the place of the task, by `Replace`: its `holder` is that one. The state is
-    REVOKED.
+    """A newer run took the place of the task, by `Replace`: its `holder` is that one, which may
+    hold the lock or wait for it. The state is REVOKED.
     """
 
     __module__ = "celery_redislock"
     _reason = "replaced by a newer run"
+
+    def __str__(self) -> str:
+        text = f"{self._reason} of {one_line(self.key)}" if self.key else self._reason
+        by = self.holder
+        return text if by is None or by.task_id is None else f"{text}: {by}"
 
 
 class ConfigError(LockError, ImproperlyConfigured, ValueError):

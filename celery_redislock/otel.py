@@ -18,7 +18,7 @@ from typing import Any, Final
 from opentelemetry import metrics, trace
 
 from . import signals
-from ._metrics import METRICS, Measures, Metric, real_app
+from .app.metrics import METRICS, Measures, Metric, real_app
 
 __all__ = ["instrument"]
 

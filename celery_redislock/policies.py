@@ -14,7 +14,7 @@ import abc
 import dataclasses
 from typing import Any, Final, Protocol
 
-from ._holder import Holder
+from .core.holders import Holder
 from .errors import ConfigError
 
 
@@ -113,7 +113,7 @@ class Policy(abc.ABC):
     @property
     def turns_away(self) -> bool:
         """Whether every conflict ends without a run, and is known to before the lock is asked for.
-        The count of those in a row then comes with the answer.
+        The done note is then left by the same script.
         """
         return False
 

@@ -27,10 +27,10 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from ._children import is_alive
-from ._log import get_logger
-from ._metrics import LOST, METRICS, RECOVERED, STREAK, Measures, Metric, real_app
-from ._task import SingletonTask
+from .app.metrics import LOST, METRICS, RECOVERED, Measures, Metric, real_app
+from .core.log import get_logger
+from .tasks.task import SingletonTask
+from .worker.children import is_alive
 
 __all__ = ["instrument", "registry"]
 
@@ -85,8 +85,7 @@ class _Recorder:
         """Begin with zero what is alerted of: the first increase of a series is none if the series
         begins with it.
         """
-        for metric in (LOST, STREAK):
-            self._made[metric].labels(task=task)
+        self._made[LOST].labels(task=task)
         for how in ("retaken", "freed"):
             self._made[RECOVERED].labels(task=task, how=how)
 

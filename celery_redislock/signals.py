@@ -8,8 +8,8 @@ Each says the lock's whole `key`, and of whom it tells: `task`, `task_id`, `atte
 
 The sender is the task. A receiver that fails is logged and harms nothing. `lock_lost`,
 `lock_extended` and `lock_recovered` are sent from the heartbeat's thread, where a receiver must not
-wait for anything, and of a lock that was "freed" from a thread of the worker's main process; the
-others from where the task runs.
+wait for anything (under gevent and eventlet: from a greenlet), and of a lock that was "freed" from
+a thread of the worker's main process; the others from where the task runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from celery.utils.dispatch import Signal
 
-from ._holder import Holder
+from .core.holders import Holder
 
 
 class AcquiredDetails(NamedTuple):
@@ -70,9 +70,6 @@ class ConflictDetails(NamedTuple):
             deferred), "retried early" (before its earlier attempt had ended, deferred), "already
             done", or "not sent" (where it was to be sent: `on_queued_conflict`).
         countdown: seconds until the next try, if it was deferred.
-        streak: if it was skipped or raised, the how many-th in a row it was that was turned away
-            since the last run began, by all workers; else 0. Also 0 if that run had ended
-            meanwhile, or the server could not be asked.
     """
 
     key: str
@@ -82,7 +79,6 @@ class ConflictDetails(NamedTuple):
     holder: Holder | None
     outcome: str
     countdown: float | None = None
-    streak: int = 0
 
 
 class LostDetails(NamedTuple):

@@ -19,18 +19,21 @@ from typing import Any, Final, TypeVar
 
 import redis
 
-from . import _holder, _stand_in
-from ._clock import clock
-from ._connect import pools_like
-from ._heartbeat import heartbeat
-from ._holder import Holder
-from ._keys import LockKeys
-from ._lock import Lease, RedisLock, new_token
-from ._room import hand_over
-from ._store import Acquired, Busy, Claim, Done, Store, to_ms
-from ._task import current_lock
+from .core import holders, stand_in
+from .core.claims import Acquired, Busy, Claim, Done, new_token, to_ms
+from .core.clock import clock
+from .core.connections import pools_like
+from .core.heartbeat import heartbeat
+from .core.holders import Holder
+from .core.keys import LockKeys
+from .core.lease import Lease
+from .core.redis_lock import RedisLock
+from .core.server import Server
+from .core.store import Store
 from .errors import ConfigError, TaskSkipped
 from .signals import ConflictDetails, lock_conflict
+from .tasks.task import current_lock
+from .tasks.turns import follow
 
 try:
     import lupa as _lupa  # noqa: F401  without it fakeredis knows no scripts
@@ -58,21 +61,28 @@ T = TypeVar("T")
 _SOON: Final = 10.0
 
 
+class _MemoryServer(Server):
+    def persist(self, call: Callable[..., T], ttl: float, *arguments: Any) -> T:
+        return call(ttl, *arguments)  # nobody repairs this server while one waits
+
+
 class MemoryStore(Store):
     """A store on a Redis server that is nothing but a part of this process."""
 
     def __init__(self) -> None:
-        self._server = FakeServer()
+        self._memory = FakeServer()
         self._pid = os.getpid()
         #: A client of that server.
         self.client = self.new_client()
         pools = pools_like(self.client)
         # Not the store's own hook: this server never comes back as another one.
-        super().__init__(lambda timeout, on_connect: pools(timeout, self._on_connect))
+        super().__init__(
+            lambda timeout, on_connect: pools(timeout, self._on_connect), _MemoryServer
+        )
 
     def new_client(self, decode_responses: bool = True) -> redis.Redis:
         """Another client of that server."""
-        client: redis.Redis = FakeRedis(server=self._server, decode_responses=decode_responses)
+        client: redis.Redis = FakeRedis(server=self._memory, decode_responses=decode_responses)
         return client
 
     def _on_connect(self, connection: Any) -> None:
@@ -83,17 +93,14 @@ class MemoryStore(Store):
             )
         connection.on_connect()
 
-    def _persist(self, call: Callable[..., T], ttl: float, *arguments: Any) -> T:
-        return call(ttl, *arguments)  # nobody repairs this server while one waits
-
     @contextlib.contextmanager
     def unreachable(self) -> Iterator[None]:
         """Every operation meets a server that does not answer."""
-        self._server.connected = False
+        self._memory.connected = False
         try:
             yield
         finally:
-            self._server.connected = True
+            self._memory.connected = True
 
 
 class MemoryLocks:
@@ -141,17 +148,17 @@ def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
     Args:
         eager: `.apply()` and `task_always_eager` take locks, too, whatever `redislock_eager` says.
     """
-    before = _stand_in.current
+    before = stand_in.current
     store = MemoryStore()
     locks = MemoryLocks(store)
-    _stand_in.current = _stand_in.StandIn(store, eager)
+    stand_in.current = stand_in.StandIn(store, eager)
     # Celery 5.5 takes the methods of two objects for the same receiver.
     lock_conflict.connect(locks._note, weak=False, dispatch_uid=id(locks))
     try:
         yield locks
     finally:
         lock_conflict.disconnect(dispatch_uid=id(locks))
-        _stand_in.current = before
+        stand_in.current = before
 
 
 # -- what others do ---------------------------------------------------------------------------
@@ -182,9 +189,9 @@ class HeldLock:
     def release(self) -> None:
         """Give it back: who waits is woken, and the waiting room's first has its turn."""
         for lease in self._leases:
-            lease.release()
-            if lease.room_waits and self._app is not None:
-                hand_over(self._app, lease.claim.keys, lease.ttl)
+            settled = lease.settle(publishes=self._app is not None)
+            if settled is not None and self._app is not None:
+                follow(self._app, lease.claim.keys, lease.ttl, settled)
 
     def __enter__(self) -> HeldLock:
         return self
@@ -210,7 +217,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
     held = HeldLock(app, keys)
     for number in range(1, len(keys.slots) + 2):
         token, task_id = new_token(), f"held-by-test-{number}"
-        value = _holder.encode(token, ttl_ms=to_ms(ttl), task=task, task_id=task_id)
+        value = holders.encode(token, ttl_ms=to_ms(ttl), task=task, task_id=task_id)
         reply = held.take(Lease(store, Claim(keys, token, ttl, value, task_id)))
         if not isinstance(reply, Acquired):
             held.release()
@@ -242,7 +249,7 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
     holders = [each for each in held if each.store is store and each.claim.keys == keys]
     if not holders:
         raise AssertionError(f"{keys.lock} is held by nobody in this process")
-    store.break_lock(keys, ttl)
+    store.locks.break_lock(keys, ttl)
     give_up = clock() + _SOON
     while not all(each.loss_is_told for each in holders):
         if clock() > give_up:
@@ -310,4 +317,4 @@ def assert_free(what: Any, *args: Any, **kwargs: Any) -> None:
 
 def _holder_of(what: Any, args: Any, kwargs: Any) -> tuple[Holder | None, str]:
     store, keys, ttl = _lock_of(what, args, kwargs)
-    return store.holder(keys, ttl), keys.lock
+    return store.locks.holder(keys, ttl), keys.lock

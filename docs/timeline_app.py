@@ -11,6 +11,7 @@ import redis
 from celery import Celery, signals
 
 from celery_redislock import SingletonTask, lock_conflict
+from celery_redislock.signals import lock_waiting
 from docs.make_timelines import BODIES, BODY, NOTES, POLICIES
 
 app = Celery("docs.timeline_app")
@@ -33,16 +34,34 @@ for name, (policy, _) in POLICIES.items():
     app.task(base=SingletonTask, bind=True, name=name, lock_key=name, on_conflict=policy)(body)
 
 
+#: The calls that are in a slot of this process's pool.
+inside: set[str] = set()
+
+
+def arrive(task: Any) -> None:
+    """Celery's signal of a run comes when a duplicate's wait, or its end, is known."""
+    if task.request.id not in inside:
+        inside.add(task.request.id)
+        note(task, "arrives")
+
+
 @lock_conflict.connect
 def on_conflict(sender: Any, details: Any, **kwargs: Any) -> None:
+    arrive(sender)
     note(sender, details.outcome)
+
+
+@lock_waiting.connect
+def on_waiting(sender: Any, **kwargs: Any) -> None:
+    arrive(sender)
 
 
 @signals.task_prerun.connect
 def on_arrival(task: Any, **kwargs: Any) -> None:
-    note(task, "arrives")
+    arrive(task)
 
 
 @signals.task_postrun.connect
 def on_leaving(task: Any, **kwargs: Any) -> None:
+    inside.discard(task.request.id)
     note(task, "leaves")

@@ -6,7 +6,8 @@ every tick is fired twice. The second finds the lock still standing, for `lock_m
 
 What came too late is dropped: the messages expire (`expires` in the schedule), or a worker that was
 away would run all the ticks that it missed, one after another. And a job that hangs is noticed: a
-row of skipped ticks without a run between is warned of, and counted in the signal.
+tick that is skipped is a line at WARNING if the run has held the lock for longer than
+`lock_warn_after`, and the signal names the run.
 
 From the top of the repository, with a Redis at REDIS_URL (default: redis://localhost:6379/0):
 
@@ -35,7 +36,7 @@ app.conf.beat_schedule = {
 }
 
 
-@app.task(base=SingletonTask, bind=True, lock_ttl=10)
+@app.task(base=SingletonTask, bind=True, lock_ttl=10, lock_warn_after=60)
 def report(self):
     note(self.name, "starts", self.request.id)
     time.sleep(3)
@@ -51,8 +52,9 @@ def digest(self):
 @lock_conflict.connect
 def on_duplicate(sender, details, **kwargs):
     note(sender.name, details.outcome, details.task_id)
-    if details.streak == 100:  # by then the library has warned six times
-        page_somebody(f"{sender.name} hangs? {details.holder} has turned away a hundred ticks")
+    since = details.holder and details.holder.acquired_at
+    if since and time.time() - since > 600:  # the library has warned for nine minutes by then
+        page_somebody(f"{sender.name} hangs? {details.holder} has the lock")
 
 
 def page_somebody(message): ...

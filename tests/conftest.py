@@ -15,8 +15,8 @@ from celery import Celery, _state
 from celery.result import AsyncResult
 from hypothesis import HealthCheck, settings
 
-from celery_redislock._connect import pools_from_url
-from celery_redislock._store import Store
+from celery_redislock.core.connections import pools_from_url
+from celery_redislock.core.store import Store
 from celery_redislock.testing import MemoryStore
 from tests.support.journal import Journal
 from tests.support.rights import as_user, denials, grant

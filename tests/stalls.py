@@ -17,30 +17,22 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+
+from tests.support.workers import children_of, state_of
 
 #: Seconds between two stalls, and of one: at least and at most.
 EVERY = (2.0, 6.0)
 LASTS = (0.2, 0.8)
-#: States of /proc/<pid>/stat that a stop would not change: stopped by a test, traced, a zombie.
-_NOT_RUNNING = "TtZX"
+#: States that a stop would not change: stopped by a test, traced, dead.
+_NOT_RUNNING = (None, "T", "t", "Z", "X")
 
 
 def below(pid: int) -> list[int]:
     """The running processes below this one, parents first."""
-    children: dict[int, list[int]] = {}
-    running = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-            one = int(path.parent.name)
-            children.setdefault(int(parent), []).append(one)
-            if state not in _NOT_RUNNING:
-                running.add(one)
     found = [pid]
     for each in found:  # grows as we go
-        found += children.get(each, [])
-    return [each for each in found[1:] if each in running]
+        found += children_of(each)
+    return [each for each in found[1:] if state_of(each) not in _NOT_RUNNING]
 
 
 def stall(seconds: float) -> None:

@@ -12,10 +12,11 @@ import time
 import click
 import pytest
 
-from celery_redislock import SingletonTask, TaskSkipped, _holder
-from celery_redislock._holder import successor_text
-from celery_redislock._keys import lock_keys
-from celery_redislock._room import Entry
+from celery_redislock import SingletonTask, TaskSkipped
+from celery_redislock.app.entries import Entry
+from celery_redislock.core import holders
+from celery_redislock.core.holders import successor_text
+from celery_redislock.core.keys import lock_keys
 from tests.support.looking import ROOT, claim, installed, make_app, run, take
 from tests.support.servers import free_port
 from tests.support.waiting import eventually, within
@@ -43,7 +44,16 @@ def park(app, task, label, task_id, **more):
     made = claim(app, task, label, task_id=task_id, token=f"token-of-{task_id}")
     options = {"task_id": task_id, "headers": {"redislock": {}}}
     entry = Entry.of(app.tasks[task], [label], {}, options)
-    store_of(app).park(made, entry.dump(), **more)
+    store_of(app).rooms.park(made, entry.dump(), **more)
+
+
+def set_aside(app, client, task, label, *task_ids):
+    """As if nobody had taken the turns of these calls."""
+    keys = claim(app, task, label).keys
+    for task_id in task_ids:
+        entry = Entry.of(app.tasks[task], [label], {}, {"task_id": task_id, "headers": {}})
+        client.hset(keys.aside, f"{task_id}:0.0", f"|{task}@0|{entry.dump()}")
+    return keys
 
 
 # -- list -------------------------------------------------------------------------------------
@@ -53,10 +63,10 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     store = store_of(app)
     take(app, "sync", "held")
     made, reply = take(app, "sync", "retries")
-    store.hold(made, reply.value, 60)
+    store.locks.leave(made, holders.held_for_retry(reply.value), 60)
     made, _ = take(app, "sync", "cools")
-    store.release(made, "1", min_hold=60)
-    store.reserve(claim(app, "unique", "sent", queued=True), 60)
+    store.locks.settle(made, "1", min_hold=60)
+    store.locks.reserve(claim(app, "unique", "sent", queued=True), 60)
     take(app, "several", "both", token="first")
     take(app, "several", "both", token="second", task_id="another")
     take(app, "report", "awaited")
@@ -68,18 +78,19 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     park(app, "report", "left", "next")
     client.delete(claim(app, "report", "left").keys.lock)
     made, _ = take(app, "sync", "broken")
-    store.break_lock(made.keys, 60)
+    store.locks.break_lock(made.keys, 60)
     reserved = claim(app, "sync", "reserved").keys.lock
     client.set(reserved, '{"token":"","reserved":true}', ex=60)
     client.set(lock_keys(label, "text").lock, "not ours")
     client.rpush(lock_keys(label, "a list").lock, "not ours")
     client.set(f"{label}:{{0}}:lock:misplaced", "in another bucket")
+    set_aside(app, client, "report", "awaited", "lost-1", "lost-2")
 
     found = listed(app, "--sort", "key")
     states = {(each["task"], each["task_id"]): each for each in found if each["task_id"]}
     assert {each["state"] for each in found} == {
         *("held", "held for retry", "cooling down", "queued", "replaced", "reserved", "foreign"),
-        *("broken", "free"),
+        *("broken", "free", "set aside"),
     }
     assert states["sync", "id-of-held"]["state"] == "held"
     assert states["sync", "id-of-held"]["node"] == "w@one"
@@ -103,7 +114,22 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     table = run(app, "list").output.splitlines()
     assert table[0].split()[:3] == ["TASK", "KEY", "STATE"]
     assert len(table) == len(found) + 2
-    assert table[-1] == f"{len(found)} locks"
+    assert table[-1] == f"{len(found) - 1} locks, 2 set aside"
+
+
+def test_list_shows_what_was_set_aside_also_of_a_lock_that_nobody_has(app, client, label):
+    keys = set_aside(app, client, "report", "x", "lost-1", "lost-2")
+    (found,) = listed(app, "--task", "rep*")
+    assert (found["task"], found["key"], found["state"]) == ("report", keys.lock, "set aside")
+    assert (found["waiting"], found["task_id"], found["lives_for"]) == (2, None, None)
+    assert listed(app, "--task", "sync") == []
+    client.hset(keys.aside, "other:0.0", "cannot be read")
+    (found,) = listed(app)
+    assert (found["task"], found["waiting"]) == (None, 3), "they are of more than one task"
+    client.set(lock_keys(label, "text").aside, "not ours")
+    assert listed(app) == [found]
+    assert run(app, "list").output.splitlines()[-1] == "0 locks, 3 set aside"
+    assert "it would run" in run(app, "explain", "report", "--args", '["x"]').output
 
 
 def test_list_filters_sorts_and_limits(app, client):
@@ -149,7 +175,7 @@ def test_names_and_values_cannot_break_a_line(app, client):
 
 
 def test_twenty_thousand_locks_are_listed_in_seconds_and_without_KEYS(own_redis):
-    value = _holder.encode("t", ttl_ms=60_000, task="sync", task_id="1", node="w@one")
+    value = holders.encode("t", ttl_ms=60_000, task="sync", task_id="1", node="w@one")
     raw = bytearray()
     for number in range(20_000):
         key = lock_keys("many", f"sync:v1:{number:032x}").lock
@@ -203,6 +229,18 @@ def test_show_shows_every_slot_of_a_lock_or_the_one_that_was_named(app):
     assert [each["task_id"] for each in one] == ["another"]
 
 
+def test_show_names_what_was_set_aside(app, client):
+    keys = set_aside(app, client, "report", "x", "lost-1")
+    for _ in range(2):
+        shown = json.loads(run(app, "show", "report", "x", "--json").output)
+        assert shown["aside"] == [{"task": "report", "task_id": "lost-1"}]
+        assert shown["room"] == []
+        assert "set aside: report[lost-1]" in run(app, "show", keys.lock).output.splitlines()
+        assert shown["locks"][-1]["state"] == "set aside"
+        take(app, "report", "x")
+    assert [each["state"] for each in shown["locks"]] == ["held", "set aside"]
+
+
 def test_explain_tells_the_key_the_arguments_and_what_would_happen(app):
     def explained(*arguments):
         result = run(app, "explain", *arguments, "--json")
@@ -224,7 +262,7 @@ def test_explain_tells_the_key_the_arguments_and_what_would_happen(app):
     assert "behind 1 others" in explained("report", "--args", '["x"]')["now"]
     take(app, "several", "x")
     assert explained("several", "--args", '["x"]')["now"] == "the lock is free: it would run"
-    store_of(app).reserve(claim(app, "unique", "x", queued=True), 60)
+    store_of(app).locks.reserve(claim(app, "unique", "x", queued=True), 60)
     assert "sending it sends nothing" in explained("unique", "--args", '["x"]')["now"]
     assert "label='x'" in run(app, "explain", "account", "--args", '["x"]').output
 
@@ -284,7 +322,7 @@ def test_break_leaves_alone_who_took_the_lock_since_it_was_shown(app, client, mo
     made, _ = take(app, "sync", "x")
 
     def confirm(*args, **kwargs):
-        store_of(app).release(made)
+        store_of(app).locks.settle(made)
         take(app, "sync", "x", token="successor", task_id="successor")
         return True
 
@@ -338,11 +376,73 @@ def test_break_keeps_who_waits_unless_asked_and_then_nothing_hangs(app, client):
             result.get(timeout=1)
 
 
+def test_break_drops_what_was_set_aside_only_if_asked(app, client):
+    keys = set_aside(app, client, "report", "x", "lost-1", "lost-2")
+    kept = run(app, "break", "--force", "report", "x")
+    assert (kept.exit_code, client.hlen(keys.aside)) == (1, 2)
+    assert "no such lock" in kept.output
+    refused = run(app, "break", "report", "x", "--drop-waiting", input="n\n")
+    assert "drop the tasks that waited or were set aside?" in refused.output
+    dropped = run(app, "break", "--force", "report", "x", "--drop-waiting")
+    assert dropped.output == "dropped 2 that waited or were set aside\n"
+    assert client.keys(f"{keys.lock.split(':', 1)[0]}:*aside*") == []
+    assert [app.AsyncResult(f"lost-{n}").state for n in (1, 2)] == ["REVOKED"] * 2
+    assert not client.exists(keys.ended)
+
+
+def test_break_drops_what_was_set_aside_of_a_task_that_this_app_does_not_know(app, client):
+    keys = claim(app, "account", "x").keys
+    entry = Entry.of(app.tasks["account"], ["x"], {}, {"task_id": "lost", "headers": {}})
+    client.hset(keys.aside, "lost:0.0", f"||{entry._replace(task='renamed').dump()}")
+    dropped = run(app, "break", "--force", "account", "x", "--drop-waiting")
+    assert dropped.exit_code == 0, dropped.output
+    assert app.AsyncResult("lost").state == "REVOKED"
+    assert not client.exists(keys.ended), "nobody else could store its result"
+
+
+def test_break_all_leaves_alone_what_waits_for_the_lock_of_another_task(app, client):
+    keys = set_aside(app, client, "report", "x", "lost-1")
+    made, _ = take(app, "report", "y")
+    others = claim(app, "account", "z").keys
+    client.hset(others.aside, "lost-2:0.0", '||{"task":"report","task_id":"lost-2"}')
+    take(app, "account", "z")
+    done = run(app, "break", "--force", "--all", "report", "--drop-waiting")
+    assert done.exit_code == 0, done.output
+    assert not client.exists(keys.aside, made.keys.lock)
+    assert client.exists(others.aside, others.lock) == 2
+
+
+# -- put back ---------------------------------------------------------------------------------
+
+
+def test_put_back_lets_all_that_was_set_aside_wait_again(app, client):
+    keys = set_aside(app, client, "report", "x", "lost-1", "lost-2")
+    take(app, "report", "x")
+    park(app, "report", "x", "waits")
+    done = run(app, "put-back", "report", "x")
+    assert (done.exit_code, done.output) == (0, f"put back 2, to wait for {keys.lock}\n")
+    ids = client.lrange(keys.room, 0, -1)
+    assert ids[0] == "waits:0.0"
+    assert set(ids[1:]) == {"lost-1:0.0", "lost-2:0.0"}
+    assert not client.exists(keys.aside)
+    again = run(app, "put-back", keys.lock)
+    assert again.exit_code == 1
+    assert again.output == f"Error: nothing is set aside for {keys.lock}\n"
+
+
+def test_put_back_by_a_key_knows_how_many_may_hold_the_lock(app, client):
+    keys = set_aside(app, client, "several", "x", "lost-1")
+    done = run(app, "put-back", keys.lock, "--json")
+    assert json.loads(done.output) == {"key": keys.lock, "put_back": 1}
+    assert client.zrange(keys.rooms, 0, -1) == [keys.mark]
+    assert keys.mark.startswith("2|")
+
+
 # -- watch ------------------------------------------------------------------------------------
 
 
 def test_watch_draws_holders_and_counts_events(app):
-    from celery_redislock._watch import Rates, picture
+    from celery_redislock.ops.watch import Rates, picture
 
     take(app, "sync", "x")
     result = run(app, "watch", "--times", "1")
@@ -357,8 +457,15 @@ def test_watch_draws_holders_and_counts_events(app):
     assert picture([], taken, "", 5)
 
 
+def test_watch_does_not_count_what_was_set_aside_among_those_that_wait(app, client):
+    take(app, "report", "x")
+    park(app, "report", "x", "waits")
+    set_aside(app, client, "report", "x", "lost-1")
+    assert "1 lock, 1 set aside, 1 waiting" in run(app, "watch", "--times", "1").output
+
+
 def test_watch_without_rich_names_the_extra(app, monkeypatch):
-    monkeypatch.delitem(sys.modules, "celery_redislock._watch", raising=False)
+    monkeypatch.delitem(sys.modules, "celery_redislock.ops.watch", raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)
     result = run(app, "watch", "--times", "1")
     assert result.exit_code == 1
@@ -377,6 +484,8 @@ def test_watch_without_rich_names_the_extra(app, monkeypatch):
         (["explain", "sync"], "missing"),
         (["show", "nothing", "5"], "no such task"),
         (["break", "--force", "nothing"], "no such lock"),
+        (["put-back", "nothing"], "nothing is set aside"),
+        (["put-back", "nothing", "5"], "no such task"),
         (["break", "--force", "--all", "sync", "x"], "no arguments"),
     ],
 )
@@ -453,12 +562,12 @@ def test_tasks_are_protected_in_a_worker_that_imports_nothing_of_ours(
 def test_the_entry_point_imports_only_what_a_command_line_needs():
     script = (
         "import sys, celery.bin.celery; before = set(sys.modules)\n"
-        "import celery_redislock._cli; print(*(set(sys.modules) - before))\n"
+        "import celery_redislock.ops.cli; print(*(set(sys.modules) - before))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     loaded = done.stdout.split()
-    for module in ("rich", "celery_redislock._doctor", "celery_redislock._watch", "gevent"):
+    for module in ("rich", "celery_redislock.ops.doctor", "celery_redislock.ops.watch", "gevent"):
         assert not [name for name in loaded if name.split(".")[0] == module or name == module]
-    assert SingletonTask.__module__ == "celery_redislock._task"
+    assert SingletonTask.__module__ == "celery_redislock.tasks.task"

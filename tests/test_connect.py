@@ -21,10 +21,12 @@ from redis.connection import Encoder, PythonRespSerializer
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from celery_redislock import ConfigError, LockUnavailable, RedisLock, _connect
-from celery_redislock._connect import PoolFactory, pools_from_url, pools_like
-from celery_redislock._keys import lock_keys
-from celery_redislock._store import EXTENDED, Acquired, Busy, Store
+from celery_redislock import ConfigError, LockUnavailable, RedisLock
+from celery_redislock.core import connections
+from celery_redislock.core.claims import EXTENDED, Acquired, Busy
+from celery_redislock.core.connections import PoolFactory, pools_from_url, pools_like
+from celery_redislock.core.keys import lock_keys
+from celery_redislock.core.store import Store
 from tests.support.servers import (
     RedisServer,
     SentinelServer,
@@ -41,12 +43,12 @@ def use(pools: PoolFactory, on: redis.Redis) -> None:
     store = Store(pools)
     try:
         claim = make_claim(uuid.uuid4().hex, ttl=6)
-        reply = taken(store.acquire(claim))
+        reply = taken(store.locks.acquire(claim))
         assert on.exists(claim.keys.lock)
-        assert isinstance(store.acquire(make_claim(claim.keys.name, ttl=6)), Busy)
-        assert outcomes(store.extend([extension(claim, reply)])) == [EXTENDED]
-        taken(store.acquire_when_woken(claim, 0.01))  # asks again for what it has
-        assert store.release(claim).ours
+        assert isinstance(store.locks.acquire(make_claim(claim.keys.name, ttl=6)), Busy)
+        assert outcomes(store.locks.extend([extension(claim, reply)])) == [EXTENDED]
+        taken(store.locks.acquire_when_woken(claim, 0.01))  # asks again for what it has
+        assert store.locks.settle(claim).ours
         assert not on.exists(claim.keys.lock)
     finally:
         store.close()
@@ -102,7 +104,7 @@ def test_a_lock_works_over_each_kind_of_url(guarded, guarded_client, url, option
 def test_a_wrong_password_is_told_without_showing_it(guarded, label) -> None:
     store = Store(pools_from_url(f"redis://:wrong-one@127.0.0.1:{guarded.port}"))
     with pytest.raises(LockUnavailable) as caught:
-        store.acquire(make_claim(label, ttl=0.5))
+        store.locks.acquire(make_claim(label, ttl=0.5))
     assert "password" in str(caught.value)
     assert "wrong-one" not in str(caught.value)
 
@@ -129,9 +131,9 @@ def test_a_urls_options_for_other_uses_are_left_aside(redis_server, client) -> N
     url = f"{redis_server.url}/0?{unfit}&decode_responses=1&client_name=ours&unheard_of=1"
     store = Store(pools_from_url(url))
     claim = make_claim(uuid.uuid4().hex, ttl=6)
-    taken(store.acquire(claim))
+    taken(store.locks.acquire(claim))
     assert "ours" in [each["name"] for each in client.client_list()]
-    store.release(claim)
+    store.locks.settle(claim)
     store.close()
     use(pools_from_url(url), client)
 
@@ -143,7 +145,7 @@ def test_connections_carry_the_name_and_credentials_that_options_give(guarded) -
 
     options = {"credential_provider": Provider(), "client_name": "locks", "socket_keepalive": True}
     store = Store(pools_from_url(f"redis://127.0.0.1:{guarded.port}", options))
-    taken(store.acquire(make_claim(uuid.uuid4().hex, ttl=6)))
+    taken(store.locks.acquire(make_claim(uuid.uuid4().hex, ttl=6)))
     with redis.Redis(port=guarded.port, password="p@ss/w:rd", decode_responses=True) as client:
         assert ("locks", "worker") in [(c["name"], c["user"]) for c in client.client_list()]
     store.close()
@@ -248,7 +250,7 @@ def test_a_lock_works_over_tls(secure, certificate, url, options) -> None:
 def test_a_certificate_that_nobody_known_has_signed_is_refused(secure, label) -> None:
     store = Store(pools_from_url(f"rediss://localhost:{secure.tls_port}"))
     with pytest.raises(LockUnavailable, match=r"(?i)certificate"):
-        store.acquire(make_claim(label, ttl=0.5))
+        store.locks.acquire(make_claim(label, ttl=0.5))
 
 
 def test_a_client_shows_its_certificate_where_the_server_wants_one(certificate) -> None:
@@ -257,7 +259,7 @@ def test_a_client_shows_its_certificate_where_the_server_wants_one(certificate) 
         url = f"rediss://localhost:{server.tls_port}?ssl_ca_certs={ca}"
         use(pools_from_url(f"{url}&ssl_certfile={ca}&ssl_keyfile={key}"), server.client())
         with pytest.raises(LockUnavailable):
-            Store(pools_from_url(url)).acquire(make_claim("uncertified", ttl=0.5))
+            Store(pools_from_url(url)).locks.acquire(make_claim("uncertified", ttl=0.5))
 
 
 # -- sentinels --------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ def test_a_master_that_the_sentinels_do_not_know_is_told(sentinel, label) -> Non
     url = f"sentinel://127.0.0.1:{sentinel.port}"
     store = Store(pools_from_url(url, {"master_name": "nobody"}))
     with pytest.raises(LockUnavailable, match="nobody"):
-        store.acquire(make_claim(label, ttl=0.5))
+        store.locks.acquire(make_claim(label, ttl=0.5))
 
 
 def test_a_sentinel_leads_to_a_master_with_tls(secure, certificate) -> None:
@@ -319,21 +321,21 @@ def test_after_a_failover_the_lock_is_kept_and_a_later_fence_is_higher(label) ->
     with SentinelSet(sentinels=1) as servers:
         store = Store(pools_from_url(servers.url, servers.transport_options))
         claim = make_claim(label, ttl=6)
-        held = taken(store.acquire(claim))
+        held = taken(store.locks.acquire(claim))
         replica = servers.replica.client()
         eventually(lambda: replica.exists(claim.keys.lock), "it is replicated")
         servers.kill_master()
 
         def extended() -> bool:
             with contextlib.suppress(LockUnavailable):
-                return outcomes(store.extend([extension(claim, held)])) == [EXTENDED]
+                return outcomes(store.locks.extend([extension(claim, held)])) == [EXTENDED]
             return False
 
         eventually(extended, "the promoted replica extends the lock")
         with pytest.raises(LockUnavailable, match="held off"):
-            store.acquire(make_claim(f"{label}2", ttl=60), hold_off=0)
-        assert store.release(claim).ours
-        assert taken(store.acquire(make_claim(label, ttl=1))).fence > held.fence
+            store.locks.acquire(make_claim(f"{label}2", ttl=60), hold_off=0)
+        assert store.locks.settle(claim).ours
+        assert taken(store.locks.acquire(make_claim(label, ttl=1))).fence > held.fence
         store.close()
 
 
@@ -488,9 +490,9 @@ def test_a_name_of_any_characters_gives_a_lock(redis_server, client) -> None:
     for name in ("größe", "日本", "a b\n\"'{x}", "🔒" * 50, "\x00"):
         store = Store(pools_from_url(redis_server.url))
         claim = make_claim(name, ttl=3)
-        assert isinstance(store.acquire(claim), Acquired)
+        assert isinstance(store.locks.acquire(claim), Acquired)
         assert client.exists(lock_keys("redislock", name).lock)
-        assert store.release(claim).ours
+        assert store.locks.settle(claim).ours
         store.close()
 
 
@@ -500,15 +502,15 @@ COMMAND = ("EVALSHA", "0" * 40, 1, "key é {1}", b"\x00\r\n", -30000, "")
 
 
 def test_a_command_is_packed_as_redis_py_packs_it(monkeypatch) -> None:
-    monkeypatch.setattr(_connect, "pack_command", None)
+    monkeypatch.setattr(connections, "pack_command", None)
     packer = PythonRespSerializer(10**6, Encoder("utf-8", "strict", False).encode)
-    assert _connect.pack(COMMAND) == b"".join(packer.pack(*COMMAND))
+    assert connections.pack(COMMAND) == b"".join(packer.pack(*COMMAND))
 
 
 def test_hiredis_packs_where_it_is_installed(monkeypatch) -> None:
-    monkeypatch.setattr(_connect, "pack_command", lambda command: repr(command).encode())
-    assert _connect.pack(COMMAND) == repr(COMMAND).encode()
-    source = "import celery_redislock._connect as c; print(c.pack_command.__module__)"
+    monkeypatch.setattr(connections, "pack_command", lambda command: repr(command).encode())
+    assert connections.pack(COMMAND) == repr(COMMAND).encode()
+    source = "import celery_redislock.core.connections as c; print(c.pack_command.__module__)"
     fake = "import sys, types; m = types.ModuleType('hiredis'); m.pack_command = types.FunctionType"
     done = subprocess.run(
         [sys.executable, "-c", f"import redis; {fake}; sys.modules['hiredis'] = m; {source}"],

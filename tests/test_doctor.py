@@ -7,8 +7,8 @@ import json
 import pytest
 
 from celery_redislock import Defer, SingletonTask
-from celery_redislock._doctor import COMMANDS, Patient, check_round_trip
-from celery_redislock._keys import lock_keys
+from celery_redislock.core.keys import lock_keys
+from celery_redislock.ops.doctor import COMMANDS, Patient, check_round_trip
 from tests.support.looking import make_app, run, take
 from tests.support.servers import free_port
 
@@ -16,7 +16,8 @@ pytestmark = pytest.mark.usefixtures("no_shared_tasks")
 
 CHECKS = {
     *("tasks", "server", "version", "memory", "persistence", "replication", "rights"),
-    *("round trip", "time-outs", "clock", "prefix", "max hold", "visibility", "limits"),
+    *("round trip", "time-outs", "clock", "prefix", "set aside"),
+    *("max hold", "visibility", "limits"),
 }
 
 
@@ -100,12 +101,12 @@ def test_a_replica_is_an_error_and_a_master_with_replicas_a_warning(
 
 def test_rights_that_are_missing_are_named_and_exactly_those(own_redis, doctor):
     with own_redis.client() as client:
-        all_but = ["+@all", "-zadd", "-hincrby"]
+        all_but = ["+@all", "-zadd", "-hgetall"]
         client.acl_setuser("poor", enabled=True, passwords="+x", keys=["*"], commands=all_but)
         found = doctor(f"redis://poor:x@127.0.0.1:{own_redis.port}", status=1)
         ((level, what),) = found["rights"]
         assert level == "error"
-        assert what.endswith("hincrby, zadd")
+        assert what.endswith("hgetall, zadd")
         client.acl_setuser(
             "elsewhere", enabled=True, passwords="+x", keys=["other:*"], commands=["+@all"]
         )
@@ -115,7 +116,9 @@ def test_rights_that_are_missing_are_named_and_exactly_those(own_redis, doctor):
         client.acl_setuser("blind", enabled=True, passwords="+x", keys=["*"], commands=all_but)
         found = doctor(f"redis://blind:x@127.0.0.1:{own_redis.port}")
         unknown = {check for check, findings in found.items() if findings[0][0] == "unknown"}
-        assert unknown == {"version", "memory", "persistence", "replication", "prefix"}
+        assert unknown == {"version", "memory", "persistence", "replication"} | {
+            *("prefix", "set aside")
+        }
         assert found["rights"][0][0] == "warning"
 
 
@@ -147,6 +150,18 @@ def test_values_and_tasks_of_others_under_the_prefix_are_told(client, redis_serv
     ]
     client.set(lock_keys(label, "theirs").lock, "not ours")
     assert "error" in {level for level, _ in doctor(redis_server.url, status=1)["prefix"]}
+
+
+def test_what_was_set_aside_is_told_with_what_to_do(client, redis_server, label, doctor):
+    for lock, ids in (("report:v1:x", ["a:0.0", "b:0.0"]), ("report:v1:y", ["c:0.0"])):
+        for entry_id in ids:
+            entry = '{"task":"renamed","task_id":"x"}'
+            client.hset(lock_keys(label, lock).aside, entry_id, f"||{entry}")
+    found = doctor(redis_server.url)
+    ((level, what),) = found["set aside"]
+    assert level == "warning"
+    assert what.startswith("3 tasks on 2 locks, such as ")
+    assert found["prefix"][0][0] == "ok", "a task that was renamed is no other project's"
 
 
 def test_time_limits_visibility_timeout_and_max_hold_are_compared(redis_server, doctor):

@@ -13,7 +13,7 @@ from collections import defaultdict
 import pytest
 from celery.events.state import State
 
-from celery_redislock._events import OF_CONFLICT, Channel
+from celery_redislock.app.events import OF_CONFLICT, Channel
 from tests.support.waiting import eventually, never
 
 QUEUE = "events"
@@ -91,7 +91,6 @@ def test_a_skipped_task_is_shown_as_skipped_and_by_whom(monitor, send, start, la
     assert event["name"] == "skip"
     assert event["redislock_outcome"] == "skipped"
     assert event["redislock_holder_task_id"] == first.id
-    assert event["redislock_streak"] == 1
     assert label not in event["redislock_key"], "the key is a digest"
     monitor.await_kind(second, "task-revoked")
     monitor.shows(second, "LOCK-SKIPPED")

@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from celery_redislock import _forks
-from celery_redislock._forks import ForkGate
+from celery_redislock.core.forks import ForkGate
 from tests.support.waiting import eventually, never
 
 #: One for all: what a fork calls is registered for good.
@@ -86,7 +85,7 @@ def test_a_child_finds_no_mutex_that_a_thread_had_locked(gate) -> None:
 
 
 def test_a_thread_that_comes_during_a_fork_waits_for_its_end(gate, monkeypatch) -> None:
-    monkeypatch.setattr(_forks, "LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(f"{ForkGate.__module__}.LONGEST_WAIT", 60.0)
     gate._close()
     inside = threading.Event()
 
@@ -105,14 +104,14 @@ def test_a_thread_that_comes_during_a_fork_waits_for_its_end(gate, monkeypatch) 
 
 
 def test_a_gate_that_nobody_opened_opens_by_itself(gate, monkeypatch) -> None:
-    monkeypatch.setattr(_forks, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(f"{ForkGate.__module__}.LONGEST_WAIT", 0.01)
     gate._close()  # and an exception took the place of `_open`
     with gate:
         assert gate._inside
 
 
 def test_forks_wait_once_for_a_thread_that_is_stuck(gate, monkeypatch) -> None:
-    monkeypatch.setattr(_forks, "LONGEST_WAIT", 2.0)
+    monkeypatch.setattr(f"{ForkGate.__module__}.LONGEST_WAIT", 2.0)
     with stuck_inside(gate):
         assert seconds(1) >= 2.0
         assert seconds(5) < 8.0
@@ -122,7 +121,7 @@ def test_forks_wait_once_for_a_thread_that_is_stuck(gate, monkeypatch) -> None:
 
 
 def test_no_fork_waits_where_the_gate_is_not_in_use(gate, monkeypatch) -> None:
-    monkeypatch.setattr(_forks, "LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(f"{ForkGate.__module__}.LONGEST_WAIT", 60.0)
     gate._begin()
     with stuck_inside(gate):
         assert seconds(1) < 20
@@ -132,7 +131,7 @@ def test_no_fork_waits_where_the_gate_is_not_in_use(gate, monkeypatch) -> None:
 
 
 def test_a_thread_may_fork_from_within(gate, monkeypatch) -> None:
-    monkeypatch.setattr(_forks, "LONGEST_WAIT", 60.0)
+    monkeypatch.setattr(f"{ForkGate.__module__}.LONGEST_WAIT", 60.0)
     with gate:
         assert seconds(1) < 20
 

@@ -8,11 +8,13 @@ import threading
 import pytest
 
 from celery_redislock import LockUnavailable, RedisLock
-from celery_redislock._clock import clock
-from celery_redislock._connect import pools_from_url
-from celery_redislock._heartbeat import heartbeat
-from celery_redislock._lock import Lease
-from celery_redislock._store import EXTENDED, NOT_OURS, RETAKEN, Acquired, Extended, Store
+from celery_redislock.core.claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Extended
+from celery_redislock.core.clock import clock
+from celery_redislock.core.connections import pools_from_url
+from celery_redislock.core.heartbeat import heartbeat
+from celery_redislock.core.lease import Lease
+from celery_redislock.core.locks import Locks
+from celery_redislock.core.store import Store
 from tests.support.waiting import eventually, never
 from tests.test_store import make_claim
 
@@ -95,6 +97,13 @@ def test_whoever_is_to_hear_of_a_loss_does_though_the_body_ends_meanwhile(store,
     assert told == [lease]
 
 
+def store_of(kind: type[Locks], url: str) -> Store:
+    """A store whose locks are of that kind."""
+    store = Store(pools_from_url(url))
+    store.locks = kind(store.server)
+    return store
+
+
 @pytest.mark.parametrize(("fails", "ttl"), [("while it is waited for", 60), ("later", 1.5)])
 def test_an_extension_under_way_does_not_bring_back_what_is_released(
     redis_server, client, label, fails, ttl
@@ -103,7 +112,7 @@ def test_an_extension_under_way_does_not_bring_back_what_is_released(
     sent, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
     held_up = []
 
-    class HeldUp(Store):
+    class HeldUp(Locks):
         def extend(self, extensions, *args):
             held_up.extend(extensions)
             sent.set()
@@ -111,7 +120,7 @@ def test_an_extension_under_way_does_not_bring_back_what_is_released(
             ended.set()
             raise LockUnavailable(label, None, "no answer")
 
-    store = HeldUp(pools_from_url(redis_server.url))
+    store = store_of(HeldUp, redis_server.url)
     lease = Lease(store, make_claim(label, ttl=ttl))
     lease.take()
     heartbeat.beat_now(lease)
@@ -121,7 +130,7 @@ def test_an_extension_under_way_does_not_bring_back_what_is_released(
             threading.Timer(0.05, goes_on.set).start()
         assert lease.release()
         assert ended.is_set() is (fails != "later")
-        replies = Store.extend(store, held_up)
+        replies = Locks.extend(store.locks, held_up)
         assert [reply.outcome for reply in replies] == [NOT_OURS]
         assert not client.exists(lease.key)
     finally:
@@ -137,7 +146,7 @@ def test_an_extension_that_failed_a_moment_ago_does_not_bring_back_what_is_relea
     failed, goes_on = threading.Event(), threading.Event()
     sent = []
 
-    class Failing(Store):
+    class Failing(Locks):
         def extend(self, extensions, *args):
             sent.extend(extensions)
             return [LockUnavailable(label, None, "no answer")] * len(extensions)
@@ -148,14 +157,14 @@ def test_an_extension_that_failed_a_moment_ago_does_not_bring_back_what_is_relea
             goes_on.wait(20)
             super().beat_failed(*args)
 
-    store = Failing(pools_from_url(redis_server.url))
+    store = store_of(Failing, redis_server.url)
     lease = Slow(store, make_claim(label, ttl=60))
     lease.take()
     heartbeat.beat_now(lease)
     try:
         assert failed.wait(20)
         assert lease.release()
-        replies = Store.extend(store, sent)
+        replies = Locks.extend(store.locks, sent)
         assert [reply.outcome for reply in replies] == [NOT_OURS]
         assert not client.exists(lease.key)
     finally:
@@ -166,7 +175,7 @@ def test_an_extension_that_failed_a_moment_ago_does_not_bring_back_what_is_relea
 def test_what_is_taken_again_after_it_could_not_be_left_is_given_back(redis_server, client, label):
     sent, goes_on = threading.Event(), threading.Event()
 
-    class HeldUp(Store):
+    class HeldUp(Locks):
         def extend(self, *args):
             sent.set()
             goes_on.wait(20)
@@ -175,7 +184,7 @@ def test_what_is_taken_again_after_it_could_not_be_left_is_given_back(redis_serv
             return replies
 
     outcomes = []
-    store = HeldUp(pools_from_url(redis_server.url))
+    store = store_of(HeldUp, redis_server.url)
     lease = Lease(store, make_claim(label, ttl=3))
     lease.take()
     client.delete(lease.key)

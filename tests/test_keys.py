@@ -26,15 +26,9 @@ from kombu.utils import json as kombu_json
 from redis.crc import key_slot
 
 from celery_redislock import ConfigError, RedisLock, SingletonTask
-from celery_redislock._keys import (
-    BUCKETS,
-    KeyMaker,
-    LockKeys,
-    canonical,
-    digest,
-    keys_of_mark,
-    lock_keys,
-)
+from celery_redislock.app.canonical import canonical, digest
+from celery_redislock.app.names import KeyMaker
+from celery_redislock.core.keys import BUCKETS, LockKeys, keys_of_mark, lock_keys
 
 ROOT = Path(__file__).parents[1]
 
@@ -101,6 +95,18 @@ def test_the_key_stands_in_redis_under_the_prefix_and_the_tasks_name(app: Celery
 def test_one_the_text_one_and_true_are_three_calls(app: Celery) -> None:
     task = singleton(app, plain)
     assert len({task.lock_key_for(value) for value in (1, "1", True)}) == 3
+
+
+def test_zero_has_one_key_whatever_its_sign(app: Celery) -> None:
+    task = singleton(app, plain)
+    assert task.lock_key_for(0.0) == task.lock_key_for(-0.0) == key_at_worker(task, -0.0)
+    assert task.lock_key_for([{"x": 0.0}]) == task.lock_key_for([{"x": -0.0}])
+    assert task.lock_key_for(0.0) != task.lock_key_for(0)
+
+
+def test_what_is_not_a_number_has_one_key(app: Celery) -> None:
+    task = singleton(app, plain)
+    assert task.lock_key_for(float("nan")) == key_at_worker(task, -float("nan"))
 
 
 def test_none_and_its_text_and_absence_are_different_calls(app: Celery) -> None:
@@ -543,7 +549,7 @@ def test_a_value_without_a_canonical_form_is_refused_with_a_way_out(app: Celery)
 GOLDEN = [
     "redislock:{100}:lock:pkg.task:v1:a6579c6c2447602fae07acb3699b7f9d",
     "redislock:{628}:lock:pkg.task:v1:87a433b7b206d6fbf1ff7d630ee93b6a",
-    "redislock:{619}:lock:pkg.task:v1:0e536d8a4e5d58ef55585f656e4f84df",
+    "redislock:{351}:lock:pkg.task:v1:e002dd6ab9c3e0a3c2ae124dfd7f0836",
     "redislock:{378}:lock:pkg.task:v1:5347e36cff84c9f7ca4ccb0484bef96d",
     "redislock:{340}:lock:pkg.task:v1:d7a99ef6b226969226da4c4f3bedd5f8",
     "redislock:{168}:lock:pkg.task:v1:0aa7d641ba3bc020f907f6f281e3727d",
@@ -557,7 +563,8 @@ import json, sys
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from uuid import UUID
-from celery_redislock._keys import KeyMaker, lock_keys
+from celery_redislock.app.names import KeyMaker
+from celery_redislock.core.keys import lock_keys
 
 def function(x, y=2, *rest, flag=False, **more): pass
 
@@ -615,6 +622,71 @@ def test_a_digest_is_128_bits_of_sha_256_over_the_canonical_text() -> None:
     assert digest({"b": None, "a": (1, True)}) == "08f0d52ecf92d01c82ac42a1919f98b2"
 
 
+#: Digests that were given once, as `GOLDEN`.
+OLD_DIGESTS = [
+    ({}, "44136fa355b3678a1146ad16f7e8649e"),
+    ({"a": []}, "50e8660084976a10f0b3b9b3a6352d58"),
+    ({"x": 0.0, "y": [1.5, float("inf"), True, None]}, "253d7280653bee673949ef40802697a3"),
+    (
+        {"d": {"b": [{"c": (1, (2,))}], "a": {2: "x", None: 1}}},
+        "0a000d8da628f453a399f47ab5209e87",
+    ),
+    (
+        {"s": [{frozenset([1, (2, 3)]), "z"}], "t": time(1, 2)},
+        "25d51bff08da5e125d0f18e8f64e5b90",
+    ),
+    ({"n": float("nan")}, "df38c4379aa2b6d4a7151668f11c6cdf"),
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), OLD_DIGESTS, ids=[digest for _, digest in OLD_DIGESTS]
+)
+def test_a_digest_is_the_same_for_ever(value: dict[str, Any], expected: str) -> None:
+    assert digest(value) == expected
+
+
+def in_levels(count: int) -> Any:
+    """A value with so many levels, lists and dicts in turn."""
+    value: Any = 1
+    for level in range(count):
+        value = [value] if level % 2 else {"k": value}
+    return value
+
+
+def test_the_digest_of_fifty_levels_is_the_same_for_ever() -> None:
+    assert digest({"deep": in_levels(50)}) == "c65c3cdf58e3bd49e26a4589dbf7dee4"
+
+
+def test_a_value_may_have_as_many_levels_as_json_can_carry(app: Celery) -> None:
+    task = singleton(app, plain)
+    assert task.lock_key_for(in_levels(600)) == key_at_worker(task, in_levels(600))
+    assert task.lock_key_for(in_levels(600)) != task.lock_key_for(in_levels(602))
+    assert len(canonical(in_levels(20_000))) == 20_000 // 2 * len('[{"k":}]') + 1
+
+
+@given(st.integers(0, 60), st.integers(0, 60), st.booleans())
+def test_deep_values_have_equal_texts_if_they_are_equal(one: int, two: int, twice: bool) -> None:
+    first, second = in_levels(one), in_levels(two)
+    if twice:
+        first, second = [first, {"a": first}, 1], [second, {"a": second}, 1]
+    assert (canonical(first) == canonical(second)) == (one == two)
+
+
+def test_a_tuple_and_its_text_are_two_keys_of_a_deep_dict() -> None:
+    value: Any = {(1, 2): "a", "[1,2]": "b"}
+    for _ in range(30):
+        value = [value]
+    assert canonical(value) == "[" * 30 + '{"[1,2]":"b",[1,2]:"a"}' + "]" * 30
+
+
+def test_a_container_that_contains_itself_is_refused() -> None:
+    value: list[Any] = [1]
+    value.append({"again": value})
+    with pytest.raises(TypeError, match="contains itself"):
+        canonical(value)
+
+
 # -- properties -------------------------------------------------------------------------------
 
 LEAVES = st.one_of(
@@ -663,6 +735,8 @@ def shape(value: Any) -> Any:
         return ("list", tuple(map(shape, value)))
     if isinstance(value, dict):
         return ("dict", frozenset((key, shape(item)) for key, item in value.items()))
+    if isinstance(value, float) and value == 0:
+        value = abs(value)  # zero has no sign
     return (type(value).__name__, repr(value))
 
 
@@ -741,7 +815,7 @@ def test_the_mark_of_a_lock_leads_back_to_its_keys(name: str, limit: int) -> Non
 def test_no_two_locks_share_a_key_beside_those_of_their_bucket(first: str, second: str) -> None:
     assume(first != second)
     ours, theirs = lock_keys("redislock", first, 3), lock_keys("redislock", second, 3)
-    of_the_bucket = {ours.fence, ours.deferred, ours.rooms}
+    of_the_bucket = {ours.fence, ours.rooms}
     assert not (keys_in_redis(ours) & keys_in_redis(theirs)) - of_the_bucket
 
 

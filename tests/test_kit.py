@@ -254,7 +254,7 @@ def test_afterwards_locks_are_on_the_server_again(define: Any, app: Celery, conf
         assert (outer.outcomes(), inner.outcomes()) == (["skipped"], [])
     assert_free(task)
     with hold_lock(task):
-        assert task.app_locks.store.holder(task.keys_of_call((), {}), 5) is not None
+        assert task.app_locks.store.locks.holder(task.keys_of_call((), {}), 5) is not None
         assert task.apply().successful(), "eager calls take no lock again"
     assert_free(task)
 
@@ -276,12 +276,12 @@ def test_a_task_that_was_bound_without_redis_is_locked_in_memory_only(define: An
 
 def test_another_process_is_told_that_the_locks_are_not_there() -> None:
     store = MemoryStore()
-    store.acquire(make_claim("parent"))
+    store.locks.acquire(make_claim("parent"))
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            store.acquire(make_claim("child"))
+            store.locks.acquire(make_claim("child"))
         except ConfigError as exc:
             os.write(writer, str(exc).encode())
         finally:

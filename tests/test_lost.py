@@ -148,7 +148,7 @@ def test_a_greenlet_that_computes_does_not_starve_the_heartbeat(
 AFTER_AN_ABORT = """
 import sys, threading
 from celery_redislock import LockLost
-from celery_redislock._abort import Abort
+from celery_redislock.tasks.abort import Abort
 
 def body(abort, raised):
     abort.arm()

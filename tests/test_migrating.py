@@ -7,7 +7,7 @@ import re
 import pytest
 
 from celery_redislock import LockConflict
-from celery_redislock._options import OPTIONS, SETTINGS
+from celery_redislock.app.options import OPTIONS, SETTINGS
 from tests.support.migrated import PAGE, App, define, examples
 from tests.support.waiting import eventually
 

@@ -32,11 +32,11 @@ from celery_redislock import (
     TaskReplaced,
     TaskSkipped,
     Wait,
-    _holder,
-    _protect,
 )
-from celery_redislock._app import app_locks
-from celery_redislock._options import OPTIONS, SETTINGS
+from celery_redislock.app.options import OPTIONS, SETTINGS
+from celery_redislock.app.settings import app_locks
+from celery_redislock.core import holders
+from celery_redislock.worker import start
 from tests.support.servers import free_port
 
 URL = "redis://127.0.0.1:1/0"  # never asked
@@ -189,6 +189,27 @@ def test_settings_that_change_before_a_task_is_bound_hold_for_it(make_app) -> No
     app.conf.redislock_ttl = 9
     app.task(base=SingletonTask, name="options.second", shared=False)(body)
     assert app.tasks["options.second"].lock_options.lock_ttl == 9
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        ({}, 300.0),
+        ({"lock_ttl": 5}, 50.0),
+        ({"lock_warn_after": None, "lock_ttl": 5}, 50.0),
+        ({"lock_warn_after": 7}, 7.0),
+        ({"lock_warn_after": 0.5, "lock_ttl": 60}, 0.5),
+        ({"lock_warn_after": 7, "lock_scope": "queued+running"}, 7.0),
+        ({"lock_scope": "queued"}, 300.0),
+    ],
+)
+def test_an_old_holder_is_warned_of_after_ten_ttls_or_what_the_task_says(
+    make_app, given, resolved
+) -> None:
+    warn_after = define(make_app(), **given).lock_options.lock_warn_after
+    assert warn_after == resolved
+    assert isinstance(warn_after, float)
+    assert define(make_app(redislock_ttl=6)).lock_options.lock_warn_after == 60
 
 
 # -- what is refused --------------------------------------------------------------------------
@@ -344,8 +365,83 @@ def test_an_unknown_option_of_an_annotation_is_refused(make_app) -> None:
         define(app)
 
 
+LEFTOVERS = [
+    ("unique_on", ["x"], "celery-singleton; use lock_key"),
+    ("unique_on", "x", "celery-singleton; use lock_key"),
+    ("raise_on_duplicate", True, "use on_conflict='raise'"),
+    ("raise_on_duplicate", False, "on_queued_conflict='raise'"),
+    ("lock_expiry", 60, "celery-singleton; use lock_ttl"),
+    ("once", {"graceful": True}, "celery-once; use lock_key, lock_scope and on_queued_conflict"),
+    ("once", {}, "docs/migrating.md"),
+    ("heimdall", {"unique": True}, "celery-heimdall; use lock_key"),
+    ("unique_for", 60, "use lock_min_hold"),
+    ("ttl", 60, "use lock_ttl"),
+    ("ttl", None, "use lock_ttl"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "says"), LEFTOVERS, ids=lambda v: repr(v)[:20])
+def test_an_option_that_another_package_left_is_refused_with_the_one_to_use_here(
+    make_app, option, value, says
+) -> None:
+    with pytest.raises(ConfigError) as on_task:
+        define(make_app(), **{option: value})
+    with pytest.raises(ConfigError) as in_annotation:
+        define(make_app(task_annotations={"options.task": {option: value}}))
+    assert str(in_annotation.value) == str(on_task.value)
+    with pytest.raises(ConfigError) as for_others:
+        define(make_app(redislock_tasks={"other.*": {option: value}}))
+    for caught, where in (
+        (on_task, "task options.task"),
+        (for_others, "redislock_tasks['other.*']"),
+    ):
+        message = str(caught.value)
+        assert message.startswith(f"{where}: {option!r} is an option of ")
+        assert says in message
+        for name in OPTIONS:
+            assert name in message
+
+
+def test_an_option_that_another_package_left_on_a_class_is_refused(make_app) -> None:
+    class Old(SingletonTask):
+        abstract = True
+        unique_on = ["x"]  # noqa: RUF012  as celery-singleton is used
+
+    app = make_app()
+    app.task(base=Old, name="options.old", shared=False)(body)
+    with pytest.raises(ConfigError, match=r"task options\.old: 'unique_on' is an option"):
+        app.finalize()
+
+
+def test_a_method_or_an_argument_may_have_the_name_of_another_packages_option(make_app) -> None:
+    class Own(SingletonTask):
+        abstract = True
+
+        @property
+        def ttl(self) -> int:
+            return 5
+
+        def once(self) -> None:
+            """Something of its own."""
+
+    def function(ttl: int, once: bool = False) -> None:
+        """Its annotations are those of the task's class as well."""
+
+    app = make_app()
+    app.task(base=Own, name="options.own", shared=False)(function)
+    app.finalize()
+    assert app.tasks["options.own"].lock_key_for(1)
+
+
+def test_what_belongs_to_a_task_of_somebody_else_is_left_alone(make_app) -> None:
+    app = make_app(redislock_tasks={"other.*": {}})
+    app.task(name="other.task", shared=False, ttl=5, unique_for=6)(body)
+    app.finalize()
+    assert app.tasks["other.task"].lock_options.lock_ttl == 30
+
+
 def test_what_has_nothing_to_do_with_locks_is_left_alone(make_app) -> None:
-    task = define(make_app(), account="x", once="y", blocking=True, clock=5)
+    task = define(make_app(), account="x", owner="y", blocking=True, clock=5)
     assert task.account == "x"
 
 
@@ -353,6 +449,7 @@ BAD_OPTIONS = [
     *[("lock_ttl", value) for value in (0, -1, 0.05, "30", None, True, [], float("inf"))],
     *[("lock_ttl", value) for value in (float("nan"), 10**400, 1e300)],
     *[("lock_max_hold", value) for value in (0, -1, "60", True, float("inf"), 10**400)],
+    *[("lock_warn_after", value) for value in (0, -1, "60", True, float("nan"), 10**400)],
     *[("on_conflict", value) for value in (Skip, Defer, "skp", "", None, 5, {"defer": 5})],
     *[("on_lock_lost", value) for value in ("ignore", "", None, True, "FLAG", ["flag"])],
     *[("lock_across_retries", value) for value in ("keep", None, True, {})],
@@ -362,6 +459,7 @@ BAD_OPTIONS = [
 ACCEPTED = {
     "lock_ttl": "a number of seconds",
     "lock_max_hold": "None or a number of seconds",
+    "lock_warn_after": "None or a number of seconds",
     "on_conflict": "'coalesce', 'defer', 'queue', 'raise', 'replace', 'skip', 'wait'",
     "on_lock_lost": "'flag' or 'abort'",
     "lock_across_retries": "'release' or 'hold'",
@@ -508,7 +606,7 @@ def test_the_options_for_a_task_of_somebody_else_are_taken(make_app) -> None:
 
 def start_worker_of(app: Celery) -> None:
     """What a worker's start does before its pool; the lock server is not asked."""
-    _protect._on_worker_init(sender=SimpleNamespace(app=app))
+    start._on_worker_init(sender=SimpleNamespace(app=app))
 
 
 def test_options_for_a_task_that_has_its_own_are_said_to_be_ignored(make_app, caplog) -> None:
@@ -806,6 +904,32 @@ def test_an_errors_message_names_key_and_holder() -> None:
     assert str(LockUnavailable("a key", None, "why")).endswith("a key: why")
 
 
+def test_who_was_replaced_is_not_told_that_the_newer_run_holds_the_lock() -> None:
+    newer = Holder(task="pkg.task", task_id="0c1e")
+    text = str(TaskReplaced("a key", newer))
+    assert text == "replaced by a newer run of a key: pkg.task[0c1e]"
+    assert str(TaskReplaced("a key", HOLDER)).startswith(
+        "replaced by a newer run of a key: pkg.task[0c1e] on w1@host pid 4711 since"
+    )
+    assert str(TaskReplaced("a key")) == "replaced by a newer run of a key"
+    assert str(TaskReplaced()) == "replaced by a newer run"
+    assert str(TaskReplaced("two\nlines")) == "replaced by a newer run of two\\nlines"
+
+
+@pytest.mark.parametrize(
+    ("holder", "text"),
+    [
+        (Holder(task="pkg.task", task_id="0c1e"), "pkg.task[0c1e]"),
+        (Holder(task="pkg.task"), "pkg.task"),
+        (Holder(task_id="0c1e"), "RedisLock[0c1e]"),
+        (Holder(pid=1, node="web"), "RedisLock on web pid 1"),
+        (Holder(ttl=5.0), "a foreign value"),
+    ],
+)
+def test_a_holder_is_named_by_what_is_known_of_it(holder, text) -> None:
+    assert str(holder) == text
+
+
 FOREIGN = [
     b'{"token":"x","pid":1,"acquired_at":"abc"}',
     b'{"token":"x","pid":1,"acquired_at":1e30}',
@@ -824,18 +948,119 @@ FOREIGN = [
 
 @pytest.mark.parametrize("value", FOREIGN, ids=repr)
 def test_a_value_with_fields_of_other_types_is_a_holder_that_nobody_knows(value) -> None:
-    holder = _holder.parse(value, 5.0)
+    holder = holders.parse(value, 5.0)
     assert holder == Holder(ttl=5.0)
     assert "a foreign value" in str(LockConflict("a key", holder))
 
 
 def test_a_value_of_ours_gives_its_holder() -> None:
-    value = _holder.encode("token", ttl_ms=5000, task="pkg.task", task_id="0c1e", node="w1@host")
-    holder = _holder.parse(value.encode(), 5.0)
+    value = holders.encode("token", ttl_ms=5000, task="pkg.task", task_id="0c1e", node="w1@host")
+    holder = holders.parse(value.encode(), 5.0)
     assert holder == Holder(
         task="pkg.task", task_id="0c1e", node="w1@host", pid=os.getpid(), ttl=5.0
     )
-    assert _holder.parse(_holder.encode("token", ttl_ms=5000).encode(), None).pid == os.getpid()
+    assert holders.parse(holders.encode("token", ttl_ms=5000).encode(), None).pid == os.getpid()
+
+
+def test_a_value_says_its_version_behind_its_token() -> None:
+    value = holders.encode("token", ttl_ms=5000, task="pkg.task", task_id="0c1e")
+    assert value.startswith('{"token":"token","v":2,')
+    for kept in (
+        holders.held_for_retry(value),
+        holders.kept_in_queue(value, "next", task="pkg.task", attempt=1, nesting=0),
+    ):
+        assert kept.startswith('{"token":"')
+        assert json.loads(kept)["v"] == 2
+
+
+def of_version(version: str, **more: Any) -> bytes:
+    """A lock's value with this version, and all that a holder records."""
+    record = {
+        "task": "pkg.task",
+        "task_id": "0c1e",
+        "attempt": 2,
+        "nesting": 0,
+        "node": "w1@host",
+        "pid": 4711,
+        "fence": 17,
+        "acquired_at": 1700000000.25,
+        "held": True,
+        "redelivered": True,
+        **more,
+    }
+    return f'{{"token":"x","v":{version},{json.dumps(record)[1:]}'.encode()
+
+
+@pytest.mark.parametrize(
+    "version", ["2", "1", "0", "-1", "1.5", "true", "null", '"3"', "[3]", "NaN"]
+)
+def test_a_value_of_no_newer_version_is_read(version, caplog) -> None:
+    holder = holders.parse(of_version(version), 5.0)
+    assert (holder.task_id, holder.pid, holder.fence) == ("0c1e", 4711, 17)
+    assert holder.held_for_retry
+    assert holders.decode(of_version(version))["redelivered"] is True
+    assert not caplog.records
+
+
+def test_a_value_without_a_version_is_the_first_and_is_read(caplog) -> None:
+    holder = holders.parse(b'{"token":"x","task":"pkg.task","task_id":"0c1e","pid":4711}', 5.0)
+    assert holder == Holder(task="pkg.task", task_id="0c1e", pid=4711, ttl=5.0)
+    assert not caplog.records
+
+
+@pytest.fixture
+def newer_versions_unseen(monkeypatch) -> None:
+    monkeypatch.setattr(holders, "_newer_was_told", False)
+
+
+@pytest.mark.usefixtures("newer_versions_unseen")
+@pytest.mark.parametrize("version", ["3", "2.5", "1e999", "9" * 40])
+@pytest.mark.parametrize("more", [{}, {"reserved": True}, {"pid": "another type"}], ids=str)
+def test_a_value_of_a_newer_version_is_held_by_whom_it_names_and_no_more(version, more) -> None:
+    value = of_version(version, **more)
+    holder = holders.parse(value, 5.0)
+    assert holder == Holder(task="pkg.task", task_id="0c1e", ttl=5.0)
+    assert str(holder) == "pkg.task[0c1e]"
+    assert set(holders.decode(value)) == {"token", "v"}, "nothing else is believed"
+
+
+@pytest.mark.usefixtures("newer_versions_unseen")
+@pytest.mark.parametrize(
+    ("names", "holder"),
+    [
+        ({"task": ["pkg.task"], "task_id": "0c1e"}, Holder(task_id="0c1e", ttl=5.0)),
+        ({"task": "pkg.task", "task_id": 5}, Holder(task="pkg.task", ttl=5.0)),
+        ({"task": None, "task_id": None}, Holder(ttl=5.0)),
+    ],
+    ids=str,
+)
+def test_names_of_a_newer_version_that_are_no_text_are_left_out(names, holder) -> None:
+    assert holders.parse(of_version("3", **names), 5.0) == holder
+
+
+@pytest.mark.usefixtures("newer_versions_unseen")
+def test_a_newer_version_is_told_once(caplog) -> None:
+    for version in ("3", "3", "4"):
+        holders.parse(of_version(version, task="pkg\ntask"), 5.0)
+        holders.decode(of_version(version))
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("celery_redislock", "WARNING")
+    said = record.getMessage()
+    assert "a newer celery-redislock holds the lock of pkg\\ntask[0c1e]" in said
+    assert "version 3" in said
+    assert "up to version 2" in said
+
+
+@pytest.mark.usefixtures("newer_versions_unseen")
+def test_a_lock_of_a_newer_version_is_held_and_can_be_broken(redis_server, client, label) -> None:
+    lock = RedisLock(redis_server.url, label, ttl=5)
+    client.set(lock.key, of_version("3"), px=60_000)
+    assert lock.acquire(timeout=0) is False
+    assert lock.holder().task_id == "0c1e"
+    with pytest.raises(LockConflict, match=r"held by pkg\.task\[0c1e\]\)"):
+        RedisLock(redis_server.url, label, ttl=5, timeout=0).__enter__()
+    lock._store.locks.break_lock(lock._keys, 5)
+    assert lock.holder() is None
 
 
 def test_every_error_is_a_lock_error_and_what_celery_takes_it_for() -> None:

@@ -70,6 +70,22 @@ def test_an_unreachable_server_fails_a_task_if_it_says_so(
     assert caught.value.reason
 
 
+@pytest.mark.parametrize("name", ["skip", "runs_unlocked", "raises_unlocked"])
+def test_a_task_that_could_not_take_its_lock_is_not_said_to_keep_it(
+    locks_on, own_redis, sender, queue, label, name
+):
+    worker = locks_on(own_redis)
+    own_redis.kill()
+    result = sender.send_task(name, [label, 0.1], queue=queue)
+    if name == "skip":
+        eventually(lambda: "is deferred for" in worker.log(), "it is deferred, and says so")
+        own_redis.start()
+    result.get(timeout=40, propagate=False)
+    assert result.ready()
+    assert "could not release" not in worker.log()
+    assert "lapses" not in worker.log()
+
+
 def test_a_frozen_server_blocks_nobody_for_long(locks_on, own_redis, sender, queue, label):
     locks_on(own_redis)
     own_redis.stop()

@@ -315,3 +315,13 @@ def test_the_key_is_the_same_at_the_sender_and_at_the_worker(sender, send):
     when = datetime.date(2026, 11, 20)
     result = sender.send_task("echo", args, {"when": when}, queue=QUEUE)
     assert result.get(timeout=20) == echo.lock_key_for(*args, when=when)
+
+
+def test_what_sees_the_lock(send, journal, label):
+    """The body and `before_start` run under it, `on_success` after it, a thread beside it."""
+    result = send("hooked", label)
+    assert result.get(timeout=20) == {"body": True, "thread": False}
+    (before,) = journal.read(label, "before_start")
+    assert before.data == result.id
+    (after,) = eventually(lambda: journal.read(label, "on_success"), "it has succeeded")
+    assert after.data is None

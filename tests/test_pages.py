@@ -18,7 +18,7 @@ import pytest
 import redis
 
 import celery_redislock
-from celery_redislock._options import OPTIONS, SETTINGS
+from celery_redislock.app.options import OPTIONS, SETTINGS
 from tests.support import run_page
 from tests.support.pages import (
     CONFIGURATION,
@@ -162,8 +162,21 @@ def test_every_option_setting_and_public_name_is_documented() -> None:
 def test_every_module_and_script_is_documented() -> None:
     text = (ROOT / "docs/how-it-works.md").read_text(encoding="utf-8")
     package = ROOT / "celery_redislock"
-    files = {path.name for path in (*package.glob("*.py"), *package.glob("scripts/*.lua"))}
+    files = {path.name for path in package.glob("core/scripts/*.lua")} | {*modules()}
     assert {name for name in files if f"`{name}`" not in text} == set()
+    table = text[text.index("## The modules") :]
+    assert set(re.findall(r"^\| `(\S+\.py)` \|", table, re.M)) == {*modules()}
+
+
+def modules() -> dict[str, Path]:
+    """The package's modules by their names in the table, without the demo."""
+    package = ROOT / "celery_redislock"
+    files = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    return {
+        name: path
+        for name, path in files.items()
+        if not name.startswith("demo/") and not name.endswith("/__init__.py")
+    }
 
 
 def anchors(document: Path) -> set[str]:

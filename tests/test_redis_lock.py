@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import importlib.util
@@ -23,7 +24,7 @@ from typing import Any
 import pytest
 
 from celery_redislock import ConfigError, LockConflict, LockLost, LockUnavailable, RedisLock
-from celery_redislock._store import _EXTEND
+from celery_redislock.core import lua
 from tests.support.interrupts import interrupted
 from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually, never, within
@@ -310,7 +311,171 @@ def test_a_lock_whose_thread_ended_lapses(lock, client) -> None:
     eventually(lambda: not client.exists(mine.key), "it lapses", 5)
 
 
+def test_a_thread_that_ends_with_the_lock_is_told_once_and_the_lock_lapses(
+    lock, client, caplog
+) -> None:
+    mine = lock(ttl=2)
+    thread = threading.Thread(target=mine.acquire, name="forgetful")
+    thread.start()
+    thread.join()
+    told = eventually(lambda: said_by(caplog, "never released"), "it is said", 5)
+    assert mine.key in told[0]
+    assert "'forgetful'" in told[0]
+    assert "lapses within 2 s" in told[0]
+    eventually(lambda: not client.exists(mine.key), "it lapses", 5)
+    assert mine.acquire(timeout=0) is True, "another thread may take it"
+    assert mine.release() is True
+    assert said_by(caplog, "never released") == told
+
+
+def test_who_gives_back_or_loses_the_lock_is_not_said_to_have_kept_it(lock, client, caplog) -> None:
+    def work(mine: RedisLock, thief: str = "") -> None:
+        mine.acquire()
+        if thief:
+            client.set(mine.key, thief)
+            eventually(lambda: mine.lost, "it is lost", 5)
+        else:
+            mine.release()
+
+    for arguments in ((lock(ttl=1),), (lock(ttl=1), "the thief's")):
+        thread = threading.Thread(target=work, args=arguments)
+        thread.start()
+        thread.join()
+    del arguments
+    gc.collect()
+    never(lambda: said_by(caplog, "never released"), "it is said", 0.5)
+
+
 # -- threads ----------------------------------------------------------------------------------
+
+
+def said_by(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
+    """The warnings of the package that say this."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "celery_redislock"
+        and record.levelno == logging.WARNING
+        and what in record.getMessage()
+    ]
+
+
+def test_a_release_in_another_thread_frees_nothing_and_says_whose_the_lock_is(lock, caplog) -> None:
+    mine = lock()
+    with ThreadPoolExecutor(1, "owner") as owner, ThreadPoolExecutor(1, "other") as other:
+        assert owner.submit(mine.acquire).result() is True
+        for _ in range(3):
+            assert other.submit(mine.release).result() is False
+        (told,) = said_by(caplog, "did not release")
+        assert mine.key in told
+        assert "'owner_0'" in told
+        assert "'other_0'" in told
+        assert "the same thread" in told
+        assert not is_free(lock)
+        assert owner.submit(mine.release).result() is True
+        assert is_free(lock)
+        # The next acquisition is told of anew.
+        assert owner.submit(mine.acquire).result() is True
+        assert other.submit(mine.release).result() is False
+        assert len(said_by(caplog, "did not release")) == 2
+        assert owner.submit(mine.release).result() is True
+
+
+def test_a_release_of_what_no_thread_of_this_process_holds_says_nothing(
+    lock, client, caplog
+) -> None:
+    mine, others = lock(ttl=2), lock()
+    assert mine.release() is False
+    with others:
+        assert mine.release() is False
+    mine.acquire()
+    mine.release()
+    assert mine.release() is False
+    with ThreadPoolExecutor(1) as owner:
+        owner.submit(mine.acquire).result()
+        client.set(mine.key, "the thief's")
+        eventually(lambda: owner.submit(lambda: mine.lost).result(), "it is lost", 5)
+        assert mine.release() is False
+        owner.submit(mine.release).result()
+        assert mine.release() is False
+    client.delete(mine.key)
+    assert not said_by(caplog, "did not release")
+
+
+def test_a_forked_child_is_not_told_of_its_parents_thread(script) -> None:
+    forking = script(
+        """
+import logging
+logging.basicConfig(handlers=[logging.Handler()])
+logging.getLogger().handlers[0].emit = lambda record: say(record.getMessage())
+lock = RedisLock(url, name, ttl=5)
+thread = threading.Thread(target=lambda: (lock.acquire(), held.set(), go.wait(), lock.release()))
+held, go = threading.Event(), threading.Event()
+thread.start()
+held.wait()
+pid = os.fork()
+if not pid:
+    lock.release()
+    del lock
+    gc.collect()
+    os._exit(0)
+os.waitpid(pid, 0)
+client.rpush("said:" + name, json.dumps([os.getpid(), "waited"]))
+go.set()
+thread.join()
+say("done")
+"""
+    )
+    forking.says("done")
+    assert forking.said() == ["waited", "done"]
+
+
+def test_asyncio_to_thread_cannot_release_in_another_thread_what_it_acquired(lock, caplog) -> None:
+    """Its pool's threads live on: the lock is kept until the pool ends, and that is said."""
+    mine = lock(ttl=2)
+
+    async def wrong() -> list[Any]:
+        # Both calls run at once, so they are in two threads.
+        both = threading.Barrier(2, timeout=20)
+
+        def acquire() -> bool:
+            taken = mine.acquire()
+            both.wait()
+            both.wait()
+            return taken
+
+        def release() -> bool:
+            both.wait()
+            try:
+                return mine.release()
+            finally:
+                both.wait()
+
+        done = await asyncio.gather(asyncio.to_thread(acquire), asyncio.to_thread(release))
+        await asyncio.to_thread(never, lambda: is_free(lock), "it lapses, its thread lives", 3.0)
+        return done
+
+    assert asyncio.run(wrong()) == [True, False]
+    (told,) = said_by(caplog, "did not release")
+    assert told.count("'asyncio_") == 2
+    # The pool has ended, and its threads.
+    eventually(lambda: is_free(lock), "it lapses", 10)
+    eventually(lambda: said_by(caplog, "never released"), "that is said", 5)
+
+
+def test_asyncio_holds_the_lock_in_an_executor_of_one_thread(lock, caplog) -> None:
+    mine = lock()
+
+    async def right() -> None:
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as thread:
+            assert await loop.run_in_executor(thread, mine.acquire)
+            assert not is_free(lock)
+            assert await loop.run_in_executor(thread, mine.release)
+
+    asyncio.run(right())
+    assert is_free(lock)
+    assert not caplog.records
 
 
 def test_a_reentrant_lock_is_given_back_as_often_as_it_was_taken(lock) -> None:
@@ -791,7 +956,7 @@ class GateProxy(Proxy):
 
         class Gate:
             def sendall(self, data: bytes) -> None:
-                if _EXTEND.sha.encode() in data and not proxy.gate.is_set():
+                if lua.EXTEND.sha.encode() in data and not proxy.gate.is_set():
                     proxy.held.set()
                     proxy.gate.wait(20)
                 sink.sendall(data)
@@ -951,6 +1116,26 @@ def test_a_server_that_is_not_there_is_told_and_not_taken_for_a_held_lock(own_re
         assert time.monotonic() - started < 4
         assert caught.value.key == mine.key
         assert "refused" in caught.value.reason
+
+
+@pytest.mark.parametrize("how", ["away", "frozen", "went away"])
+def test_a_lock_that_could_not_be_taken_is_not_said_to_be_kept(
+    own_redis, label, caplog, how
+) -> None:
+    caplog.set_level(logging.INFO, "celery_redislock")
+    mine = RedisLock(own_redis.url, label, ttl=1)
+    if how == "went away":
+        mine.acquire()
+        mine.release()
+    {"frozen": own_redis.stop}.get(how, own_redis.kill)()
+    try:
+        for timeout in (0, 0.5):
+            with pytest.raises(LockUnavailable):
+                mine.acquire(timeout)
+    finally:
+        if how == "frozen":
+            own_redis.resume()
+    assert not [r.getMessage() for r in caplog.records if "release" in r.getMessage()]
 
 
 # -- exceptions from the outside --------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from celery_redislock._control import break_lock, locks
+from celery_redislock.worker.remote_control import break_lock, locks
 from tests.support.waiting import eventually
 
 POOLS = ("prefork", "threads", "gevent")

@@ -8,19 +8,9 @@ import json
 import pytest
 from celery import chain, chord, signature
 
-from celery_redislock import (
-    ConfigError,
-    Holder,
-    RedisLock,
-    Replace,
-    TaskReplaced,
-    TaskSkipped,
-    _holder,
-)
-from celery_redislock._connect import pools_from_url
-from celery_redislock._keys import lock_keys
-from celery_redislock._lock import new_token
-from celery_redislock._store import (
+from celery_redislock import ConfigError, Holder, RedisLock, Replace, TaskReplaced, TaskSkipped
+from celery_redislock.core import holders
+from celery_redislock.core.claims import (
     EXTENDED,
     Acquired,
     Claim,
@@ -28,9 +18,12 @@ from celery_redislock._store import (
     Extension,
     Older,
     Parked,
-    Store,
     Turn,
+    new_token,
 )
+from celery_redislock.core.connections import pools_from_url
+from celery_redislock.core.keys import lock_keys
+from celery_redislock.core.store import Store
 from tests.support.waiting import eventually, never
 from tests.support.workers import is_running
 from tests.test_scopes import define, ended, make_sender
@@ -250,18 +243,19 @@ def store(redis_server):
     store.close()
 
 
-def claim_of(label, task_id, received=None, attempt=0):
+def claim_of(label, task_id, arrived=None, attempt=0, kept=""):
     token = new_token()
-    value = _holder.encode(
-        token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt, received=received
+    value = holders.encode(
+        token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt, arrived=arrived
     )
-    return Claim(lock_keys("redislock", label), token, 5, value, task_id, attempt)
+    return Claim(lock_keys("redislock", label), token, 5, value, task_id, attempt, kept=kept)
 
 
-def park(store, claim, received=None, grace=5.0):
-    by = _holder.successor_text("pkg.task", claim.task_id)
-    return store.park(
-        claim, "{}", kind="pkg.task", in_front=True, replace=(by, grace), received=received
+def park(store, claim, arrived=None, grace=5.0, age=0.0):
+    by = holders.successor_text("pkg.task", claim.task_id)
+    entry = json.dumps({"task": "pkg.task", "task_id": claim.task_id})
+    return store.rooms.park(
+        claim, entry, kind="pkg.task", in_front=True, replace=(by, grace), arrived=arrived, age=age
     )
 
 
@@ -271,60 +265,75 @@ def extension(claim, held):
 
 def test_a_holder_hears_from_its_extension_who_waits_and_how_long_it_may_go_on(store, label):
     holder, first, second = (claim_of(label, task_id) for task_id in ("runs", "first", "second"))
-    held = store.acquire(holder)
-    (reply,) = store.extend([extension(holder, held)])
+    held = store.locks.acquire(holder)
+    (reply,) = store.locks.extend([extension(holder, held)])
     assert reply.replaced_by is None
     assert isinstance(park(store, first), Parked)
-    (reply,) = store.extend([extension(holder, held)])
+    (reply,) = store.locks.extend([extension(holder, held)])
     assert reply.outcome == EXTENDED
     assert reply.replaced_by == Holder(task="pkg.task", task_id="first")
     assert 4 < reply.ends_in <= 5
     assert list(park(store, second, grace=60).replaced) == [first.entry_id]
-    (reply,) = store.extend([extension(holder, held)])
+    (reply,) = store.locks.extend([extension(holder, held)])
     assert reply.replaced_by.task_id == "second"
     assert reply.ends_in <= 5, "the time that it was given first counts"
-    assert store.holder(holder.keys, 5).replaced_by == "second"
-    assert store.release(holder).room_waits
-    assert isinstance(store.acquire(second), Acquired)
-    assert isinstance(store.acquire(first), Done)
+    assert store.locks.holder(holder.keys, 5).replaced_by == "second"
+    offered = store.locks.settle(holder).offered
+    assert offered.entry_id == second.entry_id
+    second = claim_of(label, "second", kept=offered.token)
+    assert isinstance(store.locks.acquire(second), Acquired)
+    assert isinstance(store.locks.acquire(first), Done)
 
 
-def test_what_was_received_before_replaces_neither_who_runs_nor_who_waits(store, label):
-    holder = claim_of(label, "runs", received=100.0)
-    held = store.acquire(holder)
-    older = park(store, claim_of(label, "old"), received=99.0)
+def test_what_arrived_before_replaces_neither_who_runs_nor_who_waits(store, label):
+    holder = claim_of(label, "runs", arrived=100.0)
+    held = store.locks.acquire(holder)
+    older = park(store, claim_of(label, "old"), arrived=99.0)
     assert isinstance(older, Older)
     assert older.holder.task_id == "runs"
-    (reply,) = store.extend([extension(holder, held)])
+    (reply,) = store.locks.extend([extension(holder, held)])
     assert reply.replaced_by is None
-    assert isinstance(park(store, claim_of(label, "new"), received=102.0), Parked)
-    assert park(store, claim_of(label, "between"), received=101.0) == Older("new")
-    assert store.holder(holder.keys, 5).replaced_by == "new"
+    assert isinstance(park(store, claim_of(label, "new"), arrived=102.0), Parked)
+    assert park(store, claim_of(label, "between"), arrived=101.0) == Older("new")
+    assert store.locks.holder(holder.keys, 5).replaced_by == "new"
     assert isinstance(park(store, claim_of(label, "nobody noted when")), Parked)
+
+
+def test_of_two_whose_age_is_known_the_older_replaces_neither(store, client, label):
+    """Each is measured where the message was received; the times are the lock server's."""
+    token = new_token()
+    value = holders.encode(token, ttl_ms=5000, task="pkg.task", task_id="runs", age=5.0)
+    holder = Claim(lock_keys("redislock", label), token, 5, value, "runs")
+    assert isinstance(store.locks.acquire(holder), Acquired)
+    older = park(store, claim_of(label, "old"), age=8.0)
+    assert isinstance(older, Older)
+    assert older.holder.task_id == "runs"
+    assert isinstance(park(store, claim_of(label, "new"), age=2.0), Parked)
+    assert park(store, claim_of(label, "between"), age=4.0) == Older("new")
 
 
 @pytest.mark.parametrize("kept", ["for its retry", "in the queue"])
 def test_what_does_not_run_is_replaced_at_once_and_its_message_finds_out(store, label, kept):
     holder, newer = claim_of(label, "runs"), claim_of(label, "newer")
-    held = store.acquire(holder)
+    held = store.locks.acquire(holder)
     if kept == "for its retry":
-        store.hold(holder, held.value, 60)
+        store.locks.leave(holder, holders.held_for_retry(held.value), 60)
     else:
-        value = _holder.kept_in_queue(held.value, new_token(), task="t", attempt=1, nesting=0)
-        store.leave(holder, value, 60)
+        value = holders.kept_in_queue(held.value, new_token(), task="t", attempt=1, nesting=0)
+        store.locks.leave(holder, value, 60)
     assert isinstance(park(store, newer), Turn)
-    assert isinstance(store.acquire(newer), Acquired)
-    reply = store.acquire(claim_of(label, "runs", attempt=1))
+    assert isinstance(store.locks.acquire(newer), Acquired)
+    reply = store.locks.acquire(claim_of(label, "runs", attempt=1))
     assert isinstance(reply, Done)
-    assert reply.replaced_by == Holder(task="pkg.task", task_id="newer")
-    again = store.acquire(claim_of(label, "runs", attempt=1))
-    assert again.replaced_by.task_id == "newer"
+    assert reply.note.replaced_by == Holder(task="pkg.task", task_id="newer")
+    again = store.locks.acquire(claim_of(label, "runs", attempt=1))
+    assert again.note.replaced_by.task_id == "newer"
 
 
 def test_what_cools_down_or_is_not_ours_is_waited_for(store, client, label):
     holder, newer = claim_of(label, "runs"), claim_of(label, "newer")
-    store.acquire(holder)
-    store.release(holder, min_hold=60)
+    store.locks.acquire(holder)
+    store.locks.settle(holder, min_hold=60)
     before = client.get(holder.keys.lock)
     assert isinstance(park(store, newer), Parked)
     assert client.get(holder.keys.lock) == before
@@ -335,9 +344,9 @@ def test_what_cools_down_or_is_not_ours_is_waited_for(store, client, label):
 
 @pytest.mark.parametrize("task_id", ["0c1e", 'a "quoted" one', "}]\\", "ключ", "\U0001f511", ""])
 def test_a_successor_survives_whatever_it_is_called(task_id):
-    text = _holder.successor_text("pkg.task", task_id)
+    text = holders.successor_text("pkg.task", task_id)
     assert text.count('"') == 4
     assert json.loads(text) == ["pkg.task", task_id]
     value = f'{{"token":"x","replaced":5,"by":{text}}}'.encode()
-    assert _holder.successor_of(value) == Holder(task="pkg.task", task_id=task_id)
-    assert _holder.parse(value, None).replaced_by == task_id
+    assert holders.successor_of(value) == Holder(task="pkg.task", task_id=task_id)
+    assert holders.parse(value, None).replaced_by == task_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import time
@@ -14,13 +15,16 @@ import pytest
 from celery import chord
 from celery.exceptions import ChordError, WorkerLostError
 
-from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped, _holder, _store
-from celery_redislock._app import app_locks
-from celery_redislock._connect import pools_from_url
-from celery_redislock._keys import lock_keys
-from celery_redislock._lock import new_token
-from celery_redislock._room import Entry, hand_over
-from celery_redislock._store import Claim, Store
+from celery_redislock import Holder, LockConflict, RedisLock, SingletonTask, TaskSkipped
+from celery_redislock.app.entries import Entry
+from celery_redislock.app.settings import app_locks
+from celery_redislock.core import holders, lua
+from celery_redislock.core.claims import Acquired, Claim, Done, new_token
+from celery_redislock.core.connections import pools_from_url
+from celery_redislock.core.keys import lock_keys
+from celery_redislock.core.store import Store
+from celery_redislock.tasks.turns import look_after
+from celery_redislock.worker.sweeper import Sweeper
 from tests.support.servers import Proxy
 from tests.support.waiting import eventually
 from tests.support.workers import make_app
@@ -70,7 +74,7 @@ class Room:
         return [entry.split(":")[0] for entry in self._client.lrange(self.key("room"), 0, -1)]
 
     def leaves_nothing(self):
-        kinds = ("lock", "room", "entries", "ended")
+        kinds = ("lock", "room", "entries", "ended", "deadlines", "aside")
         mark = f"1|{self.lock.partition(':lock:')[2]}"
         rooms = self.lock.partition(":lock:")[0] + ":rooms"
         keys = [self.key(kind) for kind in kinds]
@@ -175,15 +179,32 @@ def test_a_retry_does_not_take_the_run_of_what_came_since(send, hold, room, jour
     eventually(here.leaves_nothing, "nothing is left")
 
 
-def test_a_free_lock_that_is_anothers_turn_is_held_by_nobody(store, inside, label):
+def test_an_id_whose_entry_is_gone_blocks_nobody(store, inside, label):
     keys = lock_keys("redislock", label)
     inside.rpush(keys.room, "first:0.0")
     token = new_token()
-    value = _holder.encode(token, ttl_ms=5000, task="job", task_id="late")
-    reply = store.acquire(Claim(keys, token, 5.0, value, "late"))
-    inside.delete(keys.room)
-    assert reply.relation == "queued"
-    assert reply.holder is None
+    value = holders.encode(token, ttl_ms=5000, task="job", task_id="late")
+    assert isinstance(store.locks.acquire(Claim(keys, token, 5.0, value, "late")), Acquired)
+    assert not inside.exists(keys.room)
+
+
+def test_a_message_of_what_was_replaced_in_the_room_is_told_by_whom(store, label):
+    """It had its turn before, perhaps."""
+    keys = lock_keys("redislock", label)
+
+    def claim(task_id):
+        token = new_token()
+        value = holders.encode(token, ttl_ms=5000, task="job", task_id=task_id)
+        return Claim(keys, token, 5.0, value, task_id)
+
+    store.locks.acquire(claim("first"))
+    for task_id in ("old", "new"):
+        by = holders.successor_text("job", task_id)
+        store.rooms.park(claim(task_id), "{}", kind="job", replace=(by, None))
+    reply = store.locks.acquire(claim("old"))
+    assert isinstance(reply, Done)
+    assert reply.note.replaced_by == Holder(task="job", task_id="new")
+    assert store.locks.holder(keys, 5.0).replaced_by is None
 
 
 def test_what_has_begun_before_waits_before_the_newer_and_is_replaced_with_it(store, inside, label):
@@ -192,15 +213,15 @@ def test_what_has_begun_before_waits_before_the_newer_and_is_replaced_with_it(st
     def claim(task_id, attempt=0):
         token = new_token()
         run = {"task": "job", "task_id": task_id, "attempt": attempt}
-        value = _holder.encode(token, ttl_ms=5000, **run)
+        value = holders.encode(token, ttl_ms=5000, **run)
         return Claim(keys, token, 5.0, value, task_id, attempt)
 
-    store.acquire(claim("first"))
-    store.park(claim("other"), "{}")
-    store.park(claim("new"), "{}", kind="job")
-    assert store.park(claim("old", 1), "{}", kind="job", began=True).replaced == {}
+    store.locks.acquire(claim("first"))
+    store.rooms.park(claim("other"), "{}")
+    store.rooms.park(claim("new"), "{}", kind="job")
+    assert store.rooms.park(claim("old", 1), "{}", kind="job", began=True).replaced == {}
     assert inside.lrange(keys.room, 0, -1) == ["other:0.0", "old:0.1", "new:0.0"]
-    newest = store.park(claim("newest"), "{}", kind="job")
+    newest = store.rooms.park(claim("newest"), "{}", kind="job")
     assert set(newest.replaced) == {"old:0.1", "new:0.0"}
     assert inside.lrange(keys.room, 0, -1) == ["other:0.0", "newest:0.0"]
     inside.delete(*(key for key in keys if isinstance(key, str) and key != keys.name))
@@ -247,7 +268,7 @@ def test_who_has_waited_long_enough_meets_the_next_policy(send, hold, room, labe
 
 @pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("name", ["queued_briefly", "wait_late"])
-def test_a_copy_of_what_was_turned_away_does_not_run(send, hold, journal, worker, label, name):
+def test_a_copy_of_a_refused_duplicate_does_not_run(send, hold, journal, worker, label, name):
     first, _ = hold(name, 4.0)
     second = send(name, label, 0.0)
     assert isinstance(outcome_of(second), LockConflict | TaskSkipped)
@@ -260,16 +281,20 @@ def test_a_copy_of_what_was_turned_away_does_not_run(send, hold, journal, worker
 
 
 @pytest.mark.usefixtures("worker")
-def test_who_is_turned_away_leaves_the_room_and_so_does_every_copy(send, hold, room, client, label):
+def test_a_refused_duplicate_leaves_the_room_and_so_does_every_copy(
+    send, hold, room, client, label
+):
     """Its time was not over when its turn came, and was over when it met the lock."""
     first, _ = hold("queued_briefly", 5.0)
     here = room(first.id)
     task_id = str(uuid.uuid4())
     entry = f"{task_id}:0.0"
-    header = {"parked": True, "redelivered": True, "since": time.time() - 5.0}
+    mark = f"1|{here.lock.partition(':lock:')[2]}"
+    header = {"v": 2, "parked": True, "redelivered": True, "since": time.time() - 5.0}
+    header["kept"] = [mark, new_token()]  # of a turn that lapsed
     for _ in range(2):  # the second is a copy of what is done by then
         client.rpush(here.key("room"), entry)
-        client.hset(here.key("entries"), entry, '||{"task":"queued_briefly"}')
+        client.hset(here.key("entries"), entry, '|@0|{"task":"queued_briefly"}')
         result = send("queued_briefly", label, 0.0, task_id=task_id, headers={"redislock": header})
         eventually(lambda: entry not in client.lrange(here.key("room"), 0, -1), "it has left")
         assert isinstance(outcome_of(result), LockConflict)
@@ -326,8 +351,8 @@ def test_what_may_have_been_parked_is_a_copy_from_then_on(
         first = sender.send_task("queued_named", [label, 1.5], queue=queue)
         eventually(lambda: journal.count(label, "start") == 1, "the holder runs")
         with own_redis.client() as direct:
-            direct.script_load(_store._PARK.text)  # else what is lost is that it is unknown
-        way.lose_replies(to=_store._PARK.sha.encode())
+            direct.script_load(lua.PARK.text)  # else what is lost is that it is unknown
+        way.lose_replies(to=lua.PARK.sha.encode())
         second = sender.send_task("queued_named", [label, 0.1], queue=queue)
         eventually(lambda: "is deferred for" in worker.log(), "its parking is not answered", 20)
         way.heal()
@@ -355,9 +380,9 @@ def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
             options = {"task_id": task_id, "queue": queue, "expires": expires}
             entry = Entry.of(task, [label], {}, {**options, "headers": {"redislock": {}}})
             claim = Claim(keys, new_token(), 5.0, "", task_id)
-            app_locks(app).store.park(claim, entry.dump())
+            app_locks(app).store.rooms.park(claim, entry.dump())
         client.delete(keys.lock)
-        hand_over(app, keys, 5.0)
+        look_after(app, keys, 5.0)
         assert app.AsyncResult(f"{label}-1").state == "REVOKED"
         assert client.lrange(keys.room, 0, -1) == [f"{label}-2:0.0"]
         with redis_server.client(db=1) as broker:
@@ -365,6 +390,43 @@ def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
             assert f"{label}-2" in message
             broker.delete(queue)
         client.delete(keys.room, keys.entries, keys.rooms)
+
+
+def test_two_that_are_for_others_to_publish_are_left_to_them(conf, client, label):
+    """On a lock of several, whoever cannot publish them is offered each once, and not in turns for
+    as long as it takes until they are set aside.
+    """
+    with contextlib.closing(make_app(conf)) as app:
+        keys = lock_keys("redislock", f"fleets:{label}", 2)
+        store = app_locks(app).store
+        claims = [
+            Claim(keys, token, 5.0, holders.encode(token, ttl_ms=5000))
+            for token in (new_token(), new_token())
+        ]
+        assert all(isinstance(store.locks.acquire(holder), Acquired) for holder in claims)
+        for name in "ab":
+            task_id = f"{label}-{name}"
+            fields = {"content_type": "application/json", "encoding": "utf-8", "body": "[]"}
+            entry = json.dumps({"task": "of.another.fleet", "task_id": task_id, **fields})
+            store.rooms.park(Claim(keys, new_token(), 5.0, "", task_id), entry)
+        for holder in claims:
+            store.locks.settle(holder, publishes=False)
+        look_after(app, keys, 5.0)
+        assert client.lrange(keys.room, 0, -1) == [f"{label}-a:0.0", f"{label}-b:0.0"]
+        assert client.exists(keys.aside) == 0
+        client.delete(keys.room, keys.entries, keys.rooms, *keys.slots, keys.lock)
+
+
+def test_a_room_that_cannot_be_looked_at_keeps_no_other_waiting(conf, client, label):
+    prefix = f"redislock:{label}"
+    with contextlib.closing(make_app({**conf, "redislock_prefix": prefix})) as app:
+        keys = lock_keys(prefix, "a")
+        client.rpush(keys.room, "x:0.0")
+        client.hset(keys.entries, "x:0.0", "||no JSON")
+        client.zadd(keys.rooms, {"no mark": 0, keys.mark: 1})
+        Sweeper(app).sweep()
+        assert client.hkeys(keys.aside) == ["x:0.0"]
+        client.delete(*client.keys(f"{prefix}:*"))
 
 
 @pytest.mark.usefixtures("worker")
@@ -379,10 +441,12 @@ def test_what_cannot_be_read_is_set_aside_and_blocks_nobody(
     client.hset(here.key("entries"), "z:0.0", '||{"task":"queued"}')
     second = send("queued", label, 0.05)
     assert second.get(timeout=30)[0] == label
-    kept = client.lrange(here.key("corrupt"), 0, -1)
-    assert [text.split("|")[0] for text in kept] == corrupt, "nothing is dropped"
-    eventually(lambda: worker.log().count("set aside") >= 2, "it says so")
-    client.delete(here.key("corrupt"))
+    kept = client.hgetall(here.key("aside"))
+    assert kept == {"y:0.0": "||no JSON", "z:0.0": '||{"task":"queued"}'}, "nothing is dropped"
+    for each in ("y", "z"):
+        said = f"set aside {each}, which waited for {here.lock}: it cannot be read"
+        eventually(lambda said=said: said in worker.log(), "it says so")
+    client.delete(here.key("aside"))
 
 
 @pytest.mark.usefixtures("worker")
@@ -421,8 +485,9 @@ def test_what_was_handed_over_and_never_published_is_published_by_others(
         results = [send("queued_named", label, 0.0) for _ in range(2)]
         eventually(lambda: len(here.ids()) == 2, "they wait")
         order = here.ids()
-    following = store.hand_over(lock_keys("redislock", f"named:{label}"), 6.0)
-    assert following.entry_id in ("", f"{order[0]}:0.0")
+    following = store.rooms.look(lock_keys("redislock", f"named:{label}"), 6.0)
+    # Unless a worker was quicker.
+    assert following.offered is None or following.offered.entry_id == f"{order[0]}:0.0"
     for result in results:
         assert result.get(timeout=30)[0] == label
     eventually(here.leaves_nothing, "nothing is left")
@@ -545,13 +610,13 @@ def test_a_clock_that_is_set_back_makes_no_pause_longer_than_it_is(own_redis, la
     ):
         keys = lock_keys("redislock", label)
         token = new_token()
-        value = _holder.encode(token, ttl_ms=60_000, task="job", task_id="one")
+        value = holders.encode(token, ttl_ms=60_000, task="job", task_id="one")
         claim = Claim(keys, token, 60.0, value, "one")
-        store.acquire(claim)
+        store.locks.acquire(claim)
         held = client.get(keys.lock)
         before, _, since = held.rstrip("}").rpartition(":")
         client.set(keys.lock, f"{before}:{float(since) + 30:.6f}}}", keepttl=True)
-        assert store.release(claim, min_hold=2.0).ours
+        assert store.locks.settle(claim, min_hold=2.0).ours
         assert 0 < client.pttl(keys.lock) <= 2000
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import os
 import signal
 import threading
@@ -23,15 +24,15 @@ from celery_redislock import (
     Queue,
     SingletonTask,
     TaskSkipped,
-    _holder,
-    _reserve,
     lock_conflict,
 )
-from celery_redislock._connect import pools_from_url
-from celery_redislock._delivery import KEY, Delivery, Reservation
-from celery_redislock._keys import lock_keys
-from celery_redislock._lock import new_token
-from celery_redislock._store import Acquired, Busy, Claim, Reserved, Store
+from celery_redislock.app.delivery import KEY, Delivery, Kept
+from celery_redislock.core import holders
+from celery_redislock.core.claims import Acquired, Busy, Claim, Reserved, new_token
+from celery_redislock.core.connections import pools_from_url
+from celery_redislock.core.keys import lock_keys
+from celery_redislock.core.store import Store
+from celery_redislock.tasks import reserve
 from tests.support.interrupts import interrupted
 from tests.support.servers import free_port
 from tests.support.unique import UNIQUE
@@ -129,17 +130,17 @@ def heard():
 
 def reservation(label, task_id="", attempt=0):
     token = new_token()
-    value = _holder.encode(
+    value = holders.encode(
         token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt, queued=True
     )
     return Claim(lock_keys("redislock", label), token, 5, value, task_id, attempt)
 
 
-def delivery(label, task_id="", attempt=0, reserved=""):
+def delivery(label, task_id="", attempt=0, kept=""):
     token = new_token()
-    value = _holder.encode(token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt)
+    value = holders.encode(token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt)
     keys = lock_keys("redislock", label)
-    return Claim(keys, token, 5, value, task_id, attempt, reservation=reserved)
+    return Claim(keys, token, 5, value, task_id, attempt, kept=kept)
 
 
 # -- in the store -----------------------------------------------------------------------------
@@ -147,65 +148,65 @@ def delivery(label, task_id="", attempt=0, reserved=""):
 
 def test_a_reservation_stands_under_the_locks_key_and_names_who_is_queued(store, inside, label):
     mine = reservation(label, "0c1e")
-    assert isinstance(store.reserve(mine, 20), Reserved)
+    assert isinstance(store.locks.reserve(mine, 20), Reserved)
     assert 19_000 < inside.pttl(mine.keys.lock) <= 20_000
-    holder = store.holder(mine.keys, 5)
+    holder = store.locks.holder(mine.keys, 5)
     assert (holder.task_id, holder.queued, holder.fence) == ("0c1e", True, None)
     assert abs(holder.acquired_at - time.time()) < 5
     assert str(holder).endswith(", waiting in the queue")
 
-    other = store.reserve(reservation(label, "other"), 20)
+    other = store.locks.reserve(reservation(label, "other"), 20)
     assert isinstance(other, Busy)
     assert other.holder.task_id == "0c1e"
-    assert isinstance(store.acquire(delivery(label, "other")), Busy)
+    assert isinstance(store.locks.acquire(delivery(label, "other")), Busy)
 
 
 def test_asked_again_with_its_own_token_it_is_still_reserved(store, label):
     mine = reservation(label)
-    assert isinstance(store.reserve(mine, 20), Reserved)
-    assert isinstance(store.reserve(mine, 20), Reserved)
+    assert isinstance(store.locks.reserve(mine, 20), Reserved)
+    assert isinstance(store.locks.reserve(mine, 20), Reserved)
 
 
 def test_the_first_copy_of_the_message_takes_it_over_and_no_other_one(store, inside, label):
     mine = reservation(label, "0c1e")
-    store.reserve(mine, 20)
-    first, copy = (delivery(label, "0c1e", reserved=mine.token) for _ in range(2))
-    taken = store.acquire(first)
+    store.locks.reserve(mine, 20)
+    first, copy = (delivery(label, "0c1e", kept=mine.token) for _ in range(2))
+    taken = store.locks.acquire(first)
     assert isinstance(taken, Acquired)
     assert inside.pttl(mine.keys.lock) <= 5_000
-    assert not store.holder(mine.keys, 5).queued
-    reply = store.acquire(copy)
+    assert not store.locks.holder(mine.keys, 5).queued
+    reply = store.locks.acquire(copy)
     assert isinstance(reply, Busy)
     assert reply.relation == "own"
-    assert store.keep_reserved(mine, 60) is False
-    assert not store.release(mine).ours
-    assert store.release(first).ours
+    assert store.locks.keep_reserved(mine, 60) is False
+    assert not store.locks.settle(mine).ours
+    assert store.locks.settle(first).ours
 
 
 def test_a_message_that_lost_its_header_is_known_by_its_task(store, label):
-    store.reserve(reservation(label, "0c1e"), 20)
-    assert isinstance(store.acquire(delivery(label, "0c1e")), Acquired)
+    store.locks.reserve(reservation(label, "0c1e"), 20)
+    assert isinstance(store.locks.acquire(delivery(label, "0c1e")), Acquired)
 
 
 def test_a_copy_of_an_earlier_attempt_does_not_take_what_is_kept_for_the_next(store, label):
     mine = reservation(label, "0c1e", attempt=1)
-    store.reserve(mine, 20)
-    assert not isinstance(store.acquire(delivery(label, "0c1e")), Acquired)
-    assert isinstance(store.acquire(delivery(label, "0c1e", attempt=1)), Acquired)
+    store.locks.reserve(mine, 20)
+    assert not isinstance(store.locks.acquire(delivery(label, "0c1e")), Acquired)
+    assert isinstance(store.locks.acquire(delivery(label, "0c1e", attempt=1)), Acquired)
 
 
 def test_a_lapsed_reservation_is_not_revived(store, inside, label):
     mine = reservation(label)
-    store.reserve(mine, 0.01)
+    store.locks.reserve(mine, 0.01)
     eventually(lambda: not inside.exists(mine.keys.lock), "it lapsed")
-    assert store.keep_reserved(mine, 60) is False
+    assert store.locks.keep_reserved(mine, 60) is False
     assert not inside.exists(mine.keys.lock)
 
 
 def test_a_foreign_value_is_left_alone(store, inside, label):
     mine = reservation(label)
     inside.rpush(mine.keys.lock, "x")
-    reply = store.reserve(mine, 20)
+    reply = store.locks.reserve(mine, 20)
     assert isinstance(reply, Busy)
     assert reply.holder.task_id is None
     assert inside.type(mine.keys.lock) == "list"
@@ -213,34 +214,36 @@ def test_a_foreign_value_is_left_alone(store, inside, label):
 
 def test_while_somebody_is_in_the_room_a_free_lock_is_not_reserved(store, inside, label):
     holder, waiter = delivery(label, "runs"), delivery(label, "waits")
-    store.acquire(holder)
-    store.park(waiter, "{}")
-    store.release(holder)
-    reply = store.reserve(reservation(label, "new"), 20)
-    assert isinstance(reply, Busy)
-    assert (reply.holder.task_id, reply.holder.queued) == ("waits", True)
-    assert isinstance(store.acquire(waiter), Acquired)
+    store.locks.acquire(holder)
+    store.rooms.park(waiter, json.dumps({"task": "pkg.task", "task_id": "waits"}))
+    inside.delete(holder.keys.lock)
+    for is_first in (True, False):
+        reply = store.locks.reserve(reservation(label, "new"), 20)
+        assert isinstance(reply, Busy)
+        assert (reply.holder.task_id, reply.holder.queued) == ("waits", True)
+        assert (reply.offered is not None) is is_first, "its message is to be published once"
+    assert isinstance(store.locks.acquire(waiter), Acquired)
 
 
 def test_a_lock_for_several_is_reserved_slot_by_slot(store, label):
     keys = lock_keys("redislock", label, 2)
     claims = [dataclasses.replace(reservation(label, f"{n}"), keys=keys) for n in range(3)]
-    replies = [store.reserve(claim, 20) for claim in claims]
+    replies = [store.locks.reserve(claim, 20) for claim in claims]
     assert [type(reply) for reply in replies] == [Reserved, Reserved, Busy]
     assert replies[2].holder.task_id == "0"
-    second = dataclasses.replace(delivery(label, "1", reserved=claims[1].token), keys=keys)
-    assert isinstance(store.acquire(second), Acquired)
-    assert store.release(claims[0]).ours
-    assert isinstance(store.reserve(claims[2], 20), Reserved)
-    assert store.release(second).ours
+    second = dataclasses.replace(delivery(label, "1", kept=claims[1].token), keys=keys)
+    assert isinstance(store.locks.acquire(second), Acquired)
+    assert store.locks.settle(claims[0]).ours
+    assert isinstance(store.locks.reserve(claims[2], 20), Reserved)
+    assert store.locks.settle(second).ours
 
 
 def test_a_servers_restart_is_held_off_here_too(own_redis, label):
     store = Store(pools_from_url(own_redis.url))
-    store.acquire(delivery(label, "runs"))
+    store.locks.acquire(delivery(label, "runs"))
     own_redis.restart_empty()
     with pytest.raises(LockUnavailable, match="held off"):
-        store.reserve(reservation(label), 20)
+        store.locks.reserve(reservation(label), 20)
     store.close()
 
 
@@ -362,7 +365,7 @@ def test_an_interrupt_while_the_broker_hangs_leaves_no_lock(conf, own_redis, lab
 def test_while_the_broker_hangs_the_lock_stands_for_a_short_time_only(
     conf, own_redis, label, client, monkeypatch
 ):
-    monkeypatch.setattr(_reserve, "PUBLISHING", 1.0)
+    monkeypatch.setattr(reserve, "PUBLISHING", 1.0)
     app = make_sender(conf, broker_url=own_redis.url)
     task = app.tasks["unique"]
     task.delay(f"{label}-other")
@@ -520,11 +523,11 @@ def test_a_dead_childs_lock_is_free_at_once(tasks, label, queue, start_worker, j
 
 
 def test_a_deferred_message_keeps_its_reservation():
-    kept = Reservation("name", "token")
-    header = Delivery("t", reservation=kept).next_header("chain", outage=True)[KEY]
-    assert Reservation.of(header) == kept
-    assert Reservation.of({}) is None
-    assert Reservation.of({"reserved": ["1|name", 5]}) is None
+    kept = Kept("1|name", "token")
+    header = Delivery("t", kept=kept).next_header(outage=True)
+    assert Kept.of(header) == kept
+    assert Kept.of({}) is None
+    assert Kept.of({KEY: {"kept": ["1|name", 5]}}) is None
 
 
 def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
@@ -534,8 +537,8 @@ def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
     old = f"old:{label}"
     store = tasks.unique.app_locks.store
     mine = reservation(old)
-    store.reserve(mine, 60)
-    headers = {KEY: Reservation(mine.keys.mark, mine.token).header}
+    store.locks.reserve(mine, 60)
+    headers = {KEY: Kept(mine.keys.mark, mine.token).header}
     start_worker(queues=queue)
     result = app.send_task("unique", (label, 0.1), queue=queue, headers=headers)
     assert result.get(timeout=20)
@@ -721,6 +724,7 @@ CONTRADICTIONS = [
     ({"lock_queued_ttl": 60}, "lock_queued_ttl"),
     ({"on_queued_conflict": "raise"}, "on_queued_conflict"),
     ({"lock_scope": "queued", "lock_max_hold": 60}, "lock_max_hold"),
+    ({"lock_scope": "queued", "lock_warn_after": 60}, "lock_warn_after"),
     ({"lock_scope": "queued", "lock_min_hold": 60}, "lock_min_hold"),
     ({"lock_scope": "queued", "on_lock_lost": "abort"}, "on_lock_lost"),
     ({"lock_scope": "queued", "lock_across_retries": "hold"}, "lock_across_retries"),

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 import redis
@@ -24,6 +23,7 @@ from celery_redislock import LockLost, RedisLock
 from tests.stalls import below, stall
 from tests.support.servers import Proxy, RabbitMQ, RedisServer, SentinelSet
 from tests.support.waiting import eventually, never, within
+from tests.support.workers import state_of
 
 LOST = (redis.ConnectionError, redis.TimeoutError)
 
@@ -327,13 +327,13 @@ def test_a_killed_master_is_replaced_and_the_last_writes_are_lost(sentinels, lab
 
 
 def test_a_lock_is_taken_through_the_sentinels(sentinels, label) -> None:
-    from celery_redislock._connect import pools_from_url
-    from celery_redislock._store import Store
+    from celery_redislock.core.connections import pools_from_url
+    from celery_redislock.core.store import Store
     from tests.test_store import make_claim, taken
 
     store = Store(pools_from_url(sentinels.url, sentinels.transport_options))
     claim = make_claim(label, ttl=3)
-    taken(store.acquire(claim))
+    taken(store.locks.acquire(claim))
     assert sentinels.client().exists(claim.keys.lock)
     store.close()
 
@@ -348,10 +348,6 @@ while True:
     print(who, flush=True)
     time.sleep(0.1)
 """
-
-
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_a_stall_stops_all_below_us_and_what_a_test_had_stopped_stays_so() -> None:
@@ -370,7 +366,7 @@ def test_a_stall_stops_all_below_us_and_what_a_test_had_stopped_stays_so() -> No
 
     try:
         assert both_run()
-        pids = [ticking.pid, *(pid for pid in below(ticking.pid))]
+        pids = [ticking.pid, *below(ticking.pid)]
         assert len(pids) == 2
         stopped.send_signal(signal.SIGSTOP)
         eventually(lambda: state_of(stopped.pid) == "T", "it stands")

@@ -30,6 +30,8 @@ from celery_redislock.signals import (
     ConflictDetails,
     LostDetails,
     ReleasedDetails,
+    WaitingDetails,
+    lock_waiting,
 )
 
 from . import scenes
@@ -154,6 +156,12 @@ def _on_arrival(task: Any, task_id: str, args: list[Any], **kwargs: Any) -> None
     record("arrived", task_id=task_id, row=scenes.row_of(task.name, *args))
 
 
+def _on_waiting(sender: Any, details: WaitingDetails, **kwargs: Any) -> None:
+    # Celery's signal of a run comes when the wait is over.
+    if details.waits:
+        _on_arrival(sender, details.task_id, sender.request.args)
+
+
 def _on_acquired(details: AcquiredDetails, **kwargs: Any) -> None:
     record("acquired", task_id=details.task_id, fence=details.fence)
 
@@ -183,3 +191,4 @@ lock_acquired.connect(_on_acquired, weak=False)
 lock_released.connect(_on_released, weak=False)
 lock_conflict.connect(_on_conflict, weak=False)
 lock_lost.connect(_on_lost, weak=False)
+lock_waiting.connect(_on_waiting, weak=False)

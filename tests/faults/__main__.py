@@ -19,6 +19,7 @@ from .checker import check
 from .figures import write_section
 from .history import read
 from .run import Result, run_all
+from .soak import soak
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantees.md"
 
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.check:
         return _check(options.check)
-    cases = _chosen(options)
+    cases = [] if options.soak else _chosen(options)
     if options.list:
         print("\n".join(case.id for case in cases))
         return 0
@@ -36,14 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = [(case, seed) for seed in seeds for case in cases]
     folder = Path(options.keep or tempfile.mkdtemp(prefix="redislock-faults-"))
     folder.mkdir(parents=True, exist_ok=True)
-    results = _run(runs, options.jobs, folder)
+    if options.soak:
+        results = _soak(options.soak, options.seed, folder)
+    else:
+        results = _run(runs, options.jobs, folder)
     print(report.text(results))
     if options.json:
         Path(options.json).write_text(json.dumps(report.as_json(results), indent=1))
     failed = [result for result in results if result.failed]
     for result in failed:
         print(f"wrong: {result.replay}\n       {result.history}")
-    whole = {case for case, _ in runs} >= set(FULL)
+    whole = not options.soak and {case for case, _ in runs} >= set(FULL)
     if whole and not failed:
         write_section(DOCUMENT, "faults", report.markdown(results, options.seed))
     if not failed and not options.keep:
@@ -64,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--short", action="store_true", help="the selection that the tests run")
     parser.add_argument("--list", action="store_true", help="print the cases' ids, run nothing")
+    parser.add_argument(
+        "--soak",
+        metavar="MINUTES",
+        type=float,
+        help="instead of cases: late-acknowledged tasks that wait, under kills, for so long",
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     parser.add_argument("--keep", metavar="FOLDER", help="leave the histories of failures there")
     parser.add_argument("--check", metavar="HISTORY", help="check a history that was kept")
@@ -87,6 +97,19 @@ def _check(path: str) -> int:
     verdict = check(read(path))
     print("\n".join(map(str, verdict.violations)) or "nothing is wrong")
     return bool(verdict.violations)
+
+
+def _soak(minutes: float, seed: int, folder: Path) -> list[Result]:
+    results: list[Result] = []
+    began = time.monotonic()
+    for result in soak(minutes, seed, folder):
+        results.append(result)
+        messages = sum(sum(each.verdict.outcomes.values()) for each in results)
+        spent = (time.monotonic() - began) / 60
+        print(f"{spent:6.1f}/{minutes:g} min, {messages} messages  {_line(result)}", flush=True)
+        if not result.failed and result.history is not None:
+            result.history.unlink()
+    return results
 
 
 def _run(runs: Sequence[tuple[Case, int]], jobs: int, folder: Path) -> list[Result]:

@@ -6,14 +6,16 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from celery_redislock import SingletonTask, _request, _room, _store
-from celery_redislock._heartbeat import Heartbeat
-from celery_redislock._keys import lock_keys
-from celery_redislock._lock import Lease
-from celery_redislock._request import LockRequest
-from celery_redislock._run import Run
-from celery_redislock._store import Claim
-from celery_redislock.policies import NO_RESULT
+from celery_redislock import SingletonTask
+from celery_redislock.core import lua
+from celery_redislock.core.heartbeat import Heartbeat
+from celery_redislock.core.lease import Lease
+from celery_redislock.tasks import asking
+from celery_redislock.tasks.attempt import Attempt
+from celery_redislock.tasks.conflict import TaskConflict
+from celery_redislock.tasks.run import Run
+from celery_redislock.worker import request, sweeper
+from celery_redislock.worker.request import LockRequest
 from tests.support.waiting import eventually
 
 
@@ -32,7 +34,7 @@ def no_heartbeat() -> None:
 def plain_del() -> None:
     """A release that does not look whose lock it deletes."""
     _rewrite(
-        _store._RELEASE,
+        lua.SETTLE,
         "type(current) == 'string' and string.sub(current, 1, #ARGV[1]) == ARGV[1]",
         "type(current) == 'string'",
     )
@@ -47,7 +49,7 @@ def token_is_task_id() -> None:
         request_dict["properties"]["redislock"]["token"] = token
         return token
 
-    _stamp, _request.stamp = _request.stamp, stamp
+    _stamp, request.stamp = request.stamp, stamp
 
 
 def release_before_death() -> None:
@@ -60,10 +62,7 @@ def release_before_death() -> None:
 
     def releasing(self: Any, soft: bool, timeout: float) -> Any:
         if not soft:
-            locks, task = self.task.app_locks, self.task
-            keys = lock_keys(locks.prefix, task.lock_name(self._args, self._kwargs))
-            claim = Claim(keys, self._lock_token, task.lock_options.lock_ttl, "", self.id)
-            locks.store.release(claim)
+            self.task.app_locks.store.locks.settle(self._claim)
             eventually(lambda: len(history.events("start")) == 2, "another one is inside")
         return on_timeout(self, soft, timeout)
 
@@ -72,27 +71,34 @@ def release_before_death() -> None:
 
 def skip_on_redelivery() -> None:
     """A copy of a message that meets its own lock is taken for a duplicate."""
-    Run._redelivered = lambda self, busy: self.skip(busy.holder, NO_RESULT)  # type: ignore
+    asking._redelivered = lambda attempt, busy: TaskConflict(attempt, busy).skip()
 
 
-def removed_at_hand_over() -> None:
+def removed_with_the_turn() -> None:
     """A room that forgets whose turn it is as soon as it has said so."""
-    _rewrite(
-        _store._HAND_OVER,
-        "reply = {first, entry, gives_up and '1' or '0'}",
-        "reply = {first, entry, gives_up and '1' or '0'} take_out(first, false)",
-    )
+    given = "redis.call('SET', slot, value, 'NX', 'PX', pause)"
+    _rewrite_turns(given, f"{given} take_out(id)")
+
+
+def turns_are_offered_once() -> None:
+    """A turn that nobody took is not offered again, and those behind it have theirs."""
+    _rewrite_turns("or is_spent(id, state, turns)) then", "or state.offers > 0) then")
 
 
 def newcomers_overtake() -> None:
     """A free lock is anybody's, whoever waits in the room."""
-    _rewrite(_store._ACQUIRE, "if first and first ~= entry then", "if false then")
+    _rewrite(lua.ACQUIRE, "if following and following ~= entry", "if false")
 
 
-def nobody_hands_over() -> None:
-    """A release that does not look into the room, and nobody who looks after it."""
-    _rewrite(_store._RELEASE, "redis.call('EXISTS', KEYS[6]) == 1", "false")
-    _room.Sweeper.sweep = lambda self: None  # type: ignore[method-assign]
+def nobody_gives_turns() -> None:
+    """A room into which nobody looks, neither who settles nor who looks after it."""
+    _rewrite_turns("return id and give_turn(slot, id, entry, state)", "return nil")
+    sweeper.Sweeper.sweep = lambda self: None  # type: ignore[method-assign]
+
+
+def copies_run() -> None:
+    """Nobody remembers what has run, and a room may publish a message twice."""
+    _rewrite(lua.ACQUIRE, "if done and not (", "if false and not (")
 
 
 def one_too_many() -> None:
@@ -108,18 +114,26 @@ def one_too_many() -> None:
 
 def pause_is_forgotten() -> None:
     """A release that frees the lock at once, whatever `lock_min_hold` says."""
-    Run._min_hold = lambda self, retry: 0.0  # type: ignore[method-assign]
+    Run._min_hold = lambda self, *_: 0.0  # type: ignore[method-assign]
 
 
 def old_replaces_new() -> None:
     """A waiting room in which who comes back replaces what came since."""
-    Run._has_begun = lambda self: False  # type: ignore[method-assign]
+    Attempt.began = property(lambda self: False)  # type: ignore
 
 
 def failed_waits_on() -> None:
     """A task that a time limit ends while it is parked stays in the room."""
-    never = property(lambda self: False, lambda self, value: None)
-    Run._parking = never  # type: ignore[attr-defined]
+    Run._fails_in_room = lambda self, attempt: None  # type: ignore[method-assign]
+
+
+def _rewrite_turns(old: str, new: str) -> None:
+    for script in (
+        *(lua.ACQUIRE, lua.SETTLE, lua.LOOK),
+        lua.PARK,
+        lua.RESERVE,
+    ):
+        _rewrite(script, old, new)
 
 
 def _rewrite(script: Any, old: str, new: str) -> None:
@@ -136,7 +150,7 @@ BREAKAGES: dict[str, Callable[[], None]] = {
 OF_ROOMS: dict[str, Callable[[], Any]] = {
     f.__name__: f
     for f in (
-        *(removed_at_hand_over, newcomers_overtake, nobody_hands_over, one_too_many),
-        *(pause_is_forgotten, old_replaces_new, failed_waits_on),
+        *(removed_with_the_turn, turns_are_offered_once, newcomers_overtake, nobody_gives_turns),
+        *(copies_run, one_too_many, pause_is_forgotten, old_replaces_new, failed_waits_on),
     )
 }

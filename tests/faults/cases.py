@@ -17,6 +17,7 @@ REDELIVER = frozenset(
     {
         *("kill_worker", "kill_all_workers", "kill_everything", "several"),
         *("soft_shutdown", "cold_shutdown", "cut_broker", "cut_broker_cancels"),
+        *("new_release", "two_fleets", "kill_replaced"),
     }
 )
 

@@ -14,13 +14,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .history import Event
+from .losses import Taken, still_in, taken_by_nobody
+from .replacing import (
+    Replacement,
+    ended_by_the_older,
+    older_after_newer,
+    ran_after_all,
+    replacements,
+)
 from .rooms import Stay, out_of_turn, overtaken, side_by_side, stays, unanswered, unsaid
+from .turns import LONGEST
 
 #: What every span of time is allowed beyond its bound, in seconds: the machine has other work.
 NOISE = 0.75
 #: The bounds themselves, in seconds.
 SOON = 0.5
 NEVER = float("inf")
+#: While a task waits in a room, somebody runs under the lock at least so often: the message of the
+#: one whose turn it is may be behind all that is open.
+STUCK = 15.0
 #: Two clocks are read one after the other, in seconds.
 TICK = 0.005
 
@@ -58,7 +70,9 @@ class Verdict:
         bodies: how many runs there were.
         overlaps: pairs that were inside at a time while both had the lock, unavoidably.
         losers: bodies that were still inside, after their right had ended, as another one began.
-        vanished: messages that were lost as they may be.
+        vanished: messages that were lost as they may be with Celery alone.
+        lost_by_transport: messages that the broker's transport lost.
+        lost_by_us: messages that nobody else can have lost. Each is also a violation.
         crashed: workers that Celery ended with an error when the broker's connection broke.
         again: attempts that ran once more, as they may.
         told: seconds from a loss until the loser was told; its process's stopped time excluded.
@@ -74,6 +88,8 @@ class Verdict:
     overlaps: int = 0
     losers: int = 0
     vanished: int = 0
+    lost_by_transport: int = 0
+    lost_by_us: int = 0
     crashed: int = 0
     again: int = 0
     told: list[float] = field(default_factory=list)
@@ -227,6 +243,24 @@ class Facts:
             a <= end and begin <= b + self.ttl for a, b, _ in self.faults
         )
 
+    def knows_turns(self, begin: float, end: float) -> bool:
+        """Whether every turn of that time is written: one that the server gave, and whose answer
+        was lost, is not. Those that were given shortly before count too.
+        """
+        begin -= LONGEST
+        return not self.forgot(begin, end) and self.unreachable(begin, end) is None
+
+    @cached_property
+    def told_to_end(self) -> list[Event]:
+        """What says that a holder, its `holder`, was told to end for a newer run."""
+        return [event for event in self.kinds["conflict"] if event.outcome == "replacing"]
+
+    @cached_property
+    def aside(self) -> set[str]:
+        """The tasks whose entries are set aside at the end."""
+        entries = [entry for event in self.kinds["quiet"] for entry in event.get("aside") or ()]
+        return {entry.rpartition(":")[0] for entry in entries}
+
     @cached_property
     def expiring(self) -> set[str]:
         """The tasks that were sent with an expiry."""
@@ -242,6 +276,15 @@ class Facts:
         return found
 
     @cached_property
+    def replacements(self) -> list[Replacement]:
+        return replacements(self.events, self.by_key)
+
+    @cached_property
+    def mains(self) -> set[int]:
+        """The main processes of all workers."""
+        return {event.main for kind in ("worker", "received") for event in self.kinds[kind]}
+
+    @cached_property
     def died(self) -> dict[int, float]:
         """When each dead process was seen to be dead."""
         found: dict[int, float] = {}
@@ -253,6 +296,9 @@ class Facts:
     def is_dead(self, start: Event, by: float = NEVER) -> bool:
         """Whether the process of this body, or its worker, was dead by then."""
         return min(self._death(start.pid), self._death(start.main)) <= by
+
+    def conflicts_of(self, task_id: str) -> list[Event]:
+        return [event for event in self.of_id[task_id] if event.kind == "conflict"]
 
     def _death(self, pid: int) -> float:
         return self.died.get(pid, NEVER)
@@ -317,6 +363,11 @@ class Facts:
         """By how many seconds the lock server's clock was put forward in that time."""
         steps = (e.get("seconds", 0.0) for e in self.kinds["fault"] if begin <= e.at <= end)
         return sum(max(seconds, 0.0) for seconds in steps)
+
+    def clock_back(self, begin: float, end: float) -> float:
+        """By how many seconds it was put back: what lapses does so later."""
+        steps = (e.get("seconds", 0.0) for e in self.kinds["fault"] if begin <= e.at <= end)
+        return sum(max(-seconds, 0.0) for seconds in steps)
 
     def overlap_allowed(self, at: float) -> bool:
         """Whether two may be inside from then on: the lock server just lost its data."""
@@ -443,22 +494,28 @@ def no_message_vanishes(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
         state = "unknown" if result is None else result.state
         why = _why_it_may_vanish(facts, sent, state)
         if why is None:
+            verdict.lost_by_us += 1
             trail = [e for e in facts.of_id[sent.id] if e.kind != "alive"]
+            place = still_in(trail)
+            still = f"; the broker still has it, {place}" if place else ""
+            still += "; it was set aside" if sent.id in facts.aside else ""
             yield Violation(
                 "vanished",
-                f"{sent.task}[{sent.id}] was sent and never ended; its state is {state}",
+                f"{sent.task}[{sent.id}] was sent and never ended; its state is {state}{still}",
                 tuple(trail[-8:]),
             )
         else:
-            verdict.vanished += why != _FORGOTTEN
+            verdict.vanished += why not in (_FORGOTTEN, _TRANSPORT)
             verdict.forgotten += why == _FORGOTTEN
+            verdict.lost_by_transport += why == _TRANSPORT
             verdict.outcomes[f"vanished, {why}"] += 1
 
 
 def _outcome(facts: Facts, task_id: str, result: Event) -> str:
     conflicts = [e for e in facts.of_id[task_id] if e.kind == "conflict"]
     if _says_skipped(result):
-        return "replaced" if task_id in facts.replaced else "skipped"
+        is_replaced = task_id in facts.replaced or result.get("error") == "TaskReplaced"
+        return "replaced" if is_replaced else "skipped"
     if result.state == "REVOKED":
         return "expired" if task_id in facts.expiring else "revoked"
     if result.state == "FAILURE":
@@ -479,6 +536,12 @@ def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation
     replaced = facts.replaced[sent.id]
     skips = [e for e in conflicts if e.outcome in SKIPPED]
     skips += [stay.left for stay in replaced if stay.left is not None]
+    successors = [one.newer for one in facts.replacements if one.older == sent.id]
+    if result.get("error") == "TaskReplaced":
+        skips += [e for e in conflicts if e.outcome == "replaced"]
+        skips += [one.event for one in facts.replacements if one.older == sent.id]
+        # Whoever met it knew that it had the lock, which it may not have heard itself yet.
+        skips += [e for e in facts.told_to_end if e.holder == sent.id]
     name = f"{sent.task}[{sent.id}]"
     returned = [b for b in bodies if b.outcome == "returned"]
     # Whoever replaced it may have died, or not have been answered, before that was written.
@@ -490,9 +553,9 @@ def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation
     if result.state == "REVOKED" and not skips and sent.id not in facts.revoked | facts.expiring:
         yield Violation("result", f"{name} was revoked, and nobody did it", (result,))
     about = result.get("about")
-    successors = [stay.successor.rpartition(":")[0] for stay in replaced]
-    if _says_skipped(result) and replaced and about is not None:
-        others = [e.holder for e in conflicts if e.outcome in SKIPPED]
+    successors += [stay.successor.rpartition(":")[0] for stay in replaced]
+    if _says_skipped(result) and successors and about is not None:
+        others = [e.holder for e in conflicts if e.outcome in (*SKIPPED, "replaced")]
         if not any(each and each in about for each in (*successors, *others)):
             yield Violation("result", f"{name} was replaced, and does not say by whom", (result,))
     results = {body.start.run for body in returned} | {"skipped"}
@@ -505,7 +568,24 @@ def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation
 
 
 def _says_skipped(result: Event) -> bool:
-    return result.get("error") == "TaskSkipped" or result.get("value") == "skipped"
+    skipped = result.get("error") in ("TaskSkipped", "TaskReplaced")
+    return skipped or result.get("value") == "skipped"
+
+
+def no_skip_is_stored_over_a_run(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """Once the result of a run is stored, nobody stores that its task was skipped."""
+    results = {event.id: event for event in facts.kinds["result"]}
+    for stored in facts.kinds["stored"]:
+        result = results.get(stored.id)
+        if result is None or not _says_skipped(result) or stored.get("value") == "skipped":
+            continue
+        ends = [b.end for b in facts.bodies_of[stored.id] if b.outcome == "returned"]
+        if ends and not facts.data_may_be_lost(result.at):
+            yield Violation(
+                "skip over run",
+                f"{stored.id} ran, its result was stored, and its state is {result.state}",
+                (*filter(None, ends), stored, *facts.conflicts_of(stored.id), result),
+            )
 
 
 def not_its_own_duplicate(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
@@ -528,7 +608,9 @@ def _why_it_may_vanish(facts: Facts, sent: Event, state: str) -> str | None:
         if stay.how == "replaced" or stay.unsure_from == NEVER:
             return None  # the broker has nothing to do with it
     trail = [e for e in facts.of_id[sent.id] if e.kind in ("sent", "received", *_AFTER_RECEIVED)]
-    may = "vanished" in facts.allows or _popped_by_the_dead(facts, trail[-1])
+    if _popped_by_the_dead(facts, sent.id):
+        return _TRANSPORT
+    may = "vanished" in facts.allows
     got = max((number for number, e in enumerate(trail) if e.kind == "received"), default=0)
     since = trail[got + 1 :]
     acked = next((e for e in since if e.kind == "acked"), None)
@@ -540,7 +622,7 @@ def _why_it_may_vanish(facts: Facts, sent: Event, state: str) -> str | None:
             return "deferred, and then dropped by the broker when it expired"
     if acked is None:
         # The broker was to deliver it, or to deliver it again.
-        return "lost by the broker's transport" if may else None
+        return _TRANSPORT if may else None
     if acked.main in facts.died and not facts.acks_late:
         return "acknowledged by a worker that died"
     if facts.case.get("pool") == "gevent" and (may or acked.main in facts.died):
@@ -557,10 +639,11 @@ def _why_it_may_vanish(facts: Facts, sent: Event, state: str) -> str | None:
         # Celery rejects a retry that it cannot publish, and stores nothing.
         return "retry not published by Celery" if may else None
     if any(e.kind == "end" and e.outcome == "retried" for e in since) or _deferred(since):
-        return "lost by the broker's transport" if may else None
+        return _TRANSPORT if may else None
     return None
 
 
+_TRANSPORT = "lost by the broker's transport"
 _FORGOTTEN = "forgotten with the lock server's data"
 _AFTER_RECEIVED = ("acked", "conflict", "end")
 
@@ -578,16 +661,22 @@ def _was_deferred(facts: Facts, task_id: str) -> bool:
     return facts.unreachable(last.at, last.at + facts.ttl) is not None
 
 
-def _popped_by_the_dead(facts: Facts, last: Event) -> bool:
-    """Whether a worker was killed that may just have taken the message. Kombu's Redis transport
-    takes it from its list first, and notes that it has it in a second step.
+def _popped_by_the_dead(facts: Facts, task_id: str) -> bool:
+    """Whether a worker was killed that may just have taken a message of this task. Kombu's Redis
+    transport takes it from its list first, and notes that it has it in a second step.
     """
-    mains = {event.main for event in facts.kinds["received"]}
-    return (
-        facts.case.get("broker") == "redis"
-        and last.kind != "received"
-        and any(pid in mains and -1 < at - last.at < 10 for pid, at in facts.died.items())
+    return facts.case.get("broker") == "redis" and any(
+        _died_with(facts, taken, pid, at)
+        for taken in taken_by_nobody(facts.of_id[task_id])
+        for pid, at in facts.died.items()
+        if pid in facts.mains
     )
+
+
+def _died_with(facts: Facts, taken: Taken, pid: int, died_at: float) -> bool:
+    """Whether this worker died when it had the message, which may have come as it stood still."""
+    by = taken.until + NOISE + facts.stopped(pid, taken.since, died_at)
+    return taken.since - NOISE < died_at < by
 
 
 def _deferred(trail: list[Event]) -> bool:
@@ -606,6 +695,8 @@ def no_attempt_completes_twice(facts: Facts, verdict: Verdict) -> Iterator[Viola
         for _, runs in sorted(by_attempt.items()):
             for earlier, later in itertools.pairwise(runs):
                 may = _may_run_again(facts, earlier, later.start.at)
+                # Celery alone runs each copy that the broker delivers again.
+                may = may or (not later.start.token and later.start.get("redelivered"))
                 if earlier.outcome not in COMPLETED or may or later.start.at > excused_from:
                     verdict.again += 1
                     excused_from = min(excused_from, later.start.at)
@@ -639,8 +730,87 @@ def nothing_is_left(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
         rooms = {} if facts.kinds["evicted"] else event.get("rooms", {})
         for key, value in rooms.items():
             yield Violation("left", f"there is still {key}: {value}", (event,))
+        for result in facts.kinds["result"]:
+            if result.id in facts.aside and result.state in FINAL:
+                yield Violation("left", f"{result.id} is set aside, and has ended", (event, result))
+    for event in facts.kinds["drained"]:
+        for key, task_id in (event.get("reserved") or {}).items():
+            ended_at = _gave_up_its_reservation(facts, task_id)
+            if ended_at + SOON + NOISE < event.at:
+                late = event.at - ended_at
+                yield Violation(
+                    "reserved",
+                    f"{key} was still kept for {task_id}, {late:.2f} s after that had ended",
+                    (*facts.of_id[task_id][-3:], event),
+                )
     for event in facts.kinds["immortal"]:
         yield Violation("immortal", f"{event.key} has no expiry", (event,))
+
+
+def _gave_up_its_reservation(facts: Facts, task_id: str) -> float:
+    """From when on nothing must be kept for this task any more; never, if that cannot be said."""
+    last = max((e.at for e in facts.of_id[task_id] if e.kind in _OF_A_RUN), default=NEVER)
+    states = {event.id: event.state for event in facts.kinds["result"]}
+    got_by = {e.main for e in facts.of_id[task_id] if e.kind == "received"}
+    may_stay = (
+        states.get(task_id) not in FINAL
+        or any(pid in facts.died for pid in got_by)
+        or any(
+            facts.is_dead(body.start, by=facts.events[-1].at) for body in facts.bodies_of[task_id]
+        )
+        or facts.unreachable(last - facts.ttl, last + SOON) is not None
+    )
+    return NEVER if may_stay else last
+
+
+#: What is written of a task while it has not ended, or as it ends.
+_OF_A_RUN = ("sent", "received", "start", "end", "conflict", "failed", "revoked", "stored", "took")
+
+
+def what_was_not_sent_has_a_run_that_stands(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A duplicate that is not sent was given the id of one that has not ended."""
+    sent = {event.id for event in facts.kinds["sent"]}
+    for event in facts.kinds["not sent"]:
+        if event.existing not in sent:
+            yield Violation("stale", f"{event.existing} was never sent", (event,))
+            continue
+        ended_at = _gave_up_its_reservation(facts, event.existing)
+        if event.asked > ended_at + SOON + NOISE:
+            yield Violation(
+                "stale",
+                f"{event.task} was not sent for {event.existing}, which had ended"
+                f" {event.asked - ended_at:.2f} s before",
+                (*facts.of_id[event.existing][-3:], event),
+            )
+
+
+def what_was_replaced_stays_replaced(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A run that a newer one ended does not run again, and does not end the newer one."""
+    for one, body in ran_after_all(facts.replacements, facts.bodies_of):
+        if not facts.data_may_be_lost(body.start.at):
+            yield Violation(
+                "replaced, ran",
+                f"{one.older} was replaced by {one.newer}, and ran again",
+                (one.event, body.start),
+            )
+    ids = {e.id for e in facts.events if e.kind in ("parked", "not parked") and e.get("replaces")}
+    for bodies in facts.by_key.values():
+        replacing = [body for body in bodies if body.start.id in ids]
+        for older, newer in older_after_newer(facts.of_id, replacing):
+            begin, end = newer.start.asked - facts.ttl, older.start.at
+            if not facts.data_may_be_lost(end) and facts.unreachable(begin, end) is None:
+                yield Violation(
+                    "older last",
+                    f"{older.start.id} came before {newer.start.id}, and ran after it",
+                    (newer.start, older.start),
+                )
+    for one, event in ended_by_the_older(facts.replacements, facts.kinds["conflict"]):
+        if not facts.data_may_be_lost(event.at):
+            yield Violation(
+                "older won",
+                f"{one.newer} had replaced {one.older}, which then ended it",
+                (one.event, event),
+            )
 
 
 def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
@@ -661,6 +831,7 @@ def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violatio
             continue
         met_at = _met_at(facts, event)
         free_at = max(free.at, stands_until.get((event.key, free.fence), 0.0))
+        free_at += facts.clock_back(free.at - facts.ttl, met_at)
         late = met_at - free_at - facts.stopped(event.pid, free_at, met_at)
         if late > SOON + NOISE:
             yield Violation(
@@ -818,8 +989,9 @@ def locks_of_the_dead_are_freed(facts: Facts, verdict: Verdict) -> Iterator[Viol
 def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """Who waits takes the lock in the order of the room, and nobody takes it past them."""
     for key, in_room in facts.rooms.items():
-        for first, second in out_of_turn(in_room):
-            if not facts.forgot(first.parked.asked, second.left_by):
+        limit = max(map(_limit, facts.by_key[key]), default=1)
+        for first, second in out_of_turn(in_room, limit):
+            if facts.knows_turns(first.parked.asked, second.left_by):
                 yield Violation(
                     "order",
                     f"{second.entry} took {key}, and {first.entry} was before it in the room",
@@ -828,8 +1000,9 @@ def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violati
         # Who was woken asks once more: what it has then it has from its first answer on.
         firsts = {(e.token, e.fence): e for e in reversed(facts.kinds["took"]) if e.key == key}
         took = [e for e in firsts.values() if not _has_a_claim(facts, e)]
-        for stay, event in overtaken(in_room, took, facts.kinds["handed"]):
-            if not facts.forgot(stay.parked.asked, event.at):
+        waiting = [e for e in facts.kinds["asks"] if e.key == key and e.get("waits")]
+        for stay, event in overtaken(in_room, took, facts.kinds["turn"], waiting, limit):
+            if facts.knows_turns(stay.parked.asked, event.at):
                 yield Violation(
                     "overtook",
                     f"{event.entry} took {key} past {stay.entry}, which was in the room",
@@ -837,9 +1010,32 @@ def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violati
                 )
 
 
+def rooms_go_on(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """While somebody waits in a room, somebody runs under its lock every now and then."""
+    for key, in_room in facts.rooms.items():
+        runs = [at for b in facts.by_key[key] for at in (b.start.at, b.inside_until)]
+        for stay in in_room:
+            begin = stay.parked.at
+            if not stay.how:
+                continue  # what is left there is found by `nothing_is_left`
+            end = min(stay.left_by, stay.unsure_from)
+            times = sorted([begin, *(at for at in runs if begin < at < end), max(begin, end)])
+            gap, since = max((b - a, a) for a, b in itertools.pairwise(times))
+            if gap <= STUCK or facts.forgot(begin, end):
+                continue
+            if facts.unreachable(since, since + gap) is None:
+                yield Violation(
+                    "stuck",
+                    f"{stay.entry} waited for {key}, and nobody ran for {gap:.1f} s",
+                    tuple(filter(None, (stay.parked, stay.left))),
+                )
+                break
+
+
 def _has_a_claim(facts: Facts, took: Event) -> bool:
     """Whether it may take the lock whoever waits: it has it by then, or its earlier attempt."""
-    if any(e.token == took.token for e in facts.unanswered):
+    # Also what has been kept for its message since that was sent.
+    if took.get("reserved") or any(e.token == took.token for e in facts.unanswered):
         return True
     return not took.entry.endswith(".0") and any(
         _kept_or_lost(facts, body) for body in facts.bodies_of[took.id] if body.start.at < took.at
@@ -927,6 +1123,9 @@ RULES = (
     no_overlap,
     fences_rise,
     no_message_vanishes,
+    no_skip_is_stored_over_a_run,
+    what_was_not_sent_has_a_run_that_stands,
+    what_was_replaced_stays_replaced,
     not_its_own_duplicate,
     no_attempt_completes_twice,
     nothing_is_left,
@@ -935,6 +1134,7 @@ RULES = (
     losers_are_told,
     locks_of_the_dead_are_freed,
     the_room_keeps_its_order,
+    rooms_go_on,
     of_its_kind_one_waits,
     who_has_failed_does_not_wait,
     pauses_are_kept,

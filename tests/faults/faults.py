@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from celery_redislock import _store
 from tests.support.servers import Proxy, RedisServer, SentinelSet, Way
 from tests.support.waiting import eventually
 from tests.support.workers import Worker
 
-from . import steps
+from . import steps, turns
 from .history import Event
-from .load import OF_ROOMS
+from .load import KEYS, OF_FLEETS, OF_RELEASE, OF_ROOMS, OWN_KEYS, TASKS
 from .stage import Fault, Stage, send_signal
 
 #: How long something lasts, as parts of the ttl.
@@ -233,7 +232,7 @@ def lose_replies(stage: Stage, script: str | None) -> None:
     executed.
     """
     proxy = stage.lock_proxy
-    marker = getattr(_store, f"_{script.upper()}").sha.encode() if script else b""
+    marker = turns.sha_of(script).encode() if script else b""
     with stage.during("lose_replies", unreachable=True, script=script), _healed(proxy):
         for _ in range(4):
             goal = proxy.lost + stage.rng.randint(1, 3)
@@ -296,6 +295,71 @@ def cut_broker(stage: Stage, low: float = 0.0, high: float = 1.5) -> None:
             stage.pause(low, high)
         finally:
             stage.broker_proxy.reconnect()
+
+
+def kill_replaced(stage: Stage) -> None:
+    """SIGKILL of the process of a run that is to end for a newer one, and has not ended yet. With
+    late acknowledgement its message comes back.
+    """
+    about = {"key": "r1", "how": "return"}  # which the load does not use
+    older = _inside(stage, stage.send("replace", kwargs={**about, "seconds": 5.0}))
+    newer = stage.send("replace", kwargs={**about, "seconds": stage.rng.uniform(0.2, 3.0)})
+
+    def is_told() -> bool:
+        told = stage.history.events("parked", "told")
+        return any(e.get("id") == newer or e.get("fence") == older.fence for e in told)
+
+    with contextlib.suppress(AssertionError):  # another one may have ended it
+        eventually(is_told, "the older one is to end", 5.0)
+    stage.pause(0, 0.6)
+    with stage.during("kill_replaced", pid=older.pid):
+        send_signal([older.pid], signal.SIGKILL)
+        stage.dead([older.pid])
+
+
+# -- the tasks themselves ---------------------------------------------------------------------
+
+
+def new_release(stage: Stage) -> None:
+    """All workers end, warmly or killed, while tasks wait in a room. Those that come after them
+    define some of these tasks otherwise: with another key or signature, or without a lock.
+    """
+    key, *_ = OWN_KEYS["moves"]
+    waiting = ("moves", "reshaped", "unlocked", "steady", "moves", "reshaped", "unlocked")
+    brief = {"key": key, "seconds": 0.1, "how": "return"}
+    _inside(stage, stage.send("steady", kwargs={**brief, "seconds": 2.5}))
+    ids = {stage.send(task, kwargs=brief) for task in waiting}
+    with contextlib.suppress(AssertionError):  # they may be behind others in the queue
+        eventually(lambda: {e.id for e in stage.history.events("parked")} & ids, "they wait", 3.0)
+    warmly = stage.rng.random() < 0.5
+    with stage.during("new_release", warmly=warmly):
+        pids = [pid for worker in stage.workers for pid in _processes(worker)]
+        signum = signal.SIGTERM if warmly else signal.SIGKILL
+        send_signal([worker.pid for worker in stage.workers], signum)
+        for worker in stage.workers:
+            worker.wait(60)
+        stage.dead(pids)
+        stage.replace_all(release=2)
+    for task in ("steady", "moves", "reshaped", "unlocked"):
+        stage.send(task, kwargs=brief)
+
+
+def two_fleets(stage: Stage) -> None:
+    """A worker of the first fleet is killed while its tasks wait in rooms. The second fleet, which
+    goes on, cannot publish them.
+    """
+    (key, *_) = KEYS
+    brief = {"key": key, "seconds": 0.1, "how": "return"}
+    here = _inside(stage, stage.send("queue", kwargs={**brief, "seconds": 1.5}, expires=None))
+    for task in ("queue", "other_queue", "queue", "coalesce"):
+        stage.send(task, kwargs=brief, expires=None)
+    stage.pause(0.1, 1.0)
+    worker = stage.worker_of(here)
+    with stage.during("two_fleets", pid=worker.pid):
+        pids = _processes(worker)
+        send_signal([worker.pid], signal.SIGKILL)
+        stage.dead(pids)
+        stage.replace(worker)
 
 
 # -- between two steps of a waiting room ------------------------------------------------------
@@ -400,7 +464,9 @@ def several(stage: Stage) -> None:
 def _combinable() -> Iterator[Fault]:
     """What needs no setting or server of its own, and allows nothing."""
     for each in FAULTS.values():
-        special = each.allows or each.conf or each.load is OF_ROOMS or each.locks is not RedisServer
+        special = (
+            each.allows or each.conf or each.load is not TASKS or each.locks is not RedisServer
+        )
         if not special and each.inject is not several:
             yield each
 
@@ -415,7 +481,11 @@ def _holder(stage: Stage, span: Span) -> Event:
     # Woken when it can have the lock, so it soon starts; and others soon want its lock.
     seconds = round(stage.rng.uniform(2.0, 2.5) * stage.ttl, 3)
     kwargs = {"seconds": seconds, "how": "return"}
-    task_id = stage.send("wait_then_defer", kwargs=kwargs)
+    return _inside(stage, stage.send("wait_then_defer", kwargs=kwargs))
+
+
+def _inside(stage: Stage, task_id: str) -> Event:
+    """The body of this task, once it is inside."""
 
     def starts() -> list[Event]:
         return [start for start in stage.inside() if start.id == task_id]
@@ -515,7 +585,9 @@ _add("block_from_locks_short", block_locks, SHORT, TO_CLIENT, times=2)
 _add("block_from_locks_long", block_locks, LONG, TO_CLIENT)
 _add("lose_acquire_replies", lose_replies, "acquire")
 _add("lose_extend_replies", lose_replies, "extend")
-_add("lose_release_replies", lose_replies, "release")
+_add("lose_settle_replies", lose_replies, "settle")
+_add("lose_park_replies", lose_replies, "park")
+_add("lose_look_replies", lose_replies, "look")
 _add("lose_any_replies", lose_replies, None)
 
 _add("soft_limit", soft_limit, pools=PREFORK)
@@ -555,4 +627,8 @@ for _step in steps.STEPS:
             **{"pools": PREFORK, "load": OF_ROOMS, "times": 2, **_how},
         )
 
+_add("new_release", new_release, load=OF_RELEASE)
+# What waits for the first fleet is not to wait until the second one gives it up.
+_add("two_fleets", two_fleets, load=OF_FLEETS, fleets=2, drain=25.0)
+_add("kill_replaced", kill_replaced, pools=PREFORK, acks=("late",), times=2)
 _add("several", several)

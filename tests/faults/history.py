@@ -7,11 +7,16 @@ servers that are being faulted, and still there when the writer is killed a mome
 |---|---|---|
 | case | stage | what is being run |
 | sent, result | load, stage | a message was sent; what the result backend says of it in the end |
+| not sent | load | a duplicate, since `existing` stands, of a task that is unique while queued |
+| worker | stage | a worker was started |
+| place | recorder | where the broker has a message: in a `queue`, in `unacked`, or `nowhere` |
 | start, alive, end | body | it is inside, and what it is told of its lock |
 | told | body, signal | it knows that it lost its lock |
 | beat | the process that extends | until when the lock is this token's |
 | released, conflict | signals | the lock was given back; somebody met it, and how that ended |
 | received, acked, rejected | worker's main process | of each delivery of a message |
+| published | whoever publishes | a message of this task: a retry, or put off |
+| stored | where it ran | the result of a run that succeeded is in the backend |
 | cancelled | worker's main process | it is to be ended: the broker's connection was lost |
 | asks, took, refused | whoever wants a lock | it asks the server, and what it was told |
 | parks, parked, not parked | whoever meets a held lock | it is put into the waiting room, or not |

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from celery import Celery
 
 from .history import History
+from .scopes import SCOPED, for_sender
 
 #: How often each task is sent, relative to the others.
 TASKS = {
@@ -38,6 +40,17 @@ TASKS = {
     "two_queued": 3,
     "two_retried": 1,
     "two_patient": 1,
+    # Some hold their slots for a lock that is handed to who waits in its room.
+    "wait_for_ever": 2,
+    "queue_then_wait": 1,
+    # Unique from when they are sent.
+    "scoped": 2,
+    "scoped_published": 2,
+    "retry_scoped": 1,
+    "queued_only": 1,
+    # The newer run ends the older one.
+    "replace": 3,
+    "replace_gently": 2,
 }
 #: Those that go through waiting rooms, and a few that do not.
 OF_ROOMS = {
@@ -47,13 +60,42 @@ OF_ROOMS = {
     "wait": 1,
     "retry_held": 1,
 }
+#: Those that wait in a slot for as long as it takes.
+WITHOUT_END = ("wait_for_ever", "queue_then_wait")
+#: With those that the next release of the bench's tasks defines otherwise, and one that it does
+#: not. All workers end at once, and wait for who is in a slot: nobody waits there without end.
+OF_RELEASE = {
+    **{name: weight for name, weight in TASKS.items() if name not in WITHOUT_END},
+    "moves": 3,
+    "reshaped": 2,
+    "unlocked": 2,
+    "steady": 2,
+}
+#: With those of the second fleet, which has a queue of its own.
+OF_FLEETS = {**OF_ROOMS, "other_queue": 4, "other_coalesce": 1, "other_skip": 1}
+
 KEYS = ("k0", "k1", "k2", "k3")
-#: Of the tasks of which two may run at once.
-KEYS_OF_TWO = ("t0", "t1")
+#: Of tasks, by what their names contain, that share no lock with others.
+OWN_KEYS = {
+    "two": ("t0", "t1"),  # two of these may run at once
+    "scoped": ("s0",),
+    "queued_only": ("q0",),
+    "replace": ("r0",),
+    **dict.fromkeys(("moves", "reshaped", "unlocked", "steady"), ("v0", "v1")),
+}
 #: Some of these expire soon, so that it also happens while they wait.
 EXPIRING = ("queue", "coalesce", "two_queued")
 #: Seconds between two messages.
 APART = (0.02, 0.2)
+
+
+def queue_of(queue: str, task: str) -> str:
+    """The queue that a task is sent to: the second fleet has one of its own."""
+    return f"{queue}-other" if task.startswith("other_") else queue
+
+
+def _keys_of(task: str) -> tuple[str, ...]:
+    return next((keys for word, keys in OWN_KEYS.items() if word in task), KEYS)
 
 
 class Load:
@@ -66,6 +108,12 @@ class Load:
         ttl: of the locks; some bodies last longer.
         room: whether one more may be sent now.
         tasks: how often each task is sent, relative to the others.
+        apart: seconds between two messages, at least and at most.
+
+    Attributes:
+        short: whether no more long bodies are sent, lest the end is long in coming.
+        release: of the tasks, which the messages are to fit.
+        sent: the ids of all that was sent.
     """
 
     def __init__(
@@ -77,20 +125,24 @@ class Load:
         history: History,
         room: Callable[[], bool],
         tasks: Mapping[str, int] = TASKS,
+        apart: tuple[float, float] = APART,
     ) -> None:
         self._rng = rng
         self._tasks = tasks
+        self._apart = apart
         self._app = app
+        self._reserving = for_sender(app)
         self._queue = queue
         self._ttl = ttl
         self._history = history
         self._room = room
         self._mutex = threading.Lock()
+        self._sends = threading.Lock()
         self._end = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
-        #: Whether no more long bodies are sent, lest the end is long in coming.
         self.short = False
+        self.release = 1
         self.sent: list[str] = []
 
     def start(self) -> None:
@@ -115,27 +167,61 @@ class Load:
             task_id = str(uuid.UUID(int=self._rng.getrandbits(128)))
             if "expires" not in options and name in EXPIRING and self._rng.random() < 0.1:
                 options["expires"] = 1.0
-        expires = options.get("expires")
-        self._history.write("sent", id=task_id, task=name, expires=expires, **kwargs)
+            # A call with an id of its own is sent also if another one stands for it.
+            is_bound = name not in SCOPED or self._rng.random() < 0.2
+        options["queue"] = queue_of(self._queue, name)
+        if is_bound:
+            options["task_id"] = task_id
+        if name in SCOPED:
+            return self._reserve_and_send(name, kwargs, options)
+        self._write_sent(task_id, name, kwargs, options)
+        # Not by the app's attribute, which `_reserve_and_send` may just have replaced.
+        Celery.send_task(self._app, name, kwargs=kwargs, **options)
+        return task_id
+
+    def _write_sent(self, task_id: str, name: str, kwargs: Any, options: Any) -> None:
+        self._history.write("sent", id=task_id, task=name, expires=options.get("expires"), **kwargs)
         self.sent.append(task_id)
-        self._app.send_task(name, kwargs=kwargs, queue=self._queue, task_id=task_id, **options)
+
+    def _reserve_and_send(self, name: str, kwargs: Any, options: Any) -> str:
+        """The call may send nothing, and give the id of the one that stands."""
+        asked, sent = time.monotonic(), set()
+
+        def sending(name: str, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            sent.add(options["task_id"])
+            self._write_sent(options["task_id"], name, kwargs, options)
+            return Celery.send_task(self._app, name, args, kwargs, **options)
+
+        with self._sends:
+            self._app.send_task = sending
+            try:
+                task_id = str(self._reserving[name].apply_async(kwargs=kwargs, **options).id)
+            finally:
+                del self._app.send_task
+        if task_id not in sent:
+            about = {"task": name, "existing": task_id, "asked": asked}
+            self._history.write("not sent", **about, **kwargs)
         return task_id
 
     def _arguments(self, name: str) -> dict[str, Any]:
         rng = self._rng
         arguments = {
-            "key": rng.choice(KEYS_OF_TWO if name.startswith("two") else KEYS),
-            "seconds": round(self._seconds(self.short or "retr" in name), 3),
+            "key": rng.choice(_keys_of(name)),
+            "seconds": round(self._seconds(name), 3),
             "how": "raise" if rng.random() < 0.06 else "return",
         }
         if "retr" in name:
             arguments["retries"] = rng.choice((1, 1, 2))
             arguments["countdown"] = rng.choice((0, 0, 0.3, 0.8))
+        if name == "reshaped" and self.release == 1:
+            arguments["note"] = "what the next release does not take any more"
         return arguments
 
-    def _seconds(self, short: bool) -> float:
+    def _seconds(self, name: str) -> float:
         kind = self._rng.random()
-        if kind < 0.7 or short:
+        if name.startswith("replace") and not self.short:
+            return self._rng.uniform(0.4, 1.6)  # else few would be met by a newer one
+        if kind < 0.7 or self.short or "retr" in name:
             return self._rng.uniform(0.05, 0.4)
         if kind < 0.92:
             return self._rng.uniform(0.4, 0.8)
@@ -143,7 +229,7 @@ class Load:
 
     def _run(self) -> None:
         try:
-            while not self._end.wait(self._rng.uniform(*APART)):
+            while not self._end.wait(self._rng.uniform(*self._apart)):
                 if self._room():
                     self.one()
         except BaseException as exc:

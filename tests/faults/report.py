@@ -67,6 +67,8 @@ COLUMNS: Sequence[Column] = (
     ("skipped", _outcomes("skipped", "replaced")),
     ("failed", _outcomes("failed", "refused")),
     ("gone", _sum("vanished")),
+    ("by transport", _sum("lost_by_transport")),
+    ("by us", _sum("lost_by_us")),
     ("parked", _sum("parked")),
     ("forgot", _sum("forgotten")),
     ("again", _sum("again")),
@@ -81,8 +83,10 @@ COLUMNS: Sequence[Column] = (
 LEGEND = """\
 * ran, skipped, failed: how the messages ended; one that was deferred or waited first counts as ran.
 * parked: stays in waiting rooms; forgot: those that ended with the lock server's data.
-* gone: messages that Celery or the broker's transport lost as they may: acknowledged early by a
-  worker that died, or on a connection that broke.
+* gone: messages that Celery lost as it may: most were acknowledged early by a worker that died.
+* by transport: messages that the broker's transport lost: kombu's Redis transport takes a message
+  from its queue before it notes who has it, and a connection that breaks takes messages along.
+* by us: messages that nobody else can have lost. Each is also counted as wrong.
 * again: attempts that ran once more after their process died or their lock was lost.
 * both: pairs of bodies that had the lock at a time, where the server lost its data.
 * lost: holders that lost their lock; told: seconds until they knew, at worst, without the time in
@@ -154,7 +158,7 @@ def as_json(results: Iterable[Result]) -> list[dict[str, Any]]:
                 name: getattr(result.verdict, name)
                 for name in (
                     *("bodies", "overlaps", "losers", "vanished", "crashed", "again", "ignorant"),
-                    *("parked", "forgotten"),
+                    *("parked", "forgotten", "lost_by_transport", "lost_by_us"),
                     *("told", "freed_child", "freed_worker"),
                 )
             },

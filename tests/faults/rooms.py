@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .history import Event
+from .turns import OFFERS, SHORTEST
 
 NEVER = float("inf")
+#: Seconds for which what waits in a pool slot, and does not ask again, is believed to.
+WAITER_TTL = 7.0
 
 
 @dataclass
@@ -23,12 +26,14 @@ class Stay:
         parked: the event that says so; asked for at `parked.asked`, and true at `parked.at`.
         asked_from: it may have been put in from then on, unless it is at `parked.asked`.
         place: the stay whose place in the row this one took over, or itself.
-        how: "took" the lock, "replaced", "out" (it gave up, was revoked, or could not be read), or
-            "" if it was not seen to leave.
+        how: "took" the lock, "replaced", "out" (it gave up, was revoked, or could not be read),
+            "aside" (set aside), or "" if it was not seen to leave.
         left: the event that says so.
         left_from, left_by: it left between these.
         unsure_from: from then on it may have left without a word.
         successor: the entry that replaced it.
+        turns: what says that it had the turn.
+        received: when workers received its message.
     """
 
     parked: Event
@@ -40,6 +45,8 @@ class Stay:
     left_by: float = NEVER
     unsure_from: float = NEVER
     successor: str = ""
+    turns: list[Event] = field(default_factory=list)
+    received: list[float] = field(default_factory=list)
 
     @property
     def entry(self) -> str:
@@ -66,6 +73,32 @@ class Stay:
         """Whether this has not run before: it is no retry, and no copy of a run that died."""
         return self.entry.endswith(":0.0") and not self.parked.get("began")
 
+    def had_turn(self, by: float) -> bool:
+        """Whether it had had the turn by then, or was giving up: others need not wait for it."""
+        return any(turn.at < by for turn in self.turns)
+
+    def gives_up(self, by: float) -> bool:
+        """Whether it was giving up by then: the next has its turn meanwhile."""
+        return any(turn.at < by and turn.gives_up for turn in self.turns)
+
+    def turn_lapsed(self, by: float) -> bool:
+        """Whether it had had a turn by then that may have lapsed. If the first that is written is
+        one more, whoever gave the one before did not live to say so.
+        """
+        unsaid = bool(self.turns) and self.turns[0].again
+        return unsaid or any(turn.asked + SHORTEST < by for turn in self.turns)
+
+    def is_away(self, by: float) -> bool:
+        """Whether others need not wait for it by then: its turn lapsed while a worker had its
+        message, or it gives up.
+        """
+        had = [turn.asked for turn in self.turns if turn.asked + SHORTEST < by]
+        return self.gives_up(by) or any(min(had, default=by) < at < by for at in self.received)
+
+    def need_not_be_waited_for(self, by: float, limit: int) -> bool:
+        """Whether others may take the lock before it: it is away, or has one of several slots."""
+        return self.is_away(by) or (limit > 1 and self.had_turn(by))
+
     def leaves(self, how: str, event: Event, since: float) -> None:
         self.how, self.left, self.left_from, self.left_by = how, event, since, event.at
 
@@ -82,7 +115,7 @@ def stays(events: Iterable[Event]) -> list[Stay]:
         if stay is None:
             early[where] = how, event
         else:
-            stay.leaves(how, event, event.at if how == "out" else event.asked)
+            stay.leaves(how, event, event.get("asked", event.at))
             stay.successor = event.entry if how == "replaced" else ""
         return stay
 
@@ -104,11 +137,30 @@ def stays(events: Iterable[Event]) -> list[Stay]:
                     for stay in found:
                         if stay.parked is gone:
                             stay.place = stay.place or earlier
-        elif event.kind in ("took", "out"):
-            leave((event.key, event.entry), event.kind, event)
+        elif event.kind in ("took", "out", "aside"):
+            leave((event.key, event.entry), "aside" if event.get("aside") else event.kind, event)
+        elif event.kind == "turn":
+            for stay in reversed(found):
+                if (stay.parked.key, stay.entry) == (event.key, event.entry):
+                    stay.turns.append(event)
+                    break
+        elif event.kind == "received":
+            for stay in found:
+                if stay.parked.id == event.id:
+                    stay.received.append(event.at)
+    _doubt_turns(found)
     _doubt(found, unanswered(events))
     _doubt_parking(found, unsaid(events))
+    _doubt_elsewhere(found, events)
     return found
+
+
+def _doubt_turns(found: list[Stay]) -> None:
+    """Who was offered the turn for the last time may be set aside without a word to us."""
+    for stay in found:
+        offered = [turn.at for turn in stay.turns if turn.publish]
+        if len(offered) >= OFFERS:
+            stay.unsure_from = min(stay.unsure_from, offered[OFFERS - 1])
 
 
 def unanswered(events: Iterable[Event]) -> list[Event]:
@@ -149,43 +201,95 @@ def _doubt_parking(found: list[Stay], tries: list[Event]) -> None:
                 stay.unsure_from = min(stay.unsure_from, max(event.at, stay.parked.at))
 
 
+def _doubt_elsewhere(found: list[Stay], events: Iterable[Event]) -> None:
+    """Who ran without this lock, failed before it asked, or took another one, since a new release
+    defines its task so, may have left the room from when a worker got its message on.
+    """
+    parked_at: dict[str, float] = {}
+    for stay in found:
+        parked_at.setdefault(stay.parked.id, stay.parked.at)
+    received: dict[str, float] = {}
+    elsewhere: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for event in events:
+        task_id = event.get("id")
+        if task_id not in parked_at:
+            continue
+        if event.kind == "received":
+            received[task_id] = event.at
+        elif event.kind in ("start", "failed", "asks"):
+            key = event.key if event.kind == "asks" or event.get("fence") else ""
+            elsewhere[task_id].append((received.get(task_id, event.at), key))
+    for stay in found:
+        times = [
+            at
+            for at, key in elsewhere[stay.parked.id]
+            if key != stay.parked.key and at > stay.parked.asked
+        ]
+        stay.unsure_from = min([stay.unsure_from, *times])
+
+
 def _doubt(found: list[Stay], asks: list[Event]) -> None:
     by_entry = defaultdict(list)
     for event in asks:
         by_entry[event.key, event.entry].append(event.at)
     for stay in found:
         later = [at for at in by_entry[stay.parked.key, stay.entry] if at > stay.parked.asked]
-        stay.unsure_from = min(later, default=NEVER)
+        stay.unsure_from = min([stay.unsure_from, *later])
 
 
-def out_of_turn(stays_: list[Stay]) -> Iterator[tuple[Stay, Stay]]:
-    """Those who took the lock while somebody who was put in before was still in the room."""
+def out_of_turn(stays_: list[Stay], limit: int = 1) -> Iterator[tuple[Stay, Stay]]:
+    """Those who took the lock while somebody who was put in before was still in the room.
+
+    Of several who may hold it at once each has its turn, and takes it when its message comes.
+    """
     for second in stays_:
         ahead = second.parked.in_front or (second.parked.newest and second.parked.get("began"))
         if second.how != "took" or ahead:
             continue
         for first in stays_:
-            if first.began.at < second.began_from and second.left_by < first.surely_until:
+            beside = first.need_not_be_waited_for(second.left_by, limit)
+            before = first.began.at < second.began_from
+            if before and second.left_by < first.surely_until and not beside:
                 yield first, second
 
 
 def overtaken(
-    stays_: list[Stay], took: list[Event], handed: Iterable[Event] = ()
+    stays_: list[Stay],
+    took: list[Event],
+    turns: Iterable[Event] = (),
+    waiting: Iterable[Event] = (),
+    limit: int = 1,
 ) -> Iterator[tuple[Stay, Event]]:
     """Those who were in the room all the while that a newcomer asked for the lock and took it.
 
-    Who is handed the lock is no newcomer, even if whoever parked it did not live to say so.
+    Who has the turn is no newcomer, even if whoever parked it did not live to say so. If a turn has
+    lapsed, what waits in a pool slot may go first, and so may a newcomer that finds the lock kept
+    for that. All may go before one whose turn lapsed in a busy worker, or that gives up.
+
+    Args:
+        stays_: in the lock's room.
+        took: what took the lock.
+        turns: who got the turn.
+        waiting: the questions of what waits in a pool slot.
+        limit: how many may hold the lock at once.
     """
+    asks = [event.at for event in waiting]
     came_in = defaultdict(list)
     for stay in stays_:
         came_in[stay.entry].append(stay.parked.asked)
-    for event in handed:
+    for event in turns:
         came_in[event.entry].append(event.at)
     for event in took:
         if any(asked < event.at for asked in came_in[event.entry]):
             continue
-        for stay in stays_:
-            if stay.parked.at < event.asked and event.at < stay.surely_until:
+        in_room = [stay for stay in stays_ if stay.parked.at < event.at < stay.left_by]
+        waits = any(event.at - WAITER_TTL < at < event.at for at in asks)
+        lapsed = any(stay.turn_lapsed(event.at) or stay.is_away(event.at) for stay in in_room)
+        if waits and lapsed:
+            continue
+        for stay in in_room:
+            passed = stay.parked.at < event.asked and event.at < stay.surely_until
+            if passed and not stay.need_not_be_waited_for(event.at, limit):
                 yield stay, event
 
 

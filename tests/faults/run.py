@@ -48,6 +48,8 @@ class Result:
     @property
     def replay(self) -> str:
         """The command that runs it again."""
+        if self.case.fault == "soak":
+            return f"python -m tests.faults --soak 2 --seed {self.seed}"
         return f"python -m tests.faults --only '{self.case.id}' --seed {self.seed}"
 
 
@@ -64,8 +66,6 @@ def run_case(case: Case, seed: int, folder: Path, rabbitmq: Address | None = Non
         raise SystemExit
     path = folder / f"{case.id}-{seed}.jsonl"
     path.unlink(missing_ok=True)
-    began = time.monotonic()
-    verdict, error = Verdict(), ""
     stage = Stage(
         FAULTS[case.fault],
         History(path),
@@ -75,6 +75,14 @@ def run_case(case: Case, seed: int, folder: Path, rabbitmq: Address | None = Non
         seed=f"{seed}:{case.id}",
         rabbitmq=rabbitmq,
     )
+    return play_as(stage, case, seed)
+
+
+def play_as(stage: Stage, case: Case, seed: int) -> Result:
+    """Let a stage play as a case. If it fails, the workers' logs are left beside the history."""
+    began = time.monotonic()
+    path = stage.history.path
+    verdict, error = Verdict(), ""
     try:
         verdict = play(stage)
     except Exception:

@@ -18,9 +18,10 @@ from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import Worker, is_running, make_app
 
+from .broker import Recorder
 from .checker import FINAL
 from .history import Event, History
-from .load import TASKS, Load
+from .load import APART, TASKS, Load, queue_of
 from .watch import LOCKS, Watcher
 
 #: Workers, and what each runs at a time.
@@ -73,7 +74,11 @@ class Fault:
             `SentinelSet`) has `url` and `transport_options` of its own.
         conf: settings of the workers, over those of the stage.
         load: how often each task is sent, relative to the others.
+        apart: seconds between two messages of the load, at least and at most.
+        room: messages that may be open at a time; None for what suits the pool.
         times: how often it is injected in one case.
+        fleets: 2 if there are also workers of the same app with other tasks and another queue.
+        drain: seconds until everything that was sent must have ended.
     """
 
     name: str
@@ -85,7 +90,11 @@ class Fault:
     locks: Callable[[], Any] = RedisServer
     conf: Mapping[str, Any] = field(default_factory=dict)
     load: Mapping[str, int] = field(default_factory=lambda: TASKS)
+    apart: tuple[float, float] = APART
+    room: int | None = None
     times: int = 1
+    fleets: int = 1
+    drain: float = DRAIN
 
 
 class Stage:
@@ -108,6 +117,8 @@ class Stage:
         broker_proxy: between the workers and the broker.
         steady: a Redis that nothing happens to: results, and behind `broker_proxy` the broker.
         workers: the running `celery worker`s.
+        others: those of the second fleet, if there is one.
+        release: of the tasks that new workers run.
         ttl: of every lock, in seconds.
     """
 
@@ -132,6 +143,8 @@ class Stage:
         self.history = history
         self.queue = f"bench-{uuid.uuid4().hex}"
         self.workers: list[Worker] = []
+        self.others: list[Worker] = []
+        self.release = 1
         self.logs: list[str] = []
         self._rabbitmq = rabbitmq
         self._busy = busy
@@ -174,14 +187,21 @@ class Stage:
         # Its end comes first: what ends with the stage is no death.
         self.watcher = stack.enter_context(Watcher(self.history, self.locks, self.ttl))
         self.workers = [self._new_worker() for _ in range(WORKERS)]
-        for worker in self.workers:
+        self.others = [self._new_worker("other") for _ in range(self.fault.fleets - 1)]
+        for worker in (*self.workers, *self.others):
             worker.ready()
+        if self.broker == "redis":
+            client = stack.enter_context(self.steady.client(db=1))
+            stack.enter_context(Recorder(self.history, client, self._queues))
         #: The sender, which has a way of its own to the broker.
         self.app = make_app({**self._conf(), "broker_url": direct})
         stack.callback(self.app.close)
         rng = random.Random(f"{self._seed}:load")
+        fault = self.fault
         self.load = Load(
-            rng, self.app, self.queue, self.ttl, self.history, self._has_room, self.fault.load
+            *(rng, self.app, self.queue, self.ttl, self.history, self._has_room),
+            tasks=fault.load,
+            apart=fault.apart,
         )
 
     def _broker(self) -> tuple[str, int]:
@@ -210,22 +230,31 @@ class Stage:
             conf["broker_transport_options"] = IMPATIENT
         return {**conf, **self.fault.conf}
 
-    def _new_worker(self) -> Worker:
+    @property
+    def _queues(self) -> list[str]:
+        fleets = ["", "other_"][: self.fault.fleets]
+        return [queue_of(self.queue, fleet) for fleet in fleets]
+
+    def _new_worker(self, fleet: str = "first") -> Worker:
         bench = {
             "bench_history": str(self.history.path),
             "bench_breakage": self._breakage,
             "bench_pool": self.pool,
+            "bench_release": self.release,
+            "bench_fleet": fleet,
         }
-        return Worker(
+        worker = Worker(
             conf={**self._conf(), **bench},
             pool=self.pool,
             concurrency=CONCURRENCY[self.pool],
-            queues=self.queue,
+            queues=queue_of(self.queue, f"{fleet}_"),
             app="tests.faults.tasks",
         )
+        self.history.write("worker", main=worker.pid, fleet=fleet, release=self.release)
+        return worker
 
     def _close_workers(self) -> None:
-        for worker in self.workers:
+        for worker in (*self.workers, *self.others):
             self._close(worker)
 
     def _close(self, worker: Worker) -> None:
@@ -233,7 +262,7 @@ class Stage:
         worker.close()
 
     def _has_room(self) -> bool:
-        return len(self.watcher.open()) < ROOM[self.pool]
+        return len(self.watcher.open()) < (self.fault.room or ROOM[self.pool])
 
     # -- the play -------------------------------------------------------------------------
 
@@ -265,16 +294,18 @@ class Stage:
             self.load.stop()
 
     def _await_quiet(self) -> None:
-        give_up = time.monotonic() + DRAIN
+        give_up = time.monotonic() + self.fault.drain
         while not self._is_drained() and time.monotonic() < give_up:
             time.sleep(0.1)
-        self.history.write("drained", fences=self._fences_left())
+        fences, reserved = self._fences_left()
+        self.history.write("drained", fences=fences, reserved=reserved)
         # The locks of dead workers lapse, and those that are kept for a retry that vanished. Who
         # looks after the rooms looks at each once more when its last run could have died.
         give_up = time.monotonic() + self.ttl + 2.5
         while (self._locks_left() or self._rooms_left()) and time.monotonic() < give_up:
             time.sleep(0.05)
-        self.history.write("quiet", keys=self._locks_left(), rooms=self._rooms_left())
+        about = {"keys": self._locks_left(), "rooms": self._rooms_left(), "aside": self._aside()}
+        self.history.write("quiet", **about)
 
     def _is_drained(self) -> bool:
         """Whether nothing more will happen."""
@@ -289,7 +320,7 @@ class Stage:
         if self.broker == "redis":
             # What a worker has and has not acknowledged is there too, also while it sleeps.
             with self.steady.client(db=1) as broker:
-                left = broker.llen(self.queue) + broker.hlen("unacked")
+                left = sum(map(broker.llen, self._queues)) + broker.hlen("unacked")
             return left == 0 and idle > (HOPELESS if pending else 0.2)
         if all(self.watcher.holder_died(each) or self.watcher.waits(each) for each in pending):
             return idle > (HOPELESS if pending else 1.5)
@@ -311,17 +342,29 @@ class Stage:
         with self.locks.client(timeout=5) as client:
             for key in client.scan_iter("redislock:*", count=1000):
                 _, _, kind, *_ = f"{key}:".split(":")
-                if kind in ("room", "corrupt"):
+                if kind == "room":
                     left[key] = client.lrange(key, 0, -1)
                 elif kind in ("entries", "ended"):
                     left[key] = list(client.hgetall(key))
-                elif kind == "rooms":
+                elif kind in ("rooms", "deadlines"):
                     left[key] = client.zrange(key, 0, -1)
         return {key: value for key, value in left.items() if value}
 
-    def _fences_left(self) -> dict[str, int]:
+    def _aside(self) -> list[str]:
+        """The ids of the entries that were set aside."""
+        with self.locks.client(timeout=5) as client:
+            keys = list(client.scan_iter("redislock:*:aside:*", count=1000))
+            return [entry for key in keys for entry in client.hkeys(key)]
+
+    def _fences_left(self) -> tuple[dict[str, int], dict[str, str]]:
+        """The fences of the locks that are held, and the tasks for which the others are kept while
+        they are queued.
+        """
         left = {key: json.loads(value) for key, value in self._locks_left().items()}
-        return {key: value["fence"] for key, value in left.items() if value["token"]}
+        return (
+            {key: v["fence"] for key, v in left.items() if v.get("token") and "fence" in v},
+            {key: v["task_id"] for key, v in left.items() if v.get("queued")},
+        )
 
     def _write_results(self) -> None:
         for task_id, result in self._results().items():
@@ -334,7 +377,7 @@ class Stage:
                 error=value.get("exc_type") if isinstance(value, dict) else None,
                 about=json.dumps(value.get("exc_message")) if isinstance(value, dict) else None,
             )
-        for worker in self.workers:
+        for worker in (*self.workers, *self.others):
             if worker.popen.poll() is not None:
                 error = re.search("Unrecoverable error: (.*)", worker.log())
                 self.history.write(
@@ -375,7 +418,8 @@ class Stage:
 
     def worker_of(self, start: Event) -> Worker:
         """The worker in which this body runs."""
-        return next(worker for worker in self.workers if worker.pid == start.main)
+        workers = (*self.workers, *self.others)
+        return next(worker for worker in workers if worker.pid == start.main)
 
     def dead(self, pids: Iterable[int]) -> None:
         """Wait until these processes are gone, and see it written down."""
@@ -398,10 +442,19 @@ class Stage:
 
     def replace(self, worker: Worker) -> Worker:
         """Start a new worker in place of one that ended, and wait until it is ready."""
-        new = self._new_worker()
-        self.workers[self.workers.index(worker)] = new
+        fleet, workers = (
+            ("other", self.others) if worker in self.others else ("first", self.workers)
+        )
+        new = self._new_worker(fleet)
+        workers[workers.index(worker)] = new
         self._close(worker)
         return new.ready()
+
+    def replace_all(self, release: int | None = None) -> None:
+        """The same with all workers, which have ended, perhaps by another release of the tasks."""
+        self.release = self.load.release = release or self.release
+        for worker in list(self.workers):
+            self.replace(worker)
 
     def pause(self, low: float, high: float) -> None:
         """Let the load run for a random time, in seconds."""

@@ -13,18 +13,23 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from celery_redislock import _request, _room, _run
-from celery_redislock._run import Run
+from celery_redislock.core.lease import Lease
+from celery_redislock.core.rooms import Rooms
+from celery_redislock.tasks import run, turns
+from celery_redislock.tasks.run import Run
 
 from .history import History
 
 #: Every step at which a process can be stopped, and what it has just done there.
 STEPS = {
+    "parking": "it is about to put its task into the room",
     "parked": "its task is in the room; the message is not acknowledged late, nobody was told",
-    "taken": "the head of the room has the lock and has left the room; its body has not begun",
-    "released": "the lock is free, and somebody waits",
-    "handed over": "it was told whose turn it is",
+    "settling": "the body is over, and its lock is not given back",
+    "given": "it was told who got the turn, and has not published that one",
     "published": "it has published the one whose turn it is",
+    "received": "it has received the message of the one whose turn it is, and said so",
+    "asking": "it is to run the one whose turn it is, and has not asked for the lock",
+    "taken": "the head of the room has the lock and has left the room; its body has not begun",
     "replacing": "it is about to store that one was replaced",
     "replaced": "it has stored that, and not said so",
     "gave up": "one that waited long enough has left the room; its next policy has not acted",
@@ -70,38 +75,33 @@ def _file(path: Path, name: str, kind: str) -> Path:
 
 
 def witness(history: History, main: int) -> None:
-    """Have this process, and those that it forks, come to the steps."""
+    """Have this process, and those that it forks, come to the steps. What the server said of a
+    room is a step of the witness that writes it down.
+    """
     global _history, _main
     _history, _main = history, main
-    _room._publish = _after(_room._publish, "published")
-    _room.store_skipped = _before(_after(_room.store_skipped, "replaced"), "replacing")
-    for module in (_run, _request):
-        module.hand_over = _released(module.hand_over)
-    run_body = Run.run_body
-
-    @wraps(run_body)
-    def from_the_room(self: Any) -> Any:
-        if self.delivery.parked:
-            step("taken")
-        return run_body(self)
-
-    Run.run_body = from_the_room  # type: ignore[method-assign]
+    Rooms.park = _before(Rooms.park, "parking")  # type: ignore[method-assign]
+    Lease.settle = _before(Lease.settle, "settling")  # type: ignore[method-assign]
+    turns._send = _after(turns._send, "published")
+    turns.store_skipped = _before(_after(turns.store_skipped, "replaced"), "replacing")
+    Rooms.note_received = _after(Rooms.note_received, "received")  # type: ignore[method-assign]
+    run.ask = _before(run.ask, "asking", lambda attempt: attempt.delivery.parked)
+    Run._run_locked = _before(  # type: ignore[method-assign]
+        Run._run_locked, "taken", lambda run, attempt, *_: attempt.delivery.parked
+    )
 
 
-def _released(hand_over: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(hand_over)
-    def stepping(app: Any, keys: Any, ttl: float, take_out: str = "") -> Any:
-        if not take_out:
-            step("released")
-        return hand_over(app, keys, ttl, take_out)
-
-    return stepping
+def _always(*args: Any) -> bool:
+    return True
 
 
-def _before(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _before(
+    function: Callable[..., Any], name: str, where: Callable[..., bool] = _always
+) -> Callable[..., Any]:
     @wraps(function)
     def stepping(*args: Any, **kwargs: Any) -> Any:
-        step(name)
+        if where(*args):
+            step(name)
         return function(*args, **kwargs)
 
     return stepping

@@ -24,19 +24,22 @@ from celery_redislock import (
     Defer,
     Queue,
     Raise,
-    SingletonTask,
+    Replace,
     Skip,
     Wait,
-    _room,
-    _store,
     lock_conflict,
     lock_lost,
     lock_released,
 )
-from celery_redislock._clock import clock
-from celery_redislock._store import EXTENDED, Acquired, Extended, Full, Parked, Store
-from tests.faults import breakages, steps
+from celery_redislock.core import rooms
+from celery_redislock.core.claims import EXTENDED, Acquired, Extended, Full, Older, Parked
+from celery_redislock.core.clock import clock
+from celery_redislock.core.locks import Locks
+from celery_redislock.core.rooms import Rooms
+from celery_redislock.worker import request, sweeper
+from tests.faults import breakages, steps, turns
 from tests.faults.history import History
+from tests.faults.scopes import SCOPED, define
 
 CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
 
@@ -47,6 +50,10 @@ CLEANING_UP = 0.2
 
 # The main process imports this; its children are forked from it.
 MAIN = os.getpid()
+
+#: Which release of the tasks this worker runs, and which fleet's.
+RELEASE: int = CONF.get("bench_release", 1)
+FLEET: str = CONF.get("bench_fleet", "first")
 
 history = History(CONF.get("bench_history", os.devnull))
 app = Celery("bench")
@@ -89,14 +96,25 @@ def body(
         run.end(outcome)
 
 
+class NoLock:
+    """What a task without a lock knows of it."""
+
+    key = token = None
+    ttl = 0.0
+    fence = 0
+    lost = False
+
+
 class _Run:
     """What one body writes down."""
 
     def __init__(self, task: Any, key: str) -> None:
         self.name = uuid.uuid4().hex
-        self._lock = task.lock
+        # The next release of a task may have no lock.
+        self._lock = getattr(task, "lock", NoLock)
         self._told = False
         request = task.request
+        options = getattr(task, "lock_options", None)
         history.write(
             "start",
             run=self.name,
@@ -109,8 +127,8 @@ class _Run:
             asked=_monotonic(getattr(self._lock, "acquired_at", 0.0)),
             right=_monotonic(getattr(self._lock, "deadline", 0.0)),
             ttl=self._lock.ttl,
-            limit=task.lock_options.lock_limit,
-            min_hold=task.lock_options.lock_min_hold or 0.0,
+            limit=options.lock_limit if options else 1,
+            min_hold=(options.lock_min_hold if options else None) or 0.0,
             pid=os.getpid(),
             main=MAIN,
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
@@ -152,43 +170,77 @@ def _monotonic(at: float) -> float:
     return at - _OFFSET
 
 
-def singleton(name: str, **options: Any) -> Any:
-    # A template: all the tasks share the locks.
-    defaults = {"base": SingletonTask, "bind": True, "lock_key": "{key}", "max_retries": 5}
-    return app.task(**{**defaults, "name": name, **options})(body)
+def singleton(name: str, function: Any = body, **options: Any) -> Any:
+    return define(app, name, function, options)
 
 
 _patiently = Defer(delay=0.2, backoff=1.3, max_delay=0.6)
 
-skip = singleton("skip")
-skip_result = singleton("skip_result", on_conflict=Skip(result="skipped"))
-defer = singleton("defer", on_conflict=_patiently)
-defer_briefly = singleton(
-    "defer_briefly", on_conflict=Defer(delay=0.2, backoff=1.0, max_wait=0.5, then=Skip())
-)
-wait = singleton("wait", on_conflict=Wait(timeout=3.0, then=Raise()))
-wait_then_defer = singleton("wait_then_defer", on_conflict=Wait(timeout=0.5, then=_patiently))
-refuse = singleton("refuse", on_conflict=Raise(), on_redis_error="raise")
-abort = singleton("abort", on_lock_lost="abort")
-retry_released = singleton("retry_released", on_conflict=_patiently)
-retry_held = singleton("retry_held", on_conflict=_patiently, lock_across_retries="hold")
-queue = singleton("queue", on_conflict=Queue())
-queue_limited = singleton("queue_limited", on_conflict=Queue(limit=2, then=Skip()))
-queue_briefly = singleton("queue_briefly", on_conflict=Queue(max_wait=0.8, then=Skip()))
-queue_then_defer = singleton(
-    "queue_then_defer", on_conflict=Queue(limit=3, max_wait=1.0, then=_patiently)
-)
-coalesce = singleton("coalesce", on_conflict=Coalesce())
-retry_queued = singleton("retry_queued", on_conflict=Queue())
-retry_held_queued = singleton("retry_held_queued", on_conflict=Queue(), lock_across_retries="hold")
-retry_coalesced = singleton("retry_coalesced", on_conflict=Coalesce())
-pause = singleton("pause", on_conflict=Queue(), lock_min_hold=0.8)
-pause_coalesced = singleton("pause_coalesced", on_conflict=Coalesce(), lock_min_hold=0.6)
-# On keys of their own: who shares a lock agrees on how many may hold it.
-two = singleton("two", lock_limit=2)
-two_queued = singleton("two_queued", on_conflict=Queue(), lock_limit=2)
-two_retried = singleton("two_retried", on_conflict=Queue(), lock_limit=2)
-two_patient = singleton("two_patient", on_conflict=Wait(timeout=2.0, then=Queue()), lock_limit=2)
+
+def _first_fleet() -> None:
+    singleton("skip")
+    singleton("skip_result", on_conflict=Skip(result="skipped"))
+    singleton("defer", on_conflict=_patiently)
+    singleton("defer_briefly", on_conflict=Defer(delay=0.2, backoff=1.0, max_wait=0.5, then=Skip()))
+    singleton("wait", on_conflict=Wait(timeout=3.0, then=Raise()))
+    singleton("wait_then_defer", on_conflict=Wait(timeout=0.5, then=_patiently))
+    singleton("refuse", on_conflict=Raise(), on_redis_error="raise")
+    singleton("abort", on_lock_lost="abort")
+    singleton("retry_released", on_conflict=_patiently)
+    singleton("retry_held", on_conflict=_patiently, lock_across_retries="hold")
+    singleton("queue", on_conflict=Queue())
+    singleton("queue_limited", on_conflict=Queue(limit=2, then=Skip()))
+    singleton("queue_briefly", on_conflict=Queue(max_wait=0.8, then=Skip()))
+    singleton("queue_then_defer", on_conflict=Queue(limit=3, max_wait=1.0, then=_patiently))
+    singleton("coalesce", on_conflict=Coalesce())
+    singleton("retry_queued", on_conflict=Queue())
+    singleton("retry_held_queued", on_conflict=Queue(), lock_across_retries="hold")
+    singleton("retry_coalesced", on_conflict=Coalesce())
+    singleton("pause", on_conflict=Queue(), lock_min_hold=0.8)
+    singleton("pause_coalesced", on_conflict=Coalesce(), lock_min_hold=0.6)
+    # On keys of their own: who shares a lock agrees on how many may hold it.
+    singleton("two", lock_limit=2)
+    singleton("two_queued", on_conflict=Queue(), lock_limit=2)
+    singleton("two_retried", on_conflict=Queue(), lock_limit=2)
+    singleton("two_patient", on_conflict=Wait(timeout=2.0, then=Queue()), lock_limit=2)
+    singleton("patient", on_conflict=Wait(timeout=60.0))
+    singleton("wait_for_ever", on_conflict=Wait())
+    singleton("queue_then_wait", on_conflict=Queue(limit=1, then=Wait()))
+    for name, options in SCOPED.items():
+        singleton(name, **options)
+    # Its child is killed if it has not ended by then.
+    singleton("replace", on_conflict=Replace(grace=1.0))
+    singleton("replace_gently", on_conflict=Replace(grace=3.0), on_lock_lost="abort")
+
+
+def _what_a_release_changes() -> None:
+    singleton("steady", on_conflict=Queue())
+    if RELEASE == 1:
+        singleton("moves", on_conflict=Queue())
+        singleton("unlocked", on_conflict=Queue())
+        singleton("reshaped", _with_note, on_conflict=Queue())
+    else:
+        singleton("moves", on_conflict=Queue(), lock_key="{key}:moved")
+        app.task(name="unlocked", bind=True)(body)
+        singleton("reshaped", on_conflict=Queue())
+
+
+def _with_note(self: Any, key: str, note: str, seconds: float = 0.2, how: str = "return") -> str:
+    return body(self, key, seconds, how)
+
+
+def _other_fleet() -> None:
+    """Tasks of the same app that the first fleet does not know. They share its locks."""
+    singleton("other_queue", on_conflict=Queue())
+    singleton("other_coalesce", on_conflict=Coalesce())
+    singleton("other_skip")
+
+
+if FLEET == "first":
+    _first_fleet()
+    _what_a_release_changes()
+else:
+    _other_fleet()
 
 
 # -- witnesses --------------------------------------------------------------------------------
@@ -213,7 +265,8 @@ def _on_conflict(sender: Any, details: Any, **kwargs: Any) -> None:
 
 @lock_lost.connect(weak=False)
 def _on_lost(sender: Any, details: Any, **kwargs: Any) -> None:
-    history.write("told", fence=details.fence, key=details.key, by="signal")
+    replaced = bool(details.replaced)
+    history.write("told", fence=details.fence, key=details.key, by="signal", replaced=replaced)
 
 
 @lock_released.connect(weak=False)
@@ -230,7 +283,7 @@ def _on_released(sender: Any, details: Any, **kwargs: Any) -> None:
 
 def _witness_extensions() -> None:
     """Every extension that succeeded, in whichever process: until when the lock is now ours."""
-    extend = Store.extend
+    extend = Locks.extend
 
     @wraps(extend)
     def witnessed(self: Any, extensions: Any, *args: Any, **kwargs: Any) -> Any:
@@ -243,7 +296,7 @@ def _witness_extensions() -> None:
                 history.write("beat", token=claim.token, sent=sent_at, until=until, pid=os.getpid())
         return replies
 
-    Store.extend = witnessed  # type: ignore[method-assign]
+    Locks.extend = witnessed  # type: ignore[method-assign]
 
 
 def _who(claim: Any) -> dict[str, Any]:
@@ -251,6 +304,7 @@ def _who(claim: Any) -> dict[str, Any]:
         "id": claim.task_id,
         "entry": claim.entry_id,
         "key": claim.keys.lock,
+        "reserved": bool(claim.kept) and not claim.parked,
         "pid": os.getpid(),
         "main": MAIN,
     }
@@ -260,77 +314,126 @@ def _task_id(entry_id: str) -> str:
     return entry_id.rpartition(":")[0]
 
 
+def _write_turn(keys: Any, offered: Any, asked: float) -> None:
+    """Who in the room got the turn, or gives up, by what was asked then."""
+    if offered is None:
+        return
+    history.write(
+        "turn",
+        entry=offered.entry_id,
+        id=_task_id(offered.entry_id),
+        key=keys.lock,
+        gives_up=offered.gives_up,
+        publish=offered.publish,
+        again=offered.again,
+        asked=asked,
+        pid=os.getpid(),
+    )
+    if offered.publish:
+        steps.step("given")
+
+
 def _witness_rooms() -> None:
-    """What enters a waiting room and what leaves it. Each is written with when it was asked for,
-    also before: whoever is killed in between may have been served.
+    """What enters a waiting room, who gets the turn, and what leaves it. Each is written with when
+    it was asked for, also before: whoever is killed in between may have been served.
     """
-    park, hand_over = Store.park, Store.hand_over
+    park, settle, look = Rooms.park, Locks.settle, Rooms.look
 
     def witness_taking(name: str) -> None:
-        acquire = getattr(Store, name)
+        acquire = getattr(Locks, name)
 
         @wraps(acquire)
         def acquired(self: Any, claim: Any, *args: Any, **kwargs: Any) -> Any:
             asked = time.monotonic()
-            who = _who(claim)
+            how = args[0] if args and name == "acquire" else kwargs.get("how", "try")
+            waits = how != "try" or name == "acquire_when_woken"
+            who = {**_who(claim), "waits": waits}
             history.write("asks", token=claim.token, **who)
             reply = acquire(self, claim, *args, **kwargs)
             fence = reply.fence if isinstance(reply, Acquired) else 0
             kind = "took" if fence else "refused"
             history.write(kind, token=claim.token, fence=fence, asked=asked, **who)
+            _write_turn(claim.keys, getattr(reply, "offered", None), asked)
             return reply
 
-        setattr(Store, name, acquired)
+        setattr(Locks, name, acquired)
 
     @wraps(park)
     def parked(self: Any, claim: Any, *args: Any, **kwargs: Any) -> Any:
         asked = time.monotonic()
         history.write("parks", newest=kwargs.get("kind") or "", **_who(claim))
         reply = park(self, claim, *args, **kwargs)
-        said = "parked" if isinstance(reply, Parked) else "ask"
+        said = {Parked: "parked", Full: "full", Older: "older"}.get(type(reply), "ask")
         history.write(
             "parked" if isinstance(reply, Parked) else "not parked",
-            said="full" if isinstance(reply, Full) else said,
+            said=said,
             newest=kwargs.get("kind") or "",
             in_front=bool(kwargs.get("in_front")),
+            replaces=(kwargs.get("replace") or ("", None))[1] is not None,
             began=bool(kwargs.get("began")),
-            replaced=[] if isinstance(reply, Full) else list(reply.replaced),
+            replaced=list(getattr(reply, "replaced", ())),
             asked=asked,
             **_who(claim),
         )
+        _write_turn(claim.keys, getattr(reply, "offered", None), asked)
         if isinstance(reply, Parked):
             steps.step("parked")
         return reply
 
-    @wraps(hand_over)
-    def handed_over(self: Any, keys: Any, ttl: float, take_out: str = "", *args: Any) -> Any:
+    @wraps(settle)
+    def settled(self: Any, claim: Any, *args: Any, take_out: str = "", **kwargs: Any) -> Any:
         if take_out:
-            history.write("out", entry=take_out, id=_task_id(take_out), key=keys.lock)
-        reply = hand_over(self, keys, ttl, take_out, *args)
+            aside = bool(kwargs.get("aside"))
+            about = {"entry": take_out, "id": _task_id(take_out), "key": claim.keys.lock}
+            history.write("out", aside=aside, **about)
+        asked = time.monotonic()
+        reply = settle(self, claim, *args, take_out=take_out, **kwargs)
         if take_out:
             steps.step("gave up")
-        if reply.entry_id:
-            history.write(
-                "handed",
-                entry=reply.entry_id,
-                id=_task_id(reply.entry_id),
-                key=keys.lock,
-                gives_up=reply.gives_up,
-            )
-            steps.step("handed over")
+        _write_turn(claim.keys, reply.offered, asked)
+        return reply
+
+    @wraps(look)
+    def looked(self: Any, keys: Any, *args: Any) -> Any:
+        asked = time.monotonic()
+        reply = look(self, keys, *args)
+        for entry in reply.aside:
+            history.write("aside", entry=entry, id=_task_id(entry), key=keys.lock)
+        _write_turn(keys, reply.offered, asked)
         return reply
 
     witness_taking("acquire")
     witness_taking("acquire_when_woken")
-    Store.park, Store.hand_over = parked, handed_over  # type: ignore
+    Rooms.park, Locks.settle, Rooms.look = parked, settled, looked  # type: ignore
 
 
 @signals.task_received.connect(weak=False)
 def _on_received(request: Any, **kwargs: Any) -> None:
     delivery = request.delivery_info or {}
     history.write(
-        "received", id=request.id, main=MAIN, redelivered=bool(delivery.get("redelivered"))
+        "received",
+        id=request.id,
+        main=MAIN,
+        redelivered=bool(delivery.get("redelivered")),
+        tag=_tag(request),
     )
+
+
+def _tag(request: Any) -> str:
+    """What the broker calls this message. A copy that is published anew has one of its own."""
+    return str(getattr(request.message, "delivery_tag", ""))
+
+
+@signals.after_task_publish.connect(weak=False)
+def _on_published(sender: Any, headers: Any, **kwargs: Any) -> None:
+    history.write("published", id=headers.get("id"), task=sender, pid=os.getpid(), main=MAIN)
+
+
+@signals.task_success.connect(weak=False)
+def _on_success(sender: Any, result: Any, **kwargs: Any) -> None:
+    # Celery sends it when the result is stored.
+    value = result if isinstance(result, str) else None
+    history.write("stored", id=sender.request.id, value=value, pid=os.getpid())
 
 
 def _witness_acknowledgements() -> None:
@@ -340,13 +443,13 @@ def _witness_acknowledgements() -> None:
     @wraps(acknowledge)
     def acknowledged(self: Any) -> Any:
         if not self.acknowledged:
-            history.write("acked", id=self.id, main=MAIN)
+            history.write("acked", id=self.id, main=MAIN, tag=_tag(self))
         return acknowledge(self)
 
     @wraps(reject)
     def rejected(self: Any, requeue: bool = False) -> Any:
         if not self.acknowledged:
-            history.write("rejected", id=self.id, main=MAIN, requeue=requeue)
+            history.write("rejected", id=self.id, main=MAIN, requeue=requeue, tag=_tag(self))
         return reject(self, requeue)
 
     @wraps(cancel)
@@ -373,10 +476,11 @@ if CONF.get("bench_pool") == "gevent":
     # seconds brought nothing, and its BRPOP brings something every second.
     RedisTransport.brpop_timeout = 4
 
-# What others finish that somebody left undone is finished soon, so that a case is short; and
-# where nothing was left undone they do it again, so that there are copies.
-_store.HAND_OVER_AGAIN, _store.HAND_OVER_MOST = 1.0, 3.0
-_room.SWEEP_EVERY = CONF.get("bench_sweep_every", 0.5)
+# A turn that nobody takes lapses soon, and is offered again, so that a case is short. So does that
+# a worker has the message.
+turns.shorten()
+rooms.RECEIVED_FOR = request.RECEIVED_FOR = 4.0
+sweeper.SWEEP_EVERY = CONF.get("bench_sweep_every", 0.5)
 
 _witness_extensions()
 _witness_acknowledgements()

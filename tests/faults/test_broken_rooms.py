@@ -1,14 +1,15 @@
-"""The bench notices a broken waiting room, limit or pause: each of seven breaks a promise, and the
+"""The bench notices a broken waiting room, limit or pause: each of these breaks a promise, and the
 real ones do not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 
 import pytest
 
-from tests.faults import steps
+from tests.faults import steps, turns
 from tests.faults.breakages import OF_ROOMS
 from tests.faults.faults import kill_child_at, soft_limit_at, strike_at
 from tests.faults.history import History
@@ -26,10 +27,10 @@ def wrong(tmp_path):
             for scene in scenes:
                 scene(stage)
                 ids = set(stage.load.sent)
-                eventually(lambda ids=ids: not ids & stage.watcher.open(), "it is over", 20)
+                eventually(lambda ids=ids: stage.watcher.over(ids), "it is over", 20)
 
         history = History(tmp_path / f"{breakage}.jsonl")
-        # Where who released stands still, others would soon hand over.
+        # Where who gave the turn stands still, others would soon offer it again.
         conf = {"bench_sweep_every": 60} if breakage in UNDISTURBED else {}
         fault = Fault(name="scenes", inject=scenes[0] if breakage else inject, conf=conf)
         stage = Stage(
@@ -69,27 +70,42 @@ def await_step(stage, name):
 
 
 @contextlib.contextmanager
-def standing_after_the_release(stage):
-    """The lock is free, and who released it has not handed it over yet."""
-    armed = steps.arm(stage.history, "released")
+def standing_before_the_turn_is_published(stage):
+    """Somebody has the turn, and whoever gave it has not published its message yet."""
+    armed = steps.arm(stage.history, "given")
     try:
-        yield lambda: await_step(stage, "released")
+        yield lambda: await_step(stage, "given")
     finally:
         armed.unlink(missing_ok=True)
-        steps.let_go(stage.history, "released")
+        steps.let_go(stage.history, "given")
 
 
-def a_crash_between_hand_over_and_publishing(stage):
-    strike_at(stage, "handed over", kill_child_at)
+def a_crash_between_the_turn_and_its_message(stage):
+    strike_at(stage, "given", kill_child_at)
 
 
 def a_newcomer_that_meets_a_free_lock_and_a_room(stage):
-    with standing_after_the_release(stage) as free:
+    with standing_before_the_turn_is_published(stage) as given:
         send(stage, "queue", 3.0)
         stage.await_inside()
         await_event(stage, send(stage, "queue", 0.1), "parked")
-        free()
+        given()
+        time.sleep(turns.PAUSE + 0.2)  # it lapses
         await_event(stage, send(stage, "skip", 0.1), "start", "conflict")
+
+
+def a_message_that_a_room_publishes_twice(stage):
+    with standing_before_the_turn_is_published(stage) as given:
+        send(stage, "queue", 0.5)
+        stage.await_inside()
+        waiting = send(stage, "queue", 0.1)
+        given()
+        await_event(stage, waiting, "stored")  # the next offer has published it
+    eventually(lambda: len(received(stage, waiting)) == 3, "both copies have come")
+
+
+def received(stage, task_id):
+    return [event for event in stage.history.events("received") if event.id == task_id]
 
 
 def two_that_wait(stage):
@@ -110,11 +126,11 @@ def two_with_a_pause_between(stage):
 
 
 def a_retry_that_meets_what_came_since(stage):
-    with standing_after_the_release(stage) as free:
-        first = send(stage, "retry_coalesced", 3.0, retries=1, countdown=0)
+    with standing_before_the_turn_is_published(stage) as given:
+        first = send(stage, "retry_coalesced", 3.0, retries=1, countdown=0.3)
         stage.await_inside()
         await_event(stage, send(stage, "retry_coalesced", 0.1, retries=0), "parked")
-        free()
+        given()
         eventually(
             lambda: [
                 event
@@ -138,10 +154,29 @@ def a_soft_limit_while_it_is_parked(stage):
         steps.let_go(stage.history, "parked")
 
 
+def a_soft_limit_once_it_has_its_turn(stage):
+    """The message of its turn is published after it has failed."""
+    armed = steps.arm(stage.history, "parked")
+    try:
+        send(stage, "queue", 1.0)
+        stage.await_inside()
+        waiting = send(stage, "queue", 0.1)
+        here = await_step(stage, "parked")[-1]
+        with standing_before_the_turn_is_published(stage) as given:
+            given()
+            soft_limit_at(stage, here)
+            await_event(stage, waiting, "failed")
+    finally:
+        armed.unlink(missing_ok=True)
+        steps.let_go(stage.history, "parked")
+
+
 SCENES = {
-    "removed_at_hand_over": (a_crash_between_hand_over_and_publishing, "vanished"),
+    "removed_with_the_turn": (a_crash_between_the_turn_and_its_message, "vanished"),
+    "turns_are_offered_once": (a_crash_between_the_turn_and_its_message, "left"),
     "newcomers_overtake": (a_newcomer_that_meets_a_free_lock_and_a_room, "overtook"),
-    "nobody_hands_over": (two_that_wait, "left"),
+    "nobody_gives_turns": (two_that_wait, "left"),
+    "copies_run": (a_message_that_a_room_publishes_twice, "twice"),
     "one_too_many": (three_at_once, "limit"),
     "pause_is_forgotten": (two_with_a_pause_between, "pause"),
     "old_replaces_new": (a_retry_that_meets_what_came_since, "newest"),
@@ -165,3 +200,7 @@ def test_a_broken_room_is_noticed(wrong, breakage):
 def test_the_real_rooms_pass(wrong):
     scenes = [scene for scene, _ in SCENES.values()]
     assert wrong(*scenes) == set()
+
+
+def test_who_fails_once_it_has_its_turn_does_not_run_after_that(wrong):
+    assert wrong(a_soft_limit_once_it_has_its_turn) == set()

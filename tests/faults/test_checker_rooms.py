@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.faults.checker import STUCK
 from tests.faults.test_checker import CHILD, MAIN, Story
 
 END = 50.0
@@ -22,8 +23,8 @@ class RoomStory(Story):
         about = {"entry": entry, "id": entry.partition(":")[0], "key": key, "newest": newest}
         return self.add("parks", at, pid=CHILD + 1, main=MAIN, **about)
 
-    def asks(self, entry, at, *, token=None, key="k"):
-        about = {"entry": entry, "id": entry.partition(":")[0], "key": key}
+    def asks(self, entry, at, *, token=None, key="k", waits=False):
+        about = {"entry": entry, "id": entry.partition(":")[0], "key": key, "waits": waits}
         return self.add("asks", at, token=token or f"{entry}-{at}", pid=CHILD, main=MAIN, **about)
 
     def took(self, entry, at, *, fence=None, key="k", token=None, asked=0.01):
@@ -37,8 +38,16 @@ class RoomStory(Story):
     def out(self, entry, at, key="k"):
         return self.add("out", at, entry=entry, id=entry.partition(":")[0], key=key)
 
-    def quiet(self, at=END, **rooms):
-        return self.add("quiet", at, keys={}, rooms=rooms)
+    def turn(self, entry, at, *, key="k", gives_up=False, again=False):
+        about = {"entry": entry, "id": entry.partition(":")[0], "key": key}
+        told = {"gives_up": gives_up, "publish": True, "again": again, "asked": at - 0.01}
+        return self.add("turn", at, **told, **about)
+
+    def received(self, entry, at):
+        return self.add("received", at, id=entry.partition(":")[0], main=MAIN)
+
+    def quiet(self, at=END, aside=(), **rooms):
+        return self.add("quiet", at, keys={}, rooms=rooms, aside=list(aside))
 
 
 def two_in_the_room(**case):
@@ -124,10 +133,98 @@ def test_a_newcomer_before_or_after_the_room_is_fine():
     assert story.took("a:0.0", 2.0).took("late:0.0", 2.5).wrong() == []
 
 
-def test_who_is_handed_the_lock_is_no_newcomer():
-    story = RoomStory().parked("a:0.0", 1.0)
-    story.add("handed", 1.5, entry="b:0.0", id="b", key="k", gives_up=False)
+def test_who_has_the_turn_is_no_newcomer():
+    story = RoomStory().parked("a:0.0", 1.0).turn("b:0.0", 1.5)
     assert story.took("b:0.0", 2.0).took("a:0.0", 3.0).wrong() == []
+
+
+def test_beside_a_turn_that_lapsed_what_waits_in_a_pool_slot_may_go_first():
+    def story(turn_at, waits=True):
+        made = RoomStory().parked("a:0.0", 1.0).parked("b:0.0", 1.1).turn("a:0.0", turn_at)
+        made.asks("waiter:0.0", 1.4, waits=waits)
+        return made.took("new:0.0", 3.0).took("a:0.0", 4.0).took("b:0.0", 5.0)
+
+    assert story(1.5).wrong() == []
+    assert story(2.5).wrong() == ["overtook", "overtook"]
+    assert story(1.5, waits=False).wrong() == ["overtook", "overtook"]
+
+
+def test_the_first_turn_that_is_written_may_not_be_the_first():
+    def story(again):
+        made = RoomStory().parked("a:0.0", 1.0).asks("waiter:0.0", 1.4, waits=True)
+        return made.took("waiter:0.0", 2.0).turn("a:0.0", 2.5, again=again).took("a:0.0", 3.0)
+
+    assert story(True).wrong() == []
+    assert story(False).wrong() == ["overtook"]
+
+
+def test_one_whose_turn_lapsed_in_a_busy_worker_is_passed_by_all():
+    def story(received_at):
+        made = RoomStory().parked("a:0.0", 1.0).turn("a:0.0", 1.5).received("a:0.0", received_at)
+        return made.took("new:0.0", 3.0).took("a:0.0", 4.0)
+
+    assert story(1.6).wrong() == []
+    assert story(0.9).wrong() == ["overtook"], "that was before it was parked"
+    assert story(3.5).wrong() == ["overtook"]
+
+
+def test_the_next_has_its_turn_while_one_is_with_a_busy_worker():
+    def story(received_at):
+        made = two_in_the_room().turn("a:0.0", 2.5).received("a:0.0", received_at)
+        return made.took("b:0.0", 4.0).took("a:0.0", 5.0)
+
+    assert story(2.6).wrong() == []
+    assert story(2.4).wrong() == ["order"]
+
+
+def test_of_two_slots_one_is_kept_for_whose_turn_it_is_and_the_other_is_anybodys():
+    def story(limit):
+        made = limited((0.5, 1.0), limit=limit).parked("a:0.0", 1.0).turn("a:0.0", 1.5)
+        return made.took("new:0.0", 1.6).took("a:0.0", 2.0)
+
+    assert story(2).wrong() == []
+    assert story(1).wrong() == ["overtook"]
+
+
+def test_a_newcomer_passes_one_that_gives_up():
+    story = RoomStory().parked("a:0.0", 1.0).turn("a:0.0", 1.5, gives_up=True)
+    assert story.took("new:0.0", 3.0).out("a:0.0", 4.0).wrong() == []
+
+
+def test_while_one_gives_up_others_go_on():
+    def story(gives_up):
+        made = two_in_the_room().turn("a:0.0", 2.5, gives_up=gives_up)
+        return made.took("b:0.0", 3.0).out("a:0.0", 3.5)
+
+    assert story(True).wrong() == []
+    assert story(False).wrong() == ["order"]
+
+
+def test_of_two_that_have_their_turns_side_by_side_either_may_come_first():
+    def story(limit):
+        made = limited((0.5, 1.0), limit=limit).parked("a:0.0", 1.0).parked("b:0.0", 2.0)
+        return made.turn("a:0.0", 2.5).turn("b:0.0", 2.5).took("b:0.0", 3.0).took("a:0.0", 4.0)
+
+    assert story(2).wrong() == []
+    assert story(1).wrong() == ["order"]
+
+
+def test_who_was_offered_the_turn_for_the_last_time_may_have_been_set_aside():
+    story = two_in_the_room()
+    for number in range(4):
+        story.turn("a:0.0", 3.0 + number)
+    assert story.took("b:0.0", 8.0).took("a:0.0", 9.0).wrong() == []
+
+
+def test_one_that_was_set_aside_and_has_ended_is_not_left_there():
+    story = RoomStory().message("a", value="run1").body(1.0, 1.5, task_id="a")
+    assert story.quiet(aside=["a:0.0"]).wrong() == ["left"]
+
+
+def test_one_that_was_set_aside_and_never_ends_is_lost():
+    story = RoomStory().message("a", state=None).parked("a:0.0", 1.0)
+    story.add("aside", 2.0, entry="a:0.0", id="a", key="k")
+    assert "vanished" in story.quiet(aside=["a:0.0"]).wrong()
 
 
 def test_who_replaced_one_of_which_that_is_written_later_has_its_turn():
@@ -249,6 +346,23 @@ def test_one_that_failed_while_it_was_parked_and_runs_all_the_same_is_found():
     story.took("a:0.0", 3.0)
     assert story.wrong() == []
     assert story.body(3.0, 3.5, task_id="a").wrong() == ["failed, ran"]
+
+
+def waits(until):
+    return RoomStory().body(0.5, 1.5).parked("a:0.0", 1.0).took("a:0.0", until)
+
+
+def test_a_room_in_which_nobody_has_his_turn_for_long_is_found():
+    assert waits(1.4 + STUCK).wrong() == []
+    assert waits(1.7 + STUCK).wrong() == ["stuck"]
+
+
+def test_a_room_in_which_others_have_their_turns_goes_on():
+    assert waits(1.7 + STUCK).body(9.0, 9.5).wrong() == []
+
+
+def test_a_room_does_not_go_on_while_the_lock_server_is_away():
+    assert waits(1.7 + STUCK).fault(3.0, 12.0, unreachable=True).wrong() == []
 
 
 # -- of its kind ------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ SCAN_EVERY = 0.5
 LOCKS = "redislock:*:lock*:*"
 #: Ends of a body, and of a conflict, after which nothing more comes of a message.
 _ENDS = ("returned", "raised", "rejected")
-_CONFLICTS = ("skipped", "skipped with a result", "raised", "already done")
+_CONFLICTS = ("skipped", "skipped with a result", "raised", "already done", "replaced")
 
 
 class Watcher:
@@ -39,6 +39,7 @@ class Watcher:
         self._ttl = ttl
         self._seen = 0
         self._inside: dict[str, Event] = {}
+        self._sent: set[str] = set()
         self._open: set[str] = set()
         self._runs: dict[str, str] = {}
         self._acked_by: dict[str, int | None] = {}
@@ -73,6 +74,10 @@ class Watcher:
     def open(self) -> set[str]:
         """The ids of messages of which something may still come."""
         return set(self._open)
+
+    def over(self, ids: set[str]) -> bool:
+        """Whether these messages were sent, and nothing of them may still come."""
+        return ids <= self._sent and not ids & self._open
 
     def idle(self) -> float:
         """Seconds since anything was written but signs of life."""
@@ -114,7 +119,7 @@ class Watcher:
             self._look_for_immortals()
 
     def _see(self, event: Event) -> None:
-        if event.kind == "alive":
+        if event.kind in ("alive", "place"):
             return
         self._busy_at = max(self._busy_at, event.at)
         if event.kind == "start":
@@ -128,15 +133,16 @@ class Watcher:
                 self._open.discard(self._runs.get(event.run, ""))
         elif event.kind == "sent":
             self._open.add(event.id)
+            self._sent.add(event.id)
         elif event.kind == "conflict" and event.outcome in _CONFLICTS:
             self._open.discard(event.id)
         elif event.kind == "parked":
             self._parked.add(event.id)
             for entry in event.replaced:
                 self._open.discard(entry.rpartition(":")[0])
-        elif event.kind in ("took", "out"):
+        elif event.kind in ("took", "out", "aside"):
             self._parked.discard(event.id)
-        elif event.kind in ("revoked", "failed"):
+        elif event.kind in ("revoked", "failed", "stored"):
             self._open.discard(event.id)
         elif event.kind == "received":
             self._acked_by[event.id] = None
@@ -168,7 +174,7 @@ class Watcher:
             values = self._ask(lambda client, slots=slots: client.mget(slots))
             if values is _NO_ANSWER:
                 return
-            value = next((v for v in values if v is not None and token in v), None)
+            value = next((v for v in values if v is not None and f'"{token}"' in v), None)
             held = value is not None
             if not held and freed_at is None:
                 self._graves[key, token] = time.monotonic()

@@ -22,11 +22,8 @@ from hypothesis.stateful import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_redislock import _holder
-from celery_redislock._connect import pools_from_url
-from celery_redislock._keys import lock_keys
-from celery_redislock._lock import Lease
-from celery_redislock._store import (
+from celery_redislock.core import holders
+from celery_redislock.core.claims import (
     EXTENDED,
     NOT_OURS,
     RETAKEN,
@@ -37,6 +34,9 @@ from celery_redislock._store import (
     Extension,
     to_ms,
 )
+from celery_redislock.core.connections import pools_from_url
+from celery_redislock.core.keys import lock_keys
+from celery_redislock.core.lease import Lease
 from celery_redislock.errors import LockUnavailable
 from tests.support.servers import RedisServer
 
@@ -70,6 +70,7 @@ SCENES = (
     "waited for",
     "waited for in vain",
     "handed over",
+    "handed over and asked for",
     "copied",
     "retried",
     "kept",
@@ -111,15 +112,15 @@ class Process:
 
     def __init__(self, server: RedisServer, time: VirtualTime) -> None:
         self.store = WeatheredStore(pools_from_url(server.url))
-        self.store.way = Way()
-        self.store.contact = self._contact
+        self.store.server.way = Way()
+        self.store.server.contact = self._contact
         self._time = time
         self._restarted = False
         self._noticed_at: int | None = None
 
     def server_restarted(self) -> None:
         """Its connections are broken, and the next ones lead to another run of the server."""
-        self.store.watch._run_id = "the one before"
+        self.store.server.watch._run_id = "the one before"
         self.store.close()
         self._restarted = True
 
@@ -141,7 +142,7 @@ class Client:
     def __init__(self, process: Process, who: Claimant) -> None:
         run = {"task_id": who.task_id or None, "attempt": who.attempt, "nesting": who.nesting}
         ttl, done_ttl = TTL * TICK, DONE_TTL * TICK
-        value = _holder.encode(who.token, ttl_ms=to_ms(ttl), **run)
+        value = holders.encode(who.token, ttl_ms=to_ms(ttl), **run)
         self.process = process
         self.who = who
         self.claim = Claim(
@@ -173,7 +174,7 @@ class LockMachine(RuleBasedStateMachine):
         self.all: list[Client] = []
         self.processes = [Process(self.server, self.time) for _ in range(2)]
         for process in self.processes:
-            assert process.store.holder(KEYS, TTL * TICK) is None
+            assert process.store.locks.holder(KEYS, TTL * TICK) is None
         self.answer: Any = None
         self.seen: set[str] = set()
         self.record = Record(0, 0)
@@ -201,14 +202,17 @@ class LockMachine(RuleBasedStateMachine):
             self._clock_goes_back()
         holder = self.deliver(0, "task", 0)
         self._ask(holder)
-        if scene in ("waited for", "waited for in vain", "handed over"):
+        is_handed_over = scene.startswith("handed over")
+        if scene.startswith("waited for") or is_handed_over:
             self._ask(self.deliver(1, "task", 0), "wait")
         if scene == "waited for in vain":
             self._live(1)
             self._ask(self.deliver(1, "task", 0), "wait")
             self._live(1)
-        elif scene == "handed over":
+        elif is_handed_over:
             self._release(holder, "1", False, NONE)
+            if scene == "handed over and asked for":
+                self._ask(self.deliver(0, "task", 0), "wait")
         elif scene == "copied":
             self._ask(self.deliver(1, "copy", 0))
         elif scene == "retried":
@@ -305,7 +309,7 @@ class LockMachine(RuleBasedStateMachine):
             assert isinstance(reply, Done)
             left = DONE_TTL if answer.remaining is None else answer.remaining
             age = round(reply.age / TICK)
-            assert (reply.expects_result, age) == (answer.expects_result, DONE_TTL - left)
+            assert (reply.note.kind, age) == (answer.kind, DONE_TTL - left)
 
     @move("holders", which=WHICH, trouble=TROUBLES)
     def extend(self, which: int, trouble: Trouble) -> None:
@@ -366,7 +370,7 @@ class LockMachine(RuleBasedStateMachine):
     def _release(self, client: Client, done: str, always: bool, trouble: Trouble) -> None:
         asks, once = not client.lease.given_back, not client.right.fence
         stray = client.lease._unanswered
-        self._expect(client.process, trouble, "release", client.who, done, always, stray)
+        self._expect(client.process, trouble, "settle", client.who, done, always, stray)
         said = client.lease.release(done, always)
         assert (self.answer is not None) == asks
         heard = not trouble.lost or (trouble.lost == "once" and not once)
@@ -384,24 +388,18 @@ class LockMachine(RuleBasedStateMachine):
     def _die(self, client: Client, trouble: Trouble) -> None:
         """It dies, and its parent releases: with the token, and without knowing what it had."""
         client.right.given_back = client.lease._released = True
-        self._expect(client.process, trouble, "release", client.who, "", False)
+        self._expect(client.process, trouble, "settle", client.who, "", False)
         claim = Claim(KEYS, client.who.token, TTL * TICK, "", client.who.task_id)
         try:
-            assert client.process.store.release(claim).ours is self.answer
+            assert client.process.store.locks.settle(claim).ours is self.answer
         except LockUnavailable:
             assert trouble.lost == "for good"
 
-    @move("alive", which=WHICH, chain=("one", "two"), step=(1, 2, 3), sleeps=(0, 1, 2))
-    def be_woken_and_deferred(self, which: int, chain: str, step: int, sleeps: int) -> None:
-        client = _pick(self.alive, which)
-        store, claim = client.process.store, client.claim
+    @move("alive", which=WHICH)
+    def be_woken(self, which: int) -> None:
         asking = [each for each in self.alive if not each.right.fence]
         if asking and self.model.wake_until is not None:
             self._ask(_pick(asking, which), "when woken")
-        last, _ = self.model.deferred.get(chain, (0, 0))
-        assert store.deferred_step(claim, chain) == last
-        store.note_deferral(claim, chain, step, sleeps * TICK)
-        self.model.note_deferral(chain, step, sleeps)
 
     # -- what others do for it --------------------------------------------------------------
 
@@ -412,7 +410,7 @@ class LockMachine(RuleBasedStateMachine):
         self._expect(client.process, NONE, "extend", client.who, None, max_hold)
         most = None if max_hold is None else (max_hold + 0.5) * TICK
         wanted = Extension(client.claim, client.claim.opening, 0, False, max_hold=most)
-        (reply,) = client.process.store.extend([wanted])
+        (reply,) = client.process.store.locks.extend([wanted])
         assert reply.outcome == REPLIES[self.answer] != RETAKEN
 
     @move("late", which=WHICH, what=("acquire", "extend", "retake", "release"))
@@ -422,17 +420,17 @@ class LockMachine(RuleBasedStateMachine):
         store, claim, fence = client.process.store, client.claim, client.right.fence
         if what == "acquire" and not client.process.holds_off:
             self._expect(client.process, NONE, "acquire", client.who, "try", False)
-            store.acquire(claim, hold_off=0)
+            store.locks.acquire(claim, hold_off=0)
         elif what == "release":
-            self._expect(client.process, NONE, "release", client.who, "1", True)
-            assert store.release(claim, "1", always=True).ours is self.answer
+            self._expect(client.process, NONE, "settle", client.who, "1", True)
+            assert store.locks.settle(claim, "1", always=True).ours is self.answer
         elif what in ("extend", "retake") and fence:
             retake = client.right.record if what == "retake" else None
             self._expect(client.process, NONE, "extend", client.who, retake)
             lease = client.lease
             again = retake is not None
             extension = Extension(claim, lease._stored, fence, again, lease._counter)
-            (reply,) = store.extend([extension])
+            (reply,) = store.locks.extend([extension])
             assert reply.outcome == REPLIES[self.answer]
 
     # -- what happens to everybody ----------------------------------------------------------
@@ -477,7 +475,7 @@ class LockMachine(RuleBasedStateMachine):
     def _break(self, process: Process, trouble: Trouble) -> None:
         """An operator looks who has it, and breaks it."""
         lock = self.model.lock
-        holder = process.store.holder(KEYS, TTL * TICK)
+        holder = process.store.locks.holder(KEYS, TTL * TICK)
         if lock is None or lock.state == "reserved":
             assert holder is None
         else:
@@ -486,7 +484,7 @@ class LockMachine(RuleBasedStateMachine):
             assert (holder.fence, holder.held_for_retry) == (lock.fence, lock.state == "kept")
         self._expect(process, trouble, "break_lock")
         try:
-            broken = process.store.break_lock(KEYS, TTL * TICK)
+            broken = process.store.locks.break_lock(KEYS, TTL * TICK)
             assert (broken is not None) is self.answer
         except LockUnavailable:
             assert trouble.lost == "for good"
@@ -547,7 +545,7 @@ class LockMachine(RuleBasedStateMachine):
     def _expect(self, process: Process, trouble: Trouble, script: str, *arguments: Any) -> None:
         """Whenever this process asks the real server next, ask the model the same."""
         self.answer = None
-        way, delays, losses = process.store.way, [trouble.before], [trouble.lost]
+        way, delays, losses = process.store.server.way, [trouble.before], [trouble.lost]
 
         def before() -> int:
             self.sent_at = self.time.now
@@ -560,7 +558,7 @@ class LockMachine(RuleBasedStateMachine):
             self.seen.add(_called(script.removesuffix("_when_woken"), self.answer))
 
         def after() -> None:
-            if script == "release" and arguments[3:] == (True,):
+            if script == "settle" and arguments[3:] == (True,):
                 self.model.counter = int(self.redis.get(KEYS.fence) or 0)  # it was moved
             if isinstance(self.answer, lock_model.Acquired):
                 if self.answer.anew:

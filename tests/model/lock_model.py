@@ -71,7 +71,7 @@ class Busy(NamedTuple):
 
 
 class Done(NamedTuple):
-    expects_result: bool
+    kind: str
     remaining: int | None
 
 
@@ -97,7 +97,6 @@ class Server:
         self.broken: set[str] = set()
         self.broken_until: int | None = None
         self.done: dict[tuple[str, int, int], tuple[str, int]] = {}
-        self.deferred: dict[str, tuple[int, int]] = {}
 
     # -- the scripts ----------------------------------------------------------------------
 
@@ -108,7 +107,7 @@ class Server:
             return Acquired(anew=False)
         if who.task_id and not again and who.run in self.done:
             mark, until = self.done[who.run]
-            return Done(mark == "1", until - self.now)
+            return Done(mark, until - self.now)
         if lock is None:
             return self._take(who, how)
         relation = "other"
@@ -124,7 +123,7 @@ class Server:
                 relation = "earlier"
             elif who.order < lock.by.order:
                 if not again:
-                    return Done(False, None)
+                    return Done("0", None)
             else:
                 relation = "own"
                 lock.copy_seen = True
@@ -162,7 +161,7 @@ class Server:
         self._stands_for_a_ttl(lock)
         return "extended"
 
-    def release(self, who: Claimant, done: str, always: bool, stray: bool = False) -> bool:
+    def settle(self, who: Claimant, done: str, always: bool, stray: bool = False) -> bool:
         lock, ours = self.lock, self.is_held_by(who)
         # If the lock is gone, so is the note of whether a copy was seen.
         copy_seen = lock is None or not ours or lock.copy_seen
@@ -202,9 +201,6 @@ class Server:
             self.wake_until = max(self.now + ttl, lock.until)
         return lock.state != "reserved"
 
-    def note_deferral(self, chain: str, step: int, ticks: int) -> None:
-        self.deferred[chain] = (step, self.now + ticks + DONE_TTL)
-
     def acquire_when_woken(self, who: Claimant, how: str, again: bool) -> Acquired | Busy | Done:
         """It has slept, and takes the wake-up that lies there: it is for one."""
         self.wake_until = None
@@ -224,7 +220,6 @@ class Server:
         if self.broken_until is not None and self.broken_until <= over:
             self.broken, self.broken_until = set(), None
         self.done = {run: mark for run, mark in self.done.items() if mark[1] > over}
-        self.deferred = {chain: step for chain, step in self.deferred.items() if step[1] > over}
 
     def clock_jumps(self, ticks: int) -> None:
         """Only the server's clock goes forward: what stands there lapses early."""
@@ -290,8 +285,6 @@ class Server:
             picture["broken"] = (self.broken, self.broken_until - self.now)
         for (task_id, nesting, attempt), (mark, until) in self.done.items():
             picture[f"done:{task_id}:{nesting}.{attempt}"] = (mark, until - self.now)
-        for chain, (step, until) in self.deferred.items():
-            picture[f"deferred:{chain}"] = (step, until - self.now)
         return picture
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from celery_redislock import _lock
-from celery_redislock._lock import Lease
-from celery_redislock._store import to_ms
+from celery_redislock.core.claims import to_ms
+from celery_redislock.core.clock import clock
+from celery_redislock.core.lease import Lease
 from tests.support.servers import RedisServer
 
 from .lock_machine import KEYS, SCENES, Client, LockMachine, wander
@@ -76,13 +76,13 @@ def test_every_answer_of_every_script_is_met(server, met) -> None:
         "acquire: Busy own",
         "acquire: Busy earlier",
         "acquire: Busy reserved",
-        "acquire: Done True",
-        "acquire: Done False",
+        "acquire: Done 0",
+        "acquire: Done 1",
         "extend: extended",
         "extend: retaken",
         "extend: not ours",
-        "release: True",
-        "release: False",
+        "settle: True",
+        "settle: False",
         "hold: True",
         "hold: False",
         "break_lock: True",
@@ -114,64 +114,67 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = (
-    Mutant("a release frees whatever stands there", "_RELEASE",
+    Mutant("a release frees whatever stands there", "SETTLE",
            "sub(current, 1, #ARGV[1]) == ARGV[1]", "sub(current, 1, 8) == '{\"token\"'"),
-    Mutant("a release forgets who waits", "_RELEASE",
-           "elseif not in_room and someone_waits() then", "elseif false then", "waited for"),
-    Mutant("a release believes in waiters for ever", "_RELEASE",
+    Mutant("a release forgets who waits", "SETTLE",
+           "if free and someone_waits() and waiters_go_first() then", "if false then",
+           "waited for"),
+    Mutant("a release believes in waiters for ever", "SETTLE",
            "redis.call('ZREMRANGEBYSCORE', ", "redis.call('ZCOUNT', ", "waited for in vain"),
-    Mutant("a release always leaves its mark", "_RELEASE",
+    Mutant("a release always leaves its mark", "SETTLE",
            "(ARGV[3] == '1' or", "(true or"),
-    Mutant("a release leaves no mark if its lock is gone", "_RELEASE",
+    Mutant("a release leaves no mark if its lock is gone", "SETTLE",
            "or not slot or", "or slot and"),
-    Mutant("an extension is for whoever has it", "_EXTEND",
+    Mutant("an extension is for whoever has it", "EXTEND",
            "elseif type(current) == 'string' and string.sub(current, 1, #opening) == opening",
            "elseif type(current) == 'string'"),
-    Mutant("an extension takes what is missing, whoever asks", "_EXTEND",
+    Mutant("an extension takes what is missing, whoever asks", "EXTEND",
            "or ARGV[4] ~= '1'", ""),
-    Mutant("an extension takes again what an operator broke", "_EXTEND",
+    Mutant("an extension takes again what an operator broke", "EXTEND",
            "string.find(redis.call('GET', KEYS[3]) or '', opening, 1, true)", "false", "broken"),
-    Mutant("an extension takes again what another may have had", "_EXTEND",
+    Mutant("an extension takes again what another may have had", "EXTEND",
            "tonumber(counter) > tonumber(ARGV[7])", "false"),
-    Mutant("an extension does not bring the counter up", "_EXTEND",
+    Mutant("an extension does not bring the counter up", "EXTEND",
            "redis.call('SET', KEYS[2], ARGV[5])", "", "ahead of the clock"),
-    Mutant("the parent extends for longer than a lock may be held", "_EXTEND",
+    Mutant("the parent extends for longer than a lock may be held", "EXTEND",
            "return since and", "return false and"),
-    Mutant("the fence does not go by the counter", "_ACQUIRE",
+    Mutant("the fence does not go by the counter", "ACQUIRE",
            "if least > tonumber(fence) then", "if false then"),
-    Mutant("the fence does not go by the clock", "_ACQUIRE",
+    Mutant("the fence does not go by the clock", "ACQUIRE",
            "if least > tonumber(fence) then", "if true then"),
-    Mutant("a lock has no expiry", "_ACQUIRE",
-           "stored, 'PX', ttl)", "stored)"),
-    Mutant("to ask again is to ask anew", "_ACQUIRE",
+    Mutant("a lock is taken on no condition", "ACQUIRE",
+           "stored, condition, 'PX', ttl)", "stored, 'PX', ttl)"),
+    Mutant("a lock has no expiry", "ACQUIRE",
+           "stored, condition, 'PX', ttl)", "stored, condition)"),
+    Mutant("to ask again is to ask anew", "ACQUIRE",
            "string.sub(current[i], 1, #opening) == opening then", "false then"),
-    Mutant("to ask again does not extend", "_ACQUIRE",
+    Mutant("to ask again does not extend", "ACQUIRE",
            "redis.call('PEXPIRE', slot, ttl)", ""),
-    Mutant("nobody looks whether an attempt has run", "_ACQUIRE",
-           "if task_id ~= '' and not again and not kept then", "if false then", "copied"),
-    Mutant("what is kept for a waiter is taken from under it", "_ACQUIRE",
+    Mutant("nobody looks whether an attempt has run", "ACQUIRE",
+           "if task_id ~= '' and not again and not is_first then", "if false then", "copied"),
+    Mutant("what is kept for a waiter is taken from under it", "ACQUIRE",
            "if how ~= 'wait' then", "if true then", "handed over"),
-    Mutant("a retry takes its earlier attempt's lock at once", "_ACQUIRE",
+    Mutant("a retry takes its earlier attempt's lock at once", "ACQUIRE",
            "if holder.held or holder.queued", "if true", "retried"),
-    Mutant("a retry cannot take what is kept for it", "_ACQUIRE",
+    Mutant("a retry cannot take what is kept for it", "ACQUIRE",
            "if holder.held or holder.queued", "if holder.queued", "kept"),
-    Mutant("a copy is a duplicate like any other", "_ACQUIRE",
+    Mutant("a copy is a duplicate like any other", "ACQUIRE",
            "return busy(i, 'own')", "return busy(i, 'other')", "copied"),
-    Mutant("that a copy was seen is not noted", "_ACQUIRE",
+    Mutant("that a copy was seen is not noted", "ACQUIRE",
            "redis.call('SET', slot, current[i], 'KEEPTTL')", "", "copied"),
-    Mutant("to note that a copy was seen takes the expiry away", "_ACQUIRE",
+    Mutant("to note that a copy was seen takes the expiry away", "ACQUIRE",
            "current[i], 'KEEPTTL')", "current[i])", "copied"),
-    Mutant("who waits is not written down", "_ACQUIRE",
+    Mutant("who waits is not written down", "ACQUIRE",
            "redis.call('ZADD', KEYS[3],", "redis.call('ZSCORE', KEYS[3],", "waited for"),
-    Mutant("who gives up a wait stays written down", "_ACQUIRE",
+    Mutant("who gives up a wait stays written down", "ACQUIRE",
            "elseif how == 'last' then", "elseif false then", "waited for"),
-    Mutant("who leaves a lock to a retry need not have it", "_HOLD",
+    Mutant("who leaves a lock to a retry need not have it", "HOLD",
            "and string.sub(current, 1, #ARGV[1]) == ARGV[1]", ""),
-    Mutant("what is left to a retry has no expiry", "_HOLD",
+    Mutant("what is left to a retry has no expiry", "HOLD",
            "ARGV[2], 'PX', ARGV[3])", "ARGV[2])"),
-    Mutant("what was broken leaves no mark", "_BREAK",
+    Mutant("what was broken leaves no mark", "BREAK",
            "marks .. '{\"token\":\"' .. holder.token .. '\"'", "marks"),
-    Mutant("a break wakes nobody", "_BREAK",
+    Mutant("a break wakes nobody", "BREAK",
            "redis.call('LPUSH', KEYS[4], '1')", "", "waited for"),
 )  # fmt: skip
 
@@ -184,7 +187,7 @@ def test_a_script_with_one_thing_wrong_is_found_out(server, mutant: Mutant) -> N
 
 def test_a_right_that_counts_from_the_answer_is_found_out(server, monkeypatch) -> None:
     def renewed(self: Lease, sent_at: float) -> None:
-        self.deadline = _lock.clock() + self.ttl
+        self.deadline = clock() + self.ttl
 
     monkeypatch.setattr(Lease, "_renewed", renewed)
     assert is_found_out(server, "held")
@@ -207,7 +210,7 @@ def two_deliveries(server: RedisServer) -> tuple[LockMachine, Client, Client]:
     machine = type("Machine", (LockMachine,), {"server": server})()
     one, other = (machine.deliver(process, "task", 0) for process in (0, 1))
     for client in (one, other):
-        client.process.store.way = Way()
+        client.process.store.server.way = Way()
     return machine, one, other
 
 
@@ -225,7 +228,7 @@ def test_a_retake_that_arrives_past_its_right_does_not_hide_that_another_had_the
     try:
         one.lease.take()
         machine.pass_time(TTL - 1)
-        one.process.store.way.before = meanwhile
+        one.process.store.server.way.before = meanwhile
         one.lease.extend_now()  # sent within the right, served after it
         assert other.lease.fence > one.lease.fence
         assert one.lease.lost
@@ -242,7 +245,7 @@ def test_who_was_broken_does_not_take_it_again_though_another_with_a_shorter_ttl
     try:
         for client in (one, other):
             client.lease.take()
-            assert client.process.store.break_lock(KEYS, one.claim.ttl) is not None
+            assert client.process.store.locks.break_lock(KEYS, one.claim.ttl) is not None
         machine.pass_time(1)
         assert not one.lease.extend_now(), "an operator's break is final"
     finally:

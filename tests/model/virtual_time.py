@@ -6,11 +6,10 @@ real time to speak of passes in a test, and virtual time passes by taking hours 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
@@ -18,12 +17,18 @@ from unittest import mock
 import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_redislock import _lock, _store
-from celery_redislock._store import Extension, Store
+from celery_redislock.core import lease, locks, lua, restarts, server, wire
+from celery_redislock.core.claims import Extension
+from celery_redislock.core.keys import LockKeys
+from celery_redislock.core.locks import Locks
+from celery_redislock.core.server import Server
+from celery_redislock.core.store import Store
 from celery_redislock.errors import LockUnavailable
 
 from .lock_model import RESERVE, WAITER_TTL
 
+#: The modules that go by the clock.
+CLOCKED: Final = (lease, locks, server, restarts)
 #: Seconds that a tick stands for.
 TICK: Final = 3600.0
 
@@ -91,7 +96,7 @@ class VirtualTime:
         milliseconds = int(TICK * 1000)
         self.client.eval(_PASS, 0, ticks * milliseconds, milliseconds // 2)
 
-    def picture(self, keys: _store.LockKeys) -> dict[str, Any]:
+    def picture(self, keys: LockKeys) -> dict[str, Any]:
         """All that stands on the server, as the model puts it. Every key but the fence's counter
         must have an expiry.
         """
@@ -105,9 +110,7 @@ class VirtualTime:
         )
         picture = {}
         for key, left, content in seen:
-            name = names.get(key) or key.replace(keys.done, "done").replace(
-                keys.deferred, "deferred"
-            )
+            name = names.get(key) or key.replace(keys.done, "done")
             if name == "fence":
                 assert left == -1, "the counter outlives its locks"
                 picture[name] = int(content)
@@ -132,8 +135,6 @@ def _put(name: str, content: Any, now: int, left: int) -> Any:
         return left
     if name == "broken":
         return (set(_tokens(content)), left)
-    if name.startswith("deferred"):
-        return (int(content), left)
     return (content, left)
 
 
@@ -159,9 +160,7 @@ class Way:
 def _nothing() -> None: ...
 
 
-class WeatheredStore(Store):
-    """The real store, on a way where things happen."""
-
+class _WeatheredServer(Server):
     way = Way()
     contact: Callable[[], None] = staticmethod(_nothing)
 
@@ -169,42 +168,67 @@ class WeatheredStore(Store):
         self.contact()
         return super().connections(*arguments)
 
-    def _call(self, connection: Any, *question: Any) -> Any:
+    def call(self, connection: Any, *question: Any) -> Any:
         self.way.before()
         self.way.mirror()
-        reply = super()._call(connection, *question)
+        reply = super().call(connection, *question)
         self.way.after()
         return reply
 
-    def _sleep_and_call(self, *question: Any) -> Any:
+    def call_when_woken(self, *question: Any) -> Any:
         self.way.before()
         self.way.mirror()
-        reply = super()._sleep_and_call(*question)
+        replies = super().call_when_woken(*question)
         self.way.after()
-        return reply
+        return replies
+
+
+class _WeatheredLocks(Locks):
+    _server: _WeatheredServer
+
+    @property
+    def _way(self) -> Way:
+        return self._server.way
 
     def extend(self, extensions: Sequence[Extension], *arguments: Any, **options: Any) -> list[Any]:
-        passed = self.way.before()
-        self.way.mirror()
+        passed = self._way.before()
+        self._way.mirror()
         extensions = [e._replace(stored=earlier(e.stored, passed)) for e in extensions]
         replies = super().extend(extensions, *arguments, **options)
         try:
-            self.way.after()
+            self._way.after()
         except RedisTimeoutError as exc:
             raise LockUnavailable("", None, "the answer is lost") from exc
         return replies
 
 
+class WeatheredStore(Store):
+    """The real store, on a way where things happen."""
+
+    def __init__(self, pools: Any) -> None:
+        super().__init__(pools, _WeatheredServer)
+        self.locks = _WeatheredLocks(self.server)
+
+
 @contextmanager
 def virtual(time: VirtualTime) -> Iterator[None]:
     """In here the store and the leases go by virtual time, and the constants are whole ticks."""
+    with ExitStack() as patched:
+        for module in CLOCKED:
+            patched.enter_context(mock.patch.object(module, "clock", time.clock))
+        with _whole_ticks():
+            yield
+
+
+@contextmanager
+def _whole_ticks() -> Iterator[None]:
     with (
-        mock.patch.object(_store, "clock", time.clock),
-        mock.patch.object(_lock, "clock", time.clock),
-        mock.patch.object(_store, "time", SimpleNamespace(sleep=lambda seconds: None)),
-        mock.patch.object(_store, "operation_timeout", return_value=60.0),  # real: it may be busy
-        mock.patch.object(_store, "RESERVE", RESERVE * TICK),
-        mock.patch.object(_store, "WAITER_TTL", WAITER_TTL * TICK),
+        mock.patch.object(locks, "time", SimpleNamespace(sleep=lambda seconds: None)),
+        mock.patch.object(server, "time", SimpleNamespace(sleep=lambda seconds: None)),
+        # Real: the machine may be busy.
+        mock.patch.object(server, "operation_timeout", return_value=60.0),
+        mock.patch.object(wire, "RESERVE", RESERVE * TICK),
+        mock.patch.object(wire, "WAITER_TTL", WAITER_TTL * TICK),
     ):
         yield
 
@@ -212,9 +236,9 @@ def virtual(time: VirtualTime) -> Iterator[None]:
 @contextmanager
 def script(name: str, old: str, new: str) -> Iterator[None]:
     """In here the script of that name has one thing changed."""
-    real = getattr(_store, name)
+    real = getattr(lua, name)
     assert old in real.text, f"{name} does not say {old!r} any more"
-    text = real.text.replace(old, new, 1)
-    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    with mock.patch.object(_store, name, SimpleNamespace(text=text, sha=sha)):
+    changed = lua.Script(name)
+    changed.text = real.text.replace(old, new, 1)
+    with mock.patch.object(lua, name, changed):
         yield

@@ -10,10 +10,11 @@ from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
-from celery_redislock import SingletonTask, _holder
-from celery_redislock._cli import redislock
-from celery_redislock._keys import lock_keys
-from celery_redislock._store import Acquired, Claim
+from celery_redislock import SingletonTask
+from celery_redislock.core import holders
+from celery_redislock.core.claims import Acquired, Claim
+from celery_redislock.core.keys import lock_keys
+from celery_redislock.ops.cli import redislock
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +73,7 @@ def claim(app: Any, task: str, label: str, **more: Any) -> Claim:
     options = app.tasks[task].lock_options
     name = app.tasks[task].lock_name([label], {})
     prefix = app.conf.redislock_prefix
-    value = _holder.encode(
+    value = holders.encode(
         given["token"],
         ttl_ms=60_000,
         task=task,
@@ -87,6 +88,6 @@ def claim(app: Any, task: str, label: str, **more: Any) -> Claim:
 def take(app: Any, task: str, label: str, **more: Any) -> tuple[Claim, Acquired]:
     """Hold the lock of that call, for a minute."""
     made = claim(app, task, label, **more)
-    reply = app.tasks[task].app_locks.store.acquire(made)
+    reply = app.tasks[task].app_locks.store.locks.acquire(made)
     assert isinstance(reply, Acquired)
     return made, reply

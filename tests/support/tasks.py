@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -34,7 +35,7 @@ from celery_redislock import (
     current_lock,
     lock_conflict,
 )
-from celery_redislock._forks import between_forks
+from celery_redislock.core.forks import between_forks
 from tests.support.journal import Journal
 from tests.support.unique import UNIQUE
 
@@ -96,13 +97,7 @@ def body(self: Any, label: str, seconds: float = 0.2, how: str = "return") -> An
 
 @lock_conflict.connect
 def note_conflict(sender: Any, details: Any, **kwargs: Any) -> None:
-    """Of the tasks whose duplicates are counted."""
-    if sender.name.startswith("counted"):
-        turned_away = details.outcome.startswith("skipped") or details.outcome == "raised"
-        event = "turned away" if turned_away else "conflict"
-        journal.write(
-            event, details.key.rpartition(":")[2], sender.request, {"streak": details.streak}
-        )
+    """Do something in the middle of a conflict."""
     if sender.name == "lingers":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what cancels it is not to end it
         journal.await_go(details.task_id)
@@ -123,6 +118,7 @@ def singleton(**options: Any) -> Any:
 
 
 skip = singleton(name="skip")(body)
+skip_warned = singleton(name="skip_warned", lock_warn_after=2)(body)
 skip_result = singleton(name="skip_result", on_conflict=Skip(result="skipped"))(body)
 defer = singleton(name="defer", on_conflict=Defer(delay=0.2, backoff=1.0))(body)
 defer_briefly = singleton(
@@ -156,16 +152,12 @@ pauses_always = singleton(name="pauses_always", lock_min_hold=2, lock_min_hold_a
 pauses_queued = singleton(name="pauses_queued", lock_min_hold=1, on_conflict="queue")(body)
 ticks = singleton(name="ticks", lock_min_hold=1.5)(body)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
-counting = {"lock_key": "counted:{label}"}
-counted = singleton(name="counted", **counting)(body)
-counted_refusing = singleton(name="counted_refusing", on_conflict="raise", **counting)(body)
-counted_pausing = singleton(name="counted_pausing", lock_min_hold=60, **counting)(body)
-counted_result = singleton(name="counted_result", on_conflict=Skip(result="skipped"), **counting)(
-    body
-)
-counted_deferring = singleton(name="counted_deferring", on_conflict=Defer(delay=0.2), **counting)(
-    body
-)
+warning = {"lock_key": "warns:{label}", "lock_warn_after": 3}
+warns = singleton(name="warns", **warning)(body)
+warns_result = singleton(name="warns_result", on_conflict=Skip(result="skipped"), **warning)(body)
+warns_raise = singleton(name="warns_raise", on_conflict="raise", **warning)(body)
+warns_defer = singleton(name="warns_defer", on_conflict=Defer(delay=60), **warning)(body)
+warns_pause = singleton(name="warns_pause", lock_min_hold=60, **warning)(body)
 late = singleton(name="late", acks_late=True, reject_on_worker_lost=True)(body)
 lingers = singleton(name="lingers", lock_key="{label}", acks_late=True)(body)
 late_hour = singleton(name="late_hour", acks_late=True, lock_ttl=5)(body)
@@ -444,6 +436,29 @@ def echo(*args: Any, **kwargs: Any) -> str:
     key = current_lock.key
     assert isinstance(key, str)
     return key
+
+
+class Hooked(SingletonTask):
+    """Writes down who has the lock where Celery calls its own methods of the task."""
+
+    abstract = True
+
+    def _holder_id(self, label: str) -> str | None:
+        holder = self.lock_holder(label)
+        return holder and holder.task_id
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        journal.write("before_start", *args, self.request, self._holder_id(*args))
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        journal.write("on_success", *args, self.request, self._holder_id(*args))
+
+
+@singleton(name="hooked", base=Hooked)
+def hooked(self: Any, label: str) -> dict[str, bool]:
+    """Whether the body, and a thread that it starts, see the lock."""
+    with ThreadPoolExecutor() as threads:
+        return {"body": bool(current_lock), "thread": threads.submit(bool, current_lock).result()}
 
 
 @app.task(name="chained", bind=True, base=SingletonTask, lock_key="chain:{label}", lock_ttl=6)

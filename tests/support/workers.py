@@ -100,8 +100,7 @@ class Worker(Process):
 
     def children(self) -> list[int]:
         """The pids of its pool's processes."""
-        path = Path(f"/proc/{self.pid}/task/{self.pid}/children")
-        return [int(pid) for pid in path.read_text().split()]
+        return children_of(self.pid)
 
 
 def make_app(conf: dict[str, Any]) -> Celery:
@@ -113,8 +112,22 @@ def make_app(conf: dict[str, Any]) -> Celery:
 
 def is_running(pid: int) -> bool:
     """Whether the process exists and is not a zombie."""
+    return state_of(pid) not in (None, "Z")
+
+
+def state_of(pid: int) -> str | None:
+    """The kernel's letter for the process, such as "T" for a stopped one; None if it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+        return None
+    return stat.rpartition(")")[2].split()[0]
+
+
+def children_of(pid: int) -> list[int]:
+    """The pids of what any of its threads has started."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, path.read_text().split())
+    return found

@@ -1,0 +1,1 @@
+"""What belongs to an app and to a message of it."""

@@ -1,0 +1,229 @@
+"""What travels with a message beside the task: our header, and the token of its delivery.
+
+The token is minted once for each delivery, in the worker's main process, and handed to the pool in
+the message's *properties*: there a retry does not copy it into the next message, as it would a
+header. The header says what is kept for the message (a reservation from when it was sent, or a turn
+in a waiting room), by key and token: whoever has the message can settle that, whatever the task is
+by then. It is taken out before the body runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from ..core.claims import new_token
+from ..core.clock import clock
+from ..errors import ConfigError
+
+KEY: Final = "redislock"
+#: The version of the header. A release reads its own and all before.
+VERSION: Final = 2
+
+
+def attempt_id(raw: Mapping[str, Any]) -> str:
+    """What this attempt of a task is called in Redis: its id, replacements and retries."""
+    nesting = raw.get("replaced_task_nesting") or 0
+    return f"{raw.get('id') or ''}:{nesting}.{raw.get('retries') or 0}"
+
+
+def stamp(
+    raw: dict[str, Any],
+    events: bool = False,
+    content_type: str | None = None,
+) -> str:
+    """Mint the token of a delivery and put it where the pool finds it.
+
+    Args:
+        raw: the request, as the worker hands it to the pool.
+        events: whether the worker sends events.
+        content_type: of the message.
+    """
+    token = new_token()
+    mark: dict[str, Any] = {"token": token, "received": clock()}
+    if events:
+        mark["events"] = True
+    if content_type:
+        mark["content_type"] = content_type
+    raw["properties"] = {**(raw.get("properties") or {}), KEY: mark}
+    return token
+
+
+class Kept(NamedTuple):
+    """What is kept for a message.
+
+    Attributes:
+        mark: of the lock's keys; "" if an older release did not say.
+        token: under which the lock is kept; "" if it is not.
+        entry_id: of the message's entry in the waiting room; "" if it does not come from there.
+    """
+
+    mark: str
+    token: str
+    entry_id: str = ""
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What a header says of it."""
+        found: dict[str, Any] = {"kept": [self.mark, self.token]}
+        if self.entry_id:
+            found["parked"] = True
+        return found
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> Kept | None:
+        """What is kept for the message with these headers."""
+        header = raw.get(KEY)
+        if not isinstance(header, Mapping):
+            return None
+        # "reserved": so an older release calls it.
+        pair = header.get("kept") or header.get("reserved") or ("", "")
+        entry_id = attempt_id(raw) if header.get("parked") else ""
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            return None
+        mark, token = pair
+        if not isinstance(mark, str) or not isinstance(token, str):
+            return None
+        return cls(mark, token, entry_id) if mark or entry_id else None
+
+
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
+class Delivery:
+    """One delivery of a task's message.
+
+    Attributes:
+        token: the delivery's token.
+        received: when the worker got it, on `clock`; None if nobody noted it.
+        arrived: Unix time at which the task first met a worker, by the lock server's clock; None
+            while that is not known.
+        redelivered: the broker said that it had delivered the message before, or a deferral did.
+        deferrals: how often the task was deferred before.
+        outages: how often in a row, up to now, because the lock server was not available.
+        since: Unix time at which the task first met a held lock, or None.
+        copied: it was put into a waiting room, perhaps: there may be another copy of its message.
+        gave_up: it waited there for as long as it would.
+        kept: what is kept for the message, or None.
+        sent: the identity of the message, which all copies of it share; "" if it has none.
+        content_type: of the message, or None.
+        events: the worker that runs it sends events.
+    """
+
+    token: str
+    received: float | None = None
+    arrived: float | None = None
+    redelivered: bool = False
+    deferrals: int = 0
+    outages: int = 0
+    since: float | None = None
+    copied: bool = False
+    gave_up: bool = False
+    kept: Kept | None = None
+    sent: str = ""
+    content_type: str | None = None
+    events: bool = False
+
+    @classmethod
+    def take_from(cls, raw: dict[str, Any]) -> Delivery:
+        """Read a delivery from its request, and take our header out of that.
+
+        Raises:
+            ConfigError: a newer release wrote the header.
+        """
+        properties = raw.get("properties") or {}
+        mark = properties.get(KEY) or {}
+        kept = Kept.of(raw)
+        header = raw.pop(KEY, None)
+        if raw.get("headers") and KEY in raw["headers"]:
+            # A copy: the user's, or the caller's, is not ours to change.
+            raw["headers"] = {k: v for k, v in raw["headers"].items() if k != KEY}
+        found = cls(
+            token=mark.get("token") or new_token(),
+            received=mark.get("received"),
+            redelivered=bool((raw.get("delivery_info") or {}).get("redelivered")),
+            kept=kept,
+            # kombu's own transports name each message, and name it the same when they restore it.
+            sent=str(properties.get("delivery_tag") or ""),
+            content_type=mark.get("content_type"),
+            events=bool(mark.get("events")),
+        )
+        if isinstance(header, Mapping):
+            found._read(header)
+        return found
+
+    def _read(self, header: Mapping[str, Any]) -> None:
+        version = header.get("v", 1)
+        if not isinstance(version, int) or version > VERSION:
+            raise ConfigError(
+                f"the message was sent by a newer celery-redislock: its header has version"
+                f" {version!r}, and this release knows versions up to {VERSION}; update this worker"
+            )
+        self.redelivered = self.redelivered or bool(header.get("redelivered"))
+        self.deferrals = int(header.get("deferrals", 0))
+        self.outages = int(header.get("outages", 0))
+        self.since = header.get("since")
+        # "first_received": an older release, by a worker's clock.
+        self.arrived = header.get("arrived", header.get("first_received"))
+        self.gave_up = bool(header.get("gave_up"))
+        # A header of an older release names none, and the broker's is of this very copy.
+        self.sent = header.get("sent") or ""
+
+    @property
+    def parked(self) -> bool:
+        """Whether it comes from a waiting room."""
+        return self.kept is not None and bool(self.kept.entry_id)
+
+    def next_header(self, *, outage: bool) -> dict[str, Any]:
+        """The header of the message that this delivery is deferred to. What is kept for this one
+        is kept for that one.
+        """
+        header = {
+            "v": VERSION,
+            "deferrals": self.deferrals + 1,
+            "outages": self.outages + 1 if outage else 0,
+            "since": time.time() if self.since is None else self.since,
+            "arrived": self.arrived,
+            "redelivered": self.redelivered or self.copied,
+            "sent": self.sent,
+        }
+        if self.kept is not None:
+            header.update(self.kept.header)
+        return {KEY: header}
+
+    def parked_header(self, broker: str) -> dict[str, Any]:
+        """The header of the message of a task that waited in a room. It may be published twice,
+        so each is a copy. Who publishes it adds what is kept for it.
+
+        Args:
+            broker: a digest of the broker that the message belongs to.
+        """
+        header = {
+            "v": VERSION,
+            "deferrals": self.deferrals,
+            "since": time.time() if self.since is None else self.since,
+            "arrived": self.arrived,
+            "redelivered": True,
+            "sent": self.sent,
+            "parked": True,
+            "broker": broker,
+            "parked_at": time.time(),
+        }
+        return {KEY: header}
+
+    @property
+    def met_lock(self) -> bool:
+        """Whether it, or an earlier one of its task, met a held lock, and so may have ended in an
+        event that stands for a state.
+        """
+        return bool(self.deferrals or self.parked or self.redelivered)
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the task first met a held lock, by the clocks of the machines involved."""
+        return 0.0 if self.since is None else max(time.time() - self.since, 0.0)
+
+    @property
+    def age(self) -> float:
+        """Seconds since the worker got it; without end if nobody noted when."""
+        return float("inf") if self.received is None else clock() - self.received

@@ -1,0 +1,208 @@
+"""A task in a waiting room: a JSON text with all that it takes to publish it as it came."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from celery.app.task import Context
+from celery.exceptions import SoftTimeLimitExceeded
+from kombu import serialization
+from kombu.utils.url import parse_url
+
+from .delivery import KEY
+from .internals import serializer_of
+
+#: Seconds for which an entry waits for a worker that can publish it: of a release that knows its
+#: task, or of the app that has its broker.
+UNKNOWN: Final = 60.0
+ELSEWHERE: Final = 600.0
+
+
+class CorruptEntry(Exception):
+    """What is in the room cannot be read."""
+
+
+class NotOurs(Exception):
+    """The entry cannot be published by this worker; another one can.
+
+    Attributes:
+        aside_after: seconds after which the entry is set aside, if no other one does.
+    """
+
+    def __init__(self, why: str, aside_after: float) -> None:
+        super().__init__(why)
+        self.aside_after = aside_after
+
+
+class Waiter(NamedTuple):
+    """What it takes to publish the message of a task that waits."""
+
+    task: Any
+    args: list[Any]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+    header: dict[str, Any]
+
+
+class Entry(NamedTuple):
+    """A task that waits. A field more, and a worker of an older release could not read it.
+
+    Attributes:
+        task: the task's name.
+        task_id: its id.
+        content_type, encoding, body: arguments and options of its message, serialized as the
+            message was.
+    """
+
+    task: str
+    task_id: str
+    content_type: str
+    encoding: str
+    body: str
+
+    @classmethod
+    def of(
+        cls,
+        task: Any,
+        args: Any,
+        kwargs: Any,
+        options: Mapping[str, Any],
+        content_type: str | None = None,
+    ) -> Entry:
+        """The entry of a task's message, which came as `content_type`; None for the task's own."""
+        content = [args, kwargs, dict(options)]
+        serializer = serializer_of(content_type) or task.serializer
+        content_type, encoding, body = serialization.dumps(content, serializer=serializer)
+        if isinstance(body, bytes):
+            body = base64.b64encode(body).decode()
+            encoding = f"base64:{encoding}"
+        return cls(task.name, options["task_id"], content_type, encoding, body)
+
+    @classmethod
+    def load(cls, text: str) -> Entry:
+        """The entry that `dump` wrote.
+
+        Raises:
+            CorruptEntry: it did not write this.
+        """
+        try:
+            entry = cls(**json.loads(text))
+        except (ValueError, TypeError, RecursionError) as exc:
+            raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
+        if not all(isinstance(value, str) for value in entry):
+            raise CorruptEntry("a field is no text")
+        return entry
+
+    def dump(self) -> str:
+        return json.dumps(self._asdict(), separators=(",", ":"))
+
+    def content(self, app: Any) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+        """Arguments, keyword arguments and options.
+
+        Raises:
+            NotOurs: the app does not accept the format, or cannot decode what is in it.
+            CorruptEntry: the body is none.
+        """
+        body: Any = self.body
+        encoding = self.encoding
+        try:
+            if encoding.startswith("base64:"):
+                encoding = encoding.removeprefix("base64:")
+                body = base64.b64decode(body)
+            accept = serialization.prepare_accept_content(app.conf.accept_content)
+            content = serialization.loads(body, self.content_type, encoding, accept=accept)
+        except SoftTimeLimitExceeded:
+            raise  # of the task that released: it says nothing of the entry
+        except serialization.ContentDisallowed as exc:
+            raise NotOurs(f"it came as {self.content_type}", UNKNOWN) from exc
+        except Exception as exc:
+            raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
+        try:
+            args, kwargs, options = content
+            return list(args), dict(kwargs), dict(options)
+        except (ValueError, TypeError) as exc:
+            raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
+
+    def load_for(self, app: Any, unknown: bool = False) -> Waiter:
+        """What waits, for a worker that is one to publish its message.
+
+        Args:
+            app: the worker's app.
+            unknown: also if the app does not know the task, only to store what it ends in.
+
+        Raises:
+            NotOurs: it is not.
+            CorruptEntry: it cannot be read.
+        """
+        task = app.tasks.get(self.task)
+        if task is None and not unknown:
+            raise NotOurs("this worker does not know the task", UNKNOWN)
+        if task is None:
+            task = app.Task()
+            task.name = self.task
+        args, kwargs, options = self.content(app)
+        options["headers"] = headers = dict(options.get("headers") or {})
+        header = dict(headers.get(KEY) or {})
+        if header.get("broker", broker_of(app)) != broker_of(app):
+            raise NotOurs("its message belongs to another broker", ELSEWHERE)
+        return Waiter(task, args, kwargs, options, header)
+
+    def request(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Context:
+        """The request of a task that waits, as far as backends ask for it."""
+        return Context(
+            task=self.task,
+            id=self.task_id,
+            args=args,
+            kwargs=kwargs,
+            group=options.get("group_id"),
+            callbacks=options.get("link"),
+            errbacks=options.get("link_error"),
+            delivery_info={"routing_key": options.get("queue") or options.get("routing_key")},
+            **{
+                name: options[name]
+                for name in (
+                    *("root_id", "parent_id", "group_index", "chord", "chain", "retries"),
+                    *("replaced_task_nesting", "ignore_result", "reply_to", "shadow"),
+                )
+                if name in options
+            },
+        )
+
+
+def broker_of(app: Any) -> str:
+    """A digest of the broker's address, without user and password."""
+    known: str | None = app.__dict__.get("_redislock_broker")
+    if known is None:
+        connection = app.connection_for_write()
+        urls = connection.alt or [connection.as_uri(include_password=True)]
+        parts = [parse_url(url) if "://" in url else {"hostname": url} for url in urls]
+        names = ("transport", "hostname", "port", "virtual_host")
+        address = sorted(str([part.get(name) for name in names]) for part in parts)
+        known = hashlib.sha256("\n".join(address).encode()).hexdigest()[:16]
+        app.__dict__["_redislock_broker"] = known
+    return known
+
+
+def message_options(
+    task: Any, request: Any, header: Mapping[str, Any], content_type: str | None
+) -> dict[str, Any]:
+    """What it takes to publish a task as it came: id, callbacks, expiry, route, format and all."""
+    options = dict(task.signature_from_request(request).options)
+    for name in ("redelivered", "is_eager"):  # of the delivery, not of the message
+        options.pop(name, None)
+    known = request.__dict__
+    if "ignore_result" in known:  # Celery 5.5 forgets it
+        options["ignore_result"] = request.ignore_result
+    for name in ("argsrepr", "kwargsrepr"):
+        if known.get(name):
+            options[name] = known[name]
+    serializer = serializer_of(content_type)
+    if serializer is not None:
+        options["serializer"] = serializer
+    own = {k: v for k, v in (options.get("headers") or {}).items() if k != KEY}
+    options["headers"] = {**own, **header}
+    return options

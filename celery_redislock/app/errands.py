@@ -1,0 +1,100 @@
+"""Runs one thing after another in a thread beside, and tries again what the lock server did not
+answer: there may be many at once, and whoever has them to do must not wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from billiard.util import Finalize
+
+from ..core.clock import clock
+from ..core.forks import between_forks
+from ..core.log import get_logger
+from ..errors import LockUnavailable
+
+logger = get_logger()
+
+#: Seconds between two tries of what the lock server did not answer.
+TRY_AGAIN: Final = 0.25
+#: Seconds after which it is given up. What is left behind lapses.
+GIVE_UP: Final = 3600.0
+#: Seconds that the end of the process waits for what is to be done.
+LAST_WAIT: Final = 2.0
+
+Errand = Callable[[], Any]
+
+
+class Errands:
+    """A queue with a thread that ends when nothing is left to do.
+
+    A `queue.Queue` would block all greenlets where it is not patched.
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+        atexit.register(self.finish)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._finishes_in: int | None = None
+        self._waiting: deque[tuple[float, Errand]] = deque()
+        self._busy = False
+
+    def add(self, errand: Errand) -> None:
+        """Do this soon, and again until the lock server answers."""
+        self._waiting.append((clock() + GIVE_UP, errand))
+        if self._finishes_in != os.getpid():
+            self._finishes_in = os.getpid()
+            # A pool process ends without `atexit`.
+            Finalize(None, self.finish, exitpriority=10)
+        if not self._busy:
+            self._busy = True
+            threading.Thread(target=self._run, name="redislock-errands", daemon=True).start()
+
+    def later(self, seconds: float, errand: Errand) -> None:
+        """Do this in so many seconds."""
+        timer = threading.Timer(seconds, self.add, (errand,))
+        timer.daemon = True
+        timer.start()
+
+    def finish(self) -> None:
+        """Wait for what is to be done, for a moment."""
+        give_up = time.monotonic() + LAST_WAIT
+        while self._busy and time.monotonic() < give_up:
+            time.sleep(0.01)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                give_up, errand = self._waiting.popleft()
+            except IndexError:
+                self._busy = False
+                if self._waiting:  # added in between, by one who saw that this thread is busy
+                    self._busy = True
+                    continue
+                return
+            if not self._do(errand) and clock() < give_up:
+                self._waiting.append((give_up, errand))
+                time.sleep(TRY_AGAIN)
+
+    def _do(self, errand: Errand) -> bool:
+        try:
+            with between_forks:
+                errand()
+        except LockUnavailable as exc:
+            logger.debug("redislock: trying on: %s", exc)
+            return False
+        except Exception:
+            logger.exception("redislock: what a task left behind could not be cleared")
+        return True
+
+
+#: The process's errands.
+errands: Final = Errands()

@@ -1,0 +1,134 @@
+"""Celery events of what became of a lock, for Flower and others. Sent by the worker's main process.
+
+It has a connection for events, batches them, and knows whether anybody wants them. A pool process
+hands it a datagram, which takes microseconds, opens no connection, and can neither wait nor fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from functools import partial
+from typing import Any, Final
+
+from ..core.forks import between_forks
+from ..core.greenlets import AT_ONCE, start_native, teller_here
+from ..core.log import fields, get_logger
+
+logger = get_logger()
+
+#: The largest datagram, in bytes.
+LARGEST: Final = 65536
+
+#: The event of each outcome of a conflict. Its type is "task-lock-" and this, and Celery's monitors
+#: show it as the task's state, in capitals. A copy of a message whose task runs or has run has
+#: none: it would be taken for the state of that run.
+OF_CONFLICT: Final = {
+    "skipped": "skipped",
+    "skipped with a result": "skipped",
+    "deferred": "deferred",
+    "queued": "queued",
+    "coalesced": "coalesced",
+    "replacing": "replacing",
+    "replaced": "replaced",
+    "raised": "raised",
+}
+
+
+class Channel:
+    """From the pool's processes to the main one."""
+
+    def __init__(self) -> None:
+        self._read = self._write = -1
+        self._reads_in: int | None = None
+        self._consumer: Any = None
+        self._teller = AT_ONCE
+        #: Whether anybody wants events, as of the latest message that came.
+        self.wanted = False
+
+    def open(self) -> None:
+        """In the worker's main process, before its pool starts."""
+        if self._write >= 0:
+            return
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._read, self._write = ours.detach(), theirs.detach()
+        os.set_blocking(self._read, True)
+        os.set_blocking(self._write, False)
+
+    def wanted_by(self, request: Any, consumer: Any) -> bool:
+        """Whether this worker sends events of that request's task. In its main process."""
+        eventer = request._eventer
+        if eventer is None or not eventer.enabled or not request.task.send_events:
+            self.wanted = False
+        else:
+            self.wanted = not eventer.groups or "task" in eventer.groups
+        if self.wanted and self._write >= 0:
+            self._consumer = consumer
+            if self._reads_in != os.getpid():
+                self._reads_in = os.getpid()
+                self._teller = teller_here()
+                start_native(self._run, "redislock-events")
+        return self.wanted
+
+    def send(self, kind: str, task_id: str | None, content: dict[str, Any]) -> None:
+        """Hand an event over. Lost if the main process is behind with a thousand others."""
+        if not self.wanted or self._write < 0 or not task_id:
+            return
+        try:
+            data = json.dumps([f"task-lock-{kind}", task_id, content]).encode()
+            # writev, and readv below: eventlet has made `os.write` wait in its hub.
+            os.writev(self._write, [data])
+        except (OSError, TypeError, ValueError) as exc:
+            logger.debug("redislock: an event was dropped: %s", exc)
+
+    def _run(self) -> None:
+        buffer = bytearray(LARGEST)
+        while True:
+            try:
+                size = os.readv(self._read, [buffer])
+                kind, task_id, content = json.loads(bytes(buffer[:size]))
+                with between_forks:
+                    self._consumer.call_soon(_publish, self._consumer, kind, task_id, content)
+            except Exception as exc:
+                self._teller.tell(partial(_say_bug, exc))
+
+
+def _say_bug(error: Exception) -> None:
+    logger.error("redislock: sending events met a bug; it goes on", exc_info=error)
+
+
+def _publish(consumer: Any, kind: str, task_id: str, content: dict[str, Any]) -> None:
+    """In the consumer's thread, whose connection it is."""
+    dispatcher = consumer.event_dispatcher
+    if dispatcher is None:
+        return
+    try:
+        dispatcher.send(kind, uuid=task_id, **content)
+    except Exception as exc:
+        logger.warning("redislock: could not send the event %s: %s", kind, exc)
+
+
+channel: Final = Channel()
+
+
+def emit(kind: str, outcome: str, key: str, **content: Any) -> None:
+    """Send an event of a task that runs in a worker, if that worker sends events.
+
+    Args:
+        kind: its type, after "task-lock-".
+        outcome: as in the log.
+        key: the lock's key.
+        content: as `_log.fields` takes it.
+    """
+    if not channel.wanted:
+        return
+    found = fields(outcome, key, **content)
+    event = {name: value for name, value in found.items() if value is not None}
+    event["name"] = found["redislock_task"]
+    if kind in ("skipped", "replaced"):
+        # What Flower shows of a task that ended: why it did.
+        by = found["redislock_holder"] or "nobody now"
+        why = f"{found['redislock_key']} is held by" if kind == "skipped" else "in favour of"
+        event["exception"] = f"{outcome}: {why} {by}"
+    channel.send(kind, content.get("task_id"), event)

@@ -1,0 +1,135 @@
+"""What is measured, for Prometheus and OpenTelemetry alike, from the library's own signals.
+
+Labels are the task's name and the outcome, never a key: keys come from arguments, without end.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+from .. import signals
+
+
+class Metric(NamedTuple):
+    """One metric.
+
+    Attributes:
+        kind: "counter", "histogram", or "gauge", which goes up and down.
+        name: without the prefix, and without the unit.
+        unit: "seconds" or "".
+        text: what it means.
+        labels: the names of its labels.
+        buckets: the upper bounds of a histogram.
+    """
+
+    kind: str
+    name: str
+    unit: str
+    text: str
+    labels: tuple[str, ...] = ("task",)
+    buckets: tuple[float, ...] = ()
+
+
+_SHORT: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60)
+_LONG: Final = (0.01, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400, 86400)
+_LATE: Final = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+ACQUIRE: Final = Metric(
+    "histogram", "acquire", "seconds",
+    "How long taking the lock kept a task from starting, in its pool slot", buckets=_SHORT,
+)  # fmt: skip
+WAITED: Final = Metric(
+    "histogram", "waited", "seconds",
+    "From when a task first met the held lock until it took it; only of those that did",
+    buckets=_LONG,
+)  # fmt: skip
+HELD_FOR: Final = Metric("histogram", "held", "seconds", "How long a lock was held", buckets=_LONG)
+LATE: Final = Metric(
+    "histogram", "heartbeat_late", "seconds", "By how much an extension came late", buckets=_LATE
+)
+CONFLICTS: Final = Metric(
+    "counter", "conflicts", "", "Tasks that met a held lock, by how that ended", ("task", "outcome")
+)
+LOST: Final = Metric("counter", "lost", "", "Locks lost while their body ran")
+RECOVERED: Final = Metric(
+    "counter", "recovered", "",
+    "Locks retaken after they had vanished, or freed after their pool process died",
+    ("task", "how"),
+)  # fmt: skip
+HOLDING: Final = Metric("gauge", "holding", "", "Tasks that hold their lock now")
+WAITING: Final = Metric("gauge", "waiting", "", "Tasks that wait in their pool slot now")
+
+METRICS: Final = (
+    *(ACQUIRE, WAITED, HELD_FOR, LATE),
+    *(CONFLICTS, LOST, RECOVERED, HOLDING, WAITING),
+)
+
+
+class Recorder(Protocol):
+    """Where measurements go. Called from any thread, also the heartbeat's: it must not wait."""
+
+    def record(self, metric: Metric, value: float, **labels: str) -> None:
+        """Observe in a histogram, or add to a counter or gauge."""
+
+
+def real_app(app: Any) -> Any:
+    """The app itself: `current_app` stands for it."""
+    resolve = getattr(app, "_get_current_object", None)
+    return app if resolve is None else resolve()
+
+
+class Measures:
+    """Records what the signals of one app's tasks say."""
+
+    def __init__(self, app: Any, recorder: Recorder) -> None:
+        self._app = weakref.ref(app)
+        self._recorder = recorder
+
+    def connect(self) -> None:
+        """Listen to the signals."""
+        for signal, method in self._receivers().items():
+            # With an id: Celery 5.5 takes the methods of two objects for the same receiver.
+            signal.connect(method, weak=False, dispatch_uid=id(self))
+
+    def _receivers(self) -> Mapping[Any, Callable[..., None]]:
+        return {
+            signals.lock_acquired: self._acquired,
+            signals.lock_released: self._released,
+            signals.lock_conflict: self._conflict,
+            signals.lock_lost: self._lost,
+            signals.lock_recovered: self._recovered,
+            signals.lock_extended: self._extended,
+            signals.lock_waiting: self._waiting,
+        }
+
+    def _record(self, sender: Any, metric: Metric, value: float, **labels: str) -> None:
+        if sender.app is self._app():
+            self._recorder.record(metric, value, task=sender.name, **labels)
+
+    def _acquired(self, sender: Any, details: signals.AcquiredDetails, **kwargs: Any) -> None:
+        self._record(sender, ACQUIRE, details.latency)
+        self._record(sender, HOLDING, 1)
+        if details.waited:
+            self._record(sender, WAITED, details.waited)
+
+    def _released(self, sender: Any, details: signals.ReleasedDetails, **kwargs: Any) -> None:
+        self._record(sender, HELD_FOR, details.held)
+        self._record(sender, HOLDING, -1)
+
+    def _conflict(self, sender: Any, details: signals.ConflictDetails, **kwargs: Any) -> None:
+        self._record(sender, CONFLICTS, 1, outcome=details.outcome)
+
+    def _lost(self, sender: Any, details: signals.LostDetails, **kwargs: Any) -> None:
+        if not details.replaced:
+            self._record(sender, LOST, 1)
+
+    def _recovered(self, sender: Any, details: signals.RecoveredDetails, **kwargs: Any) -> None:
+        self._record(sender, RECOVERED, 1, how=details.how)
+
+    def _extended(self, sender: Any, details: signals.ExtendedDetails, **kwargs: Any) -> None:
+        self._record(sender, LATE, details.late)
+
+    def _waiting(self, sender: Any, details: signals.WaitingDetails, **kwargs: Any) -> None:
+        self._record(sender, WAITING, 1 if details.waits else -1)

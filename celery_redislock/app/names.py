@@ -1,0 +1,348 @@
+"""From a call's arguments to the name of its lock. Pure.
+
+One call has one name wherever it is computed: at the sender before publishing, in the worker's
+main process, and in the pool; on every Python version; whichever way the arguments are passed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ..errors import ConfigError
+from .canonical import SCHEMA, canonical, digest
+from .signatures import call_signature
+
+Signature = inspect.Signature
+_BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+Normalise = Callable[[Any], Any]
+
+
+class KeyMaker:
+    """Makes the lock names of one task's calls.
+
+    Under a decorator that gives arguments of its own, an argument that `lock_key` names is the
+    caller's, by position or name. `call_signature` says how they are told apart. Where they cannot
+    be, the call is refused: it must not share the lock of another one.
+
+    Args:
+        task: the task's name.
+        function: what the task runs, for its signature.
+        lock_key: the option of that name.
+        normalise: carries a value through the task's serializer and back, so that a default
+            of the signature is what it would be had it been sent.
+
+    Raises:
+        ConfigError: `lock_key` does not fit the signature.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        function: Callable[..., Any],
+        lock_key: str | Sequence[str] | Callable[..., Any] | None,
+        normalise: Normalise,
+    ) -> None:
+        self._task = task
+        self._call = call_signature(function)
+        self._signature = self._call.signature
+        self._outer = inspect.signature(function, follow_wrapped=False)
+        self._defaults = {
+            name: _default(name, parameter.default, normalise)
+            for name, parameter in self._signature.parameters.items()
+            if parameter.default is not parameter.empty
+        }
+        #: Whether a name depends on which argument is which.
+        self.binds = not callable(lock_key)
+        self._kwargs_name = _name_of_kind(self._signature, inspect.Parameter.VAR_KEYWORD)
+        self._names = _plain_names(self._signature)
+        self._name: Callable[[tuple[Any, ...], Mapping[str, Any]], str]
+        if lock_key is None:
+            self._name = self._by_all_arguments
+        elif isinstance(lock_key, str):
+            self._template = lock_key
+            fields = _template_fields(task, lock_key)
+            if not fields and lock_key in self._signature.parameters:
+                raise ConfigError(
+                    f"task {task}: lock_key={lock_key!r} is one lock for all calls, and the name"
+                    f" of an argument; did you mean lock_key=[{lock_key!r}] or '{{{lock_key}}}'?"
+                )
+            self._check(fields)
+            self._chosen = tuple(dict.fromkeys(fields))
+            self.binds = bool(fields)
+            self._name = self._by_template
+        elif callable(lock_key):
+            _check_callable(task, lock_key, self._outer)
+            self._callable = lock_key
+            self._name = self._by_callable
+        else:
+            self._chosen = tuple(lock_key)
+            self._check(self._chosen)
+            self._name = self._by_chosen_arguments
+
+    def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The lock's name for a call with these arguments, as they arrive at the worker.
+
+        Raises:
+            TypeError: the arguments do not fit the task's signature.
+            Exception: whatever a `lock_key` callable raises.
+        """
+        return self._name(tuple(args), kwargs)
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that go into the name, with those that the call leaves to their defaults.
+
+        Raises:
+            TypeError: the arguments do not fit the task's signature.
+        """
+        if self._name == self._by_callable:
+            return dict(self._outer.bind(*args, **kwargs).arguments)
+        if self._name == self._by_all_arguments:
+            return self._bind(tuple(args), kwargs)
+        return self._named(tuple(args), kwargs)
+
+    def _by_all_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        return self._digest_name(self._bind(args, kwargs))
+
+    def _by_chosen_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        return self._digest_name(self._named(args, kwargs))
+
+    def _by_template(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        arguments = self._named(args, kwargs)
+        try:
+            name = self._template.format_map(arguments)
+        except (LookupError, AttributeError, TypeError) as exc:
+            raise ValueError(
+                f"{self._task}: lock_key={self._template!r} does not fit this call: {exc!r}"
+            ) from exc
+        return self._checked(name)
+
+    def _by_callable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        return self._checked(self._callable(*args, **kwargs))
+
+    def _checked(self, name: Any) -> str:
+        if not isinstance(name, str) or not name:
+            raise ValueError(
+                f"{self._task}: lock_key gave {name!r} for this call; it must give a non-empty str"
+            )
+        return name
+
+    def _digest_name(self, arguments: Mapping[str, Any]) -> str:
+        return f"{self._task}:{SCHEMA}:{digest(arguments)}"
+
+    def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that `lock_key` names, of this call.
+
+        An argument of **kwargs that the call leaves out has no entry, and so its own key. Any other
+        is never left out: a decorator may give it, and two different calls would have one key.
+
+        Raises:
+            TypeError: the call lacks one of them, or it cannot be told which argument it is.
+        """
+        bound = self._fitted(args, kwargs)
+        if bound is None:
+            bound = dict(
+                kwargs
+            )  # a decorator takes other arguments: only names tell which is which
+        elif self._kwargs_name and (extra := bound.get(self._kwargs_name)):
+            bound = {**extra, **bound}
+        named = {name: bound[name] for name in self._chosen if name in bound}
+        if len(named) < len(self._chosen):
+            for name in self._chosen:
+                if name not in named and self._declares(name):
+                    raise self._untold(name)
+        if not self._call.told:
+            self._refuse_if_in_front(args, kwargs)
+        return named
+
+    def _declares(self, name: str) -> bool:
+        parameter = self._signature.parameters.get(name)
+        return parameter is not None and parameter.kind not in _VARIABLE
+
+    def _refuse_if_in_front(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse a call that would also fit if a decorator put an argument in front of its own.
+
+        Whether one does is not told. If the call lacks nothing, none does, unless its source raises
+        doubts. A named argument is the caller's, so nothing is in front if the first one is named.
+        """
+        if not args or (not self._call.doubtful and self._fits(args, kwargs, whole=True)):
+            return
+        first = next(iter(self._signature.parameters), None)
+        if first not in self._chosen and self._fits((None, *args), kwargs):
+            for name in self._chosen:
+                if name not in kwargs and self._declares(name):
+                    raise self._untold(name)
+
+    def _fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], whole: bool = False) -> bool:
+        bind = self._signature.bind if whole else self._signature.bind_partial
+        try:
+            bind(*args, **{name: value for name, value in kwargs.items() if self._takes(name)})
+        except TypeError:
+            return False
+        return True
+
+    def _untold(self, name: str) -> TypeError:
+        return TypeError(
+            f"{self._task}: lock_key names {name!r}, which this call lacks, or which cannot be told"
+            " from what a decorator gives; pass it by name, or let lock_key be a callable that is"
+            " given the call's own arguments"
+        )
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        bound = self._fitted(args, kwargs)
+        # A decorator may take other arguments than the function that it wraps.
+        return dict(self._outer.bind(*args, **kwargs).arguments) if bound is None else bound
+
+    def _fitted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The call's arguments by their names, with defaults. Under a decorator some may lack, and
+        None says that they do not fit.
+        """
+        names = self._names
+        if names and (not kwargs or kwargs.keys() <= {*names[len(args) :]}):
+            # What `bind` would come to, in a fifth of the time.
+            arguments = {**self._defaults, **dict(zip(names, args, strict=False)), **kwargs}
+            if len(arguments) == len(names) >= len(args):
+                return arguments
+        try:
+            bound = self._signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            if not self._call.lax:
+                raise
+            return self._fitted_partly(args, kwargs)
+        return {**self._defaults, **bound}
+
+    def _fitted_partly(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        self._outer.bind(*args, **kwargs)
+        known = {name: value for name, value in kwargs.items() if self._takes(name)}
+        taken = {name: value for name, value in kwargs.items() if name not in known}
+        try:
+            bound = self._signature.bind_partial(*args, **known).arguments
+        except TypeError:
+            return None
+        if taken.keys() & bound.keys():
+            return None
+        return {**self._defaults, **bound, **taken}
+
+    def _takes(self, name: str) -> bool:
+        """Whether the argument can be passed by this name."""
+        parameter = self._signature.parameters.get(name)
+        by_name = parameter is not None and parameter.kind in _BY_NAME
+        return by_name or self._kwargs_name is not None
+
+    def _check(self, names: Sequence[str]) -> None:
+        known = self._signature.parameters
+        anything = self._kwargs_name and not self._call.hides
+        for name in names:
+            if name not in known and not anything:
+                raise ConfigError(
+                    f"task {self._task}: lock_key names {name!r}, which is no argument of the"
+                    f" task; its arguments are: {', '.join(known) or 'none'}"
+                )
+
+
+def _default(name: str, value: Any, normalise: Normalise) -> Any:
+    """A parameter's default as it would arrive, had the caller passed it."""
+    dump = getattr(type(value), "model_dump", None)
+    try:
+        if dump is not None and not hasattr(type(value), "__json__"):
+            value = dump(value, mode="json")  # as Celery sends a pydantic model
+        value = normalise(value)
+        canonical(value)
+    except Exception:  # whatever a serializer raises for what it cannot carry
+        # No caller can send this value, so its name can stand for it.
+        return {"__default__": name}
+    return value
+
+
+def _name_of_kind(signature: Signature, kind: Any) -> str | None:
+    return next((p.name for p in signature.parameters.values() if p.kind is kind), None)
+
+
+def _plain_names(signature: Signature) -> tuple[str, ...]:
+    """The parameters' names, if each may be given by its position or by its name; else nothing."""
+    parameters = signature.parameters.values()
+    plain = all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+    return tuple(signature.parameters) if plain else ()
+
+
+def _template_fields(task: str, template: str) -> list[str]:
+    where = f"task {task}: lock_key={template!r}"
+    try:
+        names = [field.replace("[", ".").split(".")[0] for field in _fields(template)]
+    except ValueError as exc:
+        raise ConfigError(
+            f"{where} is not a str.format template: {exc}; it must be one such as"
+            " 'account:{account_id}'"
+        ) from None
+    if any(not name or name.isdigit() for name in names):
+        raise ConfigError(f"{where}: fields must be named, as in '{{account_id}}'")
+    return names
+
+
+def _fields(template: str) -> Iterator[str]:
+    """The fields of a template, also those within a format."""
+    for _, field, spec, conversion in string.Formatter().parse(template):
+        if field is None:
+            continue
+        if conversion not in (None, "a", "r", "s"):
+            raise ValueError(f"unknown conversion {conversion!r}")
+        yield field
+        yield from _fields(spec or "")
+
+
+def _check_callable(task: str, function: Callable[..., Any], calls: Signature) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return
+    if next(iter(signature.parameters), None) == "self":
+        raise ConfigError(
+            f"task {task}: lock_key's callable is given the call's own arguments and no self;"
+            " accepted is a callable without one"
+        )
+    if not _some_call_fits(calls, signature):
+        raise ConfigError(
+            f"task {task}: lock_key's callable takes {signature}, which no call of the task fits;"
+            " accepted is one for the call's own arguments, which are:"
+            f" {', '.join(calls.parameters) or 'none'}"
+        )
+
+
+def _some_call_fits(task: Signature, other: Signature) -> bool:
+    """Whether any call that the task accepts is one that the other accepts as well."""
+    parameters = task.parameters.values()
+    kinds = {p.kind for p in parameters}
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    most = len(positional)
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        most += len(other.parameters)
+    for count in range(most + 1):
+        args = (None,) * count
+        left = [*positional[count:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
+        must = {p.name for p in left if p.default is p.empty}
+        may = {p.name for p in left if p.kind is not p.POSITIONAL_ONLY}
+        if not must <= may:
+            continue
+        try:
+            # Beside what it must pass, let the call pass just what the other still asks for.
+            asked = set(_names_left(other, other.bind_partial(*args).arguments))
+            if inspect.Parameter.VAR_KEYWORD in kinds:
+                may |= asked
+            other.bind(*args, **dict.fromkeys(must | (asked & may)))
+        except TypeError:
+            continue
+        return True
+    return False
+
+
+def _names_left(signature: Signature, bound: Mapping[str, Any]) -> Iterator[str]:
+    """The arguments without a default that are not bound, and can be passed by name."""
+    for p in signature.parameters.values():
+        by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        if by_name and p.default is p.empty and p.name not in bound:
+            yield p.name

@@ -1,0 +1,354 @@
+"""The options of a task and the settings of an app, checked and resolved once. Pure.
+
+A typo must never mean "no lock": whatever is unknown or wrong is refused here, by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple, NoReturn
+
+from ..core import checks
+from ..errors import ConfigError
+from ..policies import Coalesce, Policy, Replace, policy_named
+
+
+class _Unset:
+    """The type of `UNSET`: an option that nobody set. None is a value that somebody may set."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+UNSET: Final = _Unset()
+
+#: The most that may hold one lock at once: each slot is a key that every acquire looks at.
+MAX_LIMIT: Final = 1000
+#: By default the holder's age, in lifetimes of its lock, above which a duplicate warns of it.
+WARN_AFTER_TTLS: Final = 10
+
+
+class LockOptions(NamedTuple):
+    """The options of one task, resolved. Times are in seconds."""
+
+    on_conflict: Policy
+    lock_key: str | tuple[str, ...] | Callable[..., Any] | None = None
+    lock_ttl: float = 30.0
+    lock_max_hold: float | None = None
+    lock_min_hold: float | None = None
+    lock_min_hold_after: str = "success"
+    lock_limit: int = 1
+    on_lock_lost: str = "flag"
+    lock_across_retries: str = "release"
+    on_redis_error: str = "defer"
+    lock_scope: str = "running"
+    lock_queued_ttl: float = 3600.0
+    on_queued_conflict: str = "existing"
+    lock_warn_after: float | None = None  #: `resolve` makes a number of it
+
+    @property
+    def parks(self) -> bool:
+        """Whether a duplicate of the task may be put into the waiting room."""
+        # Nobody holds a pool slot to wait for one who needs a slot.
+        return self.on_conflict.parks or self.lock_scope == "queued+running"
+
+
+#: The task options.
+OPTIONS: Final = LockOptions._fields
+
+#: The task option that each app-wide default stands in for.
+DEFAULTS: Final = {
+    "redislock_ttl": "lock_ttl",
+    "redislock_on_conflict": "on_conflict",
+    "redislock_on_lock_lost": "on_lock_lost",
+}
+
+#: Options of other packages, each with what is used here instead. Left over on a task they would
+#: do nothing, and whoever set them would believe in a lock of theirs.
+LEFTOVERS: Final = {
+    "unique_on": "of celery-singleton; use lock_key, such as lock_key=['account_id']",
+    "raise_on_duplicate": "of celery-singleton; use on_conflict='raise', or, with"
+    " lock_scope='queued+running', on_queued_conflict='raise'",
+    "lock_expiry": "of celery-singleton; use lock_ttl, which a heartbeat extends, or"
+    " lock_queued_ttl for messages that were lost",
+    "once": "of celery-once; use lock_key, lock_scope and on_queued_conflict, as"
+    " docs/migrating.md says",
+    "heimdall": "of celery-heimdall; use lock_key, lock_scope and on_queued_conflict, as"
+    " docs/migrating.md says",
+    "unique_for": "of another package; use lock_min_hold for a pause after a run, or lock_ttl for"
+    " the time that a lock outlives a dead holder",
+    "ttl": "of another package; use lock_ttl",
+}
+
+SETTINGS: Final = (
+    "redislock_url",
+    "redislock_transport_options",
+    "redislock_prefix",
+    *DEFAULTS,
+    "redislock_enabled",
+    "redislock_eager",
+    "redislock_tasks",
+)
+
+
+def _hold(value: Any) -> float | None:
+    return None if value is None else checks.ttl(value)
+
+
+def _limit(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LIMIT:
+        raise ValueError
+    return value
+
+
+def _one_of(*accepted: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in accepted:
+            raise ValueError
+        return value
+
+    return check
+
+
+def _key(value: Any) -> str | tuple[str, ...] | Callable[..., Any] | None:
+    if value is None or (isinstance(value, str) and value) or callable(value):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, list | tuple) and value and all(isinstance(v, str) for v in value):
+        if len(set(value)) < len(value):
+            raise ValueError
+        return tuple(value)
+    raise ValueError
+
+
+def _policy(value: Any) -> Policy:
+    if isinstance(value, Policy):
+        return value
+    if isinstance(value, str):
+        return policy_named(value)
+    raise ValueError
+
+
+#: For each option, the check of its value, and what the check accepts, in words.
+_CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
+    "lock_key": (
+        _key,
+        "a non-empty list of different argument names, a str.format template, or a callable",
+    ),
+    "lock_ttl": (checks.ttl, checks.TTL),
+    "lock_max_hold": (_hold, f"None or {checks.TTL}"),
+    "lock_min_hold": (_hold, f"None or {checks.TTL}"),
+    "lock_min_hold_after": (_one_of("success", "any"), "'success' or 'any'"),
+    "lock_limit": (_limit, f"a whole number from 1 to {MAX_LIMIT}"),
+    "on_conflict": (
+        _policy,
+        "a policy object (an instance, not a class) or one of 'coalesce', 'defer', 'queue',"
+        " 'raise', 'replace', 'skip', 'wait'",
+    ),
+    "on_lock_lost": (_one_of("flag", "abort"), "'flag' or 'abort'"),
+    "lock_across_retries": (_one_of("release", "hold"), "'release' or 'hold'"),
+    "on_redis_error": (_one_of("defer", "run", "raise"), "'defer', 'run' or 'raise'"),
+    "lock_scope": (
+        _one_of("running", "queued", "queued+running"),
+        "'running', 'queued' or 'queued+running'",
+    ),
+    "lock_queued_ttl": (checks.ttl, checks.TTL),
+    "on_queued_conflict": (
+        _one_of("existing", "raise", "publish"),
+        "'existing', 'raise' or 'publish'",
+    ),
+    "lock_warn_after": (_hold, f"None or {checks.TTL}"),
+}
+
+#: For each scope, what a task must not set beside it, and why.
+_CONTRADICTIONS: Final[dict[str, tuple[tuple[str, Any, str], ...]]] = {
+    "running": (
+        ("lock_queued_ttl", None, "nothing is kept for a task in the queue"),
+        ("on_queued_conflict", None, "no task is refused when it is sent"),
+    ),
+    "queued": (
+        ("on_conflict", None, "nothing is locked when the task runs"),
+        ("on_queued_conflict", "publish", "nothing is locked when the task runs"),
+        ("lock_min_hold", None, "nothing is locked when the task runs"),
+        ("lock_min_hold_after", None, "nothing is locked when the task runs"),
+        ("lock_max_hold", None, "nothing is locked when the task runs"),
+        ("lock_warn_after", None, "nothing is locked when the task runs"),
+        ("on_lock_lost", "abort", "nothing is locked when the task runs"),
+        ("lock_across_retries", "hold", "nothing is locked when the task runs"),
+    ),
+    "queued+running": (
+        ("lock_across_retries", "release", "the lock stands until the task has ended"),
+    ),
+}
+
+
+def check_option(where: str, option: str, value: Any, as_option: str | None = None) -> Any:
+    """The value of an option, normalised.
+
+    Args:
+        where: what the option belongs to, for the message.
+        option: the name as the user wrote it.
+        value: the value as the user wrote it.
+        as_option: the task option whose check applies, if it has another name.
+
+    Raises:
+        ConfigError: the value is not accepted.
+    """
+    check, accepted = _CHECKS[as_option or option]
+    return checks.checked(where, option, value, check, accepted)
+
+
+def resolve(where: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -> LockOptions:
+    """The options of one task from what it sets itself and the app's defaults.
+
+    Args:
+        where: the task, for messages.
+        given: the task's own options; UNSET means that it leaves that one to the app.
+        settings: the app's `redislock_*` settings that are set.
+
+    Returns:
+        The options. `lock_warn_after` is a number.
+
+    Raises:
+        ConfigError: a value is not accepted.
+    """
+    resolved: dict[str, Any] = {"on_conflict": policy_named("skip")}
+    for setting, option in DEFAULTS.items():
+        if setting in settings:
+            resolved[option] = check_option("app", setting, settings[setting], option)
+    for option, value in given.items():
+        if value is not UNSET:
+            resolved[option] = check_option(where, option, value)
+    options = LockOptions(**resolved)
+    _refuse_contradictions(where, options)
+    _refuse_against_scope(where, options.lock_scope, given)
+    if options.lock_warn_after is None:
+        options = options._replace(lock_warn_after=WARN_AFTER_TTLS * options.lock_ttl)
+    if options.lock_scope == "queued+running":
+        return options._replace(lock_across_retries="hold")
+    return options
+
+
+def _refuse_contradictions(where: str, options: LockOptions) -> None:
+    if options.lock_max_hold is not None and options.lock_max_hold < options.lock_ttl:
+        raise ConfigError(
+            f"{where}: lock_max_hold={options.lock_max_hold:g} is shorter than"
+            f" lock_ttl={options.lock_ttl:g}, for which the lock always stands; it must be"
+            " None or a number of seconds not below lock_ttl"
+        )
+    most = options.lock_max_hold
+    if options.lock_min_hold is not None and most is not None and options.lock_min_hold > most:
+        raise ConfigError(
+            f"{where}: lock_min_hold={options.lock_min_hold:g} is longer than"
+            f" lock_max_hold={most:g}, for which the lock may be held; it must be None or a number"
+            " of seconds not above lock_max_hold"
+        )
+    if options.lock_limit > 1 and isinstance(options.on_conflict, Coalesce):
+        raise ConfigError(
+            f"{where}: on_conflict=Coalesce() means one run and one that waits, and"
+            f" lock_limit={options.lock_limit} several; with a limit above 1 use another policy,"
+            " such as Queue()"
+        )
+    if options.lock_limit > 1 and isinstance(options.on_conflict, Replace):
+        raise ConfigError(
+            f"{where}: on_conflict={options.on_conflict!r} ends the one that runs, and"
+            f" lock_limit={options.lock_limit} lets several run; with a limit above 1 use another"
+            " policy, such as Queue()"
+        )
+
+
+def _refuse_against_scope(where: str, scope: str, given: Mapping[str, Any]) -> None:
+    for option, value, why in _CONTRADICTIONS[scope]:
+        is_set = given.get(option, UNSET) not in (UNSET, None)
+        if is_set and value in (None, given[option]):
+            raise ConfigError(
+                f"{where}: {option}={given[option]!r} contradicts lock_scope={scope!r}: {why};"
+                " leave one of them out"
+            )
+
+
+def refuse_unknown_options(
+    where: str, attributes: Iterable[tuple[str, Any]], taken: Collection[str]
+) -> None:
+    """Refuse what looks like one of our options and is not.
+
+    Args:
+        where: the task, for messages.
+        attributes: names and values; UNSET is the value of what is only annotated.
+        taken: names of the base class that are no options. Methods may override them.
+
+    Raises:
+        ConfigError: a value under a name that is taken, an unknown `lock_*` or `redislock_*`
+            name, an unknown `on_*` that is no hook, an option of another package, or a near miss
+            of another option.
+    """
+    for name, value in attributes:
+        if name in OPTIONS:
+            continue
+        if name in LEFTOVERS:
+            # A method or a property of that name is the user's own.
+            if not hasattr(type(value), "__get__"):
+                refuse_unknown_option(where, name)
+            continue
+        if name in taken:
+            if not hasattr(type(value), "__get__") and not isinstance(value, LockOptions | _Unset):
+                raise ConfigError(
+                    f"{where}: {name}={value!r} is not accepted; it is no option, and the name"
+                    f" of what the base class has itself. Accepted: {', '.join(sorted(OPTIONS))}"
+                )
+        elif _looks_like_an_option(name.lower(), value):
+            refuse_unknown_option(where, name)
+
+
+def refuse_unknown_option(where: str, name: str) -> NoReturn:
+    """Refuse an option that does not exist, and say what there is instead.
+
+    Raises:
+        ConfigError: always.
+    """
+    if name in LEFTOVERS:
+        raise ConfigError(
+            f"{where}: {name!r} is an option {LEFTOVERS[name]}. Accepted:"
+            f" {', '.join(sorted(OPTIONS))}"
+        )
+    raise ConfigError(_unknown(where, "option", name, OPTIONS))
+
+
+def _looks_like_an_option(name: str, value: Any) -> bool:
+    if name.startswith(("lock_", "redislock_")):
+        return True
+    if _close_matches(name, OPTIONS, cutoff=0.8):
+        return True
+    # A hook of the user's own may be called on_something, and be None where there is none.
+    is_hook = value is None or value is UNSET or callable(value) or hasattr(type(value), "__get__")
+    return name.startswith("on_") and not is_hook
+
+
+def refuse_unknown_settings(names: Iterable[str]) -> None:
+    """Refuse settings that do not exist and look like ours: `redislock_*`, `redis_lock_*`.
+
+    Raises:
+        ConfigError: such a name.
+    """
+    for name in names:
+        # Of "block" and "clock" we know nothing.
+        ours = name.startswith("redislock_") or (
+            "redis" in name and re.search("(?<![bc])lock", name)
+        )
+        if ours and name not in SETTINGS:
+            raise ConfigError(_unknown("app", "setting", name, SETTINGS))
+
+
+def _unknown(where: str, kind: str, name: str, accepted: tuple[str, ...]) -> str:
+    near = _close_matches(name.lower(), accepted)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return f"{where}: unknown {kind} {name!r}{hint} Accepted: {', '.join(sorted(accepted))}"
+
+
+def _close_matches(name: str, accepted: tuple[str, ...], cutoff: float = 0.6) -> list[str]:
+    import difflib  # where there is something to look for: a twentieth of the package's import
+
+    return difflib.get_close_matches(name, accepted, n=1, cutoff=cutoff)

@@ -1,0 +1,75 @@
+"""The results of tasks that end without a run, as Celery's backends store them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from celery import states
+from celery.app.task import Context
+
+from ..errors import TaskSkipped
+
+
+def store_skipped(task: Any, request: Any, error: TaskSkipped) -> None:
+    """Store that a task was skipped: state REVOKED, for chords and chains a failure."""
+    # mark_as_revoked would leave the rest of a chain pending for ever.
+    task.backend.mark_as_failure(
+        request.id,
+        error,
+        request=request,
+        store_result=stores_errors(task, request),
+        call_errbacks=False,
+        state=states.REVOKED,
+    )
+
+
+def store_expired(task: Any, request: Any) -> None:
+    """As Celery does for a message that it gets too late."""
+    task.backend.mark_as_revoked(
+        request.id, "expired", request=request, store_result=stores_errors(task, request)
+    )
+
+
+def stores_errors(task: Any, request: Context) -> bool:
+    """Whether a failure of this call is stored."""
+    return bool(not ignores_result(task, request) or task.store_errors_even_if_ignored)
+
+
+def ignores_result(task: Any, request: Context) -> bool:
+    """Whether this call's result is not stored."""
+    own = request.__dict__.get("ignore_result")
+    return bool(task.ignore_result if own is None else own)
+
+
+def proves_nothing(task: Any, request: Context) -> bool:
+    """Whether no result can be asked for that would prove that this call has ended."""
+    # Here, because it is seldom asked, and senders need no backends.
+    from celery.backends.base import DisabledBackend
+    from celery.backends.rpc import RPCBackend
+
+    return isinstance(task.backend, DisabledBackend | RPCBackend) or ignores_result(task, request)
+
+
+def is_ready(task: Any, task_id: str) -> bool:
+    """Whether a result is stored. RETRY is none: that is what an earlier attempt ended in."""
+    return task.backend.get_state(task_id) in states.READY_STATES
+
+
+def ended_since(task: Any, task_id: str, since: float) -> bool:
+    """Whether a result was stored after that Unix time, by the clocks of the machines involved."""
+    meta = task.backend.get_task_meta(task_id, cache=False)
+    if meta.get("status") not in states.READY_STATES:
+        return False
+    when = meta.get("date_done")
+    try:
+        when = datetime.fromisoformat(when) if isinstance(when, str) else when
+        return bool(_utc(when).timestamp() >= since)
+    except (ValueError, TypeError, AttributeError):
+        return False
+
+
+def _utc(when: datetime) -> datetime:
+    from datetime import timezone
+
+    return when if when.tzinfo else when.replace(tzinfo=timezone.utc)

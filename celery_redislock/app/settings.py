@@ -1,0 +1,206 @@
+"""What belongs to one Celery app: its `redislock_*` settings and its lock server.
+
+Nothing here is a module's global: two apps in one process keep two servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from celery.app.defaults import DEFAULTS
+
+from ..core import stand_in
+from ..core.checks import check_prefix
+from ..core.claims import DONE_TTL
+from ..core.connections import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
+from ..core.store import Store
+from ..errors import ConfigError
+from .options import SETTINGS, refuse_unknown_settings
+
+_ATTRIBUTE: Final = "_redislock"
+
+
+class Server(NamedTuple):
+    """Where the locks of an app are."""
+
+    url: str
+    options: Mapping[str, Any]
+
+
+class NoServer(ConfigError):
+    """No setting tells where the locks are."""
+
+
+class AppLocks:
+    """The settings of an app, checked, and its store, connected at first use.
+
+    Args:
+        app: the Celery app.
+        known: what was read before, whose connections are kept if the server is the same.
+
+    Raises:
+        ConfigError: an unknown or wrong setting.
+    """
+
+    def __init__(self, app: Any, known: AppLocks | None = None) -> None:
+        refuse_unknown_settings(setting_names(app))
+        self.settings = _settings(app.conf)
+        self.prefix = check_prefix(self.settings.get("redislock_prefix", "redislock"))
+        self.enabled = self._flag("redislock_enabled", True)
+        self._eager = self._flag("redislock_eager", False)
+        self.server = _server(app.conf, self.settings)
+        self.visibility_timeout = _visibility_timeout(app.conf)
+        #: Seconds for which a finished attempt is remembered: a copy of its message may come
+        #: as late as the broker gives it back.
+        self.done_ttl = DONE_TTL + (self.visibility_timeout or 0.0)
+        self._store: Store | None = None
+        if known is not None and known.server == self.server:
+            self._store = known._store
+            return
+        if self.server is not None:
+            # Raises what is wrong with it. Once: this comes with every task that is bound.
+            pools_from_url(self.server.url, self.server.options)
+        if known is not None and known._store is not None:
+            known._store.close()
+
+    @property
+    def store(self) -> Store:
+        """The app's lock server."""
+        if stand_in.current is not None:
+            return stand_in.current.store
+        if self._store is None:
+            server = self.require_server()
+            self._store = Store(pools_from_url(server.url, server.options))
+        return self._store
+
+    @property
+    def has_store(self) -> bool:
+        """Whether a store stands in for the server."""
+        return stand_in.current is not None
+
+    @property
+    def eager(self) -> bool:
+        """Whether eager calls take locks."""
+        return self._eager or (stand_in.current is not None and stand_in.current.eager)
+
+    def require_server(self) -> Server:
+        """Where the locks are.
+
+        Raises:
+            NoServer: no setting tells.
+        """
+        if stand_in.current is not None:
+            return Server("", {})
+        if self.server is None:
+            raise NoServer(
+                "redislock_url is not set, and neither the result backend nor the broker is"
+                " Redis; set redislock_url to the Redis server that keeps the locks, such as"
+                " 'redis://localhost:6379/0'"
+            )
+        return self.server
+
+    def _flag(self, name: str, default: bool) -> bool:
+        value = self.settings.get(name, default)
+        if not isinstance(value, bool):
+            raise ConfigError(f"app: {name}={value!r} is not accepted; it must be True or False")
+        return value
+
+
+def app_locks(app: Any, *, refresh: bool = False) -> AppLocks:
+    """The app's locks.
+
+    Args:
+        app: the Celery app.
+        refresh: read the settings again; they may have changed since the last task was bound.
+
+    Raises:
+        ConfigError: an unknown or wrong setting.
+    """
+    known: AppLocks | None = app.__dict__.get(_ATTRIBUTE)
+    if known is not None and not refresh:
+        return known
+    locks = app.__dict__[_ATTRIBUTE] = AppLocks(app, known)
+    return locks
+
+
+def has_locks(app: Any) -> bool:
+    """Whether any task of this app takes locks."""
+    return _ATTRIBUTE in app.__dict__
+
+
+def setting_names(app: Any) -> Iterator[str]:
+    """The names of the app's settings that are not Celery's, without their namespace."""
+    head = f"{app.namespace}_".lower() if app.namespace else ""
+    for key in app.conf:
+        name = str(key).lower()
+        if head and name.startswith(head):
+            name = name.removeprefix(head)
+        elif name != key:  # capitals: of a module of settings that are not all for Celery
+            continue
+        if name not in DEFAULTS:
+            yield name
+
+
+def _settings(conf: Any) -> dict[str, Any]:
+    """The `redislock_*` settings that are set, whatever their namespace and case."""
+    found = {}
+    for key in conf:
+        name = str(key).lower()
+        start = name.find("redislock_")
+        if start == 0 or (start > 0 and name[start - 1] == "_" and str(key).isupper()):
+            found[name[start:]] = conf[key]
+    refuse_unknown_settings(found)
+    return {name: found[name] for name in SETTINGS if name in found}
+
+
+def _server(conf: Any, settings: Mapping[str, Any]) -> Server | None:
+    options = settings.get("redislock_transport_options") or {}
+    if not isinstance(options, Mapping):
+        raise ConfigError(
+            f"app: redislock_transport_options={options!r} is not accepted; it must be a dict"
+        )
+    url = settings.get("redislock_url")
+    if url is not None:
+        return Server(url, options)
+    derived = _of_result_backend(conf) or _of_broker(conf)
+    return derived and Server(derived.url, {**derived.options, **options})
+
+
+def _of_result_backend(conf: Any) -> Server | None:
+    url = conf.result_backend
+    if not is_redis_url(url):
+        return None
+    return _derived(url, conf.result_backend_transport_options, conf.get("redis_backend_use_ssl"))
+
+
+def _of_broker(conf: Any) -> Server | None:
+    urls = conf.broker_url
+    if isinstance(urls, str):
+        # A failover list is separated like a list of sentinels.
+        urls = [urls] if urls.startswith("sentinel") else urls.split(";")
+    for url in urls or ():
+        if is_redis_url(url):
+            return _derived(url, conf.broker_transport_options, conf.broker_use_ssl)
+    return None
+
+
+def _visibility_timeout(conf: Any) -> float | None:
+    """Seconds after which the broker gives an unacknowledged message to another worker, if it
+    does so by time.
+    """
+    url = conf.broker_read_url or conf.broker_url
+    first = url[0] if isinstance(url, list | tuple) and url else url
+    if not is_redis_url(first):
+        return None
+    value = (conf.broker_transport_options or {}).get("visibility_timeout")
+    # 3600 is kombu's default.
+    return float(value) if isinstance(value, int | float) and value > 0 else 3600.0
+
+
+def _derived(url: str, options: Mapping[str, Any] | None, use_ssl: Any) -> Server:
+    """What there says how to connect; what says how to queue, or when to give up, stays there."""
+    kept = {k: v for k, v in (options or {}).items() if k in TRANSPORT_OPTIONS}
+    if isinstance(use_ssl, Mapping):
+        kept.update((k, v) for k, v in use_ssl.items() if k in TRANSPORT_OPTIONS)
+    return Server(url, kept)

@@ -1,0 +1,270 @@
+"""What a task's function takes, and whether it is async: also under decorators. Pure.
+
+A call binds to the outermost wrapper. That often takes `*args, **kwargs`, and fills in some
+arguments of the function that it wraps. Signatures do not tell which; its source mostly does.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import linecache
+import textwrap
+import tokenize
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Final, NamedTuple
+
+_Function = Callable[..., Any]
+_Parameter = inspect.Parameter
+
+_BY_PLACE: Final = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class CallSignature(NamedTuple):
+    """The arguments of a function's calls.
+
+    Attributes:
+        signature: the arguments, as a caller gives them.
+        lax: a decorator may fill in some of them, or take more.
+        told: it is known that no decorator fills in others in front of them.
+        doubtful: it is not told, and some decorator's source shows that it changes its `*args`.
+        hides: those behind a decorator's own arguments are not known.
+    """
+
+    signature: inspect.Signature
+    lax: bool = False
+    told: bool = True
+    doubtful: bool = False
+    hides: bool = False
+
+
+def call_signature(function: Any) -> CallSignature:
+    """The arguments that a caller of the function gives, whatever its decorators make of them.
+
+    A wrapper without `*args` and `**kwargs` says itself what it takes. Any other takes its own
+    arguments, and then those of what it wraps, without the ones that it fills in front. How many
+    that are is read in its source. If that does not tell, it is taken for one that fills in none.
+    """
+    is_method = inspect.ismethod(function)
+    layers = list(_layers(function.__func__ if is_method else function))
+    innermost = inspect.signature(layers[-1])
+    lax = innermost != inspect.signature(layers[-1], follow_wrapped=False)
+    call = CallSignature(innermost, lax, told=not lax)
+    for wrapper, wrapped in reversed(list(itertools.pairwise(layers))):
+        call = _through(wrapper, wrapped, call)
+    return call._replace(signature=_without_self(call.signature)) if is_method else call
+
+
+def is_async(function: Any) -> bool:
+    """Whether a call of the function gives something to be awaited, as far as that can be told.
+
+    A wrapper may run the `async def` that it wraps. So it is only taken for async itself if its
+    source says that it returns what that gives.
+    """
+    if inspect.ismethod(function):
+        function = function.__func__
+    if isinstance(function, functools.partial):
+        return is_async(function.func)
+    called = function if inspect.isroutine(function) else type(function).__call__
+    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+        return True
+    wrapped = getattr(function, "__wrapped__", None)
+    return wrapped is not None and _returns_what_it_calls(function, wrapped) and is_async(wrapped)
+
+
+def _layers(function: Any) -> Iterator[_Function]:
+    """The function and what it wraps, from the outside in. One with `__signature__` is the last."""
+    seen = set()
+    while function is not None and id(function) not in seen:
+        seen.add(id(function))
+        yield function
+        if getattr(function, "__signature__", None) is not None:
+            return
+        function = getattr(function, "__wrapped__", None)
+
+
+def _through(wrapper: _Function, wrapped: _Function, inner: CallSignature) -> CallSignature:
+    """The arguments of a wrapper's calls, from those of what it wraps."""
+    signature = inspect.signature(wrapper, follow_wrapped=False)
+    own, behind = _by_kind(signature), _by_kind(inner.signature)
+    if not own.rest and not own.more:
+        return CallSignature(signature)
+    hidden = CallSignature(signature, lax=True, hides=True)
+    told, doubtful = inner.told, inner.doubtful
+    if own.rest:
+        filled = _filled_in_front(wrapper, wrapped)
+        told = told and filled is not None
+        doubtful = doubtful or (filled is None and _changes_rest(wrapper, wrapped))
+        if filled is None:
+            names = [p.name for p in own.places]
+            if names != [p.name for p in behind.places[: len(names)]]:
+                return hidden
+            filled = len(names)
+        places, names_only = [*own.places, *behind.places[filled:]], behind.names
+    else:
+        places = own.places
+        by_name = [p for p in behind.places if p.kind is p.POSITIONAL_OR_KEYWORD]
+        names_only = [*(p.replace(kind=p.KEYWORD_ONLY) for p in by_name), *behind.names]
+    taken = {p.name for p in (*own.places, *own.names)}
+    parameters = [
+        *places,
+        *(behind.rest if own.rest else ()),
+        *own.names,
+        *(p for p in names_only if own.more and p.name not in taken),
+        *(behind.more if own.more else ()),
+    ]
+    try:
+        return CallSignature(inspect.Signature(parameters), True, told, doubtful, inner.hides)
+    except ValueError:  # such as a name that comes twice
+        return hidden
+
+
+class _Kinds(NamedTuple):
+    """Parameters: those with a place, `*args`, those that have only a name, and `**kwargs`."""
+
+    places: list[_Parameter]
+    rest: list[_Parameter]
+    names: list[_Parameter]
+    more: list[_Parameter]
+
+
+def _by_kind(signature: inspect.Signature) -> _Kinds:
+    def of(*kinds: Any) -> list[_Parameter]:
+        return [p for p in signature.parameters.values() if p.kind in kinds]
+
+    return _Kinds(
+        of(*_BY_PLACE),
+        of(_Parameter.VAR_POSITIONAL),
+        of(_Parameter.KEYWORD_ONLY),
+        of(_Parameter.VAR_KEYWORD),
+    )
+
+
+def _without_self(signature: inspect.Signature) -> inspect.Signature:
+    parameters = list(signature.parameters.values())
+    if parameters and parameters[0].kind in _BY_PLACE:
+        del parameters[0]
+    return signature.replace(parameters=parameters)
+
+
+# -- reading a wrapper's source ---------------------------------------------------------------
+
+
+def _filled_in_front(wrapper: _Function, wrapped: _Function) -> int | None:
+    """How many arguments the wrapper gives before those of its `*args`; None if it is not told."""
+    rest, nodes, calls = _calls_of(wrapped, wrapper)
+    found = {_place_of(rest, given) for given in calls}
+    told = len(found) == 1 and not any(_is_name(node, {rest}, ast.Store) for node in nodes)
+    return found.pop() if told else None
+
+
+def _changes_rest(wrapper: _Function, wrapped: _Function) -> bool:
+    """Whether the wrapper passes on something else that it has made of its `*args`."""
+    rest, nodes, calls = _calls_of(wrapped, wrapper)
+    unpacked = [each.value for given in calls for each in given if isinstance(each, ast.Starred)]
+    # `*bound.args`, of the signature's own `bind`, are those of the call.
+    others = [v for v in unpacked if not _is_name(v, {rest}) and not isinstance(v, ast.Attribute)]
+    return bool(others) or any(_is_name(node, {rest}, ast.Store) for node in nodes)
+
+
+def _calls_of(
+    wrapped: _Function, wrapper: _Function
+) -> tuple[str, list[ast.AST], list[list[ast.expr]]]:
+    """The name of the wrapper's `*args`, its nodes, and the positional arguments of each of its
+    calls of what it wraps. They are empty if there is no source.
+    """
+    definition, names = _definition(wrapper), _names_of(wrapped, wrapper)
+    if definition is None or definition.args.vararg is None:
+        return "", [], []
+    nodes = list(ast.walk(definition))
+    calls = [_given(node, names) for node in nodes if isinstance(node, ast.Call)]
+    return definition.args.vararg.arg, nodes, [given for given in calls if given is not None]
+
+
+def _returns_what_it_calls(wrapper: _Function, wrapped: _Function) -> bool:
+    """Whether the wrapper returns the result of what it wraps as it is, perhaps by a variable."""
+    definition, names = _definition(wrapper), _names_of(wrapped, wrapper)
+    if definition is None:
+        return False
+    nodes = list(_own_nodes(definition))
+
+    def is_result(value: ast.AST | None) -> bool:
+        return isinstance(value, ast.Call) and _is_name(value.func, names)
+
+    kept = {
+        target.id
+        for node in nodes
+        if isinstance(node, ast.Assign) and is_result(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    once = {name for name in kept if sum(_is_name(n, {name}, ast.Store) for n in nodes) == 1}
+    return any(
+        isinstance(node, ast.Return) and (is_result(node.value) or _is_name(node.value, once))
+        for node in nodes
+    )
+
+
+def _definition(wrapper: Any) -> ast.FunctionDef | None:
+    """The source of a function; None if there is none."""
+    code = getattr(wrapper, "__code__", None)
+    if code is None:
+        return None
+    # Not `inspect.getsource`, which gives that of what is wrapped, and looks at all modules.
+    lines = linecache.getlines(code.co_filename, wrapper.__globals__)[code.co_firstlineno - 1 :]
+    try:
+        (definition,) = ast.parse(textwrap.dedent("".join(inspect.getblock(lines)))).body
+    except (SyntaxError, ValueError, tokenize.TokenError):  # a lambda, a file that has changed
+        return None
+    is_it = isinstance(definition, ast.FunctionDef) and definition.name == code.co_name
+    return definition if is_it else None  # type: ignore[return-value]
+
+
+def _names_of(wrapped: _Function, wrapper: Any) -> set[str]:
+    """The wrapper's names for what it wraps."""
+    code = getattr(wrapper, "__code__", None)
+    if code is None:
+        return set()
+    cells = zip(code.co_freevars, wrapper.__closure__ or (), strict=True)
+    return {name for name, cell in cells if _content(cell) is wrapped}
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+def _given(call: ast.Call, names: Collection[str]) -> list[ast.expr] | None:
+    """The positional arguments that a call gives to the function of these names; None if it does
+    not call it. A helper that is given the function calls it with the arguments that follow.
+    """
+    if _is_name(call.func, names):
+        return call.args
+    for at, each in enumerate(call.args, start=1):
+        if _is_name(each, names) and any(isinstance(a, ast.Starred) for a in call.args[at:]):
+            return call.args[at:]
+    return None
+
+
+def _place_of(rest: str, given: list[ast.expr]) -> int | None:
+    """After how many arguments `*rest` comes; None if it does not, or after another `*`."""
+    for place, each in enumerate(given):
+        if isinstance(each, ast.Starred):
+            return place if _is_name(each.value, {rest}) else None
+    return None
+
+
+def _own_nodes(definition: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function's body, without those of functions within."""
+    for node in ast.iter_child_nodes(definition):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+            yield from _own_nodes(node)
+
+
+def _is_name(node: ast.AST | None, names: Collection[str], context: type = ast.Load) -> bool:
+    return isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, context)

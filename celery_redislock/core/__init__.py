@@ -1,0 +1,1 @@
+"""A lock in Redis, and nothing of Celery."""

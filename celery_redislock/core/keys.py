@@ -1,0 +1,109 @@
+"""The keys of a lock: how they are named, and what a key that was found belongs to. Pure."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Final, NamedTuple
+
+#: Hash tags, and so fence counters. Fixed for ever: two versions must agree on a lock's key.
+BUCKETS: Final = 1024
+
+
+class LockKeys(NamedTuple):
+    """The keys of one lock. All stand in one hash slot.
+
+    `fence` is shared by all the locks of the bucket, so that a counter which outlives its
+    lock costs nothing per lock. So is `rooms`, in which those are found where somebody waits, by
+    their `mark`. A lock that several may hold has `slots` beside `lock`, one for each more.
+    """
+
+    name: str
+    lock: str
+    fence: str
+    waiters: str
+    wake: str
+    broken: str
+    done: str
+    room: str
+    entries: str
+    rooms: str
+    ended: str
+    deadlines: str
+    aside: str
+    slots: tuple[str, ...] = ()
+
+    @property
+    def mark(self) -> str:
+        """What it takes to find these keys again."""
+        return f"{len(self.slots) + 1}|{self.name}"
+
+    def done_by(self, entry_id: str) -> str:
+        """The key that says: this attempt of this task has run under this lock."""
+        return f"{self.done}:{entry_id}"
+
+
+def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
+    """The Redis keys of the lock with that name, which so many may hold at once."""
+    bucket = zlib.crc32(name.encode("utf-8", "surrogatepass")) % BUCKETS
+    head = f"{prefix}:{{{bucket}}}"
+    return LockKeys(
+        name,
+        f"{head}:lock:{name}",
+        f"{head}:fence",
+        f"{head}:waiters:{name}",
+        f"{head}:wake:{name}",
+        f"{head}:broken:{name}",
+        f"{head}:done:{name}",
+        f"{head}:room:{name}",
+        f"{head}:entries:{name}",
+        f"{head}:rooms",
+        f"{head}:ended:{name}",
+        f"{head}:deadlines:{name}",
+        f"{head}:aside:{name}",
+        () if limit == 1 else tuple(f"{head}:lock{n}:{name}" for n in range(2, limit + 1)),
+    )
+
+
+def keys_of_mark(prefix: str, mark: str) -> LockKeys:
+    """The keys that gave this mark."""
+    limit, _, name = mark.partition("|")
+    return lock_keys(prefix, name, int(limit))
+
+
+def lock_pattern(prefix: str) -> str:
+    """A pattern, as `SCAN` takes it, of all keys that say who holds a lock or waits for one, and
+    which were broken.
+    """
+    literal = re.sub(r"([*?\[\]\\^-])", r"\\\1", prefix)
+    return f"{literal}:{{*}}:[ablrw]*"
+
+
+def key_parts(prefix: str, key: bytes) -> tuple[str, str] | None:
+    """What kind of key it is, such as "lock", "lock2" or "room", and the lock's name; or None if it
+    is none of ours.
+    """
+    head, _, rest = key.partition(b"}:")
+    kind, colon, name = rest.partition(b":")
+    bucket = zlib.crc32(name) % BUCKETS
+    if not colon or head != f"{prefix}:{{{bucket}".encode():
+        return None
+    try:
+        return kind.decode(), name.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def all_rooms(prefix: str) -> list[str]:
+    """The keys of the buckets' rooms, one for each bucket."""
+    return [f"{prefix}:{{{bucket}}}:rooms" for bucket in range(BUCKETS)]
+
+
+def name_of(prefix: str, key: str) -> str | None:
+    """The name of the lock whose key this is, also that of one of its slots; or None."""
+    kind, name = key_parts(prefix, key.encode(errors="replace")) or ("", "")
+    return name if is_slot(kind) else None
+
+
+def is_slot(kind: str) -> bool:
+    return kind.startswith("lock") and (kind == "lock" or kind[4:].isdecimal())

@@ -1,0 +1,91 @@
+"""What a log line says: one line whatever the names hold, and its fields for machines. Pure."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from .holders import Holder, one_line
+
+#: The fields that every record of ours has, None where there is nothing to say.
+FIELDS: Final = (
+    "redislock_outcome",
+    "redislock_key",
+    "redislock_task",
+    "redislock_task_id",
+    "redislock_attempt",
+    "redislock_holder",
+    "redislock_holder_task_id",
+    "redislock_countdown",
+    "redislock_fence",
+    "redislock_held",
+    "redislock_reason",
+)
+
+
+def fields(
+    outcome: str,
+    key: str,
+    *,
+    task: str | None = None,
+    task_id: str | None = None,
+    attempt: int | None = None,
+    holder: Holder | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """The `extra` of one outcome's line, and of its event. Texts are free of control characters."""
+    found = {
+        "outcome": outcome,
+        "key": key,
+        "task": task,
+        "task_id": task_id,
+        "attempt": attempt,
+        "holder": None if holder is None else str(holder),
+        "holder_task_id": None if holder is None else holder.task_id,
+        **more,
+    }
+    return {
+        f"redislock_{name}": one_line(value) if isinstance(value, str) else value
+        for name, value in found.items()
+    }
+
+
+class _OneLine:
+    """An argument of a log line whose text stays on the line."""
+
+    def __init__(self, argument: Any) -> None:
+        self._argument = argument
+
+    def __str__(self) -> str:
+        return one_line(str(self._argument))
+
+    def __repr__(self) -> str:
+        return one_line(repr(self._argument))
+
+
+class _Filter(logging.Filter):
+    """Gives every record all the fields, and no argument a way out of its line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_tamed, record.args))
+        for name in FIELDS:
+            if name not in record.__dict__:
+                record.__dict__[name] = None
+        return True
+
+
+def _tamed(argument: Any) -> Any:
+    if isinstance(argument, str):
+        return one_line(argument)
+    if argument is None or isinstance(argument, int | float):
+        return argument
+    return _OneLine(argument)
+
+
+def get_logger(name: str = "celery_redislock") -> logging.Logger:
+    """The logger with that name, which keeps one line an outcome."""
+    found = logging.getLogger(name)
+    if not any(isinstance(known, _Filter) for known in found.filters):
+        found.addFilter(_Filter())
+    return found

@@ -1,0 +1,263 @@
+"""The waiting rooms of a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from redis.exceptions import ResponseError
+
+from ..errors import LockUnavailable
+from . import holders, lua, wire
+from .claims import (
+    Claim,
+    Full,
+    Look,
+    Older,
+    Parked,
+    Turn,
+    new_token,
+    to_ms,
+)
+from .keys import LockKeys
+from .server import Server, read
+
+#: Seconds after which others store the end of an entry that was replaced, if nobody has.
+ENDED_AGAIN: Final = 5.0
+#: Seconds for which a worker that has received a message is believed to run it. It says so again.
+RECEIVED_FOR: Final = 30.0
+#: How many entries of a waiting room are dropped in one step.
+DROP_COUNT: Final = 500
+
+
+class Rooms:
+    """The waiting rooms of one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def park(
+        self,
+        claim: Claim,
+        entry: str,
+        *,
+        kind: str = "",
+        limit: int | None = None,
+        give_up: float | None = None,
+        in_front: bool = False,
+        replace: tuple[str, float | None] | None = None,
+        arrived: float | None = None,
+        age: float = 0.0,
+        began: bool = False,
+    ) -> Parked | Turn | Full | Older:
+        """Put a task that met a held lock into the lock's waiting room.
+
+        Args:
+            claim: the task's claim.
+            entry: what it takes to publish it again.
+            kind: what it replaces: those of the same kind that wait; "" for none.
+            limit: how many may wait; None for any number.
+            give_up: seconds for which it waits; None for ever.
+            in_front: before all others, not after them.
+            replace: in whose favour those end that it replaces, as `holders.successor_text`, and
+                after how many seconds the holder does too; None leaves that one alone.
+            arrived: Unix time of the task's arrival by the lock server's clock, to tell which of
+                two is newer; None if only its age is known.
+            age: seconds since a worker received it.
+            began: it has run before, so others of its kind are newer: it replaces none, and
+                waits before them.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        by, grace = replace or ("", None)
+        names = claim.keys
+        keys = (
+            *(names.lock, names.room, names.entries, names.rooms, names.ended, names.done),
+            *(names.deadlines, names.aside, names.waiters, *names.slots),
+        )
+        arguments = (
+            *(claim.entry_id, entry, kind, "" if limit is None else limit),
+            *("" if give_up is None else to_ms(give_up), int(in_front), names.mark),
+            *(claim.task_id, new_token(), to_ms(claim.done_ttl), to_ms(ENDED_AGAIN)),
+            *("" if grace is None else to_ms(grace), by),
+            *("" if arrived is None else int(arrived * 1000), int(began), int(age * 1000)),
+        )
+        reply = self._server.script(claim.ttl, lua.PARK, keys, arguments)
+        if reply[0] == b"full":
+            return Full()
+        if reply[0] == b"older":
+            return Older(reply[1].decode(), *(holders.parse(value, None) for value in reply[2:]))
+        replaced = {entry_id: wire.without_head(entry) for entry_id, entry in wire.pairs(reply[1])}
+        if reply[0] != b"parked":
+            return Turn(replaced)
+        return Parked(replaced, wire.offered(reply[2]), wire.seconds(reply[3]))
+
+    def look(
+        self,
+        keys: LockKeys,
+        timeout: float,
+        declined: str = "",
+        aside_after: float | None = None,
+        passed_over: Sequence[str] = (),
+    ) -> Look:
+        """Look after a waiting room: who has the turn now, or gives up.
+
+        It stays in the room until it takes the lock, so nothing is lost if whoever asked dies.
+
+        Args:
+            keys: the lock's keys.
+            timeout: seconds that the server may take to answer; see `operation_timeout`.
+            declined: the id of who has the turn, and cannot be published here: others do.
+            aside_after: seconds after which that one is set aside, if no others do; None for
+                never.
+            passed_over: the ids of those that were found before not to be published here.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        names = (
+            *(keys.lock, keys.room, keys.entries, keys.rooms, keys.ended, keys.deadlines),
+            *(keys.aside, keys.waiters, keys.wake, *keys.slots),
+        )
+        patience = "" if aside_after is None else to_ms(aside_after)
+        arguments = (
+            *(keys.mark, new_token(), declined),
+            *(to_ms(ENDED_AGAIN), patience, to_ms(wire.RESERVE), *passed_over),
+        )
+        due, offered, aside, flat = self._server.script(timeout, lua.LOOK, names, arguments)
+        ended = {}
+        for entry_id, text in wire.pairs(flat):
+            successor, entry = json.loads(text)
+            ended[entry_id] = successor, wire.without_head(entry)
+        ids = [each.decode(errors="replace") for each in aside]
+        return Look(wire.seconds(due), wire.offered(offered), ids, ended)
+
+    def note_received(self, keys: LockKeys, entry_id: str, token: str, timeout: float) -> bool:
+        """Note that a worker has the message that was sent for an entry of the room.
+
+        Args:
+            keys: the lock's keys.
+            entry_id: the entry's id.
+            token: of the turn that the message was sent for. An entry that has been put into the
+                room anew since waits for another message.
+            timeout: seconds that the server may take to answer; see `operation_timeout`.
+
+        Returns:
+            False if the entry waits for no such message.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        arguments = (entry_id, to_ms(RECEIVED_FOR), token)
+        _, reply = self._server.once(timeout, lua.RECEIVED, (keys.entries,), arguments)
+        return bool(reply)
+
+    def put_back(self, keys: LockKeys, entry_id: str, timeout: float) -> bool:
+        """Put an entry that was set aside back into the room. False if there is none.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        names = (keys.room, keys.entries, keys.aside, keys.rooms)
+        return bool(self._server.script(timeout, lua.PUT_BACK, names, (entry_id, keys.mark)))
+
+    def goes_on_elsewhere(self, claim: Claim) -> bool:
+        """Whether this attempt of its task is in the waiting room, or runs as another delivery.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        keys = claim.keys
+        slots = (keys.lock, *keys.slots)
+        commands = [("HEXISTS", keys.entries, claim.entry_id), *(("GET", key) for key in slots)]
+        waits, *values = self._server.ask(commands, keys.lock, claim.ttl, wrong_type=True)
+        found = [holders.decode(value) for value in values if isinstance(value, bytes)]
+        attempt = (claim.task_id, claim.attempt, claim.nesting)
+        return waits == 1 or any(
+            (h.get("task_id"), h.get("attempt", 0), h.get("nesting", 0)) == attempt
+            and h.get("token") != claim.token
+            for h in found
+            if h is not None
+        )
+
+    def forget_ended(self, keys: LockKeys, entry_id: str, ttl: float) -> None:
+        """The replaced entry has its result.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._server.connection(keys.lock, ttl) as connection:
+            connection.send_command("HDEL", keys.ended, entry_id)
+            connection.read_response()
+
+    def due_rooms(
+        self, rooms: Sequence[str], ahead: float, timeout: float
+    ) -> list[tuple[float, str]]:
+        """In how many seconds to look at which waiting rooms, the first of them first.
+
+        Args:
+            rooms: the keys to look into.
+            ahead: only those that are due within so many seconds.
+            timeout: seconds that the server may take to answer; see `operation_timeout`.
+
+        Returns:
+            Seconds, and the mark of the lock.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._server.connection("", timeout) as connection:
+            connection.send_command("TIME")
+            seconds, micros = connection.read_response()
+            now = int(seconds) * 1000 + int(micros) // 1000
+            until = now + int(ahead * 1000)
+            commands = [("ZRANGEBYSCORE", key, "-inf", until, "WITHSCORES") for key in rooms]
+            connection.send_packed_command(connection.pack_commands(commands))
+            replies = [read(connection) for _ in rooms]
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise LockUnavailable("", None, str(reply)) from reply
+        pairs = (pair for reply in replies for pair in zip(reply[::2], reply[1::2], strict=True))
+        return sorted((max(float(due) - now, 0) / 1000, mark.decode()) for mark, due in pairs)
+
+    def take_turn(self, key: str, seconds: float) -> bool:
+        """Whether nobody else did this within so many seconds.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        with self._server.connection(key, seconds) as connection:
+            connection.send_command("SET", key, "1", "NX", "PX", to_ms(seconds))
+            return connection.read_response() is not None
+
+    def drop_waiting(
+        self, keys: LockKeys, ttl: float, in_favour_of: str, done_ttl: float
+    ) -> dict[str, str]:
+        """Take everybody out of the waiting room, and what was set aside. Nobody will run; their
+        results are still to be stored, by the caller, or else by a worker.
+
+        Args:
+            keys: the lock's keys.
+            ttl: seconds, which say how long the server may take to answer.
+            in_favour_of: the id of the task whose duplicates they are, or "".
+            done_ttl: seconds for which a message of theirs may still be on its way.
+
+        Returns:
+            What was parked, by entry ids.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        names = (
+            *(keys.room, keys.entries, keys.rooms, keys.ended, keys.done),
+            *(keys.deadlines, keys.aside),
+        )
+        arguments = (keys.mark, in_favour_of, to_ms(done_ttl), DROP_COUNT)
+        dropped: dict[str, str] = {}
+        while True:
+            reply = self._server.script(ttl, lua.DROP, names, arguments)
+            dropped.update((each, wire.without_head(entry)) for each, entry in wire.pairs(reply))
+            if len(reply) < 2 * DROP_COUNT:
+                return dropped

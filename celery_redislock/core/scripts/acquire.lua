@@ -1,0 +1,200 @@
+-- Take a lock, or learn who has it. Idempotent: asked again with its own token it says "yours".
+--
+-- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt
+--       5 room: ids in order  6 entries of the room  7 the bucket's rooms  8 deadlines  9 aside
+--       10 ended  11.. the lock's further slots, if several may hold it at once
+-- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's mark
+--       4 this attempt: <task id, or "">:<how often the task replaced itself>.<attempt>
+--       5 if it is busy the task ends without a run: "<ms>:<the done note that says so>"; or ""
+--       and, unless it is the plain case:
+--       6 how: "try" once, "wait", "woken" after a wait, which may only have timed out, or "last"
+--         before giving up a wait
+--       7 "1" take it also if this attempt has run before
+--       8 ms after which a waiter that has not asked again is dead
+--       9 the opening of the value that is kept for the message, or ""
+--       10 the id of the task that this one may have been put in the place of, or ""
+-- Reply {"acquired", value as stored, fence}
+--       {"done", the note, ms for which we will know, or -1}
+--           this attempt has run before, or is not to run; see `notes` in docs/how-it-works.md
+--       {"busy", value, ms to live (-1: for ever), relation, now in ms, and if somebody in the room
+--           got the turn: see turns.lua}, relation being
+--           "other" | "own" this very attempt | "earlier" this task's earlier attempt
+--           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
+
+local value, ttl, entry, how = ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[6] or 'try'
+local slots = {KEYS[1], unpack(KEYS, 11)}
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+-- Redis's own condition decides: NX for a free slot, XX for one that is kept for us.
+local function take(slot, condition)
+  local micros = string.format('%06d', time[2])
+  -- Above all before, also if the counter is gone; above the last one, also if the clock was set back.
+  local fence = time[1] .. micros
+  local least = (redis.call('GET', KEYS[2]) or 0) + 1
+  if least > tonumber(fence) then
+    fence = string.format('%.0f', least)
+  end
+  local stored = string.sub(value, 1, -2) .. ',"fence":' .. fence
+    .. ',"acquired_at":' .. time[1] .. '.' .. micros .. '}'
+  if not redis.call('SET', slot, stored, condition, 'PX', ttl) then
+    return nil
+  end
+  redis.call('SET', KEYS[2], fence)
+  return {'acquired', stored, fence}
+end
+
+-- Most often nobody has it, this attempt has not run before, and nobody is in the room or set aside.
+if not ARGV[6] and #slots == 1 and redis.call('EXISTS', KEYS[4], KEYS[5], KEYS[9]) == 0 then
+  local reply = take(KEYS[1], 'NX')
+  if reply then
+    return reply
+  end
+end
+
+local opening, kept_opening, again = string.match(value, '^{"token":"[^"]*"'), ARGV[9] or '', ARGV[7] == '1'
+local task_id, nesting, attempt = string.match(entry, '^(.*):(%d+)%.(%d+)$')
+local R = {
+  slots = slots, room = KEYS[5], entries = KEYS[6], rooms = KEYS[7], deadlines = KEYS[8],
+  aside = KEYS[9], ended = KEYS[10], waiters = KEYS[3], mark = ARGV[3], publishes = task_id ~= '',
+  token = string.sub(opening, 11, -2) .. '.' .. time[1] .. time[2],
+}
+-- include turns.lua
+
+local function settled(slot, condition)
+  -- First what frees memory: a server without any refuses the others as a first write.
+  if how ~= 'try' then
+    redis.call('ZREM', KEYS[3], opening)
+  end
+  local may_be_parked = task_id ~= '' and redis.call('EXISTS', KEYS[6], KEYS[9]) > 0
+  if may_be_parked then
+    redis.call('HDEL', KEYS[9], entry)
+    take_out(entry)
+  end
+  local reply = take(slot, condition)
+  if may_be_parked then
+    set_due()
+  end
+  return reply
+end
+
+local current, kept = {}, nil
+for i, slot in ipairs(slots) do
+  current[i] = redis.pcall('GET', slot)
+  if type(current[i]) == 'string' and string.sub(current[i], 1, #opening) == opening then
+    redis.call('PEXPIRE', slot, ttl)
+    return {'acquired', current[i], string.match(current[i], '"fence":(%d+)') or '0'}
+  end
+  if type(current[i]) == 'string' and kept_opening ~= ''
+      and string.sub(current[i], 1, #kept_opening) == kept_opening then
+    kept = i
+  end
+end
+
+-- The order of a task's runs under one id: a replacement starts counting its retries anew.
+local function order(nestings, attempts)
+  return (tonumber(nestings) or 0) * 1000000 + (tonumber(attempts) or 0)
+end
+local mine = order(nesting, attempt)
+
+-- Whether another copy of this very message has the lock.
+local function runs_itself()
+  for i in ipairs(slots) do
+    local ok, holder = pcall(cjson.decode, type(current[i]) == 'string' and current[i])
+    if ok and type(holder) == 'table' and holder.task_id == task_id
+        and not (holder.cooling or holder.held or holder.queued)
+        and order(holder.nesting, holder.attempt) == mine then
+      return true
+    end
+  end
+  return false
+end
+
+-- Of a message that is kept since it was sent no other copy has run; of one that was parked one may.
+local is_first = kept and not turn_of(current[kept])
+if task_id ~= '' and not again and not is_first then
+  local done = redis.call('GET', KEYS[4])
+  -- What is to end for a newer run, and still runs, may yet end in a result of its own.
+  if done and not (string.sub(done, 1, 1) == 'r' and runs_itself()) then
+    return {'done', done, redis.call('PTTL', KEYS[4])}
+  end
+end
+if kept then
+  return settled(slots[kept], 'XX')
+end
+
+local function busy(i, relation, offered)
+  if how == 'wait' or how == 'woken' then
+    redis.call('ZADD', KEYS[3], now + ARGV[8], opening)
+    redis.call('PEXPIRE', KEYS[3], ARGV[8])
+  elseif how == 'last' then
+    redis.call('ZREM', KEYS[3], opening)
+  end
+  if ARGV[5] ~= '' and relation ~= 'own' and relation ~= 'earlier' then
+    local ms, note = string.match(ARGV[5], '^(%d+):(.*)$')
+    redis.pcall('SET', KEYS[4], note, 'PX', ms)
+  end
+  local text = relation ~= 'foreign' and redis.pcall('GET', slots[i]) or ''
+  return {'busy', text or '', redis.call('PTTL', slots[i]), relation, now, unpack(offered or {})}
+end
+
+-- A slot of this task's own comes before a free one: its other run is not to be run beside.
+local free, reserved, other, relation
+for i, slot in ipairs(slots) do
+  local ok, holder = false, nil
+  if not current[i] then
+    free = free or i
+  elseif type(current[i]) == 'string' then
+    ok, holder = pcall(cjson.decode, current[i])
+    ok = ok and type(holder) == 'table' and type(holder.token) == 'string'
+  end
+  local is_own = ok and task_id ~= '' and holder.task_id == task_id and not holder.cooling
+  local is_child = ok and not is_own and (ARGV[10] or '') ~= '' and holder.task_id == ARGV[10]
+    and not holder.cooling and mine > order(holder.nesting, holder.attempt)
+  if current[i] and not ok then
+    other, relation = other or i, relation or 'foreign'
+  elseif ok and holder.reserved then
+    reserved = reserved or i
+  elseif is_own or is_child then
+    local theirs = order(holder.nesting, holder.attempt)
+    if mine > theirs then
+      -- Kept for us; or its holder has let a heartbeat pass, so it is dead or has given up.
+      if holder.held or holder.queued
+          or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or ttl) / 2 then
+        return settled(slot, 'XX')
+      end
+      return busy(i, 'earlier')
+    elseif mine < theirs and not again then
+      return {'done', '0', -1}
+    elseif mine == theirs and holder.queued then
+      return settled(slot, 'XX')  -- kept for this very message, which does not say so
+    elseif mine == theirs then
+      if not string.find(current[i], '"redelivered":true', 1, true) then
+        current[i] = string.sub(current[i], 1, -2) .. ',"redelivered":true}'
+        redis.call('SET', slot, current[i], 'KEEPTTL')
+      end
+      return busy(i, 'own')
+    end
+    other, relation = other or i, relation or 'other'
+  elseif ok then
+    other, relation = other or i, relation or 'other'
+  end
+end
+
+if free then
+  local following, parked, state = next_in_line(entry)
+  if following and following ~= entry and (how == 'try' or not waiters_go_first()) then
+    local offered = give_turn(slots[free], following, parked, state)
+    set_due()
+    return busy(free, 'other', offered)
+  end
+  return settled(slots[free], 'NX')
+end
+if reserved then
+  -- Who will not wait may go first: nobody runs, and it must not be refused.
+  if how ~= 'wait' then
+    return settled(slots[reserved], 'XX')
+  end
+  return busy(reserved, 'reserved')
+end
+return busy(other, relation)

@@ -1,0 +1,116 @@
+-- Look after a waiting room: who is to be published now, who is set aside, whose end is to be stored.
+--
+-- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 ended: id -> JSON of its successor's task
+--       id and its entry  6 deadlines: id -> ms at which it gives up  7 aside  8 waiters
+--       9 wake list  10.. the lock's further slots
+-- ARGV  1 the lock's mark  2 a new token  3 the id of an entry that this caller cannot publish, or ""
+--       4 ms after which others look whether a replaced one got its result
+--       5 ms after which that one is set aside, if nobody else can publish it; "" for never
+--       6 ms for which a free lock is kept for a waiter
+--       7.. the ids of those that this caller has found before that it cannot publish
+-- Reply {ms until the room is to be looked at, or -1, {who is to be published, see turns.lua, or
+--       {"give up", id, entry, "", offers}}, {ids that were set aside}, {id, entry, and so on, of
+--       those that ended}}
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local slots = {KEYS[1], unpack(KEYS, 10)}
+local R = {
+  slots = slots, room = KEYS[2], entries = KEYS[3], rooms = KEYS[4], deadlines = KEYS[6],
+  aside = KEYS[7], ended = KEYS[5], waiters = KEYS[8], mark = ARGV[1], token = ARGV[2], publishes = true,
+  wake = KEYS[9],
+}
+-- include turns.lua
+
+local declined, passed_over = ARGV[3], {[ARGV[3]] = true}
+for i = 7, #ARGV do
+  passed_over[ARGV[i]] = true
+end
+if declined ~= '' and redis.call('HEXISTS', KEYS[3], declined) == 1 then
+  local state = state_of(declined)
+  state.offers, state.flag = math.max(state.offers - 1, 0), 'u'
+  save_state(declined, state)
+  -- Each time that its message was sent all the same, by one who is gone perhaps, it gets longer.
+  local patience = (tonumber(ARGV[5]) or math.huge) * (state.offers + 1)
+  if state.first and now - state.first > patience then
+    set_aside(declined)
+    for _, slot in ipairs(slots) do
+      if turn_of(redis.pcall('GET', slot)) == declined then
+        redis.call('DEL', slot)
+      end
+    end
+    -- The room has waited for long: the next need not wait as long for one who knows it.
+    local following = redis.call('LINDEX', KEYS[2], 0)
+    if following then
+      local its = state_of(following)
+      its.first = its.first or now - ARGV[5] + PAUSE
+      save_state(following, its)
+    end
+  end
+end
+
+local function gives_up()
+  local id = redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now, 'LIMIT', 0, 1)[1]
+  if not id then
+    return nil
+  end
+  local entry, state = redis.call('HGET', KEYS[3], id), state_of(id)
+  if not entry then
+    take_out(id)
+    return gives_up()
+  end
+  if state.flag == 'h' and state.till > now then
+    redis.call('ZADD', KEYS[6], string.format('%.0f', state.till), id)  -- a worker has its message
+    return gives_up()
+  end
+  local again = state.flag == 'g' or state.flag == 'h'
+  if again and state.offers >= OFFERS then
+    set_aside(id)
+    return gives_up()
+  end
+  local had = again and state.offers or 0
+  local till = now + PAUSE * 2 ^ had
+  save_state(id, {offers = had + 1, first = state.first or now, flag = 'g', till = till, tokens = ''})
+  redis.call('ZADD', KEYS[6], string.format('%.0f', till), id)
+  return {'give up', id, entry, '', had}
+end
+
+-- A turn whose message was left to others to publish.
+local function unpublished()
+  for _, slot in ipairs(slots) do
+    local current = redis.pcall('GET', slot)
+    local id = turn_of(current)
+    if id and not passed_over[id] and state_of(id).flag == 'u' then
+      local entry, state = redis.call('HGET', KEYS[3], id), state_of(id)
+      if entry then
+        redis.call('PEXPIRE', slot, beside_waiters(PAUSE))
+        state.offers, state.flag, state.till = state.offers + 1, 'p', now + PAUSE
+        save_state(id, state)
+        return {'publish', id, entry, string.match(current, '^{"token":"([^"]*)"'), state.offers - 1}
+      end
+    end
+  end
+end
+
+local turns = turns_given()
+for _, id in ipairs(redis.call('LRANGE', KEYS[2], 0, #slots + 15)) do
+  if is_spent(id, state_of(id), turns) then
+    set_aside(id)
+  end
+end
+
+local function lets_waiter_in()
+  if not redis.call('LINDEX', KEYS[2], 0) or not someone_waits() or not waiters_go_first() then
+    return false
+  end
+  local slot = free_slot()
+  if slot then
+    let_waiter_in(slot, ARGV[6])
+  end
+  return slot
+end
+
+local offered = gives_up() or unpublished() or not lets_waiter_in() and offer() or nil
+local ended = redis.call('HGETALL', KEYS[5])
+local due = set_due(#ended > 0 and now + ARGV[4] or nil)
+return {due, offered or {}, put_aside, ended}

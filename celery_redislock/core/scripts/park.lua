@@ -1,0 +1,173 @@
+-- Put a task whose lock is held into the lock's waiting room.
+--
+-- KEYS  1 lock  2 room: entry ids in order  3 entries, see turns.lua
+--       4 the bucket's rooms: mark -> ms at which to look at it  5 ended: id -> JSON of its successor's task id, entry
+--       6 what the lock's done notes begin with  7 deadlines: id -> ms at which it gives up  8 aside
+--       9 waiters  10.. the lock's further slots
+-- ARGV  1 entry id  2 entry  3 kind: an earlier entry of the same kind is replaced; "" replaces none
+--       4 how many may wait, or ""  5 ms after which it gives up, or ""  6 "1" to the front
+--       7 the lock's mark  8 task id  9 a token for a turn  10 the done notes' ttl in ms
+--       11 ms after which others look whether a replaced one got its result
+--       12 ms after which the holder is to be ended, or "" if it is left alone
+--       13 this task and its id, as a JSON list of two, with no other quotes in it, for the replaced
+--       14 when this task arrived, in ms of this server's clock, or "" if only its age is known
+--       15 "1" it has begun before, so others of its kind are newer: it goes before them, and replaces none
+--       16 its age in ms: how long ago a worker received it
+-- Reply {"parked", {for each that it replaced: id, entry}, {who got the turn, see turns.lua}, ms
+--       until the room is to be looked at}
+--       {"full"}  as many wait as may
+--       {"older", task id}  the one that it would replace arrived later, and waits
+--       {"older", task id, value}  the same, and runs
+--       {"ask", as "parked"}  its turn has come, or the lock is this very task's: ask for it again
+
+local id, kind, limit = ARGV[1], ARGV[3], tonumber(ARGV[4])
+local slots = {KEYS[1], unpack(KEYS, 10)}
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local R = {
+  slots = slots, room = KEYS[2], entries = KEYS[3], rooms = KEYS[4], deadlines = KEYS[7],
+  aside = KEYS[8], ended = KEYS[5], waiters = KEYS[9], mark = ARGV[7], token = ARGV[9], publishes = true,
+}
+-- include turns.lua
+
+-- All ages are measured on the machine that knows them, and all times are this server's.
+local arrived = tonumber(ARGV[14]) or now - ARGV[16]
+local following = next_in_line(id)
+local is_free = false
+
+local function holder_in(slot)
+  local current = redis.pcall('GET', slot)
+  local ok, holder = pcall(cjson.decode, type(current) == 'string' and current)
+  return current, ok and type(holder) == 'table' and type(holder.token) == 'string' and holder or nil
+end
+
+for _, slot in ipairs(slots) do
+  local current, holder = holder_in(slot)
+  if not current then
+    is_free = true
+    if not following or following == id then
+      return {'ask', {}, {}}
+    end
+  elseif holder and (holder.reserved or holder.task_id == ARGV[8] and not holder.cooling) then
+    return {'ask', {}, {}}
+  end
+end
+
+local function parked(reply)
+  reply[3] = is_free and offer() or {}
+  reply[4] = set_due(redis.call('EXISTS', KEYS[5]) == 1 and now + ARGV[11] or nil)
+  return reply
+end
+
+if redis.call('HEXISTS', KEYS[3], id) == 1 then
+  -- By another copy of its message, or it had its turn too early. The message ends here.
+  redis.call('HDEL', KEYS[3], '#' .. id)
+  return parked({'parked', {}})
+end
+
+-- One that a worker kept back must not end one that came after it.
+local function is_newer(than)
+  return than and than > arrived
+end
+
+local replaced, newer = {}, nil
+if kind ~= '' then
+  for _, other in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
+    local entry = redis.call('HGET', KEYS[3], other)
+    local its_kind, its_arrival = string.match(entry or '', '^%d*|([^|@]*)@?(%d*)|')
+    if its_kind == kind then
+      newer = newer or other
+      if ARGV[15] == '1' then
+        -- It has begun before: it goes before those that came since.
+      elseif is_newer(tonumber(its_arrival)) then
+        return {'older', (string.gsub(other, ':[^:]*$', ''))}
+      else
+        replaced[#replaced + 1] = {other, entry}
+      end
+    end
+  end
+end
+for _, slot in ipairs(slots) do
+  local current, holder = holder_in(slot)
+  if ARGV[12] ~= '' and holder and not holder.turn then
+    local its_arrival = tonumber(holder.arrived_ms)
+    if not its_arrival and holder.age_ms and holder.acquired_at then
+      its_arrival = holder.acquired_at * 1000 - holder.age_ms
+    end
+    if is_newer(its_arrival) then
+      return {'older', '', current}
+    end
+  end
+end
+if limit and redis.call('LLEN', KEYS[2]) - #replaced >= limit then
+  return {'full'}
+end
+
+local reply = {'parked', {}}
+for i, other in ipairs(replaced) do
+  if i == 1 then
+    redis.call('LINSERT', KEYS[2], 'BEFORE', other[1], id)  -- the newest gets the oldest's turn
+  end
+  take_out(other[1])
+  for _, slot in ipairs(slots) do
+    if turn_of(redis.pcall('GET', slot)) == other[1] then
+      redis.call('DEL', slot)
+      is_free = true
+    end
+  end
+  -- Its message may be on its way: it had the turn, perhaps.
+  redis.call('SET', KEYS[6] .. ':' .. other[1], 'r' .. ARGV[13], 'PX', ARGV[10])
+  redis.call('HSET', KEYS[5], other[1], cjson.encode({ARGV[8], other[2]}))
+  reply[2][#reply[2] + 1] = other[1]
+  reply[2][#reply[2] + 1] = other[2]
+end
+redis.call('HDEL', KEYS[8], id)  -- its message came after all, and it waits again
+if #replaced == 0 and newer then
+  redis.call('LINSERT', KEYS[2], 'BEFORE', newer, id)
+elseif #replaced == 0 then
+  redis.call(ARGV[6] == '1' and 'LPUSH' or 'RPUSH', KEYS[2], id)
+end
+
+-- Tell the holder that it is replaced, and by whom. What does not run, or not yet, is replaced now.
+-- The note says so to every copy of its message: what was replaced stays replaced.
+local function replace(slot)
+  local current, holder = holder_in(slot)
+  if not holder or holder.cooling or holder.turn then
+    return
+  end
+  local waits = holder.queued or holder.held
+  if type(holder.task_id) == 'string' and (waits or holder.token ~= '') then
+    local attempt = (tonumber(holder.attempt) or 0) + (holder.held and 1 or 0)
+    local note = string.format('%s:%s:%d.%d', KEYS[6], holder.task_id, tonumber(holder.nesting) or 0, attempt)
+    local lives = math.max(redis.call('PTTL', slot), tonumber(ARGV[10]))
+    redis.call('SET', note, 'r' .. ARGV[13], 'PX', lives)
+  end
+  if waits and type(holder.task_id) == 'string' then
+    redis.call('DEL', slot)
+    is_free = true
+  elseif holder.token ~= '' then
+    local mark = ',"replaced":%d+,"by":%["[^"]*","[^"]*"%]'
+    -- The newest is named; the time counts from the first.
+    local at = tonumber(string.match(current, ',"replaced":(%d+),"by":')) or now + ARGV[12]
+    current = string.gsub(current, mark, '')
+    current = string.format('%s,"replaced":%.0f,"by":%s}', string.sub(current, 1, -2), at, ARGV[13])
+    redis.call('SET', slot, current, 'KEEPTTL')
+  end
+end
+if ARGV[12] ~= '' then
+  for _, slot in ipairs(slots) do
+    replace(slot)
+  end
+end
+
+local give_up = ''
+if ARGV[5] ~= '' then
+  give_up = string.format('%.0f', now + ARGV[5])
+  redis.call('ZADD', KEYS[7], give_up, id)
+end
+redis.call('HSET', KEYS[3], id, string.format('%s|%s@%.0f|%s', give_up, kind, arrived, ARGV[2]))
+if is_free and next_in_line(id) == id then
+  set_due(#replaced > 0 and now + ARGV[11] or nil)
+  return {'ask', reply[2], {}}  -- it replaced the one whose turn it was, or the holder
+end
+return parked(reply)

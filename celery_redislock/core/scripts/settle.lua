@@ -1,0 +1,120 @@
+-- Settle what a delivery holds: its lock, the turn or reservation that is kept for it, and its entry
+-- in the waiting room. Safe to call twice, late, or by one who never had them.
+--
+-- KEYS  1 lock  2 waiters  3 wake list  4 done note of this attempt
+--       5 fence counter of the bucket  6 room  7 the bucket's rooms  8 entries  9 deadlines  10 aside
+--       11 ended  12.. the lock's further slots
+-- ARGV  1 the opening of the value that is given back, {"token":"<token>"
+--       2 the done note that is to be left, or ""
+--       3 "1" leave it in any case, "0" only if another copy of the message was seen
+--       4 the done note's ttl in ms   5 ms for which a freed lock is kept for a waiter
+--       6 the lock's mark   7 "1" the caller can publish a task, "0" it cannot
+--       and, unless it is the plain case:
+--       8 "1" an extension may still be on its way: it must not take the lock again
+--       9 ms since the acquisition for which the lock is kept on, or "0"
+--       10 the id of the entry that leaves the room, or ""   11 "1" set that one aside
+-- Reply 1 given back | 0 not ours any more; or, if somebody is in the room:
+--       {the same, ms until the room is to be looked at, and if somebody got the turn: see turns.lua}
+
+local slots = {KEYS[1], unpack(KEYS, 12)}
+local slot, current
+for _, key in ipairs(slots) do
+  current = redis.pcall('GET', key)
+  if type(current) == 'string' and string.sub(current, 1, #ARGV[1]) == ARGV[1] then
+    slot = key
+    break
+  end
+end
+-- If the lock is gone, so is the note of whether a copy was seen.
+local leaves_note = ARGV[2] ~= ''
+  and (ARGV[3] == '1' or not slot or string.find(current, '"redelivered":true', 1, true))
+
+local function leave_note()
+  local is_replaced = slot and string.find(current, ',"replaced":', 1, true)
+  if leaves_note and (is_replaced or not slot)
+      and string.sub(redis.call('GET', KEYS[4]) or '', 1, 1) == 'r' then
+    redis.call('PEXPIRE', KEYS[4], ARGV[4])
+    return  -- it says that a copy is not to run, whatever became of this run's result
+  end
+  if leaves_note then
+    redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[4])
+  elseif ARGV[2] ~= '' and is_replaced then
+    -- It said that a copy is not to run: there is none. The message of one that died comes back.
+    redis.call('DEL', KEYS[4])
+  end
+end
+
+-- Most often nobody waits, and the lock need not be kept on.
+if slot and not ARGV[8] and redis.call('EXISTS', KEYS[2], KEYS[6]) == 0 then
+  redis.call('DEL', slot)
+  leave_note()
+  return 1
+end
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local R = {
+  slots = slots, room = KEYS[6], entries = KEYS[8], rooms = KEYS[7], deadlines = KEYS[9],
+  aside = KEYS[10], ended = KEYS[11], waiters = KEYS[2], wake = KEYS[3], mark = ARGV[6],
+  publishes = ARGV[7] == '1',
+  token = string.sub(ARGV[1], 11, -2) .. '.' .. time[1] .. time[2],
+}
+-- include turns.lua
+
+local function rest_of_min_hold()
+  local min_hold = tonumber(ARGV[9]) or 0
+  local since = min_hold > 0 and tonumber(string.match(current, '"acquired_at":([%d.]+)'))
+  -- Never for longer than that: the clock may have been set back meanwhile.
+  return since and math.min(math.ceil(since * 1000 + min_hold - now), min_hold) or 0
+end
+
+local id, freed = ARGV[10] or '', false
+if id ~= '' and ARGV[11] == '1' then
+  set_aside(id)
+elseif id ~= '' then
+  take_out(id)
+  redis.call('HDEL', KEYS[10], id)
+end
+for _, key in ipairs(id ~= '' and slots or {}) do
+  if key ~= slot and turn_of(redis.pcall('GET', key)) == id then
+    redis.call('DEL', key)  -- it may have been given after whoever leaves last heard of it
+    freed = key
+  end
+end
+
+local rest = 0
+if slot then
+  rest = rest_of_min_hold()
+  if rest > 0 then
+    -- Nobody's any more: without the token nobody extends or releases it.
+    local cooling = '{"token":"","cooling":true' .. string.sub(current, #ARGV[1] + 1)
+    redis.call('SET', slot, cooling, 'PX', rest)
+    if someone_waits() then
+      wake_one(rest)  -- to learn when it ends
+    end
+  else
+    redis.call('DEL', slot)
+  end
+end
+
+local first, offered = redis.call('LINDEX', KEYS[6], 0), nil
+local free = slot and rest <= 0 and slot or freed
+if free and someone_waits() and waiters_go_first() then
+  let_waiter_in(free, ARGV[5])
+elseif first then
+  offered = offer()
+end
+
+local reply = slot and 1 or 0
+if first or id ~= '' then
+  reply = {reply, set_due(), unpack(offered or {})}
+end
+
+-- Last: a server without memory refuses this as a first write, and not after one that frees some.
+leave_note()
+if ARGV[8] == '1' then
+  -- It says what the counter was when it was sent, and is refused if that has moved.
+  local counter = math.max(tonumber(redis.call('GET', KEYS[5]) or 0) + 1, time[1] * 1000000 + time[2])
+  redis.call('SET', KEYS[5], string.format('%.0f', counter))
+end
+return reply

@@ -1,0 +1,268 @@
+"""A server: connections, one exchange on one of them, and trying again.
+
+Whatever goes wrong on the way leaves here as `LockUnavailable`: busy, lost and broken stay three
+things.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final, TypeVar
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import (
+    MasterDownError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from ..errors import LockUnavailable
+from .clock import clock
+from .connections import Connections, PoolFactory, pack
+from .lua import Script
+from .restarts import HeldOff, ServerWatch
+
+T = TypeVar("T")
+
+#: The longest that an acquire or release goes on trying to reach the server, in seconds.
+MAX_TRYING: Final = 2.0
+#: What a ttl would be, for one who only looks: it says how long the server may take to answer.
+LOOKING: Final = 12.0
+
+
+def patience(ttl: float) -> float:
+    """Seconds within which the last try to reach the server begins, so that it ends within
+    ttl / 3.
+    """
+    return min(ttl / 3 - operation_timeout(ttl), MAX_TRYING)
+
+
+@lru_cache
+def operation_timeout(ttl: float) -> float:
+    """Seconds that one command may take: far below ttl / 3, in steps, to share connections."""
+    return min(max(math.ceil(ttl / 12 * 20) / 20, 0.1), 1.0)
+
+
+class Server:
+    """A Redis server, and the ways to ask it.
+
+    Args:
+        pools: makes connection pools to the server.
+
+    Attributes:
+        watch: knows whether the server came back empty.
+    """
+
+    def __init__(self, pools: PoolFactory) -> None:
+        self._make_pool = pools
+        self._connections: dict[tuple[str, float], Connections] = {}
+        self.watch = ServerWatch()
+
+    def connection(self, key: str, ttl: float, purpose: str = "main") -> Exchange:
+        """A connection to ask about this lock, as long as its ttl allows."""
+        return Exchange(self, key, ttl, purpose)
+
+    def connections(self, purpose: str, timeout: float) -> Connections:
+        """The connections with this timeout for this purpose."""
+        found = self._connections.get((purpose, timeout))
+        if found is None:
+            # No mutex: one that another thread holds at a fork stays locked in the child.
+            made = Connections(partial(self._make_pool, timeout, self.watch.on_connect))
+            found = self._connections.setdefault((purpose, timeout), made)
+        return found
+
+    def close(self) -> None:
+        """Close every connection."""
+        closing, self._connections = list(self._connections.values()), {}
+        for connections in closing:
+            connections.disconnect()
+
+    def script(
+        self,
+        ttl: float,
+        script: Script,
+        keys: Sequence[str],
+        arguments: Sequence[Any],
+        purpose: str = "main",
+    ) -> Any:
+        """What a script replies, when the server answers."""
+        _, reply = self.persist(self.once, ttl, script, keys, arguments, False, purpose)
+        return reply
+
+    def once(
+        self,
+        ttl: float,
+        script: Script,
+        keys: Sequence[str],
+        arguments: Sequence[Any],
+        takes: bool = False,
+        purpose: str = "main",
+    ) -> tuple[float, Any]:
+        """Call a script. When that was sent, and the reply.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+            HeldOff: the script takes a new lock, and the server has just come back.
+        """
+        with self.connection(keys[0], ttl, purpose) as connection:
+            if takes:
+                self.watch.admit(ttl)
+            sent_at = clock()
+            return sent_at, self.call(connection, script, keys, arguments)
+
+    def call(
+        self, connection: Any, script: Script, keys: Sequence[str], arguments: Sequence[Any]
+    ) -> Any:
+        try:
+            connection.send_packed_command([pack(script.call(keys, arguments))])
+            return connection.read_response()
+        except NoScriptError:
+            connection.send_packed_command([pack(script.text_call(keys, arguments))])
+            return connection.read_response()
+
+    def call_when_woken(
+        self,
+        connection: Any,
+        wake: str,
+        seconds: float,
+        ttl: float,
+        script: Script,
+        keys: Sequence[str],
+        arguments: Sequence[Any],
+    ) -> tuple[Any, Any]:
+        """Block on a wake list, and call the script then. Both are sent together.
+
+        Args:
+            connection: to this server.
+            wake: the list's key.
+            seconds: for which to block at most.
+            ttl: seconds, which say how long the server may take to answer when those are over.
+            script: the script.
+            keys: its keys.
+            arguments: its arguments.
+
+        Returns:
+            What the list gave, or the `ResponseError` for it; and what the script replied.
+        """
+        block = pack(("BLPOP", wake, f"{seconds:.3f}"))
+        connection.send_packed_command([block + pack(script.call(keys, arguments))])
+        if not connection.can_read(seconds + operation_timeout(ttl)):
+            raise RedisTimeoutError("the server does not end a wait")
+        slept, reply = read(connection), read(connection)
+        if isinstance(reply, NoScriptError):
+            return None, self.call(connection, script, keys, arguments)
+        if isinstance(reply, ResponseError):
+            raise reply
+        return slept, reply
+
+    def persist(self, call: Callable[..., T], ttl: float, *arguments: Any) -> T:
+        """Try until the server answers, or the patience that the ttl allows is over."""
+        began = clock()
+        pause = 0.02
+        while True:
+            try:
+                return call(ttl, *arguments)
+            except LockUnavailable as exc:
+                give_up = began + patience(ttl)
+                if not transient(exc.__cause__) or clock() + pause >= give_up:
+                    raise
+            time.sleep(pause)
+            pause = min(pause * 2, 0.5)
+
+    def ask(
+        self,
+        commands: Sequence[Sequence[Any]],
+        key: str = "",
+        ttl: float = LOOKING,
+        *,
+        errors: bool = False,
+        wrong_type: bool = False,
+    ) -> list[Any]:
+        """The replies to these commands, in one round trip.
+
+        Args:
+            commands: the commands.
+            key: the lock that they are about, or "".
+            ttl: seconds, which say how long the server may take to answer.
+            errors: give what the server refuses as a `ResponseError` among the replies.
+            wrong_type: the same, only for keys of another type.
+        """
+        if not commands:
+            return []
+        with self.connection(key, ttl) as connection:
+            connection.send_packed_command(connection.pack_commands(commands))
+            replies = [read(connection) for _ in commands]
+            for reply in replies:
+                if not isinstance(reply, ResponseError) or errors:
+                    continue
+                if not wrong_type or not str(reply).startswith("WRONGTYPE"):
+                    raise reply
+        return replies
+
+
+class Exchange:
+    """A connection for one exchange. One that is cut short, by whatever, closes it: what it left
+    unread must never be taken for the answer to the next question.
+
+    No generator: one that is cut short is ended by the garbage collector, at any time, and would
+    then ask for the pool's lock, which this very thread may hold.
+    """
+
+    __slots__ = ("_connection", "_connections", "_key", "_watch")
+
+    def __init__(self, server: Server, key: str, ttl: float, purpose: str) -> None:
+        self._key = key
+        self._watch = server.watch
+        self._connections = server.connections(purpose, operation_timeout(ttl))
+
+    def __enter__(self) -> Any:
+        try:
+            self._connection = self._connections.take()
+        except (RedisError, OSError) as exc:
+            raise self._unavailable(exc) from exc
+        return self._connection
+
+    def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
+        if exc is None:
+            self._watch.answered(self._connections.put_back(self._connection))
+            return
+        # A server that is not the master is left: its name may lead to another by now.
+        is_answer = isinstance(exc, ResponseError) and not is_not_master(exc)
+        if is_answer or isinstance(exc, HeldOff):
+            self._connections.put_back(self._connection)
+        else:
+            self._connections.drop(self._connection)
+        if isinstance(exc, RedisError | OSError):
+            raise self._unavailable(exc) from exc
+
+    def _unavailable(self, exc: Exception) -> LockUnavailable:
+        self._watch.failed(exc)
+        return LockUnavailable(self._key, None, f"{type(exc).__name__}: {exc}")
+
+
+def read(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except ResponseError as exc:
+        return exc
+
+
+def is_not_master(error: Any) -> bool:
+    """Whether a server says that it is not the master any more, or not yet."""
+    if isinstance(error, MasterDownError | ReadOnlyError):
+        return True
+    # So Redis 6 says it, where it is a script that would write.
+    return isinstance(error, ResponseError) and "-READONLY " in str(error)
+
+
+def transient(error: BaseException | None) -> bool:
+    """Whether another try may help: the server is away, loading, or not yet the master."""
+    if isinstance(error, ResponseError):
+        return is_not_master(error) or str(error).startswith("BUSY ")
+    return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)

@@ -1,0 +1,37 @@
+"""The only door to Redis: what to ask a server for, by whom it concerns."""
+
+from __future__ import annotations
+
+from .connections import PoolFactory
+from .done import DoneNotes
+from .locks import Locks
+from .looking import Looking
+from .rooms import Rooms
+from .server import Server
+
+
+class Store:
+    """The locks of one server.
+
+    Args:
+        pools: makes connection pools to the server.
+        kind: how the server is asked, in tests.
+
+    Attributes:
+        server: how it is asked.
+        locks: taking, keeping and giving back.
+        rooms: who waits.
+        done: what copies of messages are to do.
+        looking: what there is, for people.
+    """
+
+    def __init__(self, pools: PoolFactory, kind: type[Server] = Server) -> None:
+        self.server = kind(pools)
+        self.locks = Locks(self.server)
+        self.rooms = Rooms(self.server)
+        self.done = DoneNotes(self.server)
+        self.looking = Looking(self.server)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.server.close()

@@ -1,0 +1,137 @@
+"""What the scripts are asked and how their replies are read, once for each. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from redis.exceptions import ResponseError
+
+from . import holders, notes
+from .claims import (
+    Acquired,
+    Busy,
+    Claim,
+    Done,
+    Extended,
+    Extension,
+    Offered,
+    Reserved,
+    opening_of,
+    to_ms,
+)
+from .holders import Holder
+
+#: Seconds for which a freed lock is kept for a waiter.
+RESERVE: Final = 0.1
+#: The longest single block on a wake list, in seconds.
+MAX_BLOCK: Final = 5.0
+#: Seconds after which a waiter that has not asked again is taken for dead.
+WAITER_TTL: Final = MAX_BLOCK + 2.0
+
+
+def acquire_question(
+    claim: Claim, how: str = "try", again: bool = False, noted: bool = False
+) -> tuple[Sequence[str], Sequence[Any]]:
+    """The keys and arguments of `acquire.lua`."""
+    keys = claim.keys
+    note = (
+        f"{to_ms(claim.done_ttl)}:{notes.encode(notes.EXPECTS_RESULT, claim.sent)}" if noted else ""
+    )
+    arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, claim.entry_id, note)
+    if how != "try" or again or claim.kept or claim.parked or claim.parent:
+        kept = opening_of(claim.kept) if claim.kept else ""
+        arguments += (how, int(again), to_ms(WAITER_TTL), kept, claim.parent)
+    names = (
+        *(keys.lock, keys.fence, keys.waiters, claim.done_key, keys.room, keys.entries),
+        *(keys.rooms, keys.deadlines, keys.aside, keys.ended, *keys.slots),
+    )
+    return names, arguments
+
+
+def acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired | Busy | Done:
+    kind, value = reply[0], reply[1]
+    if kind == b"acquired":
+        return Acquired(value.decode(), int(reply[2]), sent_at)
+    if kind == b"done":
+        age = claim.done_ttl - reply[2] / 1000 if reply[2] >= 0 else 0.0
+        return Done(notes.decode(value), age)
+    left, relation, at = reply[2], reply[3].decode(), reply[4] / 1000
+    remaining = left / 1000 if left >= 0 else math.inf
+    holder = holders.parse(value, remaining) if value or relation == "foreign" else None
+    is_kept = holder is not None and (holder.queued or holder.held_for_retry)
+    for_message = is_kept and b',"turn":' not in value
+    return Busy(holder, remaining, relation, at, offered(reply[5:]), for_message)
+
+
+def extend_question(extension: Extension) -> tuple[Sequence[str], Sequence[Any]]:
+    """The keys and arguments of `extend.lua`."""
+    claim, keys = extension.claim, extension.claim.keys
+    max_hold = "" if extension.max_hold is None else to_ms(extension.max_hold)
+    arguments = (
+        *(extension.stored, len(claim.opening), claim.ttl_ms, int(extension.retake)),
+        *(extension.fence, max_hold, extension.counter),
+    )
+    return (keys.lock, keys.fence, keys.broken, *keys.slots), arguments
+
+
+def extend_reply(reply: list[Any]) -> Extended:
+    outcome, counter, *replaced = reply
+    if not replaced:
+        return Extended(int(outcome), int(counter))
+    value, left = replaced
+    by = holders.successor_of(value) or Holder()
+    return Extended(int(outcome), int(counter), by, left / 1000)
+
+
+def reserve_reply(reply: list[Any]) -> Reserved | Busy:
+    kind = reply[0]
+    if kind == b"reserved":
+        return Reserved()
+    remaining = reply[2] / 1000 if reply[2] >= 0 else math.inf
+    holder = holders.parse(reply[1], remaining)
+    return Busy(holder, remaining, "other", offered=offered(reply[3:]))
+
+
+def offered(reply: Sequence[Any]) -> Offered | None:
+    if not reply:
+        return None
+    kind, entry_id, entry, token, offers = reply
+    arrived = re.match(rb"[^|]*\|[^|]*@(\d+)\|", entry)
+    return Offered(
+        entry_id=entry_id.decode(),
+        entry=without_head(entry.decode()),
+        token=token.decode(),
+        arrived=int(arrived[1]) / 1000 if arrived else None,
+        publish=kind != b"reserved",
+        again=offers > 0,
+    )
+
+
+def holder_of(value: Any, left: int) -> Holder | None:
+    """Who holds the key that `GET` and `PTTL` gave this of."""
+    if isinstance(value, ResponseError):
+        value = b""  # held, by something of another type
+    return holders.parse(value, left / 1000 if left >= 0 else None)
+
+
+def pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
+    texts = [text.decode() for text in flat]
+    return zip(texts[::2], texts[1::2], strict=True)
+
+
+def entries_of(flat: Sequence[bytes]) -> list[tuple[str, str]]:
+    """Entries of a room by their ids, as a hash has them."""
+    texts = [text.decode(errors="replace") for text in flat]
+    return [(each, without_head(text)) for each, text in zip(texts[::2], texts[1::2], strict=True)]
+
+
+def without_head(stored: str) -> str:
+    """A room's entry without what the scripts put before it."""
+    return stored.split("|", 2)[-1]
+
+
+def seconds(ms: int) -> float | None:
+    return ms / 1000 if ms >= 0 else None

@@ -1,0 +1,1 @@
+"""For operators: the commands, and what they look at."""

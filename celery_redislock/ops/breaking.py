@@ -1,0 +1,45 @@
+"""Takes locks away, and drops who waits for them: an operator's orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..app.options import MAX_LIMIT
+from ..core.keys import lock_keys
+from ..core.server import LOOKING
+from ..tasks.turns import end_replaced
+from .survey import Found
+
+
+def all_of(found: Sequence[Found], task: str) -> list[Found]:
+    """All locks that this task holds; and what was set aside of it, if no other task has the lock:
+    whoever drops that drops all who wait for the lock.
+    """
+    others = {each.name for each in found if each.task not in ("", task)}
+    return [
+        each for each in found if each.task == task and not (each.is_aside and each.name in others)
+    ]
+
+
+def break_slot(locks: Any, each: Found) -> bool:
+    """Break the slot that was shown. False if somebody else has it now."""
+    keys = lock_keys(locks.prefix, each.name)
+    if each.key != keys.lock:
+        keys = lock_keys(locks.prefix, each.name, MAX_LIMIT)
+    holder = locks.store.locks.break_lock(keys, LOOKING, each.token)
+    return holder is not None or each.state == "reserved"
+
+
+def drop_waiting(app: Any, locks: Any, found: Sequence[Found]) -> int:
+    """Drop who waits for these locks, and store what that ends in. How many."""
+    count = 0
+    for name in {each.name: None for each in found}:
+        holder = next((each.holder for each in found if each.name == name and each.holder), None)
+        by = (holder and holder.task_id) or ""
+        keys = lock_keys(locks.prefix, name)
+        dropped = locks.store.rooms.drop_waiting(keys, LOOKING, by, locks.done_ttl)
+        count += len(dropped)
+        for entry_id, entry in dropped.items():
+            end_replaced(app, keys, LOOKING, entry_id, entry, by, unknown=True)
+    return count

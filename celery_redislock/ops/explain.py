@@ -1,0 +1,127 @@
+"""Which lock a call gets and why, and what would happen to the call now."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..app.options import LockOptions
+from ..policies import NO_RESULT, Coalesce, Defer, Policy, Queue, Raise, Replace, Skip, Wait
+from ..tasks.protect import pattern_of
+from ..tasks.target import keys_of_call, locked_task
+from ..tasks.task import SingletonTask
+from .survey import ASIDE, Found, one_lock
+
+
+def explain(app: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All about the lock of one call, as plain data, in the order in which to show it.
+
+    Raises:
+        TargetError: there is no such task, or its arguments are others.
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    task = locked_task(app, name)
+    keys = keys_of_call(app, name, args, kwargs)
+    options = task.lock_options
+    found = one_lock(task.app_locks.store, task.app_locks.prefix, keys.name)
+    return {
+        "task": name,
+        "key": keys.lock,
+        "name": keys.name,
+        "lock_key": _lock_key_in_words(options),
+        "options_from": _source(task),
+        "arguments": {k: repr(v) for k, v in task.arguments_of_call(args, kwargs).items()},
+        "lock_ttl": options.lock_ttl,
+        "lock_limit": options.lock_limit,
+        "lock_scope": options.lock_scope,
+        "policy": repr(options.on_conflict),
+        "standing": [each.to_dict() for each in found],
+        "now": _now(task, found),
+    }
+
+
+def _lock_key_in_words(options: LockOptions) -> str:
+    key = options.lock_key
+    if key is None:
+        return "not set: all arguments"
+    if callable(key):
+        where = getattr(key, "__qualname__", repr(key))
+        return f"a callable, {getattr(key, '__module__', '?')}.{where}"
+    return repr(list(key)) if isinstance(key, tuple) else repr(key)
+
+
+def _source(task: SingletonTask) -> str:
+    pattern = pattern_of(task)
+    if pattern is not None:
+        return f"redislock_tasks[{pattern!r}]"
+    module = inspect.getmodule(task.run)
+    return f"the task's own, in {module.__name__ if module else type(task).__module__}"
+
+
+def _now(task: SingletonTask, found: Sequence[Found]) -> str:
+    """What would happen to the call."""
+    locks = task.app_locks
+    if not locks.enabled:
+        return "redislock_enabled is False: it would run without a lock"
+    options = task.lock_options
+    taken = [each for each in found if each.state not in ("free", "broken", ASIDE)]
+    waiting = max((each.waiting for each in found if not each.is_aside), default=0)
+    if options.lock_scope != "running" and taken:
+        sent = {
+            "existing": "sending it sends nothing, and gives the result of the one that stands",
+            "raise": "sending it raises LockConflict",
+            "publish": "it would be sent, and then meets its policy in the worker",
+        }[options.on_queued_conflict]
+        if options.on_queued_conflict != "publish":
+            return f"{_who(taken)}: {sent}"
+    if options.lock_scope == "queued":
+        return "the lock is free: it would be sent, and keep the lock until it starts"
+    what = in_words(options.on_conflict, waiting)
+    reserved = [each for each in taken if each.state == "reserved"]
+    if len(taken) < options.lock_limit and not waiting:
+        return "the lock is free: it would run"
+    if reserved and len(reserved) == len(taken) and not waiting:
+        return "the lock is being handed over: it may run, or wait for the one it is handed to"
+    if len(taken) < options.lock_limit:
+        return f"the lock is free, but {waiting} wait before it: {what}"
+    return f"{_who(taken)}: {what}"
+
+
+def _who(taken: Sequence[Found]) -> str:
+    first = taken[0]
+    if first.state == "foreign":
+        return "a value that is not a lock stands under its key"
+    if first.state == "reserved" or first.holder is None:
+        return "the lock is being handed over"
+    more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
+    return f"held by {first.holder}{more}"
+
+
+def in_words(policy: Policy, waiting: int = 0) -> str:
+    """What would happen to a duplicate that comes now, while so many wait."""
+    if type(policy) is Skip:
+        ends = "REVOKED" if policy.result is NO_RESULT else f"SUCCESS with {policy.result!r}"
+        return f"it would be skipped: {ends}"
+    if type(policy) is Defer:
+        then = "" if policy.max_wait is None else _after(policy.max_wait, policy.then)
+        return f"it would be deferred, and tried again in {policy.countdown(0):g} s{then}"
+    if type(policy) is Wait:
+        then = "" if policy.timeout is None else _after(policy.timeout, policy.then)
+        return f"it would wait in its pool slot{then}"
+    if type(policy) is Queue:
+        if policy.limit is not None and waiting >= policy.limit:
+            return f"{waiting} wait, as many as may: {in_words(policy.then, waiting)}"
+        then = "" if policy.max_wait is None else _after(policy.max_wait, policy.then)
+        return f"it would wait in Redis, behind {waiting} others{then}"
+    if type(policy) is Coalesce:
+        return "it would wait in Redis, in the place of the one of this task that waits, if any"
+    if type(policy) is Replace:
+        return f"it would end the one that runs, within {policy.grace:g} s, and then run"
+    if type(policy) is Raise:
+        return "it would fail with LockConflict"
+    return f"{policy!r}, a policy of your own, would decide"
+
+
+def _after(seconds: float, then: Policy) -> str:
+    return f"; after {seconds:g} s, {in_words(then)}"

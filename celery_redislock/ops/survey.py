@@ -1,0 +1,259 @@
+"""What stands in the store, for people: all locks, or all about one. Reads, and changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TypeVar
+
+from ..app.options import MAX_LIMIT
+from ..core import holders
+from ..core.claims import Standing
+from ..core.holders import Holder
+from ..core.keys import LockKeys, is_slot, key_parts, lock_keys, lock_pattern
+from ..core.store import Store
+
+T = TypeVar("T")
+
+#: How many keys are read in one round trip.
+BATCH: Final = 500
+#: How many of those that wait, or were set aside, are named.
+NAMED: Final = 100
+#: The state of what stands for all tasks of a lock that were set aside.
+ASIDE: Final = "set aside"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """One slot of a lock, as it stands; or all the tasks of a lock that were set aside.
+
+    Attributes:
+        key: the slot's whole key.
+        name: the lock's name.
+        state: "held", "held for retry", "cooling down", "queued" (its message is), "replaced" (a
+            newer run waits for its end), "reserved" (it is being handed to a waiter), "foreign" (a
+            value that is not a lock of ours), "broken" (and nobody has taken it since), "free"
+            (and somebody waits for it), or "set aside" (tasks of its room, whose turn nobody took).
+        holder: who holds it, or held it last. Of what was set aside: the task, if all are of one.
+        token: what proves the holder's right.
+        held_for: seconds since it was taken.
+        lives_for: seconds until it lapses, should the holder die now; None for ever.
+        waiting: how many wait for the lock: in its waiting room, and in pool slots. Or how many
+            were set aside.
+    """
+
+    key: str
+    name: str
+    state: str
+    holder: Holder | None = None
+    token: str | None = None
+    held_for: float | None = None
+    lives_for: float | None = None
+    waiting: int = 0
+
+    @property
+    def task(self) -> str:
+        """The holder's task."""
+        if self.holder is None or self.state in ("foreign", "broken"):
+            return ""
+        return self.holder.task or "RedisLock"
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether it stands for what was set aside, and for no lock."""
+        return self.state == ASIDE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, without the token."""
+        holder = self.holder or Holder()
+        return {
+            "task": self.task or None,
+            "key": self.key,
+            "name": self.name,
+            "state": self.state,
+            "task_id": holder.task_id,
+            "attempt": holder.attempt,
+            "node": holder.node,
+            "pid": holder.pid,
+            "acquired_at": holder.acquired_at,
+            "held_for": self.held_for,
+            "lives_for": self.lives_for,
+            "waiting": self.waiting,
+            "fence": holder.fence,
+            "replaced_by": holder.replaced_by,
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """Who waits in a room, or was set aside."""
+
+    task: str | None
+    task_id: str
+
+
+def all_locks(store: Store, prefix: str) -> list[Found]:
+    """Every lock that is held, or was broken, or is waited for; and what was set aside.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    found: dict[bytes, Found] = {}
+    kinds: dict[str, dict[str, bytes]] = {"room": {}, "waiters": {}, "broken": {}, "aside": {}}
+    for page in store.looking.scan(lock_pattern(prefix)):
+        slots = {}
+        for key in page:
+            kind, name = key_parts(prefix, key) or ("", "")
+            if kind in kinds:
+                kinds[kind][name] = key
+            elif is_slot(kind) and key not in found:
+                slots[key] = name
+        for batch in _batches(slots.items()):
+            found.update(_read(store, batch))
+    taken = {each.name for each in found.values()}
+    broken = [(key, name) for name, key in kinds["broken"].items() if name not in taken]
+    for batch in _batches(broken):
+        found.update(_read(store, batch, "broken"))
+    taken.update(each.name for each in found.values())
+    waiting = _count_waiting(store, kinds["room"], kinds["waiters"])
+    free = (
+        Found(key=lock_keys(prefix, name).lock, name=name, state="free", waiting=count)
+        for name, count in waiting.items()
+        if name not in taken and count
+    )
+    held = (
+        dataclasses.replace(each, waiting=waiting[each.name]) if each.name in waiting else each
+        for each in found.values()
+    )
+    aside = [(lock_keys(prefix, name).lock, name, key) for name, key in kinds["aside"].items()]
+    return [*held, *free, *_set_aside(store, aside)]
+
+
+def one_lock(store: Store, prefix: str, name: str) -> list[Found]:
+    """What stands of the lock with this name; nothing if nobody has it or waits for it, and nothing
+    was set aside.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    keys = lock_keys(prefix, name, MAX_LIMIT)
+    slots = [(key.encode(), name) for key in (keys.lock, *keys.slots)]
+    found = _read(store, slots)
+    if not found:
+        found = _read(store, [(keys.broken.encode(), name)], "broken")
+    count = sum(store.looking.lengths([keys.room], [keys.waiters]))
+    aside = _set_aside(store, [(keys.lock, name, keys.aside.encode())])
+    if not found and count:
+        return [Found(key=keys.lock, name=name, state="free", waiting=count), *aside]
+    return [*(dataclasses.replace(each, waiting=count) for each in found.values()), *aside]
+
+
+def in_room(store: Store, keys: LockKeys) -> list[Waiting]:
+    """The first of those that wait in the lock's room, in order.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    return list(itertools.starmap(named, store.looking.waiting(keys, NAMED)))
+
+
+def aside_of(store: Store, keys: LockKeys) -> list[Waiting]:
+    """About the first hundred of the lock's tasks that were set aside.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    (entries,) = store.looking.set_aside([keys.aside], NAMED)
+    return list(itertools.starmap(named, entries))
+
+
+def named(entry_id: str, entry: str) -> Waiting:
+    """Whose entry of a room this is."""
+    try:
+        task = json.loads(entry)["task"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        task = None
+    task_id = entry_id.rpartition(":")[0]
+    return Waiting(task=task if isinstance(task, str) else None, task_id=task_id)
+
+
+def _batches(items: Iterable[T]) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while batch := list(itertools.islice(iterator, BATCH)):
+        yield batch
+
+
+def _read(
+    store: Store, slots: list[tuple[bytes, str]], state: str | None = None
+) -> dict[bytes, Found]:
+    """What stands under these keys. It may have gone since they were found."""
+    now, standing = store.looking.standing([key for key, _ in slots])
+    return {
+        key: _found(key, name, each, now, state)
+        for (key, name), each in zip(slots, standing, strict=True)
+        if each.exists
+    }
+
+
+def _found(key: bytes, name: str, standing: Standing, now: float, state: str | None) -> Found:
+    text = key.decode()
+    lives_for = standing.left / 1000 if standing.left >= 0 else None
+    record = None if standing.value is None else holders.decode(standing.value)
+    if state is not None or record is None:
+        if state == "broken":
+            text = text.replace("}:broken:", "}:lock:", 1)
+        return Found(key=text, name=name, state=state or "foreign", lives_for=lives_for)
+    holder = holders.parse(standing.value, lives_for)
+    since = None if holder is None else holder.acquired_at
+    return Found(
+        key=text,
+        name=name,
+        state=_state(holder),
+        holder=holder,
+        token=record["token"],
+        held_for=None if since is None else max(now - since, 0.0),
+        lives_for=lives_for,
+    )
+
+
+def _state(holder: Holder | None) -> str:
+    if holder is None:
+        return "reserved"
+    if holder.held_for_retry:
+        return "held for retry"
+    if holder.cooling_down:
+        return "cooling down"
+    if holder.queued:
+        return "queued"
+    return "replaced" if holder.replaced_by is not None else "held"
+
+
+def _set_aside(store: Store, asides: list[tuple[str, str, bytes]]) -> Iterator[Found]:
+    """What was set aside, given the lock's key, its name, and the key of what was set aside."""
+    for batch in _batches(asides):
+        keys = [key for _, _, key in batch]
+        counts, entries = store.looking.lengths([], [], keys), store.looking.set_aside(keys, NAMED)
+        for (lock, name, _), count, some in zip(batch, counts, entries, strict=True):
+            tasks = {named(*each).task for each in some}
+            task = tasks.pop() if len(tasks) == 1 else None
+            holder = Holder(task=task) if task else None
+            if count:
+                yield Found(key=lock, name=name, state=ASIDE, holder=holder, waiting=count)
+
+
+def _count_waiting(
+    store: Store, rooms: dict[str, bytes], waiters: dict[str, bytes]
+) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    named = [(name, key, "room") for name, key in rooms.items()]
+    named += [(name, key, "waiters") for name, key in waiters.items()]
+    for start in range(0, len(named), BATCH):
+        batch = named[start : start + BATCH]
+        lists = [(name, key) for name, key, kind in batch if kind == "room"]
+        sets = [(name, key) for name, key, kind in batch if kind == "waiters"]
+        lengths = store.looking.lengths([key for _, key in lists], [key for _, key in sets])
+        for (name, _), length in zip([*lists, *sets], lengths, strict=True):
+            counts[name] = counts.get(name, 0) + length
+    return counts

@@ -1,0 +1,1 @@
+"""A locked task where it runs."""

@@ -1,0 +1,145 @@
+"""Raises `LockLost` inside a running body, from the heartbeat's thread.
+
+Where a body runs decides how: in a process's main thread (prefork, solo) a signal also ends a
+blocking call; in a thread (threads pool) it is raised at the next bytecode; a greenlet of gevent is
+thrown into at its next switch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from typing import Any, Final
+
+from ..core.greenlets import hub_here, native_lock, patched_by
+from ..core.log import get_logger
+from ..errors import LockLost
+
+logger = get_logger()
+
+_SIGNAL: Final = signal.SIGUSR2
+
+
+class Abort:
+    """Aims at the body that the current thread, or greenlet, is about to run."""
+
+    def __init__(self) -> None:
+        self._mutex = native_lock()
+        self._armed = False
+        self._fired = False
+        self._target: Any = None
+
+    def arm(self) -> None:
+        """From here on `fire` raises."""
+        self._target = _target(self)
+        self._armed = True
+
+    def disarm(self) -> None:
+        """From here on `fire` does nothing, and what was fired and not yet raised is called off."""
+        with self._mutex:
+            self._armed = False
+            fired = self._fired
+        if fired and self._target is not None:
+            try:  # noqa: SIM105  a call to `suppress` is a place where it may be raised
+                self._target.call_off()
+            except LockLost:
+                pass
+
+    def fire(self) -> None:
+        """Raise `LockLost` in the body. Without effect before `arm` and after `disarm`."""
+        with self._mutex:
+            if not self._armed or self._fired:
+                return
+            self._fired = True
+            if self._target is not None:
+                self._target.throw()
+                return
+        logger.error("redislock: on_lock_lost='abort' cannot end a body in this pool")
+
+
+def _target(abort: Abort) -> Any:
+    by = patched_by()
+    if by == "gevent":
+        return _Greenlet()
+    if by == "eventlet":
+        return None  # it has no way to wake its hub from another thread
+    if threading.current_thread() is threading.main_thread() and _install_handler():
+        return _MainThread(abort)
+    return _Thread()
+
+
+class _Thread:
+    def __init__(self) -> None:
+        self._ident = ctypes.c_ulong(threading.get_ident())
+
+    def throw(self) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(self._ident, ctypes.py_object(LockLost))
+
+    def call_off(self) -> None:
+        # Not by setting None: Python would believe for ever that something is pending, and look at
+        # every call; under a profiler Python 3.11 stands still then. What is pending is raised at
+        # once, here or on the way here.
+        try:
+            for _ in range(10):
+                pass
+        except LockLost:
+            pass
+
+
+class _Greenlet:
+    def __init__(self) -> None:
+        import gevent
+
+        self._greenlet = gevent.getcurrent()
+        self._hub = hub_here()
+        self._pending = False
+
+    def throw(self) -> None:
+        self._pending = True
+        assert self._hub is not None
+        self._hub.call_soon(self._throw)
+
+    def _throw(self) -> None:
+        # In the hub, so nothing comes in between. `gevent.kill` would do it a little later, when
+        # the body may have ended.
+        if self._pending and not self._greenlet.dead:
+            self._greenlet.throw(LockLost())
+
+    def call_off(self) -> None:
+        self._pending = False
+
+
+class _MainThread:
+    #: The body that the main thread runs, if it is to end. One at a time.
+    due: Abort | None = None
+
+    def __init__(self, abort: Abort) -> None:
+        self._abort = abort
+
+    def throw(self) -> None:
+        _MainThread.due = self._abort
+        ident = threading.main_thread().ident
+        assert ident is not None
+        signal.pthread_kill(ident, _SIGNAL)
+
+    def call_off(self) -> None:
+        _MainThread.due = None
+
+
+def _handler(signum: int, frame: Any) -> None:
+    # Stays installed: a signal that comes late must not end the process, its default action.
+    due, _MainThread.due = _MainThread.due, None
+    if due is not None:
+        raise LockLost
+
+
+def _install_handler() -> bool:
+    """Whether the signal is ours. One that the user handles is left to the user."""
+    current = signal.getsignal(_SIGNAL)
+    if current is _handler:
+        return True
+    if current is not signal.SIG_DFL:
+        return False
+    signal.signal(_SIGNAL, _handler)
+    return True

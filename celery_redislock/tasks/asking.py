@@ -1,0 +1,210 @@
+"""Asking for the lock, and what is neither ours nor an ordinary conflict: a copy of a message, a
+retry that came early, a server that does not answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from ..app.results import is_ready, proves_nothing, store_skipped
+from ..core import notes
+from ..core.claims import Acquired, Busy, Done
+from ..core.holders import Holder
+from ..core.lease import Lease
+from ..core.log import get_logger
+from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
+from ..policies import Defer, Policy, Queue, Raise
+from .attempt import Attempt
+from .ends import AlreadyDone, Skipped
+from .sending import backoff, put_off
+from .settle import End, settle_kept
+
+logger = get_logger()
+
+#: Seconds that a retry waits in place for its earlier attempt, which is just ending.
+EARLIER: Final = 1.0
+#: Seconds for which a finished attempt's result may still be on its way to the backend.
+RESULT_DUE: Final = 5.0
+
+
+def policy_of(attempt: Attempt) -> Policy:
+    """What a duplicate does. In eager mode nobody would run what is published."""
+    policy = attempt.options.on_conflict
+    while attempt.is_eager and isinstance(policy, Defer | Queue):
+        policy = policy.then
+    return policy
+
+
+def ask(attempt: Attempt) -> Acquired | Busy | Done:
+    """Ask for the lock. If a conflict can end in one way only, it is noted with the answer."""
+    policy = policy_of(attempt)
+    is_noted = (
+        policy.turns_away
+        and attempt.may_have_copies
+        and not attempt.reruns
+        and (not isinstance(policy, Raise) or attempt.acks_failures)
+    )
+    reply = lease_of(attempt).take(noted=is_noted)
+    is_conflict = isinstance(reply, Busy) and reply.relation not in ("own", "earlier")
+    attempt.is_noted = is_noted and is_conflict
+    return reply
+
+
+def lease_of(attempt: Attempt) -> Lease:
+    """The attempt's lease."""
+    assert attempt.lease is not None
+    return attempt.lease
+
+
+def resolve(
+    attempt: Attempt, question: Callable[[], Acquired | Busy | Done]
+) -> Acquired | Busy | None:
+    """Ask for the lock, and deal with all but an ordinary conflict.
+
+    Args:
+        attempt: who asks.
+        question: asks once, or waits.
+
+    Returns:
+        `Acquired`, or `Busy` with somebody else, or None: the task is to run without its lock.
+
+    Raises:
+        Deferred: another copy of this message, or its earlier attempt, has the lock.
+        AlreadyDone: another copy has run.
+        LockUnavailable: the server could not be asked, and the task says to raise that.
+    """
+    try:
+        reply = question()
+        while not isinstance(reply, Acquired):
+            attempt.heard(reply)
+            if isinstance(reply, Done):
+                reply = _unless_done(attempt, reply)
+            elif reply.relation == "own" and not attempt.is_eager:
+                _redelivered(attempt, reply)
+            elif reply.relation == "earlier" and not attempt.is_eager:
+                reply = _await_earlier(attempt)
+            elif reply.relation in ("own", "earlier"):
+                # An eager retry runs inside its earlier attempt, under that one's lock.
+                return None
+            elif attempt.reruns:
+                # It has run to its end: it is no duplicate of anybody.
+                _redelivered(attempt, reply)
+            else:
+                return reply
+    except LockUnavailable as exc:
+        unless_unlocked(attempt, exc)
+        return None
+    return reply
+
+
+def _redelivered(attempt: Attempt, busy: Busy) -> NoReturn:
+    """Another copy of the message that the holder is running. Not a duplicate: if the holder
+    dies, this copy is all that is left of the task.
+    """
+    attempt.delivery.redelivered = True
+    attempt.delivery.sent = ""  # whatever it is, it is a copy of what runs under its id
+    _put_off_behind(attempt, "redelivered", busy)
+
+
+def _await_earlier(attempt: Attempt) -> Acquired | Busy | Done:
+    """A retry that came before its earlier attempt, which published it, has ended."""
+    lease = lease_of(attempt)
+    reply = lease.wait(min(EARLIER, lease.ttl / 3), attempt.heard)
+    if isinstance(reply, Busy) and reply.relation == "earlier":
+        _put_off_behind(attempt, "retried early", reply)
+    return reply
+
+
+def _put_off_behind(attempt: Attempt, outcome: str, busy: Busy) -> NoReturn:
+    """Look again later whether this task's other run, which has the lock, has ended."""
+    countdown = backoff(attempt, attempt.delivery.deferrals, lease_of(attempt).ttl / 3)
+    attempt.conflict_ended(outcome, busy.holder, countdown)
+    put_off(attempt, countdown)
+
+
+def _unless_done(attempt: Attempt, done: Done) -> Acquired | Busy | Done:
+    """End a copy of a message whose task has run; ask again if it is not one, or has not quite."""
+    delivery, lease = attempt.delivery, lease_of(attempt)
+    if done.note.replaced_by is not None:
+        if attempt.began and is_ready(attempt.task, attempt.request.id):
+            _already_done(attempt)  # it ended in its grace, in a result of its own
+        end_as_replaced(attempt, done.note.replaced_by)
+    if done.note.is_of_another_message(delivery.sent):
+        return lease.take(again=True)
+    # Somebody may send a task again under the same id. A copy was about before it ended, itself
+    # or as what it was deferred from.
+    if not delivery.redelivered and max(delivery.age, delivery.waited) < done.age:
+        return lease.take(again=True)
+    # What it is deferred to must be known for a copy too, though it is received later.
+    delivery.redelivered = True
+    if _has_ended(attempt, done):
+        _already_done(attempt)
+    if done.age < RESULT_DUE:
+        put_off(attempt, 1.0)
+    # It ended, and died before Celery had stored what it ended in, or published what follows it.
+    logger.warning("redislock: %s ended without a result; it runs again", attempt)
+    attempt.reruns = True
+    return lease.take(again=True)
+
+
+def _already_done(attempt: Attempt) -> NoReturn:
+    attempt.end = End.TURNED_AWAY
+    attempt.conflict_ended("already done", None)
+    raise AlreadyDone
+
+
+def _has_ended(attempt: Attempt, done: Done) -> bool:
+    """Whether all that was to come of the run has come."""
+    if done.note.kind == notes.ENDED:
+        return True
+    if done.note.kind == notes.PUBLISHING:
+        return False
+    if proves_nothing(attempt.task, attempt.request):
+        return True  # nothing was to come
+    return is_ready(attempt.task, attempt.request.id)
+
+
+def unless_unlocked(attempt: Attempt, error: LockUnavailable) -> None:
+    """The lock server cannot be asked: return if the task is to run all the same."""
+    choice = attempt.options.on_redis_error
+    if choice == "run":
+        attempt.end = End.UNLOCKED
+        logger.error(
+            "redislock: %s runs WITHOUT its lock: %s", attempt, error,
+            extra=attempt.fields("run unlocked", reason=error.reason),
+        )  # fmt: skip
+        return
+    if choice == "raise" or attempt.is_eager:
+        attempt.end = End.UNLOCKED
+        raise error
+    countdown = backoff(attempt, attempt.delivery.outages, 60.0)
+    logger.error(
+        "redislock: %s is deferred for %.1f s: %s", attempt, countdown, error,
+        extra=attempt.fields("unavailable", countdown=countdown, reason=error.reason),
+    )  # fmt: skip
+    attempt.emit("deferred", "unavailable", countdown=countdown)
+    put_off(attempt, countdown, cause=error)
+
+
+def end_as_replaced(attempt: Attempt, by: Holder) -> NoReturn:
+    """End in favour of a newer run."""
+    attempt.conflict_ended("replaced", by)
+    store_end(attempt, error := TaskReplaced(attempt.key, by))
+    if attempt.end is not End.RAN:
+        attempt.end = End.TURNED_AWAY
+        attempt.mark_done()
+    raise Skipped(error)
+
+
+def store_end(attempt: Attempt, error: TaskSkipped) -> None:
+    """Store that the task was skipped."""
+    if not attempt.is_eager:
+        store_skipped(attempt.task, attempt.request, error)
+
+
+def give_up_kept(attempt: Attempt) -> None:
+    """The task will not take the lock that is kept for its message."""
+    kept, attempt.kept = attempt.kept, None
+    attempt.delivery.kept = None
+    settle_kept(attempt.task.app, kept, End.TURNED_AWAY)

@@ -1,0 +1,283 @@
+"""One delivery of a locked task where it runs: what it is, what it holds, what is said of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from celery.app.task import Context
+
+from .. import signals
+from ..app.delivery import Delivery, Kept
+from ..app.events import OF_CONFLICT, channel, emit
+from ..app.internals import pop_task, push_task
+from ..core import holders
+from ..core.claims import Busy, Claim, to_ms
+from ..core.clock import clock
+from ..core.holders import Holder
+from ..core.lease import Lease
+from ..core.log import fields, get_logger
+from ..errors import LockUnavailable
+from . import turns
+from .settle import End
+
+if TYPE_CHECKING:
+    from ..app.settings import AppLocks
+    from .task import SingletonTask
+
+logger = get_logger()
+
+
+class Attempt:
+    """A delivery, its claim, and its state. The steps are functions over it.
+
+    Args:
+        task: the task.
+        raw: the request as Celery hands it to the tracer. Our header is taken out of it.
+        locks: the app's locks.
+        args: the call's arguments.
+        kwargs: the call's keyword arguments.
+        request: the request itself, if there is one already.
+
+    Raises:
+        ConfigError: a newer release sent the message.
+        TypeError: the arguments do not fit the task.
+        Exception: what a `lock_key` callable raises.
+
+    Attributes:
+        end: how the delivery ends, as far as it is known by now.
+        kept: what is kept for its message and is not settled yet.
+        goes: the body is to run.
+        reruns: it has run before, and its result is missing.
+        parking: it is being put into the waiting room.
+        may_have_copies: another copy of its message may be about.
+        is_noted: that it ends without a run was noted with the server's answer.
+    """
+
+    # Defaults of the class: one of these is made for each task that runs, and few change them.
+    end = End.CANNOT_RUN
+    goes = reruns = parking = is_noted = False
+    asks_since = 0.0
+    _request: Any = None
+
+    def __init__(
+        self,
+        task: SingletonTask,
+        raw: dict[str, Any],
+        locks: AppLocks,
+        args: Any,
+        kwargs: Mapping[str, Any],
+        request: Any = None,
+    ) -> None:
+        self.task = task
+        self.raw = raw
+        self.locks = locks
+        self.args = args
+        self.kwargs = kwargs
+        self.is_eager = request is not None
+        self._request = request
+        self.options = task.lock_options
+        self.kept = Kept.of(raw)  # first: also what cannot be read on is to be settled
+        self.delivery = delivery = Delivery.take_from(raw)
+        if not self.is_eager:
+            channel.wanted = delivery.events
+        self.claim = self._claim()
+        self.key = self.claim.keys.lock
+        self.lease: Lease | None = None
+        # The broker has the message still, or had it for as long as a visibility timeout, and none
+        # is shorter than a second; or it did not hear that what this one was deferred from is
+        # acknowledged.
+        self.may_have_copies = not self.is_eager and bool(
+            task.acks_late
+            or task.acks_after_body
+            or delivery.redelivered
+            or delivery.deferrals
+            or delivery.age >= 1.0
+        )
+
+    def _claim(self) -> Claim:
+        task, raw, delivery = self.task, self.raw, self.delivery
+        ttl = self.options.lock_ttl
+        task_id, attempt = raw.get("id") or "", raw.get("retries") or 0
+        nesting = raw.get("replaced_task_nesting") or 0
+        arrived, age = self._arrival()
+        value = holders.encode(
+            delivery.token,
+            ttl_ms=to_ms(ttl),
+            task=task.name,
+            task_id=task_id,
+            attempt=attempt,
+            nesting=nesting,
+            node=raw.get("hostname"),
+            arrived=arrived,
+            age=age,
+        )
+        keys = task.lock_keys_for(self.args, self.kwargs)
+        kept = self.kept
+        # Another lock: the sender's code, or that of an older release, is not this worker's.
+        is_ours = kept is not None and kept.mark == keys.mark
+        return Claim(
+            *(keys, delivery.token, ttl, value, task_id, attempt, nesting, self.locks.done_ttl),
+            kept=kept.token if is_ours and kept is not None else "",
+            parked=kept is not None and bool(kept.entry_id),
+            parent=(raw.get("parent_id") or "") if nesting else "",
+            sent=delivery.sent,
+        )
+
+    def _arrival(self) -> tuple[float | None, float | None]:
+        """Since when this run has been here, for one that would replace it: a time, or an age."""
+        delivery = self.delivery
+        if not self.options.on_conflict.replaces or self.began:
+            return None, None
+        if delivery.arrived is not None:
+            return delivery.arrived, None
+        return None, delivery.age if delivery.received is not None else None
+
+    @property
+    def began(self) -> bool:
+        """Whether the task may have run before: a retry, or a copy of a message whose run died.
+        What came since is newer.
+        """
+        return bool(
+            self.raw.get("retries")
+            or self.raw.get("replaced_task_nesting")
+            or self.delivery.redelivered
+        )
+
+    @property
+    def request(self) -> Any:
+        """The task's request. Most runs need none before Celery makes it."""
+        if self._request is None:
+            self._request = Context(
+                self.raw, args=self.args, kwargs=self.kwargs, called_directly=False
+            )
+        return self._request
+
+    @contextlib.contextmanager
+    def as_current(self) -> Iterator[None]:
+        """Be the running task, for receivers, policies and log lines."""
+        if self.is_eager:
+            yield
+            return
+        push_task(self.task)
+        self.task.request_stack.push(self.request)
+        try:
+            yield
+        finally:
+            self.task.request_stack.pop()
+            pop_task()
+
+    def runs_with(self, request: Any) -> None:
+        """Celery has made the request under which the body runs."""
+        self._request = request
+
+    # -- the lock -------------------------------------------------------------------------
+
+    def heard(self, reply: Any) -> None:
+        """Publish the message of who got the turn when this one asked for the lock."""
+        if isinstance(reply, Busy) and reply.offered is not None:
+            turns.publish(self.task.app, self.claim.keys, self.claim.ttl, reply.offered)
+        delivery = self.delivery
+        if isinstance(reply, Busy) and delivery.arrived is None and not self.began:
+            delivery.arrived = None if delivery.received is None else reply.at - delivery.age
+
+    def mark_done(self) -> None:
+        """Note that the task ends without a run, for other copies of its message: one that finds
+        the lock free must not run instead.
+        """
+        if self.may_have_copies and not self.is_noted:
+            with contextlib.suppress(LockUnavailable):  # a copy may run
+                self.locks.store.done.mark_done(self.claim)
+
+    @property
+    def acks_failures(self) -> bool:
+        """Whether a failure ends the message. A rejected one may come back, to run again."""
+        flag = getattr(self.task, "acks_on_failure", None)
+        if flag is None:
+            flag = self.task.acks_on_failure_or_timeout
+        return bool(flag) or not self.task.acks_late
+
+    @property
+    def as_holder(self) -> Holder:
+        return Holder(
+            task=self.task.name,
+            task_id=self.claim.task_id or None,
+            attempt=self.claim.attempt,
+            node=self.raw.get("hostname"),
+            fence=self.lease.fence if self.lease is not None else 0,
+        )
+
+    # -- what is said of it ---------------------------------------------------------------
+
+    def conflict_ended(
+        self, outcome: str, holder: Holder | None, countdown: float | None = None
+    ) -> None:
+        """Say how a conflict ended: one line, one signal, and an event if the worker sends them."""
+        self._log_conflict(outcome, holder, countdown)
+        if outcome in OF_CONFLICT:
+            self.emit(OF_CONFLICT[outcome], outcome, holder=holder, countdown=countdown)
+        self.send(
+            signals.lock_conflict,
+            signals.ConflictDetails,
+            holder=holder,
+            outcome=outcome,
+            countdown=countdown,
+        )
+
+    def _log_conflict(self, outcome: str, holder: Holder | None, countdown: float | None) -> None:
+        is_old, age = self._is_remarkable(outcome, holder)
+        level = logging.WARNING if is_old else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
+        after = f" for {countdown:.1f} s" if countdown is not None else ""
+        by = f"held by {holder}" if holder else "held by nobody now"
+        if outcome == "replaced":
+            by = f"for {holder}"
+        since = f", for {age:.0f} s" if is_old else ""
+        extra = self.fields(outcome, holder=holder, countdown=countdown)
+        logger.log(
+            level, "redislock: %s %s%s: %s is %s%s", self, outcome, after, self.key, by, since,
+            extra=extra,
+        )  # fmt: skip
+
+    def _is_remarkable(self, outcome: str, holder: Holder | None) -> tuple[bool, float]:
+        """Whether it was turned away by one who has held the lock for suspiciously long."""
+        is_away = outcome in ("skipped", "skipped with a result", "raised")
+        if not is_away or holder is None or holder.acquired_at is None or holder.queued:
+            return False, 0.0
+        age = time.time() - holder.acquired_at
+        return age >= (
+            getattr(self.options, "lock_warn_after", None) or 10 * self.options.lock_ttl
+        ) and not holder.cooling_down, age
+
+    @property
+    def who(self) -> dict[str, Any]:
+        """Of which run a log line, an event or a signal is."""
+        claim = self.claim
+        return {"task": self.task.name, "task_id": self.raw.get("id"), "attempt": claim.attempt}
+
+    def fields(self, outcome: str, **more: Any) -> dict[str, Any]:
+        """The `extra` of a log line."""
+        return fields(outcome, self.key, **self.who, **more)
+
+    def emit(self, kind: str, outcome: str, **more: Any) -> None:
+        """Send an event, if the worker sends them."""
+        if channel.wanted and not self.is_eager:
+            emit(kind, outcome, self.key, **self.who, **more)
+
+    def send(self, signal: Any, details: type[Any], **fields: Any) -> None:
+        """Send a signal, if anybody listens."""
+        if signal.receivers:
+            signal.send(sender=self.task, details=details(key=self.key, **self.who, **fields))
+
+    def __str__(self) -> str:
+        attempt = f" attempt {self.claim.attempt}" if self.claim.attempt else ""
+        return f"{self.task.name}[{self.raw.get('id')}]{attempt}"
+
+
+def hold_time(lease: Lease) -> float:
+    """Seconds since the lock was acquired."""
+    return clock() - lease.acquired_at

@@ -1,0 +1,253 @@
+"""What a policy can do with a task that met a held lock: the verbs, as a worker does them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from .. import signals
+from ..app.entries import Entry, broker_of, message_options
+from ..core.claims import Acquired, Busy, Full, Older, Parked, Turn
+from ..core.holders import Holder, successor_text
+from ..errors import ConfigError, LockConflict, LockUnavailable, TaskSkipped
+from ..policies import NO_RESULT, Policy
+from . import turns
+from .asking import (
+    ask,
+    end_as_replaced,
+    give_up_kept,
+    lease_of,
+    resolve,
+    store_end,
+    unless_unlocked,
+)
+from .attempt import Attempt
+from .ends import Skipped, Waiting
+from .sending import put_off
+from .settle import End
+
+#: What `run` returns, for the policy to hand on.
+RUN: Final = object()
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class TaskConflict:
+    """The `policies.Conflict` of a task in a worker.
+
+    Attributes:
+        result: what the task returns if it ended in a result without a run.
+    """
+
+    _attempt: Attempt
+    _busy: Busy
+    result: Any = None
+    _unlocked: bool = False
+
+    def meet(self, policy: Policy) -> None:
+        """Let the policy end the conflict.
+
+        Raises:
+            Ignore: it ended without a run, and without a result.
+            ConfigError: the policy used no verb.
+        """
+        policy.act(self)
+        if not self._attempt.goes and self._attempt.end is not End.TURNED_AWAY:
+            raise ConfigError(
+                f"on_conflict={policy!r} did not end the conflict: its act() must return"
+                " conflict.skip(), .defer(), .park(), .replace(), .fail(), or .run() after"
+                " conflict.wait() was True"
+            )
+
+    @property
+    def key(self) -> str:
+        return self._attempt.key
+
+    @property
+    def holder(self) -> Holder | None:
+        return self._busy.holder
+
+    @property
+    def remaining(self) -> float:
+        return self._busy.remaining
+
+    @property
+    def deferrals(self) -> int:
+        return self._attempt.delivery.deferrals
+
+    @property
+    def waited(self) -> float:
+        return self._attempt.delivery.waited
+
+    # -- the ends without a run -----------------------------------------------------------
+
+    def skip(self, result: Any = NO_RESULT) -> Any:
+        attempt = self._attempt
+        attempt.end = End.TURNED_AWAY
+        # Before the result is stored: until it is, a copy runs if nobody stores one.
+        attempt.mark_done()
+        if not isinstance(result, type(NO_RESULT)):
+            attempt.conflict_ended("skipped with a result", self.holder)
+            self.result = result
+            return result
+        attempt.conflict_ended("skipped", self.holder)
+        store_end(attempt, error := TaskSkipped(self.key, self.holder))
+        raise Skipped(error)
+
+    def fail(self) -> Any:
+        attempt = self._attempt
+        attempt.end = End.TURNED_AWAY
+        if attempt.acks_failures:
+            attempt.mark_done()
+        attempt.conflict_ended("raised", self.holder)
+        raise LockConflict(self.key, self.holder)
+
+    def defer(self, countdown: float) -> Any:
+        if self._attempt.is_eager:
+            return self.skip()  # nobody would run what is published
+        # It gives up its turn: it comes back by itself.
+        give_up_kept(self._attempt)
+        self._attempt.conflict_ended("deferred", self.holder, countdown)
+        return put_off(self._attempt, countdown)
+
+    # -- waiting --------------------------------------------------------------------------
+
+    def wait(self, timeout: float | None) -> bool:
+        attempt = self._attempt
+        self._begin_to_wait()
+        with _waiting(attempt):
+            reply = resolve(
+                attempt,
+                lambda: lease_of(attempt).wait(timeout, attempt.heard, attempt.is_eager),
+            )
+        if isinstance(reply, Busy):
+            self._busy = reply
+            if not reply.for_message or attempt.delivery.gave_up or attempt.is_eager:
+                return False
+            # That message needs a pool slot, perhaps this one.
+            return self._park(None, timeout, newest=False)
+        if reply is None:
+            self._unlocked = True
+            return True
+        attempt.conflict_ended("waited", self.holder)
+        return True
+
+    def park(
+        self, *, limit: int | None = None, max_wait: float | None = None, newest: bool = False
+    ) -> bool:
+        if self._attempt.is_eager:
+            self.skip()  # nobody would run what is published
+        self._begin_to_wait()
+        give_up = None if max_wait is None else max(max_wait - self.waited, 0.001)
+        return self._park(limit, give_up, newest)
+
+    def replace(self, grace: float) -> bool:
+        attempt = self._attempt
+        if attempt.is_eager or attempt.claim.attempt or attempt.claim.nesting:
+            # Nobody would run what is published; or the holder started after this task did.
+            self.skip()
+        self._begin_to_wait()
+        if attempt.began and attempt.delivery.arrived is None:
+            # A copy of a run that died: it does not end what came since, and runs after it.
+            return self._park(None, None, newest=True)
+        return self._park(None, None, newest=True, grace=grace)
+
+    def run(self) -> Any:
+        attempt = self._attempt
+        if not self._unlocked and not lease_of(attempt).fence:
+            raise RuntimeError("a policy must not run the task before wait() has returned True")
+        attempt.goes = True
+        return RUN
+
+    def _begin_to_wait(self) -> None:
+        if self._attempt.delivery.since is None:
+            self._attempt.delivery.since = time.time()
+
+    def _park(
+        self,
+        limit: int | None,
+        give_up: float | None,
+        newest: bool,
+        grace: float | None = None,
+    ) -> bool:
+        while True:
+            reply = self._park_once(limit, give_up, newest, grace)
+            if isinstance(reply, Busy):
+                self._busy = reply  # it was free for a moment
+                continue
+            self._unlocked = reply is None
+            return not isinstance(reply, Full)
+
+    def _park_once(
+        self, limit: int | None, give_up: float | None, newest: bool, grace: float | None
+    ) -> Acquired | Busy | Full | None:
+        """Put the task into the waiting room, unless the lock is free by now.
+
+        Raises:
+            Waiting: it waits in the room.
+        """
+        attempt, delivery = self._attempt, self._attempt.delivery
+        request, header = attempt.request, delivery.parked_header(broker_of(attempt.task.app))
+        options = message_options(attempt.task, request, header, delivery.content_type)
+        entry = Entry.of(
+            attempt.task, request.args, request.kwargs, options, delivery.content_type
+        ).dump()
+        # From here on it may be published from the room, also if the answer is lost, or is that
+        # it need not wait.
+        attempt.parking = delivery.copied = attempt.may_have_copies = True
+        try:
+            reply = attempt.locks.store.rooms.park(
+                attempt.claim,
+                entry,
+                kind=re.sub("[|@]", "_", attempt.task.name) if newest else "",
+                arrived=delivery.arrived,
+                age=delivery.age if delivery.received is not None else 0.0,
+                limit=limit,
+                give_up=give_up,
+                in_front=delivery.parked or grace is not None,
+                replace=self._in_favour(grace),
+                began=attempt.began,
+            )
+        except LockUnavailable as exc:
+            unless_unlocked(attempt, exc)
+            return None
+        return self._parked(reply, newest, grace)
+
+    def _in_favour(self, grace: float | None) -> tuple[str, float | None]:
+        return successor_text(self._attempt.task.name, self._attempt.claim.task_id), grace
+
+    def _parked(
+        self, reply: Parked | Turn | Full | Older, newest: bool, grace: float | None
+    ) -> Acquired | Busy | Full | None:
+        attempt = self._attempt
+        if not isinstance(reply, Parked):
+            attempt.parking = False
+        if isinstance(reply, Full):
+            return reply
+        if isinstance(reply, Older):
+            by = reply.holder or Holder(task=attempt.task.name, task_id=reply.task_id)
+            end_as_replaced(attempt, by)
+        app, keys, ttl = attempt.task.app, attempt.claim.keys, attempt.claim.ttl
+        if isinstance(reply, Parked):
+            attempt.end = End.PUT_OFF
+            outcome = "replacing" if grace is not None else "coalesced" if newest else "queued"
+            attempt.conflict_ended(outcome, self.holder)
+        for entry_id, replaced in reply.replaced.items():
+            turns.end_replaced(app, keys, ttl, entry_id, replaced, attempt.claim.task_id)
+        if isinstance(reply, Parked):
+            turns.follow(app, keys, ttl, reply)
+            raise Waiting
+        return resolve(attempt, lambda: ask(attempt))
+
+
+@contextlib.contextmanager
+def _waiting(attempt: Attempt) -> Iterator[None]:
+    """Say that the task waits in its pool slot."""
+    attempt.send(signals.lock_waiting, signals.WaitingDetails, waits=True)
+    try:
+        yield
+    finally:
+        attempt.send(signals.lock_waiting, signals.WaitingDetails, waits=False)

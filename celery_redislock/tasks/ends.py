@@ -1,0 +1,68 @@
+"""What ends a delivery without its body, as Celery's own exceptions."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from celery.exceptions import Ignore
+
+
+class Skipped(Ignore):
+    """Ends a skipped task, whose result is stored, without another. Seen by `LockRequest`.
+
+    Its only argument is that result, a `TaskSkipped`.
+    """
+
+
+class Deferred(Ignore):
+    """Ends a delivery whose task was published again."""
+
+
+class Waiting(Ignore):
+    """Ends a delivery whose task was put into a waiting room."""
+
+
+class AlreadyDone(Ignore):
+    """Ends a copy of a message whose task has run."""
+
+
+class Unlocked:
+    """What `self.lock` is where no lock was taken: nothing to lose, and nothing to fence with."""
+
+    key = None
+    token = None
+    ttl = 0.0
+    fence = 0
+    lost = False
+
+    def ensure(self) -> None:
+        """Nothing was locked, so nothing is lost."""
+
+    def __repr__(self) -> str:
+        return "<no lock>"
+
+
+UNLOCKED: Final = Unlocked()
+#: Where the request keeps the lease while the body runs.
+LEASE: Final = "_redislock_lease"
+
+
+class EndInfo:
+    """What a pool process tells the main one of a task that ended without its body.
+
+    Celery makes a picklable traceback of it, with every code position of its longest function.
+    """
+
+    def __init__(self, exception: BaseException) -> None:
+        self.exception = exception
+        self.type = type(exception)
+        self.traceback = ""
+        self.internal = True
+
+    @property
+    def exc_info(self) -> tuple[Any, Any, Any]:
+        """As of an `ExceptionInfo`."""
+        return self.type, self.exception, None
+
+    def __str__(self) -> str:
+        return repr(self.exception)

@@ -1,0 +1,242 @@
+"""Uniqueness while queued: the lock is taken where a task is sent, and kept for its message.
+
+The reservation stands under the lock's own key, with a token that travels with the message, by
+which the first of its copies takes the lock over. While the message is published it stands for a
+short time only, and for long once the broker has it: a sender that dies or hangs leaves no lock
+without a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import uuid
+
+from .. import signals
+from ..app.delivery import KEY, VERSION, Kept
+from ..app.times import seconds_until
+from ..core import holders
+from ..core.checks import MAX_SECONDS
+from ..core.claims import Busy, Claim, Reserved, new_token, to_ms
+from ..core.holders import Holder
+from ..core.keys import LockKeys
+from ..core.lease import Heir, Lease, logger
+from ..core.log import fields
+from ..errors import LockConflict, LockUnavailable
+from .settle import End, settle_kept
+from .turns import publish as publish_turn
+
+if TYPE_CHECKING:
+    from .task import SingletonTask
+
+#: Seconds for which a reservation stands while its message is published.
+PUBLISHING: Final = 30.0
+
+#: What a message says if somebody who does not see this call's result waits for its task: the
+#: rest of a chain, a chord, a group, or the attempt that it continues.
+_CANVAS: Final = (
+    *("chain", "chord", "group_id", "group_index", "root_id", "parent_id"),
+    *("reply_to", "retries", "replaced_task_nesting"),
+)
+#: What else binds the call to this very message: an id that is known, or callbacks.
+_BINDING: Final = ("task_id", "link", "link_error")
+
+
+def publish_reserved(
+    task: SingletonTask,
+    publish: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    own: Lease | None,
+) -> Any:
+    """Send a task whose lock is taken when it is sent. See `Sending`."""
+    is_in_canvas = any(options.get(name) for name in _CANVAS)
+    send = partial(publish, args, kwargs)
+    try:
+        keys = task.keys_of_call(args, kwargs, options.get("serializer"))
+    except Exception:
+        if not is_in_canvas:
+            raise
+        return send(**options)  # the worker meets it too, and the task fails for all to see
+    return Sending(task, send, keys, options, is_in_canvas, own).send()
+
+
+class Sending:
+    """One call of a task's `apply_async`.
+
+    Args:
+        task: the task.
+        publish: Celery's `apply_async`, given the options.
+        keys: the keys of the call's lock.
+        options: the options of the call.
+        is_in_canvas: somebody who does not see what the call returns waits for its task.
+        own: the lease of the task that is running here, if it is one.
+    """
+
+    def __init__(
+        self,
+        task: SingletonTask,
+        publish: Callable[..., Any],
+        keys: LockKeys,
+        options: Mapping[str, Any],
+        is_in_canvas: bool,
+        own: Lease | None,
+    ) -> None:
+        self._task = task
+        self._publish = publish
+        self._keys = keys
+        self._task_id: str = options.get("task_id") or uuid()
+        self._options = {**options, "task_id": self._task_id}
+        self._lock_options = task.lock_options
+        self._own = own
+        self._is_in_canvas = is_in_canvas
+        self._is_bound = any(options.get(name) for name in _BINDING)
+        self._reservation = Kept(keys.mark, new_token())
+        self._is_eager = bool(task.app.conf.task_always_eager)
+        self._seconds = self._seconds_in_queue()
+
+    def send(self) -> Any:
+        """Reserve the lock and publish, or say who stands.
+
+        Returns:
+            The task's `AsyncResult`, or that of the one that stands.
+
+        Raises:
+            LockConflict: somebody has the lock, and the task says to raise that.
+            LockUnavailable: the lock server could not be asked, and the task says to raise that.
+            Exception: what Celery's `apply_async` raises.
+        """
+        if self._continues_own():
+            return self._pass_on()
+        claim = self._claim()
+        try:
+            reply = self._reserve(claim)
+            result = None if isinstance(reply, Busy) else self._publish_reserved()
+        except LockUnavailable:
+            raise
+        except BaseException:
+            # Also an interrupt that came with the server's answer, or while the broker hangs.
+            settle_kept(self._task.app, self._reservation, End.CANNOT_RUN)
+            raise
+        if isinstance(reply, Busy):
+            if reply.offered is not None:
+                publish_turn(self._task.app, self._keys, self._lock_options.lock_ttl, reply.offered)
+            return self._meet(reply.holder)
+        if reply is not None and self._seconds > PUBLISHING and not self._is_eager:
+            self._keep(claim)
+        return result
+
+    def _reserve(self, claim: Claim) -> Reserved | Busy | None:
+        """None if the server could not be asked, and the task is sent all the same."""
+        try:
+            store = self._task.app_locks.store
+            return store.locks.reserve(claim, min(self._seconds, PUBLISHING))
+        except LockUnavailable as exc:
+            if self._lock_options.on_redis_error == "raise" and not self._is_in_canvas:
+                raise
+            logger.warning("redislock: %s is sent without a reservation: %s", self, exc)
+            return None  # it may have been made, and its answer lost: its token is sent along
+
+    def _claim(self) -> Claim:
+        ttl = self._lock_options.lock_ttl
+        token = self._reservation.token
+        value = holders.encode(
+            token, ttl_ms=to_ms(ttl), task=self._task.name, task_id=self._task_id,
+            attempt=self._attempt, nesting=self._nesting, queued=True,
+        )  # fmt: skip
+        return Claim(self._keys, token, ttl, value, self._task_id, self._attempt, self._nesting)
+
+    def _publish_reserved(self) -> Any:
+        header = {"v": VERSION, **self._reservation.header}
+        if self._is_bound:  # by an id of the caller's, perhaps: it may be sent again under it
+            header["sent"] = self._reservation.token
+        headers = {**(self._options.get("headers") or {}), KEY: header}
+        return self._publish(**{**self._options, "headers": headers})
+
+    def _keep(self, claim: Claim) -> None:
+        try:
+            if not self._task.app_locks.store.locks.keep_reserved(claim, self._seconds):
+                logger.debug("redislock: %s was taken while it was sent, or lapsed", self)
+        except LockUnavailable as exc:
+            logger.warning("redislock: %s is reserved for %g s only: %s", self, PUBLISHING, exc)
+
+    # -- somebody has the lock ------------------------------------------------------------
+
+    def _meet(self, holder: Holder | None) -> Any:
+        answer = self._lock_options.on_queued_conflict
+        existing = holder.task_id if holder is not None else None
+        if self._is_in_canvas or existing == self._task_id:
+            answer = "publish"
+        if answer == "raise":
+            self._ended("raised", holder)
+            raise LockConflict(self._keys.lock, holder)
+        if answer == "publish" or existing is None or self._is_bound or self._is_eager:
+            return self._publish(**self._options)  # the worker's policy answers
+        self._ended("not sent", holder)
+        return self._task.AsyncResult(existing)
+
+    def _ended(self, outcome: str, holder: Holder | None) -> None:
+        logger.info(
+            "redislock: %s %s: %s is held by %s", self, outcome, self._keys.lock, holder,
+            extra=fields(
+                outcome, self._keys.lock, task=self._task.name, task_id=self._task_id,
+                attempt=self._attempt, holder=holder,
+            ),
+        )  # fmt: skip
+        if signals.lock_conflict.receivers:
+            details = signals.ConflictDetails(
+                key=self._keys.lock, task=self._task.name, task_id=self._task_id,
+                attempt=self._attempt, holder=holder, outcome=outcome,
+            )  # fmt: skip
+            signals.lock_conflict.send(sender=self._task, details=details)
+
+    # -- a retry, or a replacement, from within the run -----------------------------------
+
+    def _continues_own(self) -> bool:
+        own = self._own
+        return (
+            own is not None
+            and own.claim.keys == self._keys
+            and own.claim.task_id == self._task_id
+            and not own.given_back
+        )
+
+    def _pass_on(self) -> Any:
+        """Publish the next message of the running task, which gets the lock when the run ends."""
+        assert self._own is not None
+        result = self._publish_reserved()
+        value = partial(
+            holders.kept_in_queue,
+            token=self._reservation.token,
+            task=self._task.name,
+            attempt=self._attempt,
+            nesting=self._nesting,
+        )
+        self._own.heir = Heir(value, self._seconds)
+        return result
+
+    # -- from the options -----------------------------------------------------------------
+
+    @property
+    def _attempt(self) -> int:
+        return int(self._options.get("retries") or 0)
+
+    @property
+    def _nesting(self) -> int:
+        return int(self._options.get("replaced_task_nesting") or 0)
+
+    def _seconds_in_queue(self) -> float:
+        """Seconds for which the lock is kept for the message, if nobody takes it."""
+        options = self._options
+        start = seconds_until(options.get("countdown") or options.get("eta"))
+        seconds = max(start or 0.0, 0.0) + self._lock_options.lock_queued_ttl
+        expires = seconds_until(options.get("expires", self._task.expires))
+        if expires is not None:
+            seconds = min(seconds, max(expires, 0.0))
+        return min(seconds, MAX_SECONDS)
+
+    def __str__(self) -> str:
+        return f"{self._task.name}[{self._task_id}]"

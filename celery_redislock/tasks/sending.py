@@ -1,0 +1,75 @@
+"""Publishing a task again as it came: same id, same everything."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NoReturn
+
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+
+from ..app.entries import message_options
+from ..app.internals import least_countdown, outside_of_tasks
+from ..core.log import get_logger
+from ..errors import LockUnavailable
+from .attempt import Attempt
+from .ends import Deferred
+from .settle import End
+
+logger = get_logger()
+
+
+def put_off(
+    attempt: Attempt, countdown: float, *, cause: LockUnavailable | None = None
+) -> NoReturn:
+    """Publish the task again, to be run after a countdown.
+
+    Args:
+        attempt: the delivery that ends here.
+        countdown: seconds until it is run; up to a quarter is added at random. With a broker that
+            gives back what is not acknowledged in time, at most half of that time: a message that
+            sleeps for longer is delivered twice, and each copy would be put off in turn.
+        cause: why, if that is that the lock server does not answer.
+
+    Raises:
+        Deferred: it was published.
+        Reject: it was not, and the broker still has the message.
+    """
+    countdown = min(countdown * random.uniform(1.0, 1.25), _longest(attempt))
+    header = attempt.delivery.next_header(outage=cause is not None)
+    try:
+        _publish(attempt, countdown, header)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as exc:
+        logger.exception("redislock: %s could not be published again", attempt)
+        if attempt.task.acks_late:
+            attempt.end = End.COMES_BACK
+            raise Reject(exc, requeue=True) from exc
+        raise (cause or exc) from exc
+    attempt.end = End.PUT_OFF
+    raise Deferred
+
+
+def backoff(attempt: Attempt, tries: int, most: float) -> float:
+    """Seconds: 1, 2, 4 and so on with each try, `most` at most."""
+    return min(2.0 ** min(tries, 10), most, _longest(attempt))
+
+
+def _longest(attempt: Attempt) -> float:
+    visible = attempt.locks.visibility_timeout
+    return float("inf") if visible is None else visible / 2
+
+
+def _publish(attempt: Attempt, countdown: float, header: dict[str, Any]) -> None:
+    task, request = attempt.task, attempt.request
+    options = message_options(task, request, header, attempt.delivery.content_type)
+    countdown = max(countdown, least_countdown(task.app))
+    with outside_of_tasks():
+        task.app.send_task(
+            task.name,
+            request.args,
+            request.kwargs,
+            countdown=countdown,
+            add_to_parent=False,
+            **options,
+        )

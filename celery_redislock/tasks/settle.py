@@ -1,0 +1,82 @@
+"""The one end of a delivery: what it holds is given back, given up, or passed on.
+
+A delivery of a locked task holds at most a lock, and what is kept for its message: a turn in a
+waiting room, or a reservation from when it was sent. The message's header names both by key and
+token, so that whoever has the message can settle, whatever the task is by then.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from ..app.delivery import Kept
+from ..app.errands import errands
+from ..app.settings import app_locks
+from ..core.claims import Claim, new_token
+from ..core.keys import keys_of_mark
+from ..core.log import get_logger
+from ..errors import LockUnavailable
+from .turns import follow
+
+logger = get_logger()
+
+#: Seconds that the server may take to answer, as a ttl: of the lock of a message nothing is known.
+PATIENCE = 6.0
+
+
+class End(enum.Enum):
+    """How a delivery ends. `passes_on`: what is kept for it is kept for the message that follows.
+
+    docs/ends.md has the table, all rows of which a test walks.
+    """
+
+    RAN = ("ran", False)
+    TURNED_AWAY = ("turned away", False)
+    PUT_OFF = ("put off", True)
+    CANNOT_RUN = ("cannot run", False)
+    ENDED_BY_CELERY = ("ended by Celery", False)
+    COMES_BACK = ("comes back", True)
+    UNLOCKED = ("runs without its lock", False)
+
+    def __init__(self, label: str, passes_on: bool) -> None:
+        self.label = label
+        self.passes_on = passes_on
+
+
+def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
+    """Give up what is kept for a message, unless its end passes that on. Safe to do twice.
+
+    What the server does not hear now it hears later: this is tried again beside.
+    """
+    if kept is None or end.passes_on:
+        return
+    try:
+        _give_up(app, kept)
+    except LockUnavailable as exc:
+        logger.warning(
+            "redislock: could not give up what is kept for a task under %s, trying on: %s",
+            kept.mark, exc.reason,
+        )  # fmt: skip
+        errands.add(lambda: _give_up(app, kept))
+
+
+def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
+    """The same, in a thread: it asks the lock server and the broker, and must not wait here."""
+    if kept is not None and not end.passes_on:
+        errands.add(lambda: _give_up(app, kept))
+
+
+def _give_up(app: Any, kept: Kept) -> None:
+    locks = app_locks(app)
+    if not kept.mark or (locks.server is None and not locks.has_store):
+        return  # an older release did not say where; or this app knows no lock server
+    try:
+        keys = keys_of_mark(locks.prefix, kept.mark)
+    except ValueError:
+        logger.warning("redislock: a message names no lock: %r", kept.mark)
+        return
+    # Without a token of its own it must not be taken for what has none: a lock that cools down.
+    claim = Claim(keys, kept.token or new_token(), PATIENCE, "")
+    reply = locks.store.locks.settle(claim, take_out=kept.entry_id)
+    follow(app, keys, PATIENCE, reply)

@@ -1,0 +1,106 @@
+"""Which lock an operator means: by its whole key, its name, or a task and a call's arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..app.settings import app_locks
+from ..core.holders import one_line
+from ..core.keys import LockKeys, lock_keys, name_of
+from .task import SingletonTask
+
+
+class TargetError(Exception):
+    """It is not clear which lock is meant. The message is one line."""
+
+
+class Target(NamedTuple):
+    """A lock, and the slot of it if its key was given.
+
+    Attributes:
+        keys: the lock's keys.
+        slot: the whole key of one slot, or "" for the whole lock.
+    """
+
+    keys: LockKeys
+    slot: str = ""
+
+
+def word(text: Any) -> Any:
+    """An argument as it was typed: JSON, or else the text itself."""
+    if not isinstance(text, str):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def locked_task(app: Any, name: str) -> SingletonTask:
+    """The task with that name, which takes locks.
+
+    Raises:
+        TargetError: there is none.
+    """
+    task = app.tasks.get(name)
+    if task is None:
+        raise TargetError(f"no such task: {one_line(name)}")
+    if not isinstance(task, SingletonTask):
+        raise TargetError(
+            f"{one_line(name)} takes no lock: its base is not SingletonTask, and redislock_tasks"
+            " does not name it"
+        )
+    return task
+
+
+def keys_of_call(app: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
+    """The keys of the lock for a call of that task.
+
+    Raises:
+        TargetError: there is no such task, or its arguments are others.
+    """
+    task = locked_task(app, name)
+    try:
+        return task.keys_of_call(args, kwargs)
+    except Exception as exc:  # also what a callable of the user's raises
+        raise TargetError(f"{one_line(name)}: {one_line(str(exc))}") from exc
+
+
+def locate(
+    app: Any, target: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Target:
+    """The lock that is meant.
+
+    Args:
+        app: the Celery app, its tasks loaded.
+        target: a lock's whole key, a task's name, or a lock's name.
+        args: for a task, the call's arguments.
+        kwargs: for a task, the call's keyword arguments.
+
+    Raises:
+        TargetError: the arguments are not the task's, or there is no such task for them.
+    """
+    prefix = app_locks(app).prefix
+    name = name_of(prefix, target)
+    if name is not None:
+        if args or kwargs:
+            raise TargetError("a key takes no arguments")
+        keys = lock_keys(prefix, name)
+        return Target(keys, "" if target == keys.lock else target)
+    if target in app.tasks or args or kwargs:
+        return Target(keys_of_call(app, target, args, kwargs or {}))
+    return Target(lock_keys(prefix, target))
+
+
+def _is_locked(task: Any) -> bool:
+    return isinstance(task, SingletonTask) and bool(task.lock_options)
+
+
+def with_slots_of(app: Any, keys: LockKeys, tasks: Iterable[str | None]) -> LockKeys:
+    """The same lock with all slots that its tasks give it: a key or a name does not tell them."""
+    known = (app.tasks.get(name) for name in tasks)
+    limits = [task.lock_options.lock_limit for task in known if _is_locked(task)]
+    limit = max([len(keys.slots) + 1, *limits])
+    return lock_keys(app_locks(app).prefix, keys.name, limit)

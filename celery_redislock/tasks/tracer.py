@@ -1,0 +1,101 @@
+"""Where a worker traces a locked task: around Celery's own tracer.
+
+`Task.__trace__` is the attribute under which Celery keeps a task's tracer. On a locked task it is a
+property that puts ours around it: the lock is asked for before Celery's is entered, and a duplicate
+ends without it. When Celery's has returned, however it did, everything that the delivery held is
+settled.
+
+A duplicate that ends sends Celery's `task_prerun` and `task_postrun` one after the other, with
+state IGNORED: tools pair them. One that waits sends the first when its body is about to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import states
+from celery.app.trace import TraceInfo, trace_ok_t
+from celery.signals import task_postrun, task_prerun
+
+from ..app.delivery import KEY, Delivery, Kept
+from .ends import EndInfo
+from .run import Run
+from .settle import End, settle_kept
+
+if TYPE_CHECKING:
+    from .task import SingletonTask
+
+Tracer = Callable[..., Any]
+
+_TRACER: Final = "_redislock_tracer"
+_INNER: Final = "_redislock_inner_tracer"
+
+
+class TracerAttribute:
+    """`__trace__` of a locked task."""
+
+    def __get__(self, task: Any, owner: type[Any]) -> Tracer | None:
+        if task is None:
+            return None
+        found: Tracer | None = task.__dict__.get(_TRACER)
+        return found
+
+    def __set__(self, task: Any, inner: Tracer | None) -> None:
+        task.__dict__[_TRACER] = None if inner is None else around(task, inner)
+
+
+def around(task: SingletonTask, inner: Tracer) -> Tracer:
+    """A tracer that takes the task's lock, and then calls Celery's."""
+
+    def trace(uuid: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
+        raw = {} if request is None else request
+        if not task._takes_lock(is_eager=False):
+            return trace_unlocked(task, inner, uuid, args, kwargs, raw)
+        run = Run(task, raw)
+        # A soft time limit may be raised at any bytecode, also within the inner `finally`. It is
+        # raised once: the outer one completes what it cut short.
+        try:
+            try:
+                run.begin(args, kwargs)
+                if run.ended is not None:
+                    return _ended(task, run, uuid, args, kwargs)
+                mark = (raw.get("properties") or {}).get(KEY) or {}
+                raw["properties"] = {**(raw.get("properties") or {}), KEY: {**mark, "run": run}}
+                traced = inner(uuid, args, kwargs, raw)
+                run.completed = True
+                return traced
+            finally:
+                run.end()
+        finally:
+            run.end()
+
+    return trace
+
+
+def run_of(request: Any) -> Run | None:
+    """The run of this request, if our tracer has begun it. Given once."""
+    mark = (request.properties or {}).get(KEY)
+    return mark.pop("run", None) if isinstance(mark, dict) else None
+
+
+def trace_unlocked(
+    task: SingletonTask, inner: Tracer, uuid: str, args: Any, kwargs: Any, raw: dict[str, Any]
+) -> Any:
+    """Trace a task that takes no lock when it runs: it is switched off, or is unique only until it
+    starts. What is kept for the message is given up first.
+    """
+    settle_kept(task.app, Kept.of(raw), End.UNLOCKED)
+    Delivery.take_from(raw)
+    return inner(uuid, args, kwargs, raw)
+
+
+def _ended(task: SingletonTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any:
+    exc = run.ended
+    assert exc is not None
+    said = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
+    if run.attempt is not None and (task_prerun.receivers or task_postrun.receivers):
+        with run.attempt.as_current():
+            task_prerun.send(**said)
+            task_postrun.send(**said, retval=exc, state=states.IGNORED)
+    return trace_ok_t(EndInfo(exc), TraceInfo(states.IGNORED, exc), 0.0, None)

@@ -1,0 +1,246 @@
+"""Publishes the task in a waiting room whose turn it is.
+
+The server decides whose that is, and keeps the lock for it under a token that travels with the
+message. Nothing is lost if whoever publishes dies: the turn lapses, and is offered again. It is
+offered a bounded number of times, in growing pauses, since three things look alike from outside:
+
+* The broker lost the message. The next offer publishes it again.
+* It waits in a long queue. A worker that receives it says so, and it is not sent again meanwhile.
+  If no worker does, the entry is set aside in the end; the message takes its place when it comes.
+* A worker that knows no lock has run it. Where this package is installed, that worker gives up the
+  turn; elsewhere the stored result says so, when the turn is offered again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import signals as celery_signals
+from celery.exceptions import SoftTimeLimitExceeded
+
+from .. import signals
+from ..app.delivery import KEY, Kept
+from ..app.entries import CorruptEntry, Entry, NotOurs
+from ..app.errands import errands
+from ..app.events import emit
+from ..app.internals import outside_of_tasks
+from ..app.results import ended_since, store_expired, store_skipped
+from ..app.settings import app_locks
+from ..app.times import seconds_until
+from ..core.claims import Claim, Look, Offered, Parked, Settled, new_token
+from ..core.holders import Holder
+from ..core.keys import LockKeys
+from ..core.log import fields, get_logger
+from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
+
+logger = get_logger()
+
+#: What is due within so many seconds is looked after by the process that knows of it: the workers
+#: that look after the rooms may learn of it too late.
+SOON = 5.0
+
+
+def look_after(app: Any, keys: LockKeys, timeout: float) -> None:
+    """Publish whose turn it is, set aside whose turn nobody takes, and store what others ended in.
+
+    Raises:
+        LockUnavailable: the server did not answer in time.
+    """
+    follow_look(app, keys, timeout, app_locks(app).store.rooms.look(keys, timeout))
+
+
+def follow(app: Any, keys: LockKeys, timeout: float, reply: Settled | Parked) -> None:
+    """Do what a reply of the server asks for. What cannot be done now is logged: others do it.
+
+    Args:
+        app: the Celery app.
+        keys: the keys of the lock that was asked about.
+        timeout: seconds that the server may take to answer.
+        reply: who has the turn now, and when to look again.
+    """
+    if reply.offered is not None:
+        publish(app, keys, timeout, reply.offered)
+    elif reply.due_in is not None and reply.due_in < SOON:
+        errands.later(reply.due_in, lambda: look_after(app, keys, timeout))
+
+
+def follow_look(app: Any, keys: LockKeys, timeout: float, look: Look) -> None:
+    """As `follow`, with what only a look at the room tells."""
+    for entry_id in look.aside:
+        say_set_aside(entry_id, keys, "nobody took its turn")
+    for entry_id, (successor, text) in look.ended.items():
+        end_replaced(app, keys, timeout, entry_id, text, successor)
+    if look.offered is not None:
+        publish(app, keys, timeout, look.offered)
+
+
+def publish(app: Any, keys: LockKeys, timeout: float, offered: Offered) -> None:
+    """Publish the message of who has the turn, or of the next if it needs none any more."""
+    following: Offered | None = offered
+    declined: list[str] = []
+    try:
+        while following is not None and following.publish:
+            following = _publish_one(app, keys, timeout, following, declined)
+    except LockUnavailable as exc:
+        logger.warning("redislock: could not hand over %s yet: %s", keys.lock, exc.reason)
+
+
+def _publish_one(
+    app: Any, keys: LockKeys, timeout: float, offered: Offered, declined: list[str]
+) -> Offered | None:
+    """Who is to be published next, if this one was not. Who is for others is added to `declined`:
+    of two of them each would be offered while the other one is declined.
+    """
+    store = app_locks(app).store
+    try:
+        if _send(app, keys, offered):
+            return None
+        return _take_out(app, keys, timeout, offered).offered
+    except SoftTimeLimitExceeded:
+        raise  # of the task that released
+    except NotOurs as exc:
+        logger.debug(
+            "redislock: %s, who waits for %s, is for others to publish: %s",
+            offered.entry_id, keys.lock, exc,
+        )  # fmt: skip
+        look = store.rooms.look(keys, timeout, offered.entry_id, exc.aside_after, declined)
+        declined.append(offered.entry_id)
+        for entry_id in look.aside:
+            say_set_aside(entry_id, keys, "no worker could publish it")
+        return look.offered
+    except CorruptEntry as exc:
+        say_set_aside(offered.entry_id, keys, f"it cannot be read: {exc}")
+        return _take_out(app, keys, timeout, offered, aside=True).offered
+    except Exception:
+        logger.exception(
+            "redislock: could not publish %s, which waits for %s; it is tried again",
+            offered.entry_id, keys.lock,
+        )  # fmt: skip
+        return None
+
+
+def _take_out(
+    app: Any, keys: LockKeys, timeout: float, offered: Offered, aside: bool = False
+) -> Settled:
+    claim = Claim(keys, offered.token or new_token(), timeout, "")
+    return app_locks(app).store.locks.settle(claim, take_out=offered.entry_id, aside=aside)
+
+
+def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
+    """Whether it is on its way. If not, it has ended."""
+    entry = Entry.load(offered.entry)
+    task, args, kwargs, options, own = entry.load_for(app)
+    left = seconds_until(options.get("expires"), app.timezone)
+    if left is not None and left < 0:
+        # RabbitMQ would drop the message, and its turn would not end.
+        _end_expired(task, keys, entry.request(args, kwargs, options))
+        return False
+    if offered.again and _has_ended(task, entry, own):
+        logger.info("redislock: %s[%s] has ended elsewhere", entry.task, entry.task_id)
+        return False
+    header = {**own, "gave_up": offered.gives_up, "arrived": offered.arrived}
+    header.update(Kept(keys.mark, offered.token, offered.entry_id).header)
+    options["headers"][KEY] = header
+    with outside_of_tasks():
+        app.send_task(entry.task, args, kwargs, add_to_parent=False, **options)
+    logger.debug("redislock: %s[%s] has its turn", entry.task, entry.task_id)
+    return True
+
+
+def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
+    """Whether a worker that knows no lock has run it: its result came after it was parked."""
+    parked_at = header.get("parked_at")  # an older release does not say
+    return parked_at is not None and ended_since(task, entry.task_id, parked_at)
+
+
+def say_set_aside(entry_id: str, keys: LockKeys, why: str) -> None:
+    """The one line of an entry that was set aside."""
+    task_id = entry_id.rpartition(":")[0]
+    logger.error(
+        "redislock: set aside %s, which waited for %s: %s. If its message comes, it runs;"
+        " `celery redislock put-back` lets it wait again",
+        task_id, keys.lock, why,
+        extra=fields("set aside", keys.lock, task_id=task_id, reason=why),
+    )  # fmt: skip
+
+
+def _end_expired(task: Any, keys: LockKeys, request: Any) -> None:
+    store_expired(task, request)
+    expired = {"terminated": False, "signum": None, "expired": True}
+    celery_signals.task_revoked.send(sender=task, request=request, **expired)
+    said = {"task": task.name, "task_id": request.id, "attempt": request.retries or 0}
+    logger.info(
+        "redislock: %s[%s] has expired in the waiting room",
+        task.name, request.id, extra=fields("expired", keys.lock, **said),
+    )  # fmt: skip
+    emit("revoked", "expired", keys.lock, **said)
+
+
+def end_replaced(
+    app: Any,
+    keys: LockKeys,
+    timeout: float,
+    entry_id: str,
+    text: str,
+    successor: str,
+    unknown: bool = False,
+) -> None:
+    """Store what a task ended in that was replaced in the room. Safe to do twice.
+
+    Whatever goes wrong is logged, and a worker that looks after the rooms tries again.
+
+    Args:
+        app: the Celery app.
+        keys: the lock's keys.
+        timeout: seconds that the server may take to answer.
+        entry_id: the entry's id.
+        text: what was parked.
+        successor: the id of the task that replaced it; "" if an operator dropped it.
+        unknown: also of a task that the app does not know. If not, that is left to other workers.
+    """
+    try:
+        if _store_replaced(app, keys, entry_id, text, successor, unknown):
+            app_locks(app).store.rooms.forget_ended(keys, entry_id, timeout)
+    except SoftTimeLimitExceeded:
+        raise
+    except LockUnavailable as exc:
+        logger.warning("redislock: %s has its result, and is kept: %s", entry_id, exc.reason)
+    except Exception:
+        logger.exception(
+            "redislock: could not store that %s was replaced; it is tried again", entry_id
+        )
+
+
+def _store_replaced(
+    app: Any, keys: LockKeys, entry_id: str, text: str, successor: str, unknown: bool
+) -> bool:
+    """Whether that is done: it is for others if the task is another project's."""
+    try:
+        entry = Entry.load(text)
+        task, args, kwargs, options, _ = entry.load_for(app, unknown)
+    except NotOurs:
+        return False
+    except CorruptEntry as exc:
+        logger.error("redislock: %s was replaced and cannot be read: %s", entry_id, exc)
+        return True
+    by = Holder(task=entry.task, task_id=successor) if successor else None
+    error = TaskReplaced(keys.lock, by) if by else TaskSkipped(keys.lock)
+    store_skipped(task, entry.request(args, kwargs, options), error)
+    attempt = options.get("retries") or 0
+    said: dict[str, Any] = {"task": entry.task, "task_id": entry.task_id, "attempt": attempt}
+    if by is None:
+        logger.info(
+            "redislock: %s[%s] was dropped from the room of %s",
+            entry.task, entry.task_id, keys.lock, extra=fields("dropped", keys.lock, **said),
+        )  # fmt: skip
+        return True
+    logger.info(
+        "redislock: %s[%s] replaced: %s waits for %s in its place",
+        entry.task, entry.task_id, successor, keys.lock,
+        extra=fields("replaced", keys.lock, holder=by, **said),
+    )  # fmt: skip
+    emit("replaced", "replaced", keys.lock, holder=by, **said)
+    if signals.lock_conflict.receivers:
+        details = signals.ConflictDetails(key=keys.lock, holder=by, outcome="replaced", **said)
+        signals.lock_conflict.send(sender=task, details=details)
+    return True

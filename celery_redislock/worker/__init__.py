@@ -1,0 +1,1 @@
+"""The worker's main process."""

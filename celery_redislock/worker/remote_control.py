@@ -1,0 +1,70 @@
+"""`celery inspect locks` and `celery control break_lock`: what the workers themselves know.
+
+They answer from their own memory, in the worker's main process, so that it can be compared with
+what stands in the store. In a prefork worker that process knows its children's locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from celery.worker.control import control_command, inspect_command
+
+from ..core.heartbeat import Extendable, heartbeat
+from ..core.holders import Holder
+from ..core.keys import LockKeys
+from ..core.lease import logger
+from ..errors import ConfigError, LockUnavailable
+from ..tasks.target import TargetError, locate, word
+
+
+@inspect_command(help="List the locks that this worker holds, by what it knows itself.")
+def locks(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
+    """What this worker's runs hold, the longest first.
+
+    Returns:
+        For each, plain data. `held` is True, False (the server has said that this run has not got
+        the lock: it waits, or has lost it), or None: prefork's main process has not asked yet.
+    """
+    found = [report for _, report in _reports()]
+    return sorted(found, key=lambda report: -report["held_for"])
+
+
+@control_command(
+    variadic="target",
+    signature="KEY|TASK [ARG1 [ARG2 [... [ARGN]]]]",
+    help="Take a lock away from the runs of this worker that hold it.",
+)
+def break_lock(state: Any, target: Sequence[Any] | str = (), **kwargs: Any) -> dict[str, Any]:
+    """Break a lock that a run of this worker holds; by its exact token, so that whoever has it by
+    then keeps it. What no worker holds is for `celery redislock break`.
+    """
+    words = [target] if isinstance(target, str) else list(target)
+    if not words:
+        return {"error": "which lock? Give a key, or a task and its arguments"}
+    try:
+        meant = locate(state.app, str(words[0]), [word(each) for each in words[1:]])
+        broken = [holder.to_dict() for holder in _break(meant.keys)]
+    except (TargetError, ConfigError, LockUnavailable) as exc:
+        return {"error": str(exc)}
+    return {"ok": {"key": meant.keys.lock, "broken": broken}}
+
+
+def _break(keys: LockKeys) -> Iterator[Holder]:
+    for lease, _ in _reports():
+        if lease.claim.keys.lock != keys.lock:
+            continue
+        holder = lease.store.locks.break_lock(lease.claim.keys, lease.ttl, lease.token)
+        if holder is not None:
+            logger.warning(
+                "redislock: %s was broken by remote control, held by %s", keys.lock, holder
+            )
+            yield holder
+
+
+def _reports() -> Iterator[tuple[Extendable, dict[str, Any]]]:
+    for lease in heartbeat.live():
+        report = lease.report()
+        if report is not None:
+            yield lease, report

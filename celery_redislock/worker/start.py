@@ -1,0 +1,102 @@
+"""A worker's start, and messages of which only its main process hears. Part of every import of the
+package, so what only workers need is imported when one starts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from celery import signals
+
+from ..app.delivery import KEY, Kept
+from ..app.events import channel
+from ..app.options import refuse_unknown_settings
+from ..app.settings import app_locks, has_locks, setting_names
+from ..core.lease import logger
+from ..errors import ConfigError, LockUnavailable
+from ..tasks.protect import has_setting, protect_tasks
+from ..tasks.settle import End, settle_beside
+from ..tasks.task import SingletonTask
+
+#: Seconds that a worker's start may be held up by a lock server that does not answer.
+_PATIENCE: Final = 6.0
+
+
+def _on_worker_init(sender: Any, **kwargs: Any) -> None:
+    """In the worker's main process, before its pool starts."""
+    app = sender.app
+    try:
+        refuse_unknown_settings(setting_names(app))
+        idle = protect_tasks(app)
+        for task in app.tasks.values():
+            if isinstance(task, SingletonTask) and task.lock_options is None:
+                task.bind(app)
+    except ConfigError as exc:
+        # A receiver's ordinary errors are only logged, and the worker would go on without locks.
+        raise SystemExit(f"redislock: {exc}") from exc
+    for pattern, why in idle:
+        logger.warning("redislock: redislock_tasks[%r] %s", pattern, why)
+    if has_locks(app) and app_locks(app).enabled:
+        channel.open()
+        _look_at_server(app)
+
+
+def _on_worker_ready(sender: Any, **kwargs: Any) -> None:
+    app = sender.app
+    if not _has_rooms(app):
+        return
+    from .sweeper import Sweeper  # only workers need it
+
+    Sweeper(app).start()
+
+
+def _has_rooms(app: Any) -> bool:
+    """Whether tasks of this worker may wait in rooms: of this release, or of one before it, which
+    the setting that says where they are outlives.
+    """
+    if not has_locks(app):
+        return has_setting(app, "redislock_url")
+    if not app_locks(app).enabled:
+        return app_locks(app).server is not None
+    tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
+    options = [task.lock_options for task in tasks if task.lock_options]
+    return any(each.parks or each.lock_scope != "running" for each in options)
+
+
+def _on_task_received(sender: Any, request: Any, **kwargs: Any) -> None:
+    """A message came for which something is kept, and its task takes no lock here: another release
+    has sent it. What is kept is given up; a locked task does that itself.
+    """
+    if KEY in request.request_dict and not hasattr(request, "settle"):
+        settle_beside(sender.app, Kept.of(request.request_dict), End.UNLOCKED)
+
+
+def _on_task_unknown(sender: Any, message: Any, **kwargs: Any) -> None:
+    """The same, and this worker does not know the task, which Celery has failed."""
+    settle_beside(sender.app, Kept.of(message.headers or {}), End.CANNOT_RUN)
+
+
+def _look_at_server(app: Any) -> None:
+    """Warn of a server that may evict locks. The pool's processes inherit which server it is,
+    and so know a restarted one.
+    """
+    locks = app_locks(app)
+    if locks.server is None:
+        return
+    try:
+        policy = locks.store.looking.eviction_policy(_PATIENCE)
+    except LockUnavailable as exc:
+        logger.warning("redislock: the lock server does not answer yet: %s", exc.reason)
+        return
+    if policy not in (None, "noeviction"):
+        logger.warning(
+            "redislock: the lock server has a memory limit and maxmemory-policy %s: it may evict"
+            " locks that are held. Use a server with noeviction for redislock_url",
+            policy,
+        )
+
+
+signals.worker_init.connect(_on_worker_init, weak=False)
+signals.worker_ready.connect(_on_worker_ready, weak=False)
+signals.task_received.connect(_on_task_received, weak=False)
+signals.task_unknown.connect(_on_task_unknown, weak=False)

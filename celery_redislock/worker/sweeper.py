@@ -1,0 +1,80 @@
+"""Looks after the waiting rooms whose holder died, in the worker's main process."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from typing import Any, Final
+
+from ..app.entries import broker_of
+from ..app.settings import app_locks
+from ..core.clock import clock
+from ..core.forks import between_forks
+from ..core.keys import all_rooms, keys_of_mark
+from ..core.log import get_logger
+from ..errors import LockUnavailable
+from ..tasks.settle import PATIENCE
+from ..tasks.turns import look_after
+from .request import note_received, settle_revoked
+
+logger = get_logger()
+
+#: Seconds between looks at which rooms are due. One worker of those that know the same tasks does.
+SWEEP_EVERY: Final = 2.0
+
+
+class Sweeper:
+    """A thread that looks after each waiting room when it is due, and not only at the next poll."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        prefix = app_locks(app).prefix
+        self._buckets = all_rooms(prefix)
+        known = sorted(name for name in app.tasks if not name.startswith("celery."))
+        # Of two fleets with other tasks, or another broker, neither can stand in for the other.
+        fleet = "\n".join([app.main or "", broker_of(app), *known])
+        self._turn = f"{prefix}:sweep:{hashlib.sha256(fleet.encode()).hexdigest()[:16]}"
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="redislock-sweeper", daemon=True).start()
+
+    def sweep(self) -> None:
+        """Look after the rooms that are due within the next moments, each at its time.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        locks = app_locks(self._app)
+        began = clock()
+        with between_forks:
+            if not locks.store.rooms.take_turn(self._turn, SWEEP_EVERY * 0.9):
+                return
+            due = locks.store.rooms.due_rooms(self._buckets, SWEEP_EVERY * 1.1, PATIENCE)
+        for seconds, mark in due:
+            time.sleep(max(began + seconds - clock(), 0.0))
+            with between_forks:
+                self._look_after(mark)
+
+    def _look_after(self, mark: str) -> None:
+        """One room's trouble must not keep the others from being looked at."""
+        try:
+            keys = keys_of_mark(app_locks(self._app).prefix, mark)
+            look_after(self._app, keys, PATIENCE)
+        except LockUnavailable:
+            raise
+        except Exception:
+            logger.exception("redislock: could not look after the waiting room of %r", mark)
+
+    def _run(self) -> None:
+        while True:
+            began = clock()
+            try:
+                settle_revoked()
+                note_received()
+                self.sweep()
+            except LockUnavailable as exc:
+                logger.debug("redislock: could not look after the waiting rooms: %s", exc.reason)
+            except Exception:
+                logger.exception("redislock: looking after the waiting rooms met a bug; it goes on")
+            time.sleep(max(began + SWEEP_EVERY - clock(), 0.1))

@@ -1,0 +1,45 @@
+"""What all of these apps' tasks do, and how an app is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+from celery import Celery
+
+from tests.support.journal import Journal
+
+#: What the test gave to the worker. Empty in the test's own process.
+CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
+
+journal = Journal(redis.Redis.from_url(CONF.get("test_journal", "redis://"), decode_responses=True))
+
+
+def new_app(name: str, conf: Mapping[str, Any]) -> Celery:
+    app = Celery(name, set_as_current=bool(CONF))
+    app.conf.update({key: value for key, value in conf.items() if not key.startswith("test_")})
+    return app
+
+
+def run(self: Any, label: str, how: str | float = 0.0) -> str:
+    """One run, written down at its start and its end.
+
+    Args:
+        how: seconds, "stand" to go on when the test says so, or "retry" to do so once.
+    """
+    journal.write("start", label, self.request)
+    try:
+        if how == "stand":
+            journal.await_go(self.request.id)
+        elif how == "retry":
+            if not self.request.retries:
+                raise self.retry(countdown=0.5)
+        else:
+            time.sleep(float(how))
+        return label
+    finally:
+        journal.write("end", label, self.request)

@@ -1,0 +1,8 @@
+"""Fleet b."""
+
+from __future__ import annotations
+
+from .bodies import CONF
+from .fleets import fleet
+
+app = fleet("b", CONF)

@@ -1,0 +1,57 @@
+"""Tasks that wait for a lock in every way, alone and together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+
+from celery_redislock import Policy, Queue, SingletonTask, Skip, Wait
+
+from .bodies import CONF, new_app, run
+
+
+class Forgetful(Policy):
+    """Waits, and forgets to say what is to become of the task."""
+
+    def act(self, conflict: Any) -> Any:
+        return conflict.wait(0.1)
+
+
+#: Each task's options. Where the key is a template, the tasks of that template share a lock.
+TASKS: dict[str, dict[str, Any]] = {
+    "job": {"on_conflict": "queue"},
+    "quick_job": {"on_conflict": "queue", "lock_ttl": 2},
+    "runs_unlocked": {"on_conflict": "queue", "on_redis_error": "run", "lock_ttl": 3},
+    "raises_unlocked": {"on_conflict": "queue", "on_redis_error": "raise", "lock_ttl": 3},
+    "queues_one": {"on_conflict": Queue(limit=1, then=Wait())},
+    "queues": {"on_conflict": "queue", "lock_key": "shared:{label}"},
+    "queues_briefly": {
+        "on_conflict": Queue(max_wait=2, then=Skip()),
+        "lock_key": "shared:{label}",
+    },
+    "waits": {"on_conflict": Wait(), "lock_key": "shared:{label}"},
+    "retries_and_waits": {"on_conflict": Wait(), "lock_across_retries": "hold"},
+    "forgets": {"on_conflict": Forgetful()},
+    "two_queue": {"on_conflict": "queue", "lock_limit": 2},
+    "cools_wait": {"on_conflict": Wait(), "lock_min_hold": 1.2},
+    "cools_queue": {"on_conflict": "queue", "lock_min_hold": 1.2},
+    "cools_two_wait": {"on_conflict": Wait(), "lock_min_hold": 1.2, "lock_limit": 2},
+    "cools_two_queue": {"on_conflict": "queue", "lock_min_hold": 1.2, "lock_limit": 2},
+}
+
+
+def house(conf: Mapping[str, Any]) -> Celery:
+    app = new_app("house", conf)
+    for name, options in TASKS.items():
+
+        def job(self: Any, label: str, how: str | float = 0.0) -> str:
+            return run(self, label, how)
+
+        defaults = {"base": SingletonTask, "bind": True, "lock_key": ["label"], "lock_ttl": 6}
+        app.task(**{**defaults, **options, "name": name, "shared": False})(job)
+    return app
+
+
+app = house(CONF)

@@ -1,0 +1,69 @@
+"""Looking into what the lock server has. The only place here that knows its keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import redis
+
+from tests.support.journal import Journal
+from tests.support.workers import ROOT
+
+
+class Room:
+    """The waiting room of a lock.
+
+    Args:
+        client: a client of the lock server's database, which decodes.
+        lock_key: the lock's key, as `task.lock_key_for` tells it.
+    """
+
+    def __init__(self, client: redis.Redis, lock_key: str) -> None:
+        self._client = client
+        head, _, name = lock_key.partition(":lock:")
+        self.key = f"{head}:room:{name}"
+
+    def ids(self) -> list[str]:
+        """The ids of the tasks in it, in their order."""
+        return [entry.split(":")[0] for entry in self._client.lrange(self.key, 0, -1)]
+
+    def is_empty(self) -> bool:
+        return not self._client.exists(self.key)
+
+
+def listed(app: str, conf: dict[str, Any]) -> list[dict[str, Any]]:
+    """What `celery redislock list --json` tells of an app's locks."""
+    said = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", app, "redislock", "list", "--json"],
+        cwd=ROOT,
+        env={**os.environ, "TEST_CONF": json.dumps(conf)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    found: list[dict[str, Any]] = json.loads(said.stdout)
+    return found
+
+
+def received(log: str, task_id: str) -> int:
+    """How many messages of this task a worker has received, by its log."""
+    return log.count(f"[{task_id}] received")
+
+
+def set_aside(log: str, task_id: str) -> list[str]:
+    """The lines at ERROR that say that this task was set aside."""
+    return [
+        line
+        for line in log.splitlines()
+        if "ERROR" in line and "set aside" in line and task_id in line
+    ]
+
+
+def starts(journal: Journal, label: str, task_id: str) -> int:
+    """How often this task's body has begun."""
+    return sum(entry.task_id == task_id for entry in journal.read(label, "start"))

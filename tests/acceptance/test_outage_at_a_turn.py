@@ -1,0 +1,53 @@
+"""A parked task has its turn while its worker cannot reach the lock server."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_redislock import LockUnavailable
+from tests.acceptance.looking import starts
+from tests.support.servers import Proxy
+from tests.support.waiting import eventually, never
+
+
+@pytest.fixture
+def turn_comes(start_house, sender, own_redis, journal, tasks, room, label, queue, hold):
+    """Lets a parked task have its turn at a worker that is cut off from the locks meanwhile.
+
+    The holder and who passes on the turn are on a worker that reaches them all the time.
+    """
+    elsewhere = f"{queue}-holder"
+    with Proxy(own_redis.port) as way:
+
+        def turn_comes(name, has_had_it):
+            start_house(queues=elsewhere)
+            start_house(concurrency=1, conf={"redislock_url": f"{way.url}/0"})
+            holder = hold(name, queue=elsewhere)
+            result = sender.send_task(name, [label, 0.1], queue=queue)
+            here = room(tasks[name], label)
+            eventually(lambda: here.ids() == [result.id], "it waits")
+            way.cut_off()
+            journal.let_go(holder.id)
+            eventually(lambda: has_had_it(result), "its turn came while the locks were away")
+            way.reconnect()
+            return result, here
+
+        yield turn_comes
+
+
+def test_what_ran_without_its_lock_in_an_outage_has_had_its_turn(turn_comes, journal, label):
+    result, here = turn_comes("runs_unlocked", lambda result: result.ready())
+    assert result.get() == label
+    never(lambda: starts(journal, label, result.id) > 1, "it ran again", 20)
+    eventually(here.is_empty, "the room is empty", 40)
+    assert starts(journal, label, result.id) == 1
+
+
+def test_what_failed_for_an_outage_at_its_turn_does_not_run_later(turn_comes, journal, label):
+    result, here = turn_comes("raises_unlocked", lambda result: result.ready())
+    with pytest.raises(LockUnavailable):
+        result.get()
+    never(lambda: starts(journal, label, result.id), "it ran after it had failed", 20)
+    eventually(here.is_empty, "the room is empty", 40)
+    assert result.state == "FAILURE"
+    assert starts(journal, label, result.id) == 0

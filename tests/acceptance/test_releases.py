@@ -1,0 +1,105 @@
+"""A new release changes a task while messages of the old one wait in its room."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from celery.exceptions import NotRegistered
+
+from tests.acceptance.apps.releases import release
+from tests.acceptance.looking import Room, listed, set_aside, starts
+from tests.support.waiting import eventually, never
+
+ONE = "tests.acceptance.apps.release_one"
+TWO = "tests.acceptance.apps.release_two"
+
+
+@pytest.fixture(params=["warm", "killed"])
+def waiting(request, start_worker, sender, conf, lock_conf, lock_client, journal, label, queue):
+    """Leaves two tasks in the room of the old release, whose worker ends.
+
+    Warm: it publishes the first of them when the holder has ended. Killed: nobody does, and the
+    holder's lock lapses.
+    """
+
+    def waiting(change):
+        settings = {**lock_conf, "test_change": change}
+        old = start_worker(app=ONE, conf=settings, queues=queue)
+        with release(1, change, {**conf, **lock_conf}) as app:
+            room = Room(lock_client, app.tasks["job"].lock_key_for(label))
+        holder = sender.send_task("job", [label, "stand"], queue=queue)
+        eventually(lambda: starts(journal, label, holder.id), "the holder runs")
+        results = []
+        for number in (1, 2):
+            results.append(sender.send_task("job", [label, 0.1], queue=queue))
+            eventually(lambda number=number: len(room.ids()) == number, "it waits")
+        if request.param == "warm":
+            old.signal(signal.SIGTERM)
+            eventually(lambda: "Warm shutdown" in old.log(), "it ends")
+            journal.let_go(holder.id)
+            old.wait(60)
+        else:
+            os.killpg(old.pid, signal.SIGKILL)
+            old.wait()
+            journal.killed(journal.read(label, "start")[0])
+        return start_worker(app=TWO, conf=settings, queues=queue), results, room
+
+    return waiting
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("change", ["lock_key", "date", "base", "disabled"])
+def test_what_waits_runs_once_in_a_release_with_another_key_or_without_a_lock(
+    waiting, sender, journal, label, queue, change
+):
+    _, results, room = waiting(change)
+    eventually(lambda: all(each.ready() for each in results), "both have run", 60)
+    assert [each.state for each in results] == ["SUCCESS", "SUCCESS"]
+    eventually(room.is_empty, "the room is empty", 60)
+    fresh = sender.send_task("job", [label, 0.1], queue=queue)
+    assert fresh.get(timeout=15) == label
+    again = lambda: any(starts(journal, label, each.id) > 1 for each in results)  # noqa: E731
+    never(again, "one of them ran again", 6)
+    if change in ("lock_key", "date"):
+        assert journal.overlaps(label) == []
+
+
+@pytest.mark.timeout(240)
+def test_what_waits_with_arguments_that_do_not_bind_any_more_ends_with_its_error(
+    waiting, sender, journal, label, queue
+):
+    _, results, room = waiting("signature")
+    eventually(lambda: all(each.ready() for each in results), "both have ended", 60)
+    for each in results:
+        with pytest.raises(TypeError):
+            each.get(timeout=1)
+        assert each.state == "FAILURE"
+    eventually(room.is_empty, "the room is empty", 60)
+    fresh = sender.send_task("job", [label, 0.1, 5], queue=queue)
+    assert fresh.get(timeout=15) == label
+    assert not any(starts(journal, label, each.id) for each in results)
+
+
+@pytest.mark.timeout(240)
+def test_what_waits_under_a_name_that_nobody_knows_is_ended_or_set_aside_and_blocks_nobody(
+    waiting, sender, conf, lock_conf, journal, label, queue
+):
+    new, results, room = waiting("name")
+
+    def has_ended(each):
+        return each.ready() or set_aside(new.log(), each.id)
+
+    eventually(lambda: all(map(has_ended, results)), "both have ended or were set aside", 120)
+    eventually(room.is_empty, "the room is empty", 60)
+    fresh = sender.send_task("renamed_job", [label, 0.1], queue=queue)
+    assert fresh.get(timeout=15) == label
+    for each in results:
+        if each.ready():
+            assert isinstance(each.result, NotRegistered), each.result
+        else:
+            assert len(set_aside(new.log(), each.id)) == 1, "one line for each"
+            found = listed(TWO, {**conf, **lock_conf, "test_change": "name"})
+            assert any(label in row["key"] for row in found), "`list` shows what was set aside"
+        assert starts(journal, label, each.id) == 0
