@@ -628,9 +628,10 @@ def _why_it_may_vanish(facts: Facts, sent: Event, state: str) -> str | None:
     if facts.case.get("pool") == "gevent" and (may or acked.main in facts.died):
         # The pool reports a greenlet that was killed as one that returned.
         return "acknowledged by the gevent pool, which had killed it"
-    if state == "RETRY" and "retried" in ends and ends[-1] in ("returned", "raised"):
+    over = ends[-1:] in (["returned"], ["raised"]) or sent.id in facts.revoked
+    if state == "RETRY" and "retried" in ends and over:
         # Celery looks whether there is a result, and then stores: that of an attempt that has
-        # published the next one may come after that one's.
+        # published the next one may come after that one's, or after that of a revocation.
         return "ended, and Celery stored an earlier attempt's state over its result"
     if ends and ends[-1] in ("returned", "raised"):
         # It cancels what runs when the connection is lost, and says so also if it just ended.
@@ -883,9 +884,11 @@ def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violati
 
 
 def _gave_up(facts: Facts, left: Event, start: Event) -> bool:
-    """Whether the retry itself may have come, found the server not to answer, and given back what
-    it may have taken.
+    """Whether the retry was revoked; or may have come, found the server not to answer, and given
+    back what it may have taken.
     """
+    if any(e.get("id") == left.id and e.at < start.at for e in facts.kinds["fault"]):
+        return True
     came = any(e.kind == "received" and left.at < e.at < start.at for e in facts.of_id[left.id])
     return came and facts.unreachable(left.at, start.at) is not None
 

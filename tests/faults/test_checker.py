@@ -456,6 +456,12 @@ def test_a_result_may_be_overwritten_by_the_state_of_an_earlier_attempt_but_not_
     assert story("RETRY", "returned") == ["vanished"]
 
 
+def test_a_revocation_may_be_overwritten_by_the_state_of_an_earlier_attempt():
+    story = Story().message("a", state="RETRY").body(1.0, 1.5, task_id="a", outcome="retried")
+    assert story.wrong() == ["vanished"]
+    assert story.fault(1.6, 1.7, id="a").wrong() == []
+
+
 def test_a_message_that_ended_as_celery_cancelled_it_may_be_said_to_be_retried():
     for allows, wrong in (("vanished",), []), ((), ["vanished"]):
         story = Story(allows=allows, acks_late=True).message("a", state="RETRY")
@@ -525,6 +531,12 @@ def test_a_retry_that_cannot_ask_the_server_gives_up_the_lock_that_was_held_for_
 
     assert story().wrong() == ["held"]
     assert story().fault(2.4, 2.8, unreachable=True).wrong() == []
+
+
+def test_a_retry_that_is_revoked_gives_up_the_lock_that_was_held_for_it():
+    assert held_and_then(3.0).fault(2.5, 2.6, id="another").wrong() == ["held"]
+    assert held_and_then(3.0).fault(2.5, 2.6, id="a").wrong() == []
+    assert held_and_then(3.0).fault(3.5, 3.6, id="a").wrong() == ["held"]
 
 
 def test_a_held_lock_may_be_lost_with_the_servers_data():
