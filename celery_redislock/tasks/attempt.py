@@ -195,10 +195,7 @@ class Attempt:
     @property
     def acks_failures(self) -> bool:
         """Whether a failure ends the message. A rejected one may come back, to run again."""
-        flag = getattr(self.task, "acks_on_failure", None)
-        if flag is None:
-            flag = self.task.acks_on_failure_or_timeout
-        return bool(flag) or not self.task.acks_late
+        return ends_message(self.task, "acks_on_failure")
 
     @property
     def as_holder(self) -> Holder:
@@ -281,3 +278,14 @@ class Attempt:
 def hold_time(lease: Lease) -> float:
     """Seconds since the lock was acquired."""
     return clock() - lease.acquired_at
+
+
+def ends_message(task: Any, flag: str) -> bool:
+    """Whether that failure of a run ends its message; else it may come back.
+
+    Args:
+        task: the Celery task.
+        flag: `acks_on_failure` or `acks_on_timeout`, which Celery 5.5 has as one flag.
+    """
+    acks = getattr(task, flag, None)
+    return bool(task.acks_on_failure_or_timeout if acks is None else acks) or not task.acks_late

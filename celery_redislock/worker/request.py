@@ -34,6 +34,7 @@ from ..core.log import fields
 from ..core.rooms import RECEIVED_FOR
 from ..core.store import Store
 from ..errors import LockUnavailable, TaskReplaced
+from ..tasks.attempt import ends_message
 from ..tasks.ends import Skipped
 from ..tasks.settle import PATIENCE, End, settle_beside
 from ..tasks.turns import follow
@@ -108,7 +109,8 @@ class LockRequest(Request):
         """A time limit was exceeded. If it is the hard one, the child is killed next."""
         if not soft:
             self._child_is_to_end()
-            self.settle(End.ENDED_BY_CELERY if self.task.acks_on_timeout else End.COMES_BACK)
+            ends = ends_message(self.task, "acks_on_timeout")
+            self.settle(End.ENDED_BY_CELERY if ends else End.COMES_BACK)
         return super().on_timeout(soft, timeout)
 
     def terminate(self, pool: Any, signal: Any = None) -> Any:

@@ -27,6 +27,13 @@ from tests.support.workers import Worker, is_running
 #: Seconds from the end of the one before within which the next in the room must start. A turn that
 #: was forgotten lapses after 5.
 NEXT = 3.0
+#: The broker gives back what a lost connection left, after so many seconds.
+IMPATIENT = {
+    "visibility_timeout": 5,
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+    "unacked_mutex_expire": 2,
+}
 
 
 class TooLate(AssertionError):
@@ -42,6 +49,7 @@ class Stage:
         broker: a client of the broker's database.
         locks: a client of the lock server's.
         way: by which the worker "away" reaches the lock server.
+        way_to_broker: by which the worker "cut" reaches the broker.
     """
 
     def __init__(
@@ -52,15 +60,17 @@ class Stage:
         broker: redis.Redis,
         locks: redis.Redis,
         way: Proxy,
+        way_to_broker: Proxy,
     ) -> None:
         self.start, self.app, self.journal, self.broker = start, app, journal, broker
-        self.locks, self.way = locks, way
+        self.locks, self.way, self.way_to_broker = locks, way, way_to_broker
         self.base = f"q{uuid.uuid4().hex}"
         self._workers: dict[str, Worker] = {}
 
     def worker(self, which: str, **options: Any) -> Worker:
         """ "old", which parks and runs all that is not the scene's; "new", of the next release;
-        "disabled"; or "away", by whose way to the lock server faults come.
+        "disabled"; "away", by whose way to the lock server faults come; or "cut", which ends its
+        late-acknowledged tasks when it loses the broker.
         """
         if which not in self._workers:
             conf: dict[str, Any] = {"task_default_queue": self.base}
@@ -70,10 +80,17 @@ class Stage:
                 conf["redislock_enabled"] = False
             elif which == "away":
                 conf["redislock_url"] = f"{self.way.url}/0"
+            elif which == "cut":
+                conf["broker_url"] = self.way_to_broker.in_front_of(self.app.conf.broker_url)
+                conf["broker_transport_options"] = IMPATIENT
+                conf["worker_cancel_long_running_tasks_on_connection_loss"] = True
             queue = self.base if which == "old" else f"{self.base}-{which}"
             concurrency = 4 if which == "old" else 1
             self._workers[which] = self.start(queues=queue, concurrency=concurrency, conf=conf)
         return self._workers[which]
+
+    def workers(self) -> list[Worker]:
+        return list(self._workers.values())
 
     def consume(self, which: str, queue: str) -> None:
         self._tell("add_consumer", which, queue)

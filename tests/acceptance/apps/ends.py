@@ -69,6 +69,7 @@ def no_key(label: str, how: str | float = 0.0) -> str:
 SAME: dict[str, dict[str, Any]] = {
     "job": {},
     "late": {"acks_late": True, "reject_on_worker_lost": True},
+    "not_acked": {"acks_late": True, "acks_on_failure_or_timeout": False},
     "short": {"lock_ttl": 2},
     "coalesces": {"on_conflict": "coalesce"},
     "replaces": {"on_conflict": "replace"},
