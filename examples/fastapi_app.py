@@ -31,7 +31,7 @@ def sync(account_id):
 
 @app.task(base=SingletonTask, lock_scope="queued+running", on_queued_conflict="raise")
 def export(account_id):
-    """Is refused where it is asked for, while one waits or runs."""
+    """Refused at send, while another one waits or runs."""
     time.sleep(1)  # the work
     return account_id
 
