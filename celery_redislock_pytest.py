@@ -1,6 +1,7 @@
-"""The fixtures of `celery_redislock.testing`, for pytest, which finds them by their entry point.
+"""Pytest fixtures from `celery_redislock.testing`. Pytest finds them by their entry point.
 
-Outside of the package: it is imported at every start of pytest, and must not import Celery then.
+This module is outside the package because pytest imports it at every start, and it must not import
+Celery then.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def redislock_memory() -> Iterator[MemoryLocks]:
-    """Every lock of this process is in memory, not in Redis, and eager calls take locks, too."""
+    """Every lock of this process is in memory, not in Redis, and eager calls take locks too."""
     from celery_redislock.testing import memory_locks
 
     with memory_locks() as locks:
@@ -39,7 +40,7 @@ def held_lock() -> Iterator[Callable[..., HeldLock]]:
 
 @pytest.fixture
 def lose_lock() -> Callable[..., None]:
-    """`lose_lock(task, *args, **kwargs)` takes that lock away from the run that holds it."""
+    """`lose_lock(task, *args, **kwargs)` takes the lock for that call away from its holder."""
     from celery_redislock.testing import lose_lock
 
     return lose_lock

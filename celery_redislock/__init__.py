@@ -1,4 +1,4 @@
-"""Celery tasks that run once at a time: a Redis lock for each task signature."""
+"""Celery tasks that run at most once at a time: a Redis lock for each task signature."""
 
 from .core.holders import Holder
 from .core.redis_lock import RedisLock

@@ -1,7 +1,7 @@
 """The errors of the package. Each carries its data as attributes and survives pickle and JSON.
 
-A JSON result backend rebuilds an exception as ``cls(*args)`` from the module that the class
-names, so `args` holds plain data, and `__module__` is the front door.
+A JSON result backend rebuilds an exception as ``cls(*args)`` from the class's `__module__`. So
+`args` holds plain data, and `__module__` is the package.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class LockError(Exception):
     """Base of every error that this package raises.
 
     Attributes:
-        key: the lock's whole key in Redis, or None where no lock is meant.
-        holder: who held the lock when the error arose, or None if that is not known.
+        key: the lock's whole key in Redis, or None if the error concerns no lock.
+        holder: who held the lock when the error arose, or None if unknown.
     """
 
     __module__ = "celery_redislock"
@@ -40,21 +40,21 @@ class LockError(Exception):
 
 
 class LockConflict(LockError):
-    """The lock is held by somebody else."""
+    """Another run holds the lock."""
 
     __module__ = "celery_redislock"
     _reason = "the lock is held"
 
 
 class LockLost(LockError):
-    """The lock was ours, and its ownership can no longer be confirmed."""
+    """The run held the lock, and can no longer confirm that it does."""
 
     __module__ = "celery_redislock"
     _reason = "the lock was lost"
 
 
 class LockUnavailable(LockError):
-    """The lock server could not be asked, so nobody knows whether the lock is free.
+    """The lock server did not answer, so it is unknown whether the lock is free.
 
     Attributes:
         reason: what the server or the network said.
@@ -82,8 +82,10 @@ class TaskSkipped(LockError, TaskRevokedError):
 
 
 class TaskReplaced(TaskSkipped):
-    """A newer run took the place of the task, by `Replace`: its `holder` is that one, which may
-    hold the lock or wait for it. The state is REVOKED.
+    """A newer run replaced the task (`Replace`). Its state is REVOKED.
+
+    Attributes:
+        holder: the newer run, which holds the lock or waits for it.
     """
 
     __module__ = "celery_redislock"

@@ -3,10 +3,11 @@
     from celery_redislock import otel
     otel.instrument(app)
 
-It speaks the API only: the SDK and its exporters are the user's. They have threads, which do
-not survive a fork: with the prefork pool set them up in each process, in `worker_process_init`.
+It uses the API only; the SDK and its exporters are yours. Their threads do not survive a fork: with
+the prefork pool, set them up in each process, in `worker_process_init`.
 
-It makes no spans. Where a task has one, by opentelemetry-instrumentation-celery, that one is told.
+It creates no spans. If the task has a span, from opentelemetry-instrumentation-celery for example,
+that span gets attributes and events.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["instrument"]
 
 
 def instrument(app: Any, *, meter_provider: Any = None) -> None:
-    """Measure the locks of this app's tasks, and tell their spans. Doing it twice does it once.
+    """Measure the locks of this app's tasks, and annotate their spans. A second call has no effect.
 
     Args:
         app: the Celery app.
@@ -41,7 +42,7 @@ def instrument(app: Any, *, meter_provider: Any = None) -> None:
     _instrumented[app] = (measures, spans)
 
 
-#: The attributes of the labels. The first is as opentelemetry-instrumentation-celery has it.
+#: The attributes of the labels. The first is that of opentelemetry-instrumentation-celery.
 _ATTRIBUTES: Final = {
     "task": "celery.task_name",
     "outcome": "redislock.outcome",
@@ -78,11 +79,11 @@ def _make(metric: Metric, meter: Any) -> Callable[[float, Mapping[str, str]], No
 
 
 class _Spans:
-    """Tells the span of a task, if it has one, what became of its lock."""
+    """Adds the outcome of a lock to the task's span, if it has one."""
 
     def __init__(self, app: Any) -> None:
         self._app = weakref.ref(app)
-        # The heartbeat's thread knows no current span.
+        # The heartbeat's thread has no current span.
         self._of_holders: dict[tuple[str, str], Any] = {}
 
     def connect(self) -> None:
@@ -121,7 +122,7 @@ class _Spans:
             "redislock.holder": str(details.holder or ""),
         }
         if details.task_id != getattr(sender.request, "id", None):
-            # Where it was sent, or of another task, that waited.
+            # A conflict in the sender, or of another task that waited.
             span.add_event("redislock.conflict", {**said, "redislock.task_id": details.task_id})
             return
         span.set_attributes(said)

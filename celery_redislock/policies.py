@@ -1,7 +1,7 @@
-"""What a duplicate does: one small class for each answer. Pure; the verbs are the worker's.
+"""What a duplicate does: one small class for each policy. Pure; the worker implements the verbs.
 
-A policy's `act` is given the conflict, and ends it with one of the conflict's verbs. Write your
-own by subclassing `Policy`, or one of the policies here:
+A policy's `act` gets the conflict, and ends it with one of the conflict's verbs. To write your
+own policy, subclass `Policy` or one of the policies here:
 
     class SkipAtNight(Policy):
         def act(self, conflict):
@@ -25,21 +25,21 @@ class _NoResult:
         return "NO_RESULT"
 
     def __reduce__(self) -> str:
-        return "NO_RESULT"  # the same one, also from a pickle
+        return "NO_RESULT"  # pickle gives the same object
 
 
 NO_RESULT: Final = _NoResult()
-#: Seconds up to which a delay grows where nobody says how far.
+#: Seconds up to which a delay grows if `max_delay` is not given.
 _MAX_DELAY: Final = 60.0
 
 
 class Conflict(Protocol):
-    """A task that met a held lock, and the ways in which it can end.
+    """A task that met a held lock, and the verbs that end the conflict.
 
     Attributes:
         key: the lock's whole key in Redis.
-        holder: who holds the lock; None if it is just being handed to a waiter.
-        remaining: seconds after which the lock lapses, should the holder die now.
+        holder: who holds the lock; None while it is being handed to a waiter.
+        remaining: seconds until the lock expires if the holder dies now.
         deferrals: how often this task was deferred before, by any policy.
         waited: seconds since this task first met the held lock.
     """
@@ -56,45 +56,51 @@ class Conflict(Protocol):
     def waited(self) -> float: ...
 
     def skip(self, result: Any = NO_RESULT) -> Any:
-        """End the task without running it: with a result, or as revoked."""
+        """End the task without running it: with the result, or as REVOKED without one."""
 
     def defer(self, countdown: float) -> Any:
-        """Publish the task again, to be run after this many seconds."""
+        """Publish the task again with this countdown in seconds."""
 
     def wait(self, timeout: float | None) -> bool:
-        """Hold the pool slot until the lock is taken: True, or False after the timeout."""
+        """Hold the pool slot until this task has the lock.
+
+        Args:
+            timeout: seconds to wait at most; None waits for ever.
+
+        Returns:
+            True: the task has the lock. False: the timeout is over.
+        """
 
     def park(
         self, *, limit: int | None = None, max_wait: float | None = None, newest: bool = False
     ) -> bool:
-        """End the delivery, and let the task wait in Redis until the lock is handed to it.
+        """End the delivery, and let the task wait in Redis until it has its turn.
 
         Args:
-            limit: how many may wait; None for any number.
-            max_wait: seconds since it first met the held lock, after which it meets its policy
-                once more.
-            newest: replace those of this task that wait.
+            limit: how many tasks may wait; None for any number.
+            max_wait: seconds since its first conflict, after which its policy acts again.
+            newest: replace the waiting tasks of the same name.
 
         Returns:
-            True: the lock was free after all, and is taken. False: as many wait as may.
+            True: the lock was free after all, and the task has it. False: `limit` tasks wait.
         """
 
     def replace(self, grace: float) -> bool:
-        """End the delivery, tell the holder to end, and let the task wait in Redis until it has,
-        before all others. Those of this task that wait are replaced too.
+        """End the delivery, tell the holder to end, and let the task wait in Redis, before all
+        others, until the holder has ended. Waiting tasks of the same name are replaced too.
 
         Args:
-            grace: seconds after which the holder's process is terminated, in a prefork worker.
+            grace: seconds after which a prefork worker terminates the holder's process.
 
         Returns:
-            True: the lock was free after all, and is taken.
+            True: the lock was free after all, and the task has it.
         """
 
     def run(self) -> Any:
-        """Run the task; only after `wait`, `park` or `replace` took the lock."""
+        """Run the task. Allowed only after `wait`, `park` or `replace` returned True."""
 
     def fail(self) -> Any:
-        """End the task as failed with `LockConflict`."""
+        """Fail the task with `LockConflict`."""
 
 
 class Policy(abc.ABC):
@@ -102,24 +108,24 @@ class Policy(abc.ABC):
 
     @property
     def parks(self) -> bool:
-        """Whether it may put a task into the waiting room, after which workers then look."""
+        """Whether it may put a task into the waiting room. If so, workers look after that room."""
         return True
 
     @property
     def replaces(self) -> bool:
-        """Whether it may end the holder. If so, a holder asks every second whether it is to end."""
+        """Whether it may end the holder. If so, holders ask every second whether they must end."""
         return False
 
     @property
     def turns_away(self) -> bool:
-        """Whether every conflict ends without a run, and is known to before the lock is asked for.
-        The done note is then left by the same script.
+        """Whether every conflict is certain to end without a run. The script that finds the lock
+        held then also leaves the done note.
         """
         return False
 
     @abc.abstractmethod
     def act(self, conflict: Conflict) -> Any:
-        """End the conflict. Return what its verb returned."""
+        """End the conflict with one of its verbs, and return what the verb returned."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +133,8 @@ class Skip(Policy):
     """End without running.
 
     Args:
-        result: the task's result; its state is SUCCESS, and chords and chains go on. Without
-            it the state is REVOKED, `get()` raises `TaskSkipped`, and chords and chains fail.
+        result: the task's result. Its state is SUCCESS, and chords and chains go on. Without a
+            result, the state is REVOKED, `get()` raises `TaskSkipped`, and chords and chains fail.
     """
 
     result: Any = NO_RESULT
@@ -139,7 +145,7 @@ class Skip(Policy):
 
     @property
     def turns_away(self) -> bool:
-        return type(self).act is Skip.act  # else it is another's, who decides later
+        return type(self).act is Skip.act  # a subclass may decide otherwise
 
     def act(self, conflict: Conflict) -> Any:
         return conflict.skip(self.result)
@@ -147,14 +153,14 @@ class Skip(Policy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Defer(Policy):
-    """Publish the task again with a countdown. It keeps its id and counts no retry.
+    """Publish the task again with a countdown. It keeps its id, and this is not a retry.
 
     Args:
-        delay: seconds before the first new try; up to a quarter is added at random.
-        backoff: what the delay is multiplied by for each further try, at least 1.
-        max_delay: seconds that the delay never exceeds, before the random part. Default: 60, or
-            `delay` if that is more.
-        max_wait: seconds since the first try after which `then` acts; None defers for ever.
+        delay: seconds before the next try; up to a quarter is added at random.
+        backoff: factor for the delay of each further try, at least 1.
+        max_delay: largest delay in seconds, before the random part. Default: 60, or `delay` if
+            that is more.
+        max_wait: seconds since the first conflict after which `then` acts; None defers for ever.
         then: the policy after `max_wait`.
     """
 
@@ -196,7 +202,7 @@ class Defer(Policy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wait(Policy):
-    """Hold the pool slot until the lock is released, then run. Woken, not polling.
+    """Hold the pool slot until the lock is released, then run. The release wakes it.
 
     Args:
         timeout: seconds after which `then` acts; None waits for ever.
@@ -226,12 +232,12 @@ class Wait(Policy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Queue(Policy):
-    """Wait in Redis, not in the pool, and run in the order of arrival.
+    """Wait in Redis, not in a pool slot, and run in the order of arrival.
 
     Args:
-        limit: how many may wait; one more meets `then`. None for any number.
-        max_wait: seconds of waiting after which `then` acts; None waits for ever.
-        then: the policy beyond the limit and after `max_wait`.
+        limit: how many tasks may wait; `then` acts for one more. None for any number.
+        max_wait: seconds since the first conflict after which `then` acts; None waits for ever.
+        then: the policy beyond `limit` and after `max_wait`.
     """
 
     limit: int | None = None
@@ -261,9 +267,9 @@ class Queue(Policy):
 
 @dataclasses.dataclass(frozen=True)
 class Coalesce(Policy):
-    """One runs and at most one waits: a newer duplicate replaces the one that waits, which is
-    skipped. The last one sent always gets its run. A retry, or a run that died and is delivered
-    again, is not newer: it replaces none, and runs before the one that waits.
+    """One task runs and at most one waits: a newer duplicate replaces the waiting one, which is
+    skipped. The last one sent always runs. A retry or a redelivery is not newer: it replaces no
+    task, and runs before the waiting one.
     """
 
     def act(self, conflict: Conflict) -> Any:
@@ -273,14 +279,15 @@ class Coalesce(Policy):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Replace(Policy):
-    """The newer run wins: the running one is told to end, and terminated if it does not.
+    """The newer run wins: the older run is told to end, and terminated if it does not.
 
-    Told: its `self.lock.lost` is True, and with `on_lock_lost="abort"` it ends with `LockLost`.
-    Terminated: its pool process, in a prefork worker; in other pools its end is waited for. Its
-    result is `TaskReplaced`, which names the newer one, unless it ends otherwise by itself.
+    Within a second the older run's `self.lock.lost` is True; with `on_lock_lost="abort"` it ends
+    with `LockLost`. A prefork worker then terminates its pool process; in other pools the newer run
+    waits for its end. The older run's result is `TaskReplaced`, which names the newer run, unless
+    the body returned or raised something else.
 
     Args:
-        grace: seconds from telling it to terminating it. It hears of it within a second.
+        grace: seconds between telling the older run and terminating it.
     """
 
     grace: float = 5.0
@@ -325,10 +332,10 @@ _NAMED: Final = {
 
 
 def policy_named(name: str) -> Policy:
-    """The policy with that short name and its default arguments.
+    """The policy with this short name, with default arguments.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such policy.
     """
     if name not in _NAMED:
         raise ValueError(f"unknown policy {name!r}; accepted: {', '.join(sorted(_NAMED))}")

@@ -3,8 +3,8 @@
     from celery_redislock import prometheus
     prometheus.instrument(app, port=9000)      # each worker's main process serves /metrics
 
-Pool processes count for themselves. With the prefork pool set `PROMETHEUS_MULTIPROC_DIR` to an
-empty directory of the worker's own, before it starts: there the counts are put together.
+Each pool process counts for itself. With the prefork pool, give each worker its own empty directory
+in `PROMETHEUS_MULTIPROC_DIR` before it starts: it joins the counts.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ __all__ = ["instrument", "registry"]
 
 logger = get_logger()
 
-#: Where prometheus-client lets processes put their counts together, if it is set.
+#: The variable that names prometheus-client's directory for the counts of all processes.
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def instrument(
     app: Any, *, port: int | None = None, addr: str = "127.0.0.1", registry: Any = REGISTRY
 ) -> None:
-    """Measure the locks of this app's tasks. Doing it twice does it once.
+    """Measure the locks of this app's tasks. A second call has no effect.
 
     Args:
         app: the Celery app.
-        port: where each worker's main process serves /metrics; None: the user's own exporter does,
-            from `prometheus.registry()`.
+        port: where each worker's main process serves /metrics; None if an exporter of your own
+            serves `prometheus.registry()`.
         addr: the address to serve at; "0.0.0.0" for all.
         registry: the prometheus-client registry for the metrics.
     """
@@ -63,8 +63,11 @@ def instrument(
 
 
 def registry(own: Any = REGISTRY) -> Any:
-    """The registry to serve: that of all processes if `PROMETHEUS_MULTIPROC_DIR` is set, else the
-    process's own.
+    """The registry to serve: of all processes if `PROMETHEUS_MULTIPROC_DIR` is set, else of this
+    process.
+
+    Args:
+        own: the prometheus-client registry of this process.
     """
     directory = os.environ.get(DIRECTORY)
     if not directory:
@@ -82,8 +85,8 @@ class _Recorder:
         self._made = {metric: _make(metric, registry) for metric in METRICS}
 
     def declare(self, task: str) -> None:
-        """Begin with zero what is alerted of: the first increase of a series is none if the series
-        begins with it.
+        """Start the series that alerts watch at zero: in the first sample of a series, Prometheus
+        sees no increase.
         """
         self._made[LOST].labels(task=task)
         for how in ("retaken", "freed"):
@@ -120,7 +123,7 @@ def _recorder(registry: Any) -> _Recorder:
 
 
 class _Live:
-    """Collects what `registry` would have at each scrape."""
+    """Collects from `registry` anew at each scrape."""
 
     def __init__(self, own: Any) -> None:
         self._own = own
@@ -130,7 +133,7 @@ class _Live:
 
 
 def _serve(sender: Any, **kwargs: Any) -> None:
-    """In the main process of a worker that is ready."""
+    """Runs in a worker's main process when it is ready."""
     app: Any = sender.app
     if app not in _measures:
         return
@@ -157,7 +160,7 @@ def _serve(sender: Any, **kwargs: Any) -> None:
 
 
 def _bury(directory: str) -> None:
-    """What dead processes hold and wait for now is nothing: one that was killed cannot say so."""
+    """Remove the gauges of dead processes: a killed process cannot reset its own."""
     pids = {
         int(found[1])
         for path in Path(directory).glob("gauge_live*.db")

@@ -1,15 +1,16 @@
-"""Signals, for metrics and alerts: Celery's own `Signal`, with one details object each.
+"""Signals for metrics and alerts. They are Celery signals, each with one details object.
 
     @lock_conflict.connect
     def count(sender, details, **kwargs):
         DUPLICATES.labels(sender.name, details.outcome).inc()
 
-Each says the lock's whole `key`, and of whom it tells: `task`, `task_id`, `attempt` (its retries).
+All details have the lock's whole `key`, and the `task`, `task_id` and `attempt` (its number of
+retries). The sender is the task. If a receiver fails, that is logged and has no other effect.
 
-The sender is the task. A receiver that fails is logged and harms nothing. `lock_lost`,
-`lock_extended` and `lock_recovered` are sent from the heartbeat's thread, where a receiver must not
-wait for anything (under gevent and eventlet: from a greenlet), and of a lock that was "freed" from
-a thread of the worker's main process; the others from where the task runs.
+`lock_lost`, `lock_extended` and `lock_recovered` are sent from the heartbeat's thread (under gevent
+and eventlet: from a greenlet), so their receivers must not block. For a "freed" lock,
+`lock_recovered` is sent from a thread of the worker's main process. The others are sent where the
+task runs.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class AcquiredDetails(NamedTuple):
 
     Attributes:
         fence: the fencing token.
-        waited: seconds since this task first met the held lock; 0.0 if it never did.
-        latency: seconds for which taking the lock kept the task from starting, in its pool slot.
+        waited: seconds since the task's first conflict; 0.0 without one.
+        latency: seconds by which taking the lock delayed the task in its pool slot.
     """
 
     key: str
@@ -40,13 +41,13 @@ class AcquiredDetails(NamedTuple):
 
 
 class ReleasedDetails(NamedTuple):
-    """The body ended and the lock was given back.
+    """The body ended and the lock was released.
 
     Attributes:
         fence: the fencing token.
         held: seconds from the acquisition to the release.
-        owned: whether the lock was still ours.
-        kept_for_retry: the lock was left to the task's next attempt.
+        owned: whether the run still owned the lock.
+        kept_for_retry: whether the lock was kept for the task's next attempt.
     """
 
     key: str
@@ -60,16 +61,17 @@ class ReleasedDetails(NamedTuple):
 
 
 class ConflictDetails(NamedTuple):
-    """A task met a held lock, and this is how that ended.
+    """A task met a held lock, and this is the outcome.
 
     Attributes:
         holder: who held the lock.
         outcome: "skipped", "skipped with a result", "deferred", "waited" (and then ran),
-            "queued", "coalesced", "replacing" (it waits for the holder to end), "replaced" (it ends
-            in favour of `holder`), "raised", "redelivered" (a copy of the holder's own message,
-            deferred), "retried early" (before its earlier attempt had ended, deferred), "already
-            done", or "not sent" (where it was to be sent: `on_queued_conflict`).
-        countdown: seconds until the next try, if it was deferred.
+            "queued", "coalesced", "replacing" (it waits for the holder to end), "replaced" (it
+            ended in favour of `holder`), "raised", "redelivered" (a copy of the holder's own
+            message, deferred), "retried early" (its earlier attempt had not ended, deferred),
+            "already done" (a copy of a message that has run), or "not sent" (in the sender, by
+            `on_queued_conflict`).
+        countdown: seconds until the next try of a deferred task, else None.
     """
 
     key: str
@@ -82,12 +84,12 @@ class ConflictDetails(NamedTuple):
 
 
 class LostDetails(NamedTuple):
-    """The ownership of a lock could no longer be confirmed while the body ran.
+    """The body runs, and its ownership of the lock can no longer be confirmed.
 
     Attributes:
         fence: the fencing token of the lost acquisition.
-        reason: why, for people.
-        replaced: it is not lost, but its run is told to end, in favour of a newer one.
+        reason: why, as text.
+        replaced: True if the lock is not lost, but the run is told to end for a newer run.
     """
 
     key: str
@@ -100,12 +102,12 @@ class LostDetails(NamedTuple):
 
 
 class RecoveredDetails(NamedTuple):
-    """A lock that would have stood in the way, or stopped to stand, was put right.
+    """A lock that had vanished was taken again, or the lock of a dead process was released.
 
     Attributes:
-        how: "retaken": it had vanished from the server, which came back empty or evicted it, and
-            its holder took it again before anybody else; or "freed": its pool process died,
-            and the worker's main process released it.
+        how: "retaken": it had vanished from the server (an empty restart, an eviction), and its
+            holder took it again before another run did; or "freed": its pool process died, and
+            the worker's main process released it.
     """
 
     key: str
@@ -119,7 +121,7 @@ class ExtendedDetails(NamedTuple):
     """The heartbeat extended a lock.
 
     Attributes:
-        late: seconds after it was due.
+        late: seconds by which the extension was late.
     """
 
     key: str
@@ -130,10 +132,10 @@ class ExtendedDetails(NamedTuple):
 
 
 class WaitingDetails(NamedTuple):
-    """A task begins to wait in its pool slot, by `Wait`; or it does so no more.
+    """A task begins or ends waiting in its pool slot (`Wait`).
 
     Attributes:
-        waits: whether it begins to.
+        waits: True when it begins, False when it ends.
     """
 
     key: str

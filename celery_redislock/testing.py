@@ -1,7 +1,7 @@
-"""For tests of code that uses this library: its locks without a Redis server.
+"""For tests of code that uses locks: locks in memory, without a Redis server.
 
-The store in memory is fakeredis under the library's own scripts, so the rules are the very same.
-It belongs to this process: the worker must run in it, in the solo or threads pool. With pytest, the
+The memory is fakeredis with this package's own scripts, so the same rules hold. It belongs to this
+process: a worker must run in this process too, with the solo or threads pool. With pytest, the
 fixtures `redislock_memory`, `held_lock` and `lose_lock` need no import.
 
     def test_a_second_sync_of_an_account_is_skipped(redislock_memory, held_lock):
@@ -56,32 +56,32 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Seconds within which a holder in this process learns that its lock is gone. It takes a
-#: millisecond, on a machine that is not busy with something else.
+#: Seconds within which a holder in this process learns that its lock is gone. On an idle machine
+#: it takes a millisecond.
 _SOON: Final = 10.0
 
 
 class _MemoryServer(Server):
     def persist(self, call: Callable[..., T], ttl: float, *arguments: Any) -> T:
-        return call(ttl, *arguments)  # nobody repairs this server while one waits
+        return call(ttl, *arguments)  # trying again would not make this server reachable
 
 
 class MemoryStore(Store):
-    """A store on a Redis server that is nothing but a part of this process."""
+    """A store on a Redis server in the memory of this process."""
 
     def __init__(self) -> None:
         self._memory = FakeServer()
         self._pid = os.getpid()
-        #: A client of that server.
+        #: A client of this server.
         self.client = self.new_client()
         pools = pools_like(self.client)
-        # Not the store's own hook: this server never comes back as another one.
+        # Not the store's own hook: this server never restarts.
         super().__init__(
             lambda timeout, on_connect: pools(timeout, self._on_connect), _MemoryServer
         )
 
     def new_client(self, decode_responses: bool = True) -> redis.Redis:
-        """Another client of that server."""
+        """Another client of this server."""
         client: redis.Redis = FakeRedis(server=self._memory, decode_responses=decode_responses)
         return client
 
@@ -95,7 +95,7 @@ class MemoryStore(Store):
 
     @contextlib.contextmanager
     def unreachable(self) -> Iterator[None]:
-        """Every operation meets a server that does not answer."""
+        """A context in which the server does not answer."""
         self._memory.connected = False
         try:
             yield
@@ -104,11 +104,11 @@ class MemoryStore(Store):
 
 
 class MemoryLocks:
-    """The locks in memory. What the fixture `redislock_memory` gives.
+    """The locks in memory: the value of the fixture `redislock_memory`.
 
     Attributes:
-        client: a `redis.Redis` client that looks into the memory.
-        conflicts: the `ConflictDetails` of every duplicate since the start, in their order.
+        client: a `redis.Redis` client for the memory.
+        conflicts: the `ConflictDetails` of every duplicate since the start, in order.
     """
 
     def __init__(self, store: MemoryStore) -> None:
@@ -117,21 +117,21 @@ class MemoryLocks:
         self.conflicts: list[ConflictDetails] = []
 
     def outcomes(self, task: Any = None) -> list[str]:
-        """What duplicates ended in, in their order: "skipped", "deferred", and so on.
+        """The outcomes of all duplicates, in order: "skipped", "deferred", and so on.
 
         Args:
-            task: only this task's; None for all.
+            task: the task whose duplicates are meant; None for all tasks.
         """
         name = None if task is None else task.name
         return [each.outcome for each in self.conflicts if name in (None, each.task)]
 
     def waiting(self, task: Any, *args: Any, **kwargs: Any) -> int:
-        """How many wait in the waiting room of the lock for this call."""
+        """The number of tasks in the waiting room of the lock for this call."""
         return int(self.client.llen(task.keys_of_call(args, kwargs).room))
 
     @contextlib.contextmanager
     def unreachable(self) -> Iterator[None]:
-        """While this lasts nobody can reach the locks, as if Redis were away."""
+        """A context in which the locks cannot be reached, as if Redis were down."""
         with self._store.unreachable():
             yield
 
@@ -141,12 +141,13 @@ class MemoryLocks:
 
 @contextlib.contextmanager
 def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
-    """While this lasts, every lock of this process is in memory: of all apps, and `RedisLock`s.
+    """A context in which every lock of this process is in memory: of all apps, and of `RedisLock`.
 
-    It begins without any lock. One within another stands in for that, until it ends.
+    The memory is empty at the start. An inner context hides the outer one until it ends.
 
     Args:
-        eager: `.apply()` and `task_always_eager` take locks, too, whatever `redislock_eager` says.
+        eager: True: `.apply()` and `task_always_eager` take locks. False: only if
+            `redislock_eager` is True.
     """
     before = stand_in.current
     store = MemoryStore()
@@ -165,10 +166,10 @@ def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
 
 
 class HeldLock:
-    """A lock that somebody else holds: the test. As a context, until its end.
+    """A lock that the test holds. As a context manager it releases the lock at its end.
 
     Attributes:
-        key: its whole key in Redis.
+        key: the lock's whole key in Redis.
     """
 
     def __init__(self, app: Any, keys: LockKeys) -> None:
@@ -177,17 +178,17 @@ class HeldLock:
         self.key = keys.lock
 
     def take(self, lease: Lease) -> Acquired | Busy | Done:
-        """Hold one permit of it."""
+        """Take one of the lock's slots."""
         self._leases.append(lease)
         return lease.take()
 
     @property
     def lost(self) -> bool:
-        """Whether it was taken away."""
+        """Whether the lock was lost."""
         return any(lease.lost for lease in self._leases)
 
     def release(self) -> None:
-        """Give it back: who waits is woken, and the waiting room's first has its turn."""
+        """Release the lock. A waiter is woken, and the waiting room's first task has its turn."""
         for lease in self._leases:
             settled = lease.settle(publishes=self._app is not None)
             if settled is not None and self._app is not None:
@@ -201,7 +202,7 @@ class HeldLock:
 
 
 def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
-    """Hold a lock as another run would, until it is released. All of it, if several may.
+    """Hold a lock as another run would, until it is released. With `lock_limit`, hold every slot.
 
     Args:
         what: the task, or a `RedisLock`.
@@ -209,7 +210,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
         kwargs: the call's keyword arguments.
 
     Raises:
-        AssertionError: somebody holds it already.
+        AssertionError: the lock is held already.
     """
     __tracebackhide__ = True
     store, keys, ttl = _lock_of(what, args, kwargs)
@@ -226,7 +227,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
 
 
 def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
-    """Take a lock away from the run in this process that holds it, which has learnt it on return.
+    """Take a lock away from the run in this process that holds it. On return the run knows it.
 
     Args:
         what: the task, or a `RedisLock`; None for the lock of the task that calls this.
@@ -234,8 +235,8 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
         kwargs: the call's keyword arguments.
 
     Raises:
-        AssertionError: nobody in this process holds it.
-        LockLost: this is the holder, and its `on_lock_lost` is "abort".
+        AssertionError: no run in this process holds it.
+        LockLost: the caller is the holder, with `on_lock_lost="abort"`.
     """
     __tracebackhide__ = True
     if what is None:
@@ -271,16 +272,19 @@ def _lock_of(what: Any, args: Any, kwargs: Any) -> tuple[Store, LockKeys, float]
 
 
 def assert_skipped(result: Any, timeout: float = 10.0) -> TaskSkipped:
-    """Assert that a task ended as a duplicate, without running.
+    """Assert that a task was skipped or replaced as a duplicate.
 
-    One that ended in `Skip(result=x)` has that result; see `MemoryLocks.outcomes`.
+    A task with `Skip(result=x)` has that result instead; see `MemoryLocks.outcomes`.
 
     Args:
-        result: what `delay`, `apply_async` or `apply` gave.
+        result: the result of `delay`, `apply_async` or `apply`.
         timeout: seconds to wait for it.
 
     Returns:
-        The exception, which has `key` and `holder`.
+        The exception, with `key` and `holder`.
+
+    Raises:
+        AssertionError: the task ended otherwise.
     """
     __tracebackhide__ = True
     error = result.get(timeout=timeout, propagate=False)
@@ -290,7 +294,7 @@ def assert_skipped(result: Any, timeout: float = 10.0) -> TaskSkipped:
 
 
 def assert_locked(what: Any, *args: Any, **kwargs: Any) -> Holder:
-    """Assert that somebody holds the lock for this call.
+    """Assert that the lock for this call is held.
 
     Args:
         what: the task, or a `RedisLock`.
@@ -298,7 +302,10 @@ def assert_locked(what: Any, *args: Any, **kwargs: Any) -> Holder:
         kwargs: the call's keyword arguments.
 
     Returns:
-        Who holds it.
+        The holder.
+
+    Raises:
+        AssertionError: the lock is free.
     """
     __tracebackhide__ = True
     holder, key = _holder_of(what, args, kwargs)
@@ -308,7 +315,11 @@ def assert_locked(what: Any, *args: Any, **kwargs: Any) -> Holder:
 
 
 def assert_free(what: Any, *args: Any, **kwargs: Any) -> None:
-    """Assert that nobody holds the lock for this call. Takes what `assert_locked` takes."""
+    """Assert that the lock for this call is free. It takes the same arguments as `assert_locked`.
+
+    Raises:
+        AssertionError: the lock is held.
+    """
     __tracebackhide__ = True
     holder, key = _holder_of(what, args, kwargs)
     if holder is not None:
