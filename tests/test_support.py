@@ -329,7 +329,7 @@ def test_a_killed_master_is_replaced_and_the_last_writes_are_lost(sentinels, lab
 def test_a_lock_is_taken_through_the_sentinels(sentinels, label) -> None:
     from celery_redislock.core.connections import pools_from_url
     from celery_redislock.core.store import Store
-    from tests.test_store import make_claim, taken
+    from tests.core.test_store import make_claim, taken
 
     store = Store(pools_from_url(sentinels.url, sentinels.transport_options))
     claim = make_claim(label, ttl=3)

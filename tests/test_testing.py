@@ -36,8 +36,8 @@ from celery_redislock.testing import (
     hold_lock,
     memory_locks,
 )
+from tests.core.test_store import make_claim
 from tests.support.workers import ROOT
-from tests.test_store import make_claim
 
 Hold = Callable[..., HeldLock]
 

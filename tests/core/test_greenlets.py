@@ -25,7 +25,7 @@ from celery_redislock.core.heartbeat import heartbeat
 from celery_redislock.core.claims import RETAKEN, Extended
 from celery_redislock.core.locks import Locks
 from celery_redislock.core.store import Store
-from tests.test_store import make_claim
+from tests.core.test_store import make_claim
 url, label = sys.argv[1:3]
 store = Store(pools_from_url(url))
 client = store.server.connections("test", 1.0)

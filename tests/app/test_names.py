@@ -30,7 +30,7 @@ from celery_redislock.app.canonical import canonical, digest
 from celery_redislock.app.names import KeyMaker
 from celery_redislock.core.keys import BUCKETS, LockKeys, keys_of_mark, lock_keys
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from celery_redislock.core.heartbeat import heartbeat
 from celery_redislock.core.lease import Lease
 from celery_redislock.core.locks import Locks
 from celery_redislock.core.store import Store
+from tests.core.test_store import make_claim
 from tests.support.waiting import eventually, never
-from tests.test_store import make_claim
 
 
 @pytest.fixture

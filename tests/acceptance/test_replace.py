@@ -24,9 +24,9 @@ from celery_redislock.core.claims import (
 from celery_redislock.core.connections import pools_from_url
 from celery_redislock.core.keys import lock_keys
 from celery_redislock.core.store import Store
+from tests.acceptance.test_scopes import define, ended, make_sender
 from tests.support.waiting import eventually, never
 from tests.support.workers import is_running
-from tests.test_scopes import define, ended, make_sender
 
 QUEUE = "replace"
 

@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_redislock import ConfigError, SingletonTask
 from celery_redislock.app.names import KeyMaker
-from tests.test_keys import app, key_at_worker, singleton
+from tests.app.test_names import app, key_at_worker, singleton
 
 __all__ = ["app"]  # a fixture
 

@@ -27,6 +27,7 @@ from celery_redislock.core.claims import EXTENDED, Acquired, Busy
 from celery_redislock.core.connections import PoolFactory, pools_from_url, pools_like
 from celery_redislock.core.keys import lock_keys
 from celery_redislock.core.store import Store
+from tests.core.test_store import extension, make_claim, outcomes, taken
 from tests.support.servers import (
     RedisServer,
     SentinelServer,
@@ -35,7 +36,6 @@ from tests.support.servers import (
     redis_server_binary,
 )
 from tests.support.waiting import eventually
-from tests.test_store import extension, make_claim, outcomes, taken
 
 
 def use(pools: PoolFactory, on: redis.Redis) -> None:

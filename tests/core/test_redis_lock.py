@@ -25,12 +25,12 @@ import pytest
 
 from celery_redislock import ConfigError, LockConflict, LockLost, LockUnavailable, RedisLock
 from celery_redislock.core import lua
+from tests.core.test_store import CutShort, cut_short_at
 from tests.support.interrupts import interrupted
 from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually, never, within
-from tests.test_store import CutShort, cut_short_at
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
