@@ -36,17 +36,17 @@ test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
 	.venv/bin/$(PYTEST) $(ARGS)
 
 test-stalls: .venv/made  ## the suite on a machine that stands still now and then
-	.venv/bin/python -m tests.stalls $(SIDE_BY_SIDE) $(ARGS)
+	.venv/bin/python -m tests.proofs.stalls $(SIDE_BY_SIDE) $(ARGS)
 
 .venv/faults: .venv/made
 	.venv/bin/pip install -q --group faults
 	@touch $@
 
 faults: .venv/faults  ## every fault on every broker and pool, half an hour; ARGS=--help
-	.venv/bin/python -m tests.faults $(ARGS)
+	.venv/bin/python -m tests.proofs.faults $(ARGS)
 
 torture: .venv/faults  ## the torture of Redis in Action 6.2 over four locks, ten minutes; ARGS=--help
-	.venv/bin/python -m tests.faults.torture $(ARGS)
+	.venv/bin/python -m tests.proofs.torture $(ARGS)
 
 .venv-bench/made: pyproject.toml bench/peers.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }

@@ -127,7 +127,7 @@ def test_python_that_does_not_run_compiles() -> None:
         "celery -A examples.nothing worker",
         "celery -A proj nothing",
         "celery -A proj inspect nothing",
-        "python -m tests.model --nothing",
+        "python -m tests.proofs.model --nothing",
         "python -m nothing",
         "python examples/nothing.py",
         "pip install 'celery-redislock[nothing]'",

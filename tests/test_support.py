@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redislock import LockLost, RedisLock
-from tests.stalls import below, stall
+from tests.proofs.stalls import below, stall
 from tests.support.servers import Proxy, RabbitMQ, RedisServer, SentinelSet
 from tests.support.waiting import eventually, never, within
 from tests.support.workers import state_of

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.faults.figures import write_section
+from tests.support.figures import write_section
 
 from .cases import BROKEN, HOLDS, LIMITS, Case, Row, explored
 
-DOCUMENT = Path(__file__).parents[2] / "docs/model.md"
+DOCUMENT = Path(__file__).parents[3] / "docs/model.md"
 PARTS = (
     ("Everything holds", HOLDS),
     ("A rule is left out, and something breaks", BROKEN),
@@ -57,7 +57,7 @@ def as_markdown(parts: Sequence[tuple[str, Sequence[Row]]]) -> str:
 
 def main() -> int:
     """Return 0 if everything is as expected."""
-    parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.proofs.model", description=__doc__)
     parser.add_argument("--traces", action="store_true", help="print the shortest ways to breaks")
     parser.add_argument("--big", action="store_true", help="explore also what takes minutes")
     parser.add_argument(

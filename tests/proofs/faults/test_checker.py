@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.faults import report
-from tests.faults.cases import Case
-from tests.faults.checker import NOISE, SOON, check
-from tests.faults.history import Event, History, read
-from tests.faults.run import Result
+from tests.proofs.faults import report
+from tests.proofs.faults.cases import Case
+from tests.proofs.faults.checker import NOISE, SOON, check
+from tests.proofs.faults.history import Event, History, read
+from tests.proofs.faults.run import Result
 
 TTL = 2.0
 CHILD, MAIN = 100, 10

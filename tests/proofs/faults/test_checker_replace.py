@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.faults.test_checker import CHILD, MAIN
-from tests.faults.test_checker_rooms import RoomStory
+from tests.proofs.faults.test_checker import CHILD, MAIN
+from tests.proofs.faults.test_checker_rooms import RoomStory
 
 
 class ReplaceStory(RoomStory):

@@ -7,17 +7,17 @@ import contextlib
 import kombu.transport.redis
 import pytest
 
-from tests.faults import (
+from tests.proofs.faults import (
     test_short_ends,
     test_short_network,
     test_short_processes,
     test_short_server,
 )
-from tests.faults.breakages import BREAKAGES
-from tests.faults.cases import SHORT
-from tests.faults.history import History
-from tests.faults.run import play
-from tests.faults.stage import Fault, Stage
+from tests.proofs.faults.breakages import BREAKAGES
+from tests.proofs.faults.cases import SHORT
+from tests.proofs.faults.history import History
+from tests.proofs.faults.run import play
+from tests.proofs.faults.stage import Fault, Stage
 from tests.support.waiting import eventually
 
 SHORT_FORM = (test_short_ends, test_short_network, test_short_processes, test_short_server)

@@ -1,6 +1,6 @@
 """The torture of Redis in Action, 6.2: many clients, one lock, ten seconds. Who lets two in?
 
-    python -m tests.faults.torture
+    python -m tests.proofs.torture
 
 runs it over our lock and three others, with and without clients that are stopped at random
 moments, and prints a table.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.faults.figures import write_section
+from tests.support.figures import write_section
 from tests.support.servers import RedisServer
 
 from .locks import ASKABLE, CONTENDERS
@@ -60,7 +60,7 @@ def run_all(runs: Sequence[Run], say: Callable[[str], None]) -> list[Result]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.faults.torture", description=__doc__.splitlines()[0]
+        prog="python -m tests.proofs.torture", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each run (default: 10)")
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, metavar="N")

@@ -56,7 +56,7 @@ def release_before_death() -> None:
     """A main process that releases when Celery reports a hard limit, and not when the child is
     gone, which is later: when another one is inside.
     """
-    from tests.faults.tasks import history
+    from tests.proofs.faults.tasks import history
 
     on_timeout = LockRequest.on_timeout
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.short import assert_nothing_breaks, short_cases
+from tests.proofs.faults.short import assert_nothing_breaks, short_cases
 
 
 @short_cases("_limit", "revoke", "shutdown", "cut_broker", "several")

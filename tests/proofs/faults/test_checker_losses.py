@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from tests.faults import report
-from tests.faults.broker import Recorder
-from tests.faults.cases import Case
-from tests.faults.history import History
-from tests.faults.run import Result
-from tests.faults.test_checker import CHILD, MAIN, NOISE, SOON, Story
-from tests.faults.test_checker_rooms import RoomStory
+from tests.proofs.faults import report
+from tests.proofs.faults.broker import Recorder
+from tests.proofs.faults.cases import Case
+from tests.proofs.faults.history import History
+from tests.proofs.faults.run import Result
+from tests.proofs.faults.test_checker import CHILD, MAIN, NOISE, SOON, Story
+from tests.proofs.faults.test_checker_rooms import RoomStory
 
 OTHER_MAIN = 11
 

@@ -37,9 +37,9 @@ from celery_redislock.core.clock import clock
 from celery_redislock.core.locks import Locks
 from celery_redislock.core.rooms import Rooms
 from celery_redislock.worker import request, sweeper
-from tests.faults import breakages, steps, turns
-from tests.faults.history import History
-from tests.faults.scopes import SCOPED, define
+from tests.proofs.faults import breakages, steps, turns
+from tests.proofs.faults.history import History
+from tests.proofs.faults.scopes import SCOPED, define
 
 CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
 

@@ -49,8 +49,8 @@ class Result:
     def replay(self) -> str:
         """The command that runs it again."""
         if self.case.fault == "soak":
-            return f"python -m tests.faults --soak 2 --seed {self.seed}"
-        return f"python -m tests.faults --only '{self.case.id}' --seed {self.seed}"
+            return f"python -m tests.proofs.faults --soak 2 --seed {self.seed}"
+        return f"python -m tests.proofs.faults --only '{self.case.id}' --seed {self.seed}"
 
 
 def run_case(case: Case, seed: int, folder: Path, rabbitmq: Address | None = None) -> Result:

@@ -106,8 +106,8 @@ def test_every_step_of_the_protocol_is_taken_somewhere(seen: dict[str, Row]) -> 
 
 def test_the_summary_is_printed_and_says_if_something_is_not_as_expected() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.model", "--only", "acks are early", "--traces"],
-        cwd=Path(__file__).parents[2],
+        [sys.executable, "-m", "tests.proofs.model", "--only", "acks are early", "--traces"],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         check=False,
@@ -119,8 +119,8 @@ def test_the_summary_is_printed_and_says_if_something_is_not_as_expected() -> No
 
 
 def test_the_document_says_what_was_seen(seen: dict[str, Row]) -> None:
-    """`python -m tests.model --big --write` brings it up to date."""
-    text = (Path(__file__).parents[2] / "docs/model.md").read_text(encoding="utf-8")
+    """`python -m tests.proofs.model --big --write` brings it up to date."""
+    text = (Path(__file__).parents[3] / "docs/model.md").read_text(encoding="utf-8")
     for case in SMALL:
         result = row_of(case, seen).result
         assert f"| {case.name} | {result.states:,} | {result.steps:,} | {result.depth} |" in text

@@ -248,7 +248,7 @@ class Stage:
             pool=self.pool,
             concurrency=CONCURRENCY[self.pool],
             queues=queue_of(self.queue, f"{fleet}_"),
-            app="tests.faults.tasks",
+            app="tests.proofs.faults.tasks",
         )
         self.history.write("worker", main=worker.pid, fleet=fleet, release=self.release)
         return worker
@@ -464,7 +464,7 @@ class Stage:
         """Send one message more than the load does; random where nothing is said.
 
         Args:
-            task: which one: a name in `tests/faults/tasks.py`.
+            task: which one: a name in `tests/proofs/faults/tasks.py`.
             options: for `send_task`, such as `soft_time_limit` and `time_limit`; `kwargs` are put
                 over random ones.
 

@@ -1,12 +1,12 @@
-"""The torture of Redis in Action, 6.2, in short. `python -m tests.faults.torture` is the whole."""
+"""The torture of Redis in Action, 6.2, in short. `python -m tests.proofs.torture` is the whole."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.faults.figures import MissingMarkers, write_section
-from tests.faults.torture.history import Kind, Record, Verdict, judge
-from tests.faults.torture.run import Run, failures, torture
+from tests.proofs.torture.history import Kind, Record, Verdict, judge
+from tests.proofs.torture.run import Run, failures, torture
+from tests.support.figures import MissingMarkers, write_section
 from tests.support.servers import RedisServer
 
 ENTER, ASK, STEP, LEAVE = Kind.ENTER, Kind.ASK, Kind.STEP, Kind.LEAVE

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from tests.faults import steps, turns
-from tests.faults.breakages import OF_ROOMS
-from tests.faults.faults import kill_child_at, soft_limit_at, strike_at
-from tests.faults.history import History
-from tests.faults.run import play
-from tests.faults.stage import Fault, Stage
+from tests.proofs.faults import steps, turns
+from tests.proofs.faults.breakages import OF_ROOMS
+from tests.proofs.faults.faults import kill_child_at, soft_limit_at, strike_at
+from tests.proofs.faults.history import History
+from tests.proofs.faults.run import play
+from tests.proofs.faults.stage import Fault, Stage
 from tests.support.waiting import eventually
 
 

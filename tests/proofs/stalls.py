@@ -1,6 +1,6 @@
 """The suite on a machine that stands still now and then, as a virtual one does.
 
-    python -m tests.stalls [pytest's arguments]
+    python -m tests.proofs.stalls [pytest's arguments]
 
 stops everything that the tests have started, all at once, at random moments, and lets it go on
 half a second later. A test that fails so and not otherwise is timed more finely than any machine

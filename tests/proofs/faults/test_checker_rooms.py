@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.faults.checker import STUCK
-from tests.faults.test_checker import CHILD, MAIN, Story
+from tests.proofs.faults.checker import STUCK
+from tests.proofs.faults.test_checker import CHILD, MAIN, Story
 
 END = 50.0
 

@@ -1,4 +1,4 @@
-"""`python -m tests.faults`: the fault bench. See `--help`."""
+"""`python -m tests.proofs.faults`: the fault bench. See `--help`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from tests.support.figures import write_section
+
 from . import report
 from .cases import FULL, SHORT, Case
 from .checker import check
-from .figures import write_section
 from .history import read
 from .run import Result, run_all
 from .soak import soak
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantees.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "guarantees.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.faults",
+        prog="python -m tests.proofs.faults",
         description="Injects faults while tasks run, and decides from the history what broke.",
     )
     parser.add_argument("--jobs", type=int, default=4, help="cases at once (default: 4)")

@@ -171,7 +171,7 @@ def surroundings(seed: int) -> str:
         redis_version = client.info("server")["redis_version"]
     packages = [f"{name} {_version(package)}" for name, package in PACKAGES.items()]
     facts = [
-        f"Measured on {time.strftime('%Y-%m-%d')} by `python -m tests.faults.torture --write`",
+        f"Measured on {time.strftime('%Y-%m-%d')} by `python -m tests.proofs.torture --write`",
         f"with seed {seed} on {os.cpu_count()} cores",
         f"Redis {redis_version}",
         f"Python {platform.python_version()}",
