@@ -25,7 +25,8 @@ from .replacing import (
 from .rooms import Stay, out_of_turn, overtaken, side_by_side, stays, unanswered, unsaid
 from .turns import LONGEST
 
-#: What every span of time is allowed beyond its bound, in seconds: the machine has other work.
+#: What every span of time is allowed beyond its bound, in seconds, beside the time in which the
+#: machine was late: the witness looks from one process.
 NOISE = 0.75
 #: The bounds themselves, in seconds.
 SOON = 0.5
@@ -391,8 +392,21 @@ class Facts:
 
     def stopped(self, pid: int, begin: float, end: float) -> float:
         """For how many of these seconds the process could not do anything."""
-        spans = self._stops.get(pid, ())
-        return sum(max(min(b, end) - max(a, begin), 0.0) for a, b in spans)
+        return _common(self._stops.get(pid, ()), begin, end)
+
+    def late(self, begin: float, end: float) -> float:
+        """For how many of these seconds the machine was late, as the stage's witness saw it."""
+        spans = [(event.at - event.seconds, event.at) for event in self.kinds["late"]]
+        return _common(spans, begin, end)
+
+    def elapsed(self, begin: float, end: float) -> float:
+        """The seconds from one time to another, in which the machine was not late."""
+        return end - begin - self.late(begin, end)
+
+
+def _common(spans: Iterable[tuple[float, float]], begin: float, end: float) -> float:
+    """For how many of the seconds between these times there is a span."""
+    return sum(max(min(b, end) - max(a, begin), 0.0) for a, b in spans)
 
 
 # -- the rules --------------------------------------------------------------------------------
@@ -676,8 +690,9 @@ def _popped_by_the_dead(facts: Facts, task_id: str) -> bool:
 
 def _died_with(facts: Facts, taken: Taken, pid: int, died_at: float) -> bool:
     """Whether this worker died when it had the message, which may have come as it stood still."""
-    by = taken.until + NOISE + facts.stopped(pid, taken.since, died_at)
-    return taken.since - NOISE < died_at < by
+    before = facts.elapsed(died_at, taken.since)
+    after = facts.elapsed(taken.until, died_at) - facts.stopped(pid, taken.since, died_at)
+    return max(before, after) < NOISE
 
 
 def _deferred(trail: list[Event]) -> bool:
@@ -737,7 +752,7 @@ def nothing_is_left(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     for event in facts.kinds["drained"]:
         for key, task_id in (event.get("reserved") or {}).items():
             ended_at = _gave_up_its_reservation(facts, task_id)
-            if ended_at + SOON + NOISE < event.at:
+            if facts.elapsed(ended_at, event.at) > SOON + NOISE:
                 late = event.at - ended_at
                 yield Violation(
                     "reserved",
@@ -776,7 +791,7 @@ def what_was_not_sent_has_a_run_that_stands(facts: Facts, verdict: Verdict) -> I
             yield Violation("stale", f"{event.existing} was never sent", (event,))
             continue
         ended_at = _gave_up_its_reservation(facts, event.existing)
-        if event.asked > ended_at + SOON + NOISE:
+        if facts.elapsed(ended_at, event.asked) > SOON + NOISE:
             yield Violation(
                 "stale",
                 f"{event.task} was not sent for {event.existing}, which had ended"
@@ -833,7 +848,7 @@ def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violatio
         met_at = _met_at(facts, event)
         free_at = max(free.at, stands_until.get((event.key, free.fence), 0.0))
         free_at += facts.clock_back(free.at - facts.ttl, met_at)
-        late = met_at - free_at - facts.stopped(event.pid, free_at, met_at)
+        late = facts.elapsed(free_at, met_at) - facts.stopped(event.pid, free_at, met_at)
         if late > SOON + NOISE:
             yield Violation(
                 "ghost",
@@ -939,9 +954,10 @@ def _told_in_time(
     took = known_at - lost_at - facts.stopped(body.start.pid, lost_at, known_at)
     if body.lost:
         verdict.told.append(max(took, 0.0))
-    elif took <= bound + NOISE:
+    in_time = took - facts.late(lost_at, known_at) <= bound + NOISE
+    if in_time and not body.lost:
         verdict.ignorant += 1
-    if took > bound + NOISE:
+    if not in_time:
         said = "was told only" if body.lost else "ended, without having been told,"
         yield Violation(
             "not told",
@@ -977,7 +993,7 @@ def locks_of_the_dead_are_freed(facts: Facts, verdict: Verdict) -> Iterator[Viol
             bound = facts.ttl + SOON
             if not main_stopped:
                 verdict.freed_worker.append(took)
-        if took > bound + NOISE:
+        if took - facts.late(dead_at, freed_at) > bound + NOISE:
             yield Violation(
                 "not freed",
                 f"{start.key} was free only {took:.2f} s after its holder's death;"
@@ -1024,7 +1040,7 @@ def rooms_go_on(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
             end = min(stay.left_by, stay.unsure_from)
             times = sorted([begin, *(at for at in runs if begin < at < end), max(begin, end)])
             gap, since = max((b - a, a) for a, b in itertools.pairwise(times))
-            if gap <= STUCK or facts.forgot(begin, end):
+            if facts.elapsed(since, since + gap) <= STUCK or facts.forgot(begin, end):
                 continue
             if facts.unreachable(since, since + gap) is None:
                 yield Violation(
@@ -1081,7 +1097,7 @@ def who_has_failed_does_not_wait(facts: Facts, verdict: Verdict) -> Iterator[Vio
         starts = [body.start for body in facts.bodies_of[event.id]]
         # A body that had sent a retry failed as it released: the retry runs, as always with Celery.
         ran = max((start.get("attempt") for start in starts if start.at < event.at), default=None)
-        later = [start for start in starts if start.at > event.at + SOON / 5]
+        later = [start for start in starts if facts.elapsed(event.at, start.at) > SOON / 5]
         later = [start for start in later if ran is None or start.get("attempt") <= ran]
         reachable = facts.unreachable(event.at - facts.ttl, event.at) is None
         if event.error == "SoftTimeLimitExceeded" and later and reachable:

@@ -26,6 +26,7 @@ servers that are being faulted, and still there when the writer is killed a mome
 | fault, stopped, continued | fault | it begins or ends; processes stand still or go on |
 | dead, freed, revived | watcher | a process ended; its lock is free; not any more |
 | immortal | watcher | a lock has no expiry |
+| late | stage | the machine was late for so many `seconds` until then: support/lateness.py |
 | drained, quiet, crashed | stage | all has ended; all locks have; a worker ended on its own |
 
 Faults may write kinds of their own, for whoever reads it.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tests.support.lateness import witness
 from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import Worker, is_running, make_app
@@ -272,12 +273,16 @@ class Stage:
         Raises:
             Exception: what the injection raised.
         """
+        witness.start()
+        began = time.monotonic()
         if self._busy:
             self._inject_under_load()
         else:
             self.fault.inject(self)
         self._await_quiet()
         self._write_results()
+        for since, until in witness.spans(began, time.monotonic()):
+            self.history.write("late", at=until, seconds=until - since)
 
     def _inject_under_load(self) -> None:
         began = time.monotonic()

@@ -596,6 +596,13 @@ def test_the_time_in_which_a_loser_stood_still_does_not_count():
     assert story.wrong() == []
 
 
+def test_the_time_in_which_the_machine_was_late_does_not_count():
+    story = loser_told_at(1.5 + BOUND + 0.9)
+    assert story.wrong() == ["not told"]
+    assert story.add("late", 2.6, seconds=1.0).wrong() == []
+    assert story.verdict().told == [pytest.approx(BOUND + 0.9)], "the figure is what it was"
+
+
 def test_while_the_server_is_unreachable_a_loser_has_until_its_right_ends():
     def story(at):
         made = Story(allows=["overlap"]).fault(1.1, 4.0, unreachable=True)
