@@ -34,6 +34,7 @@ from celery_redislock.core.keys import lock_keys
 from celery_redislock.core.store import Store
 from celery_redislock.tasks import reserve
 from tests.support.interrupts import interrupted
+from tests.support.lateness import elapsed
 from tests.support.servers import free_port
 from tests.support.unique import UNIQUE
 from tests.support.waiting import eventually, never
@@ -675,7 +676,7 @@ def test_without_the_lock_server_a_sender_does_as_it_is_told(
     assert length() == (choice != "raise")
     chain(task.si(label).set(queue=queue), task.si(label).set(queue=queue))()
     assert length() == 1 + (choice != "raise"), "a chain is left to the worker"
-    assert time.monotonic() - started < 6
+    assert elapsed(started) < 6
     app.close()
 
 

@@ -42,6 +42,7 @@ from celery_redislock.core.server import operation_timeout
 from celery_redislock.core.store import Store
 from celery_redislock.core.wire import RESERVE, WAITER_TTL
 from celery_redislock.testing import MemoryStore
+from tests.support.lateness import elapsed
 from tests.support.servers import Proxy, RedisServer, free_port
 from tests.support.waiting import eventually, within
 
@@ -760,7 +761,8 @@ def test_a_waiter_sleeps_no_longer_than_it_was_told_to(store, label) -> None:
     taken(store.locks.acquire(make_claim(label)))
     started = time.monotonic()
     busy(store.locks.acquire_when_woken(make_claim(label), 0.2))
-    assert 0.1 < time.monotonic() - started < 3
+    assert time.monotonic() - started > 0.1
+    assert elapsed(started) < 3
 
 
 def test_a_waiter_that_cannot_sleep_says_so_and_does_not_ask_again_at_once(
@@ -973,7 +975,7 @@ def test_what_a_server_in_trouble_says_is_told_and_soon(tmp_path, label, trouble
         def told_soon(operation: Callable[[], Any], name: str) -> bool:
             started = time.monotonic()
             error = error_of(operation)
-            took = time.monotonic() - started
+            took = elapsed(started)
             if error is None:
                 assert name in POSSIBLE.get(trouble, ()), f"{name} was possible"
                 return took < ttl / 3 + 0.5
@@ -981,7 +983,7 @@ def test_what_a_server_in_trouble_says_is_told_and_soon(tmp_path, label, trouble
             return took < ttl / 3 + 0.5 and bool(re.search(TROUBLE[trouble], error.reason))
 
         for name, operation in every_operation(store, label, ttl).items():
-            # A tenth of a second without an answer is a timeout, on a busy machine too.
+            # A tenth of a second without an answer is a timeout, also where the machine is late.
             assert any(told_soon(operation, name) for _ in range(3)), name
         if relieve:
             relieve()
@@ -1331,7 +1333,7 @@ def test_what_a_server_that_came_back_empty_forgot_is_taken_again_at_once(
         return False
 
     eventually(extended, "it is taken again")
-    assert time.monotonic() - started < 5  # a newcomer would be held off for six
+    assert elapsed(started) < 5  # a newcomer would be held off for six
 
 
 def test_who_found_the_server_away_at_first_holds_off_too(own_redis, label) -> None:
