@@ -35,7 +35,7 @@ from tests.support.servers import RedisServer
 from tests.support.shell import check_shell
 from tests.support.workers import ROOT
 
-DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md"]
+DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "tests/proofs/README.md"]
 DB = 10
 #: How many blocks of a page do not run. Each says why.
 NOT_RUN = {"docs/migrating.md": 5}
