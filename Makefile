@@ -13,7 +13,7 @@ PYTEST := python -m pytest $(SIDE_BY_SIDE)
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test faults torture bench lint format test-stalls test-lowest test-pythons pictures docs dist clean
+.PHONY: help demo test faults torture model bench lint format test-stalls test-lowest test-pythons pictures docs dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -36,17 +36,20 @@ test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
 	.venv/bin/$(PYTEST) $(ARGS)
 
 test-stalls: .venv/made  ## the suite on a machine that stands still now and then
-	.venv/bin/python -m tests.stalls $(SIDE_BY_SIDE) $(ARGS)
+	.venv/bin/python -m tests.proofs.stalls $(SIDE_BY_SIDE) $(ARGS)
 
 .venv/faults: .venv/made
 	.venv/bin/pip install -q --group faults
 	@touch $@
 
 faults: .venv/faults  ## every fault on every broker and pool, half an hour; ARGS=--help
-	.venv/bin/python -m tests.faults $(ARGS)
+	.venv/bin/python -m tests.proofs.faults $(ARGS)
 
 torture: .venv/faults  ## the torture of Redis in Action 6.2 over four locks, ten minutes; ARGS=--help
-	.venv/bin/python -m tests.faults.torture $(ARGS)
+	.venv/bin/python -m tests.proofs.torture $(ARGS)
+
+model: .venv/made  ## the rules of the lock in every order of events, half a minute; ARGS=--help
+	.venv/bin/python -m tests.proofs.model $(ARGS)
 
 .venv-bench/made: pyproject.toml bench/peers.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }

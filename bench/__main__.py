@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.faults.figures import write_section
+from tests.support.figures import write_section
 
 from . import plot, report
 from .section import Run

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 from celery_redislock.core.connections import pools_from_url
 from celery_redislock.core.store import Store
 from celery_redislock.testing import MemoryStore
+from tests.support import lateness
 from tests.support.journal import Journal
 from tests.support.rights import as_user, denials, grant
 from tests.support.servers import Proxy, RabbitMQ, RedisServer
@@ -30,6 +31,7 @@ POOLS = ("prefork", "threads", "solo", "gevent")
 # A machine that stands still for a fifth of a second is no failure of a property.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+lateness.witness.start()
 
 
 @pytest.fixture(autouse=True)

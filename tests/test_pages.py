@@ -35,7 +35,7 @@ from tests.support.servers import RedisServer
 from tests.support.shell import check_shell
 from tests.support.workers import ROOT
 
-DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md"]
+DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "tests/proofs/README.md"]
 DB = 10
 #: How many blocks of a page do not run. Each says why.
 NOT_RUN = {"docs/migrating.md": 5}
@@ -127,7 +127,7 @@ def test_python_that_does_not_run_compiles() -> None:
         "celery -A examples.nothing worker",
         "celery -A proj nothing",
         "celery -A proj inspect nothing",
-        "python -m tests.model --nothing",
+        "python -m tests.proofs.model --nothing",
         "python -m nothing",
         "python examples/nothing.py",
         "pip install 'celery-redislock[nothing]'",

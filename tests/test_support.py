@@ -20,10 +20,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redislock import LockLost, RedisLock
-from tests.stalls import below, stall
+from tests.proofs.stalls import below, stall
+from tests.support.lateness import Witness, elapsed
 from tests.support.servers import Proxy, RabbitMQ, RedisServer, SentinelSet
 from tests.support.waiting import eventually, never, within
-from tests.support.workers import state_of
+from tests.support.workers import ROOT, state_of
 
 LOST = (redis.ConnectionError, redis.TimeoutError)
 
@@ -51,6 +52,67 @@ def seconds(call: Callable[[], object]) -> float:
     started = time.monotonic()
     call()
     return time.monotonic() - started
+
+
+# -- a machine that is late -------------------------------------------------------------------
+
+
+#: Judges the time between two lines that it gets, less the machine's lateness.
+JUDGES = """
+import sys, time
+from tests.support.lateness import elapsed, witness
+witness.start()
+print(flush=True)
+while sys.stdin.readline():
+    since = time.monotonic()
+    print(flush=True)
+    sys.stdin.readline()
+    print(time.monotonic() - since, elapsed(since), flush=True)
+"""
+
+
+def test_a_witness_sees_that_its_process_stood_still() -> None:
+    judge = subprocess.Popen(
+        [sys.executable, "-c", JUDGES], cwd=ROOT, stdin=-1, stdout=-1, text=True, bufsize=1
+    )
+
+    def ask() -> list[float]:
+        judge.stdin.write("\n")
+        return [float(word) for word in judge.stdout.readline().split()]
+
+    try:
+        judge.stdout.readline()
+        for stopped in (0.5, 0.0):
+            ask()
+            if stopped:
+                judge.send_signal(signal.SIGSTOP)
+            time.sleep(0.5)
+            judge.send_signal(signal.SIGCONT)
+            passed, judged = ask()
+            assert passed > 0.45
+            assert passed - judged > 0.4 if stopped else judged > 0.2, "a busy machine is late too"
+    finally:
+        judge.kill()
+        judge.communicate()
+
+
+def test_what_passed_is_counted_without_the_spans_in_which_it_was_late() -> None:
+    witness = Witness()
+    witness.late.extend([(1.0, 2.0), (3.0, 3.5), (5.0, 9.0)])
+    assert witness.lateness(0.0, 10.0) == 5.5
+    assert witness.lateness(1.5, 6.0) == 0.5 + 0.5 + 1.0
+    assert witness.lateness(3.5, 5.0) == 0.0
+    assert witness.spans(1.5, 6.0) == [(1.5, 2.0), (3.0, 3.5), (5.0, 6.0)]
+    witness._due = time.monotonic() - 60.0  # it has not been on a core yet since the stop
+    assert 59 < witness.lateness(0.0, time.monotonic()) - 5.5 < 61
+
+
+def test_a_forked_child_has_no_witness_that_is_late_for_ever() -> None:
+    began = time.monotonic()
+    if (child := os.fork()) == 0:
+        time.sleep(0.3)
+        os._exit(round(elapsed(began) * 100))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) >= 30
 
 
 # -- the proxy --------------------------------------------------------------------------------
@@ -329,7 +391,7 @@ def test_a_killed_master_is_replaced_and_the_last_writes_are_lost(sentinels, lab
 def test_a_lock_is_taken_through_the_sentinels(sentinels, label) -> None:
     from celery_redislock.core.connections import pools_from_url
     from celery_redislock.core.store import Store
-    from tests.test_store import make_claim, taken
+    from tests.core.test_store import make_claim, taken
 
     store = Store(pools_from_url(sentinels.url, sentinels.transport_options))
     claim = make_claim(label, ttl=3)

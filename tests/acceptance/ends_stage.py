@@ -20,6 +20,7 @@ from celery_redislock import Holder
 from celery_redislock.core.keys import lock_keys
 from tests.acceptance.looking import Room
 from tests.support.journal import Entry, Journal
+from tests.support.lateness import elapsed
 from tests.support.servers import Proxy
 from tests.support.waiting import eventually
 from tests.support.workers import Worker, is_running
@@ -34,10 +35,6 @@ IMPATIENT = {
     "unacked_restore_throttle": 1,
     "unacked_mutex_expire": 2,
 }
-
-
-class TooLate(AssertionError):
-    """What was to come came, but later: the machine may have stood still."""
 
 
 class Stage:
@@ -237,9 +234,7 @@ class Scene:
 
     def follows(self, y: AsyncResult[Any], since: float, within: float = NEXT) -> None:
         """Y starts soon after that, and nothing is left of the lock then."""
-        late = self.started(y).at - since
-        if late > within:
-            raise TooLate(f"{late:.2f} s, not {within:g}")
+        in_time(within, since, self.started(y).at)
         self.ended(y)
 
     def nothing_left(self) -> None:
@@ -252,9 +247,7 @@ class Scene:
     def freed(self, name: str, x: AsyncResult[Any], since: float, within: float = 2.0) -> None:
         """The lock is free, and the next call is sent."""
         eventually(lambda: self.holder is None, "the lock is free")
-        late = time.monotonic() - since
-        if late > within:
-            raise TooLate(f"{late:.2f} s, not {within:g}")
+        in_time(within, since)
         # Where nobody takes it.
         other = self.app.tasks[name].apply_async((self.label,), queue=f"{self.queue}-nobody")
         assert other.id != x.id
@@ -272,6 +265,12 @@ class Scene:
         return len(self.entries("start", result))
 
 
+def in_time(seconds: float, since: float, until: float | None = None) -> None:
+    """What was to come came soon."""
+    took = elapsed(since, until)
+    assert took <= seconds, f"{took:.2f} s, not {seconds:g}"
+
+
 def as_redelivered(message: str) -> str:
     """The message as the broker gives it once more."""
     told = json.loads(message)
@@ -286,4 +285,4 @@ def kill(worker: Worker) -> None:
     worker.wait()
 
 
-__all__ = ["NEXT", "Scene", "Stage", "TooLate", "as_redelivered", "is_running", "kill"]
+__all__ = ["NEXT", "Scene", "Stage", "as_redelivered", "in_time", "is_running", "kill"]

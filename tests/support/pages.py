@@ -25,8 +25,8 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").g
 #: Whose Python another test runs, and with which mark, if not every block.
 RUN_BY = {
     "docs/migrating.md": ("tests/test_migrating.py", "after"),
-    "docs/monitoring.md": ("tests/test_metrics.py", ""),
-    "docs/testing.md": ("tests/test_kit.py", "file"),
+    "docs/monitoring.md": ("tests/acceptance/test_metrics.py", ""),
+    "docs/testing.md": ("tests/test_testing.py", "file"),
 }
 SHELL = {"console", "sh"}
 CONFIGURATION = {"ini", "json", "sql", "toml", "yaml"}

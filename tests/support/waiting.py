@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from tests.support.lateness import elapsed
+
 T = TypeVar("T")
 
 
@@ -15,14 +17,14 @@ def eventually(condition: Callable[[], T], what: str, timeout: float = 30.0) -> 
     Args:
         condition: asked again and again; an exception of it is not caught.
         what: what is waited for, for the message.
-        timeout: seconds, generous: the machine may be busy.
+        timeout: seconds, in which the machine was not late.
     """
-    give_up = time.monotonic() + timeout
+    began = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        if time.monotonic() > give_up:
+        if time.monotonic() - began > timeout and elapsed(began) > timeout:
             raise AssertionError(f"not within {timeout:g} s: {what} (last value: {value!r})")
         time.sleep(0.02)
 
@@ -37,13 +39,13 @@ def never(condition: Callable[[], object], what: str, seconds: float) -> None:
 
 
 def within(seconds: float, call: Callable[[], object]) -> bool:
-    """Whether a call takes less time than that. Who is slow is slow three times; a machine that
-    stands still for a moment is not.
+    """Whether a call takes less time than that, in which the machine was not late. Who is slow is
+    slow three times; who had to wait for a disk is not.
     """
 
     def took() -> float:
         began = time.monotonic()
         call()
-        return time.monotonic() - began
+        return elapsed(began)
 
     return any(took() < seconds for _ in range(3))

@@ -1,0 +1,245 @@
+"""Celery events of what became of a lock, as monitors get them, and what they make of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+import time
+from collections import defaultdict
+
+import pytest
+from celery.events.state import State
+
+from celery_redislock.app.events import OF_CONFLICT, Channel
+from tests.support.lateness import elapsed
+from tests.support.waiting import eventually, never
+
+QUEUE = "events"
+
+
+class Monitor:
+    """What `celery events` and Flower are built on."""
+
+    def __init__(self, app):
+        self.state = State()
+        self.seen = defaultdict(list)
+        self._app = app
+        self._connection = app.connection_for_read()
+        self._receiver = app.events.Receiver(self._connection, handlers={"*": self._note})
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        with self._receiver.consumer_context(wakeup=False) as (connection, _, _):
+            while not self._stop:
+                with contextlib.suppress(TimeoutError):
+                    connection.drain_events(timeout=0.2)
+
+    def _note(self, event):
+        self.state.event(event)
+        self.seen[event.get("uuid")].append(event)
+
+    def close(self):
+        self._stop = True
+        self._thread.join(10)
+        self._connection.release()
+
+    def kinds(self, result):
+        return [event["type"] for event in self.seen[result.id]]
+
+    def await_kind(self, result, kind):
+        """The event of that type."""
+        eventually(lambda: kind in self.kinds(result), f"{kind} of {result.id}")
+        return next(event for event in self.seen[result.id] if event["type"] == kind)
+
+    def shows(self, result, state):
+        def shown():
+            task = self.state.tasks.get(result.id)
+            return task is not None and task.state == state
+
+        eventually(shown, f"{result.id} is shown as {state}: {self.kinds(result)}")
+
+
+@pytest.fixture(scope="module")
+def monitor(sender):
+    monitor = Monitor(sender)
+    yield monitor
+    monitor.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(start_module_worker, monitor):
+    return start_module_worker("-E", queues=QUEUE, concurrency=4)
+
+
+@pytest.fixture
+def start(send, journal, label):
+    def start(name, seconds):
+        result = send(name, label, seconds)
+        return result, eventually(lambda: journal.read(label, "start"), "it runs")[-1]
+
+    return start
+
+
+def test_a_skipped_task_is_shown_as_skipped_and_by_whom(monitor, send, start, label):
+    first, _ = start("skip", 3.0)
+    second = send("skip", label)
+    event = monitor.await_kind(second, "task-lock-skipped")
+    assert event["name"] == "skip"
+    assert event["redislock_outcome"] == "skipped"
+    assert event["redislock_holder_task_id"] == first.id
+    assert label not in event["redislock_key"], "the key is a digest"
+    monitor.await_kind(second, "task-revoked")
+    monitor.shows(second, "LOCK-SKIPPED")
+    assert first.id in monitor.state.tasks[second.id].exception
+    monitor.shows(first, "SUCCESS")
+    assert not [kind for kind in monitor.kinds(first) if kind.startswith("task-lock")]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("defer", "deferred"), ("queued", "queued"), ("coalesced", "coalesced")]
+)
+def test_who_runs_later_is_shown_as_waiting_and_then_as_what_it_ended_in(
+    monitor, send, start, label, name, kind
+):
+    start(name, 1.0)
+    second = send(name, label)
+    monitor.shows(second, f"LOCK-{kind.upper()}")
+    assert monitor.await_kind(second, f"task-lock-{kind}")["redislock_outcome"] == kind
+    monitor.await_kind(second, "task-lock-acquired")
+    monitor.shows(second, "SUCCESS")
+
+
+def test_one_that_was_replaced_in_the_room_is_shown_so(monitor, send, start, label):
+    start("coalesced", 4.0)  # older Celerys send an event up to a second late
+    second = send("coalesced", label)
+    monitor.await_kind(second, "task-lock-coalesced")
+    third = send("coalesced", label)
+    event = monitor.await_kind(second, "task-lock-replaced")
+    assert event["redislock_holder_task_id"] == third.id
+    monitor.shows(second, "LOCK-REPLACED")
+    monitor.shows(third, "SUCCESS")
+
+
+def test_one_that_is_terminated_for_a_newer_run_is_shown_as_replaced(monitor, send, start, label):
+    first, _ = start("replaced", 20.0)
+    second = send("replaced", label)
+    monitor.await_kind(second, "task-lock-replacing")
+    event = monitor.await_kind(first, "task-lock-replaced")
+    assert event["redislock_holder_task_id"] == second.id
+    monitor.shows(first, "LOCK-REPLACED")
+    monitor.shows(second, "SUCCESS")
+
+
+def test_one_that_is_revoked_while_it_waits_is_not_shown_as_waiting(
+    monitor, sender, send, start, label
+):
+    first, _ = start("defer", 3.0)
+    second = send("defer", label)
+    monitor.await_kind(second, "task-lock-deferred")
+    sender.control.revoke(second.id)
+    monitor.shows(second, "LOCK-REVOKED")
+    first.get(timeout=20)
+
+
+def test_a_lock_that_vanished_and_was_taken_again_is_recovered(
+    monitor, start, client, locks_of, label
+):
+    first, _ = start("short_ttl", 4.0)
+    client.delete(*locks_of(first.id))
+    event = monitor.await_kind(first, "task-lock-recovered")
+    assert event["redislock_reason"] == "retaken"
+    monitor.shows(first, "SUCCESS")
+
+
+def test_a_lost_lock_is_an_event_while_the_body_runs(monitor, start, client, locks_of, label):
+    first, _ = start("watches_lock", 20.0)
+    client.set(*locks_of(first.id), "another's", px=3000)
+    event = monitor.await_kind(first, "task-lock-lost")
+    assert event["redislock_reason"]
+    monitor.shows(first, "SUCCESS")
+
+
+def test_a_dead_childs_lock_is_recovered_and_the_task_shown_as_failed(monitor, start, label):
+    first, entry = start("skip", 60.0)
+    os.kill(entry.pid, signal.SIGKILL)
+    assert monitor.await_kind(first, "task-lock-recovered")["redislock_reason"] == "freed"
+    monitor.shows(first, "FAILURE")
+
+
+def test_a_dead_childs_lock_is_recovered_also_if_celery_forgets_the_task_before_the_server_answers(
+    monitor, start_worker, sender, journal, proxy, queue, label, locks_of
+):
+    start_worker("-E", queues=queue, concurrency=1, conf={"redislock_url": proxy.url})
+    rounds = itertools.count()
+
+    def forgotten_first():
+        """A task of a killed child, whose lock was freed when Celery had forgotten it. None if
+        Celery took longer to notice, as it sometimes does, or the release was given up.
+        """
+        one = f"{label}-{next(rounds)}"
+        result = sender.send_task("long_ttl", [one, 60.0], queue=queue)
+        (entry,) = eventually(lambda: journal.read(one, "start"), "it runs")
+        proxy.to_server.block()
+        os.kill(entry.pid, signal.SIGKILL)
+        try:
+            eventually(lambda: "task-failed" in monitor.kinds(result), "it is noticed", 1.2)
+            proxy.heal()
+            eventually(lambda: not locks_of(result.id), "its lock is freed, long before its ttl", 5)
+        except AssertionError:
+            return None
+        finally:
+            proxy.heal()
+        return result
+
+    first = eventually(forgotten_first, "Celery notices in time", 60)
+    assert monitor.await_kind(first, "task-lock-recovered")["redislock_reason"] == "freed"
+
+
+def test_a_terminated_tasks_state_is_not_hidden_by_its_freed_lock(monitor, start, locks_of, label):
+    first, _ = start("skip", 60.0)
+    first.revoke(terminate=True, signal="SIGKILL")
+    eventually(lambda: not locks_of(first.id), "its lock is free")
+    monitor.shows(first, "REVOKED")
+    never(lambda: "task-lock-recovered" in monitor.kinds(first), "it is hidden", 0.5)
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_other_pools_send_them_too(monitor, start_worker, sender, journal, queue, label, pool):
+    start_worker("-E", queues=queue, pool=pool, concurrency=4)
+    sender.send_task("skip", [label, 3.0], queue=queue)
+    eventually(lambda: journal.read(label, "start"), "it runs")
+    second = sender.send_task("skip", [label], queue=queue)
+    monitor.await_kind(second, "task-lock-skipped")
+
+
+def test_a_worker_that_sends_no_events_sends_none(
+    monitor, start_worker, sender, journal, queue, label
+):
+    start_worker(queues=queue)
+    sender.send_task("skip", [label, 3.0], queue=queue)
+    eventually(lambda: journal.read(label, "start"), "it runs")
+    second = sender.send_task("skip", [label], queue=queue)
+    second.get(timeout=20, propagate=False)
+    never(lambda: monitor.kinds(second), "an event", 0.5)
+
+
+def test_every_outcome_that_is_not_of_a_copy_has_an_event():
+    from celery_redislock.signals import ConflictDetails
+
+    documented = ConflictDetails.__doc__
+    assert all(f'"{outcome}"' in documented for outcome in OF_CONFLICT)
+
+
+def test_a_main_process_that_does_not_read_costs_a_task_nothing():
+    channel = Channel()
+    channel.open()
+    channel.wanted = True
+    began = time.monotonic()
+    for _ in range(20_000):
+        channel.send("skipped", "id", {"redislock_key": "x" * 100})
+    assert elapsed(began) < 5, "it never waits"

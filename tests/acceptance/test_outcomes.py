@@ -1,0 +1,327 @@
+"""What a duplicate ends in: the contract's table, on a real worker."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import threading
+import time
+import uuid
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import TaskRevokedError
+
+from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped
+from tests.support.lateness import elapsed
+from tests.support.servers import Proxy
+from tests.support.waiting import eventually, never
+from tests.support.workers import make_app
+
+QUEUE = "outcomes"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(start_module_worker):
+    return start_module_worker("-E", queues=QUEUE, concurrency=4)
+
+
+@pytest.fixture
+def sig(sender):
+    """A signature by name."""
+
+    def sig(name, *args, **kwargs):
+        return sender.signature(name, args=args, kwargs=kwargs).set(queue=QUEUE)
+
+    return sig
+
+
+@pytest.fixture
+def holder(send, journal, label):
+    """A run that holds the label's lock for three seconds."""
+
+    def hold(name, seconds=3.0, at=label):
+        result = send(name, at, seconds)
+        eventually(lambda: journal.count(at, "start") == 1, "the holder runs")
+        return result
+
+    return hold
+
+
+def test_a_skipped_duplicate_is_revoked_and_names_the_holder(send, holder, journal, label):
+    first = holder("skip")
+    duplicate = send("skip", label)
+    with pytest.raises(TaskSkipped) as caught:
+        duplicate.get(timeout=20)
+    assert isinstance(caught.value, TaskRevokedError)
+    assert duplicate.state == "REVOKED"
+    assert caught.value.holder.task_id == first.id
+    assert caught.value.holder.task == "skip"
+    assert caught.value.key.startswith("redislock:{")
+    assert first.get(timeout=20)[0] == label
+    assert journal.count(label, "start") == 1
+
+
+def test_a_skip_with_a_result_succeeds_with_it(send, holder, label):
+    holder("skip_result")
+    duplicate = send("skip_result", label)
+    assert duplicate.get(timeout=20) == "skipped"
+    assert duplicate.state == "SUCCESS"
+
+
+def test_a_deferred_duplicate_runs_later_under_its_own_id(send, holder, journal, label):
+    first = holder("defer", 3.0)
+    duplicate = send("defer", label, 0.1)
+    assert first.get(timeout=20)
+    assert duplicate.get(timeout=20)
+    assert [e.task_id for e in journal.read(label, "start")] == [first.id, duplicate.id]
+    assert journal.overlaps(label) == []
+    assert {e.retries for e in journal.read(label)} == {0}
+
+
+def test_a_deferral_that_waited_too_long_does_what_comes_then(send, holder, label):
+    holder("defer_briefly", 4.0)
+    duplicate = send("defer_briefly", label)
+    with pytest.raises(LockConflict):
+        duplicate.get(timeout=20)
+
+
+def test_a_waiting_duplicate_runs_when_the_lock_is_released(send, holder, journal, label):
+    first = holder("wait", 3.0)
+    others = [send("wait", label, 0.1) for _ in range(2)]
+    for result in (first, *others):
+        assert result.get(timeout=20)
+    assert journal.count(label, "start") == 3
+    assert journal.overlaps(label) == []
+
+
+def test_a_waiting_task_starts_at_the_release_and_not_by_polling(send, holder, journal, label):
+    def waits(at):
+        holder("wait", 1.0, at)
+        send("wait", at, 0.0).get(timeout=20)
+        return elapsed(journal.read(at, "end")[0].at, journal.read(at, "start")[1].at)
+
+    # The ttl is 6 s: without the wake-up it would look again after 2 s at the earliest.
+    assert any(waits(f"{label}-{n}") < 0.9 for n in range(3))
+
+
+def test_a_wait_that_times_out_does_what_comes_then(send, holder, label):
+    holder("wait_briefly", 4.0)
+    with pytest.raises(LockConflict):
+        send("wait_briefly", label).get(timeout=20)
+
+
+def test_a_refused_duplicate_fails_with_key_and_holder(send, holder, label):
+    first = holder("refuse")
+    duplicate = send("refuse", label)
+    with pytest.raises(LockConflict) as caught:
+        duplicate.get(timeout=20)
+    assert duplicate.state == "FAILURE"
+    assert caught.value.holder.task_id == first.id
+    assert caught.value.holder.ttl <= 6
+
+
+def test_a_chord_with_a_skipped_duplicate_fails_fast(sig, send, holder, label):
+    holder("skip", 3.0)
+    header = [sig("skip", label), sig("add", f"{label}-other", 1)]
+    result = chord(header, sig("total"))()
+    start = time.monotonic()
+    with pytest.raises(Exception, match=r"(?i)skipped|dependency"):
+        result.get(timeout=20)
+    assert elapsed(start) < 10
+
+
+def test_a_chord_with_a_duplicate_that_has_a_result_goes_on(sig, holder, label):
+    holder("skip_result", 3.0)
+    header = [sig("skip_result", label), sig("add", f"{label}-other", 1)]
+    assert chord(header, sig("total"))().get(timeout=20) == 2
+
+
+def test_a_chord_with_deferred_duplicates_completes(sig, holder, journal, label):
+    holder("defer", 3.0)
+    header = [sig("defer", label, 0.05) for _ in range(3)]
+    assert chord(header, sig("total"))().get(timeout=30) == 3
+    assert journal.overlaps(label) == []
+
+
+def test_a_chain_behind_a_skipped_duplicate_fails_fast(sig, holder, label):
+    holder("skip", 3.0)
+    result = chain(sig("skip", label), sig("total"), sig("total"))()
+    with pytest.raises(TaskRevokedError):
+        result.parent.parent.get(timeout=20)
+    # Nobody who waits for a later link may hang.
+    with pytest.raises(Exception, match=r"(?i)skipped|chain|revoked|error"):
+        result.get(timeout=20, disable_sync_subtasks=False)
+
+
+def test_a_chain_goes_on_after_a_deferred_duplicate(sig, holder, label):
+    holder("defer", 3.0)
+    assert chain(sig("defer", label, 0.05), sig("total"))().get(timeout=20) == 2
+
+
+def test_a_chain_may_hold_the_same_key_twice(sig, journal, label):
+    result = chain(*[sig("chained", label).set(immutable=True) for _ in range(3)])()
+    assert result.get(timeout=20) == label
+    assert journal.count(label, "start") == 3
+
+
+def test_a_callback_may_take_the_same_lock(sig, journal, label):
+    sig("chained", label).apply_async(link=sig("chained", label).set(immutable=True))
+    eventually(lambda: journal.count(label, "end") == 2, "the callback ran too")
+
+
+def test_a_group_runs_one_at_a_time(sig, journal, label):
+    results = group(sig("wait", label, 0.05) for _ in range(5))()
+    assert len(results.get(timeout=30)) == 5
+    assert journal.overlaps(label) == []
+
+
+def test_an_errback_is_not_called_for_a_skip(sig, send, holder, journal, label):
+    holder("skip", 3.0)
+    duplicate = sig("skip", label).on_error(sig("failed", label=label)).apply_async()
+    with pytest.raises(TaskSkipped):
+        duplicate.get(timeout=20)
+    never(lambda: journal.read(label, "errback"), "the errback was called", 1.0)
+
+
+@pytest.fixture
+def revoked_events(sender):
+    """The task-revoked events since the test began."""
+    events, listening, done = [], threading.Event(), threading.Event()
+
+    def listen():
+        with sender.connection_for_read() as connection:
+            receiver = sender.events.Receiver(connection, handlers={"task-revoked": events.append})
+            with receiver.consumer_context(wakeup=False) as (its_connection, _, _):
+                listening.set()
+                while not done.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        its_connection.drain_events(timeout=0.2)
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    assert listening.wait(20)
+    yield events
+    done.set()
+    thread.join(20)
+
+
+def test_a_skip_sends_a_revoked_event(send, holder, label, revoked_events):
+    holder("skip")
+    duplicate = send("skip", label)
+    (event,) = eventually(
+        lambda: [event for event in revoked_events if event["uuid"] == duplicate.id],
+        "a task-revoked event",
+    )
+    assert event["terminated"] is False
+
+
+def test_a_skip_outlasts_what_celery_stores_when_the_brokers_connection_is_lost(
+    own_redis, start_worker, conf, queue, journal, label
+):
+    """The child has ended the duplicate, and its main process hears of the loss first."""
+    broker_url = f"{own_redis.url}/1"
+    with Proxy(own_redis.port) as proxy, make_app({**conf, "broker_url": broker_url}) as app:
+        cancels = {
+            "broker_url": proxy.in_front_of(broker_url),
+            "worker_cancel_long_running_tasks_on_connection_loss": True,
+        }
+        start_worker(queues=queue, conf=cancels)
+        with RedisLock(conf["redislock_url"], label, ttl=60):
+            task_id = app.send_task("lingers", [label], queue=queue).id
+
+            def is_now(state):
+                return app.AsyncResult(task_id).state == state  # a result remembers an end
+
+            journal.let_go(task_id)
+            eventually(lambda: is_now("REVOKED"), "the child has ended it")
+            proxy.cut_off()
+            eventually(lambda: is_now("RETRY"), "the main process cancels it")
+            proxy.reconnect()
+            # The copy that the broker delivers again is not let go.
+            journal.let_go(task_id)
+            eventually(lambda: is_now("REVOKED"), "it has ended all the same")
+
+
+def test_a_deferred_duplicate_does_not_become_its_own_child(sig, holder, label):
+    holder("describes", 3.0)
+    deferred = sig("describes", label).apply_async()
+    told = deferred.get(timeout=20)
+    assert told["parent_id"] is None
+    assert told["root_id"] == deferred.id
+
+
+def test_a_deferred_duplicate_keeps_everything(sig, holder, journal, label):
+    parent, expires = str(uuid.uuid4()), datetime.datetime.now(datetime.timezone.utc)
+    options = {
+        "headers": {"mine": "kept"},
+        "expires": expires + datetime.timedelta(minutes=5),
+        "priority": 3,
+        "shadow": "shade",
+        "time_limit": 100,
+        "soft_time_limit": 90,
+        "parent_id": parent,
+        "root_id": parent,
+        "group_id": "group",
+        "group_index": 2,
+        "retries": 1,
+        "link": sig("total"),
+        "link_error": sig("failed", label=label),
+        "stamped_headers": ["stamp"],
+        "stamp": "s",
+    }
+    holder("describes", 3.0)
+    deferred = sig("describes", label).apply_async(**options)
+    undisturbed = sig("describes", f"{label}-other").apply_async(**options)
+    told = deferred.get(timeout=20)
+    assert told == undisturbed.get(timeout=20)
+    assert told["headers"]["mine"] == "kept"
+    assert "redislock" not in told["headers"]
+    assert (told["retries"], told["priority"], told["queue"]) == (1, 3, QUEUE)
+    assert (told["parent_id"], told["root_id"]) == (parent, parent)
+    assert journal.count(label, "start") == 2
+
+
+def test_an_expired_duplicate_is_not_run_after_its_deferral(send, holder, journal, label):
+    holder("defer", 3.0)
+    duplicate = send("defer", label, 0.05, expires=1)
+    with pytest.raises(TaskRevokedError):
+        duplicate.get(timeout=20)
+    never(lambda: journal.count(label, "start") > 1, "the expired task ran", 1.0)
+    assert duplicate.state == "REVOKED"
+
+
+def test_a_call_that_does_not_fit_fails_as_celerys_own_and_leaves_no_lock(send, locks_of, label):
+    result = send("add", label)
+    with pytest.raises(TypeError, match="missing"):
+        result.get(timeout=20)
+    assert not locks_of(result.id)
+
+
+def test_the_key_is_the_same_at_the_sender_and_at_the_worker(sender, send):
+    @sender.task(base=SingletonTask, name="echo")
+    def echo(*args, **kwargs): ...
+
+    args = (
+        1,
+        datetime.datetime(2026, 11, 20, 12, 30, tzinfo=datetime.timezone.utc),
+        decimal.Decimal("1.50"),
+        uuid.UUID(int=7),
+        b"bytes",
+        (1, 2),
+        {1: "one"},
+    )
+    when = datetime.date(2026, 11, 20)
+    result = sender.send_task("echo", args, {"when": when}, queue=QUEUE)
+    assert result.get(timeout=20) == echo.lock_key_for(*args, when=when)
+
+
+def test_what_sees_the_lock(send, journal, label):
+    """The body and `before_start` run under it, `on_success` after it, a thread beside it."""
+    result = send("hooked", label)
+    assert result.get(timeout=20) == {"body": True, "thread": False}
+    (before,) = journal.read(label, "before_start")
+    assert before.data == result.id
+    (after,) = eventually(lambda: journal.read(label, "on_success"), "it has succeeded")
+    assert after.data is None

@@ -1,0 +1,156 @@
+"""Locks that are broken on purpose, in a worker's processes only: what the bench must notice."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from celery_redislock import SingletonTask
+from celery_redislock.core import lua
+from celery_redislock.core.heartbeat import Heartbeat
+from celery_redislock.core.lease import Lease
+from celery_redislock.tasks import asking
+from celery_redislock.tasks.attempt import Attempt
+from celery_redislock.tasks.conflict import TaskConflict
+from celery_redislock.tasks.run import Run
+from celery_redislock.worker import request, sweeper
+from celery_redislock.worker.request import LockRequest
+from tests.support.waiting import eventually
+
+
+def apply(name: str | None) -> None:
+    """Break the lock in this process, and in those that it forks."""
+    if name is not None:
+        {**BREAKAGES, **OF_ROOMS}[name]()
+
+
+def no_heartbeat() -> None:
+    """A lock with an expiry, and nobody who extends it or looks whether it is over."""
+    Heartbeat.add = lambda self, lease: None  # type: ignore[method-assign]
+    Lease.lost = property(lambda self: self._lost)  # type: ignore[assignment,method-assign]
+
+
+def plain_del() -> None:
+    """A release that does not look whose lock it deletes."""
+    _rewrite(
+        lua.SETTLE,
+        "type(current) == 'string' and string.sub(current, 1, #ARGV[1]) == ARGV[1]",
+        "type(current) == 'string'",
+    )
+
+
+def token_is_task_id() -> None:
+    """A token that a redelivered message, and a retry, share with the run that they belong to."""
+
+    def stamp(request_dict: dict[str, Any], *args: Any) -> str:
+        _stamp(request_dict, *args)
+        token: str = request_dict["id"]
+        request_dict["properties"]["redislock"]["token"] = token
+        return token
+
+    _stamp, request.stamp = request.stamp, stamp
+
+
+def release_before_death() -> None:
+    """A main process that releases when Celery reports a hard limit, and not when the child is
+    gone, which is later: when another one is inside.
+    """
+    from tests.proofs.faults.tasks import history
+
+    on_timeout = LockRequest.on_timeout
+
+    def releasing(self: Any, soft: bool, timeout: float) -> Any:
+        if not soft:
+            self.task.app_locks.store.locks.settle(self._claim)
+            eventually(lambda: len(history.events("start")) == 2, "another one is inside")
+        return on_timeout(self, soft, timeout)
+
+    LockRequest.on_timeout = releasing  # type: ignore[method-assign]
+
+
+def skip_on_redelivery() -> None:
+    """A copy of a message that meets its own lock is taken for a duplicate."""
+    asking._redelivered = lambda attempt, busy: TaskConflict(attempt, busy).skip()
+
+
+def removed_with_the_turn() -> None:
+    """A room that forgets whose turn it is as soon as it has said so."""
+    given = "redis.call('SET', slot, value, 'NX', 'PX', pause)"
+    _rewrite_turns(given, f"{given} take_out(id)")
+
+
+def turns_are_offered_once() -> None:
+    """A turn that nobody took is not offered again, and those behind it have theirs."""
+    _rewrite_turns("or is_spent(id, state, turns)) then", "or state.offers > 0) then")
+
+
+def newcomers_overtake() -> None:
+    """A free lock is anybody's, whoever waits in the room."""
+    _rewrite(lua.ACQUIRE, "if following and following ~= entry", "if false")
+
+
+def nobody_gives_turns() -> None:
+    """A room into which nobody looks, neither who settles nor who looks after it."""
+    _rewrite_turns("return id and give_turn(slot, id, entry, state)", "return nil")
+    sweeper.Sweeper.sweep = lambda self: None  # type: ignore[method-assign]
+
+
+def copies_run() -> None:
+    """Nobody remembers what has run, and a room may publish a message twice."""
+    _rewrite(lua.ACQUIRE, "if done and not (", "if false and not (")
+
+
+def one_too_many() -> None:
+    """A limit that is a counter, and counts wrong: one more gets in."""
+    keys_for = SingletonTask.lock_keys_for
+
+    def more(self: Any, *args: Any) -> Any:
+        keys = keys_for(self, *args)
+        return keys._replace(slots=(*keys.slots, f"{keys.lock}:more")) if keys.slots else keys
+
+    SingletonTask.lock_keys_for = more  # type: ignore[method-assign]
+
+
+def pause_is_forgotten() -> None:
+    """A release that frees the lock at once, whatever `lock_min_hold` says."""
+    Run._min_hold = lambda self, *_: 0.0  # type: ignore[method-assign]
+
+
+def old_replaces_new() -> None:
+    """A waiting room in which who comes back replaces what came since."""
+    Attempt.began = property(lambda self: False)  # type: ignore
+
+
+def failed_waits_on() -> None:
+    """A task that a time limit ends while it is parked stays in the room."""
+    Run._fails_in_room = lambda self, attempt: None  # type: ignore[method-assign]
+
+
+def _rewrite_turns(old: str, new: str) -> None:
+    for script in (
+        *(lua.ACQUIRE, lua.SETTLE, lua.LOOK),
+        lua.PARK,
+        lua.RESERVE,
+    ):
+        _rewrite(script, old, new)
+
+
+def _rewrite(script: Any, old: str, new: str) -> None:
+    assert script.text.count(old) == 1, f"the script has changed: no {old!r}"
+    script.text = script.text.replace(old, new)
+    script.sha = hashlib.sha1(script.text.encode(), usedforsecurity=False).hexdigest()
+
+
+BREAKAGES: dict[str, Callable[[], None]] = {
+    f.__name__: f
+    for f in (no_heartbeat, plain_del, token_is_task_id, release_before_death, skip_on_redelivery)
+}
+#: Of waiting rooms, limits and pauses.
+OF_ROOMS: dict[str, Callable[[], Any]] = {
+    f.__name__: f
+    for f in (
+        *(removed_with_the_turn, turns_are_offered_once, newcomers_overtake, nobody_gives_turns),
+        *(copies_run, one_too_many, pause_is_forgotten, old_replaces_new, failed_waits_on),
+    )
+}

@@ -1,0 +1,1160 @@
+"""Decides from a history alone what went wrong in it. Pure: it asks no server and no clock.
+
+A body counts as inside from its start to its end, or to its last sign of life if it wrote no end.
+So what cannot be known, such as the very moment of a death, is never held against anybody.
+The right to a lock lasts ttl from each successful acquire or extend that was sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from .history import Event
+from .losses import Taken, still_in, taken_by_nobody
+from .replacing import (
+    Replacement,
+    ended_by_the_older,
+    older_after_newer,
+    ran_after_all,
+    replacements,
+)
+from .rooms import Stay, out_of_turn, overtaken, side_by_side, stays, unanswered, unsaid
+from .turns import LONGEST
+
+#: What every span of time is allowed beyond its bound, in seconds, beside the time in which the
+#: machine was late: the witness looks from one process.
+NOISE = 0.75
+#: The bounds themselves, in seconds.
+SOON = 0.5
+NEVER = float("inf")
+#: While a task waits in a room, somebody runs under the lock at least so often: the message of the
+#: one whose turn it is may be behind all that is open.
+STUCK = 15.0
+#: Two clocks are read one after the other, in seconds.
+TICK = 0.005
+
+SKIPPED = ("skipped", "skipped with a result")
+FINAL = ("SUCCESS", "FAILURE", "REVOKED")
+#: How a body ends if its attempt is over and will not be tried again by the broker.
+COMPLETED = ("returned", "raised", "retried")
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken rule.
+
+    Attributes:
+        rule: its short name.
+        message: what was seen, in words.
+        events: where it was seen.
+    """
+
+    rule: str
+    message: str
+    events: tuple[Event, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n    ".join([f"{self.rule}: {self.message}", *map(str, self.events)])
+
+
+@dataclass
+class Verdict:
+    """What a history shows.
+
+    Attributes:
+        violations: of the rules.
+        outcomes: how many messages ended how.
+        bodies: how many runs there were.
+        overlaps: pairs that were inside at a time while both had the lock, unavoidably.
+        losers: bodies that were still inside, after their right had ended, as another one began.
+        vanished: messages that were lost as they may be with Celery alone.
+        lost_by_transport: messages that the broker's transport lost.
+        lost_by_us: messages that nobody else can have lost. Each is also a violation.
+        crashed: workers that Celery ended with an error when the broker's connection broke.
+        again: attempts that ran once more, as they may.
+        told: seconds from a loss until the loser was told; its process's stopped time excluded.
+        ignorant: losers that ended before they could have been told.
+        parked: how often a task was put into a waiting room.
+        forgotten: those that the lock server forgot while they waited there.
+        freed_child, freed_worker: seconds from a death until the lock was free.
+    """
+
+    violations: list[Violation] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    bodies: int = 0
+    overlaps: int = 0
+    losers: int = 0
+    vanished: int = 0
+    lost_by_transport: int = 0
+    lost_by_us: int = 0
+    crashed: int = 0
+    again: int = 0
+    told: list[float] = field(default_factory=list)
+    ignorant: int = 0
+    parked: int = 0
+    forgotten: int = 0
+    freed_child: list[float] = field(default_factory=list)
+    freed_worker: list[float] = field(default_factory=list)
+
+
+def check(events: Iterable[Event]) -> Verdict:
+    """All the rules, on one case's history."""
+    facts = Facts(sorted(events, key=lambda event: event.at))
+    verdict = Verdict(bodies=len(facts.bodies), parked=len(facts.stays))
+    for rule in RULES:
+        verdict.violations += rule(facts, verdict)
+    return verdict
+
+
+@dataclass
+class Body:
+    """One run of a body, as far as it is known."""
+
+    start: Event
+    end: Event | None = None
+    samples: list[Event] = field(default_factory=list)
+    told_at: float = NEVER
+    #: (from, to): spans in which the lock was confirmed to be its own.
+    rights: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def inside_until(self) -> float:
+        last = self.samples[-1].at if self.samples else self.start.at
+        return last if self.end is None else self.end.at
+
+    @property
+    def right_until(self) -> float:
+        return max(until for _, until in self.rights)
+
+    @property
+    def outcome(self) -> str:
+        return "cut short" if self.end is None else self.end.outcome
+
+    @property
+    def lost(self) -> bool:
+        return self.told_at < NEVER
+
+    def owned(self) -> Iterator[tuple[float, float]]:
+        """The spans in which it was inside, the lock was its own, and it was not told otherwise."""
+        end = min(self.told_at, self.inside_until)
+        for since, until in self.rights:
+            since, until = max(since, self.start.at), min(until, end)
+            if since <= until:
+                yield since, until
+
+
+class Facts:
+    """A history in the form in which the rules ask for it."""
+
+    def __init__(self, events: list[Event]) -> None:
+        #: What comes after the end of the play, when the workers are ended, is not judged.
+        quiet_at = max((event.at for event in events if event.kind == "quiet"), default=NEVER)
+        self.events = [e for e in events if e.at <= quiet_at or e.kind in ("result", "crashed")]
+        self.kinds: dict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            self.kinds[event.kind].append(event)
+        (self.case,) = self.kinds["case"]
+        self.ttl: float = self.case.ttl
+        self.allows = frozenset(self.case.allows)
+        self.acks_late: bool = self.case.acks_late
+
+    @cached_property
+    def bodies(self) -> list[Body]:
+        """Every run, by its start."""
+        runs = {event.run: Body(event) for event in self.kinds["start"]}
+        by_fence = {(b.start.key, b.start.fence): b for b in runs.values() if b.start.fence}
+        for event in self.events:
+            if event.kind == "alive":
+                runs[event.run].samples.append(event)
+            elif event.kind == "end":
+                runs[event.run].end = event
+            elif event.kind == "told":
+                body = runs.get(event.get("run")) or by_fence.get(
+                    (event.get("key"), event.get("fence"))
+                )
+                if body is not None:
+                    body.told_at = min(body.told_at, event.at)
+        self._add_rights(runs.values())
+        return list(runs.values())
+
+    def _add_rights(self, bodies: Iterable[Body]) -> None:
+        beats = defaultdict(list)
+        for event in self.kinds["beat"]:
+            beats[event.token].append((event.sent, event.until))
+        for body in bodies:
+            start = body.start
+            body.rights = sorted([(start.asked, start.right), *beats[start.token]])
+
+    @cached_property
+    def by_key(self) -> dict[str, list[Body]]:
+        found = defaultdict(list)
+        for body in self.bodies:
+            if body.start.fence:  # else it ran without the lock, as it was told to
+                found[body.start.key].append(body)
+        return found
+
+    @cached_property
+    def of_id(self) -> dict[str, list[Event]]:
+        """What happened to each message, by its task's id."""
+        found = defaultdict(list)
+        ids = {body.start.run: body.start.id for body in self.bodies}
+        for event in self.events:
+            task_id = event.get("id") or (event.kind == "end" and ids.get(event.run))
+            if task_id and event.kind != "released":
+                found[task_id].append(event)
+        return found
+
+    @cached_property
+    def bodies_of(self) -> dict[str, list[Body]]:
+        found = defaultdict(list)
+        for body in self.bodies:
+            found[body.start.id].append(body)
+        return found
+
+    @cached_property
+    def stays(self) -> list[Stay]:
+        return stays(self.events)
+
+    @cached_property
+    def unsaid(self) -> list[Event]:
+        return unsaid(self.events)
+
+    @cached_property
+    def unanswered(self) -> list[Event]:
+        return unanswered(self.events)
+
+    @cached_property
+    def rooms(self) -> dict[str, list[Stay]]:
+        """The stays in each lock's waiting room."""
+        found = defaultdict(list)
+        for stay in self.stays:
+            found[stay.parked.key].append(stay)
+        return found
+
+    def last_stay(self, task_id: str) -> Stay | None:
+        return next((s for s in reversed(self.stays) if s.parked.id == task_id), None)
+
+    def forgot(self, begin: float, end: float) -> bool:
+        """Whether the lock server may have forgotten in that time what was in its rooms."""
+        return bool(self.allows & {"overlap", "again"}) and any(
+            a <= end and begin <= b + self.ttl for a, b, _ in self.faults
+        )
+
+    def knows_turns(self, begin: float, end: float) -> bool:
+        """Whether every turn of that time is written: one that the server gave, and whose answer
+        was lost, is not. Those that were given shortly before count too.
+        """
+        begin -= LONGEST
+        return not self.forgot(begin, end) and self.unreachable(begin, end) is None
+
+    @cached_property
+    def told_to_end(self) -> list[Event]:
+        """What says that a holder, its `holder`, was told to end for a newer run."""
+        return [event for event in self.kinds["conflict"] if event.outcome == "replacing"]
+
+    @cached_property
+    def aside(self) -> set[str]:
+        """The tasks whose entries are set aside at the end."""
+        entries = [entry for event in self.kinds["quiet"] for entry in event.get("aside") or ()]
+        return {entry.rpartition(":")[0] for entry in entries}
+
+    @cached_property
+    def expiring(self) -> set[str]:
+        """The tasks that were sent with an expiry."""
+        return {event.id for event in self.kinds["sent"] if event.get("expires") is not None}
+
+    @cached_property
+    def replaced(self) -> dict[str, list[Stay]]:
+        """Of each task: its stays that a newer one ended."""
+        found = defaultdict(list)
+        for stay in self.stays:
+            if stay.how == "replaced":
+                found[stay.parked.id].append(stay)
+        return found
+
+    @cached_property
+    def replacements(self) -> list[Replacement]:
+        return replacements(self.events, self.by_key)
+
+    @cached_property
+    def mains(self) -> set[int]:
+        """The main processes of all workers."""
+        return {event.main for kind in ("worker", "received") for event in self.kinds[kind]}
+
+    @cached_property
+    def died(self) -> dict[int, float]:
+        """When each dead process was seen to be dead."""
+        found: dict[int, float] = {}
+        for event in self.kinds["dead"]:
+            for pid in event.pids:
+                found.setdefault(pid, event.at)
+        return found
+
+    def is_dead(self, start: Event, by: float = NEVER) -> bool:
+        """Whether the process of this body, or its worker, was dead by then."""
+        return min(self._death(start.pid), self._death(start.main)) <= by
+
+    def conflicts_of(self, task_id: str) -> list[Event]:
+        return [event for event in self.of_id[task_id] if event.kind == "conflict"]
+
+    def _death(self, pid: int) -> float:
+        return self.died.get(pid, NEVER)
+
+    @cached_property
+    def faults(self) -> list[tuple[float, float, bool]]:
+        """Each fault's begin, end, and whether the lock server may not have been reachable."""
+        spans, open_at = [], {}
+        for event in self.kinds["fault"]:
+            if event.phase == "begin":
+                open_at[event.name] = event
+            elif event.name in open_at:
+                begin = open_at.pop(event.name)
+                spans.append((begin.at, event.at, bool(event.get("unreachable"))))
+        never_ended = self.events[-1].at
+        spans += [(e.at, never_ended, bool(e.get("unreachable"))) for e in open_at.values()]
+        return spans
+
+    @cached_property
+    def revoked(self) -> set[str]:
+        """The tasks that the fault revoked."""
+        return {event.id for event in self.kinds["fault"] if event.get("id")}
+
+    def unreachable(self, begin: float, end: float) -> float | None:
+        """When the lock server was reachable again, if it was not for some of that time."""
+        spans = [(a, b) for a, b, away in self.faults if away and a < end and b > begin]
+        return max((b for _, b in spans), default=None)
+
+    def could_not_say(self, body: Body) -> bool:
+        """Whether the server could not be told that this body ended, and so does not know it."""
+        release = self._releases.get((body.start.key, body.start.fence))
+        if body.end is None or release is None or release.owned:
+            return False
+        return self.unreachable(body.end.at, release.at) is not None
+
+    def acknowledgement_lost(self, task_id: str) -> bool:
+        """Whether the broker may not have heard that this message, acknowledged before it ran, was:
+        the connection was faulted, and it delivered the message again.
+        """
+        again = any(e.kind == "received" and e.redelivered for e in self.of_id[task_id])
+        return "vanished" in self.allows and not self.acks_late and again
+
+    def cancelled(self, body: Body, by: float) -> bool:
+        """Whether by then the worker ended the task with the broker's connection, and perhaps in
+        the moment between the body and its result: a greenlet dies and leaves its process alive.
+        """
+        return self.case.get("pool") == "gevent" and any(
+            e.kind == "cancelled" and e.main == body.start.main and body.start.at < e.at < by
+            for e in self.of_id[body.start.id]
+        )
+
+    @cached_property
+    def _releases(self) -> dict[tuple[str, int], Event]:
+        return {(event.key, event.fence): event for event in self.kinds["released"]}
+
+    def data_may_be_lost(self, at: float) -> bool:
+        """Whether the lock server may have forgotten something by then, as the fault allows."""
+        forgets = bool(self.allows & {"overlap", "again"})
+        return forgets and any(begin <= at for begin, _, _ in self.faults)
+
+    def clock_forward(self, begin: float, end: float) -> float:
+        """By how many seconds the lock server's clock was put forward in that time."""
+        steps = (e.get("seconds", 0.0) for e in self.kinds["fault"] if begin <= e.at <= end)
+        return sum(max(seconds, 0.0) for seconds in steps)
+
+    def clock_back(self, begin: float, end: float) -> float:
+        """By how many seconds it was put back: what lapses does so later."""
+        steps = (e.get("seconds", 0.0) for e in self.kinds["fault"] if begin <= e.at <= end)
+        return sum(max(-seconds, 0.0) for seconds in steps)
+
+    def overlap_allowed(self, at: float) -> bool:
+        """Whether two may be inside from then on: the lock server just lost its data."""
+        return "overlap" in self.allows and any(
+            begin <= at <= end + self.ttl + SOON for begin, end, _ in self.faults
+        )
+
+    @cached_property
+    def _stops(self) -> dict[int, list[tuple[float, float]]]:
+        spans, since = defaultdict(list), {}
+        for event in self.events:
+            if event.kind == "stopped":
+                since.update({pid: event.at for pid in event.pids if pid not in since})
+            elif event.kind in ("continued", "dead"):
+                for pid in event.pids:
+                    if pid in since:
+                        spans[pid].append((since.pop(pid), event.at))
+        for pid, at in since.items():
+            spans[pid].append((at, self.events[-1].at))
+        return spans
+
+    def stopped(self, pid: int, begin: float, end: float) -> float:
+        """For how many of these seconds the process could not do anything."""
+        return _common(self._stops.get(pid, ()), begin, end)
+
+    def late(self, begin: float, end: float) -> float:
+        """For how many of these seconds the machine was late, as the stage's witness saw it."""
+        spans = [(event.at - event.seconds, event.at) for event in self.kinds["late"]]
+        return _common(spans, begin, end)
+
+    def elapsed(self, begin: float, end: float) -> float:
+        """The seconds from one time to another, in which the machine was not late."""
+        return end - begin - self.late(begin, end)
+
+
+def _common(spans: Iterable[tuple[float, float]], begin: float, end: float) -> float:
+    """For how many of the seconds between these times there is a span."""
+    return sum(max(min(b, end) - max(a, begin), 0.0) for a, b in spans)
+
+
+# -- the rules --------------------------------------------------------------------------------
+
+
+def no_overlap(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """No two bodies of one key are inside at the same time while their lock is theirs."""
+    losers = set()
+    yield from _no_more_than_the_limit(facts, verdict)
+    for first, second in _pairs_inside(facts):
+        both = _first_common(first, second)
+        if both is None:
+            losers.add(first.start.run)
+            continue
+        if facts.overlap_allowed(both):
+            verdict.overlaps += 1
+            continue
+        yield Violation(
+            "overlap",
+            f"two bodies of {first.start.key} were inside at {both:.4f}, and each had the lock",
+            (first.start, second.start, *filter(None, (first.end, second.end))),
+        )
+    verdict.losers = len(losers)
+
+
+def _limit(body: Body) -> int:
+    return int(body.start.get("limit", 1))
+
+
+def _no_more_than_the_limit(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    for key, bodies in facts.by_key.items():
+        limit = max(map(_limit, bodies))
+        if limit == 1:
+            continue
+        spans = [(a, b, body) for body in bodies for a, b in body.owned()]
+        for since, _, _ in spans:
+            inside = {body.start.run: body for a, b, body in spans if a <= since <= b}
+            if len(inside) <= limit:
+                continue
+            if facts.overlap_allowed(since):
+                verdict.overlaps += 1
+                continue
+            yield Violation(
+                "limit",
+                f"{len(inside)} bodies of {key} were inside at {since:.4f}, each with the lock;"
+                f" {limit} may",
+                tuple(body.start for body in inside.values()),
+            )
+            break
+
+
+def _pairs_inside(facts: Facts) -> Iterator[tuple[Body, Body]]:
+    """Of locks that one at a time may hold."""
+    for bodies in facts.by_key.values():
+        if any(_limit(body) > 1 for body in bodies):
+            continue
+        for number, second in enumerate(bodies):
+            for first in bodies[:number]:
+                if first.inside_until > second.start.at:
+                    yield first, second
+
+
+def _first_common(first: Body, second: Body) -> float | None:
+    """When both had the lock, or None."""
+    common = [
+        max(a, c) for a, b in first.owned() for c, d in second.owned() if max(a, c) <= min(b, d)
+    ]
+    return min(common, default=None)
+
+
+def fences_rise(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """Every acquisition has a fence of its own, higher than those before it."""
+    # What was granted may be what was asked for first, and not answered.
+    asked_at = {(e.key, e.fence): e.asked for e in facts.kinds["took"]}
+    for key, bodies in facts.by_key.items():
+        for number, second in enumerate(bodies):
+            asked = asked_at.get((key, second.start.fence), second.start.asked)
+            for first in bodies[:number]:
+                same = first.start.fence == second.start.fence
+                before = first.start.at < asked
+                if same or (before and first.start.fence > second.start.fence):
+                    how = "the same fence as" if same else "a lower fence than"
+                    yield Violation(
+                        "fence",
+                        f"an acquisition of {key} has {how} one before it",
+                        (first.start, second.start),
+                    )
+
+
+def no_message_vanishes(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """Every message ends in one of: ran, skipped, failed visibly."""
+    states = {event.id: event for event in facts.kinds["result"]}
+    for sent in facts.kinds["sent"]:
+        result = states.get(sent.id)
+        if result is not None and result.state in FINAL:
+            verdict.outcomes[_outcome(facts, sent.id, result)] += 1
+            yield from _one_outcome(facts, sent, result)
+            continue
+        state = "unknown" if result is None else result.state
+        why = _why_it_may_vanish(facts, sent, state)
+        if why is None:
+            verdict.lost_by_us += 1
+            trail = [e for e in facts.of_id[sent.id] if e.kind != "alive"]
+            place = still_in(trail)
+            still = f"; the broker still has it, {place}" if place else ""
+            still += "; it was set aside" if sent.id in facts.aside else ""
+            yield Violation(
+                "vanished",
+                f"{sent.task}[{sent.id}] was sent and never ended; its state is {state}{still}",
+                tuple(trail[-8:]),
+            )
+        else:
+            verdict.vanished += why not in (_FORGOTTEN, _TRANSPORT)
+            verdict.forgotten += why == _FORGOTTEN
+            verdict.lost_by_transport += why == _TRANSPORT
+            verdict.outcomes[f"vanished, {why}"] += 1
+
+
+def _outcome(facts: Facts, task_id: str, result: Event) -> str:
+    conflicts = [e for e in facts.of_id[task_id] if e.kind == "conflict"]
+    if _says_skipped(result):
+        is_replaced = task_id in facts.replaced or result.get("error") == "TaskReplaced"
+        return "replaced" if is_replaced else "skipped"
+    if result.state == "REVOKED":
+        return "expired" if task_id in facts.expiring else "revoked"
+    if result.state == "FAILURE":
+        return "refused" if conflicts and conflicts[-1].outcome == "raised" else "failed"
+    if any(e.outcome == "deferred" for e in conflicts):
+        return "deferred, then ran"
+    if any(e.outcome == "waited" for e in conflicts):
+        return "waited, then ran"
+    if any(e.outcome in ("queued", "coalesced") for e in conflicts):
+        return "queued, then ran"
+    return "ran"
+
+
+def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation]:
+    """What the result says happened, and nothing else did."""
+    bodies = facts.bodies_of[sent.id]
+    conflicts = [e for e in facts.of_id[sent.id] if e.kind == "conflict"]
+    replaced = facts.replaced[sent.id]
+    skips = [e for e in conflicts if e.outcome in SKIPPED]
+    skips += [stay.left for stay in replaced if stay.left is not None]
+    successors = [one.newer for one in facts.replacements if one.older == sent.id]
+    if result.get("error") == "TaskReplaced":
+        skips += [e for e in conflicts if e.outcome == "replaced"]
+        skips += [one.event for one in facts.replacements if one.older == sent.id]
+        # Whoever met it knew that it had the lock, which it may not have heard itself yet.
+        skips += [e for e in facts.told_to_end if e.holder == sent.id]
+    name = f"{sent.task}[{sent.id}]"
+    returned = [b for b in bodies if b.outcome == "returned"]
+    # Whoever replaced it may have died, or not have been answered, before that was written.
+    by_unknown = any(event.id in (result.get("about") or "") for event in facts.unsaid)
+    if _says_skipped(result) and by_unknown:
+        return
+    if _says_skipped(result) and not skips:
+        yield Violation("result", f"{name} is said to be skipped, and was not", (result,))
+    if result.state == "REVOKED" and not skips and sent.id not in facts.revoked | facts.expiring:
+        yield Violation("result", f"{name} was revoked, and nobody did it", (result,))
+    about = result.get("about")
+    successors += [stay.successor.rpartition(":")[0] for stay in replaced]
+    if _says_skipped(result) and successors and about is not None:
+        others = [e.holder for e in conflicts if e.outcome in (*SKIPPED, "replaced")]
+        if not any(each and each in about for each in (*successors, *others)):
+            yield Violation("result", f"{name} was replaced, and does not say by whom", (result,))
+    results = {body.start.run for body in returned} | {"skipped"}
+    if result.state == "SUCCESS" and result.get("value") not in results:
+        yield Violation("result", f"{name} has a result that no run of it returned", (result,))
+    excused = [b for b in returned if _may_run_again(facts, b, result.at)]
+    if skips and len(returned) > len(excused):
+        ends = [b.end for b in returned if b.end is not None]
+        yield Violation("outcome", f"{name} ran and was skipped", (*ends, *skips))
+
+
+def _says_skipped(result: Event) -> bool:
+    skipped = result.get("error") in ("TaskSkipped", "TaskReplaced")
+    return skipped or result.get("value") == "skipped"
+
+
+def no_skip_is_stored_over_a_run(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """Once the result of a run is stored, nobody stores that its task was skipped."""
+    results = {event.id: event for event in facts.kinds["result"]}
+    for stored in facts.kinds["stored"]:
+        result = results.get(stored.id)
+        if result is None or not _says_skipped(result) or stored.get("value") == "skipped":
+            continue
+        ends = [b.end for b in facts.bodies_of[stored.id] if b.outcome == "returned"]
+        if ends and not facts.data_may_be_lost(result.at):
+            yield Violation(
+                "skip over run",
+                f"{stored.id} ran, its result was stored, and its state is {result.state}",
+                (*filter(None, ends), stored, *facts.conflicts_of(stored.id), result),
+            )
+
+
+def not_its_own_duplicate(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A copy of a message, or a retry, is never ended as the duplicate of its own task."""
+    for event in facts.kinds["conflict"]:
+        if event.outcome in (*SKIPPED, "raised") and event.holder == event.id:
+            yield Violation(
+                "own duplicate",
+                f"{event.task}[{event.id}] was {event.outcome} because of its own lock",
+                (event,),
+            )
+
+
+def _why_it_may_vanish(facts: Facts, sent: Event, state: str) -> str | None:
+    """The reason for which this message may be lost, or its result may be, or None."""
+    stay = facts.last_stay(sent.id)
+    if stay is not None and stay.how in ("", "replaced"):
+        if facts.forgot(stay.parked.asked, min(stay.left_by, facts.events[-1].at)):
+            return _FORGOTTEN
+        if stay.how == "replaced" or stay.unsure_from == NEVER:
+            return None  # the broker has nothing to do with it
+    trail = [e for e in facts.of_id[sent.id] if e.kind in ("sent", "received", *_AFTER_RECEIVED)]
+    if _popped_by_the_dead(facts, sent.id):
+        return _TRANSPORT
+    may = "vanished" in facts.allows
+    got = max((number for number, e in enumerate(trail) if e.kind == "received"), default=0)
+    since = trail[got + 1 :]
+    acked = next((e for e in since if e.kind == "acked"), None)
+    ends = [body.outcome for body in facts.bodies_of[sent.id]]
+    if facts.case.get("broker") == "rabbitmq" and sent.id in facts.expiring:
+        if acked is None:
+            return "dropped by the broker when it expired"
+        if _was_deferred(facts, sent.id):
+            return "deferred, and then dropped by the broker when it expired"
+    if acked is None:
+        # The broker was to deliver it, or to deliver it again.
+        return _TRANSPORT if may else None
+    if acked.main in facts.died and not facts.acks_late:
+        return "acknowledged by a worker that died"
+    if facts.case.get("pool") == "gevent" and (may or acked.main in facts.died):
+        # The pool reports a greenlet that was killed as one that returned.
+        return "acknowledged by the gevent pool, which had killed it"
+    over = ends[-1:] in (["returned"], ["raised"]) or sent.id in facts.revoked
+    if state == "RETRY" and "retried" in ends and over:
+        # Celery looks whether there is a result, and then stores: that of an attempt that has
+        # published the next one may come after that one's, or after that of a revocation.
+        return "ended, and Celery stored an earlier attempt's state over its result"
+    if ends and ends[-1] in ("returned", "raised"):
+        # It cancels what runs when the connection is lost, and says so also if it just ended.
+        return "ended, and Celery said that it was cancelled" if may else None
+    if ends and ends[-1] == "rejected":
+        # Celery rejects a retry that it cannot publish, and stores nothing.
+        return "retry not published by Celery" if may else None
+    if any(e.kind == "end" and e.outcome == "retried" for e in since) or _deferred(since):
+        return _TRANSPORT if may else None
+    return None
+
+
+_TRANSPORT = "lost by the broker's transport"
+_FORGOTTEN = "forgotten with the lock server's data"
+_AFTER_RECEIVED = ("acked", "conflict", "end")
+
+
+def _was_deferred(facts: Facts, task_id: str) -> bool:
+    """Whether the last that is known of it is that it was published again with a countdown: behind
+    another run, or since the server was out of reach, which is not written down.
+    """
+    kinds = ("asks", "refused", "took", "parked", "conflict")
+    last = next((e for e in reversed(facts.of_id[task_id]) if e.kind in kinds), None)
+    if last is None or last.kind not in ("asks", "conflict"):
+        return False
+    if last.kind == "conflict":
+        return last.get("countdown") is not None
+    return facts.unreachable(last.at, last.at + facts.ttl) is not None
+
+
+def _popped_by_the_dead(facts: Facts, task_id: str) -> bool:
+    """Whether a worker was killed that may just have taken a message of this task. Kombu's Redis
+    transport takes it from its list first, and notes that it has it in a second step.
+    """
+    return facts.case.get("broker") == "redis" and any(
+        _died_with(facts, taken, pid, at)
+        for taken in taken_by_nobody(facts.of_id[task_id])
+        for pid, at in facts.died.items()
+        if pid in facts.mains
+    )
+
+
+def _died_with(facts: Facts, taken: Taken, pid: int, died_at: float) -> bool:
+    """Whether this worker died when it had the message, which may have come as it stood still."""
+    before = facts.elapsed(died_at, taken.since)
+    after = facts.elapsed(taken.until, died_at) - facts.stopped(pid, taken.since, died_at)
+    return max(before, after) < NOISE
+
+
+def _deferred(trail: list[Event]) -> bool:
+    outcomes = ("deferred", "redelivered", "retried early")
+    return any(e.kind == "conflict" and e.outcome in outcomes for e in trail)
+
+
+def no_attempt_completes_twice(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """An attempt that ran to its end runs again only if its lock was lost or its process died."""
+    for task_id, bodies in facts.bodies_of.items():
+        by_attempt = defaultdict(list)
+        for body in bodies:
+            by_attempt[body.start.attempt].append(body)
+        # An attempt that runs again brings those after it along.
+        excused_from = NEVER
+        for _, runs in sorted(by_attempt.items()):
+            for earlier, later in itertools.pairwise(runs):
+                may = _may_run_again(facts, earlier, later.start.at)
+                # Celery alone runs each copy that the broker delivers again.
+                may = may or (not later.start.token and later.start.get("redelivered"))
+                if earlier.outcome not in COMPLETED or may or later.start.at > excused_from:
+                    verdict.again += 1
+                    excused_from = min(excused_from, later.start.at)
+                    continue
+                assert earlier.end is not None
+                yield Violation(
+                    "twice",
+                    f"{earlier.start.task}[{task_id}] had {earlier.outcome} and ran again",
+                    (earlier.start, earlier.end, later.start),
+                )
+
+
+def _may_run_again(facts: Facts, body: Body, at: float) -> bool:
+    return (
+        body.lost
+        or facts.is_dead(body.start, by=at)
+        or facts.data_may_be_lost(at)
+        or ("again" in facts.allows and any(begin <= at for begin, _, _ in facts.faults))
+        or facts.could_not_say(body)
+        or facts.cancelled(body, by=at)
+        or facts.acknowledgement_lost(body.start.id)
+    )
+
+
+def nothing_is_left(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """No lock stands when all is quiet, and none ever stands without an expiry."""
+    for event in facts.kinds["quiet"]:
+        for key, value in event.keys.items():
+            yield Violation("left", f"{key} is still held: {value}", (event,))
+        # What was evicted of a room leaves the rest of it behind.
+        rooms = {} if facts.kinds["evicted"] else event.get("rooms", {})
+        for key, value in rooms.items():
+            yield Violation("left", f"there is still {key}: {value}", (event,))
+        for result in facts.kinds["result"]:
+            if result.id in facts.aside and result.state in FINAL:
+                yield Violation("left", f"{result.id} is set aside, and has ended", (event, result))
+    for event in facts.kinds["drained"]:
+        for key, task_id in (event.get("reserved") or {}).items():
+            ended_at = _gave_up_its_reservation(facts, task_id)
+            if facts.elapsed(ended_at, event.at) > SOON + NOISE:
+                late = event.at - ended_at
+                yield Violation(
+                    "reserved",
+                    f"{key} was still kept for {task_id}, {late:.2f} s after that had ended",
+                    (*facts.of_id[task_id][-3:], event),
+                )
+    for event in facts.kinds["immortal"]:
+        yield Violation("immortal", f"{event.key} has no expiry", (event,))
+
+
+def _gave_up_its_reservation(facts: Facts, task_id: str) -> float:
+    """From when on nothing must be kept for this task any more; never, if that cannot be said."""
+    last = max((e.at for e in facts.of_id[task_id] if e.kind in _OF_A_RUN), default=NEVER)
+    states = {event.id: event.state for event in facts.kinds["result"]}
+    got_by = {e.main for e in facts.of_id[task_id] if e.kind == "received"}
+    may_stay = (
+        states.get(task_id) not in FINAL
+        or any(pid in facts.died for pid in got_by)
+        or any(
+            facts.is_dead(body.start, by=facts.events[-1].at) for body in facts.bodies_of[task_id]
+        )
+        or facts.unreachable(last - facts.ttl, last + SOON) is not None
+    )
+    return NEVER if may_stay else last
+
+
+#: What is written of a task while it has not ended, or as it ends.
+_OF_A_RUN = ("sent", "received", "start", "end", "conflict", "failed", "revoked", "stored", "took")
+
+
+def what_was_not_sent_has_a_run_that_stands(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A duplicate that is not sent was given the id of one that has not ended."""
+    sent = {event.id for event in facts.kinds["sent"]}
+    for event in facts.kinds["not sent"]:
+        if event.existing not in sent:
+            yield Violation("stale", f"{event.existing} was never sent", (event,))
+            continue
+        ended_at = _gave_up_its_reservation(facts, event.existing)
+        if facts.elapsed(ended_at, event.asked) > SOON + NOISE:
+            yield Violation(
+                "stale",
+                f"{event.task} was not sent for {event.existing}, which had ended"
+                f" {event.asked - ended_at:.2f} s before",
+                (*facts.of_id[event.existing][-3:], event),
+            )
+
+
+def what_was_replaced_stays_replaced(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A run that a newer one ended does not run again, and does not end the newer one."""
+    for one, body in ran_after_all(facts.replacements, facts.bodies_of):
+        if not facts.data_may_be_lost(body.start.at):
+            yield Violation(
+                "replaced, ran",
+                f"{one.older} was replaced by {one.newer}, and ran again",
+                (one.event, body.start),
+            )
+    ids = {e.id for e in facts.events if e.kind in ("parked", "not parked") and e.get("replaces")}
+    for bodies in facts.by_key.values():
+        replacing = [body for body in bodies if body.start.id in ids]
+        for older, newer in older_after_newer(facts.of_id, replacing):
+            begin, end = newer.start.asked - facts.ttl, older.start.at
+            if not facts.data_may_be_lost(end) and facts.unreachable(begin, end) is None:
+                yield Violation(
+                    "older last",
+                    f"{older.start.id} came before {newer.start.id}, and ran after it",
+                    (newer.start, older.start),
+                )
+    for one, event in ended_by_the_older(facts.replacements, facts.kinds["conflict"]):
+        if not facts.data_may_be_lost(event.at):
+            yield Violation(
+                "older won",
+                f"{one.newer} had replaced {one.older}, which then ended it",
+                (one.event, event),
+            )
+
+
+def released_locks_are_free(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """What was released does not stand again, neither in anybody's way nor when all is quiet."""
+    released = {
+        (event.key, event.fence): event
+        for event in facts.kinds["released"]
+        if event.owned and not event.kept_for_retry
+    }
+    stands_until = {
+        (b.start.key, b.start.fence): b.start.at + b.start.get("min_hold", 0.0)
+        for b in facts.bodies
+    }
+    for event in facts.kinds["conflict"]:
+        free = released.get((event.key, event.get("holder_fence")))
+        # Who waited names the holder that it met first.
+        if free is None or event.outcome == "waited" or facts.data_may_be_lost(event.at):
+            continue
+        met_at = _met_at(facts, event)
+        free_at = max(free.at, stands_until.get((event.key, free.fence), 0.0))
+        free_at += facts.clock_back(free.at - facts.ttl, met_at)
+        late = facts.elapsed(free_at, met_at) - facts.stopped(event.pid, free_at, met_at)
+        if late > SOON + NOISE:
+            yield Violation(
+                "ghost",
+                f"{event.key} stood in the way {late:.2f} s after it was released",
+                (free, event),
+            )
+    for event in facts.kinds["drained"]:
+        for key, fence in event.fences.items():
+            if (key, fence) in released and not facts.data_may_be_lost(event.at):
+                yield Violation(
+                    "ghost", f"{key} stands after it was released", (released[key, fence], event)
+                )
+
+
+def _met_at(facts: Facts, conflict: Event) -> float:
+    """When the lock was in the way of this one, who may have said so later."""
+    refused = [
+        e.at
+        for e in facts.of_id[conflict.id]
+        if e.kind == "refused" and e.pid == conflict.pid and e.at <= conflict.at
+    ]
+    return max(refused, default=conflict.at)
+
+
+def held_locks_let_nobody_in(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A lock that is kept for a retry goes to that retry, as long as it lives."""
+    countdowns = {event.id: event.get("countdown", 0.0) for event in facts.kinds["sent"]}
+    ends = {(b.start.key, b.start.fence): b.end for b in facts.bodies if b.end is not None}
+    for event in facts.kinds["released"]:
+        end = ends.get((event.key, event.fence))
+        if not (event.owned and event.kept_for_retry and end):
+            continue
+        next_at = min(
+            (b.start.at for b in facts.bodies_of[event.id] if b.start.at > end.at), default=NEVER
+        )
+        # It was left at some time between these two events.
+        lapses_at = end.at + countdowns.get(event.id, 0.0) + facts.ttl
+        until = min(next_at, lapses_at - facts.clock_forward(end.at, lapses_at))
+        for body in facts.by_key[event.key]:
+            start = body.start
+            lost = facts.data_may_be_lost(start.at) or facts.forgot(event.at, start.at)
+            # It was taken at some time between its own two.
+            within = event.at < start.asked and start.at < until
+            if within and start.id != event.id and not (lost or _gave_up(facts, event, start)):
+                yield Violation(
+                    "held", f"{event.key} was held for a retry, and let another in", (event, start)
+                )
+
+
+def _gave_up(facts: Facts, left: Event, start: Event) -> bool:
+    """Whether the retry was revoked; or may have come, found the server not to answer, and given
+    back what it may have taken.
+    """
+    if any(e.get("id") == left.id and e.at < start.at for e in facts.kinds["fault"]):
+        return True
+    came = any(e.kind == "received" and left.at < e.at < start.at for e in facts.of_id[left.id])
+    return came and facts.unreachable(left.at, start.at) is not None
+
+
+def losers_are_told(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A body that lost its lock is told, and soon, and never believes beyond its right."""
+    others: dict[str, list[Body]] = defaultdict(list)
+    for first, second in _pairs_inside(facts):
+        # Either may have lost it: one that stood still between acquiring and its start.
+        loser, winner = sorted((first, second), key=lambda body: body.start.fence)
+        others[loser.start.run].append(winner)
+    for bodies in facts.by_key.values():
+        for body in bodies:
+            yield from _never_believes_beyond_its_right(body)
+            yield from _told_in_time(facts, verdict, body, others[body.start.run])
+
+
+def _never_believes_beyond_its_right(body: Body) -> Iterator[Violation]:
+    samples = [*body.samples, *([body.end] if body.end else [])]
+    for sample in samples:
+        if sample.lost:
+            continue
+        if not any(a <= sample.at and b + TICK >= sample.asked for a, b in body.rights):
+            yield Violation(
+                "believed",
+                f"a body asked at {sample.asked:.4f} and was told that the lock was its own;"
+                f" its right had ended at {body.right_until:.4f}",
+                (body.start, sample),
+            )
+            return
+
+
+def _told_in_time(
+    facts: Facts, verdict: Verdict, body: Body, winners: list[Body]
+) -> Iterator[Violation]:
+    taken_at = min((max(w.start.at, body.start.at) for w in winners), default=NEVER)
+    ended_at = body.right_until
+    lost_at = min(taken_at, ended_at)
+    if lost_at >= body.inside_until:
+        return
+    if lost_at == ended_at:
+        bound = SOON
+    elif facts.unreachable(lost_at - facts.ttl, lost_at + facts.ttl):
+        bound = facts.ttl + SOON
+    else:
+        bound = facts.ttl / 3 + SOON
+    known_at = min(body.told_at, body.inside_until)
+    took = known_at - lost_at - facts.stopped(body.start.pid, lost_at, known_at)
+    if body.lost:
+        verdict.told.append(max(took, 0.0))
+    in_time = took - facts.late(lost_at, known_at) <= bound + NOISE
+    if in_time and not body.lost:
+        verdict.ignorant += 1
+    if not in_time:
+        said = "was told only" if body.lost else "ended, without having been told,"
+        yield Violation(
+            "not told",
+            f"a body lost its lock at {lost_at:.4f} and {said} {took:.2f} s later;"
+            f" the bound is {bound:.2f} s",
+            (body.start, *(w.start for w in winners), *filter(None, (body.end,))),
+        )
+
+
+def locks_of_the_dead_are_freed(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A killed child's lock is free at once, and a killed worker's after its ttl."""
+    freed = {(event.key, event.token): event.at for event in facts.kinds["freed"]}
+    for event in facts.kinds["revived"]:
+        yield Violation("revived", f"{event.key} is held again by a dead body", (event,))
+    for body in facts.bodies:
+        if body.end is not None or not body.start.fence:
+            continue
+        start = body.start
+        dead_at = min(facts._death(start.pid), facts._death(start.main))
+        if dead_at == NEVER or (start.key, start.token) not in freed:
+            continue  # what is never freed is found by `nothing_is_left`
+        freed_at = freed[start.key, start.token]
+        back_at = facts.unreachable(dead_at - facts.ttl, freed_at)
+        by_child = start.pid != start.main and facts._death(start.main) > freed_at
+        main_stopped = facts.stopped(start.main, dead_at, freed_at) > 0
+        took = max(freed_at - dead_at, 0.0)
+        if back_at is not None:
+            bound = max(back_at - dead_at, 0.0) + facts.ttl + SOON
+        elif by_child and not main_stopped:
+            bound = SOON
+            verdict.freed_child.append(took)
+        else:
+            bound = facts.ttl + SOON
+            if not main_stopped:
+                verdict.freed_worker.append(took)
+        if took - facts.late(dead_at, freed_at) > bound + NOISE:
+            yield Violation(
+                "not freed",
+                f"{start.key} was free only {took:.2f} s after its holder's death;"
+                f" the bound is {bound:.2f} s",
+                (start,),
+            )
+
+
+# -- waiting rooms ----------------------------------------------------------------------------
+
+
+def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """Who waits takes the lock in the order of the room, and nobody takes it past them."""
+    for key, in_room in facts.rooms.items():
+        limit = max(map(_limit, facts.by_key[key]), default=1)
+        for first, second in out_of_turn(in_room, limit):
+            if facts.knows_turns(first.parked.asked, second.left_by):
+                yield Violation(
+                    "order",
+                    f"{second.entry} took {key}, and {first.entry} was before it in the room",
+                    tuple(filter(None, (first.parked, second.parked, second.left, first.left))),
+                )
+        # Who was woken asks once more: what it has then it has from its first answer on.
+        firsts = {(e.token, e.fence): e for e in reversed(facts.kinds["took"]) if e.key == key}
+        took = [e for e in firsts.values() if not _has_a_claim(facts, e)]
+        waiting = [e for e in facts.kinds["asks"] if e.key == key and e.get("waits")]
+        for stay, event in overtaken(in_room, took, facts.kinds["turn"], waiting, limit):
+            if facts.knows_turns(stay.parked.asked, event.at):
+                yield Violation(
+                    "overtook",
+                    f"{event.entry} took {key} past {stay.entry}, which was in the room",
+                    tuple(filter(None, (stay.parked, event, stay.left))),
+                )
+
+
+def rooms_go_on(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """While somebody waits in a room, somebody runs under its lock every now and then."""
+    for key, in_room in facts.rooms.items():
+        runs = [at for b in facts.by_key[key] for at in (b.start.at, b.inside_until)]
+        for stay in in_room:
+            begin = stay.parked.at
+            if not stay.how:
+                continue  # what is left there is found by `nothing_is_left`
+            end = min(stay.left_by, stay.unsure_from)
+            times = sorted([begin, *(at for at in runs if begin < at < end), max(begin, end)])
+            gap, since = max((b - a, a) for a, b in itertools.pairwise(times))
+            if facts.elapsed(since, since + gap) <= STUCK or facts.forgot(begin, end):
+                continue
+            if facts.unreachable(since, since + gap) is None:
+                yield Violation(
+                    "stuck",
+                    f"{stay.entry} waited for {key}, and nobody ran for {gap:.1f} s",
+                    tuple(filter(None, (stay.parked, stay.left))),
+                )
+                break
+
+
+def _has_a_claim(facts: Facts, took: Event) -> bool:
+    """Whether it may take the lock whoever waits: it has it by then, or its earlier attempt."""
+    # Also what has been kept for its message since that was sent.
+    if took.get("reserved") or any(e.token == took.token for e in facts.unanswered):
+        return True
+    return not took.entry.endswith(".0") and any(
+        _kept_or_lost(facts, body) for body in facts.bodies_of[took.id] if body.start.at < took.at
+    )
+
+
+def _kept_or_lost(facts: Facts, body: Body) -> bool:
+    release = facts._releases.get((body.start.key, body.start.fence))
+    return release is None or release.kept_for_retry or not release.owned
+
+
+def of_its_kind_one_waits(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """At most one coalesced task waits, and it is the newest, which gets its run."""
+    for key, in_room in facts.rooms.items():
+        for first, second in side_by_side(in_room):
+            begin, end = first.parked.asked, min(second.left_by, facts.events[-1].at)
+            if facts.forgot(begin, end):
+                continue
+            yield Violation(
+                "two wait",
+                f"{first.entry} and {second.entry} waited for {key} side by side",
+                (first.parked, second.parked),
+            )
+    sent_at = {event.id: event.at for event in facts.kinds["sent"]}
+    for task_id, replaced in facts.replaced.items():
+        for stay in replaced:
+            bodies = facts.bodies_of[stay.successor.rpartition(":")[0]]
+            older = [b.start for b in bodies if b.start.at < sent_at.get(task_id, 0.0)]
+            if older and stay.is_fresh:
+                yield Violation(
+                    "newest",
+                    f"{task_id} was replaced by one that had begun before it was sent",
+                    (stay.parked, *older, *filter(None, (stay.left,))),
+                )
+
+
+def who_has_failed_does_not_wait(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A soft time limit that ends a task while it is parked takes it out of the room."""
+    for event in facts.kinds["failed"]:
+        starts = [body.start for body in facts.bodies_of[event.id]]
+        # A body that had sent a retry failed as it released: the retry runs, as always with Celery.
+        ran = max((start.get("attempt") for start in starts if start.at < event.at), default=None)
+        later = [start for start in starts if facts.elapsed(event.at, start.at) > SOON / 5]
+        later = [start for start in later if ran is None or start.get("attempt") <= ran]
+        reachable = facts.unreachable(event.at - facts.ttl, event.at) is None
+        if event.error == "SoftTimeLimitExceeded" and later and reachable:
+            yield Violation(
+                "failed, ran", f"{event.id} had failed, and ran after that", (event, later[0])
+            )
+
+
+def pauses_are_kept(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """After a success nobody takes a lock before its `lock_min_hold` is over."""
+    asked_at = {(e.key, e.fence): e.asked for e in facts.kinds["took"]}
+    for key, bodies in facts.by_key.items():
+        for body in bodies:
+            start = body.start
+            pause = start.get("min_hold", 0.0)
+            release = facts._releases.get((key, start.fence))
+            if not pause or body.outcome != "returned" or release is None or not release.owned:
+                continue
+            until = asked_at.get((key, start.fence), start.asked) + pause
+            for other in bodies:
+                early = start.fence < other.start.fence and other.start.at < until - TICK
+                if early and not facts.data_may_be_lost(other.start.at):
+                    yield Violation(
+                        "pause",
+                        f"{key} was taken {until - other.start.at:.3f} s before its pause was over",
+                        (start, other.start),
+                    )
+
+
+def workers_live(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """No worker ends that nobody has ended."""
+    for event in facts.kinds["crashed"]:
+        if "vanished" in facts.allows and event.get("error"):
+            # Kombu's Redis transport acknowledges on a channel that it has closed.
+            verdict.crashed += 1
+            continue
+        yield Violation("crashed", f"a worker ended with status {event.status}", (event,))
+
+
+RULES = (
+    workers_live,
+    no_overlap,
+    fences_rise,
+    no_message_vanishes,
+    no_skip_is_stored_over_a_run,
+    what_was_not_sent_has_a_run_that_stands,
+    what_was_replaced_stays_replaced,
+    not_its_own_duplicate,
+    no_attempt_completes_twice,
+    nothing_is_left,
+    released_locks_are_free,
+    held_locks_let_nobody_in,
+    losers_are_told,
+    locks_of_the_dead_are_freed,
+    the_room_keeps_its_order,
+    rooms_go_on,
+    of_its_kind_one_waits,
+    who_has_failed_does_not_wait,
+    pauses_are_kept,
+)
