@@ -22,7 +22,7 @@ from .history import read
 from .run import Result, run_all
 from .soak import soak
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "guarantees.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from .run import SCENES, Run, failures, torture
 #: The whole: as many clients as in the book, and ten times as many, for as long as there.
 CLIENTS = [5, 50]
 SECONDS = 10.0
-DOCUMENT = Path(__file__).parents[3] / "docs" / "guarantees.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "figures.md"
 #: The columns of the terminal that the table needs.
 WIDTH = 130
 
