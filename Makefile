@@ -22,7 +22,7 @@ help:  ## this list
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install -q --upgrade 'pip>=25.1'
-	.venv/bin/pip install -q -e '.[demo]'
+	.venv/bin/pip install -q -e . --group demo
 	@touch $@
 
 .venv/made: .venv/demo
@@ -30,7 +30,7 @@ help:  ## this list
 	@touch $@
 
 demo: .venv/demo  ## the main job on an embedded Redis, drawn live, in half a minute
-	@.venv/bin/python -m celery_redislock.demo
+	@.venv/bin/python -m examples.demo
 
 test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
 	.venv/bin/$(PYTEST) $(ARGS)
@@ -55,7 +55,7 @@ model: .venv/made  ## the rules of the lock in every order of events, half a min
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/pip install -q --upgrade 'pip>=25.1'
-	.venv-bench/bin/pip install -q -e '.[demo]' -r bench/peers.txt
+	.venv-bench/bin/pip install -q -e . --group demo -r bench/peers.txt
 	@touch $@
 
 bench: .venv-bench/made  ## ours beside the other packages, half an hour; ARGS=--help
@@ -79,7 +79,7 @@ find_python = p=$$(command -v python$(1)); $$p -c '' 2>/dev/null \
 .venv-lowest/made: pyproject.toml tests/lowest.txt
 	$(call find_python,3.10); $$p -m venv .venv-lowest
 	.venv-lowest/bin/pip install -q --upgrade 'pip>=25.1'
-	.venv-lowest/bin/pip install -q -e '.[demo]' --group test -c tests/lowest.txt
+	.venv-lowest/bin/pip install -q -e . --group demo --group test -c tests/lowest.txt
 	@touch $@
 
 test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
@@ -88,7 +88,7 @@ test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
 .venv-%/made: pyproject.toml
 	$(call find_python,$*); $$p -m venv .venv-$*
 	.venv-$*/bin/pip install -q --upgrade 'pip>=25.1'
-	.venv-$*/bin/pip install -q -e '.[demo]' --group test
+	.venv-$*/bin/pip install -q -e . --group demo --group test
 	@touch $@
 
 test-pythons: $(PYTHONS:%=.venv-%/made)  ## the suite on every supported Python

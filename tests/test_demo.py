@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from celery_redislock.demo import scenes
-from celery_redislock.demo.__main__ import main
-from celery_redislock.demo.events import Event
-from celery_redislock.demo.figures import figures_of, overlapping, table_of
-from celery_redislock.demo.history import History
-from celery_redislock.demo.interrupts import Interrupts, TooLate
-from celery_redislock.demo.screen import PlainScreen, make_screen
-from celery_redislock.demo.stage import NoRedisError, find_redis_server, shield
+from examples.demo import scenes
+from examples.demo.__main__ import main
+from examples.demo.events import Event
+from examples.demo.figures import figures_of, overlapping, table_of
+from examples.demo.history import History
+from examples.demo.interrupts import Interrupts, TooLate
+from examples.demo.screen import PlainScreen, make_screen
+from examples.demo.stage import NoRedisError, find_redis_server, shield
 
 from .support.servers import redis_server_binary
 from .support.waiting import eventually
@@ -200,7 +200,7 @@ def test_without_rich_there_are_plain_lines(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.delitem(sys.modules, "celery_redislock.demo.timeline", raising=False)
+    monkeypatch.delitem(sys.modules, "examples.demo.timeline", raising=False)
     assert isinstance(make_screen(plain=False, quiet=False), PlainScreen)
     assert "rich" in sys.stdout.getvalue()  # type: ignore[attr-defined]
 
@@ -223,7 +223,7 @@ def test_plain_lines_tell_the_story(monkeypatch):
 def test_the_timeline_fits_its_terminal(monkeypatch, width: int):
     from rich.console import Console
 
-    from celery_redislock.demo.timeline import LiveScreen
+    from examples.demo.timeline import LiveScreen
 
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
     out = io.StringIO()
@@ -299,7 +299,7 @@ class Demo:
         self.folder = folder
         binary = Path(redis_server_binary()).parent
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "celery_redislock.demo", *arguments],
+            [sys.executable, "-m", "examples.demo", *arguments],
             env={
                 **os.environ,
                 "DEMO_MARK": self.mark,

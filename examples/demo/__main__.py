@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m celery_redislock.demo",
+        prog="python -m examples.demo",
         description="Shows the locks at work for half a minute: an embedded Redis, two prefork"
         " workers and beat. Exit status 0 only if the figures at the end hold.",
     )

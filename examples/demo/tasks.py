@@ -44,7 +44,7 @@ NODE: Final = os.environ.get("REDISLOCK_DEMO_NODE", "caller")
 
 log: Final = Log(f"{URL}/3")
 
-app = Celery("celery_redislock.demo")
+app = Celery("redislock-demo")
 app.conf.update(
     broker_url=f"{URL}/0",
     redislock_url=f"{URL}/2",

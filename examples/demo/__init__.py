@@ -1,0 +1,1 @@
+"""`python -m examples.demo`: the locks at work, on real workers, in half a minute."""
