@@ -384,17 +384,16 @@ def watch(app: Any, every: float, limit: int, times: int | None) -> None:
 @_command
 def doctor(app: Any, strict: bool, as_json: bool) -> None:
     """Examine server, settings and tasks. The exit status is 1 if there is an error."""
-    import dataclasses
+    from .doctor.examine import examine
+    from .doctor.finding import ERROR, OK, WARNING
 
-    from .doctor import ERROR, OK, WARNING, examine
-
-    found = examine(app)
+    rows = [(found.level, check, found.what, found.todo) for check, found in examine(app)]
     if as_json:
-        _as_json([dataclasses.asdict(each) for each in found])
+        names = ("level", "check", "what", "todo")
+        _as_json([dict(zip(names, each, strict=True)) for each in rows])
     else:
-        head = ("LEVEL", "CHECK", "FOUND", "WHAT TO DO")
-        table(head, ((each.level, each.check, each.what, each.todo) for each in found))
-    levels = {each.level for each in found}
+        table(("LEVEL", "CHECK", "FOUND", "WHAT TO DO"), rows)
+    levels = {level for level, *_ in rows}
     if ERROR in levels or (strict and levels & {WARNING}):
         raise click.exceptions.Exit(1)
     if not as_json:

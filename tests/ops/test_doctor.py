@@ -8,7 +8,9 @@ import pytest
 
 from celery_redislock import Defer, SingletonTask
 from celery_redislock.core.keys import lock_keys
-from celery_redislock.ops.doctor import COMMANDS, Patient, check_round_trip
+from celery_redislock.ops.doctor.patient import Patient
+from celery_redislock.ops.doctor.rights import COMMANDS
+from celery_redislock.ops.doctor.server import check_round_trip
 from tests.support.looking import make_app, run, take
 from tests.support.servers import free_port
 
