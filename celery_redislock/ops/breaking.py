@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..app.options import MAX_LIMIT
+from ..app.settings import AppLocks
 from ..core.keys import lock_keys
 from ..core.server import LOOKING
 from ..tasks.turns import end_replaced
@@ -22,7 +23,7 @@ def all_of(found: Sequence[Found], task: str) -> list[Found]:
     ]
 
 
-def break_slot(locks: Any, each: Found) -> bool:
+def break_slot(locks: AppLocks, each: Found) -> bool:
     """Break the slot that was shown. False if somebody else has it now."""
     keys = lock_keys(locks.prefix, each.name)
     if each.key != keys.lock:
@@ -31,7 +32,7 @@ def break_slot(locks: Any, each: Found) -> bool:
     return holder is not None or each.state == "reserved"
 
 
-def drop_waiting(app: Any, locks: Any, found: Sequence[Found]) -> int:
+def drop_waiting(app: Any, locks: AppLocks, found: Sequence[Found]) -> int:
     """Drop who waits for these locks, and store what that ends in. How many."""
     count = 0
     for name in {each.name: None for each in found}:

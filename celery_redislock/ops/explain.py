@@ -24,7 +24,7 @@ def explain(app: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     task = locked_task(app, name)
     keys = keys_of_call(app, name, args, kwargs)
     options = task.lock_options
-    found = one_lock(task.app_locks.store, task.app_locks.prefix, keys.name)
+    found = one_lock(task.app_locks, keys.name)
     return {
         "task": name,
         "key": keys.lock,

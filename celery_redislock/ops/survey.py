@@ -1,4 +1,4 @@
-"""What stands in the store, for people: all locks, or all about one. Reads, and changes nothing."""
+"""What is in the store, for people: all locks, or all about one. Reads, and changes nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from ..app.options import MAX_LIMIT
+from ..app.settings import AppLocks
 from ..core import holders
 from ..core.claims import Standing
 from ..core.holders import Holder
 from ..core.keys import LockKeys, is_slot, key_parts, lock_keys, lock_pattern
 from ..core.store import Store
+from ..tasks.target import Target
 
 T = TypeVar("T")
 
@@ -94,12 +96,13 @@ class Waiting:
     task_id: str
 
 
-def all_locks(store: Store, prefix: str) -> list[Found]:
+def all_locks(locks: AppLocks) -> list[Found]:
     """Every lock that is held, or was broken, or is waited for; and what was set aside.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
+    store, prefix = locks.store, locks.prefix
     found: dict[bytes, Found] = {}
     kinds: dict[str, dict[str, bytes]] = {"room": {}, "waiters": {}, "broken": {}, "aside": {}}
     for page in store.looking.scan(lock_pattern(prefix)):
@@ -131,14 +134,14 @@ def all_locks(store: Store, prefix: str) -> list[Found]:
     return [*held, *free, *_set_aside(store, aside)]
 
 
-def one_lock(store: Store, prefix: str, name: str) -> list[Found]:
+def one_lock(locks: AppLocks, name: str) -> list[Found]:
     """What stands of the lock with this name; nothing if nobody has it or waits for it, and nothing
     was set aside.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    keys = lock_keys(prefix, name, MAX_LIMIT)
+    store, keys = locks.store, lock_keys(locks.prefix, name, MAX_LIMIT)
     slots = [(key.encode(), name) for key in (keys.lock, *keys.slots)]
     found = _read(store, slots)
     if not found:
@@ -148,6 +151,16 @@ def one_lock(store: Store, prefix: str, name: str) -> list[Found]:
     if not found and count:
         return [Found(key=keys.lock, name=name, state="free", waiting=count), *aside]
     return [*(dataclasses.replace(each, waiting=count) for each in found.values()), *aside]
+
+
+def meant_by(locks: AppLocks, meant: Target) -> list[Found]:
+    """The same of the lock that is meant; if one of its slots is, of that one only.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    found = one_lock(locks, meant.keys.name)
+    return [each for each in found if meant.slot in ("", each.key)]
 
 
 def in_room(store: Store, keys: LockKeys) -> list[Waiting]:
@@ -247,12 +260,13 @@ def _count_waiting(
     store: Store, rooms: dict[str, bytes], waiters: dict[str, bytes]
 ) -> dict[str, int]:
     counts: dict[str, int] = {}
-    named = [(name, key, "room") for name, key in rooms.items()]
-    named += [(name, key, "waiters") for name, key in waiters.items()]
-    for start in range(0, len(named), BATCH):
-        batch = named[start : start + BATCH]
-        lists = [(name, key) for name, key, kind in batch if kind == "room"]
-        sets = [(name, key) for name, key, kind in batch if kind == "waiters"]
+    both = [
+        *((*each, True) for each in rooms.items()),
+        *((*each, False) for each in waiters.items()),
+    ]
+    for batch in _batches(both):
+        lists = [(name, key) for name, key, is_room in batch if is_room]
+        sets = [(name, key) for name, key, is_room in batch if not is_room]
         lengths = store.looking.lengths([key for _, key in lists], [key for _, key in sets])
         for (name, _), length in zip([*lists, *sets], lengths, strict=True):
             counts[name] = counts.get(name, 0) + length

@@ -51,7 +51,7 @@ class Patient:
 
     @cached_property
     def survey(self) -> list[Found]:
-        return all_locks(self.locks.store, self.locks.prefix)
+        return all_locks(self.locks)
 
 
 Check = Callable[[Patient], Iterator[Finding]]
