@@ -154,7 +154,7 @@ def explain(app: Any, task: str, args: list[Any], kwargs: dict[str, Any], as_jso
     lines({name: str(value) for name, value in fields.items()})
 
 
-# -- break ------------------------------------------------------------------------------------
+# -- orders ------------------------------------------------------------------------------------
 
 
 @redislock.command("break")
@@ -176,7 +176,7 @@ def break_(
     Only what was shown is broken: who takes the lock meanwhile keeps it.
     """
     from ..app.settings import app_locks
-    from . import breaking
+    from . import orders
 
     locks = app_locks(app)
     found, nobody = _to_break(app, naming, all_)
@@ -191,8 +191,8 @@ def break_(
         table(COLUMNS, map(row, found))
         dropping = f", and drop the tasks that {what_waited(found)}" if drop_waiting else ""
         click.confirm(f"Break {count_of(held)}{dropping}?", abort=True, err=True)
-    broken = [each for each in held if breaking.break_slot(locks, each)]
-    dropped = breaking.drop_waiting(app, locks, found) if drop_waiting else 0
+    broken = [each for each in held if orders.break_slot(locks, each)]
+    dropped = orders.drop_waiting(app, locks, found) if drop_waiting else 0
     if as_json:
         print_json({"broken": [each.to_dict() for each in broken], "dropped": dropped})
     else:
@@ -208,7 +208,7 @@ def break_(
 def _to_break(app: Any, naming: Naming, all_: bool) -> tuple[list[Found], str]:
     """What is there of the locks that are meant, and what to say if nobody holds them."""
     from ..app.settings import app_locks
-    from .breaking import all_of
+    from .orders import all_of
     from .survey import all_locks, meant_by
 
     locks = app_locks(app)
@@ -228,9 +228,6 @@ def _tell_broken(held: Sequence[Found], broken: Sequence[Found]) -> None:
             click.echo(one_line(f"left {each.key}: somebody else has it by now, or nobody"))
 
 
-# -- put back ---------------------------------------------------------------------------------
-
-
 @redislock.command("put-back")
 @with_lock
 @with_json
@@ -238,15 +235,10 @@ def _tell_broken(held: Sequence[Found], broken: Sequence[Found]) -> None:
 def put_back(app: Any, naming: Naming, as_json: bool) -> None:
     """Let the tasks of a lock that were set aside wait again, behind the others."""
     from ..app.settings import app_locks
-    from ..core.server import LOOKING
-    from ..tasks.target import with_slots_of
-    from .survey import named
+    from . import orders
 
-    store = app_locks(app).store
     keys = naming.locate(app).keys
-    entries = store.looking.all_set_aside(keys)
-    keys = with_slots_of(app, keys, {named(*each).task for each in entries.items()})
-    count = sum(store.rooms.put_back(keys, entry_id, LOOKING) for entry_id in entries)
+    count = orders.put_back(app, app_locks(app), keys)
     if not count:
         raise problem(f"nothing is set aside for {keys.lock}")
     if as_json:

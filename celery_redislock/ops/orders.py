@@ -1,4 +1,4 @@
-"""Takes locks away, and drops who waits for them: an operator's orders."""
+"""What operators order: break a lock, drop the tasks that wait for it, put back those set aside."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 from ..app.options import MAX_LIMIT
 from ..app.settings import AppLocks
-from ..core.keys import lock_keys
+from ..core.keys import LockKeys, lock_keys
 from ..core.server import LOOKING
+from ..tasks.target import with_slots_of
 from ..tasks.turns import end_replaced
-from .survey import Found
+from .survey import Found, named
 
 
 def all_of(found: Sequence[Found], task: str) -> list[Found]:
@@ -33,7 +34,7 @@ def break_slot(locks: AppLocks, each: Found) -> bool:
 
 
 def drop_waiting(app: Any, locks: AppLocks, found: Sequence[Found]) -> int:
-    """Drop who waits for these locks, and store what that ends in. How many."""
+    """Drop the tasks that wait for these locks, and store that they were skipped. How many."""
     count = 0
     for name in {each.name: None for each in found}:
         holder = next((each.holder for each in found if each.name == name and each.holder), None)
@@ -44,3 +45,10 @@ def drop_waiting(app: Any, locks: AppLocks, found: Sequence[Found]) -> int:
         for entry_id, entry in dropped.items():
             end_replaced(app, keys, LOOKING, entry_id, entry, by, unknown=True)
     return count
+
+
+def put_back(app: Any, locks: AppLocks, keys: LockKeys) -> int:
+    """Let the tasks of this lock that were set aside wait again. How many."""
+    entries = locks.store.looking.all_set_aside(keys)
+    keys = with_slots_of(app, keys, {named(*each).task for each in entries.items()})
+    return sum(locks.store.rooms.put_back(keys, entry_id, LOOKING) for entry_id in entries)
