@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 
@@ -16,6 +16,9 @@ from .ends import Deferred
 from .settle import End
 
 logger = get_logger()
+
+#: What a countdown is multiplied by at most, at random, so that not all come back at once.
+SPREAD: Final = 1.25
 
 
 def put_off(
@@ -34,7 +37,7 @@ def put_off(
         Deferred: it was published.
         Reject: it was not, and the broker still has the message.
     """
-    countdown = min(countdown * random.uniform(1.0, 1.25), _longest(attempt))
+    countdown = min(countdown * random.uniform(1.0, SPREAD), _longest(attempt))
     header = attempt.delivery.next_header(outage=cause is not None)
     try:
         _publish(attempt, countdown, header)

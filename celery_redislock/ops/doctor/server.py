@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from ...app.options import LockOptions
 from ...core.server import operation_timeout
 from ...errors import LockUnavailable
-from ...policies import Coalesce, Queue, Replace
-from ...tasks.task import SingletonTask
 from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
 from .patient import Patient
 
@@ -77,7 +76,7 @@ def check_persistence(patient: Patient) -> Iterator[Finding]:
     store = patient.locks.store
     aof = patient.info.get("aof_enabled") == "1"
     save = store.looking.server_config("save").get("save")
-    parking = [task.name for task in patient.tasks if _waits_in_redis(task)]
+    parking = [task.name for task in patient.tasks if _parks(task.lock_options)]
     if aof or save:
         how = "appendonly" if aof else f"snapshots, save {save}"
         yield Finding(OK, how)
@@ -93,6 +92,10 @@ def check_persistence(patient: Patient) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding(OK, "none; locks need none")
+
+
+def _parks(options: LockOptions) -> bool:
+    return options.lock_scope != "queued" and options.on_conflict.parks
 
 
 def check_replication(patient: Patient) -> Iterator[Finding]:
@@ -174,9 +177,3 @@ def check_clock(patient: Patient) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding(OK, f"the server's is {ahead * 1000:+.0f} ms off this machine's")
-
-
-def _waits_in_redis(task: SingletonTask) -> bool:
-    return task.lock_options.parks and isinstance(
-        task.lock_options.on_conflict, Queue | Coalesce | Replace
-    )

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Task
 
-from ...policies import Defer, Policy
+from ...tasks.sending import SPREAD
 from ...tasks.task import SingletonTask
 from .finding import ERROR, OK, WARNING, Finding, some
 from .patient import Patient
@@ -106,10 +106,6 @@ def _long_times(task: SingletonTask, app: Any) -> Iterator[tuple[str, float]]:
         if limit:
             yield "acks_late and a run", limit
     if options.lock_scope != "queued":
-        policy: Policy | None = options.on_conflict
-        while policy is not None:
-            if isinstance(policy, Defer):
-                yield "a deferral", 1.25 * max(policy.countdown(n) for n in range(20))
-            policy = getattr(policy, "then", None)
+        yield "a deferral", SPREAD * options.on_conflict.longest_countdown()
     if task.default_retry_delay and task.default_retry_delay != Task.default_retry_delay:
         yield "default_retry_delay", float(task.default_retry_delay)
