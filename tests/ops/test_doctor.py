@@ -187,7 +187,7 @@ def test_time_limits_visibility_timeout_and_max_hold_are_compared(redis_server, 
     assert "fine" not in held
     visible = " / ".join(what for _, what in found["visibility"])
     assert "late: acks_late and a run of 600 s" in visible
-    assert "deferred: a deferral of 750 s" in visible
+    assert "deferred: a deferral of 750 s is cut to 50 s" in visible
     assert "endless" not in visible
 
 

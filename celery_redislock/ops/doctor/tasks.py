@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Task
 
-from ...tasks.sending import SPREAD
+from ...tasks.sending import SPREAD, longest_countdown
 from ...tasks.task import SingletonTask
 from .finding import ERROR, OK, WARNING, Finding, some
 from .patient import Patient
@@ -65,19 +65,29 @@ def check_visibility(patient: Patient) -> Iterator[Finding]:
     if visible is None:
         yield Finding(OK, "the broker does not deliver again by time")
         return
-    found = [
-        Finding(
-            WARNING,
-            f"{task.name}: {what} of {seconds:g} s, and the broker delivers again after"
-            f" visibility_timeout={visible:g}",
-            f"broker_transport_options['visibility_timeout'] above {seconds:g}",
-        )
-        for task in patient.tasks
-        for what, seconds in _long_times(task, patient.app)
-        if seconds > visible
-    ]
+    found = [each for task in patient.tasks for each in _too_long(task, patient.app, visible)]
     text = f"messages are delivered again after {visible:g} s; keep every countdown and eta below"
     yield from found or [Finding(OK, text)]
+
+
+def _too_long(task: SingletonTask, app: Any, visible: float) -> Iterator[Finding]:
+    setting = "broker_transport_options['visibility_timeout']"
+    for what, seconds in _long_times(task, app):
+        if seconds > visible:
+            yield Finding(
+                WARNING,
+                f"{task.name}: {what} of {seconds:g} s, and the broker delivers again after"
+                f" visibility_timeout={visible:g}",
+                f"{setting} above {seconds:g}",
+            )
+    deferral = SPREAD * task.lock_options.on_conflict.longest_countdown()
+    if task.lock_options.lock_scope != "queued" and deferral > longest_countdown(visible):
+        yield Finding(
+            WARNING,
+            f"{task.name}: a deferral of {deferral:g} s is cut to {longest_countdown(visible):g} s,"
+            f" half of visibility_timeout={visible:g}",
+            f"{setting} of {2 * deferral:g} or more, or a shorter delay",
+        )
 
 
 def check_limits(patient: Patient) -> Iterator[Finding]:
@@ -105,7 +115,5 @@ def _long_times(task: SingletonTask, app: Any) -> Iterator[tuple[str, float]]:
         limit = _time_limit(task, app) or options.lock_max_hold
         if limit:
             yield "acks_late and a run", limit
-    if options.lock_scope != "queued":
-        yield "a deferral", SPREAD * options.on_conflict.longest_countdown()
     if task.default_retry_delay and task.default_retry_delay != Task.default_retry_delay:
         yield "default_retry_delay", float(task.default_retry_delay)
