@@ -128,7 +128,7 @@ class Policy(abc.ABC):
 
     @property
     def turns_away(self) -> bool:
-        """Whether no conflict ends in a run. The script that finds one then leaves the done note."""
+        """Whether no conflict ends in a run. What finds one then leaves the done note at once."""
         return False
 
     #: Whether those that it turns away end as failed.
