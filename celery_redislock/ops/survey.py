@@ -103,35 +103,40 @@ def all_locks(locks: AppLocks) -> list[Found]:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     store, prefix = locks.store, locks.prefix
-    found: dict[bytes, Found] = {}
-    kinds: dict[str, dict[str, bytes]] = {"room": {}, "waiters": {}, "broken": {}, "aside": {}}
-    for page in store.looking.scan(lock_pattern(prefix)):
-        slots = {}
-        for key in page:
-            kind, name = key_parts(prefix, key) or ("", "")
-            if kind in kinds:
-                kinds[kind][name] = key
-            elif is_slot(kind) and key not in found:
-                slots[key] = name
-        for batch in _batches(slots.items()):
-            found.update(_read(store, batch))
+    found, others = _scan(store, prefix)
     taken = {each.name for each in found.values()}
-    broken = [(key, name) for name, key in kinds["broken"].items() if name not in taken]
+    broken = [(key, name) for name, key in others["broken"].items() if name not in taken]
     for batch in _batches(broken):
         found.update(_read(store, batch, "broken"))
-    taken.update(each.name for each in found.values())
-    waiting = _count_waiting(store, kinds["room"], kinds["waiters"])
+    taken = {each.name for each in found.values()}
+    waiting = _count_waiting(store, others["room"], others["waiters"])
+    held = (dataclasses.replace(each, waiting=waiting.get(each.name, 0)) for each in found.values())
     free = (
         Found(key=lock_keys(prefix, name).lock, name=name, state="free", waiting=count)
         for name, count in waiting.items()
         if name not in taken and count
     )
-    held = (
-        dataclasses.replace(each, waiting=waiting[each.name]) if each.name in waiting else each
-        for each in found.values()
-    )
-    aside = [(lock_keys(prefix, name).lock, name, key) for name, key in kinds["aside"].items()]
+    aside = [(lock_keys(prefix, name).lock, name, key) for name, key in others["aside"].items()]
     return [*held, *free, *_set_aside(store, aside)]
+
+
+def _scan(store: Store, prefix: str) -> tuple[dict[bytes, Found], dict[str, dict[str, bytes]]]:
+    """All slots that are taken, by their keys. And for each kind of other keys, the key of each
+    lock by its name.
+    """
+    found: dict[bytes, Found] = {}
+    others: dict[str, dict[str, bytes]] = {"room": {}, "waiters": {}, "broken": {}, "aside": {}}
+    for page in store.looking.scan(lock_pattern(prefix)):
+        slots = {}
+        for key in page:
+            kind, name = key_parts(prefix, key) or ("", "")
+            if kind in others:
+                others[kind][name] = key
+            elif is_slot(kind) and key not in found:
+                slots[key] = name
+        for batch in _batches(slots.items()):
+            found.update(_read(store, batch))
+    return found, others
 
 
 def one_lock(locks: AppLocks, name: str) -> list[Found]:
