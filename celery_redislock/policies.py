@@ -14,6 +14,7 @@ import abc
 import dataclasses
 from typing import Any, Final, Protocol
 
+from .core.checks import check_seconds, is_int, is_number
 from .core.holders import Holder
 from .errors import ConfigError
 
@@ -29,8 +30,6 @@ class _NoResult:
 
 
 NO_RESULT: Final = _NoResult()
-#: Seconds up to which a delay grows if `max_delay` is not given.
-_MAX_DELAY: Final = 60.0
 
 
 class Conflict(Protocol):
@@ -104,7 +103,18 @@ class Conflict(Protocol):
 
 
 class Policy(abc.ABC):
-    """What a duplicate does. Policies are shared by all calls and keep no state."""
+    """What a duplicate does. Policies are shared by all calls and keep no state.
+
+    `act` does it. All else says beforehand what it may do; by default, that nothing is known.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # With an `act` of its own, a subclass no longer does what its parent says of itself.
+        parents = [each for each in cls.__bases__ if issubclass(each, Policy)]
+        if any(each.act not in (cls.act, Policy.act) for each in parents):
+            for name in {"parks", "turns_away", "describe"} - {*vars(cls)}:
+                setattr(cls, name, vars(Policy)[name])
 
     @property
     def parks(self) -> bool:
@@ -118,14 +128,65 @@ class Policy(abc.ABC):
 
     @property
     def turns_away(self) -> bool:
-        """Whether every conflict is certain to end without a run. The script that finds the lock
-        held then also leaves the done note.
-        """
+        """Whether no conflict ends in a run. What finds one then leaves the done note at once."""
         return False
+
+    #: Whether those that it turns away end as failed.
+    fails = False
+
+    @property
+    def one_run(self) -> str:
+        """Why it needs a lock that only one may hold; "" if it does not."""
+        return ""
+
+    def longest_countdown(self) -> float:
+        """Seconds for which it may put a task off, without the random part, as far as is known."""
+        return 0.0
+
+    def eager(self) -> Policy:
+        """What acts in its place in eager mode, where nobody runs what is published."""
+        return self
+
+    def describe(self, waiting: int = 0) -> str:
+        """What would happen to a duplicate that comes now, while so many wait in the room."""
+        return f"{self!r}, a policy of your own, would decide"
 
     @abc.abstractmethod
     def act(self, conflict: Conflict) -> Any:
         """End the conflict with one of its verbs, and return what the verb returned."""
+
+
+class _Bounded(Policy):
+    """A policy that may give up, after which `then` acts."""
+
+    then: Policy
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.then, Policy):
+            known = ", ".join(f"{each.__name__}()" for each in _NAMED.values())
+            what = f"{type(self).__name__}: then={self.then!r}"
+            raise ConfigError(f"{what} must be a policy object, such as {known}")
+
+    @property
+    def parks(self) -> bool:
+        return self.then.parks
+
+    @property
+    def replaces(self) -> bool:
+        return self.then.replaces
+
+    @property
+    def one_run(self) -> str:
+        return self.then.one_run
+
+    def longest_countdown(self) -> float:
+        return self.then.longest_countdown()
+
+    def eager(self) -> Policy:
+        return self.then.eager()
+
+    def _after(self, seconds: float | None) -> str:
+        return "" if seconds is None else f"; after {seconds:g} s, {self.then.describe()}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,21 +199,19 @@ class Skip(Policy):
     """
 
     result: Any = NO_RESULT
+    parks = False
+    turns_away = True
 
-    @property
-    def parks(self) -> bool:
-        return False
-
-    @property
-    def turns_away(self) -> bool:
-        return type(self).act is Skip.act  # a subclass may decide otherwise
+    def describe(self, waiting: int = 0) -> str:
+        ends = "REVOKED" if self.result is NO_RESULT else f"SUCCESS with {self.result!r}"
+        return f"it would be skipped: {ends}"
 
     def act(self, conflict: Conflict) -> Any:
         return conflict.skip(self.result)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Defer(Policy):
+class Defer(_Bounded):
     """Publish the task again with a countdown. It keeps its id, and this is not a retry.
 
     Args:
@@ -171,20 +230,19 @@ class Defer(Policy):
     then: Policy = Skip()
 
     def __post_init__(self) -> None:
-        _check_seconds("Defer", "delay", self.delay)
-        _check_seconds("Defer", "max_delay", self.max_delay, none=True)
-        _check_seconds("Defer", "max_wait", self.max_wait, none=True)
-        if not _is_number(self.backoff) or not 1 <= self.backoff < float("inf"):
+        check_seconds("Defer", "delay", self.delay)
+        check_seconds("Defer", "max_delay", self.max_delay, none=True)
+        check_seconds("Defer", "max_wait", self.max_wait, none=True)
+        if not is_number(self.backoff) or not 1 <= self.backoff < float("inf"):
             raise ConfigError(f"Defer: backoff={self.backoff!r} must be a number of at least 1")
-        _check_policy("Defer", self.then)
+        super().__post_init__()
 
-    @property
-    def parks(self) -> bool:
-        return self.then.parks
+    def longest_countdown(self) -> float:
+        return max(self.countdown(10_000), self.then.longest_countdown())
 
-    @property
-    def replaces(self) -> bool:
-        return self.then.replaces
+    def describe(self, waiting: int = 0) -> str:
+        then = self._after(self.max_wait)
+        return f"it would be deferred, and tried again in {self.countdown(0):g} s{then}"
 
     def act(self, conflict: Conflict) -> Any:
         if self.max_wait is not None and conflict.waited >= self.max_wait:
@@ -193,7 +251,7 @@ class Defer(Policy):
 
     def countdown(self, deferrals: int) -> float:
         """Seconds until the next try, after this many deferrals, without the random part."""
-        most = max(_MAX_DELAY, self.delay) if self.max_delay is None else self.max_delay
+        most = max(60.0, self.delay) if self.max_delay is None else self.max_delay
         try:
             return min(self.delay * self.backoff**deferrals, most)
         except OverflowError:
@@ -201,7 +259,7 @@ class Defer(Policy):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wait(Policy):
+class Wait(_Bounded):
     """Hold the pool slot until the lock is released, then run. The release wakes it.
 
     Args:
@@ -213,16 +271,15 @@ class Wait(Policy):
     then: Policy = Skip()
 
     def __post_init__(self) -> None:
-        _check_seconds("Wait", "timeout", self.timeout, none=True)
-        _check_policy("Wait", self.then)
+        check_seconds("Wait", "timeout", self.timeout, none=True)
+        super().__post_init__()
 
-    @property
-    def parks(self) -> bool:
-        return self.then.parks
+    def eager(self) -> Policy:
+        then = self.then.eager()
+        return self if then is self.then else dataclasses.replace(self, then=then)
 
-    @property
-    def replaces(self) -> bool:
-        return self.then.replaces
+    def describe(self, waiting: int = 0) -> str:
+        return f"it would wait in its pool slot{self._after(self.timeout)}"
 
     def act(self, conflict: Conflict) -> Any:
         if conflict.wait(self.timeout):
@@ -231,7 +288,7 @@ class Wait(Policy):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Queue(Policy):
+class Queue(_Bounded):
     """Wait in Redis, not in a pool slot, and run in the order of arrival.
 
     Args:
@@ -245,17 +302,17 @@ class Queue(Policy):
     then: Policy = Skip()
 
     def __post_init__(self) -> None:
-        limit = self.limit
-        if limit is not None and (
-            not isinstance(limit, int) or isinstance(limit, bool) or limit < 1
-        ):
-            raise ConfigError(f"Queue: limit={limit!r} must be None or an int of at least 1")
-        _check_seconds("Queue", "max_wait", self.max_wait, none=True)
-        _check_policy("Queue", self.then)
+        if self.limit is not None and not (is_int(self.limit) and self.limit >= 1):
+            raise ConfigError(f"Queue: limit={self.limit!r} must be None or an int of at least 1")
+        check_seconds("Queue", "max_wait", self.max_wait, none=True)
+        super().__post_init__()
 
-    @property
-    def replaces(self) -> bool:
-        return self.then.replaces
+    parks = True
+
+    def describe(self, waiting: int = 0) -> str:
+        if self.limit is not None and waiting >= self.limit:
+            return f"{waiting} wait, as many as may: {self.then.describe(waiting)}"
+        return f"it would wait in Redis, behind {waiting} others{self._after(self.max_wait)}"
 
     def act(self, conflict: Conflict) -> Any:
         if self.max_wait is not None and conflict.waited >= self.max_wait:
@@ -271,6 +328,11 @@ class Coalesce(Policy):
     skipped. The last one sent always runs. A retry or a redelivery is not newer: it replaces no
     task, and runs before the waiting one.
     """
+
+    one_run = "means one run and one that waits"
+
+    def describe(self, waiting: int = 0) -> str:
+        return "it would wait in Redis, in the place of the one of this task that waits, if any"
 
     def act(self, conflict: Conflict) -> Any:
         conflict.park(newest=True)
@@ -293,11 +355,13 @@ class Replace(Policy):
     grace: float = 5.0
 
     def __post_init__(self) -> None:
-        _check_seconds("Replace", "grace", self.grace)
+        check_seconds("Replace", "grace", self.grace)
 
-    @property
-    def replaces(self) -> bool:
-        return True
+    replaces = True
+    one_run = "ends the one that runs"
+
+    def describe(self, waiting: int = 0) -> str:
+        return f"it would end the one that runs, within {self.grace:g} s, and then run"
 
     def act(self, conflict: Conflict) -> Any:
         conflict.replace(self.grace)
@@ -308,26 +372,19 @@ class Replace(Policy):
 class Raise(Policy):
     """Fail with `LockConflict`, which names the key and the holder."""
 
-    @property
-    def parks(self) -> bool:
-        return False
+    parks = False
+    turns_away = True
+    fails = True
 
-    @property
-    def turns_away(self) -> bool:
-        return type(self).act is Raise.act
+    def describe(self, waiting: int = 0) -> str:
+        return "it would fail with LockConflict"
 
     def act(self, conflict: Conflict) -> Any:
         return conflict.fail()
 
 
-_NAMED: Final = {
-    "skip": Skip,
-    "defer": Defer,
-    "wait": Wait,
-    "queue": Queue,
-    "coalesce": Coalesce,
-    "replace": Replace,
-    "raise": Raise,
+_NAMED: Final[dict[str, type[Policy]]] = {
+    each.__name__.lower(): each for each in (Skip, Defer, Wait, Queue, Coalesce, Replace, Raise)
 }
 
 
@@ -339,23 +396,4 @@ def policy_named(name: str) -> Policy:
     """
     if name not in _NAMED:
         raise ValueError(f"unknown policy {name!r}; accepted: {', '.join(sorted(_NAMED))}")
-    policy: Policy = _NAMED[name]()
-    return policy
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _check_seconds(policy: str, name: str, value: Any, *, none: bool = False) -> None:
-    if none and value is None:
-        return
-    if not _is_number(value) or not 0 <= value < float("inf"):
-        accepted = "None or a number of seconds" if none else "a number of seconds"
-        raise ConfigError(f"{policy}: {name}={value!r} must be {accepted}, not negative")
-
-
-def _check_policy(policy: str, value: Any) -> None:
-    if not isinstance(value, Policy):
-        accepted = ", ".join(cls.__name__ + "()" for cls in _NAMED.values())
-        raise ConfigError(f"{policy}: then={value!r} must be a policy object, such as {accepted}")
+    return _NAMED[name]()

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from celery_redislock import Defer, Holder, Policy, Raise, Skip, Wait
+from celery_redislock import (
+    Coalesce,
+    Defer,
+    Holder,
+    Policy,
+    Queue,
+    Raise,
+    Replace,
+    Skip,
+    Wait,
+)
 from celery_redislock.policies import NO_RESULT, policy_named
 
 
@@ -230,3 +240,128 @@ def test_policies_are_values(policy: Policy) -> None:
     assert policy != Wait(timeout=99)
     with pytest.raises(dataclasses.FrozenInstanceError):
         policy.delay = 5  # type: ignore[attr-defined]
+
+
+# -- what a policy says of itself -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "waiting", "words"),
+    [
+        (Skip(), 0, "it would be skipped: REVOKED"),
+        (Skip(result=None), 0, "it would be skipped: SUCCESS with None"),
+        (Raise(), 0, "it would fail with LockConflict"),
+        (Defer(delay=7), 0, "it would be deferred, and tried again in 7 s"),
+        (
+            Defer(max_wait=60, then=Raise()),
+            0,
+            "it would be deferred, and tried again in 5 s; after 60 s, it would fail with"
+            " LockConflict",
+        ),
+        (Wait(), 0, "it would wait in its pool slot"),
+        (
+            Wait(timeout=2, then=Queue()),
+            0,
+            "it would wait in its pool slot; after 2 s, it would wait in Redis, behind 0 others",
+        ),
+        (Queue(limit=2), 1, "it would wait in Redis, behind 1 others"),
+        (
+            Queue(limit=2, then=Raise()),
+            2,
+            "2 wait, as many as may: it would fail with LockConflict",
+        ),
+        (
+            Coalesce(),
+            1,
+            "it would wait in Redis, in the place of the one of this task that waits, if any",
+        ),
+        (Replace(grace=3), 0, "it would end the one that runs, within 3 s, and then run"),
+    ],
+)
+def test_a_policy_says_what_would_happen(policy: Policy, waiting: int, words: str) -> None:
+    assert policy.describe(waiting) == words
+
+
+@pytest.mark.parametrize(
+    ("policy", "acts"),
+    [
+        (Skip(), Skip()),
+        (Raise(), Raise()),
+        (Coalesce(), Coalesce()),
+        (Defer(then=Queue(then=Raise())), Raise()),
+        (Wait(timeout=5), Wait(timeout=5)),
+        (Wait(timeout=5, then=Defer(then=Raise())), Wait(timeout=5, then=Raise())),
+    ],
+)
+def test_in_eager_mode_what_nobody_would_run_is_left_to_what_comes_then(
+    policy: Policy, acts: Policy
+) -> None:
+    assert policy.eager() == acts
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds"),
+    [
+        (Skip(), 0),
+        (Defer(delay=7), 7),
+        (Defer(delay=5, backoff=1.01), 60),
+        (Defer(delay=90, backoff=2, max_delay=600), 600),
+        (Queue(then=Wait(then=Defer(delay=100))), 100),
+        (Defer(delay=1, max_wait=9, then=Defer(delay=30)), 30),
+    ],
+)
+def test_a_policy_knows_its_longest_countdown(policy: Policy, seconds: float) -> None:
+    assert policy.longest_countdown() == seconds
+
+
+def facts(policy: Policy) -> tuple[Any, ...]:
+    return policy.parks, policy.replaces, policy.turns_away, policy.fails, policy.one_run
+
+
+def test_of_a_policy_of_ones_own_nothing_is_known_unless_it_says_so() -> None:
+    class Mine(Policy):
+        def act(self, conflict: Any) -> Any:
+            return conflict.skip()
+
+    class Told(Mine):
+        parks = False
+        replaces = True
+
+        def describe(self, waiting: int = 0) -> str:
+            return "mine"
+
+    mine = Mine()
+    assert facts(mine) == (True, False, False, False, "")
+    assert mine.describe().endswith("a policy of your own, would decide")
+    assert mine.eager() is mine
+    assert mine.longest_countdown() == 0
+    assert facts(Told()) == (False, True, False, False, "")
+    assert Told().describe() == "mine"
+    assert Wait(then=Told()).replaces
+    assert not Wait(then=Told()).parks
+
+
+def test_a_subclass_with_an_act_of_its_own_is_not_taken_for_its_parent() -> None:
+    class SkipOrPark(Skip):
+        def act(self, conflict: Any) -> Any:
+            return conflict.park() and conflict.run()
+
+    class Named(SkipOrPark):
+        parks = False
+
+    class Later(Wait):
+        def act(self, conflict: Any) -> Any:
+            return conflict.park() and conflict.run()
+
+    class Longer(Queue):
+        """With another default only."""
+
+    assert SkipOrPark().parks
+    assert not SkipOrPark().turns_away
+    assert "SkipOrPark" in SkipOrPark().describe()
+    assert not Named().parks
+    assert not Named().turns_away
+    assert Later().parks
+    assert Longer().describe() == Queue().describe()
+    assert not Skip().parks
+    assert Skip().turns_away

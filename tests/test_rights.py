@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from celery_redislock.ops.doctor import COMMANDS, EXTRA
+from celery_redislock.ops.doctor.rights import COMMANDS, EXTRA
 from tests.support.looking import ROOT, make_app, run, take
 from tests.support.rights import acl_lines, as_user, denials, grant
 from tests.support.waiting import eventually

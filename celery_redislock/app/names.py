@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..errors import ConfigError
 from .canonical import SCHEMA, canonical, digest
-from .signatures import call_signature
+from .signatures import call_signature, own_signature
 
 Signature = inspect.Signature
 _BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -49,7 +49,7 @@ class KeyMaker:
         self._task = task
         self._call = call_signature(function)
         self._signature = self._call.signature
-        self._outer = inspect.signature(function, follow_wrapped=False)
+        self._outer = own_signature(function)
         self._defaults = {
             name: _default(name, parameter.default, normalise)
             for name, parameter in self._signature.parameters.items()
@@ -165,10 +165,10 @@ class KeyMaker:
     def _refuse_if_in_front(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Refuse a call that would also fit if a decorator put an argument in front of its own.
 
-        Whether one does is not told. If the call lacks nothing, none does, unless its source raises
-        doubts. A named argument is the caller's, so nothing is in front if the first one is named.
+        Whether one does is not told. A named argument is the caller's, so nothing is in front if
+        the first one is named.
         """
-        if not args or (not self._call.doubtful and self._fits(args, kwargs, whole=True)):
+        if not args:
             return
         first = next(iter(self._signature.parameters), None)
         if first not in self._chosen and self._fits((None, *args), kwargs):
@@ -176,10 +176,10 @@ class KeyMaker:
                 if name not in kwargs and self._declares(name):
                     raise self._untold(name)
 
-    def _fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], whole: bool = False) -> bool:
-        bind = self._signature.bind if whole else self._signature.bind_partial
+    def _fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        known = {name: value for name, value in kwargs.items() if self._takes(name)}
         try:
-            bind(*args, **{name: value for name, value in kwargs.items() if self._takes(name)})
+            self._signature.bind_partial(*args, **known)
         except TypeError:
             return False
         return True

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from ..core import checks
 from ..errors import ConfigError
-from ..policies import Coalesce, Policy, Replace, policy_named
+from ..policies import Policy, policy_named
 
 
 class _Unset:
@@ -100,9 +100,9 @@ def _hold(value: Any) -> float | None:
 
 
 def _limit(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LIMIT:
+    if not checks.is_int(value) or not 1 <= value <= MAX_LIMIT:
         raise ValueError
-    return value
+    return int(value)
 
 
 def _one_of(*accepted: str) -> Callable[[Any], str]:
@@ -246,15 +246,9 @@ def _refuse_contradictions(where: str, options: LockOptions) -> None:
             f" lock_max_hold={most:g}, for which the lock may be held; it must be None or a number"
             " of seconds not above lock_max_hold"
         )
-    if options.lock_limit > 1 and isinstance(options.on_conflict, Coalesce):
+    if options.lock_limit > 1 and options.on_conflict.one_run:
         raise ConfigError(
-            f"{where}: on_conflict=Coalesce() means one run and one that waits, and"
-            f" lock_limit={options.lock_limit} several; with a limit above 1 use another policy,"
-            " such as Queue()"
-        )
-    if options.lock_limit > 1 and isinstance(options.on_conflict, Replace):
-        raise ConfigError(
-            f"{where}: on_conflict={options.on_conflict!r} ends the one that runs, and"
+            f"{where}: on_conflict={options.on_conflict!r} {options.on_conflict.one_run}, and"
             f" lock_limit={options.lock_limit} lets several run; with a limit above 1 use another"
             " policy, such as Queue()"
         )

@@ -2,6 +2,11 @@
 
 A call binds to the outermost wrapper. That often takes `*args, **kwargs`, and fills in some
 arguments of the function that it wraps. Signatures do not tell which; its source mostly does.
+
+Why read source at all? Under `def wrapper(*args, **kwargs)` the call `sync(5)` may be passed on as
+`f(5)`, as `f(5, session=s)` or as `f(s, 5)`, and `functools.wraps` makes all three look the same.
+Without the source, each call by position whose named argument is not the first would have to be
+refused. What the source does not tell is refused, and never guessed: see `KeyMaker`.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import itertools
 import linecache
 import textwrap
 import tokenize
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 _Function = Callable[..., Any]
@@ -29,14 +34,12 @@ class CallSignature(NamedTuple):
         signature: the arguments, as a caller gives them.
         lax: a decorator may fill in some of them, or take more.
         told: it is known that no decorator fills in others in front of them.
-        doubtful: it is not told, and some decorator's source shows that it changes its `*args`.
         hides: those behind a decorator's own arguments are not known.
     """
 
     signature: inspect.Signature
     lax: bool = False
     told: bool = True
-    doubtful: bool = False
     hides: bool = False
 
 
@@ -50,11 +53,21 @@ def call_signature(function: Any) -> CallSignature:
     is_method = inspect.ismethod(function)
     layers = list(_layers(function.__func__ if is_method else function))
     innermost = inspect.signature(layers[-1])
-    lax = innermost != inspect.signature(layers[-1], follow_wrapped=False)
+    lax = innermost != own_signature(layers[-1])
     call = CallSignature(innermost, lax, told=not lax)
     for wrapper, wrapped in reversed(list(itertools.pairwise(layers))):
         call = _through(wrapper, wrapped, call)
     return call._replace(signature=_without_self(call.signature)) if is_method else call
+
+
+def own_signature(function: Any) -> inspect.Signature:
+    """What a wrapper takes itself, whatever it wraps. One that does not say may take anything."""
+    try:
+        return inspect.signature(function, follow_wrapped=False)
+    except ValueError:  # it is not written in Python, such as functools.lru_cache
+        if getattr(function, "__wrapped__", None) is None:
+            raise
+        return inspect.signature(lambda *args, **kwargs: None)
 
 
 def is_async(function: Any) -> bool:
@@ -87,16 +100,15 @@ def _layers(function: Any) -> Iterator[_Function]:
 
 def _through(wrapper: _Function, wrapped: _Function, inner: CallSignature) -> CallSignature:
     """The arguments of a wrapper's calls, from those of what it wraps."""
-    signature = inspect.signature(wrapper, follow_wrapped=False)
+    signature = own_signature(wrapper)
     own, behind = _by_kind(signature), _by_kind(inner.signature)
     if not own.rest and not own.more:
         return CallSignature(signature)
     hidden = CallSignature(signature, lax=True, hides=True)
-    told, doubtful = inner.told, inner.doubtful
+    told = inner.told
     if own.rest:
         filled = _filled_in_front(wrapper, wrapped)
         told = told and filled is not None
-        doubtful = doubtful or (filled is None and _changes_rest(wrapper, wrapped))
         if filled is None:
             names = [p.name for p in own.places]
             if names != [p.name for p in behind.places[: len(names)]]:
@@ -116,7 +128,7 @@ def _through(wrapper: _Function, wrapped: _Function, inner: CallSignature) -> Ca
         *(behind.more if own.more else ()),
     ]
     try:
-        return CallSignature(inspect.Signature(parameters), True, told, doubtful, inner.hides)
+        return CallSignature(inspect.Signature(parameters), True, told, inner.hides)
     except ValueError:  # such as a name that comes twice
         return hidden
 
@@ -154,33 +166,15 @@ def _without_self(signature: inspect.Signature) -> inspect.Signature:
 
 def _filled_in_front(wrapper: _Function, wrapped: _Function) -> int | None:
     """How many arguments the wrapper gives before those of its `*args`; None if it is not told."""
-    rest, nodes, calls = _calls_of(wrapped, wrapper)
-    found = {_place_of(rest, given) for given in calls}
-    told = len(found) == 1 and not any(_is_name(node, {rest}, ast.Store) for node in nodes)
-    return found.pop() if told else None
-
-
-def _changes_rest(wrapper: _Function, wrapped: _Function) -> bool:
-    """Whether the wrapper passes on something else that it has made of its `*args`."""
-    rest, nodes, calls = _calls_of(wrapped, wrapper)
-    unpacked = [each.value for given in calls for each in given if isinstance(each, ast.Starred)]
-    # `*bound.args`, of the signature's own `bind`, are those of the call.
-    others = [v for v in unpacked if not _is_name(v, {rest}) and not isinstance(v, ast.Attribute)]
-    return bool(others) or any(_is_name(node, {rest}, ast.Store) for node in nodes)
-
-
-def _calls_of(
-    wrapped: _Function, wrapper: _Function
-) -> tuple[str, list[ast.AST], list[list[ast.expr]]]:
-    """The name of the wrapper's `*args`, its nodes, and the positional arguments of each of its
-    calls of what it wraps. They are empty if there is no source.
-    """
     definition, names = _definition(wrapper), _names_of(wrapped, wrapper)
     if definition is None or definition.args.vararg is None:
-        return "", [], []
-    nodes = list(ast.walk(definition))
+        return None
+    rest, nodes = definition.args.vararg.arg, list(ast.walk(definition))
+    bound = _kept(nodes, lambda value: _is_bound(value, rest))
     calls = [_given(node, names) for node in nodes if isinstance(node, ast.Call)]
-    return definition.args.vararg.arg, nodes, [given for given in calls if given is not None]
+    found = {_place_of(rest, bound, given) for given in calls if given is not None}
+    told = len(found) == 1 and not any(_is_name(node, {rest}, ast.Store) for node in nodes)
+    return found.pop() if told else None
 
 
 def _returns_what_it_calls(wrapper: _Function, wrapped: _Function) -> bool:
@@ -193,18 +187,23 @@ def _returns_what_it_calls(wrapper: _Function, wrapped: _Function) -> bool:
     def is_result(value: ast.AST | None) -> bool:
         return isinstance(value, ast.Call) and _is_name(value.func, names)
 
+    kept = _kept(nodes, is_result)
+    return any(
+        isinstance(node, ast.Return) and (is_result(node.value) or _is_name(node.value, kept))
+        for node in nodes
+    )
+
+
+def _kept(nodes: Sequence[ast.AST], is_it: Callable[[ast.expr], bool]) -> set[str]:
+    """The variables that such a value is assigned to, and no other."""
     kept = {
         target.id
         for node in nodes
-        if isinstance(node, ast.Assign) and is_result(node.value)
+        if isinstance(node, ast.Assign) and is_it(node.value)
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    once = {name for name in kept if sum(_is_name(n, {name}, ast.Store) for n in nodes) == 1}
-    return any(
-        isinstance(node, ast.Return) and (is_result(node.value) or _is_name(node.value, once))
-        for node in nodes
-    )
+    return {name for name in kept if sum(_is_name(n, {name}, ast.Store) for n in nodes) == 1}
 
 
 def _definition(wrapper: Any) -> ast.FunctionDef | None:
@@ -250,12 +249,30 @@ def _given(call: ast.Call, names: Collection[str]) -> list[ast.expr] | None:
     return None
 
 
-def _place_of(rest: str, given: list[ast.expr]) -> int | None:
-    """After how many arguments `*rest` comes; None if it does not, or after another `*`."""
+def _place_of(rest: str, bound: Collection[str], given: list[ast.expr]) -> int | None:
+    """After how many arguments `*rest` comes, or the `*bound.args` that are the same; None if they
+    do not, or after another `*`.
+    """
     for place, each in enumerate(given):
         if isinstance(each, ast.Starred):
-            return place if _is_name(each.value, {rest}) else None
+            value = each.value
+            is_it = _is_name(value, {rest}) or (
+                isinstance(value, ast.Attribute)
+                and value.attr == "args"
+                and _is_name(value.value, bound)
+            )
+            return place if is_it else None
     return None
+
+
+def _is_bound(value: ast.expr, rest: str) -> bool:
+    """Whether it is `signature.bind(*rest, **kwargs)`, or `bind_partial`."""
+    return (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and value.func.attr in ("bind", "bind_partial")
+        and _place_of(rest, (), value.args) == 0
+    )
 
 
 def _own_nodes(definition: ast.AST) -> Iterator[ast.AST]:

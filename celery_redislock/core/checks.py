@@ -1,4 +1,4 @@
-"""What users give, checked: a ttl, the prefix. Pure."""
+"""What users give, checked: a ttl, seconds, the prefix. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ MAX_SECONDS: Final = 1e9
 TTL: Final = f"a number of seconds from {MIN_TTL} to {MAX_SECONDS:g}"
 
 
+def is_int(value: Any) -> bool:
+    """Whether it is an int. True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is an int or a float."""
+    return is_int(value) or isinstance(value, float)
+
+
 def ttl(value: Any) -> float:
     """A ttl in seconds.
 
     Raises:
         ValueError: it is no number, or too small or too large.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError
-    if not MIN_TTL <= value <= MAX_SECONDS:
+    if not is_number(value) or not MIN_TTL <= value <= MAX_SECONDS:
         raise ValueError
     return float(value)
 
@@ -47,6 +55,25 @@ def checked(where: str, option: str, value: Any, check: Callable[[Any], Any], ac
         raise ConfigError(
             f"{where}: {option}={value!r} is not accepted; it must be {accepted}"
         ) from None
+
+
+def check_seconds(where: str, name: str, value: Any, *, none: bool = False) -> None:
+    """Refuse what is no number of seconds.
+
+    Args:
+        where: what it belongs to, for the message.
+        name: its name.
+        value: its value.
+        none: whether None is accepted too.
+
+    Raises:
+        ConfigError: the value is not accepted.
+    """
+    if none and value is None:
+        return
+    if not is_number(value) or not 0 <= value < float("inf"):
+        accepted = "None or a number of seconds" if none else "a number of seconds"
+        raise ConfigError(f"{where}: {name}={value!r} must be {accepted}, not negative")
 
 
 def check_prefix(prefix: Any) -> str:

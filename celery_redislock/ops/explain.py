@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..app.options import LockOptions
-from ..policies import NO_RESULT, Coalesce, Defer, Policy, Queue, Raise, Replace, Skip, Wait
 from ..tasks.protect import pattern_of
 from ..tasks.target import keys_of_call, locked_task
 from ..tasks.task import SingletonTask
@@ -24,7 +23,7 @@ def explain(app: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     task = locked_task(app, name)
     keys = keys_of_call(app, name, args, kwargs)
     options = task.lock_options
-    found = one_lock(task.app_locks.store, task.app_locks.prefix, keys.name)
+    found = one_lock(task.app_locks, keys.name)
     return {
         "task": name,
         "key": keys.lock,
@@ -77,7 +76,7 @@ def _now(task: SingletonTask, found: Sequence[Found]) -> str:
             return f"{_who(taken)}: {sent}"
     if options.lock_scope == "queued":
         return "the lock is free: it would be sent, and keep the lock until it starts"
-    what = in_words(options.on_conflict, waiting)
+    what = options.on_conflict.describe(waiting)
     reserved = [each for each in taken if each.state == "reserved"]
     if len(taken) < options.lock_limit and not waiting:
         return "the lock is free: it would run"
@@ -96,32 +95,3 @@ def _who(taken: Sequence[Found]) -> str:
         return "the lock is being handed over"
     more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
     return f"held by {first.holder}{more}"
-
-
-def in_words(policy: Policy, waiting: int = 0) -> str:
-    """What would happen to a duplicate that comes now, while so many wait."""
-    if type(policy) is Skip:
-        ends = "REVOKED" if policy.result is NO_RESULT else f"SUCCESS with {policy.result!r}"
-        return f"it would be skipped: {ends}"
-    if type(policy) is Defer:
-        then = "" if policy.max_wait is None else _after(policy.max_wait, policy.then)
-        return f"it would be deferred, and tried again in {policy.countdown(0):g} s{then}"
-    if type(policy) is Wait:
-        then = "" if policy.timeout is None else _after(policy.timeout, policy.then)
-        return f"it would wait in its pool slot{then}"
-    if type(policy) is Queue:
-        if policy.limit is not None and waiting >= policy.limit:
-            return f"{waiting} wait, as many as may: {in_words(policy.then, waiting)}"
-        then = "" if policy.max_wait is None else _after(policy.max_wait, policy.then)
-        return f"it would wait in Redis, behind {waiting} others{then}"
-    if type(policy) is Coalesce:
-        return "it would wait in Redis, in the place of the one of this task that waits, if any"
-    if type(policy) is Replace:
-        return f"it would end the one that runs, within {policy.grace:g} s, and then run"
-    if type(policy) is Raise:
-        return "it would fail with LockConflict"
-    return f"{policy!r}, a policy of your own, would decide"
-
-
-def _after(seconds: float, then: Policy) -> str:
-    return f"; after {seconds:g} s, {in_words(then)}"

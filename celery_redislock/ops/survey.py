@@ -1,4 +1,4 @@
-"""What stands in the store, for people: all locks, or all about one. Reads, and changes nothing."""
+"""What is in the store, for people: all locks, or all about one. Reads, and changes nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from ..app.options import MAX_LIMIT
+from ..app.settings import AppLocks
 from ..core import holders
 from ..core.claims import Standing
 from ..core.holders import Holder
 from ..core.keys import LockKeys, is_slot, key_parts, lock_keys, lock_pattern
 from ..core.store import Store
+from ..tasks.target import Target
 
 T = TypeVar("T")
 
@@ -94,51 +96,57 @@ class Waiting:
     task_id: str
 
 
-def all_locks(store: Store, prefix: str) -> list[Found]:
+def all_locks(locks: AppLocks) -> list[Found]:
     """Every lock that is held, or was broken, or is waited for; and what was set aside.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    found: dict[bytes, Found] = {}
-    kinds: dict[str, dict[str, bytes]] = {"room": {}, "waiters": {}, "broken": {}, "aside": {}}
-    for page in store.looking.scan(lock_pattern(prefix)):
-        slots = {}
-        for key in page:
-            kind, name = key_parts(prefix, key) or ("", "")
-            if kind in kinds:
-                kinds[kind][name] = key
-            elif is_slot(kind) and key not in found:
-                slots[key] = name
-        for batch in _batches(slots.items()):
-            found.update(_read(store, batch))
+    store, prefix = locks.store, locks.prefix
+    found, others = _scan(store, prefix)
     taken = {each.name for each in found.values()}
-    broken = [(key, name) for name, key in kinds["broken"].items() if name not in taken]
+    broken = [(key, name) for name, key in others["broken"].items() if name not in taken]
     for batch in _batches(broken):
         found.update(_read(store, batch, "broken"))
-    taken.update(each.name for each in found.values())
-    waiting = _count_waiting(store, kinds["room"], kinds["waiters"])
+    taken = {each.name for each in found.values()}
+    waiting = _count_waiting(store, others["room"], others["waiters"])
+    held = (dataclasses.replace(each, waiting=waiting.get(each.name, 0)) for each in found.values())
     free = (
         Found(key=lock_keys(prefix, name).lock, name=name, state="free", waiting=count)
         for name, count in waiting.items()
         if name not in taken and count
     )
-    held = (
-        dataclasses.replace(each, waiting=waiting[each.name]) if each.name in waiting else each
-        for each in found.values()
-    )
-    aside = [(lock_keys(prefix, name).lock, name, key) for name, key in kinds["aside"].items()]
+    aside = [(lock_keys(prefix, name).lock, name, key) for name, key in others["aside"].items()]
     return [*held, *free, *_set_aside(store, aside)]
 
 
-def one_lock(store: Store, prefix: str, name: str) -> list[Found]:
+def _scan(store: Store, prefix: str) -> tuple[dict[bytes, Found], dict[str, dict[str, bytes]]]:
+    """All slots that are taken, by their keys. And for each kind of other keys, the key of each
+    lock by its name.
+    """
+    found: dict[bytes, Found] = {}
+    others: dict[str, dict[str, bytes]] = {"room": {}, "waiters": {}, "broken": {}, "aside": {}}
+    for page in store.looking.scan(lock_pattern(prefix)):
+        slots = {}
+        for key in page:
+            kind, name = key_parts(prefix, key) or ("", "")
+            if kind in others:
+                others[kind][name] = key
+            elif is_slot(kind) and key not in found:
+                slots[key] = name
+        for batch in _batches(slots.items()):
+            found.update(_read(store, batch))
+    return found, others
+
+
+def one_lock(locks: AppLocks, name: str) -> list[Found]:
     """What stands of the lock with this name; nothing if nobody has it or waits for it, and nothing
     was set aside.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    keys = lock_keys(prefix, name, MAX_LIMIT)
+    store, keys = locks.store, lock_keys(locks.prefix, name, MAX_LIMIT)
     slots = [(key.encode(), name) for key in (keys.lock, *keys.slots)]
     found = _read(store, slots)
     if not found:
@@ -148,6 +156,16 @@ def one_lock(store: Store, prefix: str, name: str) -> list[Found]:
     if not found and count:
         return [Found(key=keys.lock, name=name, state="free", waiting=count), *aside]
     return [*(dataclasses.replace(each, waiting=count) for each in found.values()), *aside]
+
+
+def meant_by(locks: AppLocks, meant: Target) -> list[Found]:
+    """The same of the lock that is meant; if one of its slots is, of that one only.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    found = one_lock(locks, meant.keys.name)
+    return [each for each in found if meant.slot in ("", each.key)]
 
 
 def in_room(store: Store, keys: LockKeys) -> list[Waiting]:
@@ -247,12 +265,13 @@ def _count_waiting(
     store: Store, rooms: dict[str, bytes], waiters: dict[str, bytes]
 ) -> dict[str, int]:
     counts: dict[str, int] = {}
-    named = [(name, key, "room") for name, key in rooms.items()]
-    named += [(name, key, "waiters") for name, key in waiters.items()]
-    for start in range(0, len(named), BATCH):
-        batch = named[start : start + BATCH]
-        lists = [(name, key) for name, key, kind in batch if kind == "room"]
-        sets = [(name, key) for name, key, kind in batch if kind == "waiters"]
+    both = [
+        *((*each, True) for each in rooms.items()),
+        *((*each, False) for each in waiters.items()),
+    ]
+    for batch in _batches(both):
+        lists = [(name, key) for name, key, is_room in batch if is_room]
+        sets = [(name, key) for name, key, is_room in batch if not is_room]
         lengths = store.looking.lengths([key for _, key in lists], [key for _, key in sets])
         for (name, _), length in zip([*lists, *sets], lengths, strict=True):
             counts[name] = counts.get(name, 0) + length

@@ -89,7 +89,7 @@ def watch(app: Any, every: float, limit: int, times: int | None) -> None:
     with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
         while True:
             heard = "" if rates.any else f" ({rates.trouble or 'no events yet: workers need -E'})"
-            found = all_locks(locks.store, locks.prefix)
+            found = all_locks(locks)
             live.update(picture(found, rates.take(), heard, limit), refresh=True)
             if times is not None:
                 times -= 1

@@ -14,7 +14,7 @@ from ..core.holders import Holder
 from ..core.lease import Lease
 from ..core.log import get_logger
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
-from ..policies import Defer, Policy, Queue, Raise
+from ..policies import Policy
 from .attempt import Attempt
 from .ends import AlreadyDone, Skipped
 from .sending import backoff, put_off
@@ -29,11 +29,9 @@ RESULT_DUE: Final = 5.0
 
 
 def policy_of(attempt: Attempt) -> Policy:
-    """What a duplicate does. In eager mode nobody would run what is published."""
+    """What a duplicate does."""
     policy = attempt.options.on_conflict
-    while attempt.is_eager and isinstance(policy, Defer | Queue):
-        policy = policy.then
-    return policy
+    return policy.eager() if attempt.is_eager else policy
 
 
 def ask(attempt: Attempt) -> Acquired | Busy | Done:
@@ -43,7 +41,7 @@ def ask(attempt: Attempt) -> Acquired | Busy | Done:
         policy.turns_away
         and attempt.may_have_copies
         and not attempt.reruns
-        and (not isinstance(policy, Raise) or attempt.acks_failures)
+        and (attempt.acks_failures or not policy.fails)
     )
     reply = lease_of(attempt).take(noted=is_noted)
     is_conflict = isinstance(reply, Busy) and reply.relation not in ("own", "earlier")

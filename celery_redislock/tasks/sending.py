@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 
@@ -16,6 +16,9 @@ from .ends import Deferred
 from .settle import End
 
 logger = get_logger()
+
+#: What a countdown is multiplied by at most, at random, so that not all come back at once.
+SPREAD: Final = 1.25
 
 
 def put_off(
@@ -34,7 +37,8 @@ def put_off(
         Deferred: it was published.
         Reject: it was not, and the broker still has the message.
     """
-    countdown = min(countdown * random.uniform(1.0, 1.25), _longest(attempt))
+    longest = longest_countdown(attempt.locks.visibility_timeout)
+    countdown = min(countdown * random.uniform(1.0, SPREAD), longest)
     header = attempt.delivery.next_header(outage=cause is not None)
     try:
         _publish(attempt, countdown, header)
@@ -52,11 +56,11 @@ def put_off(
 
 def backoff(attempt: Attempt, tries: int, most: float) -> float:
     """Seconds: 1, 2, 4 and so on with each try, `most` at most."""
-    return min(2.0 ** min(tries, 10), most, _longest(attempt))
+    return min(2.0 ** min(tries, 10), most, longest_countdown(attempt.locks.visibility_timeout))
 
 
-def _longest(attempt: Attempt) -> float:
-    visible = attempt.locks.visibility_timeout
+def longest_countdown(visible: float | None) -> float:
+    """The longest countdown with a broker that delivers again after so many seconds, or never."""
     return float("inf") if visible is None else visible / 2
 
 

@@ -27,6 +27,11 @@ class Target(NamedTuple):
     keys: LockKeys
     slot: str = ""
 
+    @property
+    def key(self) -> str:
+        """The whole key that is meant."""
+        return self.slot or self.keys.lock
+
 
 def word(text: Any) -> Any:
     """An argument as it was typed: JSON, or else the text itself."""

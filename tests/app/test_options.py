@@ -17,6 +17,7 @@ from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured, TaskRevokedError
 
 from celery_redislock import (
+    Coalesce,
     ConfigError,
     Defer,
     Holder,
@@ -25,8 +26,10 @@ from celery_redislock import (
     LockLost,
     LockUnavailable,
     Policy,
+    Queue,
     Raise,
     RedisLock,
+    Replace,
     SingletonTask,
     Skip,
     TaskReplaced,
@@ -497,6 +500,20 @@ def test_a_max_hold_shorter_than_the_ttl_is_refused(make_app) -> None:
         define(make_app(), lock_max_hold=20)
     with pytest.raises(ConfigError, match="lock_max_hold=20 is shorter than lock_ttl=50"):
         define(make_app(redislock_ttl=50), lock_max_hold=20)
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (Coalesce(), r"on_conflict=Coalesce\(\) means one run and one that waits, and"),
+        (Replace(), r"on_conflict=Replace\(grace=5.0\) ends the one that runs, and"),
+        (Defer(max_wait=60, then=Replace()), "ends the one that runs, and"),
+        (Queue(limit=1, then=Coalesce()), "means one run and one that waits, and"),
+    ],
+)
+def test_a_policy_for_one_run_is_refused_with_a_limit_above_1(make_app, policy, why) -> None:
+    with pytest.raises(ConfigError, match=f"{why} lock_limit=2 lets several run"):
+        define(make_app(), lock_limit=2, on_conflict=policy)
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,24 @@ def in_front_of_a_list(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
+def in_front_by_partial(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        with_session = functools.partial(function, SESSION)
+        return with_session(*args, **kwargs)
+
+    return wrapper
+
+
+def made_by_another(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(function, SESSION, *args, **kwargs)
+        return function(*call.args, **call.keywords)
+
+    return wrapper
+
+
 def binds(function: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(function)
 
@@ -168,6 +186,17 @@ def binds(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*bound.args, **bound.kwargs)
 
     return wrapper
+
+
+class InFront:
+    """A decorator that is an object, and gives the first argument."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(SESSION, *args, **kwargs)
 
 
 class ByCall:
@@ -272,6 +301,13 @@ def test_what_else_a_call_says_does_not_change_the_name(
     ("function", "args", "kwargs"),
     [
         (hidden_in_front(session_first), (5,), {}),
+        (hidden_in_front(session_first), (5, True), {}),
+        (InFront(session_first), (5,), {}),
+        (InFront(session_first), (5, True), {}),
+        (in_front_by_partial(session_first), (5,), {}),
+        (in_front_by_partial(session_first), (5, True), {}),
+        (made_by_another(session_first), (5,), {}),
+        (made_by_another(session_first), (5, True), {}),
         (hidden_in_front(session_and_no_default), (5, True), {}),
         (hidden_in_front(session_and_no_default), (5,), {"force": True}),
         (hidden_by_name(account_second_of_three), ("eu", 5), {}),
@@ -380,6 +416,14 @@ def test_without_a_lock_key_no_two_different_calls_have_one_name() -> None:
         assert len(names) == 4
     names = {name(pops_dry(no_session), None, 5, **more) for more in ({}, {"dry": 1}, {"dry": 2})}
     assert len(names) == 3
+
+
+def test_a_decorator_that_is_not_written_in_python_is_one_that_nobody_can_read() -> None:
+    function = functools.lru_cache(account_second_of_three)
+    five = maker(function, ["tenant", "account_id"]).name(("eu", 5, None), {})
+    assert five != maker(function, ["tenant", "account_id"]).name(("eu", 6, None), {})
+    with pytest.raises(TypeError, match="pass it by name"):
+        maker(function, ["account_id"]).name(("eu", 5), {})
 
 
 @contextmanager

@@ -8,7 +8,9 @@ import pytest
 
 from celery_redislock import Defer, SingletonTask
 from celery_redislock.core.keys import lock_keys
-from celery_redislock.ops.doctor import COMMANDS, Patient, check_round_trip
+from celery_redislock.ops.doctor.patient import Patient
+from celery_redislock.ops.doctor.rights import COMMANDS
+from celery_redislock.ops.doctor.server import check_round_trip
 from tests.support.looking import make_app, run, take
 from tests.support.servers import free_port
 
@@ -185,7 +187,7 @@ def test_time_limits_visibility_timeout_and_max_hold_are_compared(redis_server, 
     assert "fine" not in held
     visible = " / ".join(what for _, what in found["visibility"])
     assert "late: acks_late and a run of 600 s" in visible
-    assert "deferred: a deferral of 750 s" in visible
+    assert "deferred: a deferral of 750 s is cut to 50 s" in visible
     assert "endless" not in visible
 
 

@@ -1,4 +1,4 @@
-"""Takes locks away, and drops who waits for them: an operator's orders."""
+"""What operators order: break a lock, drop the tasks that wait for it, put back those set aside."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..app.options import MAX_LIMIT
-from ..core.keys import lock_keys
+from ..app.settings import AppLocks
+from ..core.keys import LockKeys, lock_keys
 from ..core.server import LOOKING
+from ..tasks.target import with_slots_of
 from ..tasks.turns import end_replaced
-from .survey import Found
+from .survey import Found, named
 
 
 def all_of(found: Sequence[Found], task: str) -> list[Found]:
@@ -22,7 +24,7 @@ def all_of(found: Sequence[Found], task: str) -> list[Found]:
     ]
 
 
-def break_slot(locks: Any, each: Found) -> bool:
+def break_slot(locks: AppLocks, each: Found) -> bool:
     """Break the slot that was shown. False if somebody else has it now."""
     keys = lock_keys(locks.prefix, each.name)
     if each.key != keys.lock:
@@ -31,8 +33,8 @@ def break_slot(locks: Any, each: Found) -> bool:
     return holder is not None or each.state == "reserved"
 
 
-def drop_waiting(app: Any, locks: Any, found: Sequence[Found]) -> int:
-    """Drop who waits for these locks, and store what that ends in. How many."""
+def drop_waiting(app: Any, locks: AppLocks, found: Sequence[Found]) -> int:
+    """Drop the tasks that wait for these locks, and store that they were skipped. How many."""
     count = 0
     for name in {each.name: None for each in found}:
         holder = next((each.holder for each in found if each.name == name and each.holder), None)
@@ -43,3 +45,10 @@ def drop_waiting(app: Any, locks: Any, found: Sequence[Found]) -> int:
         for entry_id, entry in dropped.items():
             end_replaced(app, keys, LOOKING, entry_id, entry, by, unknown=True)
     return count
+
+
+def put_back(app: Any, locks: AppLocks, keys: LockKeys) -> int:
+    """Let the tasks of this lock that were set aside wait again. How many."""
+    entries = locks.store.looking.all_set_aside(keys)
+    keys = with_slots_of(app, keys, {named(*each).task for each in entries.items()})
+    return sum(locks.store.rooms.put_back(keys, entry_id, LOOKING) for entry_id in entries)

@@ -1,0 +1,1 @@
+"""What is wrong with a set-up, and what to do about it: `celery redislock doctor`."""

@@ -1,0 +1,37 @@
+"""What a check finds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+OK: Final = "ok"
+WARNING: Final = "warning"
+ERROR: Final = "error"
+UNKNOWN: Final = "unknown"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        level: "ok", "warning", "error" or "unknown".
+        what: what it found.
+        todo: what to do, or "".
+    """
+
+    level: str
+    what: str
+    todo: str = ""
+
+
+#: What the server does not tell to this user.
+UNTOLD: Final = Finding(UNKNOWN, "the server does not tell (INFO is denied)", "allow +info")
+
+
+def some(names: Sequence[str]) -> str:
+    """The first three, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

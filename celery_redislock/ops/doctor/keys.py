@@ -1,0 +1,45 @@
+"""What is in the server that should not be there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ..table import count_of
+from .finding import ERROR, OK, WARNING, Finding, some
+from .patient import Patient
+
+
+def check_prefix(patient: Patient) -> Iterator[Finding]:
+    """Whether others use the same keys."""
+    locks = [each for each in patient.survey if not each.is_aside]
+    foreign = [each for each in locks if each.state == "foreign"]
+    names = Counter(each.task for each in locks if each.task not in ("", "RedisLock"))
+    unknown = sorted(name for name in names if name not in patient.app.tasks)
+    if foreign:
+        yield Finding(
+            ERROR, f"{len(foreign)} values that are no locks, such as {foreign[0].key!r}",
+            "delete them, or set another redislock_prefix: they block their locks",
+        )  # fmt: skip
+    if unknown:
+        yield Finding(
+            WARNING, f"locks of tasks that this app does not know: {some(unknown)}",
+            "give each project that shares the server its own redislock_prefix",
+        )  # fmt: skip
+    if not foreign and not unknown:
+        yield Finding(OK, f"{patient.locks.prefix!r}, {count_of(locks)}")
+
+
+def check_aside(patient: Patient) -> Iterator[Finding]:
+    """Whether tasks wait for an operator."""
+    aside = [each for each in patient.survey if each.is_aside]
+    if not aside:
+        yield Finding(OK, "nothing")
+        return
+    count = sum(each.waiting for each in aside)
+    tasks = "1 task" if count == 1 else f"{count} tasks"
+    yield Finding(
+        WARNING,
+        f"{tasks} on {count_of(aside)}, such as {aside[0].key!r}: nobody took their turn",
+        "`celery redislock put-back KEY` lets them wait again; `break --drop-waiting` drops them",
+    )  # fmt: skip

@@ -1,0 +1,57 @@
+"""What the checks look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, Final
+
+from ...app.settings import AppLocks, app_locks
+from ...errors import LockUnavailable
+from ...tasks.task import SingletonTask
+from ..survey import Found, all_locks
+from .finding import Finding
+
+#: How many round trips are timed.
+TRIPS: Final = 20
+
+
+class Patient:
+    """What the checks look at, each read once.
+
+    Args:
+        app: the Celery app, its tasks loaded.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.locks: AppLocks = app_locks(app, refresh=True)
+
+    @cached_property
+    def tasks(self) -> list[SingletonTask]:
+        """The tasks that take locks."""
+        found = [task for task in self.app.tasks.values() if isinstance(task, SingletonTask)]
+        return sorted((task for task in found if task.lock_options), key=lambda task: task.name)
+
+    @cached_property
+    def info(self) -> dict[str, str]:
+        """What the server says of itself; nothing if it may not."""
+        try:
+            return self.locks.store.looking.server_info()
+        except LockUnavailable:
+            return {}
+
+    @cached_property
+    def shortest_ttl(self) -> float:
+        return min((task.lock_options.lock_ttl for task in self.tasks), default=30.0)
+
+    @cached_property
+    def trips(self) -> tuple[list[float], float]:
+        return self.locks.store.looking.round_trips(TRIPS)
+
+    @cached_property
+    def survey(self) -> list[Found]:
+        return all_locks(self.locks)
+
+
+Check = Callable[[Patient], Iterator[Finding]]

@@ -1,0 +1,52 @@
+"""Whether the server's user may do what workers and senders do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from .finding import ERROR, OK, UNKNOWN, WARNING, Finding
+from .patient import Patient
+
+#: What workers and senders ask of the server, each with arguments of its form. `{}` is a key.
+COMMANDS: Final = (
+    *("blpop {} 0", "del {}", "eval x 0", "evalsha x 0", "exists {}", "get {}", "hdel {} a"),
+    *("hexists {} a", "hget {} a", "hgetall {}", "hset {} a b", "lindex {} 0"),
+    *("linsert {} before a b", "llen {}", "lpush {} a", "lrange {} 0 1", "lrem {} 1 a"),
+    *("pexpire {} 1", "pttl {}", "rpush {} a", "select 0", "set {} a", "time", "zadd {} 1 a"),
+    *("zrangebyscore {} 0 1", "zrem {} a", "zremrangebyscore {} 0 1"),
+)
+#: What is also good to have.
+EXTRA: Final = ("info",)
+
+
+def check_rights(patient: Patient) -> Iterator[Finding]:
+    """Whether this user may run exactly what is used."""
+    key = f"{patient.locks.prefix}:{{0}}:doctor"
+    commands = [
+        [key if part == "{}" else part for part in command.split()]
+        for command in (*COMMANDS, *EXTRA)
+    ]
+    allowed = patient.locks.store.looking.may(commands)
+    if allowed is None:
+        yield Finding(
+            UNKNOWN, "a server older than Redis 7 cannot say what a user may",
+            "compare `ACL GETUSER` with the line in the documentation",
+        )  # fmt: skip
+        return
+    denied = [
+        words[0] for words, is_allowed in zip(commands, allowed, strict=True) if not is_allowed
+    ]
+    needed = [command for command in denied if command not in EXTRA]
+    if needed:
+        yield Finding(
+            ERROR, f"denied on {key!r}: {', '.join(needed)}",
+            f"ACL SETUSER <user> ~{patient.locks.prefix}:* {' '.join('+' + c for c in needed)}",
+        )  # fmt: skip
+    elif denied:
+        yield Finding(
+            WARNING, "INFO is denied: only broken connections tell of a restart",
+            "ACL SETUSER <user> +info",
+        )  # fmt: skip
+    else:
+        yield Finding(OK, "all commands that are used are allowed")

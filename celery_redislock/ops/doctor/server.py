@@ -1,0 +1,179 @@
+"""Whether the server is fit for locks: it answers in time, and forgets nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ...app.options import LockOptions
+from ...core.server import operation_timeout
+from ...errors import LockUnavailable
+from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
+from .patient import Patient
+
+#: The oldest server that has all that the scripts use.
+OLDEST: Final = (6, 2)
+#: Seconds that two clocks may differ.
+CLOCKS: Final = 1.0
+
+
+def check_server(patient: Patient) -> Iterator[Finding]:
+    """Whether it answers."""
+    try:
+        patient.locks.store.looking.round_trips(1)
+    except LockUnavailable as exc:
+        yield Finding(
+            ERROR, f"does not answer: {exc.reason}",
+            "look at redislock_url, the network, the password; without it on_redis_error decides",
+        )  # fmt: skip
+        return
+    yield Finding(OK, "answers")
+
+
+def check_version(patient: Patient) -> Iterator[Finding]:
+    """Whether it has what the scripts use."""
+    text = patient.info.get("redis_version")
+    if text is None:
+        yield UNTOLD
+        return
+    version = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+    if version < OLDEST:
+        yield Finding(ERROR, f"Redis {text}", "use Redis 6.2 or later")
+    else:
+        yield Finding(OK, f"Redis {text}")
+
+
+def check_memory(patient: Patient) -> Iterator[Finding]:
+    """Whether it may evict locks."""
+    info = patient.info
+    policy = info.get("maxmemory_policy")
+    if policy is None:
+        yield UNTOLD
+        return
+    limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
+    if policy != "noeviction":
+        level = ERROR if limit else WARNING
+        what = f"maxmemory-policy {policy}" + ("" if limit else ", and no memory limit yet")
+        todo = "set maxmemory-policy noeviction, or use another server: it may evict held locks"
+        yield Finding(level, what, todo)
+    elif limit and used > 0.9 * limit:
+        yield Finding(
+            WARNING, f"{used / limit:.0%} of maxmemory is used",
+            "make room: a full server refuses new locks",
+        )  # fmt: skip
+    else:
+        yield Finding(OK, "maxmemory-policy noeviction")
+    evicted = int(info.get("evicted_keys", 0))
+    if evicted:
+        yield Finding(
+            WARNING, f"{evicted} keys were evicted since the server started",
+            "among them may have been locks; see maxmemory-policy",
+        )  # fmt: skip
+
+
+def check_persistence(patient: Patient) -> Iterator[Finding]:
+    """Whether what waits in Redis outlives a restart."""
+    store = patient.locks.store
+    aof = patient.info.get("aof_enabled") == "1"
+    save = store.looking.server_config("save").get("save")
+    parking = [task.name for task in patient.tasks if _parks(task.lock_options)]
+    if aof or save:
+        how = "appendonly" if aof else f"snapshots, save {save}"
+        yield Finding(OK, how)
+    elif save is None:
+        yield Finding(
+            UNKNOWN, "no appendonly file; the server does not tell of snapshots",
+            f"{some(parking)}: what waits in Redis may be lost in a restart" if parking else "",
+        )  # fmt: skip
+    elif parking:
+        yield Finding(
+            WARNING, f"none, and tasks wait in Redis: {some(parking)}",
+            "turn on appendonly, or use Defer(), which leaves them to the broker",
+        )  # fmt: skip
+    else:
+        yield Finding(OK, "none; locks need none")
+
+
+def _parks(options: LockOptions) -> bool:
+    return options.lock_scope != "queued" and options.on_conflict.parks
+
+
+def check_replication(patient: Patient) -> Iterator[Finding]:
+    """What a failover would do."""
+    info = patient.info
+    server = patient.locks.require_server()
+    sentinel = server.url.startswith("sentinel")
+    if not info:
+        yield UNTOLD
+        return
+    if info.get("redis_mode") == "cluster" or info.get("cluster_enabled") == "1":
+        yield Finding(
+            ERROR, "the server is a node of a Redis Cluster",
+            "use a server of its own: redirections are not followed",
+        )  # fmt: skip
+    elif info.get("role") not in (None, "master"):
+        yield Finding(
+            ERROR, "the server is a replica, which takes no writes",
+            "let redislock_url name the master, or the sentinels",
+        )  # fmt: skip
+    elif int(info.get("connected_slaves", 0)) or sentinel:
+        yield Finding(
+            WARNING,
+            f"{info.get('connected_slaves', 0)} replicas{', by sentinels' if sentinel else ''}:"
+            " a failover may forget a lock",
+            "hand self.lock.fence to the resource where two runs at once would do harm;"
+            " min-replicas-to-write shortens the gap",
+        )  # fmt: skip
+    else:
+        yield Finding(OK, "one master, without replicas")
+
+
+def check_round_trip(patient: Patient) -> Iterator[Finding]:
+    """Whether the server answers well within what a command may take."""
+    trips = sorted(patient.trips[0])
+    median, longest = trips[len(trips) // 2], trips[-1]
+    bound = operation_timeout(patient.shortest_ttl)
+    what = (
+        f"{median * 1000:.1f} ms, at most {longest * 1000:.1f} ms; a command may take"
+        f" {bound * 1000:.0f} ms with the shortest lock_ttl, {patient.shortest_ttl:g} s"
+    )
+    if longest > bound / 2:
+        level = ERROR if median > bound / 2 else WARNING
+        yield Finding(level, what, "a longer lock_ttl, or a server that is nearer")
+    else:
+        yield Finding(OK, what)
+
+
+def check_timeouts(patient: Patient) -> Iterator[Finding]:
+    """Whether the server closes connections between two extensions."""
+    idle = patient.locks.store.looking.server_config("timeout").get("timeout")
+    longest = max((task.lock_options.lock_ttl for task in patient.tasks), default=30.0)
+    bound = operation_timeout(patient.shortest_ttl)
+    if idle is not None and idle.isdigit() and 0 < int(idle) <= longest / 3:
+        yield Finding(
+            WARNING,
+            f"the server closes connections that are idle for {idle} s, sooner than a heartbeat"
+            f" of a lock_ttl of {longest:g} s comes",
+            f"set the server's timeout to 0, or above {longest / 3:.0f}",
+        )  # fmt: skip
+    elif patient.shortest_ttl < 2:
+        yield Finding(
+            WARNING,
+            f"a lock_ttl of {patient.shortest_ttl:g} s leaves a command {bound * 1000:.0f} ms, and"
+            f" an outage of {patient.shortest_ttl:g} s loses the lock",
+            "5 s or more, unless a dead machine's lock must be free sooner",
+        )  # fmt: skip
+    else:
+        yield Finding(OK, f"a command may take {bound * 1000:.0f} ms")
+
+
+def check_clock(patient: Patient) -> Iterator[Finding]:
+    """Whether this machine's clock and the server's agree."""
+    ahead = patient.trips[1]
+    if abs(ahead) > CLOCKS:
+        yield Finding(
+            WARNING, f"the server's clock is {ahead:+.1f} s off this machine's",
+            "keep both by NTP: expiry of messages, Replace() and waiting times compare clocks",
+        )  # fmt: skip
+    else:
+        yield Finding(OK, f"the server's is {ahead * 1000:+.0f} ms off this machine's")

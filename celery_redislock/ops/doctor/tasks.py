@@ -1,0 +1,119 @@
+"""Whether the tasks' options fit each other, Celery's limits and the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from celery import Task
+
+from ...tasks.sending import SPREAD, longest_countdown
+from ...tasks.task import SingletonTask
+from .finding import ERROR, OK, WARNING, Finding, some
+from .patient import Patient
+
+
+def check_tasks(patient: Patient) -> Iterator[Finding]:
+    """Whether there is anything to lock."""
+    if not patient.locks.enabled:
+        yield Finding(WARNING, "redislock_enabled is False: no task takes a lock", "set it to True")
+    elif not patient.tasks:
+        yield Finding(WARNING, "no task takes locks", "base=SingletonTask, or redislock_tasks")
+    else:
+        yield Finding(OK, f"{len(patient.tasks)} take locks")
+
+
+def check_hold(patient: Patient) -> Iterator[Finding]:
+    """Whether a body that hangs ends, and its lock with it."""
+    found = [finding for task in patient.tasks for finding in _outlives(task, patient.app)]
+    endless = [task.name for task in patient.tasks if _is_endless(task, patient.app)]
+    yield from found
+    if endless:
+        yield Finding(
+            WARNING, f"a body that hangs holds its lock for ever: {some(endless)}",
+            "set time_limit, or lock_max_hold",
+        )  # fmt: skip
+    elif not found:
+        yield Finding(OK, "every lock ends with a time limit or lock_max_hold")
+
+
+def _outlives(task: SingletonTask, app: Any) -> Iterator[Finding]:
+    most, limit = task.lock_options.lock_max_hold, _time_limit(task, app)
+    if most is not None and (not limit or limit > most):
+        what = f"a time limit of {limit:g} s" if limit else "no time limit"
+        yield Finding(
+            WARNING,
+            f"{task.name}: lock_max_hold={most:g} and {what}: a body may outlive its lock",
+            f"time_limit={most:g} or less",
+        )
+
+
+def _is_endless(task: SingletonTask, app: Any) -> bool:
+    options = task.lock_options
+    is_held = options.lock_scope != "queued"
+    return is_held and options.lock_max_hold is None and not _time_limit(task, app)
+
+
+def _time_limit(task: SingletonTask, app: Any) -> float | None:
+    limit: float | None = task.time_limit or app.conf.task_time_limit
+    return limit
+
+
+def check_visibility(patient: Patient) -> Iterator[Finding]:
+    """Whether the broker delivers messages again while they are still good."""
+    visible = patient.locks.visibility_timeout
+    if visible is None:
+        yield Finding(OK, "the broker does not deliver again by time")
+        return
+    found = [each for task in patient.tasks for each in _too_long(task, patient.app, visible)]
+    text = f"messages are delivered again after {visible:g} s; keep every countdown and eta below"
+    yield from found or [Finding(OK, text)]
+
+
+def _too_long(task: SingletonTask, app: Any, visible: float) -> Iterator[Finding]:
+    setting = "broker_transport_options['visibility_timeout']"
+    for what, seconds in _long_times(task, app):
+        if seconds > visible:
+            yield Finding(
+                WARNING,
+                f"{task.name}: {what} of {seconds:g} s, and the broker delivers again after"
+                f" visibility_timeout={visible:g}",
+                f"{setting} above {seconds:g}",
+            )
+    deferral = SPREAD * task.lock_options.on_conflict.longest_countdown()
+    if task.lock_options.lock_scope != "queued" and deferral > longest_countdown(visible):
+        yield Finding(
+            WARNING,
+            f"{task.name}: a deferral of {deferral:g} s is cut to {longest_countdown(visible):g} s,"
+            f" half of visibility_timeout={visible:g}",
+            f"{setting} of {2 * deferral:g} or more, or a shorter delay",
+        )
+
+
+def check_limits(patient: Patient) -> Iterator[Finding]:
+    """Whether tasks that share a lock agree on how many may hold it."""
+    limits: dict[str, dict[int, str]] = {}
+    for task in patient.tasks:
+        key = task.lock_options.lock_key
+        if isinstance(key, str):
+            limits.setdefault(key, {})[task.lock_options.lock_limit] = task.name
+    different = [(key, found) for key, found in limits.items() if len(found) > 1]
+    for key, found in different:
+        said = ", ".join(f"{name}: {limit}" for limit, name in found.items())
+        yield Finding(
+            ERROR, f"lock_key={key!r} with different lock_limit: {said}",
+            "give tasks that share a lock the same limit",
+        )  # fmt: skip
+    if not different:
+        yield Finding(OK, "tasks that share a lock have the same limit")
+
+
+def _long_times(task: SingletonTask, app: Any) -> Iterator[tuple[str, float]]:
+    """How long a message of the task may stay unacknowledged, as far as settings say."""
+    options = task.lock_options
+    if task.acks_late:
+        limit = _time_limit(task, app) or options.lock_max_hold
+        if limit:
+            yield "acks_late and a run", limit
+    if task.default_retry_delay and task.default_retry_delay != Task.default_retry_delay:
+        yield "default_retry_delay", float(task.default_retry_delay)
