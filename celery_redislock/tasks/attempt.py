@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.app.task import Context
 
@@ -14,19 +14,16 @@ from .. import signals
 from ..app.delivery import Delivery, Kept
 from ..app.events import OF_CONFLICT, channel, emit
 from ..app.internals import pop_task, push_task
+from ..app.settings import AppLocks
 from ..core import holders
 from ..core.claims import Busy, Claim, to_ms
-from ..core.clock import clock
 from ..core.holders import Holder
 from ..core.lease import Lease
 from ..core.log import fields, get_logger
 from ..errors import LockUnavailable
 from . import turns
+from .locked import LockedTask
 from .settle import End
-
-if TYPE_CHECKING:
-    from ..app.settings import AppLocks
-    from .task import SingletonTask
 
 logger = get_logger()
 
@@ -65,7 +62,7 @@ class Attempt:
 
     def __init__(
         self,
-        task: SingletonTask,
+        task: LockedTask,
         raw: dict[str, Any],
         locks: AppLocks,
         args: Any,
@@ -273,11 +270,6 @@ class Attempt:
     def __str__(self) -> str:
         attempt = f" attempt {self.claim.attempt}" if self.claim.attempt else ""
         return f"{self.task.name}[{self.raw.get('id')}]{attempt}"
-
-
-def hold_time(lease: Lease) -> float:
-    """Seconds since the lock was acquired."""
-    return clock() - lease.acquired_at
 
 
 def ends_message(task: Any, flag: str) -> bool:

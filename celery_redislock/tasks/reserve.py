@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from celery import uuid
 
@@ -25,11 +25,9 @@ from ..core.keys import LockKeys
 from ..core.lease import Heir, Lease, logger
 from ..core.log import fields
 from ..errors import LockConflict, LockUnavailable
+from .locked import LockedTask
 from .settle import End, settle_kept
 from .turns import publish as publish_turn
-
-if TYPE_CHECKING:
-    from .task import SingletonTask
 
 #: Seconds for which a reservation stands while its message is published.
 PUBLISHING: Final = 30.0
@@ -45,7 +43,7 @@ _BINDING: Final = ("task_id", "link", "link_error")
 
 
 def publish_reserved(
-    task: SingletonTask,
+    task: LockedTask,
     publish: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -78,7 +76,7 @@ class Sending:
 
     def __init__(
         self,
-        task: SingletonTask,
+        task: LockedTask,
         publish: Callable[..., Any],
         keys: LockKeys,
         options: Mapping[str, Any],
