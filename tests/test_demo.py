@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from celery_redislock.demo import scenes
-from celery_redislock.demo.__main__ import main
+from celery_redislock.demo.__main__ import main, make_screen
 from celery_redislock.demo.events import Event
 from celery_redislock.demo.figures import figures_of, overlapping, table_of
 from celery_redislock.demo.history import History
 from celery_redislock.demo.interrupts import Interrupts, TooLate
-from celery_redislock.demo.screen import PlainScreen, make_screen
+from celery_redislock.demo.screen import PlainScreen
 from celery_redislock.demo.stage import NoRedisError, find_redis_server, shield
 
 from .support.servers import redis_server_binary
