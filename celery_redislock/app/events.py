@@ -15,6 +15,7 @@ from typing import Any, Final
 from ..core.forks import between_forks
 from ..core.greenlets import AT_ONCE, start_native, teller_here
 from ..core.log import fields, get_logger
+from .internals import call_in_consumer
 
 logger = get_logger()
 
@@ -58,7 +59,7 @@ class Channel:
 
     def wanted_by(self, request: Any, consumer: Any) -> bool:
         """Whether this worker sends events of that request's task. In its main process."""
-        eventer = request._eventer
+        eventer = request.eventer
         if eventer is None or not eventer.enabled or not request.task.send_events:
             self.wanted = False
         else:
@@ -89,7 +90,9 @@ class Channel:
                 size = os.readv(self._read, [buffer])
                 kind, task_id, content = json.loads(bytes(buffer[:size]))
                 with between_forks:
-                    self._consumer.call_soon(_publish, self._consumer, kind, task_id, content)
+                    call_in_consumer(
+                        self._consumer, _publish, self._consumer, kind, task_id, content
+                    )
             except Exception as exc:
                 self._teller.tell(partial(_say_bug, exc))
 

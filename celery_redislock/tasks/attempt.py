@@ -13,7 +13,7 @@ from celery.app.task import Context
 from .. import signals
 from ..app.delivery import Delivery, Kept
 from ..app.events import OF_CONFLICT, channel, emit
-from ..app.internals import pop_task, push_task
+from ..app.internals import as_running
 from ..app.settings import AppLocks
 from ..core import holders
 from ..core.claims import Busy, Claim, to_ms
@@ -159,13 +159,8 @@ class Attempt:
         if self.is_eager:
             yield
             return
-        push_task(self.task)
-        self.task.request_stack.push(self.request)
-        try:
+        with as_running(self.task, self.request):
             yield
-        finally:
-            self.task.request_stack.pop()
-            pop_task()
 
     def runs_with(self, request: Any) -> None:
         """Celery has made the request under which the body runs."""

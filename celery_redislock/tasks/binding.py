@@ -8,8 +8,9 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Final
 
-from celery import Task, _state
+from celery import Task
 
+from ..app.internals import is_decorated, is_nobodys_app
 from ..app.names import KeyMaker
 from ..app.options import OPTIONS, UNSET, refuse_unknown_options, resolve
 from ..app.settings import AppLocks, app_locks
@@ -81,9 +82,8 @@ def is_celerys_own(cls: type[Any]) -> bool:
 
 
 def _is_fallback(app: Any) -> bool:
-    # gevent's patching touches Celery's lazy names, at which Celery makes an app that nobody
-    # configured, and then binds every shared task to it. Nothing runs there.
-    if app is _state.default_app and app.main == "default":
+    # gevent's patching touches Celery's lazy names, at which Celery makes it. Nothing runs there.
+    if is_nobodys_app(app):
         return True
     # The same goes for the one that pytest-celery has as a template for its containers.
     template = sys.modules.get("pytest_celery.vendors.worker.content.app")
@@ -101,7 +101,7 @@ def _own_attributes(cls: type[Any], door: type[LockedTask]) -> Iterator[tuple[st
     known = {name for base in mro[mro.index(LockedTask) + 1 :] for name in vars(base)}
     for base in mro[: mro.index(door)]:
         own = dict(vars(base))
-        if "_decorated" not in own:  # else the annotations are those of the task's function
+        if not is_decorated(own):  # else the annotations are those of the task's function
             own = {**dict.fromkeys(own.get("__annotations__", ()), UNSET), **own}
         for name, value in own.items():
             if name not in known and not name.startswith(("__", "_redislock_")):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from celery import _state
-
+from ..app.internals import running_task
 from ..core.lease import Lease
 from .ends import LEASE, UNLOCKED
 
@@ -17,7 +16,7 @@ class _CurrentLock:
     """
 
     def __call__(self) -> Lease | None:
-        task = _state.get_current_task()
+        task = running_task()
         return None if task is None else task.request.__dict__.get(LEASE)
 
     if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Any
 from celery import Task
 from kombu import serialization
 
+from ..app.internals import check_arguments, without_models
 from ..app.names import KeyMaker
 from ..app.options import LockOptions
 from ..app.settings import AppLocks, NoServer, app_locks
@@ -63,10 +64,7 @@ class LockedTask(Task):
         try:
             name: str = self._redislock_key_maker.name(args, kwargs)
         except TypeError:
-            # If they do not fit, this says it in Celery's own words.
-            header = getattr(self, "__header__", None)  # a task written as a class has none
-            if header is not None:
-                header(*args, **kwargs)
+            check_arguments(self, args, kwargs)
             raise
         return name
 
@@ -141,9 +139,8 @@ class LockedTask(Task):
         """The arguments as they arrive at a worker."""
         self._refuse_if_misconfigured()
         serializer = serializer or self.serializer
-        dump = getattr(self, "_dump_pydantic_arguments", None)
-        if dump is not None and serializer != "pickle":
-            args, kwargs = dump(args, kwargs)
+        if serializer != "pickle":
+            args, kwargs = without_models(self, args, kwargs)
         return self._normalise([list(args), dict(kwargs)], serializer)
 
     def lock_keys_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from celery import states
-from celery.app.trace import TraceInfo, trace_ok_t
 from celery.signals import task_postrun, task_prerun
 
 from ..app.delivery import KEY, Delivery, Kept
+from ..app.internals import trace_of_end
 from .ends import EndInfo
 from .locked import LockedTask
 from .run import Run
@@ -96,4 +96,4 @@ def _ended(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any
         with run.attempt.as_current():
             task_prerun.send(**said)
             task_postrun.send(**said, retval=exc, state=states.IGNORED)
-    return trace_ok_t(EndInfo(exc), TraceInfo(states.IGNORED, exc), 0.0, None)
+    return trace_of_end(EndInfo(exc), exc, states.IGNORED)

@@ -12,11 +12,11 @@ import weakref
 from functools import cached_property
 from typing import Any, Final
 
-from celery.worker import state
 from celery.worker.request import Request
 
 from .. import signals
 from ..app.events import emit
+from ..app.internals import call_in_consumer, is_active
 from ..core.claims import Claim, Extended, Extension
 from ..core.clock import clock
 from ..core.heartbeat import heartbeat
@@ -47,8 +47,8 @@ class ChildLease:
         self._pid = pid
         self._request = weakref.ref(request)
         self._task: SingletonTask = request.task
-        self._arguments = (request._args, request._kwargs)
-        sent: dict[str, Any] = request._request_dict
+        self._arguments = (request.args, request.kwargs)
+        sent: dict[str, Any] = request.request_dict
         self._attempt = (
             request.id,
             sent.get("retries") or 0,
@@ -148,7 +148,7 @@ class ChildLease:
     @property
     def _is_active(self) -> bool:
         request = self._request()
-        return request is not None and request in state.active_requests
+        return request is not None and is_active(request)
 
     def stop_extending(self) -> None:
         heartbeat.discard(self)
@@ -177,7 +177,7 @@ class ChildLease:
         elif request is not None:
             signum = signal.SIGKILL if -ends_in > KILL_AFTER else signal.SIGTERM
             error = TaskReplaced(self.claim.keys.lock, by)
-            self._task.worker_consumer.call_soon(request.end_child, error, signum)
+            call_in_consumer(self._task.worker_consumer, request.end_child, error, signum)
 
     def went_unanswered(self) -> None:
         """It never takes the lock, so that it may arrive at any time."""

@@ -9,15 +9,25 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any, Final
 
-from billiard.einfo import ExceptionWithTraceback
-from billiard.exceptions import Terminated, WorkerLostError
 from celery import signals as celery_signals
-from celery.worker import state
+from celery.exceptions import Terminated, WorkerLostError
 from celery.worker.request import Request
 
 from ..app.delivery import KEY, Kept, stamp
 from ..app.errands import errands
 from ..app.events import channel, emit
+from ..app.internals import (
+    context_of,
+    error_of,
+    is_active,
+    is_here,
+    is_revoked,
+    mark_revoked,
+    say_ended,
+    terminate_child,
+    was_cancelled,
+    was_revoked,
+)
 from ..app.results import store_skipped
 from ..core.claims import Claim
 from ..core.clock import clock
@@ -71,10 +81,10 @@ class LockRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         events = channel.wanted_by(self, self.task.worker_consumer)
-        self._lock_token = stamp(self._request_dict, events, self._content_type)
+        self._lock_token = stamp(self.request_dict, events, self.content_type)
         self._noted_at = 0.0
         #: What is kept for the message, until it is known to be settled.
-        self._kept = Kept.of(self._request_dict)
+        self._kept = Kept.of(self.request_dict)
         if self._kept is not None:
             self._note_received(self._kept)
         #: Of the lock that the child may hold, once one has the task.
@@ -122,7 +132,7 @@ class LockRequest(Request):
         In the consumer's thread, which is the one that gives tasks to children, lest it be another
         task that ends: while this one is active its child has no other.
         """
-        if self not in state.active_requests:
+        if not is_active(self):
             return
         logger.warning(
             "redislock: terminating pid %d, which runs %s[%s]: %s is to take its place",
@@ -130,14 +140,14 @@ class LockRequest(Request):
         )  # fmt: skip
         self._child_is_to_end()
         self._replaced = error
-        self.task.worker_consumer.pool.terminate_job(self.worker_pid, signum)
+        terminate_child(self.task.worker_consumer, self.worker_pid, signum)
 
     def send_event(self, kind: str, **event: Any) -> Any:
         """An event of the task's own. One that was shown as waiting is not shown so for ever: for
         monitors, what stands for a state outdoes the state REVOKED.
         """
         super().send_event(kind, **event)
-        header = self._request_dict.get(KEY) if kind == "task-revoked" else None
+        header = self.request_dict.get(KEY) if kind == "task-revoked" else None
         if isinstance(header, dict) and (header.get("deferrals") or header.get("parked")):
             super().send_event("task-lock-revoked", name=self.task.name)
 
@@ -163,8 +173,8 @@ class LockRequest(Request):
     def still_here(self) -> None:
         """Note it again, when it is time; never again once the task is over, or its child dead."""
         kept = self._kept
-        sleeps = self.eta is not None and self.time_start is None and not self._already_revoked
-        if kept is None or not (sleeps or self in state.reserved_requests):
+        sleeps = self.eta is not None and self.time_start is None and not was_revoked(self)
+        if kept is None or not (sleeps or is_here(self)):
             _from_rooms.discard(self)
         elif clock() - self._noted_at > RECEIVED_FOR / 3:
             self.note_here(kept)
@@ -178,23 +188,12 @@ class LockRequest(Request):
 
     def revoked(self) -> bool:
         """Whether the task is not to run: it was revoked, or has expired. Its turn is over then."""
-        if self._already_revoked:
+        if was_revoked(self):
             return True
-        is_revoked = bool(super().revoked())
-        if is_revoked:
+        is_over = bool(super().revoked())
+        if is_over:
             self.settle(End.ENDED_BY_CELERY)
-        return is_revoked
-
-    @property
-    def is_revoked(self) -> bool:
-        """Whether somebody has revoked the task by now, which Celery looks at when it is due."""
-        if self.id in state.revoked:
-            return True
-        return any(
-            stamp in state.revoked_stamps
-            and set(_listed(self.stamps.get(stamp))) & set(_listed(state.revoked_stamps[stamp]))
-            for stamp in self.stamped_headers
-        )
+        return is_over
 
     @property
     def _claim(self) -> Claim:
@@ -205,26 +204,24 @@ class LockRequest(Request):
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
         """The task failed, or was skipped."""
-        error = exc_info.exception
-        if isinstance(error, ExceptionWithTraceback):
-            error = error.exc
+        error = error_of(exc_info)
         if isinstance(error, Skipped):
-            if self._already_cancelled:
+            if was_cancelled(self):
                 # The connection to the broker was lost when the child had ended it and we had not
                 # heard of that: Celery has stored RETRY since, and what we acknowledge comes once.
-                store_skipped(self.task, self._context, *error.args)
+                store_skipped(self.task, context_of(self), *error.args)
             self._announce_skipped()
         is_gone = isinstance(error, Terminated | WorkerLostError | SystemExit)
-        if is_gone and self._replaced is not None and not self._already_revoked:
+        if is_gone and self._replaced is not None and not was_revoked(self):
             return self._announce_replaced(self._replaced)
         if isinstance(error, WorkerLostError) and self._goes_on_elsewhere():
             # The child had put its task into the waiting room: that is no failure of the task.
-            state.task_ready(self)
+            say_ended(self)
             return self.acknowledge()
         if is_gone:
             comes_back = self.task.acks_late and self.task.reject_on_worker_lost
             comes_back = comes_back and isinstance(error, WorkerLostError)
-            comes_back = comes_back or self._already_cancelled
+            comes_back = comes_back or was_cancelled(self)
             self.settle(End.COMES_BACK if comes_back else End.ENDED_BY_CELERY)
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
@@ -255,10 +252,10 @@ class LockRequest(Request):
         """The child was terminated. As Celery does with a revoked task, but with a result that says
         by whom, and that ends its chain.
         """
-        state.task_ready(self)
-        store_skipped(self.task, self._context, error)
+        say_ended(self)
+        store_skipped(self.task, context_of(self), error)
         self.acknowledge()
-        self._already_revoked = True
+        mark_revoked(self)
         self._announce_skipped(terminated=True)
         said = {"task": self.task.name, "task_id": self.id, "holder": error.holder}
         emit("replaced", "replaced", error.key or "", **said)
@@ -266,13 +263,13 @@ class LockRequest(Request):
     def _announce_skipped(self, terminated: bool = False) -> None:
         said = {"terminated": terminated, "signum": None, "expired": False}
         super().send_event("task-revoked", **said)  # another event says what it was
-        celery_signals.task_revoked.send(sender=self.task, request=self._context, **said)
+        celery_signals.task_revoked.send(sender=self.task, request=context_of(self), **said)
 
 
 def settle_revoked() -> None:
     """Settle what is kept for messages that are revoked, and that Celery ends at their eta."""
     for request in _sleeping:
-        if request.is_revoked:
+        if is_revoked(request):
             _sleeping.discard(request)
             request.settle(End.ENDED_BY_CELERY)
 
@@ -285,10 +282,6 @@ def note_received() -> None:
     """
     for request in _from_rooms:
         request.still_here()
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple | set) else [value]
 
 
 @cache
