@@ -22,20 +22,6 @@ logger = get_logger()
 #: The largest datagram, in bytes.
 LARGEST: Final = 65536
 
-#: The event of each outcome of a conflict. Its type is "task-lock-" and this, and Celery's monitors
-#: show it as the task's state, in capitals. A copy of a message whose task runs or has run has
-#: none: it would be taken for the state of that run.
-OF_CONFLICT: Final = {
-    "skipped": "skipped",
-    "skipped with a result": "skipped",
-    "deferred": "deferred",
-    "queued": "queued",
-    "coalesced": "coalesced",
-    "replacing": "replacing",
-    "replaced": "replaced",
-    "raised": "raised",
-}
-
 
 class Channel:
     """From the pool's processes to the main one."""
@@ -122,10 +108,8 @@ def emit(kind: str, outcome: str, key: str, **content: Any) -> None:
         kind: its type, after "task-lock-".
         outcome: as in the log.
         key: the lock's key.
-        content: as `_log.fields` takes it.
+        content: as `core.log.fields` takes it.
     """
-    if not channel.wanted:
-        return
     found = fields(outcome, key, **content)
     event = {name: value for name, value in found.items() if value is not None}
     event["name"] = found["redislock_task"]

@@ -4,14 +4,13 @@ is given back, or left to the task's retry.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry
 
-from .. import signals
+from ..app.outcomes import Outcome
 from ..app.results import proves_nothing
 from ..core import holders, notes
 from ..core.clock import clock
@@ -122,21 +121,15 @@ class LockedBody:
             raise LockLost(attempt.key, attempt.as_holder) from None
 
     def _say_acquired(self, attempt: Attempt, lease: Lease) -> None:
-        if signals.lock_acquired.receivers:
-            attempt.send(
-                signals.lock_acquired,
-                signals.AcquiredDetails,
-                fence=lease.fence,
-                waited=attempt.delivery.waited,
-                latency=lease.acquired_at - attempt.asks_since,
-            )
-        if attempt.delivery.met_lock:
-            attempt.emit("acquired", "acquired")
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug(
-                "redislock: %s took %s fence=%d", attempt, attempt.key, lease.fence,
-                extra=attempt.fields("acquired", fence=lease.fence),
-            )  # fmt: skip
+        details = {
+            "fence": lease.fence,
+            "waited": attempt.delivery.waited,
+            "latency": lease.acquired_at - attempt.asks_since,
+        }
+        attempt.tell(
+            Outcome.ACQUIRED, "redislock: %s took %s fence=%d", attempt, attempt.key, lease.fence,
+            emits=attempt.delivery.met_lock, logged={"fence": lease.fence}, details=details,
+        )  # fmt: skip
 
     # -- the end --------------------------------------------------------------------------
 
@@ -184,19 +177,11 @@ class LockedBody:
 
     def _say_released(self, attempt: Attempt, lease: Lease, owned: bool, kept: bool) -> None:
         held = clock() - lease.acquired_at
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug(
-                "redislock: %s gave back %s after %.3f s", attempt, attempt.key, held,
-                extra=attempt.fields("released", fence=lease.fence, held=held),
-            )  # fmt: skip
-        attempt.send(
-            signals.lock_released,
-            signals.ReleasedDetails,
-            fence=lease.fence,
-            held=held,
-            owned=owned,
-            kept_for_retry=kept,
-        )
+        facts: dict[str, Any] = {"fence": lease.fence, "held": held}
+        attempt.tell(
+            Outcome.RELEASED, "redislock: %s gave back %s after %.3f s", attempt, attempt.key, held,
+            details={**facts, "owned": owned, "kept_for_retry": kept}, **facts,
+        )  # fmt: skip
 
     def _call_off(self, attempt: Attempt, retry: Retry, by: Holder) -> None:
         """The retry is published. It must not run after the newer run, with what is older."""
@@ -222,25 +207,17 @@ class LockedBody:
         attempt = self._attempt
         by, reason = lease.replaced_by, lease.lost_because
         try:
-            attempt.send(
-                signals.lock_lost,
-                signals.LostDetails,
-                fence=lease.fence,
-                reason=reason,
-                replaced=by is not None,
-            )
-            if by is None:
-                attempt.emit("lost", "lost", reason=reason)
+            details = {"fence": lease.fence, "reason": reason, "replaced": by is not None}
+            attempt.tell(Outcome.LOST, emits=by is None, details=details, reason=reason)
         finally:
             if self._abort is not None:
                 self._abort.fire()
 
     def _on_extended(self, lease: Lease, late: float, retaken: bool) -> None:
         attempt = self._attempt
-        attempt.send(signals.lock_extended, signals.ExtendedDetails, late=late)
+        attempt.tell(Outcome.EXTENDED, details={"late": late})
         if retaken:
-            attempt.send(signals.lock_recovered, signals.RecoveredDetails, how="retaken")
-            attempt.emit("recovered", "recovered", reason="retaken")
+            attempt.tell(Outcome.RECOVERED, details={"how": "retaken"}, reason="retaken")
 
 
 def _countdown(retry: Retry) -> float:

@@ -11,16 +11,14 @@ from kombu import serialization
 from ..app.internals import check_arguments, without_models
 from ..app.names import KeyMaker
 from ..app.options import LockOptions
+from ..app.outcomes import Outcome, Whose, tell
 from ..app.settings import AppLocks, NoServer, app_locks
 from ..core import stand_in
 from ..core.holders import Holder
 from ..core.keys import LockKeys, lock_keys
 from ..core.lease import Lease
-from ..core.log import fields, get_logger
 from ..errors import ConfigError
 from .ends import LEASE, UNLOCKED, Unlocked
-
-logger = get_logger()
 
 
 class LockedTask(Task):
@@ -99,10 +97,9 @@ class LockedTask(Task):
         keys = self.keys_of_call(args, kwargs)
         holder = self.app_locks.store.locks.break_lock(keys, self.lock_options.lock_ttl)
         if holder is not None:
-            logger.warning(
-                "redislock: %s was broken, held by %s", keys.lock, holder,
-                extra=fields("broken", keys.lock, task=self.name, holder=holder),
-            )  # fmt: skip
+            whose = Whose(keys.lock, self)
+            text = "redislock: %s was broken, held by %s"
+            tell(Outcome.BROKEN, whose, text, keys.lock, holder, holder=holder)
         return holder is not None
 
     def keys_of_call(

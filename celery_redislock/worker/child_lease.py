@@ -14,15 +14,14 @@ from typing import Any, Final
 
 from celery.worker.request import Request
 
-from .. import signals
-from ..app.events import emit
 from ..app.internals import call_in_consumer, is_active
+from ..app.outcomes import Outcome, Whose, tell
 from ..core.claims import Claim, Extended, Extension
 from ..core.clock import clock
 from ..core.heartbeat import heartbeat
 from ..core.holders import Holder
 from ..core.lease import beat_every
-from ..core.log import fields, get_logger
+from ..core.log import get_logger
 from ..core.store import Store
 from ..errors import LockUnavailable, TaskReplaced
 from ..tasks.task import SingletonTask
@@ -105,17 +104,12 @@ class ChildLease:
     def _say_freed(self) -> None:
         key = self.claim.keys.lock
         task_id, attempt, _ = self._attempt
-        said = {"task": self._task.name, "task_id": task_id or "", "attempt": attempt}
-        logger.warning(
+        tell(
+            Outcome.RECOVERED, Whose(key, self._task, task_id or "", attempt),
             "redislock: released %s, whose holder, pid %d, is dead", key, self._pid,
-            extra=fields("recovered", key, reason="freed", **said),
+            # If this worker ended the child, that has an event, whose state this one would hide.
+            emits=not self.child_is_to_end, details={"how": "freed"}, reason="freed",
         )  # fmt: skip
-        if signals.lock_recovered.receivers:
-            details = signals.RecoveredDetails(key=key, how="freed", **said)
-            signals.lock_recovered.send(sender=self._task, details=details)
-        # If this worker ended the child, that has its own event, whose state this one would hide.
-        if not self.child_is_to_end:
-            emit("recovered", "recovered", key, reason="freed", **said)
 
     def report(self) -> dict[str, Any] | None:
         """What this process knows of it, as plain data; None if the child has ended it."""

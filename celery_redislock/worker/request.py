@@ -4,6 +4,7 @@ for the message, and tells of what ends a child.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterator
 from functools import cache, partial
@@ -15,7 +16,7 @@ from celery.worker.request import Request
 
 from ..app.delivery import KEY, Kept, stamp
 from ..app.errands import errands
-from ..app.events import channel, emit
+from ..app.events import channel
 from ..app.internals import (
     context_of,
     error_of,
@@ -28,12 +29,13 @@ from ..app.internals import (
     was_cancelled,
     was_revoked,
 )
+from ..app.outcomes import Outcome, Whose, tell
 from ..app.results import store_skipped
 from ..core.claims import Claim
 from ..core.clock import clock
 from ..core.heartbeat import heartbeat
 from ..core.keys import keys_of_mark
-from ..core.log import fields, get_logger
+from ..core.log import get_logger
 from ..core.rooms import RECEIVED_FOR
 from ..errors import LockUnavailable, TaskReplaced
 from ..tasks.attempt import ends_message
@@ -241,10 +243,10 @@ class LockRequest(Request):
             logger.warning("redislock: cannot tell whether %s waits: %s", self.id, exc.reason)
             return False
         if goes_on:
-            logger.warning(
+            tell(
+                Outcome.QUEUED, Whose(claim.keys.lock, self.task, self.id),
                 "redislock: the child that put %s[%s] into the waiting room is dead; it runs in"
-                " its turn", self.task.name, self.id,
-                extra=fields("queued", claim.keys.lock, task=self.task.name, task_id=self.id),
+                " its turn", self.task.name, self.id, level=logging.WARNING, emits=False,
             )  # fmt: skip
         return goes_on
 
@@ -257,8 +259,7 @@ class LockRequest(Request):
         self.acknowledge()
         mark_revoked(self)
         self._announce_skipped(terminated=True)
-        said = {"task": self.task.name, "task_id": self.id, "holder": error.holder}
-        emit("replaced", "replaced", error.key or "", **said)
+        tell(Outcome.REPLACED, Whose(error.key or "", self.task, self.id), holder=error.holder)
 
     def _announce_skipped(self, terminated: bool = False) -> None:
         said = {"terminated": terminated, "signum": None, "expired": False}
