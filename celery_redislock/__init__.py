@@ -21,7 +21,8 @@ from .signals import (
     lock_released,
     lock_waiting,
 )
-from .tasks.task import SingletonTask, current_lock
+from .tasks.current import current_lock
+from .tasks.task import SingletonTask
 from .worker import start as _start  # noqa: F401  connects what a worker's start does
 
 __all__ = [

@@ -19,7 +19,8 @@ from typing import Any, Final
 from opentelemetry import metrics, trace
 
 from . import signals
-from .app.metrics import METRICS, Measures, Metric, real_app
+from .app.internals import real_app
+from .app.metrics import METRICS, Measures, Metric
 
 __all__ = ["instrument"]
 

@@ -27,7 +27,8 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from .app.metrics import LOST, METRICS, RECOVERED, Measures, Metric, real_app
+from .app.internals import real_app
+from .app.metrics import LOST, METRICS, RECOVERED, Measures, Metric
 from .core.log import get_logger
 from .tasks.task import SingletonTask
 from .worker.children import is_alive

@@ -32,7 +32,7 @@ from .core.server import Server
 from .core.store import Store
 from .errors import ConfigError, TaskSkipped
 from .signals import ConflictDetails, lock_conflict
-from .tasks.task import current_lock
+from .tasks.current import current_lock
 from .tasks.turns import follow
 
 try:

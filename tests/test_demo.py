@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from examples.demo import scenes
-from examples.demo.__main__ import main
+from examples.demo.__main__ import main, make_screen
 from examples.demo.events import Event
 from examples.demo.figures import figures_of, overlapping, table_of
 from examples.demo.history import History
 from examples.demo.interrupts import Interrupts, TooLate
-from examples.demo.screen import PlainScreen, make_screen
+from examples.demo.screen import PlainScreen
 from examples.demo.stage import NoRedisError, find_redis_server, shield
 
 from .support.servers import redis_server_binary

@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from billiard.util import Finalize
-
 from ..core.clock import clock
 from ..core.forks import between_forks
 from ..core.log import get_logger
 from ..errors import LockUnavailable
+from .internals import at_pool_process_exit
 
 logger = get_logger()
 
@@ -52,8 +51,7 @@ class Errands:
         self._waiting.append((clock() + GIVE_UP, errand))
         if self._finishes_in != os.getpid():
             self._finishes_in = os.getpid()
-            # A pool process ends without `atexit`.
-            Finalize(None, self.finish, exitpriority=10)
+            at_pool_process_exit(self.finish)
         if not self._busy:
             self._busy = True
             threading.Thread(target=self._run, name="redislock-errands", daemon=True).start()

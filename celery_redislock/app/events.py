@@ -15,25 +15,12 @@ from typing import Any, Final
 from ..core.forks import between_forks
 from ..core.greenlets import AT_ONCE, start_native, teller_here
 from ..core.log import fields, get_logger
+from .internals import call_in_consumer
 
 logger = get_logger()
 
 #: The largest datagram, in bytes.
 LARGEST: Final = 65536
-
-#: The event of each outcome of a conflict. Its type is "task-lock-" and this, and Celery's monitors
-#: show it as the task's state, in capitals. A copy of a message whose task runs or has run has
-#: none: it would be taken for the state of that run.
-OF_CONFLICT: Final = {
-    "skipped": "skipped",
-    "skipped with a result": "skipped",
-    "deferred": "deferred",
-    "queued": "queued",
-    "coalesced": "coalesced",
-    "replacing": "replacing",
-    "replaced": "replaced",
-    "raised": "raised",
-}
 
 
 class Channel:
@@ -58,7 +45,7 @@ class Channel:
 
     def wanted_by(self, request: Any, consumer: Any) -> bool:
         """Whether this worker sends events of that request's task. In its main process."""
-        eventer = request._eventer
+        eventer = request.eventer
         if eventer is None or not eventer.enabled or not request.task.send_events:
             self.wanted = False
         else:
@@ -89,7 +76,9 @@ class Channel:
                 size = os.readv(self._read, [buffer])
                 kind, task_id, content = json.loads(bytes(buffer[:size]))
                 with between_forks:
-                    self._consumer.call_soon(_publish, self._consumer, kind, task_id, content)
+                    call_in_consumer(
+                        self._consumer, _publish, self._consumer, kind, task_id, content
+                    )
             except Exception as exc:
                 self._teller.tell(partial(_say_bug, exc))
 
@@ -119,10 +108,8 @@ def emit(kind: str, outcome: str, key: str, **content: Any) -> None:
         kind: its type, after "task-lock-".
         outcome: as in the log.
         key: the lock's key.
-        content: as `_log.fields` takes it.
+        content: as `core.log.fields` takes it.
     """
-    if not channel.wanted:
-        return
     found = fields(outcome, key, **content)
     event = {name: value for name, value in found.items() if value is not None}
     event["name"] = found["redislock_task"]

@@ -1,19 +1,102 @@
-"""Every private name of Celery and kombu that this package uses, each with the reason.
+"""Every private name of Celery, kombu and billiard that this package uses, each with the reason.
 
-Where a release of Celery renames one, this is the place to mend.
+Where a release of Celery renames one, this is the place to mend. The rest of the package calls the
+functions here, and uses no such name itself; `HOOKS` lists those that our classes override.
+tests/app/test_internals.py checks both, and that the installed Celery has all of them.
+
+A name is private if it begins with an underscore, or if Celery's documentation does not say what
+others may do with it. Public modules of Celery's are imported where they are used. What only
+workers need is imported here by the function that needs it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 # The stack of running tasks. `send_task` makes the task on top the parent of what it sends, and has
-# no way to say that it is not. Without it a task that is published again would be its own child.
+# no way to say that it is not. Without it a task that is published again would be its own child,
+# and log lines and receivers of a conflict would not know their task.
 from celery._state import _task_stack
 
-__all__ = ["least_countdown", "outside_of_tasks", "serializer_of"]
+# Called for each app when it is complete. Without it `redislock_tasks` would not protect the tasks
+# of a process that is no worker, such as one that calls them eagerly.
+from celery._state import connect_on_app_finalize as on_app_complete
+
+# The names of Celery's own settings. Without them a misspelt one of ours would not be found.
+from celery.app.defaults import DEFAULTS as CELERYS_SETTINGS
+
+__all__ = [
+    "CELERYS_SETTINGS",
+    "HOOKS",
+    "after_registration",
+    "as_running",
+    "at_pool_process_exit",
+    "call_in_consumer",
+    "check_arguments",
+    "context_of",
+    "error_of",
+    "is_active",
+    "is_decorated",
+    "is_here",
+    "is_nobodys_app",
+    "is_revoked",
+    "least_countdown",
+    "mark_revoked",
+    "on_app_complete",
+    "outside_of_tasks",
+    "real_app",
+    "running_task",
+    "say_ended",
+    "serializer_of",
+    "tasks_so_far",
+    "terminate_child",
+    "trace_of_end",
+    "was_cancelled",
+    "was_revoked",
+    "without_models",
+]
+
+
+class Hook(NamedTuple):
+    """What a class of ours overrides, and Celery calls.
+
+    Attributes:
+        owner: the class of Celery's.
+        name: the attribute.
+        takes: its first parameters; none if it is no method.
+        why: what it is overridden for, and so what breaks if Celery does not call it any more.
+    """
+
+    owner: str
+    name: str
+    takes: tuple[str, ...]
+    why: str
+
+
+_TASK: Final = "celery.app.task:Task"
+_REQUEST: Final = "celery.worker.request:Request"
+
+HOOKS: Final = (
+    Hook(_TASK, "__trace__", (), "the lock is taken before Celery's tracer is entered"),
+    Hook(_TASK, "on_bound", ("app",), "options are checked when the task is bound"),
+    Hook(_TASK, "start_strategy", ("app", "consumer"), "a worker's requests become LockRequests"),
+    Hook(_TASK, "Request", (), "the class that a worker's requests are made of"),
+    Hook(_REQUEST, "on_accepted", ("pid", "time_accepted"), "a child's lock is watched"),
+    Hook(_REQUEST, "on_timeout", ("soft", "timeout"), "a hard limit settles what is kept"),
+    Hook(_REQUEST, "terminate", ("pool", "signal"), "a revocation settles what is kept"),
+    Hook(_REQUEST, "cancel", ("pool", "signal"), "a child that is to end is not a recovery"),
+    Hook(_REQUEST, "revoked", (), "a message that does not run settles what is kept"),
+    Hook(_REQUEST, "send_event", ("type",), "a waiting task that is revoked is shown as such"),
+    Hook(
+        _REQUEST, "on_failure", ("exc_info", "send_failed_event", "return_ok"),
+        "a skipped or replaced task is REVOKED, and a dead child's turn is kept",
+    ),
+)  # fmt: skip
+
+
+# -- the task that runs here ------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -27,18 +110,106 @@ def outside_of_tasks() -> Iterator[None]:
             _task_stack.push(task)
 
 
-def push_task(task: Any) -> None:
-    """Make this the running task, for log lines and `current_task`."""
+@contextlib.contextmanager
+def as_running(task: Any, request: Any) -> Iterator[None]:
+    """Make this the running task, with this request, before Celery's tracer does: for receivers,
+    policies and log lines.
+    """
     _task_stack.push(task)
+    task.request_stack.push(request)
+    try:
+        yield
+    finally:
+        task.request_stack.pop()
+        _task_stack.pop()
 
 
-def pop_task() -> None:
-    """Undo `push_task`."""
-    _task_stack.pop()
+def running_task() -> Any:
+    """The running task itself, or None. `celery.current_task` is a proxy, which is slower to ask,
+    and is no task to `is`.
+    """
+    return _task_stack.top
+
+
+# -- apps and their tasks ---------------------------------------------------------------------
+
+
+def real_app(app: Any) -> Any:
+    """The app itself: `current_app` is a proxy, and would be no key for what is kept for an app."""
+    resolve = getattr(app, "_get_current_object", None)
+    return app if resolve is None else resolve()
+
+
+def is_nobodys_app(app: Any) -> bool:
+    """Whether nobody configured this app: Celery makes it when it is asked for its current app and
+    has none, and binds every shared task to it.
+    """
+    from celery import _state
+
+    return app is _state.default_app and app.main == "default"
+
+
+def tasks_so_far(app: Any) -> Mapping[str, Any]:
+    """The tasks that the app has by now. `app.tasks` would complete the app, which may be what is
+    under way.
+    """
+    tasks: Mapping[str, Any] = app._tasks
+    return tasks
+
+
+class _Pending:
+    """Looks like a task that waits to be made."""
+
+    def __init__(self, callback: Callable[[], Any]) -> None:
+        self._callback = callback
+
+    def __maybe_evaluate__(self) -> None:
+        self._callback()
+
+
+def after_registration(app: Any, callback: Callable[[], Any]) -> None:
+    """Call this when all tasks that wait to be registered now are, before any is bound.
+
+    No signal comes at that time: `on_after_finalize` is sent after the tasks were bound.
+    """
+    app._pending.append(_Pending(callback))
+
+
+def is_decorated(attributes: Mapping[str, Any]) -> bool:
+    """Whether these are the attributes of a class that `@app.task` made of a function. Its
+    annotations are the function's, and no options.
+    """
+    return "_decorated" in attributes
+
+
+def check_arguments(task: Any, args: Any, kwargs: Any) -> None:
+    """Raise what Celery says of arguments that do not fit, in its own words.
+
+    Raises:
+        TypeError: they do not fit. It may also not be known: a task that was written as a class
+            has no such check.
+    """
+    header = getattr(task, "__header__", None)
+    if header is not None:
+        header(*args, **kwargs)
+
+
+def without_models(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments as `apply_async` sends them: of a task with `pydantic=True`, models are
+    dicts. Without it the sender would find another lock than the worker.
+    """
+    dump = getattr(task, "_dump_pydantic_arguments", None)
+    return (args, kwargs) if dump is None else dump(args, kwargs)
+
+
+# -- messages ---------------------------------------------------------------------------------
 
 
 def serializer_of(content_type: str | None) -> str | None:
-    """The name of the serializer that writes this content type; None if none does."""
+    """The name of the serializer that writes this content type; None if none does.
+
+    Without it a task would be published again in another format than it came in.
+    """
     # kombu tells the type of a name in public, and the name of a type only here.
     from kombu.serialization import registry
 
@@ -55,3 +226,118 @@ def least_countdown(app: Any) -> float:
 
     driver = app.producer_pool.connections.connection.transport.driver_type
     return 1.0 if detect_quorum_queues(app, driver)[0] else 0.0
+
+
+# -- in a pool process ------------------------------------------------------------------------
+
+
+def trace_of_end(info: Any, error: BaseException, state: str) -> Any:
+    """What a tracer returns of a task that ended without its body.
+
+    Args:
+        info: as an `ExceptionInfo`, for the main process.
+        error: what ended it.
+        state: the task's state.
+    """
+    from celery.app.trace import TraceInfo, trace_ok_t
+
+    return trace_ok_t(info, TraceInfo(state, error), 0.0, None)
+
+
+def at_pool_process_exit(callback: Callable[[], Any]) -> None:
+    """Call this when this pool process ends, which it does without `atexit`."""
+    from billiard.util import Finalize
+
+    Finalize(None, callback, exitpriority=10)
+
+
+# -- in a worker's main process ---------------------------------------------------------------
+#
+# Which requests a worker knows is in `celery.worker.state`. What has become of one is in attributes
+# of the request, and its methods look at them: what they say of a task comes once.
+
+
+def is_active(request: Any) -> bool:
+    """Whether the pool runs the request. A child has no other task meanwhile, so it may be
+    terminated, and its lock may be extended.
+    """
+    from celery.worker import state
+
+    return request in state.active_requests
+
+
+def is_here(request: Any) -> bool:
+    """Whether this worker has the request and has not ended it."""
+    from celery.worker import state
+
+    return request in state.reserved_requests
+
+
+def is_revoked(request: Any) -> bool:
+    """Whether somebody has revoked the task by now, by its id or a stamp. Celery looks at that
+    when the task is due, and until then a turn would be kept for it.
+    """
+    from celery.worker import state
+
+    if request.id in state.revoked:
+        return True
+    return any(
+        stamp in state.revoked_stamps
+        and _listed(request.stamps.get(stamp)) & _listed(state.revoked_stamps[stamp])
+        for stamp in request.stamped_headers
+    )
+
+
+def _listed(value: Any) -> set[Any]:
+    return set(value) if isinstance(value, list | tuple | set) else {value}
+
+
+def call_in_consumer(consumer: Any, call: Callable[..., Any], *args: Any) -> None:
+    """Call this in the consumer's thread, which gives tasks to children and owns the connections.
+    Else what is sent there, and what ends a child, could meet what that thread does.
+    """
+    consumer.call_soon(call, *args)
+
+
+def terminate_child(consumer: Any, pid: int, signum: int) -> None:
+    """Send the signal to a pool process, as a revocation does. The pool makes another one."""
+    consumer.pool.terminate_job(pid, signum)
+
+
+def say_ended(request: Any) -> None:
+    """Tell the worker that the request has ended, as `Request.on_failure` does. Else it would wait
+    for it when it shuts down.
+    """
+    from celery.worker import state
+
+    state.task_ready(request)
+
+
+def was_revoked(request: Any) -> bool:
+    """Whether Celery has stored and said that the task is revoked."""
+    return bool(request._already_revoked)
+
+
+def mark_revoked(request: Any) -> None:
+    """Store and say nothing more of the task: we have."""
+    request._already_revoked = True
+
+
+def was_cancelled(request: Any) -> bool:
+    """Whether the connection to the broker was lost, and Celery has stored RETRY. The broker gives
+    the message to another worker.
+    """
+    return bool(request._already_cancelled)
+
+
+def context_of(request: Any) -> Any:
+    """The request as a task would see it, which is what backends and signals take."""
+    return request._context
+
+
+def error_of(exc_info: Any) -> BaseException:
+    """What a task failed with, without what carried it here from a pool process."""
+    from billiard.einfo import ExceptionWithTraceback
+
+    error: Any = exc_info.exception
+    return error.exc if isinstance(error, ExceptionWithTraceback) else error  # type: ignore[no-any-return]

@@ -74,12 +74,6 @@ class Recorder(Protocol):
         """Observe in a histogram, or add to a counter or gauge."""
 
 
-def real_app(app: Any) -> Any:
-    """The app itself: `current_app` stands for it."""
-    resolve = getattr(app, "_get_current_object", None)
-    return app if resolve is None else resolve()
-
-
 class Measures:
     """Records what the signals of one app's tasks say."""
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from celery.app.defaults import DEFAULTS
-
 from ..core import stand_in
 from ..core.checks import check_prefix
 from ..core.claims import DONE_TTL
 from ..core.connections import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
 from ..core.store import Store
 from ..errors import ConfigError
+from .internals import CELERYS_SETTINGS
 from .options import SETTINGS, refuse_unknown_settings
 
 _ATTRIBUTE: Final = "_redislock"
@@ -138,7 +137,7 @@ def setting_names(app: Any) -> Iterator[str]:
             name = name.removeprefix(head)
         elif name != key:  # capitals: of a module of settings that are not all for Celery
             continue
-        if name not in DEFAULTS:
+        if name not in CELERYS_SETTINGS:
             yield name
 
 

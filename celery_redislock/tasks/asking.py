@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NoReturn
 
+from ..app.outcomes import Outcome
 from ..app.results import is_ready, proves_nothing, store_skipped
 from ..core import notes
 from ..core.claims import Acquired, Busy, Done
@@ -102,7 +103,7 @@ def _redelivered(attempt: Attempt, busy: Busy) -> NoReturn:
     """
     attempt.delivery.redelivered = True
     attempt.delivery.sent = ""  # whatever it is, it is a copy of what runs under its id
-    _put_off_behind(attempt, "redelivered", busy)
+    _put_off_behind(attempt, Outcome.REDELIVERED, busy)
 
 
 def _await_earlier(attempt: Attempt) -> Acquired | Busy | Done:
@@ -110,11 +111,11 @@ def _await_earlier(attempt: Attempt) -> Acquired | Busy | Done:
     lease = lease_of(attempt)
     reply = lease.wait(min(EARLIER, lease.ttl / 3), attempt.heard)
     if isinstance(reply, Busy) and reply.relation == "earlier":
-        _put_off_behind(attempt, "retried early", reply)
+        _put_off_behind(attempt, Outcome.RETRIED_EARLY, reply)
     return reply
 
 
-def _put_off_behind(attempt: Attempt, outcome: str, busy: Busy) -> NoReturn:
+def _put_off_behind(attempt: Attempt, outcome: Outcome, busy: Busy) -> NoReturn:
     """Look again later whether this task's other run, which has the lock, has ended."""
     countdown = backoff(attempt, attempt.delivery.deferrals, lease_of(attempt).ttl / 3)
     attempt.conflict_ended(outcome, busy.holder, countdown)
@@ -148,7 +149,7 @@ def _unless_done(attempt: Attempt, done: Done) -> Acquired | Busy | Done:
 
 def _already_done(attempt: Attempt) -> NoReturn:
     attempt.end = End.TURNED_AWAY
-    attempt.conflict_ended("already done", None)
+    attempt.conflict_ended(Outcome.ALREADY_DONE, None)
     raise AlreadyDone
 
 
@@ -168,26 +169,25 @@ def unless_unlocked(attempt: Attempt, error: LockUnavailable) -> None:
     choice = attempt.options.on_redis_error
     if choice == "run":
         attempt.end = End.UNLOCKED
-        logger.error(
-            "redislock: %s runs WITHOUT its lock: %s", attempt, error,
-            extra=attempt.fields("run unlocked", reason=error.reason),
+        attempt.tell(
+            Outcome.RUN_UNLOCKED, "redislock: %s runs WITHOUT its lock: %s", attempt, error,
+            reason=error.reason,
         )  # fmt: skip
         return
     if choice == "raise" or attempt.is_eager:
         attempt.end = End.UNLOCKED
         raise error
     countdown = backoff(attempt, attempt.delivery.outages, 60.0)
-    logger.error(
-        "redislock: %s is deferred for %.1f s: %s", attempt, countdown, error,
-        extra=attempt.fields("unavailable", countdown=countdown, reason=error.reason),
+    attempt.tell(
+        Outcome.UNAVAILABLE, "redislock: %s is deferred for %.1f s: %s", attempt, countdown, error,
+        logged={"reason": error.reason}, countdown=countdown,
     )  # fmt: skip
-    attempt.emit("deferred", "unavailable", countdown=countdown)
     put_off(attempt, countdown, cause=error)
 
 
 def end_as_replaced(attempt: Attempt, by: Holder) -> NoReturn:
     """End in favour of a newer run."""
-    attempt.conflict_ended("replaced", by)
+    attempt.conflict_ended(Outcome.REPLACED, by)
     store_end(attempt, error := TaskReplaced(attempt.key, by))
     if attempt.end is not End.RAN:
         attempt.end = End.TURNED_AWAY

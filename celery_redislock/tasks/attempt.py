@@ -6,29 +6,23 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery.app.task import Context
 
-from .. import signals
 from ..app.delivery import Delivery, Kept
-from ..app.events import OF_CONFLICT, channel, emit
-from ..app.internals import pop_task, push_task
+from ..app.events import channel
+from ..app.internals import as_running
+from ..app.outcomes import Outcome, Whose, tell, tell_conflict
+from ..app.settings import AppLocks
 from ..core import holders
 from ..core.claims import Busy, Claim, to_ms
-from ..core.clock import clock
 from ..core.holders import Holder
 from ..core.lease import Lease
-from ..core.log import fields, get_logger
 from ..errors import LockUnavailable
 from . import turns
+from .locked import LockedTask
 from .settle import End
-
-if TYPE_CHECKING:
-    from ..app.settings import AppLocks
-    from .task import SingletonTask
-
-logger = get_logger()
 
 
 class Attempt:
@@ -65,7 +59,7 @@ class Attempt:
 
     def __init__(
         self,
-        task: SingletonTask,
+        task: LockedTask,
         raw: dict[str, Any],
         locks: AppLocks,
         args: Any,
@@ -162,13 +156,8 @@ class Attempt:
         if self.is_eager:
             yield
             return
-        push_task(self.task)
-        self.task.request_stack.push(self.request)
-        try:
+        with as_running(self.task, self.request):
             yield
-        finally:
-            self.task.request_stack.pop()
-            pop_task()
 
     def runs_with(self, request: Any) -> None:
         """Celery has made the request under which the body runs."""
@@ -210,39 +199,25 @@ class Attempt:
     # -- what is said of it ---------------------------------------------------------------
 
     def conflict_ended(
-        self, outcome: str, holder: Holder | None, countdown: float | None = None
+        self, outcome: Outcome, holder: Holder | None, countdown: float | None = None
     ) -> None:
-        """Say how a conflict ended: one line, one signal, and an event if the worker sends them."""
-        self._log_conflict(outcome, holder, countdown)
-        if outcome in OF_CONFLICT:
-            self.emit(OF_CONFLICT[outcome], outcome, holder=holder, countdown=countdown)
-        self.send(
-            signals.lock_conflict,
-            signals.ConflictDetails,
-            holder=holder,
-            outcome=outcome,
-            countdown=countdown,
-        )
-
-    def _log_conflict(self, outcome: str, holder: Holder | None, countdown: float | None) -> None:
+        """Tell how a conflict ended."""
         is_old, age = self._is_remarkable(outcome, holder)
-        level = logging.WARNING if is_old else logging.INFO
-        if not logger.isEnabledFor(level):
-            return
         after = f" for {countdown:.1f} s" if countdown is not None else ""
         by = f"held by {holder}" if holder else "held by nobody now"
-        if outcome == "replaced":
+        if outcome is Outcome.REPLACED:
             by = f"for {holder}"
         since = f", for {age:.0f} s" if is_old else ""
-        extra = self.fields(outcome, holder=holder, countdown=countdown)
-        logger.log(
-            level, "redislock: %s %s%s: %s is %s%s", self, outcome, after, self.key, by, since,
-            extra=extra,
+        tell_conflict(
+            outcome, self.whose, "redislock: %s %s%s: %s is %s%s",
+            self, outcome.label, after, self.key, by, since,
+            holder=holder, countdown=countdown,
+            level=logging.WARNING if is_old else None, emits=not self.is_eager,
         )  # fmt: skip
 
-    def _is_remarkable(self, outcome: str, holder: Holder | None) -> tuple[bool, float]:
+    def _is_remarkable(self, outcome: Outcome, holder: Holder | None) -> tuple[bool, float]:
         """Whether it was turned away by one who has held the lock for suspiciously long."""
-        is_away = outcome in ("skipped", "skipped with a result", "raised")
+        is_away = outcome in (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
         if not is_away or holder is None or holder.acquired_at is None or holder.queued:
             return False, 0.0
         age = time.time() - holder.acquired_at
@@ -251,33 +226,17 @@ class Attempt:
         ) and not holder.cooling_down, age
 
     @property
-    def who(self) -> dict[str, Any]:
-        """Of which run a log line, an event or a signal is."""
-        claim = self.claim
-        return {"task": self.task.name, "task_id": self.raw.get("id"), "attempt": claim.attempt}
+    def whose(self) -> Whose:
+        """Of which run something is told."""
+        return Whose(self.key, self.task, self.raw.get("id"), self.claim.attempt)
 
-    def fields(self, outcome: str, **more: Any) -> dict[str, Any]:
-        """The `extra` of a log line."""
-        return fields(outcome, self.key, **self.who, **more)
-
-    def emit(self, kind: str, outcome: str, **more: Any) -> None:
-        """Send an event, if the worker sends them."""
-        if channel.wanted and not self.is_eager:
-            emit(kind, outcome, self.key, **self.who, **more)
-
-    def send(self, signal: Any, details: type[Any], **fields: Any) -> None:
-        """Send a signal, if anybody listens."""
-        if signal.receivers:
-            signal.send(sender=self.task, details=details(key=self.key, **self.who, **fields))
+    def tell(self, outcome: Outcome, *line: Any, emits: bool = True, **more: Any) -> None:
+        """Tell an outcome of this run. An eager one has no events. See `outcomes.tell`."""
+        tell(outcome, self.whose, *line, emits=emits and not self.is_eager, **more)
 
     def __str__(self) -> str:
         attempt = f" attempt {self.claim.attempt}" if self.claim.attempt else ""
         return f"{self.task.name}[{self.raw.get('id')}]{attempt}"
-
-
-def hold_time(lease: Lease) -> float:
-    """Seconds since the lock was acquired."""
-    return clock() - lease.acquired_at
 
 
 def ends_message(task: Any, flag: str) -> bool:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from .. import signals
 from ..app.entries import Entry, broker_of, message_options
+from ..app.outcomes import Outcome
 from ..core.claims import Acquired, Busy, Full, Older, Parked, Turn
 from ..core.holders import Holder, successor_text
 from ..errors import ConfigError, LockConflict, LockUnavailable, TaskSkipped
@@ -90,10 +90,10 @@ class TaskConflict:
         # Before the result is stored: until it is, a copy runs if nobody stores one.
         attempt.mark_done()
         if not isinstance(result, type(NO_RESULT)):
-            attempt.conflict_ended("skipped with a result", self.holder)
+            attempt.conflict_ended(Outcome.SKIPPED_WITH_RESULT, self.holder)
             self.result = result
             return result
-        attempt.conflict_ended("skipped", self.holder)
+        attempt.conflict_ended(Outcome.SKIPPED, self.holder)
         store_end(attempt, error := TaskSkipped(self.key, self.holder))
         raise Skipped(error)
 
@@ -102,7 +102,7 @@ class TaskConflict:
         attempt.end = End.TURNED_AWAY
         if attempt.acks_failures:
             attempt.mark_done()
-        attempt.conflict_ended("raised", self.holder)
+        attempt.conflict_ended(Outcome.RAISED, self.holder)
         raise LockConflict(self.key, self.holder)
 
     def defer(self, countdown: float) -> Any:
@@ -110,7 +110,7 @@ class TaskConflict:
             return self.skip()  # nobody would run what is published
         # It gives up its turn: it comes back by itself.
         give_up_kept(self._attempt)
-        self._attempt.conflict_ended("deferred", self.holder, countdown)
+        self._attempt.conflict_ended(Outcome.DEFERRED, self.holder, countdown)
         return put_off(self._attempt, countdown)
 
     # -- waiting --------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class TaskConflict:
         if reply is None:
             self._unlocked = True
             return True
-        attempt.conflict_ended("waited", self.holder)
+        attempt.conflict_ended(Outcome.WAITED, self.holder)
         return True
 
     def park(
@@ -233,8 +233,7 @@ class TaskConflict:
         app, keys, ttl = attempt.task.app, attempt.claim.keys, attempt.claim.ttl
         if isinstance(reply, Parked):
             attempt.end = End.PUT_OFF
-            outcome = "replacing" if grace is not None else "coalesced" if newest else "queued"
-            attempt.conflict_ended(outcome, self.holder)
+            attempt.conflict_ended(_parked_as(newest, grace), self.holder)
         for entry_id, replaced in reply.replaced.items():
             turns.end_replaced(app, keys, ttl, entry_id, replaced, attempt.claim.task_id)
         if isinstance(reply, Parked):
@@ -243,11 +242,17 @@ class TaskConflict:
         return resolve(attempt, lambda: ask(attempt))
 
 
+def _parked_as(newest: bool, grace: float | None) -> Outcome:
+    if grace is not None:
+        return Outcome.REPLACING
+    return Outcome.COALESCED if newest else Outcome.QUEUED
+
+
 @contextlib.contextmanager
 def _waiting(attempt: Attempt) -> Iterator[None]:
     """Say that the task waits in its pool slot."""
-    attempt.send(signals.lock_waiting, signals.WaitingDetails, waits=True)
+    attempt.tell(Outcome.WAITING, details={"waits": True})
     try:
         yield
     finally:
-        attempt.send(signals.lock_waiting, signals.WaitingDetails, waits=False)
+        attempt.tell(Outcome.WAITING, details={"waits": False})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Final
 
-from celery._state import connect_on_app_finalize
-
+from ..app.internals import after_registration, on_app_complete, tasks_so_far
 from ..app.options import OPTIONS, refuse_unknown_option
 from ..app.settings import app_locks
 from ..errors import ConfigError
@@ -28,7 +28,7 @@ def protect_tasks(app: Any) -> list[tuple[str, str]]:
     wanted = _wanted(app)
     idle = dict.fromkeys(wanted, "matches no task of this worker")
     used = set()
-    for name, task in list(app._tasks.items()):
+    for name, task in list(tasks_so_far(app).items()):
         pattern = _pattern_for(name, wanted)
         if pattern is None or name.startswith("celery."):
             continue
@@ -85,19 +85,9 @@ def _protect(task: Any, options: Mapping[str, Any], pattern: str) -> None:
     task.__class__ = type(cls.__name__, (SingletonTask, cls), namespace)
 
 
-class _AfterPending:
-    """Waits in an app's list of pending tasks until those before it are registered."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    def __maybe_evaluate__(self) -> None:
-        protect_tasks(self._app)  # Celery binds every task next
-
-
-def _on_finalize(app: Any) -> None:
+def _on_app_complete(app: Any) -> None:
     if has_setting(app):
-        app._pending.append(_AfterPending(app))
+        after_registration(app, partial(protect_tasks, app))  # Celery binds every task next
 
 
-connect_on_app_finalize(_on_finalize)
+on_app_complete(_on_app_complete)

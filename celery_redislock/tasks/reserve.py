@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from celery import uuid
 
-from .. import signals
 from ..app.delivery import KEY, VERSION, Kept
+from ..app.outcomes import Outcome, Whose, tell_conflict
 from ..app.times import seconds_until
 from ..core import holders
 from ..core.checks import MAX_SECONDS
@@ -23,13 +23,10 @@ from ..core.claims import Busy, Claim, Reserved, new_token, to_ms
 from ..core.holders import Holder
 from ..core.keys import LockKeys
 from ..core.lease import Heir, Lease, logger
-from ..core.log import fields
 from ..errors import LockConflict, LockUnavailable
+from .locked import LockedTask
 from .settle import End, settle_kept
 from .turns import publish as publish_turn
-
-if TYPE_CHECKING:
-    from .task import SingletonTask
 
 #: Seconds for which a reservation stands while its message is published.
 PUBLISHING: Final = 30.0
@@ -45,7 +42,7 @@ _BINDING: Final = ("task_id", "link", "link_error")
 
 
 def publish_reserved(
-    task: SingletonTask,
+    task: LockedTask,
     publish: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -78,7 +75,7 @@ class Sending:
 
     def __init__(
         self,
-        task: SingletonTask,
+        task: LockedTask,
         publish: Callable[..., Any],
         keys: LockKeys,
         options: Mapping[str, Any],
@@ -171,27 +168,20 @@ class Sending:
         if self._is_in_canvas or existing == self._task_id:
             answer = "publish"
         if answer == "raise":
-            self._ended("raised", holder)
+            self._ended(Outcome.RAISED, holder)
             raise LockConflict(self._keys.lock, holder)
         if answer == "publish" or existing is None or self._is_bound or self._is_eager:
             return self._publish(**self._options)  # the worker's policy answers
-        self._ended("not sent", holder)
+        self._ended(Outcome.NOT_SENT, holder)
         return self._task.AsyncResult(existing)
 
-    def _ended(self, outcome: str, holder: Holder | None) -> None:
-        logger.info(
-            "redislock: %s %s: %s is held by %s", self, outcome, self._keys.lock, holder,
-            extra=fields(
-                outcome, self._keys.lock, task=self._task.name, task_id=self._task_id,
-                attempt=self._attempt, holder=holder,
-            ),
+    def _ended(self, outcome: Outcome, holder: Holder | None) -> None:
+        key = self._keys.lock
+        tell_conflict(
+            outcome, Whose(key, self._task, self._task_id, self._attempt),
+            "redislock: %s %s: %s is held by %s", self, outcome.label, key, holder,
+            holder=holder, emits=False,
         )  # fmt: skip
-        if signals.lock_conflict.receivers:
-            details = signals.ConflictDetails(
-                key=self._keys.lock, task=self._task.name, task_id=self._task_id,
-                attempt=self._attempt, holder=holder, outcome=outcome,
-            )  # fmt: skip
-            signals.lock_conflict.send(sender=self._task, details=details)
 
     # -- a retry, or a replacement, from within the run -----------------------------------
 

@@ -12,19 +12,17 @@ state IGNORED: tools pair them. One that waits sends the first when its body is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from celery import states
-from celery.app.trace import TraceInfo, trace_ok_t
 from celery.signals import task_postrun, task_prerun
 
 from ..app.delivery import KEY, Delivery, Kept
+from ..app.internals import trace_of_end
 from .ends import EndInfo
+from .locked import LockedTask
 from .run import Run
 from .settle import End, settle_kept
-
-if TYPE_CHECKING:
-    from .task import SingletonTask
 
 Tracer = Callable[..., Any]
 
@@ -45,7 +43,7 @@ class TracerAttribute:
         task.__dict__[_TRACER] = None if inner is None else around(task, inner)
 
 
-def around(task: SingletonTask, inner: Tracer) -> Tracer:
+def around(task: LockedTask, inner: Tracer) -> Tracer:
     """A tracer that takes the task's lock, and then calls Celery's."""
 
     def trace(uuid: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
@@ -80,7 +78,7 @@ def run_of(request: Any) -> Run | None:
 
 
 def trace_unlocked(
-    task: SingletonTask, inner: Tracer, uuid: str, args: Any, kwargs: Any, raw: dict[str, Any]
+    task: LockedTask, inner: Tracer, uuid: str, args: Any, kwargs: Any, raw: dict[str, Any]
 ) -> Any:
     """Trace a task that takes no lock when it runs: it is switched off, or is unique only until it
     starts. What is kept for the message is given up first.
@@ -90,7 +88,7 @@ def trace_unlocked(
     return inner(uuid, args, kwargs, raw)
 
 
-def _ended(task: SingletonTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any:
+def _ended(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any:
     exc = run.ended
     assert exc is not None
     said = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
@@ -98,4 +96,4 @@ def _ended(task: SingletonTask, run: Run, uuid: str, args: Any, kwargs: Any) -> 
         with run.attempt.as_current():
             task_prerun.send(**said)
             task_postrun.send(**said, retval=exc, state=states.IGNORED)
-    return trace_ok_t(EndInfo(exc), TraceInfo(states.IGNORED, exc), 0.0, None)
+    return trace_of_end(EndInfo(exc), exc, states.IGNORED)

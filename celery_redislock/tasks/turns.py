@@ -18,19 +18,18 @@ from typing import Any
 from celery import signals as celery_signals
 from celery.exceptions import SoftTimeLimitExceeded
 
-from .. import signals
 from ..app.delivery import KEY, Kept
 from ..app.entries import CorruptEntry, Entry, NotOurs
 from ..app.errands import errands
-from ..app.events import emit
 from ..app.internals import outside_of_tasks
+from ..app.outcomes import Outcome, Whose, tell, tell_conflict
 from ..app.results import ended_since, store_expired, store_skipped
 from ..app.settings import app_locks
 from ..app.times import seconds_until
 from ..core.claims import Claim, Look, Offered, Parked, Settled, new_token
 from ..core.holders import Holder
 from ..core.keys import LockKeys
-from ..core.log import fields, get_logger
+from ..core.log import get_logger
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
 
 logger = get_logger()
@@ -156,11 +155,11 @@ def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
 def say_set_aside(entry_id: str, keys: LockKeys, why: str) -> None:
     """The one line of an entry that was set aside."""
     task_id = entry_id.rpartition(":")[0]
-    logger.error(
+    tell(
+        Outcome.SET_ASIDE, Whose(keys.lock, task_id=task_id),
         "redislock: set aside %s, which waited for %s: %s. If its message comes, it runs;"
         " `celery redislock put-back` lets it wait again",
-        task_id, keys.lock, why,
-        extra=fields("set aside", keys.lock, task_id=task_id, reason=why),
+        task_id, keys.lock, why, reason=why,
     )  # fmt: skip
 
 
@@ -168,12 +167,10 @@ def _end_expired(task: Any, keys: LockKeys, request: Any) -> None:
     store_expired(task, request)
     expired = {"terminated": False, "signum": None, "expired": True}
     celery_signals.task_revoked.send(sender=task, request=request, **expired)
-    said = {"task": task.name, "task_id": request.id, "attempt": request.retries or 0}
-    logger.info(
-        "redislock: %s[%s] has expired in the waiting room",
-        task.name, request.id, extra=fields("expired", keys.lock, **said),
+    tell(
+        Outcome.EXPIRED, Whose(keys.lock, task, request.id, request.retries or 0),
+        "redislock: %s[%s] has expired in the waiting room", task.name, request.id,
     )  # fmt: skip
-    emit("revoked", "expired", keys.lock, **said)
 
 
 def end_replaced(
@@ -226,21 +223,15 @@ def _store_replaced(
     by = Holder(task=entry.task, task_id=successor) if successor else None
     error = TaskReplaced(keys.lock, by) if by else TaskSkipped(keys.lock)
     store_skipped(task, entry.request(args, kwargs, options), error)
-    attempt = options.get("retries") or 0
-    said: dict[str, Any] = {"task": entry.task, "task_id": entry.task_id, "attempt": attempt}
+    whose = Whose(keys.lock, task, entry.task_id, options.get("retries") or 0)
     if by is None:
-        logger.info(
-            "redislock: %s[%s] was dropped from the room of %s",
-            entry.task, entry.task_id, keys.lock, extra=fields("dropped", keys.lock, **said),
+        tell(
+            Outcome.DROPPED, whose, "redislock: %s[%s] was dropped from the room of %s",
+            entry.task, entry.task_id, keys.lock,
         )  # fmt: skip
-        return True
-    logger.info(
-        "redislock: %s[%s] replaced: %s waits for %s in its place",
-        entry.task, entry.task_id, successor, keys.lock,
-        extra=fields("replaced", keys.lock, holder=by, **said),
-    )  # fmt: skip
-    emit("replaced", "replaced", keys.lock, holder=by, **said)
-    if signals.lock_conflict.receivers:
-        details = signals.ConflictDetails(key=keys.lock, holder=by, outcome="replaced", **said)
-        signals.lock_conflict.send(sender=task, details=details)
+    else:
+        tell_conflict(
+            Outcome.REPLACED, whose, "redislock: %s[%s] replaced: %s waits for %s in its place",
+            entry.task, entry.task_id, successor, keys.lock, holder=by,
+        )  # fmt: skip
     return True

@@ -1,48 +1,50 @@
-"""The worker's main process: it mints the tokens, and does for its children what they cannot.
-
-A child that is killed has no chance to release its lock, and one that holds the interpreter's
-lock, or is stopped, none to extend it. The main process knows key and token of what each child
-runs: it extends the lock beside the child's own heartbeat, and releases it once the child is gone.
+"""A locked task's request in the worker's main process: it mints the token, settles what is kept
+for the message, and tells of what ends a child.
 """
 
 from __future__ import annotations
 
-import signal
+import logging
 import weakref
 from collections.abc import Iterator
-from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from functools import cache, partial
+from typing import Any, Final
 
-from billiard.einfo import ExceptionWithTraceback
-from billiard.exceptions import Terminated, WorkerLostError
 from celery import signals as celery_signals
-from celery.worker import state
+from celery.exceptions import Terminated, WorkerLostError
 from celery.worker.request import Request
 
-from .. import signals
 from ..app.delivery import KEY, Kept, stamp
 from ..app.errands import errands
-from ..app.events import channel, emit
+from ..app.events import channel
+from ..app.internals import (
+    context_of,
+    error_of,
+    is_active,
+    is_here,
+    is_revoked,
+    mark_revoked,
+    say_ended,
+    terminate_child,
+    was_cancelled,
+    was_revoked,
+)
+from ..app.outcomes import Outcome, Whose, tell
 from ..app.results import store_skipped
-from ..core.claims import Claim, Extended, Extension
+from ..core.claims import Claim
 from ..core.clock import clock
 from ..core.heartbeat import heartbeat
-from ..core.holders import Holder
 from ..core.keys import keys_of_mark
-from ..core.lease import beat_every, logger
-from ..core.log import fields
+from ..core.log import get_logger
 from ..core.rooms import RECEIVED_FOR
-from ..core.store import Store
 from ..errors import LockUnavailable, TaskReplaced
 from ..tasks.attempt import ends_message
 from ..tasks.ends import Skipped
 from ..tasks.settle import PATIENCE, End, settle_beside
-from ..tasks.turns import follow
+from .child_lease import ChildLease
 from .children import ChildWatch
 
-if TYPE_CHECKING:
-    from ..tasks.task import SingletonTask
-
+logger = get_logger()
 
 _children: Final = ChildWatch()
 
@@ -68,8 +70,6 @@ _sleeping: Final = Requests()
 #: Requests whose messages came from a waiting room, where it is noted that they are here.
 _from_rooms: Final = Requests()
 
-#: Seconds after which a child that is to end, and stands the first signal, is killed.
-KILL_AFTER: Final = 5.0
 #: Seconds between two questions about the tasks of dead children to a server that does not answer.
 ASK_AGAIN: Final = 10.0
 
@@ -83,10 +83,10 @@ class LockRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         events = channel.wanted_by(self, self.task.worker_consumer)
-        self._lock_token = stamp(self._request_dict, events, self._content_type)
+        self._lock_token = stamp(self.request_dict, events, self.content_type)
         self._noted_at = 0.0
         #: What is kept for the message, until it is known to be settled.
-        self._kept = Kept.of(self._request_dict)
+        self._kept = Kept.of(self.request_dict)
         if self._kept is not None:
             self._note_received(self._kept)
         #: Of the lock that the child may hold, once one has the task.
@@ -134,7 +134,7 @@ class LockRequest(Request):
         In the consumer's thread, which is the one that gives tasks to children, lest it be another
         task that ends: while this one is active its child has no other.
         """
-        if self not in state.active_requests:
+        if not is_active(self):
             return
         logger.warning(
             "redislock: terminating pid %d, which runs %s[%s]: %s is to take its place",
@@ -142,14 +142,14 @@ class LockRequest(Request):
         )  # fmt: skip
         self._child_is_to_end()
         self._replaced = error
-        self.task.worker_consumer.pool.terminate_job(self.worker_pid, signum)
+        terminate_child(self.task.worker_consumer, self.worker_pid, signum)
 
     def send_event(self, kind: str, **event: Any) -> Any:
         """An event of the task's own. One that was shown as waiting is not shown so for ever: for
         monitors, what stands for a state outdoes the state REVOKED.
         """
         super().send_event(kind, **event)
-        header = self._request_dict.get(KEY) if kind == "task-revoked" else None
+        header = self.request_dict.get(KEY) if kind == "task-revoked" else None
         if isinstance(header, dict) and (header.get("deferrals") or header.get("parked")):
             super().send_event("task-lock-revoked", name=self.task.name)
 
@@ -175,8 +175,8 @@ class LockRequest(Request):
     def still_here(self) -> None:
         """Note it again, when it is time; never again once the task is over, or its child dead."""
         kept = self._kept
-        sleeps = self.eta is not None and self.time_start is None and not self._already_revoked
-        if kept is None or not (sleeps or self in state.reserved_requests):
+        sleeps = self.eta is not None and self.time_start is None and not was_revoked(self)
+        if kept is None or not (sleeps or is_here(self)):
             _from_rooms.discard(self)
         elif clock() - self._noted_at > RECEIVED_FOR / 3:
             self.note_here(kept)
@@ -190,23 +190,12 @@ class LockRequest(Request):
 
     def revoked(self) -> bool:
         """Whether the task is not to run: it was revoked, or has expired. Its turn is over then."""
-        if self._already_revoked:
+        if was_revoked(self):
             return True
-        is_revoked = bool(super().revoked())
-        if is_revoked:
+        is_over = bool(super().revoked())
+        if is_over:
             self.settle(End.ENDED_BY_CELERY)
-        return is_revoked
-
-    @property
-    def is_revoked(self) -> bool:
-        """Whether somebody has revoked the task by now, which Celery looks at when it is due."""
-        if self.id in state.revoked:
-            return True
-        return any(
-            stamp in state.revoked_stamps
-            and set(_listed(self.stamps.get(stamp))) & set(_listed(state.revoked_stamps[stamp]))
-            for stamp in self.stamped_headers
-        )
+        return is_over
 
     @property
     def _claim(self) -> Claim:
@@ -217,26 +206,24 @@ class LockRequest(Request):
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
         """The task failed, or was skipped."""
-        error = exc_info.exception
-        if isinstance(error, ExceptionWithTraceback):
-            error = error.exc
+        error = error_of(exc_info)
         if isinstance(error, Skipped):
-            if self._already_cancelled:
+            if was_cancelled(self):
                 # The connection to the broker was lost when the child had ended it and we had not
                 # heard of that: Celery has stored RETRY since, and what we acknowledge comes once.
-                store_skipped(self.task, self._context, *error.args)
+                store_skipped(self.task, context_of(self), *error.args)
             self._announce_skipped()
         is_gone = isinstance(error, Terminated | WorkerLostError | SystemExit)
-        if is_gone and self._replaced is not None and not self._already_revoked:
+        if is_gone and self._replaced is not None and not was_revoked(self):
             return self._announce_replaced(self._replaced)
         if isinstance(error, WorkerLostError) and self._goes_on_elsewhere():
             # The child had put its task into the waiting room: that is no failure of the task.
-            state.task_ready(self)
+            say_ended(self)
             return self.acknowledge()
         if is_gone:
             comes_back = self.task.acks_late and self.task.reject_on_worker_lost
             comes_back = comes_back and isinstance(error, WorkerLostError)
-            comes_back = comes_back or self._already_cancelled
+            comes_back = comes_back or was_cancelled(self)
             self.settle(End.COMES_BACK if comes_back else End.ENDED_BY_CELERY)
         return super().on_failure(exc_info, send_failed_event, return_ok)
 
@@ -256,10 +243,10 @@ class LockRequest(Request):
             logger.warning("redislock: cannot tell whether %s waits: %s", self.id, exc.reason)
             return False
         if goes_on:
-            logger.warning(
+            tell(
+                Outcome.QUEUED, Whose(claim.keys.lock, self.task, self.id),
                 "redislock: the child that put %s[%s] into the waiting room is dead; it runs in"
-                " its turn", self.task.name, self.id,
-                extra=fields("queued", claim.keys.lock, task=self.task.name, task_id=self.id),
+                " its turn", self.task.name, self.id, level=logging.WARNING, emits=False,
             )  # fmt: skip
         return goes_on
 
@@ -267,180 +254,23 @@ class LockRequest(Request):
         """The child was terminated. As Celery does with a revoked task, but with a result that says
         by whom, and that ends its chain.
         """
-        state.task_ready(self)
-        store_skipped(self.task, self._context, error)
+        say_ended(self)
+        store_skipped(self.task, context_of(self), error)
         self.acknowledge()
-        self._already_revoked = True
+        mark_revoked(self)
         self._announce_skipped(terminated=True)
-        said = {"task": self.task.name, "task_id": self.id, "holder": error.holder}
-        emit("replaced", "replaced", error.key or "", **said)
+        tell(Outcome.REPLACED, Whose(error.key or "", self.task, self.id), holder=error.holder)
 
     def _announce_skipped(self, terminated: bool = False) -> None:
         said = {"terminated": terminated, "signum": None, "expired": False}
         super().send_event("task-revoked", **said)  # another event says what it was
-        celery_signals.task_revoked.send(sender=self.task, request=self._context, **said)
-
-
-class ChildLease:
-    """What the main process knows of a lock that a child may hold: enough to extend it, and to
-    release it when the child is dead. Never to take it.
-
-    Attributes:
-        child_is_to_end: this process has ended the child, or is about to. Celery forgets the
-            request before the child is gone.
-    """
-
-    def __init__(self, pid: int, request: LockRequest, token: str) -> None:
-        self._pid = pid
-        self._request = weakref.ref(request)
-        self._task: SingletonTask = request.task
-        self._arguments = (request._args, request._kwargs)
-        sent: dict[str, Any] = request._request_dict
-        self._attempt = (
-            request.id,
-            sent.get("retries") or 0,
-            sent.get("replaced_task_nesting") or 0,
-        )
-        self.child_is_to_end = self._child_is_dead = False
-        self.token = token
-        options = self._task.lock_options
-        self.ttl: float = options.lock_ttl
-        self._beat_every = beat_every(self.ttl, options.on_conflict.replaces)
-        self._began = clock()
-        self.next_beat = self._began + self._beat_every
-        #: When the server last said that the child has the lock, and whether it does; None while
-        #: it was not asked.
-        self._confirmed_at: float | None = None
-        self._held: bool | None = None
-
-    @property
-    def store(self) -> Store:
-        return self._task.app_locks.store
-
-    @cached_property
-    def claim(self) -> Claim:
-        """The child's claim. Made when it is needed: most tasks end before."""
-        keys = self._task.lock_keys_for(*self._arguments)
-        return Claim(keys, self.token, self.ttl, "", *self._attempt)
-
-    @property
-    def known_claim(self) -> Claim | None:
-        """The claim; None if the arguments give no name, which the child says as the task fails."""
-        try:
-            return self.claim
-        except Exception as exc:
-            logger.debug("redislock: %s: no lock name: %s", self._attempt[0], exc)
-            return None
-
-    def child_ended(self) -> None:
-        """The child is gone, and this was the last that it took: release what it left."""
-        self._child_is_dead = True
-        heartbeat.discard(self)  # first, or an extension could meet the release
-        try:
-            claim = self.known_claim
-            if claim is None:
-                return  # the child could not tell the lock's name either
-            reply = self.store.locks.settle(claim, stray=True)
-            if reply.ours:
-                self._say_freed()
-            follow(self._task.app, claim.keys, self.ttl, reply)
-        except LockUnavailable as exc:
-            logger.error("redislock: could not release the lock of dead pid %d: %s", self._pid, exc)
-        except Exception:
-            logger.exception("redislock: could not release the lock of dead pid %d", self._pid)
-
-    def _say_freed(self) -> None:
-        key = self.claim.keys.lock
-        task_id, attempt, _ = self._attempt
-        said = {"task": self._task.name, "task_id": task_id or "", "attempt": attempt}
-        logger.warning(
-            "redislock: released %s, whose holder, pid %d, is dead", key, self._pid,
-            extra=fields("recovered", key, reason="freed", **said),
-        )  # fmt: skip
-        if signals.lock_recovered.receivers:
-            details = signals.RecoveredDetails(key=key, how="freed", **said)
-            signals.lock_recovered.send(sender=self._task, details=details)
-        # If this worker ended the child, that has its own event, whose state this one would hide.
-        if not self.child_is_to_end:
-            emit("recovered", "recovered", key, reason="freed", **said)
-
-    def report(self) -> dict[str, Any] | None:
-        """What this process knows of it, as plain data; None if the child has ended it."""
-        now = clock()
-        if not self.may_extend(now):
-            return None
-        task_id, attempt, _ = self._attempt
-        confirmed = self._confirmed_at
-        return {
-            "key": self.claim.keys.lock,
-            "task": self._task.name,
-            "task_id": task_id,
-            "attempt": attempt,
-            "pid": self._pid,
-            "fence": None,
-            "held": self._held,
-            "held_for": round(now - self._began, 3),
-            "confirmed_ago": None if confirmed is None else round(now - confirmed, 3),
-            "ttl": self.ttl,
-        }
-
-    # -- for the heartbeat ----------------------------------------------------------------
-
-    def may_extend(self, now: float) -> bool:
-        """Whether the child may still run the task, and it is known which lock that takes."""
-        if self._child_is_dead or not (self.child_is_to_end or self._is_active):
-            return False
-        return self.known_claim is not None
-
-    @property
-    def _is_active(self) -> bool:
-        request = self._request()
-        return request is not None and request in state.active_requests
-
-    def stop_extending(self) -> None:
-        heartbeat.discard(self)
-
-    def extension(self, now: float) -> Extension:
-        """Never takes a lock that is missing: the child may just have released it."""
-        max_hold = self._task.lock_options.lock_max_hold
-        return Extension(self.claim, self.claim.opening, 0, retake=False, max_hold=max_hold)
-
-    def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
-        self.next_beat = sent_at + self._beat_every
-        self._confirmed_at, self._held = sent_at, True
-        if reply.replaced_by is not None:
-            self._make_room(reply.replaced_by, reply.ends_in)
-
-    def beat_denied(self) -> None:
-        # It still waits for the lock, or has lost or released it, which is for the child to say.
-        self._held = False
-        self.next_beat = clock() + self._beat_every
-
-    def _make_room(self, by: Holder, ends_in: float) -> None:
-        """Terminate the child in another's favour, when its time is over."""
-        request = self._request()
-        if ends_in > 0:
-            self.next_beat = min(self.next_beat, clock() + ends_in)
-        elif request is not None:
-            signum = signal.SIGKILL if -ends_in > KILL_AFTER else signal.SIGTERM
-            error = TaskReplaced(self.claim.keys.lock, by)
-            self._task.worker_consumer.call_soon(request.end_child, error, signum)
-
-    def went_unanswered(self) -> None:
-        """It never takes the lock, so that it may arrive at any time."""
-
-    def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
-        logger.debug("redislock: could not extend for pid %d: %s", self._pid, error)
-        self.next_beat = again_at
-
-    def undo_retake(self) -> None:
-        """It never retakes."""
+        celery_signals.task_revoked.send(sender=self.task, request=context_of(self), **said)
 
 
 def settle_revoked() -> None:
     """Settle what is kept for messages that are revoked, and that Celery ends at their eta."""
     for request in _sleeping:
-        if request.is_revoked:
+        if is_revoked(request):
             _sleeping.discard(request)
             request.settle(End.ENDED_BY_CELERY)
 
@@ -453,10 +283,6 @@ def note_received() -> None:
     """
     for request in _from_rooms:
         request.still_here()
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple | set) else [value]
 
 
 @cache

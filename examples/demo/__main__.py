@@ -13,13 +13,16 @@ from typing import Final
 
 from .figures import Figures, figures_of
 from .interrupts import Interrupted, Interrupts, TooLate
-from .screen import Screen, make_screen
+from .screen import PlainScreen, Screen
 from .stage import NoRedisError, Stage, StageError, find_redis_server, shield
 from .story import Story
 
 #: Seconds for the story. With the imports before it and the clearing up after it they stay
 #: below 40, also on a busy machine; without trouble it takes little more than 20.
 _DEADLINE: Final = 35.0
+
+#: Terminals on which nothing can be drawn.
+_DUMB: Final = ("dumb", "unknown")
 
 _HOLDS, _DOES_NOT_HOLD, _CANNOT_START = 0, 1, 2
 
@@ -70,6 +73,25 @@ def _run(options: argparse.Namespace) -> int:
         broken = [f"DOES NOT HOLD: {problem}" for problem in figures.problems]
         print(*broken, *logs, sep="\n", file=sys.stderr)
     return _DOES_NOT_HOLD if figures.problems else _HOLDS
+
+
+def make_screen(*, plain: bool, quiet: bool) -> Screen:
+    """The best screen that there can be.
+
+    Args:
+        plain: draw no timeline, even if it could be.
+        quiet: show nothing.
+    """
+    if quiet:
+        return Screen()
+    if plain or not sys.stdout.isatty() or os.environ.get("TERM") in _DUMB:
+        return PlainScreen(sys.stdout)
+    try:
+        from .timeline import LiveScreen
+    except ImportError:
+        print("There is a timeline to see with rich (pip install rich). Without it, in words:\n")
+        return PlainScreen(sys.stdout)
+    return LiveScreen()
 
 
 def _play(stage: Stage, screen: Screen, interrupts: Interrupts) -> Figures:

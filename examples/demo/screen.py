@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from typing import Final, TextIO
+from typing import TextIO
 
 from . import scenes
 from .events import Event
 from .figures import Figures, table_of, verdict_of
 from .history import History
-
-#: Terminals on which nothing can be drawn.
-_DUMB: Final = ("dumb", "unknown")
 
 
 class Screen:
@@ -101,22 +96,3 @@ def _conflict(event: Event) -> str:
     holder = event.data["holder_node"]
     by = "" if holder is None else f": it runs on worker {holder.partition('@')[0]}"
     return f"{outcome}{after}{by}"
-
-
-def make_screen(*, plain: bool, quiet: bool) -> Screen:
-    """The best screen that there can be.
-
-    Args:
-        plain: draw no timeline, even if it could be.
-        quiet: show nothing.
-    """
-    if quiet:
-        return Screen()
-    if plain or not sys.stdout.isatty() or os.environ.get("TERM") in _DUMB:
-        return PlainScreen(sys.stdout)
-    try:
-        from .timeline import LiveScreen
-    except ImportError:
-        print("There is a timeline to see with rich (pip install rich). Without it, in words:\n")
-        return PlainScreen(sys.stdout)
-    return LiveScreen()

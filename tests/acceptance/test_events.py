@@ -13,7 +13,9 @@ from collections import defaultdict
 import pytest
 from celery.events.state import State
 
-from celery_redislock.app.events import OF_CONFLICT, Channel
+from celery_redislock import lock_conflict
+from celery_redislock.app.events import Channel
+from celery_redislock.app.outcomes import Outcome
 from tests.support.lateness import elapsed
 from tests.support.waiting import eventually, never
 
@@ -228,11 +230,12 @@ def test_a_worker_that_sends_no_events_sends_none(
     never(lambda: monitor.kinds(second), "an event", 0.5)
 
 
-def test_every_outcome_that_is_not_of_a_copy_has_an_event():
+def test_every_outcome_of_a_conflict_is_documented():
     from celery_redislock.signals import ConflictDetails
 
     documented = ConflictDetails.__doc__
-    assert all(f'"{outcome}"' in documented for outcome in OF_CONFLICT)
+    outcomes = [each for each in Outcome if each.signal is lock_conflict]
+    assert all(f'"{each.label}"' in documented for each in outcomes)
 
 
 def test_a_main_process_that_does_not_read_costs_a_task_nothing():

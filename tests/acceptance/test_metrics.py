@@ -13,8 +13,8 @@ from collections import defaultdict
 import pytest
 
 from celery_redislock import SingletonTask, Skip, current_lock, lock_acquired
-from celery_redislock.app.events import OF_CONFLICT
 from celery_redislock.app.metrics import METRICS
+from celery_redislock.app.outcomes import Outcome
 from celery_redislock.core.log import FIELDS
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
@@ -240,7 +240,7 @@ def test_every_metric_event_and_field_is_documented_and_every_alert_is_of_a_metr
     assert made == set(re.findall(r"^\| `(redislock_\w+)` \| `task`", DOCUMENT, re.M))
     assert all(f"`{name}`" in DOCUMENT for name in FIELDS)
     assert all(f"`redislock.{metric.name}`" in DOCUMENT for metric in METRICS)
-    kinds = {*OF_CONFLICT.values(), "acquired", "revoked", "lost", "recovered"}
+    kinds = {each.event for each in Outcome if each.event}
     assert kinds == set(re.findall(r"^\| `task-lock-(\w+)`", DOCUMENT, re.M))
     alerts = re.search(r"```yaml\n(.*?)```", DOCUMENT, re.S)[1]
     used = {re.sub("_(bucket|count)$", "", name) for name in re.findall(r"redislock_\w+", alerts)}

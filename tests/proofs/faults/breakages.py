@@ -12,6 +12,7 @@ from celery_redislock.core.heartbeat import Heartbeat
 from celery_redislock.core.lease import Lease
 from celery_redislock.tasks import asking
 from celery_redislock.tasks.attempt import Attempt
+from celery_redislock.tasks.body import LockedBody
 from celery_redislock.tasks.conflict import TaskConflict
 from celery_redislock.tasks.run import Run
 from celery_redislock.worker import request, sweeper
@@ -114,7 +115,7 @@ def one_too_many() -> None:
 
 def pause_is_forgotten() -> None:
     """A release that frees the lock at once, whatever `lock_min_hold` says."""
-    Run._min_hold = lambda self, *_: 0.0  # type: ignore[method-assign]
+    LockedBody._min_hold = lambda self, *_: 0.0  # type: ignore[method-assign]
 
 
 def old_replaces_new() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from celery_redislock.core.lease import Lease
 from celery_redislock.core.rooms import Rooms
 from celery_redislock.tasks import run, turns
-from celery_redislock.tasks.run import Run
+from celery_redislock.tasks.body import LockedBody
 
 from .history import History
 
@@ -86,8 +86,8 @@ def witness(history: History, main: int) -> None:
     turns.store_skipped = _before(_after(turns.store_skipped, "replaced"), "replacing")
     Rooms.note_received = _after(Rooms.note_received, "received")  # type: ignore[method-assign]
     run.ask = _before(run.ask, "asking", lambda attempt: attempt.delivery.parked)
-    Run._run_locked = _before(  # type: ignore[method-assign]
-        Run._run_locked, "taken", lambda run, attempt, *_: attempt.delivery.parked
+    LockedBody.run = _before(  # type: ignore[method-assign]
+        LockedBody.run, "taken", lambda locked, *_: locked._attempt.delivery.parked
     )
 
 

@@ -1,0 +1,152 @@
+"""What becomes of a task and its lock, told by one function: as a line of the log, a signal, and a
+Celery event. `core` knows none of them: of what a lease finds out it writes the lines itself, and
+its owner tells the rest.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from typing import Any, Final, NamedTuple
+
+from .. import signals
+from ..core.holders import Holder
+from ..core.log import fields, get_logger
+from .events import channel, emit
+
+logger = get_logger()
+
+_CONFLICT: Final = (signals.lock_conflict, signals.ConflictDetails)
+
+
+class Outcome(enum.Enum):
+    """What there is to tell.
+
+    Attributes:
+        label: what it is called in the log, in events, and in `ConflictDetails`.
+        event: the type of its event, after "task-lock-", or None. Celery's monitors show it as the
+            task's state, in capitals. A copy of a message whose task runs or has run has none: it
+            would be taken for the state of that run.
+        level: that of its log line, unless the caller says another.
+        signal: its signal, or None.
+        details: the class of what the signal carries.
+    """
+
+    # How a conflict ended.
+    SKIPPED = "skipped", "skipped", logging.INFO, *_CONFLICT
+    SKIPPED_WITH_RESULT = "skipped with a result", "skipped", logging.INFO, *_CONFLICT
+    DEFERRED = "deferred", "deferred", logging.INFO, *_CONFLICT
+    QUEUED = "queued", "queued", logging.INFO, *_CONFLICT
+    COALESCED = "coalesced", "coalesced", logging.INFO, *_CONFLICT
+    REPLACING = "replacing", "replacing", logging.INFO, *_CONFLICT
+    REPLACED = "replaced", "replaced", logging.INFO, *_CONFLICT
+    RAISED = "raised", "raised", logging.INFO, *_CONFLICT
+    WAITED = "waited", None, logging.INFO, *_CONFLICT
+    REDELIVERED = "redelivered", None, logging.INFO, *_CONFLICT
+    RETRIED_EARLY = "retried early", None, logging.INFO, *_CONFLICT
+    ALREADY_DONE = "already done", None, logging.INFO, *_CONFLICT
+    NOT_SENT = "not sent", None, logging.INFO, *_CONFLICT
+    # Of a run and its lock.
+    ACQUIRED = (
+        *("acquired", "acquired", logging.DEBUG),
+        *(signals.lock_acquired, signals.AcquiredDetails),
+    )
+    RELEASED = (
+        *("released", None, logging.DEBUG),
+        *(signals.lock_released, signals.ReleasedDetails),
+    )
+    LOST = "lost", "lost", logging.ERROR, signals.lock_lost, signals.LostDetails
+    RECOVERED = (
+        *("recovered", "recovered", logging.WARNING),
+        *(signals.lock_recovered, signals.RecoveredDetails),
+    )
+    EXTENDED = "extended", None, logging.DEBUG, signals.lock_extended, signals.ExtendedDetails
+    WAITING = "waiting", None, logging.DEBUG, signals.lock_waiting, signals.WaitingDetails
+    # The lock server cannot be asked.
+    UNAVAILABLE = "unavailable", "deferred", logging.ERROR
+    RUN_UNLOCKED = "run unlocked", None, logging.ERROR
+    # Of a task that waits in a room, or of what an operator did.
+    EXPIRED = "expired", "revoked"
+    DROPPED = ("dropped",)
+    SET_ASIDE = "set aside", None, logging.ERROR
+    BROKEN = "broken", None, logging.WARNING
+
+    def __init__(
+        self,
+        label: str,
+        event: str | None = None,
+        level: int = logging.INFO,
+        signal: Any = None,
+        details: Any = None,
+    ) -> None:
+        self.label = label
+        self.event = event
+        self.level = level
+        self.signal = signal
+        self.details = details
+
+
+class Whose(NamedTuple):
+    """Of whom something is told: a lock, and a run of a task, as far as they are known."""
+
+    key: str
+    task: Any = None
+    task_id: str | None = None
+    attempt: int | None = None
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The run, as log lines, signals and events name it."""
+        name = None if self.task is None else self.task.name
+        return {"task": name, "task_id": self.task_id, "attempt": self.attempt}
+
+
+def tell(
+    outcome: Outcome,
+    whose: Whose,
+    text: str = "",
+    *arguments: Any,
+    level: int | None = None,
+    logged: dict[str, Any] | None = None,
+    details: dict[str, Any] | None = None,
+    emits: bool = True,
+    **facts: Any,
+) -> None:
+    """Tell an outcome to all who want to hear of it.
+
+    Args:
+        outcome: what became of it.
+        whose: of whom that is.
+        text: the log line; "" for none.
+        arguments: what goes into the line.
+        level: the line's, if it is not the outcome's.
+        logged: fields of the line alone.
+        details: what its signal says beside; None: it is not sent.
+        emits: whether its event is sent, if it has one.
+        facts: fields of the line and of the event, as `core.log.fields` takes them.
+    """
+    level = outcome.level if level is None else level
+    if text and logger.isEnabledFor(level):
+        extra = fields(outcome.label, whose.key, **whose.run, **facts, **(logged or {}))
+        logger.log(level, text, *arguments, extra=extra)
+    if emits and channel.wanted and outcome.event is not None:
+        emit(outcome.event, outcome.label, whose.key, **whose.run, **facts)
+    if details is not None and outcome.signal.receivers:
+        said = outcome.details(key=whose.key, **whose.run, **details)
+        outcome.signal.send(sender=whose.task, details=said)
+
+
+def tell_conflict(
+    outcome: Outcome,
+    whose: Whose,
+    text: str,
+    *arguments: Any,
+    holder: Holder | None,
+    countdown: float | None = None,
+    level: int | None = None,
+    emits: bool = True,
+) -> None:
+    """Tell how a conflict ended. See `tell`."""
+    facts: dict[str, Any] = {"holder": holder, "countdown": countdown}
+    details = {**facts, "outcome": outcome.label}
+    tell(outcome, whose, text, *arguments, level=level, details=details, emits=emits, **facts)

@@ -1,0 +1,112 @@
+"""What a locked task's class is checked for when Celery binds it to an app."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any, Final
+
+from celery import Task
+
+from ..app.internals import is_decorated, is_nobodys_app
+from ..app.names import KeyMaker
+from ..app.options import OPTIONS, UNSET, refuse_unknown_options, resolve
+from ..app.settings import AppLocks, app_locks
+from ..app.signatures import is_async
+from ..errors import ConfigError
+from .locked import LockedTask
+
+#: What a task may override with a value: Celery's own attributes, and the options.
+_SETTABLE: Final = frozenset(dir(Task)).union(OPTIONS)
+
+#: What the tasks run that some app is configured for. Celery binds every task to every other
+#: app too, which may be there for something else and know no Redis; it must not fail for that.
+_at_home: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> None:
+    """Check the task's options and the app's settings, and keep them with the class, resolved.
+
+    Args:
+        cls: the task's own class.
+        door: the class that users derive theirs from. What it has itself is no option of theirs.
+        app: the Celery app.
+
+    Raises:
+        ConfigError: an option or a setting is unknown or wrong.
+    """
+    where = f"task {cls.name}"
+    refuse_unknown_options(where, _own_attributes(cls, door), _taken(door))
+    locks = app_locks(app, refresh=True)
+    given = {option: _plain(inspect.getattr_static(cls, option)) for option in OPTIONS}
+    cls.lock_options = resolve(where, given, locks.settings)
+    function = inspect.getattr_static(cls, "run").__get__(object(), cls)
+    if is_async(function):
+        raise ConfigError(
+            f"{where}: its body is an `async def`, which Celery does not await, so the lock"
+            " would be released before the body runs; accepted is a plain function, such as"
+            " one that calls asyncio.run"
+        )
+    key_maker = KeyMaker(cls.name, function, cls.lock_options.lock_key, cls._normalise)
+    cls._redislock_key_maker = key_maker
+    if cls.lock_options.lock_scope != "running" and not cls.typing and key_maker.binds:
+        raise ConfigError(
+            f"{where}: typing={cls.typing!r} contradicts"
+            f" lock_scope={cls.lock_options.lock_scope!r}, which needs the real arguments where"
+            " the task is sent; accepted are typing=True, or a lock_key that is a callable or"
+            " has no fields"
+        )
+    if locks.enabled and (locks.eager or not app.conf.task_always_eager):
+        _require_server(cls, app, locks)
+
+
+def _require_server(cls: type[LockedTask], app: Any, locks: AppLocks) -> None:
+    function = _plain(inspect.getattr_static(cls, "run"))
+    try:
+        locks.require_server()
+    except ConfigError as exc:
+        if not _is_fallback(app) and function not in _at_home:
+            raise
+        cls._redislock_error = exc  # it must not run there as if it needed no lock
+    else:
+        _at_home.add(function)
+
+
+def is_celerys_own(cls: type[Any]) -> bool:
+    """Whether the task is one of Celery's. With Celery(task_cls=SingletonTask) also chord_unlock
+    and its like are bound.
+    """
+    return str(cls.name).startswith("celery.") and cls.__module__.startswith("celery.")
+
+
+def _is_fallback(app: Any) -> bool:
+    # gevent's patching touches Celery's lazy names, at which Celery makes it. Nothing runs there.
+    if is_nobodys_app(app):
+        return True
+    # The same goes for the one that pytest-celery has as a template for its containers.
+    template = sys.modules.get("pytest_celery.vendors.worker.content.app")
+    return app is getattr(template, "app", None)
+
+
+def _taken(door: type[LockedTask]) -> frozenset[str]:
+    """What a task may override with a method and cannot set as an option."""
+    return frozenset(vars(door)).union(vars(LockedTask)) - _SETTABLE
+
+
+def _own_attributes(cls: type[Any], door: type[LockedTask]) -> Iterator[tuple[str, Any]]:
+    """What the task and its bases below ours set or annotate, and the bases above do not know."""
+    mro = cls.__mro__
+    known = {name for base in mro[mro.index(LockedTask) + 1 :] for name in vars(base)}
+    for base in mro[: mro.index(door)]:
+        own = dict(vars(base))
+        if not is_decorated(own):  # else the annotations are those of the task's function
+            own = {**dict.fromkeys(own.get("__annotations__", ()), UNSET), **own}
+        for name, value in own.items():
+            if name not in known and not name.startswith(("__", "_redislock_")):
+                yield name, value
+
+
+def _plain(value: Any) -> Any:
+    return value.__func__ if isinstance(value, staticmethod) else value

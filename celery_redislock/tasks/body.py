@@ -1,0 +1,228 @@
+"""The body of a locked task under its lock: it runs, hears if the lock is lost, and then the lock
+is given back, or left to the task's retry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+from celery.exceptions import Ignore, Reject, Retry
+
+from ..app.outcomes import Outcome
+from ..app.results import proves_nothing
+from ..core import holders, notes
+from ..core.clock import clock
+from ..core.holders import Holder, successor_text
+from ..core.lease import Heir, Lease
+from ..core.log import get_logger
+from ..errors import LockLost, LockUnavailable
+from . import turns
+from .abort import Abort
+from .asking import end_as_replaced
+from .attempt import Attempt
+from .ends import LEASE
+
+logger = get_logger()
+
+
+class LockedBody:
+    """What becomes of one lease of an attempt, which is made with it.
+
+    Attributes:
+        note: what a copy of the message is told of the end, see `notes`.
+    """
+
+    # Defaults of the class: one of these is made for each task that runs, and few change them.
+    note = ""
+    _retry: Retry | None = None
+    _ran = _succeeded = False
+
+    def __init__(self, attempt: Attempt) -> None:
+        options = attempt.options
+        self._attempt = attempt
+        self._abort = Abort() if options.on_lock_lost == "abort" else None
+        self._lease = attempt.lease = Lease(
+            attempt.locks.store,
+            attempt.claim,
+            max_hold=options.lock_max_hold,
+            listens=options.on_conflict.replaces,
+            on_lost=self._on_lost,
+            on_extended=self._on_extended,
+        )
+
+    @property
+    def has_lock(self) -> bool:
+        """Whether the lock was taken, also if it is lost or given back by now."""
+        return self._lease.fence > 0
+
+    # -- the body -------------------------------------------------------------------------
+
+    def run(self, body: Callable[[], Any]) -> Any:
+        """Run it, and remember how it ended. The lock is taken."""
+        attempt, lease = self._attempt, self._lease
+        self._say_acquired(attempt, lease)
+        setattr(attempt.request, LEASE, lease)
+        self._ran = True
+        try:
+            result = self._guarded(attempt, body)
+        except Retry as exc:
+            # The next attempt's message is out: nothing more is to be expected of this one.
+            self._retry, self.note = exc, notes.ENDED
+            raise
+        except LockLost as exc:
+            by = lease.replaced_by
+            if by is None or exc.key != attempt.key:
+                self.note = self._note_of_failure(attempt)
+                raise
+            self.note = notes.ENDED
+            end_as_replaced(attempt, by)
+        except Reject as exc:
+            # A requeued message must run again; without requeueing it never will.
+            self.note = "" if exc.requeue else notes.ENDED
+            raise
+        except Ignore:  # also what `self.replace` raises
+            self.note = notes.ENDED
+            raise
+        except Exception:
+            self.note = self._note_of_failure(attempt)
+            raise
+        self.note, self._succeeded = self._note_of_end(attempt, "callbacks", "chain"), True
+        return result
+
+    def _note_of_failure(self, attempt: Attempt) -> str:
+        return self._note_of_end(attempt, "errbacks") if attempt.acks_failures else ""
+
+    def _note_of_end(self, attempt: Attempt, *follow: str) -> str:
+        """What proves that all of the run's end was reached: its result, which Celery stores last.
+        Where none is stored we say so ourselves, as Celery returns.
+        """
+        request = attempt.request
+        if not any(getattr(request, name, None) for name in (*follow, "chord")):
+            return notes.EXPECTS_RESULT
+        return notes.PUBLISHING if proves_nothing(attempt.task, request) else notes.EXPECTS_RESULT
+
+    def _guarded(self, attempt: Attempt, body: Callable[[], Any]) -> Any:
+        abort = self._abort
+        if abort is None:
+            return body()
+        try:
+            try:
+                abort.arm()
+                return body()
+            finally:
+                abort.disarm()
+        except LockLost as exc:
+            abort.disarm()
+            if exc.key is not None:
+                raise
+            # It was raised from the outside, where no arguments can be given.
+            raise LockLost(attempt.key, attempt.as_holder) from None
+
+    def _say_acquired(self, attempt: Attempt, lease: Lease) -> None:
+        details = {
+            "fence": lease.fence,
+            "waited": attempt.delivery.waited,
+            "latency": lease.acquired_at - attempt.asks_since,
+        }
+        attempt.tell(
+            Outcome.ACQUIRED, "redislock: %s took %s fence=%d", attempt, attempt.key, lease.fence,
+            emits=attempt.delivery.met_lock, logged={"fence": lease.fence}, details=details,
+        )  # fmt: skip
+
+    # -- the end --------------------------------------------------------------------------
+
+    def give_back(self) -> None:
+        """Give the lock back, or leave it to the retry. Safe to call again."""
+        attempt, lease = self._attempt, self._lease
+        # The body forked, and the fork ends here too?
+        if lease.given_back or lease.inherited:
+            return
+        retry = self._retry
+        if lease.replaced_by is not None:
+            # The next run is not this task's.
+            if retry is not None:
+                self._call_off(attempt, retry, lease.replaced_by)
+            retry = lease.heir = None
+        if retry is not None and lease.heir is None and self._holds_for(attempt, retry):
+            lease.heir = Heir(holders.held_for_retry, _countdown(retry) + lease.ttl)
+        kept, owned = lease.heir is not None, False
+        if lease.heir is not None:
+            owned = lease.leave_to(lease.heir)
+        else:
+            settled = lease.settle(
+                self.note, attempt.may_have_copies, self._min_hold(attempt, lease, retry)
+            )
+            if settled is not None:
+                owned = settled.ours
+                turns.follow(attempt.task.app, attempt.claim.keys, lease.ttl, settled)
+        if lease.fence and self._ran:
+            self._say_released(attempt, lease, owned, kept)
+
+    def _holds_for(self, attempt: Attempt, retry: Retry) -> bool:
+        """Whether the lock is kept for the retry: if it is to be, and is the retry's lock."""
+        options = attempt.options
+        # With a scope the retry's message is the heir, if any.
+        if options.lock_across_retries != "hold" or options.lock_scope != "running":
+            return False
+        sig = getattr(retry, "sig", None)
+        if sig is None:
+            return True
+        try:
+            keys = attempt.task.keys_of_call(sig.args or (), sig.kwargs or {})
+        except Exception:
+            return False  # it will fail, and needs no lock for that
+        return keys == attempt.claim.keys
+
+    def _say_released(self, attempt: Attempt, lease: Lease, owned: bool, kept: bool) -> None:
+        held = clock() - lease.acquired_at
+        facts: dict[str, Any] = {"fence": lease.fence, "held": held}
+        attempt.tell(
+            Outcome.RELEASED, "redislock: %s gave back %s after %.3f s", attempt, attempt.key, held,
+            details={**facts, "owned": owned, "kept_for_retry": kept}, **facts,
+        )  # fmt: skip
+
+    def _call_off(self, attempt: Attempt, retry: Retry, by: Holder) -> None:
+        """The retry is published. It must not run after the newer run, with what is older."""
+        text = successor_text(by.task or "", by.task_id or "")
+        claim = attempt.claim
+        try:
+            attempt.locks.store.done.note_replaced(
+                claim, claim.attempt + 1, text, _countdown(retry)
+            )
+        except LockUnavailable as exc:
+            logger.warning("redislock: could not call off the retry of %s: %s", attempt, exc.reason)
+
+    def _min_hold(self, attempt: Attempt, lease: Lease, retry: Retry | None) -> float:
+        """Seconds since the acquisition for which the lock is kept."""
+        options = attempt.options
+        after_any = options.lock_min_hold_after == "any" and self._ran and retry is None
+        wanted = (self._succeeded or after_any) and lease.replaced_by is None
+        return (options.lock_min_hold or 0.0) if wanted else 0.0
+
+    # -- from the heartbeat's thread ------------------------------------------------------
+
+    def _on_lost(self, lease: Lease) -> None:
+        attempt = self._attempt
+        by, reason = lease.replaced_by, lease.lost_because
+        try:
+            details = {"fence": lease.fence, "reason": reason, "replaced": by is not None}
+            attempt.tell(Outcome.LOST, emits=by is None, details=details, reason=reason)
+        finally:
+            if self._abort is not None:
+                self._abort.fire()
+
+    def _on_extended(self, lease: Lease, late: float, retaken: bool) -> None:
+        attempt = self._attempt
+        attempt.tell(Outcome.EXTENDED, details={"late": late})
+        if retaken:
+            attempt.tell(Outcome.RECOVERED, details={"how": "retaken"}, reason="retaken")
+
+
+def _countdown(retry: Retry) -> float:
+    when = retry.when
+    if isinstance(when, datetime):
+        now = datetime.now(when.tzinfo or timezone.utc)
+        when = (when.replace(tzinfo=now.tzinfo) - now).total_seconds()
+    return max(float(when or 0), 0.0)

@@ -1,0 +1,103 @@
+"""What a call of a locked task does: where Celery calls it, the body runs under the lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final
+
+from celery import Task
+
+from .ends import LEASE
+from .locked import LockedTask
+from .run import Run
+from .tracer import run_of
+
+#: Marks the `__call__` that takes the lock.
+_OUTERMOST: Final = "_redislock_outermost"
+#: In the request while the body is due, whoever's `__call__` comes to it.
+DUE: Final = "_redislock_due"
+
+
+def call_under_lock(cls: type[Any]) -> None:
+    """Make the outermost `__call__` of this very class one under the lock.
+
+    Celery calls the task, and a subclass or a mixin may have a `__call__` of its own, before ours
+    or behind, which need not call ours: all of it is the task's body.
+    """
+    inner = cls.__call__
+    if getattr(inner, _OUTERMOST, False):
+        return
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        return _run_under_lock(self, lambda: inner(self, *args, **kwargs), args, kwargs)
+
+    setattr(__call__, _OUTERMOST, True)
+    cls.__call__ = __call__
+
+
+def next_call(task: LockedTask) -> Callable[..., Any]:
+    """What a call runs: another base's `__call__`, if there is one, else the task's `run`.
+
+    Celery's own `__call__` would push a second request.
+    """
+    cls = type(task)
+    mro = cls.__mro__
+    for base in mro[mro.index(LockedTask) + 1 :]:
+        if "__call__" in vars(base):
+            if base is Task:
+                break
+            return vars(base)["__call__"].__get__(task, cls)  # type: ignore[no-any-return]
+    return task.run  # type: ignore[no-any-return]
+
+
+def _run_under_lock(task: LockedTask, body: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+    """What the outermost `__call__` does."""
+    request = task.request
+    if request.called_directly or LEASE in request.__dict__:
+        return body()  # a plain call, from outside of a task or from within its body
+    run = run_of(request)
+    request.__dict__.update({LEASE: None, DUE: True})
+    if run is None and request.is_eager:
+        return _run_eagerly(task, request, body, args, kwargs)
+    if run is None:
+        return body()  # our tracer let it go without a lock
+    try:
+        return run.go(body, request)
+    except BaseException as exc:
+        raise exc.with_traceback(_below_ours(exc.__traceback__))  # noqa: B904  it is the same
+
+
+def _run_eagerly(
+    task: LockedTask, request: Any, body: Callable[[], Any], args: Any, kwargs: Any
+) -> Any:
+    task._refuse_if_misconfigured()
+    if not task._takes_lock(is_eager=True):
+        return body()
+    run = Run(task, request.__dict__)
+    try:
+        try:
+            run.begin(args, kwargs, request)
+            if run.ended is not None:
+                raise run.ended
+            result = run.go(body, request)
+            run.completed = True
+            return result
+        finally:
+            run.end()
+    except BaseException as exc:
+        raise exc.with_traceback(_below_ours(exc.__traceback__))  # noqa: B904  it is the same
+
+
+def _below_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of this package that it begins with.
+
+    They say nothing to who reads it. And each costs some kilobytes in what a pool process sends of
+    an exception: above 64, Celery's cold shutdown may hang (the pipe holds no more).
+    """
+    while traceback is not None and traceback.tb_next is not None:
+        package = str(traceback.tb_frame.f_globals.get("__package__"))
+        if package.partition(".")[0] != "celery_redislock":
+            break
+        traceback = traceback.tb_next
+    return traceback

@@ -1,0 +1,184 @@
+"""What a worker's main process does for the lock that a child holds.
+
+A child that is killed has no chance to release its lock, and one that holds the interpreter's
+lock, or is stopped, none to extend it. The main process knows key and token of what each child
+runs: it extends the lock beside the child's own heartbeat, and releases it once the child is gone.
+"""
+
+from __future__ import annotations
+
+import signal
+import weakref
+from functools import cached_property
+from typing import Any, Final
+
+from celery.worker.request import Request
+
+from ..app.internals import call_in_consumer, is_active
+from ..app.outcomes import Outcome, Whose, tell
+from ..core.claims import Claim, Extended, Extension
+from ..core.clock import clock
+from ..core.heartbeat import heartbeat
+from ..core.holders import Holder
+from ..core.lease import beat_every
+from ..core.log import get_logger
+from ..core.store import Store
+from ..errors import LockUnavailable, TaskReplaced
+from ..tasks.task import SingletonTask
+from ..tasks.turns import follow
+
+logger = get_logger()
+
+#: Seconds after which a child that is to end, and stands the first signal, is killed.
+KILL_AFTER: Final = 5.0
+
+
+class ChildLease:
+    """What the main process knows of a lock that a child may hold: enough to extend it, and to
+    release it when the child is dead. Never to take it.
+
+    Attributes:
+        child_is_to_end: this process has ended the child, or is about to. Celery forgets the
+            request before the child is gone.
+    """
+
+    def __init__(self, pid: int, request: Request, token: str) -> None:
+        self._pid = pid
+        self._request = weakref.ref(request)
+        self._task: SingletonTask = request.task
+        self._arguments = (request.args, request.kwargs)
+        sent: dict[str, Any] = request.request_dict
+        self._attempt = (
+            request.id,
+            sent.get("retries") or 0,
+            sent.get("replaced_task_nesting") or 0,
+        )
+        self.child_is_to_end = self._child_is_dead = False
+        self.token = token
+        options = self._task.lock_options
+        self.ttl: float = options.lock_ttl
+        self._beat_every = beat_every(self.ttl, options.on_conflict.replaces)
+        self._began = clock()
+        self.next_beat = self._began + self._beat_every
+        #: When the server last said that the child has the lock, and whether it does; None while
+        #: it was not asked.
+        self._confirmed_at: float | None = None
+        self._held: bool | None = None
+
+    @property
+    def store(self) -> Store:
+        return self._task.app_locks.store
+
+    @cached_property
+    def claim(self) -> Claim:
+        """The child's claim. Made when it is needed: most tasks end before."""
+        keys = self._task.lock_keys_for(*self._arguments)
+        return Claim(keys, self.token, self.ttl, "", *self._attempt)
+
+    @property
+    def known_claim(self) -> Claim | None:
+        """The claim; None if the arguments give no name, which the child says as the task fails."""
+        try:
+            return self.claim
+        except Exception as exc:
+            logger.debug("redislock: %s: no lock name: %s", self._attempt[0], exc)
+            return None
+
+    def child_ended(self) -> None:
+        """The child is gone, and this was the last that it took: release what it left."""
+        self._child_is_dead = True
+        heartbeat.discard(self)  # first, or an extension could meet the release
+        try:
+            claim = self.known_claim
+            if claim is None:
+                return  # the child could not tell the lock's name either
+            reply = self.store.locks.settle(claim, stray=True)
+            if reply.ours:
+                self._say_freed()
+            follow(self._task.app, claim.keys, self.ttl, reply)
+        except LockUnavailable as exc:
+            logger.error("redislock: could not release the lock of dead pid %d: %s", self._pid, exc)
+        except Exception:
+            logger.exception("redislock: could not release the lock of dead pid %d", self._pid)
+
+    def _say_freed(self) -> None:
+        key = self.claim.keys.lock
+        task_id, attempt, _ = self._attempt
+        tell(
+            Outcome.RECOVERED, Whose(key, self._task, task_id or "", attempt),
+            "redislock: released %s, whose holder, pid %d, is dead", key, self._pid,
+            # If this worker ended the child, that has an event, whose state this one would hide.
+            emits=not self.child_is_to_end, details={"how": "freed"}, reason="freed",
+        )  # fmt: skip
+
+    def report(self) -> dict[str, Any] | None:
+        """What this process knows of it, as plain data; None if the child has ended it."""
+        now = clock()
+        if not self.may_extend(now):
+            return None
+        task_id, attempt, _ = self._attempt
+        confirmed = self._confirmed_at
+        return {
+            "key": self.claim.keys.lock,
+            "task": self._task.name,
+            "task_id": task_id,
+            "attempt": attempt,
+            "pid": self._pid,
+            "fence": None,
+            "held": self._held,
+            "held_for": round(now - self._began, 3),
+            "confirmed_ago": None if confirmed is None else round(now - confirmed, 3),
+            "ttl": self.ttl,
+        }
+
+    # -- for the heartbeat ----------------------------------------------------------------
+
+    def may_extend(self, now: float) -> bool:
+        """Whether the child may still run the task, and it is known which lock that takes."""
+        if self._child_is_dead or not (self.child_is_to_end or self._is_active):
+            return False
+        return self.known_claim is not None
+
+    @property
+    def _is_active(self) -> bool:
+        request = self._request()
+        return request is not None and is_active(request)
+
+    def stop_extending(self) -> None:
+        heartbeat.discard(self)
+
+    def extension(self, now: float) -> Extension:
+        """Never takes a lock that is missing: the child may just have released it."""
+        max_hold = self._task.lock_options.lock_max_hold
+        return Extension(self.claim, self.claim.opening, 0, retake=False, max_hold=max_hold)
+
+    def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
+        self.next_beat = sent_at + self._beat_every
+        self._confirmed_at, self._held = sent_at, True
+        if reply.replaced_by is not None:
+            self._make_room(reply.replaced_by, reply.ends_in)
+
+    def beat_denied(self) -> None:
+        # It still waits for the lock, or has lost or released it, which is for the child to say.
+        self._held = False
+        self.next_beat = clock() + self._beat_every
+
+    def _make_room(self, by: Holder, ends_in: float) -> None:
+        """Terminate the child in another's favour, when its time is over."""
+        request = self._request()
+        if ends_in > 0:
+            self.next_beat = min(self.next_beat, clock() + ends_in)
+        elif request is not None:
+            signum = signal.SIGKILL if -ends_in > KILL_AFTER else signal.SIGTERM
+            error = TaskReplaced(self.claim.keys.lock, by)
+            call_in_consumer(self._task.worker_consumer, request.end_child, error, signum)
+
+    def went_unanswered(self) -> None:
+        """It never takes the lock, so that it may arrive at any time."""
+
+    def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
+        logger.debug("redislock: could not extend for pid %d: %s", self._pid, error)
+        self.next_beat = again_at
+
+    def undo_retake(self) -> None:
+        """It never retakes."""

