@@ -21,6 +21,7 @@ from .claims import (
     Busy,
     Claim,
     Done,
+    Extended,
     Extension,
     Reserved,
     Settled,
@@ -139,14 +140,14 @@ class Locks:
         (reply,) = self.extend([extension], claim.ttl, "main")
         if isinstance(reply, LockUnavailable):
             raise reply
-        return bool(reply.outcome != NOT_OURS)
+        return reply.outcome != NOT_OURS
 
     def extend(
         self,
         extensions: Sequence[Extension],
         ttl: float | None = None,
         purpose: str = "heartbeat",
-    ) -> list[Any]:
+    ) -> list[Extended | LockUnavailable]:
         """Extend several locks in one round trip.
 
         Args:

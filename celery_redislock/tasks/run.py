@@ -23,6 +23,7 @@ from ..core.clock import clock
 from ..core.holders import Holder, successor_text
 from ..core.lease import Heir, Lease
 from ..core.log import get_logger
+from ..core.right import Right
 from ..errors import LockLost, LockUnavailable
 from . import turns
 from .abort import Abort
@@ -355,15 +356,15 @@ class Run:
 
     # -- from the heartbeat's thread ------------------------------------------------------
 
-    def _on_lost(self, lease: Lease) -> None:
+    def _on_lost(self, right: Right) -> None:
         attempt = self.attempt
         assert attempt is not None
-        by, reason = lease.replaced_by, lease.lost_because
+        by, reason = right.replaced_by, right.lost_because
         try:
             attempt.send(
                 signals.lock_lost,
                 signals.LostDetails,
-                fence=lease.fence,
+                fence=right.fence,
                 reason=reason,
                 replaced=by is not None,
             )
@@ -373,7 +374,7 @@ class Run:
             if self._abort is not None:
                 self._abort.fire()
 
-    def _on_extended(self, lease: Lease, late: float, retaken: bool) -> None:
+    def _on_extended(self, right: Right, late: float, retaken: bool) -> None:
         attempt = self.attempt
         assert attempt is not None
         attempt.send(signals.lock_extended, signals.ExtendedDetails, late=late)

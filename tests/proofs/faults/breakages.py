@@ -28,7 +28,7 @@ def apply(name: str | None) -> None:
 def no_heartbeat() -> None:
     """A lock with an expiry, and nobody who extends it or looks whether it is over."""
     Heartbeat.add = lambda self, lease: None  # type: ignore[method-assign]
-    Lease.lost = property(lambda self: self._lost)  # type: ignore[assignment,method-assign]
+    Lease.lost = property(lambda self: self.right.lost)  # type: ignore[assignment,method-assign]
 
 
 def plain_del() -> None:

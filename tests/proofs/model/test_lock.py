@@ -13,7 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from celery_redislock.core.claims import to_ms
 from celery_redislock.core.clock import clock
-from celery_redislock.core.lease import Lease
+from celery_redislock.core.right import Right
+from celery_redislock.core.upkeep import Upkeep
 from tests.support.servers import RedisServer
 
 from .lock_machine import KEYS, SCENES, Client, LockMachine, wander
@@ -186,20 +187,20 @@ def test_a_script_with_one_thing_wrong_is_found_out(server, mutant: Mutant) -> N
 
 
 def test_a_right_that_counts_from_the_answer_is_found_out(server, monkeypatch) -> None:
-    def renewed(self: Lease, sent_at: float) -> None:
+    def renew(self: Right, sent_at: float) -> None:
         self.deadline = clock() + self.ttl
 
-    monkeypatch.setattr(Lease, "_renewed", renewed)
+    monkeypatch.setattr(Right, "renew", renew)
     assert is_found_out(server, "held")
 
 
 def test_an_extension_that_retakes_past_its_right_is_found_out(server, monkeypatch) -> None:
-    real = Lease.extension
+    real = Upkeep._extension
 
-    def always(self: Lease, now: float) -> Any:
+    def always(self: Upkeep, now: float) -> Any:
         return real(self, now)._replace(retake=True)
 
-    monkeypatch.setattr(Lease, "extension", always)
+    monkeypatch.setattr(Upkeep, "_extension", always)
     assert is_found_out(server, "held")
 
 
@@ -229,7 +230,7 @@ def test_a_retake_that_arrives_past_its_right_does_not_hide_that_another_had_the
         one.lease.take()
         machine.pass_time(TTL - 1)
         one.process.store.server.way.before = meanwhile
-        one.lease.extend_now()  # sent within the right, served after it
+        one.lease.upkeep.extend_now()  # sent within the right, served after it
         assert other.lease.fence > one.lease.fence
         assert one.lease.lost
     finally:
@@ -247,6 +248,6 @@ def test_who_was_broken_does_not_take_it_again_though_another_with_a_shorter_ttl
             client.lease.take()
             assert client.process.store.locks.break_lock(KEYS, one.claim.ttl) is not None
         machine.pass_time(1)
-        assert not one.lease.extend_now(), "an operator's break is final"
+        assert not one.lease.upkeep.extend_now(), "an operator's break is final"
     finally:
         machine.teardown()
