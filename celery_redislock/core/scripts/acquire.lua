@@ -21,8 +21,10 @@
 --           "other" | "own" this very attempt | "earlier" this task's earlier attempt
 --           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
 
-local value, ttl, entry, how = ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[6] or 'try'
-local slots = {KEYS[1], unpack(KEYS, 11)}
+local lock, counter, waiters, done_note, room, entries, rooms, deadlines, aside, ended = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 11)}
+local value, ttl, mark, entry_id, note_if_busy, how, again, waiter_ttl, kept_opening, parent = unpack(ARGV)
+
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -31,7 +33,7 @@ local function take(slot, condition)
   local micros = string.format('%06d', time[2])
   -- Above all before, also if the counter is gone; above the last one, also if the clock was set back.
   local fence = time[1] .. micros
-  local least = (redis.call('GET', KEYS[2]) or 0) + 1
+  local least = (redis.call('GET', counter) or 0) + 1
   if least > tonumber(fence) then
     fence = string.format('%.0f', least)
   end
@@ -40,36 +42,33 @@ local function take(slot, condition)
   if not redis.call('SET', slot, stored, condition, 'PX', ttl) then
     return nil
   end
-  redis.call('SET', KEYS[2], fence)
+  redis.call('SET', counter, fence)
   return {'acquired', stored, fence}
 end
 
 -- Most often nobody has it, this attempt has not run before, and nobody is in the room or set aside.
-if not ARGV[6] and #slots == 1 and redis.call('EXISTS', KEYS[4], KEYS[5], KEYS[9]) == 0 then
-  local reply = take(KEYS[1], 'NX')
+if not how and #slots == 1 and redis.call('EXISTS', done_note, room, aside) == 0 then
+  local reply = take(lock, 'NX')
   if reply then
     return reply
   end
 end
 
-local opening, kept_opening, again = string.match(value, '^{"token":"[^"]*"'), ARGV[9] or '', ARGV[7] == '1'
-local task_id, nesting, attempt = string.match(entry, '^(.*):(%d+)%.(%d+)$')
-local R = {
-  slots = slots, room = KEYS[5], entries = KEYS[6], rooms = KEYS[7], deadlines = KEYS[8],
-  aside = KEYS[9], ended = KEYS[10], waiters = KEYS[3], mark = ARGV[3], publishes = task_id ~= '',
-  token = string.sub(opening, 11, -2) .. '.' .. time[1] .. time[2],
-}
+how, again, kept_opening = how or 'try', again == '1', kept_opening or ''
+local opening = string.match(value, '^{"token":"[^"]*"')
+local task_id, nesting, attempt = string.match(entry_id, '^(.*):(%d+)%.(%d+)$')
+local publishes, turn_token = task_id ~= '', string.sub(opening, 11, -2) .. '.' .. time[1] .. time[2]
 -- include turns.lua
 
 local function settled(slot, condition)
   -- First what frees memory: a server without any refuses the others as a first write.
   if how ~= 'try' then
-    redis.call('ZREM', KEYS[3], opening)
+    redis.call('ZREM', waiters, opening)
   end
-  local may_be_parked = task_id ~= '' and redis.call('EXISTS', KEYS[6], KEYS[9]) > 0
+  local may_be_parked = task_id ~= '' and redis.call('EXISTS', entries, aside) > 0
   if may_be_parked then
-    redis.call('HDEL', KEYS[9], entry)
-    take_out(entry)
+    redis.call('HDEL', aside, entry_id)
+    take_out(entry_id)
   end
   local reply = take(slot, condition)
   if may_be_parked then
@@ -113,10 +112,10 @@ end
 -- Of a message that is kept since it was sent no other copy has run; of one that was parked one may.
 local is_first = kept and not turn_of(current[kept])
 if task_id ~= '' and not again and not is_first then
-  local done = redis.call('GET', KEYS[4])
+  local done = redis.call('GET', done_note)
   -- What is to end for a newer run, and still runs, may yet end in a result of its own.
   if done and not (string.sub(done, 1, 1) == 'r' and runs_itself()) then
-    return {'done', done, redis.call('PTTL', KEYS[4])}
+    return {'done', done, redis.call('PTTL', done_note)}
   end
 end
 if kept then
@@ -125,14 +124,14 @@ end
 
 local function busy(i, relation, offered)
   if how == 'wait' or how == 'woken' then
-    redis.call('ZADD', KEYS[3], now + ARGV[8], opening)
-    redis.call('PEXPIRE', KEYS[3], ARGV[8])
+    redis.call('ZADD', waiters, now + waiter_ttl, opening)
+    redis.call('PEXPIRE', waiters, waiter_ttl)
   elseif how == 'last' then
-    redis.call('ZREM', KEYS[3], opening)
+    redis.call('ZREM', waiters, opening)
   end
-  if ARGV[5] ~= '' and relation ~= 'own' and relation ~= 'earlier' then
-    local ms, note = string.match(ARGV[5], '^(%d+):(.*)$')
-    redis.pcall('SET', KEYS[4], note, 'PX', ms)
+  if note_if_busy ~= '' and relation ~= 'own' and relation ~= 'earlier' then
+    local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
+    redis.pcall('SET', done_note, note, 'PX', ms)
   end
   local text = relation ~= 'foreign' and redis.pcall('GET', slots[i]) or ''
   return {'busy', text or '', redis.call('PTTL', slots[i]), relation, now, unpack(offered or {})}
@@ -149,7 +148,7 @@ for i, slot in ipairs(slots) do
     ok = ok and type(holder) == 'table' and type(holder.token) == 'string'
   end
   local is_own = ok and task_id ~= '' and holder.task_id == task_id and not holder.cooling
-  local is_child = ok and not is_own and (ARGV[10] or '') ~= '' and holder.task_id == ARGV[10]
+  local is_child = ok and not is_own and (parent or '') ~= '' and holder.task_id == parent
     and not holder.cooling and mine > order(holder.nesting, holder.attempt)
   if current[i] and not ok then
     other, relation = other or i, relation or 'foreign'
@@ -160,7 +159,7 @@ for i, slot in ipairs(slots) do
     if mine > theirs then
       -- Kept for us; or its holder has let a heartbeat pass, so it is dead or has given up.
       if holder.held or holder.queued
-          or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or ttl) / 2 then
+          or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
         return settled(slot, 'XX')
       end
       return busy(i, 'earlier')
@@ -182,8 +181,8 @@ for i, slot in ipairs(slots) do
 end
 
 if free then
-  local following, parked, state = next_in_line(entry)
-  if following and following ~= entry and (how == 'try' or not waiters_go_first()) then
+  local following, parked, state = next_in_line(entry_id)
+  if following and following ~= entry_id and (how == 'try' or not waiters_go_first()) then
     local offered = give_turn(slots[free], following, parked, state)
     set_due()
     return busy(free, 'other', offered)

@@ -8,17 +8,21 @@
 -- Reply {1 extended | 2 was missing, taken again | 0 not ours any more, counter}
 --       {1, counter, the value, ms after which the run is to be ended}  another one replaces it
 
-local opening = string.sub(ARGV[1], 1, tonumber(ARGV[2]))
-local counter = redis.call('GET', KEYS[2]) or '0'
+local lock, fence_counter, broken = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 4)}
+local value, opening_length, ttl, retakes, fence, max_hold, last_counter = unpack(ARGV)
+
+local opening = string.sub(value, 1, tonumber(opening_length))
+local counter = redis.call('GET', fence_counter) or '0'
 local free
 
 local function is_over(current)
-  local since = ARGV[6] ~= '' and tonumber(string.match(current, '"acquired_at":([%d.]+)'))
+  local since = max_hold ~= '' and tonumber(string.match(current, '"acquired_at":([%d.]+)'))
   local now = since and redis.call('TIME')
-  return since and (now[1] + now[2] / 1000000 - since) * 1000 > tonumber(ARGV[6])
+  return since and (now[1] + now[2] / 1000000 - since) * 1000 > tonumber(max_hold)
 end
 
-for _, slot in ipairs({KEYS[1], unpack(KEYS, 4)}) do
+for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
   if not current then
     free = free or slot
@@ -26,7 +30,7 @@ for _, slot in ipairs({KEYS[1], unpack(KEYS, 4)}) do
     if is_over(current) then
       return {0, counter}
     end
-    redis.call('PEXPIRE', slot, ARGV[3])
+    redis.call('PEXPIRE', slot, ttl)
     local at = string.match(current, ',"replaced":(%d+),"by":')
     if at then
       local now = redis.call('TIME')
@@ -37,19 +41,19 @@ for _, slot in ipairs({KEYS[1], unpack(KEYS, 4)}) do
 end
 
 -- The server came back empty, failed over, or evicted the key. An operator's break is final.
-if not free or ARGV[4] ~= '1'
-    or string.find(redis.call('GET', KEYS[3]) or '', opening, 1, true) then
+if not free or retakes ~= '1'
+    or string.find(redis.call('GET', broken) or '', opening, 1, true) then
   return {0, counter}
 end
 -- Somebody has taken a lock of this bucket since: this one, perhaps, and given it back.
-if tonumber(counter) > tonumber(ARGV[7]) then
+if tonumber(counter) > tonumber(last_counter) then
   return {0, counter}
 end
-redis.call('SET', free, ARGV[1], 'PX', ARGV[3])
+redis.call('SET', free, value, 'PX', ttl)
 -- The next fence is the time, which is higher, unless this server's clock is behind the old one's.
 local now = redis.call('TIME')
-if math.max(tonumber(counter), now[1] * 1000000 + now[2]) < tonumber(ARGV[5]) then
-  redis.call('SET', KEYS[2], ARGV[5])
-  counter = ARGV[5]
+if math.max(tonumber(counter), now[1] * 1000000 + now[2]) < tonumber(fence) then
+  redis.call('SET', fence_counter, fence)
+  counter = fence
 end
 return {2, counter}

@@ -8,20 +8,19 @@
 --       {"busy", value, ms to live (-1: for ever), and if somebody in the room got the turn: see
 --       turns.lua}
 
-local opening = string.sub(ARGV[1], 1, tonumber(ARGV[2]))
-local slots = {KEYS[1], unpack(KEYS, 9)}
+local lock, room, entries, rooms, deadlines, aside, waiters, ended = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 9)}
+local value, opening_length, ttl, mark = unpack(ARGV)
+
+local opening = string.sub(value, 1, tonumber(opening_length))
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local R = {
-  slots = slots, room = KEYS[2], entries = KEYS[3], rooms = KEYS[4], deadlines = KEYS[5],
-  aside = KEYS[6], ended = KEYS[8], waiters = KEYS[7], mark = ARGV[4], publishes = true,
-  token = string.sub(opening, 11, -2) .. '.' .. time[1] .. time[2],
-}
+local publishes, turn_token = true, string.sub(opening, 11, -2) .. '.' .. time[1] .. time[2]
 -- include turns.lua
 
 local function keep(slot, condition)
-  local stored = string.format('%s,"acquired_at":%s.%06d}', string.sub(ARGV[1], 1, -2), time[1], time[2])
-  redis.call('SET', slot, stored, condition, 'PX', ARGV[3])
+  local stored = string.format('%s,"acquired_at":%s.%06d}', string.sub(value, 1, -2), time[1], time[2])
+  redis.call('SET', slot, stored, condition, 'PX', ttl)
   return {'reserved'}
 end
 
@@ -38,7 +37,7 @@ for _, slot in ipairs(slots) do
 end
 
 local offered
-if free and redis.call('EXISTS', KEYS[2]) == 1 then
+if free and redis.call('EXISTS', room) == 1 then
   offered = offer()
   if offered then
     set_due()
@@ -48,5 +47,5 @@ end
 if free then
   return keep(free, 'NX')
 end
-local value = redis.pcall('GET', held)
-return {'busy', type(value) == 'string' and value or '', redis.call('PTTL', held), unpack(offered or {})}
+local other = redis.pcall('GET', held)
+return {'busy', type(other) == 'string' and other or '', redis.call('PTTL', held), unpack(offered or {})}

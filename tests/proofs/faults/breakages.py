@@ -35,7 +35,7 @@ def plain_del() -> None:
     """A release that does not look whose lock it deletes."""
     _rewrite(
         lua.SETTLE,
-        "type(current) == 'string' and string.sub(current, 1, #ARGV[1]) == ARGV[1]",
+        "type(current) == 'string' and string.sub(current, 1, #opening) == opening",
         "type(current) == 'string'",
     )
 
@@ -87,7 +87,7 @@ def turns_are_offered_once() -> None:
 
 def newcomers_overtake() -> None:
     """A free lock is anybody's, whoever waits in the room."""
-    _rewrite(lua.ACQUIRE, "if following and following ~= entry", "if false")
+    _rewrite(lua.ACQUIRE, "if following and following ~= entry_id", "if false")
 
 
 def nobody_gives_turns() -> None:
