@@ -25,7 +25,6 @@ from .claims import (
     Extension,
     Reserved,
     Settled,
-    opening_of,
     to_ms,
 )
 from .clock import clock
@@ -120,7 +119,7 @@ class Locks:
             *(names.lock, names.room, names.entries, names.rooms, names.deadlines),
             *(names.aside, names.waiters, names.ended, *names.slots),
         )
-        arguments = (claim.value, len(claim.opening), to_ms(seconds), names.mark)
+        arguments = (claim.value, to_ms(seconds), names.mark)
         try:
             _, reply = self._server.persist(
                 self._server.once, claim.ttl, lua.RESERVE, keys, arguments, True
@@ -260,7 +259,7 @@ class Locks:
             *(keys.lock, keys.broken, keys.waiters, keys.wake, keys.room, keys.rooms),
             *keys.slots,
         )
-        arguments = (keys.mark, "" if token is None else opening_of(token))
+        arguments = (keys.mark, "" if token is None else holders.opening_of(token))
         values = self._server.script(ttl, lua.BREAK, names, arguments)
         broken = (holders.parse(value, None) for value in values)
         return next((holder for holder in broken if holder is not None), None)

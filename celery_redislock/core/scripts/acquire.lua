@@ -25,20 +25,20 @@ local lock, counter, waiters, done_note, room, entries, rooms, deadlines, aside,
 local slots = {lock, unpack(KEYS, 11)}
 local value, ttl, mark, entry_id, note_if_busy, how, again, waiter_ttl, kept_opening, parent = unpack(ARGV)
 
+-- include values.lua
+
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- Redis's own condition decides: NX for a free slot, XX for one that is kept for us.
 local function take(slot, condition)
-  local micros = string.format('%06d', time[2])
   -- Above all before, also if the counter is gone; above the last one, also if the clock was set back.
+  local micros = string.format('%06d', time[2])
   local fence = time[1] .. micros
   local least = (redis.call('GET', counter) or 0) + 1
   if least > tonumber(fence) then
     fence = string.format('%.0f', least)
   end
-  local stored = string.sub(value, 1, -2) .. ',"fence":' .. fence
-    .. ',"acquired_at":' .. time[1] .. '.' .. micros .. '}'
+  local stored = acquired(value, fence, time[1], micros)
   if not redis.call('SET', slot, stored, condition, 'PX', ttl) then
     return nil
   end
@@ -55,9 +55,12 @@ if not how and #slots == 1 and redis.call('EXISTS', done_note, room, aside) == 0
 end
 
 how, again, kept_opening = how or 'try', again == '1', kept_opening or ''
-local opening = string.match(value, '^{"token":"[^"]*"')
-local task_id, nesting, attempt = string.match(entry_id, '^(.*):(%d+)%.(%d+)$')
-local publishes, turn_token = task_id ~= '', string.sub(opening, 11, -2) .. '.' .. time[1] .. time[2]
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- include records.lua
+-- include entries.lua
+local opening, turn_token = opening_of(token_of(value)), token_of(value) .. '.' .. time[1] .. time[2]
+local task_id, nesting, attempt = parts_of(entry_id)
+local publishes = task_id ~= ''
 -- include turns.lua
 
 local function settled(slot, condition)
@@ -80,12 +83,11 @@ end
 local current, kept = {}, nil
 for i, slot in ipairs(slots) do
   current[i] = redis.pcall('GET', slot)
-  if type(current[i]) == 'string' and string.sub(current[i], 1, #opening) == opening then
+  if is_under(current[i], opening) then
     redis.call('PEXPIRE', slot, ttl)
-    return {'acquired', current[i], string.match(current[i], '"fence":(%d+)') or '0'}
+    return {'acquired', current[i], fence_of(current[i])}
   end
-  if type(current[i]) == 'string' and kept_opening ~= ''
-      and string.sub(current[i], 1, #kept_opening) == kept_opening then
+  if kept_opening ~= '' and is_under(current[i], kept_opening) then
     kept = i
   end
 end
@@ -99,8 +101,8 @@ local mine = order(nesting, attempt)
 -- Whether another copy of this very message has the lock.
 local function runs_itself()
   for i in ipairs(slots) do
-    local ok, holder = pcall(cjson.decode, type(current[i]) == 'string' and current[i])
-    if ok and type(holder) == 'table' and holder.task_id == task_id
+    local holder = record_of(current[i])
+    if holder and holder.task_id == task_id
         and not (holder.cooling or holder.held or holder.queued)
         and order(holder.nesting, holder.attempt) == mine then
       return true
@@ -114,7 +116,7 @@ local is_first = kept and not turn_of(current[kept])
 if task_id ~= '' and not again and not is_first then
   local done = redis.call('GET', done_note)
   -- What is to end for a newer run, and still runs, may yet end in a result of its own.
-  if done and not (string.sub(done, 1, 1) == 'r' and runs_itself()) then
+  if done and not (string.sub(done, 1, 1) == REPLACED_NOTE and runs_itself()) then
     return {'done', done, redis.call('PTTL', done_note)}
   end
 end
@@ -140,19 +142,16 @@ end
 -- A slot of this task's own comes before a free one: its other run is not to be run beside.
 local free, reserved, other, relation
 for i, slot in ipairs(slots) do
-  local ok, holder = false, nil
+  local holder = record_of(current[i])
   if not current[i] then
     free = free or i
-  elseif type(current[i]) == 'string' then
-    ok, holder = pcall(cjson.decode, current[i])
-    ok = ok and type(holder) == 'table' and type(holder.token) == 'string'
   end
-  local is_own = ok and task_id ~= '' and holder.task_id == task_id and not holder.cooling
-  local is_child = ok and not is_own and (parent or '') ~= '' and holder.task_id == parent
+  local is_own = holder and task_id ~= '' and holder.task_id == task_id and not holder.cooling
+  local is_child = holder and not is_own and (parent or '') ~= '' and holder.task_id == parent
     and not holder.cooling and mine > order(holder.nesting, holder.attempt)
-  if current[i] and not ok then
+  if current[i] and not holder then
     other, relation = other or i, relation or 'foreign'
-  elseif ok and holder.reserved then
+  elseif holder and holder.reserved then
     reserved = reserved or i
   elseif is_own or is_child then
     local theirs = order(holder.nesting, holder.attempt)
@@ -168,14 +167,14 @@ for i, slot in ipairs(slots) do
     elseif mine == theirs and holder.queued then
       return settled(slot, 'XX')  -- kept for this very message, which does not say so
     elseif mine == theirs then
-      if not string.find(current[i], '"redelivered":true', 1, true) then
-        current[i] = string.sub(current[i], 1, -2) .. ',"redelivered":true}'
+      if not string.find(current[i], REDELIVERED, 1, true) then
+        current[i] = with(current[i], REDELIVERED)
         redis.call('SET', slot, current[i], 'KEEPTTL')
       end
       return busy(i, 'own')
     end
     other, relation = other or i, relation or 'other'
-  elseif ok then
+  elseif holder then
     other, relation = other or i, relation or 'other'
   end
 end

@@ -9,20 +9,19 @@ local lock, marks, waiters, wake, room, rooms = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 7)}
 local mark, meant_opening = unpack(ARGV)
 
+-- include values.lua
+-- include records.lua
+
 local broken, longest = {}, math.max(redis.call('PTTL', marks), 1000)
 for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
-  local ok, holder = false, nil
-  if type(current) == 'string' then
-    ok, holder = pcall(cjson.decode, current)
-  end
-  local meant = meant_opening == '' or ok and string.sub(current, 1, #meant_opening) == meant_opening
-  if ok and meant and type(holder) == 'table' and type(holder.token) == 'string' then
+  local holder = record_of(current)
+  if holder and (meant_opening == '' or is_under(current, meant_opening)) then
     -- The mark lives as long as the holder may believe in its right, lest it take the lock again.
     -- One that was broken just before may believe so too.
     longest = math.max(tonumber(holder.ttl_ms) or 0, redis.call('PTTL', slot), longest)
     local earlier = string.sub(redis.call('GET', marks) or '', -4096)
-    redis.call('SET', marks, earlier .. '{"token":"' .. holder.token .. '"', 'PX', longest)
+    redis.call('SET', marks, earlier .. opening_of(holder.token), 'PX', longest)
     redis.call('DEL', slot)
     broken[#broken + 1] = current
   end

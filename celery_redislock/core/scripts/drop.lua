@@ -9,12 +9,16 @@
 local room, entries, rooms, ended, done, deadlines, aside = unpack(KEYS)
 local mark, in_favour_of, done_ttl, most = unpack(ARGV)
 
+-- include values.lua
+-- include records.lua
+-- include entries.lua
+
 local reply = {}
 local function drop(id, entry)
   if entry then
     -- Its message may be on its way: it had the turn, perhaps.
-    redis.call('SET', done .. ':' .. id, '0', 'PX', done_ttl)
-    redis.call('HSET', ended, id, cjson.encode({in_favour_of, entry}))
+    redis.call('SET', note_key(done, id), ENDED_NOTE, 'PX', done_ttl)
+    redis.call('HSET', ended, id, ended_text(in_favour_of, entry))
   end
   reply[#reply + 1] = id
   reply[#reply + 1] = entry or ''

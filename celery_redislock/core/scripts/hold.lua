@@ -9,10 +9,12 @@ local lock, done_note = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 3)}
 local opening, value, ttl, done_ttl = unpack(ARGV)
 
-redis.call('SET', done_note, '0', 'PX', done_ttl)
+-- include values.lua
+
+redis.call('SET', done_note, ENDED_NOTE, 'PX', done_ttl)
 for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
-  if type(current) == 'string' and string.sub(current, 1, #opening) == opening then
+  if is_under(current, opening) then
     redis.call('SET', slot, value, 'PX', ttl)
     return 1
   end

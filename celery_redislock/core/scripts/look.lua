@@ -23,11 +23,14 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local publishes = true
+-- include values.lua
+-- include records.lua
+-- include entries.lua
 -- include turns.lua
 
 if declined ~= '' and redis.call('HEXISTS', entries, declined) == 1 then
   local state = state_of(declined)
-  state.offers, state.flag = math.max(state.offers - 1, 0), 'u'
+  state.offers, state.flag = math.max(state.offers - 1, 0), GIVEN
   save_state(declined, state)
   -- Each time that its message was sent all the same, by one who is gone perhaps, it gets longer.
   local patience = (tonumber(aside_after) or math.huge) * (state.offers + 1)
@@ -58,18 +61,18 @@ local function gives_up()
     take_out(id)
     return gives_up()
   end
-  if state.flag == 'h' and state.till > now then
+  if state.flag == GIVING_UP_RECEIVED and state.till > now then
     redis.call('ZADD', deadlines, string.format('%.0f', state.till), id)  -- a worker has its message
     return gives_up()
   end
-  local again = state.flag == 'g' or state.flag == 'h'
+  local again = gives_up_by(state)
   if again and state.offers >= OFFERS then
     set_aside(id)
     return gives_up()
   end
   local had = again and state.offers or 0
   local till = now + PAUSE * 2 ^ had
-  save_state(id, {offers = had + 1, first = state.first or now, flag = 'g', till = till, tokens = ''})
+  save_state(id, {offers = had + 1, first = state.first or now, flag = GIVING_UP, till = till, tokens = ''})
   redis.call('ZADD', deadlines, string.format('%.0f', till), id)
   return {'give up', id, entry, '', had}
 end
@@ -79,13 +82,13 @@ local function unpublished()
   for _, slot in ipairs(slots) do
     local current = redis.pcall('GET', slot)
     local id = turn_of(current)
-    if id and not passed_over[id] and state_of(id).flag == 'u' then
+    if id and not passed_over[id] and state_of(id).flag == GIVEN then
       local entry, state = redis.call('HGET', entries, id), state_of(id)
       if entry then
         redis.call('PEXPIRE', slot, beside_waiters(PAUSE))
-        state.offers, state.flag, state.till = state.offers + 1, 'p', now + PAUSE
+        state.offers, state.flag, state.till = state.offers + 1, PUBLISHED, now + PAUSE
         save_state(id, state)
-        return {'publish', id, entry, string.match(current, '^{"token":"([^"]*)"'), state.offers - 1}
+        return {'publish', id, entry, token_of(current), state.offers - 1}
       end
     end
   end

@@ -28,6 +28,9 @@ local turn_token, done_ttl, look_again, replace_after, successor, arrived_at, be
 local limit, publishes = tonumber(most), true
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- include values.lua
+-- include records.lua
+-- include entries.lua
 -- include turns.lua
 
 -- All ages are measured on the machine that knows them, and all times are this server's.
@@ -37,8 +40,7 @@ local is_free = false
 
 local function holder_in(slot)
   local current = redis.pcall('GET', slot)
-  local ok, holder = pcall(cjson.decode, type(current) == 'string' and current)
-  return current, ok and type(holder) == 'table' and type(holder.token) == 'string' and holder or nil
+  return current, record_of(current)
 end
 
 for _, slot in ipairs(slots) do
@@ -74,13 +76,13 @@ local replaced, newer = {}, nil
 if kind ~= '' then
   for _, other in ipairs(redis.call('LRANGE', room, 0, -1)) do
     local its_entry = redis.call('HGET', entries, other)
-    local its_kind, its_arrival = string.match(its_entry or '', '^%d*|([^|@]*)@?(%d*)|')
+    local its_kind, its_arrival = head_of(its_entry or '')
     if its_kind == kind then
       newer = newer or other
       if began == '1' then
         -- It has begun before: it goes before those that came since.
       elseif is_newer(tonumber(its_arrival)) then
-        return {'older', (string.gsub(other, ':[^:]*$', ''))}
+        return {'older', parts_of(other) or other}
       else
         replaced[#replaced + 1] = {other, its_entry}
       end
@@ -116,8 +118,8 @@ for i, other in ipairs(replaced) do
     end
   end
   -- Its message may be on its way: it had the turn, perhaps.
-  redis.call('SET', done .. ':' .. other[1], 'r' .. successor, 'PX', done_ttl)
-  redis.call('HSET', ended, other[1], cjson.encode({task_id, other[2]}))
+  redis.call('SET', note_key(done, other[1]), REPLACED_NOTE .. successor, 'PX', done_ttl)
+  redis.call('HSET', ended, other[1], ended_text(task_id, other[2]))
   reply[2][#reply[2] + 1] = other[1]
   reply[2][#reply[2] + 1] = other[2]
 end
@@ -138,20 +140,17 @@ local function replace(slot)
   local waits = holder.queued or holder.held
   if type(holder.task_id) == 'string' and (waits or holder.token ~= '') then
     local attempt = (tonumber(holder.attempt) or 0) + (holder.held and 1 or 0)
-    local note = string.format('%s:%s:%d.%d', done, holder.task_id, tonumber(holder.nesting) or 0, attempt)
+    local its_id = id_of(holder.task_id, tonumber(holder.nesting) or 0, attempt)
     local lives = math.max(redis.call('PTTL', slot), tonumber(done_ttl))
-    redis.call('SET', note, 'r' .. successor, 'PX', lives)
+    redis.call('SET', note_key(done, its_id), REPLACED_NOTE .. successor, 'PX', lives)
   end
   if waits and type(holder.task_id) == 'string' then
     redis.call('DEL', slot)
     is_free = true
   elseif holder.token ~= '' then
-    local named = ',"replaced":%d+,"by":%["[^"]*","[^"]*"%]'
     -- The newest is named; the time counts from the first.
-    local at = tonumber(string.match(current, ',"replaced":(%d+),"by":')) or now + replace_after
-    current = string.gsub(current, named, '')
-    current = string.format('%s,"replaced":%.0f,"by":%s}', string.sub(current, 1, -2), at, successor)
-    redis.call('SET', slot, current, 'KEEPTTL')
+    local at = replaced_at(current) or now + replace_after
+    redis.call('SET', slot, to_be_replaced(current, at, successor), 'KEEPTTL')
   end
 end
 if replace_after ~= '' then
@@ -165,7 +164,7 @@ if give_up_after ~= '' then
   give_up = string.format('%.0f', now + give_up_after)
   redis.call('ZADD', deadlines, give_up, id)
 end
-redis.call('HSET', entries, id, string.format('%s|%s@%.0f|%s', give_up, kind, arrived, entry))
+redis.call('HSET', entries, id, entry_text(give_up, kind, arrived, entry))
 if is_free and next_in_line(id) == id then
   set_due(#replaced > 0 and now + look_again or nil)
   return {'ask', reply[2], {}}  -- it replaced the one whose turn it was, or the holder

@@ -7,6 +7,8 @@
 local room, entries, aside, rooms = unpack(KEYS)
 local id, mark = unpack(ARGV)
 
+-- include entries.lua
+
 local entry = redis.call('HGET', aside, id)
 if not entry then
   return 0
@@ -14,7 +16,7 @@ end
 if redis.call('HSET', entries, id, entry) == 1 then
   redis.call('RPUSH', room, id)
   -- It was offered before: whoever publishes it looks whether it has run elsewhere.
-  redis.call('HSET', entries, '#' .. id, '1|||0|')
+  save_state(id, {offers = 1, flag = '', till = 0, tokens = ''})
 end
 redis.call('HDEL', aside, id)
 local now = redis.call('TIME')

@@ -9,15 +9,15 @@
 local entries = KEYS[1]
 local id, believed_for, turn_token = unpack(ARGV)
 
-local state = redis.call('HGET', entries, '#' .. id) or ''
-local offers, first, flag, tokens = string.match(state, '^(%d+)|(%d*)|(%a?)|%d+|(.*)$')
-local gives_up = flag == 'g' or flag == 'h'
-if not offers or gives_up ~= (turn_token == '') or not string.find(tokens, turn_token, 1, true) then
+-- include entries.lua
+
+local state = state_of(id)
+local gives_up = gives_up_by(state)
+if gives_up ~= (turn_token == '') or not string.find(state.tokens, turn_token, 1, true) then
   return 0
 end
 local time = redis.call('TIME')
-local till = time[1] * 1000 + math.floor(time[2] / 1000) + believed_for
-flag = gives_up and 'h' or 'r'
-state = string.format('%d|%s|%s|%.0f|%s', offers, first, flag, till, tokens)
-redis.call('HSET', entries, '#' .. id, state)
+state.till = time[1] * 1000 + math.floor(time[2] / 1000) + believed_for
+state.flag = gives_up and GIVING_UP_RECEIVED or RECEIVED
+save_state(id, state)
 return 1

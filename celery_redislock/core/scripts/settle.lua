@@ -21,28 +21,33 @@ local slots = {lock, unpack(KEYS, 12)}
 local opening, note, always, done_ttl, reserve_for, mark, can_publish = unpack(ARGV)
 local stray, min_hold, leaver, sets_aside = unpack(ARGV, 8)
 
+-- include values.lua
+
 local slot, current
 for _, key in ipairs(slots) do
   current = redis.pcall('GET', key)
-  if type(current) == 'string' and string.sub(current, 1, #opening) == opening then
+  if is_under(current, opening) then
     slot = key
     break
   end
 end
 -- If the lock is gone, so is the note of whether a copy was seen.
 local leaves_note = note ~= ''
-  and (always == '1' or not slot or string.find(current, '"redelivered":true', 1, true))
+  and (always == '1' or not slot or string.find(current, REDELIVERED, 1, true))
 
 local function leave_note()
-  local is_replaced = slot and string.find(current, ',"replaced":', 1, true)
+  if note == '' then
+    return
+  end
+  local is_replaced = slot and string.find(current, REPLACED, 1, true)
   if leaves_note and (is_replaced or not slot)
-      and string.sub(redis.call('GET', done_note) or '', 1, 1) == 'r' then
+      and string.sub(redis.call('GET', done_note) or '', 1, 1) == REPLACED_NOTE then
     redis.call('PEXPIRE', done_note, done_ttl)
     return  -- it says that a copy is not to run, whatever became of this run's result
   end
   if leaves_note then
     redis.call('SET', done_note, note, 'PX', done_ttl)
-  elseif note ~= '' and is_replaced then
+  elseif is_replaced then
     -- It said that a copy is not to run: there is none. The message of one that died comes back.
     redis.call('DEL', done_note)
   end
@@ -57,12 +62,14 @@ end
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local publishes, turn_token = can_publish == '1', string.sub(opening, 11, -2) .. '.' .. time[1] .. time[2]
+-- include records.lua
+-- include entries.lua
+local publishes, turn_token = can_publish == '1', token_of(opening) .. '.' .. time[1] .. time[2]
 -- include turns.lua
 
 local function rest_of_min_hold()
   local ms = tonumber(min_hold) or 0
-  local since = ms > 0 and tonumber(string.match(current, '"acquired_at":([%d.]+)'))
+  local since = ms > 0 and acquired_at(current)
   -- Never for longer than that: the clock may have been set back meanwhile.
   return since and math.min(math.ceil(since * 1000 + ms - now), ms) or 0
 end
@@ -85,9 +92,7 @@ local rest = 0
 if slot then
   rest = rest_of_min_hold()
   if rest > 0 then
-    -- Nobody's any more: without the token nobody extends or releases it.
-    local cooling = '{"token":"","cooling":true' .. string.sub(current, #opening + 1)
-    redis.call('SET', slot, cooling, 'PX', rest)
+    redis.call('SET', slot, cooling_down(current, opening), 'PX', rest)
     if someone_waits() then
       wake_one(rest)  -- to learn when it ends
     end

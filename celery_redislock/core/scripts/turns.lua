@@ -10,29 +10,10 @@
 --   turn_token   of the turn that may be given
 --   publishes    whether the caller can publish a task
 --   time, now    of this server
---
--- In `entries`: id -> "<ms at which it gives up>|<kind>@<ms of its arrival>|<entry>", and
--- "#" id -> "<offers>|<ms of the first>|<flag>|<until ms>|<tokens of the turns offered>". Flags: "u"
--- the turn is given and its message is not published; "p" published, and not for lost until then;
--- "r" a worker has received the message; "g" published as giving up, and "h" received so.
 
 local PAUSE = 5000          -- how long the first turn lasts, in ms. Doubled with each offer
 local OFFERS = 4            -- so often is a turn offered; then the entry is set aside
 local BESIDE_WAITERS = 1000 -- the most if pool slots wait: the message may need one of them
-
-local function state_of(id)
-  local text = redis.call('HGET', entries, '#' .. id) or ''
-  local offers, first, flag, till, tokens = string.match(text, '^(%d+)|(%d*)|(%a?)|(%d+)|(.*)$')
-  return {
-    offers = tonumber(offers) or 0, first = tonumber(first), flag = flag or '',
-    till = tonumber(till) or 0, tokens = tokens or '',
-  }
-end
-
-local function save_state(id, state)
-  redis.call('HSET', entries, '#' .. id, string.format('%d|%s|%s|%.0f|%s', state.offers,
-    state.first and string.format('%.0f', state.first) or '', state.flag, state.till, state.tokens))
-end
 
 local function take_out(id)
   local entry = redis.call('HGET', entries, id)
@@ -68,16 +49,8 @@ end
 
 -- Without the reservation whoever asks next would take the lock before the waiter wakes.
 local function let_waiter_in(slot, ms)
-  redis.call('SET', slot, '{"token":"","reserved":true}', 'PX', ms)
+  redis.call('SET', slot, RESERVED, 'PX', ms)
   wake_one(ms)
-end
-
--- Whose turn a slot's value is, or nil.
-local function turn_of(value)
-  if type(value) == 'string' and string.find(value, ',"turn":', 1, true) then
-    local ok, holder = pcall(cjson.decode, value)
-    return ok and type(holder) == 'table' and holder.turn or nil
-  end
 end
 
 local function turns_given()
@@ -93,13 +66,13 @@ end
 
 -- Its message is on its way, or with a worker.
 local function is_sent(state)
-  return state.flag ~= '' and state.flag ~= 'u' and state.till > now
+  return state.flag ~= '' and state.flag ~= GIVEN and state.till > now
 end
 
 -- A worker has its message, and no room for it; or it gives up. It keeps its place, and others go
 -- before it: the lock is not shut for one who comes some time.
 local function is_away(state)
-  return is_sent(state) and state.flag ~= 'p'
+  return is_sent(state) and state.flag ~= PUBLISHED
 end
 
 -- Nobody took any of its turns. Who looks sets it aside, and says so; for the others it is not there.
@@ -108,11 +81,12 @@ local function is_spent(id, state, turns)
 end
 
 local function who(entry)
-  local text = string.match(entry, '^[^|]*|[^|]*|{("task":"[^"\\]*","task_id":"[^"\\]*")')
+  local parked = parked_of(entry)
+  local text = string.match(parked, '^{("task":"[^"\\]*","task_id":"[^"\\]*")')
   if text then
     return text
   end
-  local ok, found = pcall(cjson.decode, string.match(entry, '^[^|]*|[^|]*|(.*)$'))
+  local ok, found = pcall(cjson.decode, parked)
   if not ok or type(found) ~= 'table' then
     return '"task":null,"task_id":null'
   end
@@ -128,19 +102,17 @@ local function give_turn(slot, id, entry, state)
     kind, pause = 'publish', PAUSE * 2 ^ state.offers
     -- Beside waiters the turn ends before. Its message is not sent again for that.
     save_state(id, {
-      offers = state.offers + 1, first = state.first or now, flag = 'p', till = now + pause,
+      offers = state.offers + 1, first = state.first or now, flag = PUBLISHED, till = now + pause,
       tokens = tokens,
     })
   else
     save_state(id, {
-      offers = state.offers, first = state.first or now, flag = 'u', till = 0, tokens = tokens,
+      offers = state.offers, first = state.first or now, flag = GIVEN, till = 0, tokens = tokens,
     })
   end
   pause = beside_waiters(pause)
-  local nesting, attempt = string.match(id, ':(%d+)%.(%d+)$')
-  local value = string.format(
-    '{"token":"%s","v":2,%s,"attempt":%d,"nesting":%d,"ttl_ms":%d,"queued":true,"turn":%s,"acquired_at":%s.%06d}',
-    turn_token, who(entry), attempt or 0, nesting or 0, pause, cjson.encode(id), time[1], time[2])
+  local _, nesting, attempt = parts_of(id)
+  local value = turn_value(turn_token, who(entry), id, nesting or 0, attempt or 0, pause, time)
   redis.call('SET', slot, value, 'NX', 'PX', pause)
   return {kind, id, entry, turn_token, state.offers}
 end
@@ -206,7 +178,7 @@ local function set_due(least)
       due = math.min(due, now + left + 1)
     end
     local id = left >= 0 and turn_of(redis.pcall('GET', slot))
-    if id and state_of(id).flag == 'u' then
+    if id and state_of(id).flag == GIVEN then
       due = now
     end
   end

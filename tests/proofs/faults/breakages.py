@@ -35,8 +35,8 @@ def plain_del() -> None:
     """A release that does not look whose lock it deletes."""
     _rewrite(
         lua.SETTLE,
-        "type(current) == 'string' and string.sub(current, 1, #opening) == opening",
-        "type(current) == 'string'",
+        "if is_under(current, opening) then",
+        "if type(current) == 'string' then",
     )
 
 

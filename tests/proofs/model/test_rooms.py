@@ -35,7 +35,7 @@ BROKEN = {
     "a copy waits beside the first": ("PARK", "redis.call('HEXISTS', entries, id) == 1", "false"),
     "a settle does not look": ("SETTLE", "elseif first then", "elseif false then"),
     "a settle gives back another's turn": (
-        "SETTLE", "and string.sub(current, 1, #opening) == opening", ""),
+        "SETTLE", "if is_under(current, opening) then", "if type(current) == 'string' then"),
     "who settles cannot publish and nobody is told": (
         "LOOK", "gives_up() or unpublished() or not", "gives_up() or not"),
     "a give-up is forgotten": (
@@ -44,14 +44,14 @@ BROKEN = {
         "LOOK", "redis.call('ZADD', deadlines, string.format('%.0f', till), id)",
         "redis.call('ZREM', deadlines, id)"),
     "a give-up that a worker has is sent again": (
-        "LOOK", "state.flag == 'h' and state.till > now", "false"),
+        "LOOK", "state.flag == GIVING_UP_RECEIVED and state.till > now", "false"),
     "who declines gives its turn away": (
-        "LOOK", "state.offers, state.flag = math.max(state.offers - 1, 0), 'u'",
+        "LOOK", "state.offers, state.flag = math.max(state.offers - 1, 0), GIVEN",
         "take_out(declined)"),
     "what was put back is still set aside": (
         "PUT_BACK", "redis.call('HDEL', aside, id)", ""),
     "that a worker has it is not noted": (
-        "RECEIVED", "redis.call('HSET', entries, '#' .. id, state)", ""),
+        "RECEIVED", "save_state(id, state)\nreturn", "return"),
     "it is forgotten once it has its turn": (
         "", "return {kind, id, entry, turn_token, state.offers}",
         "take_out(id) return {kind, id, entry, turn_token, state.offers}"),
