@@ -28,7 +28,6 @@ from .claims import (
     to_ms,
 )
 from .clock import clock
-from .connections import pack
 from .holders import Holder
 from .keys import LockKeys
 from .restarts import HeldOff
@@ -164,14 +163,14 @@ class Locks:
         calls = [wire.extend_question(each) for each in extensions]
         ttl = min(e.claim.ttl for e in extensions) if ttl is None else ttl
         with self._server.connection(extensions[0].claim.keys.lock, ttl, purpose) as connection:
-            commands = [lua.EXTEND.call(keys, arguments) for keys, arguments in calls]
-            connection.send_packed_command([b"".join(map(pack, commands))])
+            commands = [lua.EXTEND.packed(*call) for call in calls]
+            connection.send_packed_command([b"".join(commands)])
             replies = [read(connection) for _ in calls]
             again = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
             if again:
-                commands = [lua.EXTEND.call(*calls[i]) for i in again]
-                commands[0] = lua.EXTEND.text_call(*calls[again[0]])  # the others find it there
-                connection.send_packed_command([b"".join(map(pack, commands))])
+                commands = [commands[i] for i in again]
+                commands[0] = lua.EXTEND.packed_text(*calls[again[0]])  # the others find it there
+                connection.send_packed_command([b"".join(commands)])
                 for i in again:
                     replies[i] = read(connection)
             if any(is_not_master(reply) for reply in replies):

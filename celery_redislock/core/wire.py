@@ -32,7 +32,7 @@ WAITER_TTL: Final = MAX_BLOCK + 2.0
 
 def acquire_question(
     claim: Claim, how: str = "try", again: bool = False, noted: bool = False
-) -> tuple[Sequence[str], Sequence[Any]]:
+) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """The keys and arguments of `acquire.lua`."""
     keys = claim.keys
     note = (
@@ -64,7 +64,7 @@ def acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired | 
     return Busy(holder, remaining, relation, at, offered(reply[5:]), for_message)
 
 
-def extend_question(extension: Extension) -> tuple[Sequence[str], Sequence[Any]]:
+def extend_question(extension: Extension) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """The keys and arguments of `extend.lua`."""
     claim, keys = extension.claim, extension.claim.keys
     max_hold = "" if extension.max_hold is None else to_ms(extension.max_hold)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from redis.connection import Encoder, PythonRespSerializer
 
-from celery_redislock.core import lua
+from celery_redislock.core import connections, lua
 
 FOLDER = Path(lua.__file__).parent / "scripts"
 #: Parts of others: they have no keys and arguments of their own.
@@ -56,3 +58,21 @@ def test_a_script_has_a_name_for_what_its_contract_counts_and_uses_each(name) ->
         assert numbers == [*range(1, len(names) + 1)]
         unused = {each for each in names if len(re.findall(rf"\b{each}\b", whole)) < 2}
         assert unused == set()
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_call_whose_head_is_kept_is_packed_as_redis_py_packs_it(monkeypatch, is_fast) -> None:
+    packer = PythonRespSerializer(10**6, Encoder("utf-8", "strict", False).encode)
+
+    def pack_command(command: tuple[Any, ...]) -> bytes:
+        # redis-py takes apart a first word that has spaces; hiredis does not.
+        packed = b"".join(packer.pack("PING", *command))
+        return b"*%d\r\n%b" % (len(command), packed.partition(b"PING\r\n")[2])
+
+    monkeypatch.setattr(connections, "pack_command", pack_command if is_fast else None)
+    lua._packed_head.cache_clear()
+    keys = ("a", "größe {1}")
+    for arguments in (("x\r\n", 7, ""), ("ä", 8, "y"), ()):
+        command = ("EVALSHA", lua.EXTEND.sha, 2, *keys, *arguments)
+        assert lua.EXTEND.packed(keys, arguments) == pack_command(command)
+    assert lua._packed_head.cache_info().misses == 1
