@@ -30,6 +30,7 @@ from .core.lease import Lease
 from .core.redis_lock import RedisLock
 from .core.server import Server
 from .core.store import Store
+from .core.upkeep import Upkeep
 from .errors import ConfigError, TaskSkipped
 from .signals import ConflictDetails, lock_conflict
 from .tasks.current import current_lock
@@ -246,13 +247,13 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
         store, keys, ttl = lease.store, lease.claim.keys, lease.ttl
     else:
         store, keys, ttl = _lock_of(what, args, kwargs)
-    held = [each for each in heartbeat.live() if isinstance(each, Lease)]
+    held = [each for each in heartbeat.live() if isinstance(each, Upkeep)]
     holders = [each for each in held if each.store is store and each.claim.keys == keys]
     if not holders:
         raise AssertionError(f"{keys.lock} is held by nobody in this process")
     store.locks.break_lock(keys, ttl)
     give_up = clock() + _SOON
-    while not all(each.loss_is_told for each in holders):
+    while not all(each.right.loss_is_told for each in holders):
         if clock() > give_up:
             raise AssertionError(f"the heartbeat did not find out that {keys.lock} was broken")
         for each in holders:

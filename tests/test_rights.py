@@ -19,7 +19,7 @@ def granted(user):
 def test_the_line_of_workers_has_exactly_the_commands_that_the_sources_use():
     core = SOURCES / "core"
     scripts = "".join(path.read_text() for path in core.glob("scripts/*.lua"))
-    used = set(re.findall(r"redis\.p?call\((?:ARGV\[6\] == '1' and )?'([A-Z]+)'", scripts))
+    used = set(re.findall(r"redis\.p?call\((?:in_front == '1' and )?'([A-Z]+)'", scripts))
     used |= set(re.findall(r"'LPUSH' or '([A-Z]+)'", scripts))
     # What only people look at, in `looking`, is not what workers need.
     asking = ("lua", "locks", "rooms", "server", "restarts", "wire", "store")

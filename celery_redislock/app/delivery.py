@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from ..core.claims import new_token
 from ..core.clock import clock
+from ..core.parked import id_of
 from ..errors import ConfigError
 
 KEY: Final = "redislock"
@@ -26,7 +27,7 @@ VERSION: Final = 2
 def attempt_id(raw: Mapping[str, Any]) -> str:
     """What this attempt of a task is called in Redis: its id, replacements and retries."""
     nesting = raw.get("replaced_task_nesting") or 0
-    return f"{raw.get('id') or ''}:{nesting}.{raw.get('retries') or 0}"
+    return id_of(raw.get("id") or "", nesting, raw.get("retries") or 0)
 
 
 def stamp(

@@ -8,7 +8,8 @@ import secrets
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from .holders import Holder
+from . import parked
+from .holders import Holder, opening_of
 from .keys import LockKeys
 from .notes import Note
 
@@ -24,10 +25,6 @@ NOT_OURS: Final = 0
 def new_token() -> str:
     """A token: 128 random bits as hex digits."""
     return secrets.token_hex(16)
-
-
-def opening_of(token: str) -> str:
-    return f'{{"token":"{token}"'
 
 
 @lru_cache
@@ -73,7 +70,7 @@ class Claim:
     done_key: str = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        self.entry_id = f"{self.task_id}:{self.nesting}.{self.attempt}"
+        self.entry_id = parked.id_of(self.task_id, self.nesting, self.attempt)
         self.done_key = self.keys.done_by(self.entry_id)
 
     @property

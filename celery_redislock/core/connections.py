@@ -260,10 +260,18 @@ def pack(arguments: tuple[str | int | bytes, ...]) -> bytes:
     if pack_command is not None:
         packed: bytes = pack_command(arguments)
         return packed
-    parts = [b"*%d\r\n" % len(arguments)]
+    return b"*%d\r\n%b" % (len(arguments), pack_parts(arguments))
+
+
+def pack_parts(arguments: tuple[str | int | bytes, ...]) -> bytes:
+    """A part of a command, without how many arguments the command has."""
+    if pack_command is not None:
+        packed: bytes = pack_command(arguments)
+        return packed[packed.index(b"\n") + 1 :]
+    parts = []
     for argument in arguments:
         data = argument if isinstance(argument, bytes) else str(argument).encode()
-        parts.append(b"$%d\r\n%s\r\n" % (len(data), data))
+        parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from ..errors import LockUnavailable
-from .claims import NOT_OURS, RETAKEN, Claim, Extended, Extension
+from .claims import Extended, Extension
 from .clock import clock
 from .forks import between_forks
 from .greenlets import AT_ONCE, native_lock, start_native, teller_here
@@ -41,51 +41,33 @@ class Extendable(Protocol):
     """What the heartbeat keeps alive.
 
     Attributes:
-        token: the claim's token.
         ttl: seconds that the lock outlives its holder.
         next_beat: when it is to be extended next, on `clock`.
         store: where it is.
     """
 
-    token: str
     ttl: float
     next_beat: float
 
     @property
     def store(self) -> Store: ...
 
-    @property
-    def claim(self) -> Claim:
-        """Which lock, and by which right. May raise what a task's `lock_key` raises."""
-
-    def report(self) -> dict[str, Any] | None:
-        """What is known of it, for people; None if nothing is to be said."""
-
-    def may_extend(self, now: float) -> bool:
-        """Whether it may be extended now."""
-
-    def stop_extending(self) -> None:
-        """It may not."""
-
-    def extension(self, now: float) -> Extension:
-        """What an extension that is sent now says."""
-
-    def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
-        """It was extended, or had vanished and was taken again. Another may wait for its end."""
-
-    def beat_denied(self) -> None:
-        """The server has another holder, or none."""
-
-    def went_unanswered(self) -> None:
-        """An extension was sent and not answered: it may yet reach the server. Said before
-        `Heartbeat.discard` stops to wait for it.
+    def extension(self, now: float) -> Extension | None:
+        """What an extension that is sent now says. None if it may not be extended now: it has said
+        then when to ask next, or is discarded.
         """
 
-    def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
-        """The server could not be asked."""
+    def answered(self, reply: Extended | LockUnavailable, sent_at: float, discarded: bool) -> None:
+        """What the server said to an extension, or why it could not be asked.
 
-    def undo_retake(self) -> None:
-        """It was taken again after it was discarded."""
+        Args:
+            reply: that.
+            sent_at: when the extension was sent, on `clock`.
+            discarded: the lease was discarded meanwhile, without waiting for this answer.
+        """
+
+
+_Ref = weakref.ref[Extendable]
 
 
 class Heartbeat:
@@ -96,19 +78,21 @@ class Heartbeat:
 
     def _reset(self) -> None:
         # Weak: a lock that its owner forgot must lapse, not live as long as the process.
-        self._leases: dict[str, weakref.ref[Extendable]] = {}
+        self._leases: set[_Ref] = set()
         self._alarm = _Alarm()
         self._sleeping_until = 0.0
         self._idle = IDLE
         self._thread_id: int | None = None
-        self._in_flight: frozenset[str] = frozenset()
+        self._in_flight: frozenset[_Ref] = frozenset()
+        #: Those of which an extension was not answered: it may reach the server at any time.
+        self._unanswered: frozenset[_Ref] = frozenset()
         self._starting = native_lock()
         self._calls: deque[Callable[[], None]] = deque()
         self._teller = AT_ONCE
 
     def add(self, lease: Extendable) -> None:
         """Keep this lease alive, from a third of its ttl on."""
-        self._leases[lease.token] = weakref.ref(lease)
+        self._leases.add(weakref.ref(lease))
         if self._thread_id is None:
             with self._starting:
                 if self._thread_id is None:
@@ -122,15 +106,17 @@ class Heartbeat:
         """Stop extending this lease. An extension under way is waited for, within bounds.
 
         Returns:
-            Whether one was under way. Unless it was answered, it may still reach the server.
+            Whether an extension may still reach the server: one was under way, or one was never
+            answered.
         """
-        self._leases.pop(lease.token, None)
-        if lease.token not in self._in_flight:
-            return False
+        ref = weakref.ref(lease)
+        self._leases.discard(ref)
+        if ref not in self._in_flight:
+            return ref in self._unanswered
         # No lock is taken to wait: an exception from outside, such as a soft time limit, could
         # leave it locked, and the heartbeat would stand still.
         give_up = clock() + lease.ttl / 6
-        while lease.token in self._in_flight and clock() < give_up:
+        while ref in self._in_flight and clock() < give_up:
             time.sleep(IN_FLIGHT)
         return True
 
@@ -162,10 +148,10 @@ class Heartbeat:
     def live(self) -> list[Extendable]:
         """What is being kept alive."""
         leases = []
-        for token, ref in list(self._leases.items()):
+        for ref in list(self._leases):
             lease = ref()
             if lease is None:
-                self._leases.pop(token, None)
+                self._leases.discard(ref)
             else:
                 leases.append(lease)
         return leases
@@ -199,49 +185,45 @@ class Heartbeat:
         for store, batch in batches.items():
             self._extend(store, batch, shortest)
 
-    def _extend(self, store: Any, batch: list[Extendable], shortest: float) -> None:
-        now = clock()
-        expired = [lease for lease in batch if not lease.may_extend(now)]
-        for lease in expired:
-            lease.stop_extending()
-        batch = [lease for lease in batch if lease not in expired]
-        if not batch:
-            return
-        self._in_flight = frozenset(lease.token for lease in batch)
+    def _extend(self, store: Store, batch: list[Extendable], shortest: float) -> None:
+        sent_at = clock()
+        asked = [
+            (weakref.ref(lease), lease, extension)
+            for lease in batch
+            if (extension := lease.extension(sent_at)) is not None
+        ]
+        self._in_flight = frozenset(ref for ref, _, _ in asked)
         try:
             # Discarded between the collection and the line above: it must not be extended.
-            batch = [lease for lease in batch if lease.token in self._leases]
-            sent_at = clock()
-            replies = _extend_all(store, batch, sent_at, shortest)
-            for lease, reply in zip(batch, replies, strict=True):
-                if isinstance(reply, LockUnavailable):
-                    lease.went_unanswered()
+            asked = [each for each in asked if each[0] in self._leases]
+            replies = _extend_all(store, [extension for _, _, extension in asked], shortest)
+            pairs = list(zip(asked, replies, strict=True))
+            silent = {ref for (ref, *_), reply in pairs if isinstance(reply, LockUnavailable)}
+            if silent:  # before whoever waits for the answer goes on
+                self._unanswered = _living(self._unanswered | silent)
         finally:
             self._in_flight = frozenset()
-        for lease, reply in zip(batch, replies, strict=True):
-            if lease.token not in self._leases:
-                # Released while we asked, and not waited for long enough.
-                if isinstance(reply, Extended) and reply.outcome == RETAKEN:
-                    lease.undo_retake()
-            elif isinstance(reply, LockUnavailable):
-                lease.beat_failed(reply, clock() + RETRY_EVERY)
-            elif reply.outcome == NOT_OURS:
-                lease.beat_denied()
-            else:
-                lease.beat_succeeded(sent_at, reply)
+        for (ref, lease, _), reply in pairs:
+            lease.answered(reply, sent_at, discarded=ref not in self._leases)
 
 
 def _say_bug(error: Exception) -> None:
     logger.error("redislock: the heartbeat met a bug in itself; it goes on", exc_info=error)
 
 
-def _extend_all(store: Any, batch: list[Extendable], now: float, shortest: float) -> list[Any]:
-    if not batch:
+def _extend_all(
+    store: Store, extensions: list[Extension], shortest: float
+) -> list[Extended | LockUnavailable]:
+    if not extensions:
         return []
     try:
-        return list(store.locks.extend([lease.extension(now) for lease in batch], shortest))
+        return store.locks.extend(extensions, shortest)
     except LockUnavailable as exc:
-        return [exc] * len(batch)
+        return [exc] * len(extensions)
+
+
+def _living(refs: frozenset[_Ref]) -> frozenset[_Ref]:
+    return frozenset(ref for ref in refs if ref() is not None)
 
 
 class _Alarm:

@@ -1,6 +1,7 @@
 """Who holds a lock: the record that stands in Redis as the lock's value.
 
-The token proves ownership and is compared by the scripts; the rest explains, for people.
+The token proves ownership and is compared by the scripts; the rest explains, for people. The
+scripts' part of it is in `scripts/values.lua` and `scripts/records.lua`.
 """
 
 from __future__ import annotations
@@ -180,6 +181,11 @@ def _successor(found: Any) -> Holder | None:
     return Holder(task=task, task_id=task_id)
 
 
+def is_turn(value: bytes) -> bool:
+    """Whether a lock is kept for a message from a waiting room."""
+    return b',"turn":' in value
+
+
 def decode(value: bytes) -> dict[str, Any] | None:
     """The fields of a lock's value, or None if it is not ours. Of a record of a newer version only
     the token and the version: the other fields may mean something else there.
@@ -222,6 +228,11 @@ def _record(value: bytes) -> dict[str, Any] | None:
     return record
 
 
+def opening_of(token: str) -> str:
+    """How a value with this token begins."""
+    return f'{{"token":"{token}"'
+
+
 def encode(
     token: str,
     *,
@@ -237,7 +248,7 @@ def encode(
 ) -> str:
     """A lock's value. The token stands first: the scripts compare the value's opening.
 
-    `acquire.lua` adds the fence and the time before the closing brace, `reserve.lua` the time.
+    The scripts add to it before the closing brace: when it was acquired, and what became of it.
     """
     # Put together by hand, which takes a third of the time: this is done for each run.
     value = (

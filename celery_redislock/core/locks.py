@@ -21,14 +21,13 @@ from .claims import (
     Busy,
     Claim,
     Done,
+    Extended,
     Extension,
     Reserved,
     Settled,
-    opening_of,
     to_ms,
 )
 from .clock import clock
-from .connections import pack
 from .holders import Holder
 from .keys import LockKeys
 from .restarts import HeldOff
@@ -119,7 +118,7 @@ class Locks:
             *(names.lock, names.room, names.entries, names.rooms, names.deadlines),
             *(names.aside, names.waiters, names.ended, *names.slots),
         )
-        arguments = (claim.value, len(claim.opening), to_ms(seconds), names.mark)
+        arguments = (claim.value, to_ms(seconds), names.mark)
         try:
             _, reply = self._server.persist(
                 self._server.once, claim.ttl, lua.RESERVE, keys, arguments, True
@@ -139,14 +138,14 @@ class Locks:
         (reply,) = self.extend([extension], claim.ttl, "main")
         if isinstance(reply, LockUnavailable):
             raise reply
-        return bool(reply.outcome != NOT_OURS)
+        return reply.outcome != NOT_OURS
 
     def extend(
         self,
         extensions: Sequence[Extension],
         ttl: float | None = None,
         purpose: str = "heartbeat",
-    ) -> list[Any]:
+    ) -> list[Extended | LockUnavailable]:
         """Extend several locks in one round trip.
 
         Args:
@@ -164,14 +163,14 @@ class Locks:
         calls = [wire.extend_question(each) for each in extensions]
         ttl = min(e.claim.ttl for e in extensions) if ttl is None else ttl
         with self._server.connection(extensions[0].claim.keys.lock, ttl, purpose) as connection:
-            commands = [lua.EXTEND.call(keys, arguments) for keys, arguments in calls]
-            connection.send_packed_command([b"".join(map(pack, commands))])
+            commands = [lua.EXTEND.packed(*call) for call in calls]
+            connection.send_packed_command([b"".join(commands)])
             replies = [read(connection) for _ in calls]
             again = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
             if again:
-                commands = [lua.EXTEND.call(*calls[i]) for i in again]
-                commands[0] = lua.EXTEND.text_call(*calls[again[0]])  # the others find it there
-                connection.send_packed_command([b"".join(map(pack, commands))])
+                commands = [commands[i] for i in again]
+                commands[0] = lua.EXTEND.packed_text(*calls[again[0]])  # the others find it there
+                connection.send_packed_command([b"".join(commands)])
                 for i in again:
                     replies[i] = read(connection)
             if any(is_not_master(reply) for reply in replies):
@@ -259,7 +258,7 @@ class Locks:
             *(keys.lock, keys.broken, keys.waiters, keys.wake, keys.room, keys.rooms),
             *keys.slots,
         )
-        arguments = (keys.mark, "" if token is None else opening_of(token))
+        arguments = (keys.mark, "" if token is None else holders.opening_of(token))
         values = self._server.script(ttl, lua.BREAK, names, arguments)
         broken = (holders.parse(value, None) for value in values)
         return next((holder for holder in broken if holder is not None), None)

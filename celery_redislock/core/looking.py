@@ -8,7 +8,7 @@ from typing import Final
 
 from redis.exceptions import ResponseError
 
-from . import wire
+from . import parked, wire
 from .claims import Standing
 from .clock import clock
 from .keys import LockKeys
@@ -84,7 +84,7 @@ class Looking:
         return [
             (
                 each.decode(errors="replace"),
-                wire.without_head((entry or b"").decode(errors="replace")),
+                parked.parked_of((entry or b"").decode(errors="replace")),
             )
             for each, entry in zip(ids, entries, strict=True)
         ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import pkgutil
 import re
-from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
+
+from .connections import pack, pack_parts
 
 
 class Script:
@@ -25,13 +26,22 @@ class Script:
     def sha(self) -> str:
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
-    def call(self, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
-        """The command that calls it, if the server knows it."""
-        return ("EVALSHA", self.sha, len(keys), *keys, *arguments)
+    def packed(self, keys: tuple[str, ...], arguments: tuple[Any, ...]) -> bytes:
+        """The command that calls it, if the server knows it, as it is sent."""
+        count = 3 + len(keys) + len(arguments)
+        return b"*%d\r\n%b%b" % (count, _packed_head(self.sha, keys), pack_parts(arguments))
 
-    def text_call(self, keys: Sequence[str], arguments: Sequence[Any]) -> tuple[Any, ...]:
+    def packed_text(self, keys: tuple[str, ...], arguments: tuple[Any, ...]) -> bytes:
         """The command that calls it, and has the server know it."""
-        return ("EVAL", self.text, len(keys), *keys, *arguments)
+        return pack(("EVAL", self.text, len(keys), *keys, *arguments))
+
+
+@lru_cache(maxsize=512)
+def _packed_head(sha: str, keys: tuple[str, ...]) -> bytes:
+    """How a call of this script for these keys begins. Who takes a lock in a loop, waits for one or
+    keeps one alive sends the same each time.
+    """
+    return pack_parts(("EVALSHA", sha, len(keys), *keys))
 
 
 def _source(name: str) -> str:

@@ -18,6 +18,7 @@ from .holders import Holder
 from .keys import lock_keys
 from .lease import Lease, logger
 from .store import Store
+from .waiting import wait_for
 
 
 class _ThreadLease(Lease):
@@ -170,7 +171,7 @@ class RedisLock:
         lease = _ThreadLease(self._store, self._claim(), beats=self._beats)
         last = weakref.ref(lease)
         try:
-            reply = lease.take(hold_off=0) if timeout == 0 else lease.wait(timeout)
+            reply = lease.take(hold_off=0) if timeout == 0 else wait_for(lease, timeout)
             taken = isinstance(reply, Acquired)
         except BaseException:
             # The server may have taken the lock for us and the answer got lost.
@@ -218,7 +219,7 @@ class RedisLock:
         self.ensure()
         lease = self._lease
         assert lease is not None
-        if not lease.extend_now():
+        if not lease.upkeep.extend_now():
             lease.ensure()
         return True
 

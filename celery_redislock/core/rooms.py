@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Final
 
 from redis.exceptions import ResponseError
 
 from ..errors import LockUnavailable
-from . import holders, lua, wire
+from . import holders, lua, parked, wire
 from .claims import (
     Claim,
     Full,
@@ -89,7 +88,7 @@ class Rooms:
             return Full()
         if reply[0] == b"older":
             return Older(reply[1].decode(), *(holders.parse(value, None) for value in reply[2:]))
-        replaced = {entry_id: wire.without_head(entry) for entry_id, entry in wire.pairs(reply[1])}
+        replaced = {entry_id: parked.parked_of(entry) for entry_id, entry in wire.pairs(reply[1])}
         if reply[0] != b"parked":
             return Turn(replaced)
         return Parked(replaced, wire.offered(reply[2]), wire.seconds(reply[3]))
@@ -127,10 +126,7 @@ class Rooms:
             *(to_ms(ENDED_AGAIN), patience, to_ms(wire.RESERVE), *passed_over),
         )
         due, offered, aside, flat = self._server.script(timeout, lua.LOOK, names, arguments)
-        ended = {}
-        for entry_id, text in wire.pairs(flat):
-            successor, entry = json.loads(text)
-            ended[entry_id] = successor, wire.without_head(entry)
+        ended = {entry_id: parked.ended_of(text) for entry_id, text in wire.pairs(flat)}
         ids = [each.decode(errors="replace") for each in aside]
         return Look(wire.seconds(due), wire.offered(offered), ids, ended)
 
@@ -258,6 +254,6 @@ class Rooms:
         dropped: dict[str, str] = {}
         while True:
             reply = self._server.script(ttl, lua.DROP, names, arguments)
-            dropped.update((each, wire.without_head(entry)) for each, entry in wire.pairs(reply))
+            dropped.update((each, parked.parked_of(entry)) for each, entry in wire.pairs(reply))
             if len(reply) < 2 * DROP_COUNT:
                 return dropped

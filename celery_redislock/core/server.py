@@ -87,8 +87,8 @@ class Server:
         self,
         ttl: float,
         script: Script,
-        keys: Sequence[str],
-        arguments: Sequence[Any],
+        keys: tuple[str, ...],
+        arguments: tuple[Any, ...],
         purpose: str = "main",
     ) -> Any:
         """What a script replies, when the server answers."""
@@ -99,8 +99,8 @@ class Server:
         self,
         ttl: float,
         script: Script,
-        keys: Sequence[str],
-        arguments: Sequence[Any],
+        keys: tuple[str, ...],
+        arguments: tuple[Any, ...],
         takes: bool = False,
         purpose: str = "main",
     ) -> tuple[float, Any]:
@@ -117,13 +117,13 @@ class Server:
             return sent_at, self.call(connection, script, keys, arguments)
 
     def call(
-        self, connection: Any, script: Script, keys: Sequence[str], arguments: Sequence[Any]
+        self, connection: Any, script: Script, keys: tuple[str, ...], arguments: tuple[Any, ...]
     ) -> Any:
         try:
-            connection.send_packed_command([pack(script.call(keys, arguments))])
+            connection.send_packed_command([script.packed(keys, arguments)])
             return connection.read_response()
         except NoScriptError:
-            connection.send_packed_command([pack(script.text_call(keys, arguments))])
+            connection.send_packed_command([script.packed_text(keys, arguments)])
             return connection.read_response()
 
     def call_when_woken(
@@ -133,8 +133,8 @@ class Server:
         seconds: float,
         ttl: float,
         script: Script,
-        keys: Sequence[str],
-        arguments: Sequence[Any],
+        keys: tuple[str, ...],
+        arguments: tuple[Any, ...],
     ) -> tuple[Any, Any]:
         """Block on a wake list, and call the script then. Both are sent together.
 
@@ -151,7 +151,7 @@ class Server:
             What the list gave, or the `ResponseError` for it; and what the script replied.
         """
         block = pack(("BLPOP", wake, f"{seconds:.3f}"))
-        connection.send_packed_command([block + pack(script.call(keys, arguments))])
+        connection.send_packed_command([block + script.packed(keys, arguments)])
         if not connection.can_read(seconds + operation_timeout(ttl)):
             raise RedisTimeoutError("the server does not end a wait")
         slept, reply = read(connection), read(connection)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
-from . import holders, notes
+from . import holders, notes, parked
 from .claims import (
     Acquired,
     Busy,
@@ -19,7 +18,6 @@ from .claims import (
     Extension,
     Offered,
     Reserved,
-    opening_of,
     to_ms,
 )
 from .holders import Holder
@@ -34,7 +32,7 @@ WAITER_TTL: Final = MAX_BLOCK + 2.0
 
 def acquire_question(
     claim: Claim, how: str = "try", again: bool = False, noted: bool = False
-) -> tuple[Sequence[str], Sequence[Any]]:
+) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """The keys and arguments of `acquire.lua`."""
     keys = claim.keys
     note = (
@@ -42,7 +40,7 @@ def acquire_question(
     )
     arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, claim.entry_id, note)
     if how != "try" or again or claim.kept or claim.parked or claim.parent:
-        kept = opening_of(claim.kept) if claim.kept else ""
+        kept = holders.opening_of(claim.kept) if claim.kept else ""
         arguments += (how, int(again), to_ms(WAITER_TTL), kept, claim.parent)
     names = (
         *(keys.lock, keys.fence, keys.waiters, claim.done_key, keys.room, keys.entries),
@@ -62,16 +60,16 @@ def acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired | 
     remaining = left / 1000 if left >= 0 else math.inf
     holder = holders.parse(value, remaining) if value or relation == "foreign" else None
     is_kept = holder is not None and (holder.queued or holder.held_for_retry)
-    for_message = is_kept and b',"turn":' not in value
+    for_message = is_kept and not holders.is_turn(value)
     return Busy(holder, remaining, relation, at, offered(reply[5:]), for_message)
 
 
-def extend_question(extension: Extension) -> tuple[Sequence[str], Sequence[Any]]:
+def extend_question(extension: Extension) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """The keys and arguments of `extend.lua`."""
     claim, keys = extension.claim, extension.claim.keys
     max_hold = "" if extension.max_hold is None else to_ms(extension.max_hold)
     arguments = (
-        *(extension.stored, len(claim.opening), claim.ttl_ms, int(extension.retake)),
+        *(extension.stored, claim.ttl_ms, int(extension.retake)),
         *(extension.fence, max_hold, extension.counter),
     )
     return (keys.lock, keys.fence, keys.broken, *keys.slots), arguments
@@ -99,12 +97,12 @@ def offered(reply: Sequence[Any]) -> Offered | None:
     if not reply:
         return None
     kind, entry_id, entry, token, offers = reply
-    arrived = re.match(rb"[^|]*\|[^|]*@(\d+)\|", entry)
+    text = entry.decode()
     return Offered(
         entry_id=entry_id.decode(),
-        entry=without_head(entry.decode()),
+        entry=parked.parked_of(text),
         token=token.decode(),
-        arrived=int(arrived[1]) / 1000 if arrived else None,
+        arrived=parked.arrived_at(text),
         publish=kind != b"reserved",
         again=offers > 0,
     )
@@ -125,12 +123,9 @@ def pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
 def entries_of(flat: Sequence[bytes]) -> list[tuple[str, str]]:
     """Entries of a room by their ids, as a hash has them."""
     texts = [text.decode(errors="replace") for text in flat]
-    return [(each, without_head(text)) for each, text in zip(texts[::2], texts[1::2], strict=True)]
-
-
-def without_head(stored: str) -> str:
-    """A room's entry without what the scripts put before it."""
-    return stored.split("|", 2)[-1]
+    return [
+        (each, parked.parked_of(text)) for each, text in zip(texts[::2], texts[1::2], strict=True)
+    ]
 
 
 def seconds(ms: int) -> float | None:

@@ -14,6 +14,7 @@ from ..core import holders
 from ..core.claims import Standing
 from ..core.holders import Holder
 from ..core.keys import LockKeys, is_slot, key_parts, lock_keys, lock_pattern
+from ..core.parked import task_id_of
 from ..core.store import Store
 from ..tasks.target import Target
 
@@ -193,7 +194,7 @@ def named(entry_id: str, entry: str) -> Waiting:
         task = json.loads(entry)["task"]
     except (ValueError, TypeError, KeyError, RecursionError):
         task = None
-    task_id = entry_id.rpartition(":")[0]
+    task_id = task_id_of(entry_id)
     return Waiting(task=task if isinstance(task, str) else None, task_id=task_id)
 
 

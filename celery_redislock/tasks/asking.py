@@ -14,6 +14,7 @@ from ..core.claims import Acquired, Busy, Done
 from ..core.holders import Holder
 from ..core.lease import Lease
 from ..core.log import get_logger
+from ..core.waiting import wait_for
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
 from ..policies import Policy
 from .attempt import Attempt
@@ -109,7 +110,7 @@ def _redelivered(attempt: Attempt, busy: Busy) -> NoReturn:
 def _await_earlier(attempt: Attempt) -> Acquired | Busy | Done:
     """A retry that came before its earlier attempt, which published it, has ended."""
     lease = lease_of(attempt)
-    reply = lease.wait(min(EARLIER, lease.ttl / 3), attempt.heard)
+    reply = wait_for(lease, min(EARLIER, lease.ttl / 3), attempt.heard)
     if isinstance(reply, Busy) and reply.relation == "earlier":
         _put_off_behind(attempt, Outcome.RETRIED_EARLY, reply)
     return reply

@@ -17,6 +17,7 @@ from ..core.clock import clock
 from ..core.holders import Holder, successor_text
 from ..core.lease import Heir, Lease
 from ..core.log import get_logger
+from ..core.right import Right
 from ..errors import LockLost, LockUnavailable
 from . import turns
 from .abort import Abort
@@ -203,17 +204,17 @@ class LockedBody:
 
     # -- from the heartbeat's thread ------------------------------------------------------
 
-    def _on_lost(self, lease: Lease) -> None:
+    def _on_lost(self, right: Right) -> None:
         attempt = self._attempt
-        by, reason = lease.replaced_by, lease.lost_because
+        by, reason = right.replaced_by, right.lost_because
         try:
-            details = {"fence": lease.fence, "reason": reason, "replaced": by is not None}
+            details = {"fence": right.fence, "reason": reason, "replaced": by is not None}
             attempt.tell(Outcome.LOST, emits=by is None, details=details, reason=reason)
         finally:
             if self._abort is not None:
                 self._abort.fire()
 
-    def _on_extended(self, lease: Lease, late: float, retaken: bool) -> None:
+    def _on_extended(self, right: Right, late: float, retaken: bool) -> None:
         attempt = self._attempt
         attempt.tell(Outcome.EXTENDED, details={"late": late})
         if retaken:

@@ -13,6 +13,7 @@ from ..app.entries import Entry, broker_of, message_options
 from ..app.outcomes import Outcome
 from ..core.claims import Acquired, Busy, Full, Older, Parked, Turn
 from ..core.holders import Holder, successor_text
+from ..core.waiting import wait_for
 from ..errors import ConfigError, LockConflict, LockUnavailable, TaskSkipped
 from ..policies import NO_RESULT, Policy
 from . import turns
@@ -121,7 +122,7 @@ class TaskConflict:
         with _waiting(attempt):
             reply = resolve(
                 attempt,
-                lambda: lease_of(attempt).wait(timeout, attempt.heard, attempt.is_eager),
+                lambda: wait_for(lease_of(attempt), timeout, attempt.heard, attempt.is_eager),
             )
         if isinstance(reply, Busy):
             self._busy = reply

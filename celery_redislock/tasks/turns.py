@@ -30,6 +30,7 @@ from ..core.claims import Claim, Look, Offered, Parked, Settled, new_token
 from ..core.holders import Holder
 from ..core.keys import LockKeys
 from ..core.log import get_logger
+from ..core.parked import task_id_of
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
 
 logger = get_logger()
@@ -154,7 +155,7 @@ def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
 
 def say_set_aside(entry_id: str, keys: LockKeys, why: str) -> None:
     """The one line of an entry that was set aside."""
-    task_id = entry_id.rpartition(":")[0]
+    task_id = task_id_of(entry_id)
     tell(
         Outcome.SET_ASIDE, Whose(keys.lock, task_id=task_id),
         "redislock: set aside %s, which waited for %s: %s. If its message comes, it runs;"

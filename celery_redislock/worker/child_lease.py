@@ -16,13 +16,13 @@ from celery.worker.request import Request
 
 from ..app.internals import call_in_consumer, is_active
 from ..app.outcomes import Outcome, Whose, tell
-from ..core.claims import Claim, Extended, Extension
+from ..core.claims import NOT_OURS, Claim, Extended, Extension
 from ..core.clock import clock
-from ..core.heartbeat import heartbeat
+from ..core.heartbeat import RETRY_EVERY, heartbeat
 from ..core.holders import Holder
-from ..core.lease import beat_every
 from ..core.log import get_logger
 from ..core.store import Store
+from ..core.upkeep import beat_every
 from ..errors import LockUnavailable, TaskReplaced
 from ..tasks.task import SingletonTask
 from ..tasks.turns import follow
@@ -114,7 +114,7 @@ class ChildLease:
     def report(self) -> dict[str, Any] | None:
         """What this process knows of it, as plain data; None if the child has ended it."""
         now = clock()
-        if not self.may_extend(now):
+        if not self._may_hold:
             return None
         task_id, attempt, _ = self._attempt
         confirmed = self._confirmed_at
@@ -133,7 +133,8 @@ class ChildLease:
 
     # -- for the heartbeat ----------------------------------------------------------------
 
-    def may_extend(self, now: float) -> bool:
+    @property
+    def _may_hold(self) -> bool:
         """Whether the child may still run the task, and it is known which lock that takes."""
         if self._child_is_dead or not (self.child_is_to_end or self._is_active):
             return False
@@ -144,24 +145,29 @@ class ChildLease:
         request = self._request()
         return request is not None and is_active(request)
 
-    def stop_extending(self) -> None:
-        heartbeat.discard(self)
-
-    def extension(self, now: float) -> Extension:
+    def extension(self, now: float) -> Extension | None:
         """Never takes a lock that is missing: the child may just have released it."""
+        if not self._may_hold:
+            heartbeat.discard(self)
+            return None
         max_hold = self._task.lock_options.lock_max_hold
         return Extension(self.claim, self.claim.opening, 0, retake=False, max_hold=max_hold)
 
-    def beat_succeeded(self, sent_at: float, reply: Extended) -> None:
-        self.next_beat = sent_at + self._beat_every
-        self._confirmed_at, self._held = sent_at, True
-        if reply.replaced_by is not None:
-            self._make_room(reply.replaced_by, reply.ends_in)
-
-    def beat_denied(self) -> None:
-        # It still waits for the lock, or has lost or released it, which is for the child to say.
-        self._held = False
-        self.next_beat = clock() + self._beat_every
+    def answered(self, reply: Extended | LockUnavailable, sent_at: float, discarded: bool) -> None:
+        if discarded:
+            return
+        if isinstance(reply, LockUnavailable):
+            logger.debug("redislock: could not extend for pid %d: %s", self._pid, reply)
+            self.next_beat = clock() + RETRY_EVERY
+        elif reply.outcome == NOT_OURS:
+            # It still waits for the lock, has lost it or released it: the child says which.
+            self._held = False
+            self.next_beat = clock() + self._beat_every
+        else:
+            self.next_beat = sent_at + self._beat_every
+            self._confirmed_at, self._held = sent_at, True
+            if reply.replaced_by is not None:
+                self._make_room(reply.replaced_by, reply.ends_in)
 
     def _make_room(self, by: Holder, ends_in: float) -> None:
         """Terminate the child in another's favour, when its time is over."""
@@ -172,13 +178,3 @@ class ChildLease:
             signum = signal.SIGKILL if -ends_in > KILL_AFTER else signal.SIGTERM
             error = TaskReplaced(self.claim.keys.lock, by)
             call_in_consumer(self._task.worker_consumer, request.end_child, error, signum)
-
-    def went_unanswered(self) -> None:
-        """It never takes the lock, so that it may arrive at any time."""
-
-    def beat_failed(self, error: LockUnavailable, again_at: float) -> None:
-        logger.debug("redislock: could not extend for pid %d: %s", self._pid, error)
-        self.next_beat = again_at
-
-    def undo_retake(self) -> None:
-        """It never retakes."""

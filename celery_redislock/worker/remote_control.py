@@ -11,12 +11,14 @@ from typing import Any
 
 from celery.worker.control import control_command, inspect_command
 
-from ..core.heartbeat import Extendable, heartbeat
+from ..core.heartbeat import heartbeat
 from ..core.holders import Holder
 from ..core.keys import LockKeys
 from ..core.lease import logger
+from ..core.upkeep import Upkeep
 from ..errors import ConfigError, LockUnavailable
 from ..tasks.target import TargetError, locate, word
+from .child_lease import ChildLease
 
 
 @inspect_command(help="List the locks that this worker holds, by what it knows itself.")
@@ -55,7 +57,7 @@ def _break(keys: LockKeys) -> Iterator[Holder]:
     for lease, _ in _reports():
         if lease.claim.keys.lock != keys.lock:
             continue
-        holder = lease.store.locks.break_lock(lease.claim.keys, lease.ttl, lease.token)
+        holder = lease.store.locks.break_lock(lease.claim.keys, lease.ttl, lease.claim.token)
         if holder is not None:
             logger.warning(
                 "redislock: %s was broken by remote control, held by %s", keys.lock, holder
@@ -63,8 +65,9 @@ def _break(keys: LockKeys) -> Iterator[Holder]:
             yield holder
 
 
-def _reports() -> Iterator[tuple[Extendable, dict[str, Any]]]:
-    for lease in heartbeat.live():
-        report = lease.report()
-        if report is not None:
-            yield lease, report
+def _reports() -> Iterator[tuple[Upkeep | ChildLease, dict[str, Any]]]:
+    for kept in heartbeat.live():
+        if isinstance(kept, Upkeep):
+            yield kept, kept.right.report()
+        elif isinstance(kept, ChildLease) and (report := kept.report()) is not None:
+            yield kept, report

@@ -14,7 +14,7 @@ from celery import Celery
 
 from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped
 from celery_redislock.app.canonical import digest
-from celery_redislock.core import lease, lua, wire
+from celery_redislock.core import lua, waiting, wire
 from celery_redislock.core.claims import Claim, new_token, to_ms
 from celery_redislock.core.connections import pools_from_url
 from celery_redislock.core.heartbeat import _Alarm
@@ -101,7 +101,7 @@ def test_a_lock_that_is_handed_over_takes_three_commands(lock, own_redis, label)
 
 
 def test_a_long_wait_is_a_row_of_sleeps_and_stays_on_the_list(lock, own_redis, label, monkeypatch):
-    for module in (lease, wire):
+    for module in (waiting, wire):
         monkeypatch.setattr(module, "MAX_BLOCK", 0.2)
     with lock, sent_to(own_redis) as sent:
         assert not RedisLock(own_redis.url, label).acquire(1.5)
@@ -143,12 +143,12 @@ def test_a_tick_extends_any_number_of_locks_in_one_round_trip(own_redis, label):
         with own_redis.client() as client:
             return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
 
-    claims = [each._lease for each in locks]
-    store.locks.extend([lease.extension(0.0) for lease in claims])  # knows the script from now on
+    leases = [each._lease.upkeep for each in locks]
+    store.locks.extend([lease.extension(0.0) for lease in leases])  # knows the script from now on
     calls = extended()
     before = reads()
     asking = reads() - before
-    replies = store.locks.extend([lease.extension(0.0) for lease in claims])
+    replies = store.locks.extend([lease.extension(0.0) for lease in leases])
     after = reads()
     assert {reply.outcome for reply in replies} == {1}
     assert extended() - calls == 20

@@ -112,7 +112,7 @@ def test_log_lines_of_lost_locks_stop_no_greenlet(run, kind):
             lease.take()
             leases.append(lease)
             ask("SET", lease.key, "thief", "PX", 60000)
-        until(lambda: all(lease.loss_is_told for lease in leases), "all are told")
+        until(lambda: all(lease.right.loss_is_told for lease in leases), "all are told")
         now = time.monotonic()
         until(lambda: min(last.values()) > now, "all go on")
         ended.append(1)
@@ -125,20 +125,20 @@ def test_who_hears_of_a_lock_hears_it_in_a_greenlet_and_in_order(run, kind):
     said = run(kind, """
         logging.getLogger("celery_redislock").setLevel(logging.CRITICAL)
         here, heard = threading.get_native_id(), []
-        def on_extended(lease, late, retaken):
+        def on_extended(right, late, retaken):
             heard.append(("extended", threading.get_native_id() == here))
             time.sleep(0.3)  # a receiver that waits keeps nobody else waiting
-        def on_lost(lease):
-            heard.append(("lost", threading.get_native_id() == here, lease.lost))
+        def on_lost(right):
+            heard.append(("lost", threading.get_native_id() == here, right.lost))
         lease = Lease(store, make_claim(label, ttl=1), on_lost=on_lost, on_extended=on_extended)
         lease.take()
-        heartbeat.beat_now(lease)
+        heartbeat.beat_now(lease.upkeep)
         until(lambda: heard, "it is extended")
         ask("SET", lease.key, "thief", "PX", 60000)
-        heartbeat.beat_now(lease)
+        heartbeat.beat_now(lease.upkeep)
         until(lambda: lease.lost, "it is known at once", 0.2)
-        assert not lease.loss_is_told
-        until(lambda: lease.loss_is_told, "it is told")
+        assert not lease.right.loss_is_told
+        until(lambda: lease.right.loss_is_told, "it is told")
         assert heard == [("extended", True), ("lost", True, True)], heard
         print("ok")
     """)  # fmt: skip
@@ -152,12 +152,12 @@ def test_what_a_heartbeat_says_of_itself_it_says_in_a_greenlet(run, kind):
             def emit(self, record):
                 heard.append((record.getMessage(), threading.get_native_id() == here))
         logging.getLogger("celery_redislock").addHandler(Heard())
-        class Broken(Lease):
-            def may_extend(self, now):
-                raise ZeroDivisionError
-        lease = Broken(store, make_claim(label, ttl=60))
+        def broken(now):
+            raise ZeroDivisionError
+        lease = Lease(store, make_claim(label, ttl=60))
+        lease.upkeep.extension = broken
         lease.take()
-        heartbeat.beat_now(lease)
+        heartbeat.beat_now(lease.upkeep)
         until(lambda: heard, "it says so")
         assert heard[0] == ("redislock: the heartbeat met a bug in itself; it goes on", True), heard
         lease.release()
@@ -209,14 +209,14 @@ def test_what_is_taken_again_too_late_is_given_back_on_the_heartbeats_connection
             def extend(self, extensions, *args, **kwargs):
                 replies = super().extend(extensions, *args, **kwargs)
                 arrived.extend(reply.outcome for reply in replies)
-                heartbeat._leases.pop(extensions[0].claim.token)  # given up meanwhile
+                heartbeat._leases.clear()  # given up meanwhile
                 return replies
         store = Store(pools_from_url(url))
         store.locks = Late(store.server)
         lease = Lease(store, make_claim(label, ttl=3))
         lease.take()
         ask("DEL", lease.key)
-        heartbeat.beat_now(lease)
+        heartbeat.beat_now(lease.upkeep)
         until(lambda: arrived, "the extension arrives")
         assert arrived == [RETAKEN], arrived
         until(lambda: not ask("EXISTS", lease.key), "it is given back", 2)

@@ -34,7 +34,7 @@ def test_a_server_that_hangs_costs_no_lock_on_another(redis_server, own_redis, l
     try:
         with healthy:
             # Let the first one's extension come due, and hang.
-            hung._lease.next_beat = 0.0
+            hung._lease.upkeep.next_beat = 0.0
             never(lambda: healthy.lost, "the healthy server's lock was lost", 6.0)
     finally:
         own_redis.resume()
@@ -86,7 +86,7 @@ def test_whoever_is_to_hear_of_a_loss_does_though_the_body_ends_meanwhile(store,
     handler = Slow(logging.ERROR)
     logging.getLogger("celery_redislock").addHandler(handler)
     try:
-        heartbeat = threading.Thread(target=lease.beat_denied)
+        heartbeat = threading.Thread(target=denied, args=(lease,))
         heartbeat.start()
         assert entered.wait(20)
         lease.release()
@@ -94,7 +94,11 @@ def test_whoever_is_to_hear_of_a_loss_does_though_the_body_ends_meanwhile(store,
         ended.set()
         heartbeat.join(20)
         logging.getLogger("celery_redislock").removeHandler(handler)
-    assert told == [lease]
+    assert told == [lease.right]
+
+
+def denied(lease: Lease) -> None:
+    lease.upkeep.answered(Extended(NOT_OURS, 1), clock(), discarded=False)
 
 
 def store_of(kind: type[Locks], url: str) -> Store:
@@ -123,7 +127,7 @@ def test_an_extension_under_way_does_not_bring_back_what_is_released(
     store = store_of(HeldUp, redis_server.url)
     lease = Lease(store, make_claim(label, ttl=ttl))
     lease.take()
-    heartbeat.beat_now(lease)
+    heartbeat.beat_now(lease.upkeep)
     try:
         assert sent.wait(20)
         if fails != "later":
@@ -151,16 +155,15 @@ def test_an_extension_that_failed_a_moment_ago_does_not_bring_back_what_is_relea
             sent.extend(extensions)
             return [LockUnavailable(label, None, "no answer")] * len(extensions)
 
-    class Slow(Lease):
-        def beat_failed(self, *args):
-            failed.set()
-            goes_on.wait(20)
-            super().beat_failed(*args)
+    def slow(*args, **kwargs):
+        failed.set()
+        goes_on.wait(20)
 
     store = store_of(Failing, redis_server.url)
-    lease = Slow(store, make_claim(label, ttl=60))
+    lease = Lease(store, make_claim(label, ttl=60))
+    lease.upkeep.answered = slow
     lease.take()
-    heartbeat.beat_now(lease)
+    heartbeat.beat_now(lease.upkeep)
     try:
         assert failed.wait(20)
         assert lease.release()
@@ -188,7 +191,7 @@ def test_what_is_taken_again_after_it_could_not_be_left_is_given_back(redis_serv
     lease = Lease(store, make_claim(label, ttl=3))
     lease.take()
     client.delete(lease.key)
-    heartbeat.beat_now(lease)
+    heartbeat.beat_now(lease.upkeep)
     assert sent.wait(20)
     assert not lease.hold(1), "there is nothing to leave"
     goes_on.set()
@@ -206,6 +209,6 @@ def test_an_extension_after_a_sleep_is_not_late_for_that(store, label):
     )
     now = clock()
     lease._taken(Acquired(lease.claim.value, 1, sent_at=now - 1), now)
-    lease.beat_succeeded(now + 0.25, Extended(EXTENDED, 1))
-    lease.beat_succeeded(now + 0.25 + 1.4, Extended(EXTENDED, 1))
+    lease.upkeep.answered(Extended(EXTENDED, 1), now + 0.25, discarded=False)
+    lease.upkeep.answered(Extended(EXTENDED, 1), now + 0.25 + 1.4, discarded=False)
     assert late == pytest.approx([0.25, 0.5])

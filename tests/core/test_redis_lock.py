@@ -768,7 +768,7 @@ def test_a_waiter_that_stands_still_does_not_start_with_a_right_that_has_ended(
         """
 lock = RedisLock(url, name, ttl=2)
 lock.acquire(timeout=30)
-say({"lost": lock.lost, "holds": client.get(lock.key) == lock._mine.lease._stored})
+say({"lost": lock.lost, "holds": client.get(lock.key) == lock._mine.lease.right.stored})
 """
     )
     eventually(lambda: client.info("clients")["blocked_clients"], "it sleeps")

@@ -21,55 +21,57 @@
 --           "other" | "own" this very attempt | "earlier" this task's earlier attempt
 --           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
 
-local value, ttl, entry, how = ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[6] or 'try'
-local slots = {KEYS[1], unpack(KEYS, 11)}
+local lock, counter, waiters, done_note, room, entries, rooms, deadlines, aside, ended = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 11)}
+local value, ttl, mark, entry_id, note_if_busy, how, again, waiter_ttl, kept_opening, parent = unpack(ARGV)
+
+-- include values.lua
+
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- Redis's own condition decides: NX for a free slot, XX for one that is kept for us.
 local function take(slot, condition)
-  local micros = string.format('%06d', time[2])
   -- Above all before, also if the counter is gone; above the last one, also if the clock was set back.
+  local micros = string.format('%06d', time[2])
   local fence = time[1] .. micros
-  local least = (redis.call('GET', KEYS[2]) or 0) + 1
+  local least = (redis.call('GET', counter) or 0) + 1
   if least > tonumber(fence) then
     fence = string.format('%.0f', least)
   end
-  local stored = string.sub(value, 1, -2) .. ',"fence":' .. fence
-    .. ',"acquired_at":' .. time[1] .. '.' .. micros .. '}'
+  local stored = acquired(value, fence, time[1], micros)
   if not redis.call('SET', slot, stored, condition, 'PX', ttl) then
     return nil
   end
-  redis.call('SET', KEYS[2], fence)
+  redis.call('SET', counter, fence)
   return {'acquired', stored, fence}
 end
 
 -- Most often nobody has it, this attempt has not run before, and nobody is in the room or set aside.
-if not ARGV[6] and #slots == 1 and redis.call('EXISTS', KEYS[4], KEYS[5], KEYS[9]) == 0 then
-  local reply = take(KEYS[1], 'NX')
+if not how and #slots == 1 and redis.call('EXISTS', done_note, room, aside) == 0 then
+  local reply = take(lock, 'NX')
   if reply then
     return reply
   end
 end
 
-local opening, kept_opening, again = string.match(value, '^{"token":"[^"]*"'), ARGV[9] or '', ARGV[7] == '1'
-local task_id, nesting, attempt = string.match(entry, '^(.*):(%d+)%.(%d+)$')
-local R = {
-  slots = slots, room = KEYS[5], entries = KEYS[6], rooms = KEYS[7], deadlines = KEYS[8],
-  aside = KEYS[9], ended = KEYS[10], waiters = KEYS[3], mark = ARGV[3], publishes = task_id ~= '',
-  token = string.sub(opening, 11, -2) .. '.' .. time[1] .. time[2],
-}
+how, again, kept_opening = how or 'try', again == '1', kept_opening or ''
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- include records.lua
+-- include entries.lua
+local opening, turn_token = opening_of(token_of(value)), token_of(value) .. '.' .. time[1] .. time[2]
+local task_id, nesting, attempt = parts_of(entry_id)
+local publishes = task_id ~= ''
 -- include turns.lua
 
 local function settled(slot, condition)
   -- First what frees memory: a server without any refuses the others as a first write.
   if how ~= 'try' then
-    redis.call('ZREM', KEYS[3], opening)
+    redis.call('ZREM', waiters, opening)
   end
-  local may_be_parked = task_id ~= '' and redis.call('EXISTS', KEYS[6], KEYS[9]) > 0
+  local may_be_parked = task_id ~= '' and redis.call('EXISTS', entries, aside) > 0
   if may_be_parked then
-    redis.call('HDEL', KEYS[9], entry)
-    take_out(entry)
+    redis.call('HDEL', aside, entry_id)
+    take_out(entry_id)
   end
   local reply = take(slot, condition)
   if may_be_parked then
@@ -81,12 +83,11 @@ end
 local current, kept = {}, nil
 for i, slot in ipairs(slots) do
   current[i] = redis.pcall('GET', slot)
-  if type(current[i]) == 'string' and string.sub(current[i], 1, #opening) == opening then
+  if is_under(current[i], opening) then
     redis.call('PEXPIRE', slot, ttl)
-    return {'acquired', current[i], string.match(current[i], '"fence":(%d+)') or '0'}
+    return {'acquired', current[i], fence_of(current[i])}
   end
-  if type(current[i]) == 'string' and kept_opening ~= ''
-      and string.sub(current[i], 1, #kept_opening) == kept_opening then
+  if kept_opening ~= '' and is_under(current[i], kept_opening) then
     kept = i
   end
 end
@@ -100,8 +101,8 @@ local mine = order(nesting, attempt)
 -- Whether another copy of this very message has the lock.
 local function runs_itself()
   for i in ipairs(slots) do
-    local ok, holder = pcall(cjson.decode, type(current[i]) == 'string' and current[i])
-    if ok and type(holder) == 'table' and holder.task_id == task_id
+    local holder = record_of(current[i])
+    if holder and holder.task_id == task_id
         and not (holder.cooling or holder.held or holder.queued)
         and order(holder.nesting, holder.attempt) == mine then
       return true
@@ -113,10 +114,10 @@ end
 -- Of a message that is kept since it was sent no other copy has run; of one that was parked one may.
 local is_first = kept and not turn_of(current[kept])
 if task_id ~= '' and not again and not is_first then
-  local done = redis.call('GET', KEYS[4])
+  local done = redis.call('GET', done_note)
   -- What is to end for a newer run, and still runs, may yet end in a result of its own.
-  if done and not (string.sub(done, 1, 1) == 'r' and runs_itself()) then
-    return {'done', done, redis.call('PTTL', KEYS[4])}
+  if done and not (string.sub(done, 1, 1) == REPLACED_NOTE and runs_itself()) then
+    return {'done', done, redis.call('PTTL', done_note)}
   end
 end
 if kept then
@@ -125,14 +126,14 @@ end
 
 local function busy(i, relation, offered)
   if how == 'wait' or how == 'woken' then
-    redis.call('ZADD', KEYS[3], now + ARGV[8], opening)
-    redis.call('PEXPIRE', KEYS[3], ARGV[8])
+    redis.call('ZADD', waiters, now + waiter_ttl, opening)
+    redis.call('PEXPIRE', waiters, waiter_ttl)
   elseif how == 'last' then
-    redis.call('ZREM', KEYS[3], opening)
+    redis.call('ZREM', waiters, opening)
   end
-  if ARGV[5] ~= '' and relation ~= 'own' and relation ~= 'earlier' then
-    local ms, note = string.match(ARGV[5], '^(%d+):(.*)$')
-    redis.pcall('SET', KEYS[4], note, 'PX', ms)
+  if note_if_busy ~= '' and relation ~= 'own' and relation ~= 'earlier' then
+    local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
+    redis.pcall('SET', done_note, note, 'PX', ms)
   end
   local text = relation ~= 'foreign' and redis.pcall('GET', slots[i]) or ''
   return {'busy', text or '', redis.call('PTTL', slots[i]), relation, now, unpack(offered or {})}
@@ -141,26 +142,23 @@ end
 -- A slot of this task's own comes before a free one: its other run is not to be run beside.
 local free, reserved, other, relation
 for i, slot in ipairs(slots) do
-  local ok, holder = false, nil
+  local holder = record_of(current[i])
   if not current[i] then
     free = free or i
-  elseif type(current[i]) == 'string' then
-    ok, holder = pcall(cjson.decode, current[i])
-    ok = ok and type(holder) == 'table' and type(holder.token) == 'string'
   end
-  local is_own = ok and task_id ~= '' and holder.task_id == task_id and not holder.cooling
-  local is_child = ok and not is_own and (ARGV[10] or '') ~= '' and holder.task_id == ARGV[10]
+  local is_own = holder and task_id ~= '' and holder.task_id == task_id and not holder.cooling
+  local is_child = holder and not is_own and (parent or '') ~= '' and holder.task_id == parent
     and not holder.cooling and mine > order(holder.nesting, holder.attempt)
-  if current[i] and not ok then
+  if current[i] and not holder then
     other, relation = other or i, relation or 'foreign'
-  elseif ok and holder.reserved then
+  elseif holder and holder.reserved then
     reserved = reserved or i
   elseif is_own or is_child then
     local theirs = order(holder.nesting, holder.attempt)
     if mine > theirs then
       -- Kept for us; or its holder has let a heartbeat pass, so it is dead or has given up.
       if holder.held or holder.queued
-          or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or ttl) / 2 then
+          or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
         return settled(slot, 'XX')
       end
       return busy(i, 'earlier')
@@ -169,21 +167,21 @@ for i, slot in ipairs(slots) do
     elseif mine == theirs and holder.queued then
       return settled(slot, 'XX')  -- kept for this very message, which does not say so
     elseif mine == theirs then
-      if not string.find(current[i], '"redelivered":true', 1, true) then
-        current[i] = string.sub(current[i], 1, -2) .. ',"redelivered":true}'
+      if not string.find(current[i], REDELIVERED, 1, true) then
+        current[i] = with(current[i], REDELIVERED)
         redis.call('SET', slot, current[i], 'KEEPTTL')
       end
       return busy(i, 'own')
     end
     other, relation = other or i, relation or 'other'
-  elseif ok then
+  elseif holder then
     other, relation = other or i, relation or 'other'
   end
 end
 
 if free then
-  local following, parked, state = next_in_line(entry)
-  if following and following ~= entry and (how == 'try' or not waiters_go_first()) then
+  local following, parked, state = next_in_line(entry_id)
+  if following and following ~= entry_id and (how == 'try' or not waiters_go_first()) then
     local offered = give_turn(slots[free], following, parked, state)
     set_due()
     return busy(free, 'other', offered)

@@ -6,34 +6,41 @@
 --       3 the done notes' ttl in ms   4 how many at most
 -- Reply for each: id, entry or ""
 
+local room, entries, rooms, ended, done, deadlines, aside = unpack(KEYS)
+local mark, in_favour_of, done_ttl, most = unpack(ARGV)
+
+-- include values.lua
+-- include records.lua
+-- include entries.lua
+
 local reply = {}
 local function drop(id, entry)
   if entry then
     -- Its message may be on its way: it had the turn, perhaps.
-    redis.call('SET', KEYS[5] .. ':' .. id, '0', 'PX', ARGV[3])
-    redis.call('HSET', KEYS[4], id, cjson.encode({ARGV[2], entry}))
+    redis.call('SET', note_key(done, id), ENDED_NOTE, 'PX', done_ttl)
+    redis.call('HSET', ended, id, ended_text(in_favour_of, entry))
   end
   reply[#reply + 1] = id
   reply[#reply + 1] = entry or ''
 end
 
-for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, ARGV[4] - 1)) do
-  local entry = redis.call('HGET', KEYS[2], id)
-  redis.call('LREM', KEYS[1], 1, id)
-  redis.call('HDEL', KEYS[2], id, '#' .. id)
-  redis.call('ZREM', KEYS[6], id)
+for _, id in ipairs(redis.call('LRANGE', room, 0, most - 1)) do
+  local entry = redis.call('HGET', entries, id)
+  redis.call('LREM', room, 1, id)
+  redis.call('HDEL', entries, id, '#' .. id)
+  redis.call('ZREM', deadlines, id)
   drop(id, entry)
 end
-local aside = redis.call('HGETALL', KEYS[7])
-for i = 1, #aside, 2 do
-  if #reply / 2 < tonumber(ARGV[4]) then
-    drop(aside[i], aside[i + 1])
-    redis.call('HDEL', KEYS[7], aside[i])
+local put_aside = redis.call('HGETALL', aside)
+for i = 1, #put_aside, 2 do
+  if #reply / 2 < tonumber(most) then
+    drop(put_aside[i], put_aside[i + 1])
+    redis.call('HDEL', aside, put_aside[i])
   end
 end
 if #reply > 0 then
   -- If whoever asked dies now, a worker that looks after rooms stores their results.
   local now = redis.call('TIME')
-  redis.call('ZADD', KEYS[3], now[1] * 1000 + math.floor(now[2] / 1000), ARGV[1])
+  redis.call('ZADD', rooms, now[1] * 1000 + math.floor(now[2] / 1000), mark)
 end
 return reply

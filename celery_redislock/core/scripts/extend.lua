@@ -1,33 +1,40 @@
 -- Extend a lock that is still ours; optionally take it again if it has vanished.
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 marks of the broken   4.. the lock's further slots
--- ARGV  1 value as stored, opening with {"token":"<token>"   2 length of that opening   3 ttl in ms
---       4 "1" take it again if it is missing, "0" do not   5 fence
---       6 ms since the acquisition after which it is not extended any more, or ""
---       7 the counter as it was when the lock was last known to be ours
+-- ARGV  1 value as stored, opening with {"token":"<token>"   2 ttl in ms
+--       3 "1" take it again if it is missing, "0" do not   4 fence
+--       5 ms since the acquisition after which it is not extended any more, or ""
+--       6 the counter as it was when the lock was last known to be ours
 -- Reply {1 extended | 2 was missing, taken again | 0 not ours any more, counter}
 --       {1, counter, the value, ms after which the run is to be ended}  another one replaces it
 
-local opening = string.sub(ARGV[1], 1, tonumber(ARGV[2]))
-local counter = redis.call('GET', KEYS[2]) or '0'
+local lock, fence_counter, broken = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 4)}
+local value, ttl, retakes, fence, max_hold, last_counter = unpack(ARGV)
+
+-- include values.lua
+-- include records.lua
+
+local opening = opening_of(token_of(value))
+local counter = redis.call('GET', fence_counter) or '0'
 local free
 
 local function is_over(current)
-  local since = ARGV[6] ~= '' and tonumber(string.match(current, '"acquired_at":([%d.]+)'))
+  local since = max_hold ~= '' and acquired_at(current)
   local now = since and redis.call('TIME')
-  return since and (now[1] + now[2] / 1000000 - since) * 1000 > tonumber(ARGV[6])
+  return since and (now[1] + now[2] / 1000000 - since) * 1000 > tonumber(max_hold)
 end
 
-for _, slot in ipairs({KEYS[1], unpack(KEYS, 4)}) do
+for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
   if not current then
     free = free or slot
-  elseif type(current) == 'string' and string.sub(current, 1, #opening) == opening then
+  elseif is_under(current, opening) then
     if is_over(current) then
       return {0, counter}
     end
-    redis.call('PEXPIRE', slot, ARGV[3])
-    local at = string.match(current, ',"replaced":(%d+),"by":')
+    redis.call('PEXPIRE', slot, ttl)
+    local at = replaced_at(current)
     if at then
       local now = redis.call('TIME')
       return {1, counter, current, math.ceil(at - now[1] * 1000 - now[2] / 1000)}
@@ -37,19 +44,19 @@ for _, slot in ipairs({KEYS[1], unpack(KEYS, 4)}) do
 end
 
 -- The server came back empty, failed over, or evicted the key. An operator's break is final.
-if not free or ARGV[4] ~= '1'
-    or string.find(redis.call('GET', KEYS[3]) or '', opening, 1, true) then
+if not free or retakes ~= '1'
+    or string.find(redis.call('GET', broken) or '', opening, 1, true) then
   return {0, counter}
 end
 -- Somebody has taken a lock of this bucket since: this one, perhaps, and given it back.
-if tonumber(counter) > tonumber(ARGV[7]) then
+if tonumber(counter) > tonumber(last_counter) then
   return {0, counter}
 end
-redis.call('SET', free, ARGV[1], 'PX', ARGV[3])
+redis.call('SET', free, value, 'PX', ttl)
 -- The next fence is the time, which is higher, unless this server's clock is behind the old one's.
 local now = redis.call('TIME')
-if math.max(tonumber(counter), now[1] * 1000000 + now[2]) < tonumber(ARGV[5]) then
-  redis.call('SET', KEYS[2], ARGV[5])
-  counter = ARGV[5]
+if math.max(tonumber(counter), now[1] * 1000000 + now[2]) < tonumber(fence) then
+  redis.call('SET', fence_counter, fence)
+  counter = fence
 end
 return {2, counter}

@@ -5,11 +5,17 @@
 --       4 the done marker's ttl in ms
 -- Reply 1 left | 0 not ours any more
 
-redis.call('SET', KEYS[2], '0', 'PX', ARGV[4])
-for _, slot in ipairs({KEYS[1], unpack(KEYS, 3)}) do
+local lock, done_note = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 3)}
+local opening, value, ttl, done_ttl = unpack(ARGV)
+
+-- include values.lua
+
+redis.call('SET', done_note, ENDED_NOTE, 'PX', done_ttl)
+for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
-  if type(current) == 'string' and string.sub(current, 1, #ARGV[1]) == ARGV[1] then
-    redis.call('SET', slot, ARGV[2], 'PX', ARGV[3])
+  if is_under(current, opening) then
+    redis.call('SET', slot, value, 'PX', ttl)
     return 1
   end
 end

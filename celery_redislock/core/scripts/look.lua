@@ -12,26 +12,28 @@
 --       {"give up", id, entry, "", offers}}, {ids that were set aside}, {id, entry, and so on, of
 --       those that ended}}
 
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local slots = {KEYS[1], unpack(KEYS, 10)}
-local R = {
-  slots = slots, room = KEYS[2], entries = KEYS[3], rooms = KEYS[4], deadlines = KEYS[6],
-  aside = KEYS[7], ended = KEYS[5], waiters = KEYS[8], mark = ARGV[1], token = ARGV[2], publishes = true,
-  wake = KEYS[9],
-}
--- include turns.lua
-
-local declined, passed_over = ARGV[3], {[ARGV[3]] = true}
+local lock, room, entries, rooms, ended, deadlines, aside, waiters, wake = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 10)}
+local mark, turn_token, declined, look_again, aside_after, reserve_for = unpack(ARGV, 1, 6)
+local passed_over = {[declined] = true}
 for i = 7, #ARGV do
   passed_over[ARGV[i]] = true
 end
-if declined ~= '' and redis.call('HEXISTS', KEYS[3], declined) == 1 then
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local publishes = true
+-- include values.lua
+-- include records.lua
+-- include entries.lua
+-- include turns.lua
+
+if declined ~= '' and redis.call('HEXISTS', entries, declined) == 1 then
   local state = state_of(declined)
-  state.offers, state.flag = math.max(state.offers - 1, 0), 'u'
+  state.offers, state.flag = math.max(state.offers - 1, 0), GIVEN
   save_state(declined, state)
   -- Each time that its message was sent all the same, by one who is gone perhaps, it gets longer.
-  local patience = (tonumber(ARGV[5]) or math.huge) * (state.offers + 1)
+  local patience = (tonumber(aside_after) or math.huge) * (state.offers + 1)
   if state.first and now - state.first > patience then
     set_aside(declined)
     for _, slot in ipairs(slots) do
@@ -40,38 +42,38 @@ if declined ~= '' and redis.call('HEXISTS', KEYS[3], declined) == 1 then
       end
     end
     -- The room has waited for long: the next need not wait as long for one who knows it.
-    local following = redis.call('LINDEX', KEYS[2], 0)
+    local following = redis.call('LINDEX', room, 0)
     if following then
       local its = state_of(following)
-      its.first = its.first or now - ARGV[5] + PAUSE
+      its.first = its.first or now - aside_after + PAUSE
       save_state(following, its)
     end
   end
 end
 
 local function gives_up()
-  local id = redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now, 'LIMIT', 0, 1)[1]
+  local id = redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, 1)[1]
   if not id then
     return nil
   end
-  local entry, state = redis.call('HGET', KEYS[3], id), state_of(id)
+  local entry, state = redis.call('HGET', entries, id), state_of(id)
   if not entry then
     take_out(id)
     return gives_up()
   end
-  if state.flag == 'h' and state.till > now then
-    redis.call('ZADD', KEYS[6], string.format('%.0f', state.till), id)  -- a worker has its message
+  if state.flag == GIVING_UP_RECEIVED and state.till > now then
+    redis.call('ZADD', deadlines, string.format('%.0f', state.till), id)  -- a worker has its message
     return gives_up()
   end
-  local again = state.flag == 'g' or state.flag == 'h'
+  local again = gives_up_by(state)
   if again and state.offers >= OFFERS then
     set_aside(id)
     return gives_up()
   end
   local had = again and state.offers or 0
   local till = now + PAUSE * 2 ^ had
-  save_state(id, {offers = had + 1, first = state.first or now, flag = 'g', till = till, tokens = ''})
-  redis.call('ZADD', KEYS[6], string.format('%.0f', till), id)
+  save_state(id, {offers = had + 1, first = state.first or now, flag = GIVING_UP, till = till, tokens = ''})
+  redis.call('ZADD', deadlines, string.format('%.0f', till), id)
   return {'give up', id, entry, '', had}
 end
 
@@ -80,37 +82,37 @@ local function unpublished()
   for _, slot in ipairs(slots) do
     local current = redis.pcall('GET', slot)
     local id = turn_of(current)
-    if id and not passed_over[id] and state_of(id).flag == 'u' then
-      local entry, state = redis.call('HGET', KEYS[3], id), state_of(id)
+    if id and not passed_over[id] and state_of(id).flag == GIVEN then
+      local entry, state = redis.call('HGET', entries, id), state_of(id)
       if entry then
         redis.call('PEXPIRE', slot, beside_waiters(PAUSE))
-        state.offers, state.flag, state.till = state.offers + 1, 'p', now + PAUSE
+        state.offers, state.flag, state.till = state.offers + 1, PUBLISHED, now + PAUSE
         save_state(id, state)
-        return {'publish', id, entry, string.match(current, '^{"token":"([^"]*)"'), state.offers - 1}
+        return {'publish', id, entry, token_of(current), state.offers - 1}
       end
     end
   end
 end
 
 local turns = turns_given()
-for _, id in ipairs(redis.call('LRANGE', KEYS[2], 0, #slots + 15)) do
+for _, id in ipairs(redis.call('LRANGE', room, 0, #slots + 15)) do
   if is_spent(id, state_of(id), turns) then
     set_aside(id)
   end
 end
 
 local function lets_waiter_in()
-  if not redis.call('LINDEX', KEYS[2], 0) or not someone_waits() or not waiters_go_first() then
+  if not redis.call('LINDEX', room, 0) or not someone_waits() or not waiters_go_first() then
     return false
   end
   local slot = free_slot()
   if slot then
-    let_waiter_in(slot, ARGV[6])
+    let_waiter_in(slot, reserve_for)
   end
   return slot
 end
 
 local offered = gives_up() or unpublished() or not lets_waiter_in() and offer() or nil
-local ended = redis.call('HGETALL', KEYS[5])
-local due = set_due(#ended > 0 and now + ARGV[4] or nil)
-return {due, offered or {}, put_aside, ended}
+local without_result = redis.call('HGETALL', ended)
+local due = set_due(#without_result > 0 and now + look_again or nil)
+return {due, offered or {}, put_aside, without_result}

@@ -20,25 +20,27 @@
 --       {"older", task id, value}  the same, and runs
 --       {"ask", as "parked"}  its turn has come, or the lock is this very task's: ask for it again
 
-local id, kind, limit = ARGV[1], ARGV[3], tonumber(ARGV[4])
-local slots = {KEYS[1], unpack(KEYS, 10)}
+local lock, room, entries, rooms, ended, done, deadlines, aside, waiters = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 10)}
+local id, entry, kind, most, give_up_after, in_front, mark, task_id = unpack(ARGV, 1, 8)
+local turn_token, done_ttl, look_again, replace_after, successor, arrived_at, began, age = unpack(ARGV, 9)
+
+local limit, publishes = tonumber(most), true
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local R = {
-  slots = slots, room = KEYS[2], entries = KEYS[3], rooms = KEYS[4], deadlines = KEYS[7],
-  aside = KEYS[8], ended = KEYS[5], waiters = KEYS[9], mark = ARGV[7], token = ARGV[9], publishes = true,
-}
+-- include values.lua
+-- include records.lua
+-- include entries.lua
 -- include turns.lua
 
 -- All ages are measured on the machine that knows them, and all times are this server's.
-local arrived = tonumber(ARGV[14]) or now - ARGV[16]
+local arrived = tonumber(arrived_at) or now - age
 local following = next_in_line(id)
 local is_free = false
 
 local function holder_in(slot)
   local current = redis.pcall('GET', slot)
-  local ok, holder = pcall(cjson.decode, type(current) == 'string' and current)
-  return current, ok and type(holder) == 'table' and type(holder.token) == 'string' and holder or nil
+  return current, record_of(current)
 end
 
 for _, slot in ipairs(slots) do
@@ -48,20 +50,20 @@ for _, slot in ipairs(slots) do
     if not following or following == id then
       return {'ask', {}, {}}
     end
-  elseif holder and (holder.reserved or holder.task_id == ARGV[8] and not holder.cooling) then
+  elseif holder and (holder.reserved or holder.task_id == task_id and not holder.cooling) then
     return {'ask', {}, {}}
   end
 end
 
 local function parked(reply)
   reply[3] = is_free and offer() or {}
-  reply[4] = set_due(redis.call('EXISTS', KEYS[5]) == 1 and now + ARGV[11] or nil)
+  reply[4] = set_due(redis.call('EXISTS', ended) == 1 and now + look_again or nil)
   return reply
 end
 
-if redis.call('HEXISTS', KEYS[3], id) == 1 then
+if redis.call('HEXISTS', entries, id) == 1 then
   -- By another copy of its message, or it had its turn too early. The message ends here.
-  redis.call('HDEL', KEYS[3], '#' .. id)
+  redis.call('HDEL', entries, '#' .. id)
   return parked({'parked', {}})
 end
 
@@ -72,24 +74,24 @@ end
 
 local replaced, newer = {}, nil
 if kind ~= '' then
-  for _, other in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
-    local entry = redis.call('HGET', KEYS[3], other)
-    local its_kind, its_arrival = string.match(entry or '', '^%d*|([^|@]*)@?(%d*)|')
+  for _, other in ipairs(redis.call('LRANGE', room, 0, -1)) do
+    local its_entry = redis.call('HGET', entries, other)
+    local its_kind, its_arrival = head_of(its_entry or '')
     if its_kind == kind then
       newer = newer or other
-      if ARGV[15] == '1' then
+      if began == '1' then
         -- It has begun before: it goes before those that came since.
       elseif is_newer(tonumber(its_arrival)) then
-        return {'older', (string.gsub(other, ':[^:]*$', ''))}
+        return {'older', parts_of(other) or other}
       else
-        replaced[#replaced + 1] = {other, entry}
+        replaced[#replaced + 1] = {other, its_entry}
       end
     end
   end
 end
 for _, slot in ipairs(slots) do
   local current, holder = holder_in(slot)
-  if ARGV[12] ~= '' and holder and not holder.turn then
+  if replace_after ~= '' and holder and not holder.turn then
     local its_arrival = tonumber(holder.arrived_ms)
     if not its_arrival and holder.age_ms and holder.acquired_at then
       its_arrival = holder.acquired_at * 1000 - holder.age_ms
@@ -99,14 +101,14 @@ for _, slot in ipairs(slots) do
     end
   end
 end
-if limit and redis.call('LLEN', KEYS[2]) - #replaced >= limit then
+if limit and redis.call('LLEN', room) - #replaced >= limit then
   return {'full'}
 end
 
 local reply = {'parked', {}}
 for i, other in ipairs(replaced) do
   if i == 1 then
-    redis.call('LINSERT', KEYS[2], 'BEFORE', other[1], id)  -- the newest gets the oldest's turn
+    redis.call('LINSERT', room, 'BEFORE', other[1], id)  -- the newest gets the oldest's turn
   end
   take_out(other[1])
   for _, slot in ipairs(slots) do
@@ -116,16 +118,16 @@ for i, other in ipairs(replaced) do
     end
   end
   -- Its message may be on its way: it had the turn, perhaps.
-  redis.call('SET', KEYS[6] .. ':' .. other[1], 'r' .. ARGV[13], 'PX', ARGV[10])
-  redis.call('HSET', KEYS[5], other[1], cjson.encode({ARGV[8], other[2]}))
+  redis.call('SET', note_key(done, other[1]), REPLACED_NOTE .. successor, 'PX', done_ttl)
+  redis.call('HSET', ended, other[1], ended_text(task_id, other[2]))
   reply[2][#reply[2] + 1] = other[1]
   reply[2][#reply[2] + 1] = other[2]
 end
-redis.call('HDEL', KEYS[8], id)  -- its message came after all, and it waits again
+redis.call('HDEL', aside, id)  -- its message came after all, and it waits again
 if #replaced == 0 and newer then
-  redis.call('LINSERT', KEYS[2], 'BEFORE', newer, id)
+  redis.call('LINSERT', room, 'BEFORE', newer, id)
 elseif #replaced == 0 then
-  redis.call(ARGV[6] == '1' and 'LPUSH' or 'RPUSH', KEYS[2], id)
+  redis.call(in_front == '1' and 'LPUSH' or 'RPUSH', room, id)
 end
 
 -- Tell the holder that it is replaced, and by whom. What does not run, or not yet, is replaced now.
@@ -138,36 +140,33 @@ local function replace(slot)
   local waits = holder.queued or holder.held
   if type(holder.task_id) == 'string' and (waits or holder.token ~= '') then
     local attempt = (tonumber(holder.attempt) or 0) + (holder.held and 1 or 0)
-    local note = string.format('%s:%s:%d.%d', KEYS[6], holder.task_id, tonumber(holder.nesting) or 0, attempt)
-    local lives = math.max(redis.call('PTTL', slot), tonumber(ARGV[10]))
-    redis.call('SET', note, 'r' .. ARGV[13], 'PX', lives)
+    local its_id = id_of(holder.task_id, tonumber(holder.nesting) or 0, attempt)
+    local lives = math.max(redis.call('PTTL', slot), tonumber(done_ttl))
+    redis.call('SET', note_key(done, its_id), REPLACED_NOTE .. successor, 'PX', lives)
   end
   if waits and type(holder.task_id) == 'string' then
     redis.call('DEL', slot)
     is_free = true
   elseif holder.token ~= '' then
-    local mark = ',"replaced":%d+,"by":%["[^"]*","[^"]*"%]'
     -- The newest is named; the time counts from the first.
-    local at = tonumber(string.match(current, ',"replaced":(%d+),"by":')) or now + ARGV[12]
-    current = string.gsub(current, mark, '')
-    current = string.format('%s,"replaced":%.0f,"by":%s}', string.sub(current, 1, -2), at, ARGV[13])
-    redis.call('SET', slot, current, 'KEEPTTL')
+    local at = replaced_at(current) or now + replace_after
+    redis.call('SET', slot, to_be_replaced(current, at, successor), 'KEEPTTL')
   end
 end
-if ARGV[12] ~= '' then
+if replace_after ~= '' then
   for _, slot in ipairs(slots) do
     replace(slot)
   end
 end
 
 local give_up = ''
-if ARGV[5] ~= '' then
-  give_up = string.format('%.0f', now + ARGV[5])
-  redis.call('ZADD', KEYS[7], give_up, id)
+if give_up_after ~= '' then
+  give_up = string.format('%.0f', now + give_up_after)
+  redis.call('ZADD', deadlines, give_up, id)
 end
-redis.call('HSET', KEYS[3], id, string.format('%s|%s@%.0f|%s', give_up, kind, arrived, ARGV[2]))
+redis.call('HSET', entries, id, entry_text(give_up, kind, arrived, entry))
 if is_free and next_in_line(id) == id then
-  set_due(#replaced > 0 and now + ARGV[11] or nil)
+  set_due(#replaced > 0 and now + look_again or nil)
   return {'ask', reply[2], {}}  -- it replaced the one whose turn it was, or the holder
 end
 return parked(reply)

@@ -4,16 +4,21 @@
 -- ARGV  1 the entry's id  2 the lock's mark
 -- Reply 1 put back | 0 there is none with that id
 
-local entry = redis.call('HGET', KEYS[3], ARGV[1])
+local room, entries, aside, rooms = unpack(KEYS)
+local id, mark = unpack(ARGV)
+
+-- include entries.lua
+
+local entry = redis.call('HGET', aside, id)
 if not entry then
   return 0
 end
-if redis.call('HSET', KEYS[2], ARGV[1], entry) == 1 then
-  redis.call('RPUSH', KEYS[1], ARGV[1])
+if redis.call('HSET', entries, id, entry) == 1 then
+  redis.call('RPUSH', room, id)
   -- It was offered before: whoever publishes it looks whether it has run elsewhere.
-  redis.call('HSET', KEYS[2], '#' .. ARGV[1], '1|||0|')
+  save_state(id, {offers = 1, flag = '', till = 0, tokens = ''})
 end
-redis.call('HDEL', KEYS[3], ARGV[1])
+redis.call('HDEL', aside, id)
 local now = redis.call('TIME')
-redis.call('ZADD', KEYS[4], now[1] * 1000 + math.floor(now[2] / 1000), ARGV[2])
+redis.call('ZADD', rooms, now[1] * 1000 + math.floor(now[2] / 1000), mark)
 return 1

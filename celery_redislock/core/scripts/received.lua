@@ -6,15 +6,18 @@
 --       was sent for; "" it was sent to give up
 -- Reply 1 noted | 0 it waits for no such message: it has left, or was put there again
 
-local state = redis.call('HGET', KEYS[1], '#' .. ARGV[1]) or ''
-local offers, first, flag, tokens = string.match(state, '^(%d+)|(%d*)|(%a?)|%d+|(.*)$')
-local gives_up = flag == 'g' or flag == 'h'
-if not offers or gives_up ~= (ARGV[3] == '') or not string.find(tokens, ARGV[3], 1, true) then
+local entries = KEYS[1]
+local id, believed_for, turn_token = unpack(ARGV)
+
+-- include entries.lua
+
+local state = state_of(id)
+local gives_up = gives_up_by(state)
+if gives_up ~= (turn_token == '') or not string.find(state.tokens, turn_token, 1, true) then
   return 0
 end
 local time = redis.call('TIME')
-local till = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2]
-flag = gives_up and 'h' or 'r'
-state = string.format('%d|%s|%s|%.0f|%s', offers, first, flag, till, tokens)
-redis.call('HSET', KEYS[1], '#' .. ARGV[1], state)
+state.till = time[1] * 1000 + math.floor(time[2] / 1000) + believed_for
+state.flag = gives_up and GIVING_UP_RECEIVED or RECEIVED
+save_state(id, state)
 return 1

@@ -2,26 +2,27 @@
 --
 -- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 deadlines  6 aside  7 waiters
 --       8 ended  9.. the lock's further slots
--- ARGV  1 value, opening with {"token":"<token>"   2 length of that opening   3 ttl in ms
---       4 the lock's mark
+-- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's mark
 -- Reply {"reserved"}
 --       {"busy", value, ms to live (-1: for ever), and if somebody in the room got the turn: see
 --       turns.lua}
 
-local opening = string.sub(ARGV[1], 1, tonumber(ARGV[2]))
-local slots = {KEYS[1], unpack(KEYS, 9)}
+local lock, room, entries, rooms, deadlines, aside, waiters, ended = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 9)}
+local value, ttl, mark = unpack(ARGV)
+
+-- include values.lua
+-- include records.lua
+
+local opening = opening_of(token_of(value))
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local R = {
-  slots = slots, room = KEYS[2], entries = KEYS[3], rooms = KEYS[4], deadlines = KEYS[5],
-  aside = KEYS[6], ended = KEYS[8], waiters = KEYS[7], mark = ARGV[4], publishes = true,
-  token = string.sub(opening, 11, -2) .. '.' .. time[1] .. time[2],
-}
+local publishes, turn_token = true, token_of(value) .. '.' .. time[1] .. time[2]
+-- include entries.lua
 -- include turns.lua
 
 local function keep(slot, condition)
-  local stored = string.format('%s,"acquired_at":%s.%06d}', string.sub(ARGV[1], 1, -2), time[1], time[2])
-  redis.call('SET', slot, stored, condition, 'PX', ARGV[3])
+  redis.call('SET', slot, with(value, acquired_now(time)), condition, 'PX', ttl)
   return {'reserved'}
 end
 
@@ -30,7 +31,7 @@ for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
   if not current then
     free = free or slot
-  elseif type(current) == 'string' and string.sub(current, 1, #opening) == opening then
+  elseif is_under(current, opening) then
     return keep(slot, 'XX')
   else
     held = held or slot
@@ -38,7 +39,7 @@ for _, slot in ipairs(slots) do
 end
 
 local offered
-if free and redis.call('EXISTS', KEYS[2]) == 1 then
+if free and redis.call('EXISTS', room) == 1 then
   offered = offer()
   if offered then
     set_due()
@@ -48,5 +49,5 @@ end
 if free then
   return keep(free, 'NX')
 end
-local value = redis.pcall('GET', held)
-return {'busy', type(value) == 'string' and value or '', redis.call('PTTL', held), unpack(offered or {})}
+local other = redis.pcall('GET', held)
+return {'busy', type(other) == 'string' and other or '', redis.call('PTTL', held), unpack(offered or {})}

@@ -16,36 +16,45 @@
 -- Reply 1 given back | 0 not ours any more; or, if somebody is in the room:
 --       {the same, ms until the room is to be looked at, and if somebody got the turn: see turns.lua}
 
-local slots = {KEYS[1], unpack(KEYS, 12)}
+local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, aside, ended = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 12)}
+local opening, note, always, done_ttl, reserve_for, mark, can_publish = unpack(ARGV)
+local stray, min_hold, leaver, sets_aside = unpack(ARGV, 8)
+
+-- include values.lua
+
 local slot, current
 for _, key in ipairs(slots) do
   current = redis.pcall('GET', key)
-  if type(current) == 'string' and string.sub(current, 1, #ARGV[1]) == ARGV[1] then
+  if is_under(current, opening) then
     slot = key
     break
   end
 end
 -- If the lock is gone, so is the note of whether a copy was seen.
-local leaves_note = ARGV[2] ~= ''
-  and (ARGV[3] == '1' or not slot or string.find(current, '"redelivered":true', 1, true))
+local leaves_note = note ~= ''
+  and (always == '1' or not slot or string.find(current, REDELIVERED, 1, true))
 
 local function leave_note()
-  local is_replaced = slot and string.find(current, ',"replaced":', 1, true)
+  if note == '' then
+    return
+  end
+  local is_replaced = slot and string.find(current, REPLACED, 1, true)
   if leaves_note and (is_replaced or not slot)
-      and string.sub(redis.call('GET', KEYS[4]) or '', 1, 1) == 'r' then
-    redis.call('PEXPIRE', KEYS[4], ARGV[4])
+      and string.sub(redis.call('GET', done_note) or '', 1, 1) == REPLACED_NOTE then
+    redis.call('PEXPIRE', done_note, done_ttl)
     return  -- it says that a copy is not to run, whatever became of this run's result
   end
   if leaves_note then
-    redis.call('SET', KEYS[4], ARGV[2], 'PX', ARGV[4])
-  elseif ARGV[2] ~= '' and is_replaced then
+    redis.call('SET', done_note, note, 'PX', done_ttl)
+  elseif is_replaced then
     -- It said that a copy is not to run: there is none. The message of one that died comes back.
-    redis.call('DEL', KEYS[4])
+    redis.call('DEL', done_note)
   end
 end
 
 -- Most often nobody waits, and the lock need not be kept on.
-if slot and not ARGV[8] and redis.call('EXISTS', KEYS[2], KEYS[6]) == 0 then
+if slot and not stray and redis.call('EXISTS', waiters, room) == 0 then
   redis.call('DEL', slot)
   leave_note()
   return 1
@@ -53,27 +62,24 @@ end
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local R = {
-  slots = slots, room = KEYS[6], entries = KEYS[8], rooms = KEYS[7], deadlines = KEYS[9],
-  aside = KEYS[10], ended = KEYS[11], waiters = KEYS[2], wake = KEYS[3], mark = ARGV[6],
-  publishes = ARGV[7] == '1',
-  token = string.sub(ARGV[1], 11, -2) .. '.' .. time[1] .. time[2],
-}
+-- include records.lua
+-- include entries.lua
+local publishes, turn_token = can_publish == '1', token_of(opening) .. '.' .. time[1] .. time[2]
 -- include turns.lua
 
 local function rest_of_min_hold()
-  local min_hold = tonumber(ARGV[9]) or 0
-  local since = min_hold > 0 and tonumber(string.match(current, '"acquired_at":([%d.]+)'))
+  local ms = tonumber(min_hold) or 0
+  local since = ms > 0 and acquired_at(current)
   -- Never for longer than that: the clock may have been set back meanwhile.
-  return since and math.min(math.ceil(since * 1000 + min_hold - now), min_hold) or 0
+  return since and math.min(math.ceil(since * 1000 + ms - now), ms) or 0
 end
 
-local id, freed = ARGV[10] or '', false
-if id ~= '' and ARGV[11] == '1' then
+local id, freed = leaver or '', false
+if id ~= '' and sets_aside == '1' then
   set_aside(id)
 elseif id ~= '' then
   take_out(id)
-  redis.call('HDEL', KEYS[10], id)
+  redis.call('HDEL', aside, id)
 end
 for _, key in ipairs(id ~= '' and slots or {}) do
   if key ~= slot and turn_of(redis.pcall('GET', key)) == id then
@@ -86,9 +92,7 @@ local rest = 0
 if slot then
   rest = rest_of_min_hold()
   if rest > 0 then
-    -- Nobody's any more: without the token nobody extends or releases it.
-    local cooling = '{"token":"","cooling":true' .. string.sub(current, #ARGV[1] + 1)
-    redis.call('SET', slot, cooling, 'PX', rest)
+    redis.call('SET', slot, cooling_down(current, opening), 'PX', rest)
     if someone_waits() then
       wake_one(rest)  -- to learn when it ends
     end
@@ -97,10 +101,10 @@ if slot then
   end
 end
 
-local first, offered = redis.call('LINDEX', KEYS[6], 0), nil
+local first, offered = redis.call('LINDEX', room, 0), nil
 local free = slot and rest <= 0 and slot or freed
 if free and someone_waits() and waiters_go_first() then
-  let_waiter_in(free, ARGV[5])
+  let_waiter_in(free, reserve_for)
 elseif first then
   offered = offer()
 end
@@ -112,9 +116,9 @@ end
 
 -- Last: a server without memory refuses this as a first write, and not after one that frees some.
 leave_note()
-if ARGV[8] == '1' then
+if stray == '1' then
   -- It says what the counter was when it was sent, and is refused if that has moved.
-  local counter = math.max(tonumber(redis.call('GET', KEYS[5]) or 0) + 1, time[1] * 1000000 + time[2])
-  redis.call('SET', KEYS[5], string.format('%.0f', counter))
+  local highest = math.max(tonumber(redis.call('GET', counter) or 0) + 1, time[1] * 1000000 + time[2])
+  redis.call('SET', counter, string.format('%.0f', highest))
 end
 return reply

@@ -3,41 +3,23 @@
 -- A turn is a reservation. The slot holds a token of its own until the message that is sent for it
 -- comes, or until the turn lapses. The entry stays in the room until its task takes the lock.
 --
--- Needs `time` and `now`, and the table R:
+-- Needs these locals, as the scripts name them:
 --   slots, room, entries, deadlines, aside, rooms, ended, waiters   keys
---   mark        the lock's, in `rooms`
---   token       of the turn that may be given
---   publishes   whether the caller can publish a task
---   wake        key of the wake list, for those who let a waiter in
---
--- In `entries`: id -> "<ms at which it gives up>|<kind>@<ms of its arrival>|<entry>", and
--- "#" id -> "<offers>|<ms of the first>|<flag>|<until ms>|<tokens of the turns offered>". Flags: "u"
--- the turn is given and its message is not published; "p" published, and not for lost until then;
--- "r" a worker has received the message; "g" published as giving up, and "h" received so.
+--   wake         the wake list's key, in those that let a waiter in
+--   mark         the lock's, in `rooms`
+--   turn_token   of the turn that may be given
+--   publishes    whether the caller can publish a task
+--   time, now    of this server
 
 local PAUSE = 5000          -- how long the first turn lasts, in ms. Doubled with each offer
 local OFFERS = 4            -- so often is a turn offered; then the entry is set aside
 local BESIDE_WAITERS = 1000 -- the most if pool slots wait: the message may need one of them
 
-local function state_of(id)
-  local text = redis.call('HGET', R.entries, '#' .. id) or ''
-  local offers, first, flag, till, tokens = string.match(text, '^(%d+)|(%d*)|(%a?)|(%d+)|(.*)$')
-  return {
-    offers = tonumber(offers) or 0, first = tonumber(first), flag = flag or '',
-    till = tonumber(till) or 0, tokens = tokens or '',
-  }
-end
-
-local function save_state(id, state)
-  redis.call('HSET', R.entries, '#' .. id, string.format('%d|%s|%s|%.0f|%s', state.offers,
-    state.first and string.format('%.0f', state.first) or '', state.flag, state.till, state.tokens))
-end
-
 local function take_out(id)
-  local entry = redis.call('HGET', R.entries, id)
-  redis.call('LREM', R.room, 1, id)
-  redis.call('HDEL', R.entries, id, '#' .. id)
-  redis.call('ZREM', R.deadlines, id)
+  local entry = redis.call('HGET', entries, id)
+  redis.call('LREM', room, 1, id)
+  redis.call('HDEL', entries, id, '#' .. id)
+  redis.call('ZREM', deadlines, id)
   return entry
 end
 
@@ -45,14 +27,14 @@ local put_aside = {}  -- ids, for the log
 local function set_aside(id)
   local entry = take_out(id)
   if entry then
-    redis.call('HSET', R.aside, id, entry)
+    redis.call('HSET', aside, id, entry)
     put_aside[#put_aside + 1] = id
   end
 end
 
 local function someone_waits()
-  redis.call('ZREMRANGEBYSCORE', R.waiters, 0, now)
-  return redis.call('EXISTS', R.waiters) == 1
+  redis.call('ZREMRANGEBYSCORE', waiters, 0, now)
+  return redis.call('EXISTS', waiters) == 1
 end
 
 local function beside_waiters(pause)
@@ -60,28 +42,20 @@ local function beside_waiters(pause)
 end
 
 local function wake_one(ms)
-  redis.call('DEL', R.wake)
-  redis.call('LPUSH', R.wake, '1')
-  redis.call('PEXPIRE', R.wake, ms)
+  redis.call('DEL', wake)
+  redis.call('LPUSH', wake, '1')
+  redis.call('PEXPIRE', wake, ms)
 end
 
 -- Without the reservation whoever asks next would take the lock before the waiter wakes.
 local function let_waiter_in(slot, ms)
-  redis.call('SET', slot, '{"token":"","reserved":true}', 'PX', ms)
+  redis.call('SET', slot, RESERVED, 'PX', ms)
   wake_one(ms)
-end
-
--- Whose turn a slot's value is, or nil.
-local function turn_of(value)
-  if type(value) == 'string' and string.find(value, ',"turn":', 1, true) then
-    local ok, holder = pcall(cjson.decode, value)
-    return ok and type(holder) == 'table' and holder.turn or nil
-  end
 end
 
 local function turns_given()
   local turns = {}
-  for _, slot in ipairs(R.slots) do
+  for _, slot in ipairs(slots) do
     local id = turn_of(redis.pcall('GET', slot))
     if id then
       turns[id] = true
@@ -92,13 +66,13 @@ end
 
 -- Its message is on its way, or with a worker.
 local function is_sent(state)
-  return state.flag ~= '' and state.flag ~= 'u' and state.till > now
+  return state.flag ~= '' and state.flag ~= GIVEN and state.till > now
 end
 
 -- A worker has its message, and no room for it; or it gives up. It keeps its place, and others go
 -- before it: the lock is not shut for one who comes some time.
 local function is_away(state)
-  return is_sent(state) and state.flag ~= 'p'
+  return is_sent(state) and state.flag ~= PUBLISHED
 end
 
 -- Nobody took any of its turns. Who looks sets it aside, and says so; for the others it is not there.
@@ -107,11 +81,12 @@ local function is_spent(id, state, turns)
 end
 
 local function who(entry)
-  local text = string.match(entry, '^[^|]*|[^|]*|{("task":"[^"\\]*","task_id":"[^"\\]*")')
+  local parked = parked_of(entry)
+  local text = string.match(parked, '^{("task":"[^"\\]*","task_id":"[^"\\]*")')
   if text then
     return text
   end
-  local ok, found = pcall(cjson.decode, string.match(entry, '^[^|]*|[^|]*|(.*)$'))
+  local ok, found = pcall(cjson.decode, parked)
   if not ok or type(found) ~= 'table' then
     return '"task":null,"task_id":null'
   end
@@ -120,36 +95,34 @@ end
 
 local function give_turn(slot, id, entry, state)
   local pause, kind = PAUSE, 'reserved'
-  local tokens = string.sub(state.tokens .. ' ' .. R.token, -256)  -- those of the last offers
+  local tokens = string.sub(state.tokens .. ' ' .. turn_token, -256)  -- those of the last offers
   if is_sent(state) then
     kind = 'reserved'
-  elseif R.publishes then
+  elseif publishes then
     kind, pause = 'publish', PAUSE * 2 ^ state.offers
     -- Beside waiters the turn ends before. Its message is not sent again for that.
     save_state(id, {
-      offers = state.offers + 1, first = state.first or now, flag = 'p', till = now + pause,
+      offers = state.offers + 1, first = state.first or now, flag = PUBLISHED, till = now + pause,
       tokens = tokens,
     })
   else
     save_state(id, {
-      offers = state.offers, first = state.first or now, flag = 'u', till = 0, tokens = tokens,
+      offers = state.offers, first = state.first or now, flag = GIVEN, till = 0, tokens = tokens,
     })
   end
   pause = beside_waiters(pause)
-  local nesting, attempt = string.match(id, ':(%d+)%.(%d+)$')
-  local value = string.format(
-    '{"token":"%s","v":2,%s,"attempt":%d,"nesting":%d,"ttl_ms":%d,"queued":true,"turn":%s,"acquired_at":%s.%06d}',
-    R.token, who(entry), attempt or 0, nesting or 0, pause, cjson.encode(id), time[1], time[2])
+  local _, nesting, attempt = parts_of(id)
+  local value = turn_value(turn_token, who(entry), id, nesting or 0, attempt or 0, pause, time)
   redis.call('SET', slot, value, 'NX', 'PX', pause)
-  return {kind, id, entry, R.token, state.offers}
+  return {kind, id, entry, turn_token, state.offers}
 end
 
 -- The first who waits and may have the next turn, as id, entry, state; or nil. Who asks for the lock
 -- itself, `here`, is not away.
 local function next_in_line(here)
   local turns = turns_given()
-  for _, id in ipairs(redis.call('LRANGE', R.room, 0, #R.slots + 15)) do
-    local entry, state = redis.call('HGET', R.entries, id), state_of(id)
+  for _, id in ipairs(redis.call('LRANGE', room, 0, #slots + 15)) do
+    local entry, state = redis.call('HGET', entries, id), state_of(id)
     if not entry then
       take_out(id)
       return next_in_line(here)
@@ -161,7 +134,7 @@ local function next_in_line(here)
 end
 
 local function free_slot()
-  for _, slot in ipairs(R.slots) do
+  for _, slot in ipairs(slots) do
     if not redis.pcall('GET', slot) then
       return slot
     end
@@ -181,23 +154,23 @@ end
 -- Whether one in a pool slot may go before the room: nobody there can take a turn now, or who is
 -- first had its turn, and its message may need that very slot.
 local function waiters_go_first()
-  local first = redis.call('LINDEX', R.room, 0)
+  local first = redis.call('LINDEX', room, 0)
   return not next_in_line() or is_sent(state_of(first)) and not turns_given()[first]
 end
 
 -- Note when the room is to be looked at next. Reply the ms until then, or -1 if it is empty.
 local function set_due(least)
-  local first = redis.call('LINDEX', R.room, 0)
+  local first = redis.call('LINDEX', room, 0)
   if not first and not least then
-    redis.call('DEL', R.entries, R.deadlines)
+    redis.call('DEL', entries, deadlines)
     -- Who was replaced there may be without a result: then it is still looked after.
-    if redis.call('EXISTS', R.ended) == 0 then
-      redis.call('ZREM', R.rooms, R.mark)
+    if redis.call('EXISTS', ended) == 0 then
+      redis.call('ZREM', rooms, mark)
     end
     return -1
   end
   local due = least or math.huge
-  for _, slot in ipairs(R.slots) do
+  for _, slot in ipairs(slots) do
     local left = redis.call('PTTL', slot)
     if left == -2 then
       due = math.min(due, now + BESIDE_WAITERS)  -- somebody is woken, or gives up
@@ -205,15 +178,15 @@ local function set_due(least)
       due = math.min(due, now + left + 1)
     end
     local id = left >= 0 and turn_of(redis.pcall('GET', slot))
-    if id and state_of(id).flag == 'u' then
+    if id and state_of(id).flag == GIVEN then
       due = now
     end
   end
-  local deadline = redis.call('ZRANGEBYSCORE', R.deadlines, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  local deadline = redis.call('ZRANGEBYSCORE', deadlines, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
   due = math.min(due, tonumber(deadline) or math.huge, now + 600000)
   if first and is_spent(first, state_of(first), turns_given()) then
     due = now
   end
-  redis.call('ZADD', R.rooms, string.format('%.0f', due), R.mark)
+  redis.call('ZADD', rooms, string.format('%.0f', due), mark)
   return math.max(due - now, 0)
 end

@@ -29,15 +29,15 @@ def apply(name: str | None) -> None:
 def no_heartbeat() -> None:
     """A lock with an expiry, and nobody who extends it or looks whether it is over."""
     Heartbeat.add = lambda self, lease: None  # type: ignore[method-assign]
-    Lease.lost = property(lambda self: self._lost)  # type: ignore[assignment,method-assign]
+    Lease.lost = property(lambda self: self.right.lost)  # type: ignore[assignment,method-assign]
 
 
 def plain_del() -> None:
     """A release that does not look whose lock it deletes."""
     _rewrite(
         lua.SETTLE,
-        "type(current) == 'string' and string.sub(current, 1, #ARGV[1]) == ARGV[1]",
-        "type(current) == 'string'",
+        "if is_under(current, opening) then",
+        "if type(current) == 'string' then",
     )
 
 
@@ -88,7 +88,7 @@ def turns_are_offered_once() -> None:
 
 def newcomers_overtake() -> None:
     """A free lock is anybody's, whoever waits in the room."""
-    _rewrite(lua.ACQUIRE, "if following and following ~= entry", "if false")
+    _rewrite(lua.ACQUIRE, "if following and following ~= entry_id", "if false")
 
 
 def nobody_gives_turns() -> None:

@@ -322,7 +322,7 @@ class LockMachine(RuleBasedStateMachine):
         self._expect(client.process, trouble, "extend", client.who, retake)
         said: bool | None = None
         try:
-            said = client.lease.extend_now()
+            said = client.lease.upkeep.extend_now()
         except LockUnavailable:
             assert trouble.lost
         self._extended(right, trouble)
@@ -369,7 +369,7 @@ class LockMachine(RuleBasedStateMachine):
 
     def _release(self, client: Client, done: str, always: bool, trouble: Trouble) -> None:
         asks, once = not client.lease.given_back, not client.right.fence
-        stray = client.lease._unanswered
+        stray = client.lease.upkeep.unanswered
         self._expect(client.process, trouble, "settle", client.who, done, always, stray)
         said = client.lease.release(done, always)
         assert (self.answer is not None) == asks
@@ -387,7 +387,7 @@ class LockMachine(RuleBasedStateMachine):
 
     def _die(self, client: Client, trouble: Trouble) -> None:
         """It dies, and its parent releases: with the token, and without knowing what it had."""
-        client.right.given_back = client.lease._released = True
+        client.right.given_back = client.lease.right.given_back = True
         self._expect(client.process, trouble, "settle", client.who, "", False)
         claim = Claim(KEYS, client.who.token, TTL * TICK, "", client.who.task_id)
         try:
@@ -429,7 +429,7 @@ class LockMachine(RuleBasedStateMachine):
             self._expect(client.process, NONE, "extend", client.who, retake)
             lease = client.lease
             again = retake is not None
-            extension = Extension(claim, lease._stored, fence, again, lease._counter)
+            extension = Extension(claim, lease.right.stored, fence, again, lease.upkeep.counter)
             (reply,) = store.locks.extend([extension])
             assert reply.outcome == REPLIES[self.answer]
 
@@ -507,8 +507,8 @@ class LockMachine(RuleBasedStateMachine):
     def everybody_believes_what_the_model_says(self) -> None:
         for client in self.all:
             lease, right = client.lease, client.right
-            assert (lease.fence, lease._lost) == (right.fence, right.lost)
-            assert not right.fence or lease.deadline == right.ends * TICK
+            assert (lease.fence, lease.right.lost) == (right.fence, right.lost)
+            assert not right.fence or lease.right.deadline == right.ends * TICK
 
     @invariant()
     def at_most_one_has_the_right_and_it_has_the_lock_and_the_highest_fence(self) -> None:
@@ -540,7 +540,8 @@ class LockMachine(RuleBasedStateMachine):
     def _server_passes(self, ticks: int) -> None:
         self.time.server_passes(ticks)
         for client in self.all:
-            client.lease._stored = earlier(client.lease._stored, ticks)
+            held = client.lease.right
+            held.stored = earlier(held.stored, ticks)
 
     def _expect(self, process: Process, trouble: Trouble, script: str, *arguments: Any) -> None:
         """Whenever this process asks the real server next, ask the model the same."""

@@ -13,7 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from celery_redislock.core.claims import to_ms
 from celery_redislock.core.clock import clock
-from celery_redislock.core.lease import Lease
+from celery_redislock.core.right import Right
+from celery_redislock.core.upkeep import Upkeep
 from tests.support.servers import RedisServer
 
 from .lock_machine import KEYS, SCENES, Client, LockMachine, wander
@@ -115,27 +116,26 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant("a release frees whatever stands there", "SETTLE",
-           "sub(current, 1, #ARGV[1]) == ARGV[1]", "sub(current, 1, 8) == '{\"token\"'"),
+           "if is_under(current, opening) then", "if is_under(current, '{\"token\"') then"),
     Mutant("a release forgets who waits", "SETTLE",
            "if free and someone_waits() and waiters_go_first() then", "if false then",
            "waited for"),
     Mutant("a release believes in waiters for ever", "SETTLE",
            "redis.call('ZREMRANGEBYSCORE', ", "redis.call('ZCOUNT', ", "waited for in vain"),
     Mutant("a release always leaves its mark", "SETTLE",
-           "(ARGV[3] == '1' or", "(true or"),
+           "(always == '1' or", "(true or"),
     Mutant("a release leaves no mark if its lock is gone", "SETTLE",
            "or not slot or", "or slot and"),
     Mutant("an extension is for whoever has it", "EXTEND",
-           "elseif type(current) == 'string' and string.sub(current, 1, #opening) == opening",
-           "elseif type(current) == 'string'"),
+           "elseif is_under(current, opening) then", "elseif type(current) == 'string' then"),
     Mutant("an extension takes what is missing, whoever asks", "EXTEND",
-           "or ARGV[4] ~= '1'", ""),
+           "or retakes ~= '1'", ""),
     Mutant("an extension takes again what an operator broke", "EXTEND",
-           "string.find(redis.call('GET', KEYS[3]) or '', opening, 1, true)", "false", "broken"),
+           "string.find(redis.call('GET', broken) or '', opening, 1, true)", "false", "broken"),
     Mutant("an extension takes again what another may have had", "EXTEND",
-           "tonumber(counter) > tonumber(ARGV[7])", "false"),
+           "tonumber(counter) > tonumber(last_counter)", "false"),
     Mutant("an extension does not bring the counter up", "EXTEND",
-           "redis.call('SET', KEYS[2], ARGV[5])", "", "ahead of the clock"),
+           "redis.call('SET', fence_counter, fence)", "", "ahead of the clock"),
     Mutant("the parent extends for longer than a lock may be held", "EXTEND",
            "return since and", "return false and"),
     Mutant("the fence does not go by the counter", "ACQUIRE",
@@ -147,7 +147,7 @@ MUTANTS = (
     Mutant("a lock has no expiry", "ACQUIRE",
            "stored, condition, 'PX', ttl)", "stored, condition)"),
     Mutant("to ask again is to ask anew", "ACQUIRE",
-           "string.sub(current[i], 1, #opening) == opening then", "false then"),
+           "if is_under(current[i], opening) then", "if false then"),
     Mutant("to ask again does not extend", "ACQUIRE",
            "redis.call('PEXPIRE', slot, ttl)", ""),
     Mutant("nobody looks whether an attempt has run", "ACQUIRE",
@@ -165,17 +165,17 @@ MUTANTS = (
     Mutant("to note that a copy was seen takes the expiry away", "ACQUIRE",
            "current[i], 'KEEPTTL')", "current[i])", "copied"),
     Mutant("who waits is not written down", "ACQUIRE",
-           "redis.call('ZADD', KEYS[3],", "redis.call('ZSCORE', KEYS[3],", "waited for"),
+           "redis.call('ZADD', waiters,", "redis.call('ZSCORE', waiters,", "waited for"),
     Mutant("who gives up a wait stays written down", "ACQUIRE",
            "elseif how == 'last' then", "elseif false then", "waited for"),
     Mutant("who leaves a lock to a retry need not have it", "HOLD",
-           "and string.sub(current, 1, #ARGV[1]) == ARGV[1]", ""),
+           "if is_under(current, opening) then", "if type(current) == 'string' then"),
     Mutant("what is left to a retry has no expiry", "HOLD",
-           "ARGV[2], 'PX', ARGV[3])", "ARGV[2])"),
+           "value, 'PX', ttl)", "value)"),
     Mutant("what was broken leaves no mark", "BREAK",
-           "marks .. '{\"token\":\"' .. holder.token .. '\"'", "marks"),
+           "earlier .. opening_of(holder.token)", "earlier"),
     Mutant("a break wakes nobody", "BREAK",
-           "redis.call('LPUSH', KEYS[4], '1')", "", "waited for"),
+           "redis.call('LPUSH', wake, '1')", "", "waited for"),
 )  # fmt: skip
 
 
@@ -186,20 +186,20 @@ def test_a_script_with_one_thing_wrong_is_found_out(server, mutant: Mutant) -> N
 
 
 def test_a_right_that_counts_from_the_answer_is_found_out(server, monkeypatch) -> None:
-    def renewed(self: Lease, sent_at: float) -> None:
+    def renew(self: Right, sent_at: float) -> None:
         self.deadline = clock() + self.ttl
 
-    monkeypatch.setattr(Lease, "_renewed", renewed)
+    monkeypatch.setattr(Right, "renew", renew)
     assert is_found_out(server, "held")
 
 
 def test_an_extension_that_retakes_past_its_right_is_found_out(server, monkeypatch) -> None:
-    real = Lease.extension
+    real = Upkeep._extension
 
-    def always(self: Lease, now: float) -> Any:
+    def always(self: Upkeep, now: float) -> Any:
         return real(self, now)._replace(retake=True)
 
-    monkeypatch.setattr(Lease, "extension", always)
+    monkeypatch.setattr(Upkeep, "_extension", always)
     assert is_found_out(server, "held")
 
 
@@ -229,7 +229,7 @@ def test_a_retake_that_arrives_past_its_right_does_not_hide_that_another_had_the
         one.lease.take()
         machine.pass_time(TTL - 1)
         one.process.store.server.way.before = meanwhile
-        one.lease.extend_now()  # sent within the right, served after it
+        one.lease.upkeep.extend_now()  # sent within the right, served after it
         assert other.lease.fence > one.lease.fence
         assert one.lease.lost
     finally:
@@ -247,6 +247,6 @@ def test_who_was_broken_does_not_take_it_again_though_another_with_a_shorter_ttl
             client.lease.take()
             assert client.process.store.locks.break_lock(KEYS, one.claim.ttl) is not None
         machine.pass_time(1)
-        assert not one.lease.extend_now(), "an operator's break is final"
+        assert not one.lease.upkeep.extend_now(), "an operator's break is final"
     finally:
         machine.teardown()

@@ -20,41 +20,41 @@ from .room_machine import RoomMachine
 SCRIPTS = ("ACQUIRE", "SETTLE", "PARK", "LOOK", "RESERVE")
 #: Of a script, or of all that say it, a place and what stands there instead: each breaks a promise.
 BROKEN = {
-    "newcomers overtake": ("ACQUIRE", "if following and following ~= entry", "if false"),
+    "newcomers overtake": ("ACQUIRE", "if following and following ~= entry_id", "if false"),
     "a lock is taken on no condition": (
         "ACQUIRE", "stored, condition, 'PX', ttl)", "stored, 'PX', ttl)"),
-    "who runs still waits": ("ACQUIRE", "    take_out(entry)\n", ""),
-    "who runs is still set aside": ("ACQUIRE", "redis.call('HDEL', KEYS[9], entry)", ""),
+    "who runs still waits": ("ACQUIRE", "    take_out(entry_id)\n", ""),
+    "who runs is still set aside": ("ACQUIRE", "redis.call('HDEL', aside, entry_id)", ""),
     "what has run runs again when its turn comes": (
         "ACQUIRE", "not again and not is_first", "not again and not kept"),
     "a turn is not taken over": (
         "ACQUIRE", "elseif mine == theirs and holder.queued then", "elseif false then"),
     "a limit of the room is no limit": ("PARK", "if limit and", "if false and"),
-    "the newest goes to the end": ("PARK", "redis.call('LINSERT', KEYS[2], 'BEFORE', other[1]",
-                                   "redis.call('RPUSH', KEYS[2], id) local _ = tostring(other[1]"),
-    "a copy waits beside the first": ("PARK", "redis.call('HEXISTS', KEYS[3], id) == 1", "false"),
+    "the newest goes to the end": ("PARK", "redis.call('LINSERT', room, 'BEFORE', other[1]",
+                                   "redis.call('RPUSH', room, id) local _ = tostring(other[1]"),
+    "a copy waits beside the first": ("PARK", "redis.call('HEXISTS', entries, id) == 1", "false"),
     "a settle does not look": ("SETTLE", "elseif first then", "elseif false then"),
     "a settle gives back another's turn": (
-        "SETTLE", "and string.sub(current, 1, #ARGV[1]) == ARGV[1]", ""),
+        "SETTLE", "if is_under(current, opening) then", "if type(current) == 'string' then"),
     "who settles cannot publish and nobody is told": (
         "LOOK", "gives_up() or unpublished() or not", "gives_up() or not"),
     "a give-up is forgotten": (
         "LOOK", "gives_up() or unpublished() or not", "unpublished() or not"),
     "a give-up is sent once": (
-        "LOOK", "redis.call('ZADD', KEYS[6], string.format('%.0f', till), id)",
-        "redis.call('ZREM', KEYS[6], id)"),
+        "LOOK", "redis.call('ZADD', deadlines, string.format('%.0f', till), id)",
+        "redis.call('ZREM', deadlines, id)"),
     "a give-up that a worker has is sent again": (
-        "LOOK", "state.flag == 'h' and state.till > now", "false"),
+        "LOOK", "state.flag == GIVING_UP_RECEIVED and state.till > now", "false"),
     "who declines gives its turn away": (
-        "LOOK", "state.offers, state.flag = math.max(state.offers - 1, 0), 'u'",
+        "LOOK", "state.offers, state.flag = math.max(state.offers - 1, 0), GIVEN",
         "take_out(declined)"),
     "what was put back is still set aside": (
-        "PUT_BACK", "redis.call('HDEL', KEYS[3], ARGV[1])", ""),
+        "PUT_BACK", "redis.call('HDEL', aside, id)", ""),
     "that a worker has it is not noted": (
-        "RECEIVED", "redis.call('HSET', KEYS[1], '#' .. ARGV[1], state)", ""),
+        "RECEIVED", "save_state(id, state)\nreturn", "return"),
     "it is forgotten once it has its turn": (
-        "", "return {kind, id, entry, R.token, state.offers}",
-        "take_out(id) return {kind, id, entry, R.token, state.offers}"),
+        "", "return {kind, id, entry, turn_token, state.offers}",
+        "take_out(id) return {kind, id, entry, turn_token, state.offers}"),
     "a turn holds nothing": ("", "redis.call('SET', slot, value, 'NX', 'PX', pause)", ""),
     "a turn does not lapse": ("", "value, 'NX', 'PX', pause)", "value, 'NX')"),
     "a turn is offered without bound": (
@@ -63,13 +63,13 @@ BROKEN = {
         "", "offers = state.offers + 1, first", "offers = state.offers, first"),
     "one has two turns": ("", "not (turns[id] or", "not ("),
     "one is sent another message though it is there": (
-        "ACQUIRE", "parked, state = next_in_line(entry)", "parked, state = next_in_line()"),
+        "ACQUIRE", "parked, state = next_in_line(entry_id)", "parked, state = next_in_line()"),
     "what a worker has is sent again": (
         "", "or is_away(state) or", "or"),
     "what a worker has is set aside": ("", "OFFERS and state.till <= now and", "OFFERS and"),
-    "set aside is dropped": ("", "redis.call('HSET', R.aside, id, entry)", ""),
+    "set aside is dropped": ("", "redis.call('HSET', aside, id, entry)", ""),
     "nobody is to look after it": (
-        "", "redis.call('ZADD', R.rooms, string.format('%.0f', due), R.mark)", ""),
+        "", "redis.call('ZADD', rooms, string.format('%.0f', due), mark)", ""),
 }  # fmt: skip
 
 

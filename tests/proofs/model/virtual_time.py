@@ -17,7 +17,7 @@ from unittest import mock
 import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_redislock.core import lease, locks, lua, restarts, server, wire
+from celery_redislock.core import lease, locks, lua, restarts, right, server, upkeep, waiting, wire
 from celery_redislock.core.claims import Extension
 from celery_redislock.core.keys import LockKeys
 from celery_redislock.core.locks import Locks
@@ -28,7 +28,7 @@ from celery_redislock.errors import LockUnavailable
 from .lock_model import RESERVE, WAITER_TTL
 
 #: The modules that go by the clock.
-CLOCKED: Final = (lease, locks, server, restarts)
+CLOCKED: Final = (lease, right, upkeep, waiting, locks, server, restarts)
 #: Seconds that a tick stands for.
 TICK: Final = 3600.0
 

@@ -1,0 +1,157 @@
+"""The right to a lock: until when it is ours on this process's own clock, and how it was lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..errors import LockUnavailable
+from . import holders
+from .claims import Acquired, Claim
+from .clock import clock
+from .greenlets import AT_ONCE, native_lock
+from .holders import Holder
+from .log import fields, get_logger
+
+logger = get_logger()
+
+
+class Right:
+    """The right to a lock that was acquired.
+
+    It ends ttl after the last successful acquire or extend was *sent*. Any thread may find out that
+    it was lost, or that the run is to end in another's favour. That is said once, and not any more
+    when the lock was given back.
+
+    Attributes:
+        key: the lock's whole key in Redis.
+        ttl: seconds.
+        fence: the acquisition's fence, 0 while not acquired.
+        stored: the lock's value, as it was stored on the server.
+        acquired_at: when, on `clock`.
+        deadline: when the right ends, on `clock`.
+        given_back: it was given back, or that was tried.
+        lost: ownership cannot be confirmed any more. For good.
+        replaced_by: the task in whose favour the run is to end, or None.
+        lost_because: why it was lost, for people.
+        loss_is_told: everybody who is to hear of the loss has.
+        teller: what says so, where threads are patched.
+        pid: the process that has it.
+    """
+
+    # Defaults of the class: one of these is made for each task that runs, and few change them.
+    fence = 0
+    stored = ""
+    acquired_at = deadline = 0.0
+    given_back = lost = loss_is_told = False
+    replaced_by: Holder | None = None
+    lost_because = ""
+    teller = AT_ONCE
+
+    def __init__(self, claim: Claim, on_lost: Callable[[Right], None] | None) -> None:
+        self.key = claim.keys.lock
+        self.ttl = claim.ttl
+        self.pid = os.getpid()
+        self._on_lost = on_lost
+        self._mutex = native_lock()
+
+    def begin(self, acquired: Acquired, at: float) -> None:
+        """The lock was acquired, at that time."""
+        self.fence = acquired.fence
+        self.stored = acquired.value
+        self.acquired_at = at
+        self.renew(acquired.sent_at)
+
+    def renew(self, sent_at: float) -> None:
+        """What was sent then was answered: it is ours."""
+        self.deadline = sent_at + self.ttl
+
+    @property
+    def holder(self) -> Holder:
+        """The holder, as it stands on the server."""
+        return holders.parse(self.stored.encode(), None) or Holder()
+
+    def report(self) -> dict[str, Any]:
+        """What this process knows of it, as plain data, without asking the server."""
+        now = clock()
+        holder = self.holder
+        return {
+            "key": self.key,
+            "task": holder.task,
+            "task_id": holder.task_id,
+            "attempt": holder.attempt,
+            "pid": self.pid,
+            "fence": self.fence,
+            "held": not self.lost and now < self.deadline,
+            "held_for": round(now - self.acquired_at, 3),
+            "confirmed_ago": round(now - (self.deadline - self.ttl), 3),
+            "ttl": self.ttl,
+        }
+
+    # -- its end --------------------------------------------------------------------------
+
+    def lose(self, reason: str) -> None:
+        """Ownership cannot be confirmed any more."""
+        with self._mutex:
+            if self.lost or self.given_back:
+                return
+            self.lost = True
+            is_news = self.replaced_by is None
+        self.lost_because = reason
+        self.teller.tell(partial(self._say_lost, reason, is_news))
+
+    def be_replaced(self, by: Holder) -> None:
+        """The run is to end: another one waits to take its place."""
+        with self._mutex:
+            told, self.replaced_by = self.replaced_by is not None, by
+            if told or self.lost or self.given_back:
+                return
+        self.lost_because = f"{by.task_id} waits to take its place"
+        self.teller.tell(partial(self._say_replaced, by))
+
+    # -- what is said of it ---------------------------------------------------------------
+
+    def warn(self, text: str, *arguments: Any, **more: Any) -> None:
+        """Log a warning, in whichever thread may."""
+        self.teller.tell(partial(logger.warning, text, *arguments, **more))
+
+    def fields(self, outcome: str, **more: Any) -> dict[str, Any]:
+        """What its log lines say to machines: of whom the lock is, if a task holds it."""
+        own = self.holder
+        return fields(
+            outcome, self.key, task=own.task, task_id=own.task_id, attempt=own.attempt,
+            fence=self.fence, **more,
+        )  # fmt: skip
+
+    def say_not_released(self, error: LockUnavailable) -> None:
+        """Say that the server did not answer when the lock was given back."""
+        # If it was never confirmed, whoever asked for it says that it could not be taken.
+        logger.log(
+            logging.WARNING if self.fence else logging.DEBUG,
+            "redislock: could not release %s, it lapses within %g s: %s",
+            self.key, self.ttl, error.reason,
+        )  # fmt: skip
+
+    def _say_lost(self, reason: str, is_news: bool) -> None:
+        logger.error(
+            "redislock: LOST %s, held by %s: %s",
+            self.key, self.holder, reason,
+            extra=self.fields("lost", reason=reason),
+        )  # fmt: skip
+        try:
+            if self._on_lost is not None and is_news:
+                self._on_lost(self)
+        finally:
+            self.loss_is_told = True
+
+    def _say_replaced(self, by: Holder) -> None:
+        logger.warning(
+            "redislock: %s is to end: %s waits to take its place and %s",
+            self.holder, by.task_id, self.key,
+            extra=self.fields("to be replaced", holder=by),
+        )  # fmt: skip
+        if self._on_lost is not None:
+            self._on_lost(self)

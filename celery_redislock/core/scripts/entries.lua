@@ -1,0 +1,58 @@
+-- Part of other scripts: what is in a waiting room. `core/parked.py` has it in Python;
+-- tests/core/test_formats.py compares the two.
+--
+-- Needs the local `entries`, a hash:
+--   id -> "<ms at which it gives up>|<kind>@<ms of its arrival>|<what was parked>"
+--   "#" id -> "<offers>|<ms of the first>|<flag>|<until ms>|<tokens of the turns offered>"
+-- An id is "<task id>:<how often the task replaced itself>.<attempt>".
+
+local GIVEN = 'u'               -- the turn is given, and its message is not published
+local PUBLISHED = 'p'           -- it is, and not for lost until then
+local RECEIVED = 'r'            -- a worker has received the message
+local GIVING_UP = 'g'           -- published as giving up
+local GIVING_UP_RECEIVED = 'h'  -- and received so
+
+local function id_of(task_id, nesting, attempt)
+  return string.format('%s:%d.%d', task_id, nesting, attempt)
+end
+
+-- Task id, nesting and attempt, as texts; nil if it is no id.
+local function parts_of(id)
+  return string.match(id, '^(.*):(%d+)%.(%d+)$')
+end
+
+local function entry_text(gives_up_at, kind, arrived, parked)
+  return string.format('%s|%s@%.0f|%s', gives_up_at, kind, arrived, parked)
+end
+
+-- The kind, and the ms of the arrival as a text; nil if it is no entry.
+local function head_of(entry)
+  return string.match(entry, '^%d*|([^|@]*)@?(%d*)|')
+end
+
+local function parked_of(entry)
+  return string.match(entry, '^[^|]*|[^|]*|(.*)$') or ''
+end
+
+local function state_of(id)
+  local text = redis.call('HGET', entries, '#' .. id) or ''
+  local offers, first, flag, till, tokens = string.match(text, '^(%d+)|(%d*)|(%a?)|(%d+)|(.*)$')
+  return {
+    offers = tonumber(offers) or 0, first = tonumber(first), flag = flag or '',
+    till = tonumber(till) or 0, tokens = tokens or '',
+  }
+end
+
+local function save_state(id, state)
+  redis.call('HSET', entries, '#' .. id, string.format('%d|%s|%s|%.0f|%s', state.offers,
+    state.first and string.format('%.0f', state.first) or '', state.flag, state.till, state.tokens))
+end
+
+local function gives_up_by(state)
+  return state.flag == GIVING_UP or state.flag == GIVING_UP_RECEIVED
+end
+
+-- Of one that was replaced and may have no result yet: the successor's task id, and its entry.
+local function ended_text(successor, entry)
+  return cjson.encode({successor, entry})
+end

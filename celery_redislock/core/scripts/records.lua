@@ -1,0 +1,68 @@
+-- Part of other scripts, behind values.lua: what a lock's value says, and what becomes of it.
+
+local RESERVED = '{"token":"","reserved":true}'  -- kept for a waiter that was woken
+
+local function token_of(value)
+  return string.match(value, '^{"token":"([^"]*)"')
+end
+
+local function opening_of(token)
+  return '{"token":"' .. token .. '"'
+end
+
+-- The record that a value is, or nil if it is not a lock of ours.
+local function record_of(value)
+  local ok, record = pcall(cjson.decode, type(value) == 'string' and value)
+  return ok and type(record) == 'table' and type(record.token) == 'string' and record or nil
+end
+
+local function with(value, added)
+  return string.sub(value, 1, -2) .. added .. '}'
+end
+
+local function acquired_now(time)
+  return string.format(',"acquired_at":%s.%06d', time[1], time[2])
+end
+
+local function fence_of(value)
+  return string.match(value, '"fence":(%d+)') or '0'
+end
+
+-- When it was acquired, in seconds; or nil.
+local function acquired_at(value)
+  return tonumber(string.match(value, '"acquired_at":([%d.]+)'))
+end
+
+-- Nobody's any more: without the token nobody extends or releases it.
+local function cooling_down(value, opening)
+  return '{"token":"","cooling":true' .. string.sub(value, #opening + 1)
+end
+
+-- When the run is to end in another's favour, in ms; or nil.
+local function replaced_at(value)
+  return string.find(value, REPLACED, 1, true) and tonumber(string.match(value, REPLACED .. '(%d+)'))
+end
+
+-- The newest successor is named; `successor` is JSON without other quotes than its own four.
+local function to_be_replaced(value, at, successor)
+  local alone = string.gsub(value, ',"replaced":%d+,"by":%["[^"]*","[^"]*"%]', '')
+  return with(alone, string.format(',"replaced":%.0f,"by":%s', at, successor))
+end
+
+-- `who` is JSON, too: the task's name and id.
+local function turn_value(token, who, id, nesting, attempt, ttl, time)
+  return string.format('%s,"v":2,%s,"attempt":%d,"nesting":%d,"ttl_ms":%d,"queued":true,"turn":%s%s}',
+    opening_of(token), who, attempt, nesting, ttl, cjson.encode(id), acquired_now(time))
+end
+
+-- Whose turn a value is, or nil.
+local function turn_of(value)
+  if type(value) == 'string' and string.find(value, ',"turn":', 1, true) then
+    local record = record_of(value)
+    return record and record.turn or nil
+  end
+end
+
+local function note_key(done, id)
+  return done .. ':' .. id
+end

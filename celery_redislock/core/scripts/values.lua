@@ -1,0 +1,23 @@
+-- Part of other scripts: a lock's value and a done note, as texts. What it takes most often;
+-- records.lua has the rest. `core/holders.py` and `core/notes.py` have both in Python, and
+-- tests/core/test_formats.py compares the two.
+--
+-- A value is JSON that opens with the token of whoever may extend or release it; "" is nobody's.
+-- What scripts add to it comes at its end.
+
+local REDELIVERED = ',"redelivered":true'  -- another copy of the holder's message was seen
+local REPLACED = ',"replaced":'            -- the ms at which the run is to end; then for whom
+
+-- What a done note begins with: the attempt is not to run, since another task replaced it; it is over.
+local REPLACED_NOTE, ENDED_NOTE = 'r', '0'
+
+-- `micros` has six digits.
+local function acquired(value, fence, seconds, micros)
+  return string.sub(value, 1, -2) .. ',"fence":' .. fence
+    .. ',"acquired_at":' .. seconds .. '.' .. micros .. '}'
+end
+
+-- Whether there is a value, and it has the token with which this opens.
+local function is_under(value, opening)
+  return type(value) == 'string' and string.sub(value, 1, #opening) == opening
+end
