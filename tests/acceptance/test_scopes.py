@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import uuid
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -107,6 +108,24 @@ def tasks(app, queue):
             return app.tasks[name].si(*args).set(queue=queue)
 
     return Tasks()
+
+
+@pytest.fixture(scope="module")
+def worker(start_module_worker):
+    """Of all tests' queues, each as long as its test wants it."""
+    return start_module_worker(queues=f"q{uuid.uuid4().hex}", concurrency=4)
+
+
+@pytest.fixture
+def consume(worker, sender, queue):
+    """Lets the worker have this test's queue: from now on what was sent runs."""
+
+    def tell(command):
+        # A worker that is just ready may not listen yet.
+        return command(queue, destination=[worker.node], reply=True, timeout=2.0)
+
+    yield lambda: eventually(lambda: tell(sender.control.add_consumer), "the worker consumes it")
+    tell(sender.control.cancel_consumer)
 
 
 @pytest.fixture
@@ -264,10 +283,10 @@ def test_a_duplicate_gets_the_result_of_the_one_in_the_queue(tasks, label, lengt
 
 
 def test_the_lock_passes_from_the_message_to_the_run_and_stands_until_its_end(
-    tasks, label, queue, start_worker, client, journal
+    tasks, label, queue, consume, client, journal
 ):
     first = tasks.send("unique", label, 3.0)
-    start_worker(queues=queue)
+    consume()
     eventually(lambda: journal.count(label, "start") == 1, "it runs")
     assert not tasks.unique.lock_holder(label).queued
     assert tasks.send("unique", label).id == first.id
@@ -280,11 +299,11 @@ def test_the_lock_passes_from_the_message_to_the_run_and_stands_until_its_end(
 
 
 def test_a_lock_of_the_queue_alone_is_free_as_soon_as_the_task_starts(
-    tasks, label, queue, start_worker, journal
+    tasks, label, queue, consume, journal
 ):
     first = tasks.send("unique_queued", label, 3.0)
     assert tasks.send("unique_queued", label).id == first.id
-    start_worker(queues=queue)
+    consume()
     eventually(lambda: journal.count(label, "start") == 1, "it runs")
     assert tasks.unique_queued.lock_holder(label) is None
     second = tasks.send("unique_queued", label, 0.1)
@@ -303,11 +322,11 @@ def test_a_duplicate_may_be_told(tasks, label, length):
     assert length() == 1
 
 
-def test_a_duplicate_that_is_sent_meets_the_policy(tasks, label, queue, length, start_worker):
+def test_a_duplicate_that_is_sent_meets_the_policy(tasks, label, queue, length, consume):
     first = tasks.send("unique_skip", label, 3.0)
     second = tasks.send("unique_skip", label)
     assert length() == 2
-    start_worker(queues=queue)
+    consume()
     with pytest.raises(TaskSkipped) as caught:
         second.get(timeout=20)
     assert caught.value.holder.task_id == first.id
@@ -327,8 +346,8 @@ def test_delay_and_signatures_come_here_and_a_name_alone_does_not(app, tasks, la
         app.conf.task_default_queue = "celery"
 
 
-def test_a_task_that_sends_itself_is_its_own_duplicate(sender, label, queue, start_worker):
-    start_worker(queues=queue)
+def test_a_task_that_sends_itself_is_its_own_duplicate(sender, label, queue, consume):
+    consume()
     assert sender.send_task("sends_itself", (label,), queue=queue).get(timeout=20) is True
 
 
@@ -391,11 +410,9 @@ def test_a_message_that_was_lost_frees_the_lock_in_the_end(tasks, label):
     assert tasks.send("unique_lost", label).id != first.id
 
 
-def test_a_countdown_longer_than_the_ttl_is_survived(
-    tasks, label, queue, start_worker, journal, client
-):
+def test_a_countdown_longer_than_the_ttl_is_survived(tasks, label, queue, consume, journal, client):
     key = tasks.unique_short.lock_key_for(label)
-    start_worker(queues=queue)
+    consume()
     first = tasks.send("unique_short", label, 0.1, countdown=5)
     assert 33_000 < client.pttl(key) <= 35_000
     never(lambda: tasks.send("unique_short", label).id != first.id, "another was sent", 2.5)
@@ -420,8 +437,8 @@ def test_an_eta_and_an_expiry_in_any_form_are_counted(app, tasks, label, client,
     assert 95_000 < client.pttl(key) <= 100_000
 
 
-def test_a_revoked_message_frees_the_lock_at_once(app, tasks, label, queue, start_worker, journal):
-    start_worker(queues=queue)
+def test_a_revoked_message_frees_the_lock_at_once(app, tasks, label, queue, consume, journal):
+    consume()
     first = tasks.send("unique", label, countdown=4)
     assert tasks.unique.lock_holder(label).queued
     first.revoke()
@@ -451,9 +468,9 @@ def test_a_message_that_expired_in_the_queue_frees_the_lock(
 
 @pytest.mark.parametrize("countdown", [0, 1])
 def test_a_retry_gets_the_lock_without_a_gap(
-    tasks, label, queue, start_worker, client, journal, countdown
+    tasks, label, queue, consume, client, journal, countdown
 ):
-    start_worker(queues=queue)
+    consume()
     first = tasks.send("unique_retries", label, 2, countdown)
     key = tasks.unique_retries.lock_key_for(label)
     while client.exists(key):
@@ -464,9 +481,9 @@ def test_a_retry_gets_the_lock_without_a_gap(
 
 
 def test_between_two_attempts_the_lock_says_who_waits_in_the_queue(
-    app, tasks, label, queue, start_worker, journal
+    app, tasks, label, queue, consume, journal
 ):
-    start_worker(queues=queue)
+    consume()
     first = tasks.send("unique_retries", label, 1, 3)
     eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
     holder = eventually(
@@ -478,9 +495,9 @@ def test_between_two_attempts_the_lock_says_who_waits_in_the_queue(
 
 
 def test_a_retry_of_a_task_that_is_unique_in_the_queue_runs_all_the_same(
-    tasks, label, queue, start_worker, journal
+    tasks, label, queue, consume, journal
 ):
-    start_worker(queues=queue)
+    consume()
     first = tasks.send("unique_queued_retries", label, 1, 4)
     eventually(lambda: journal.count(label, "start") == 1, "its first attempt runs")
     eventually(lambda: tasks.unique_queued_retries.lock_holder(label), "its retry is queued")
@@ -489,10 +506,8 @@ def test_a_retry_of_a_task_that_is_unique_in_the_queue_runs_all_the_same(
     assert tasks.unique_queued_retries.lock_holder(label) is None
 
 
-def test_a_task_that_replaces_itself_keeps_the_lock(
-    tasks, label, queue, start_worker, client, journal
-):
-    start_worker(queues=queue)
+def test_a_task_that_replaces_itself_keeps_the_lock(tasks, label, queue, consume, client, journal):
+    consume()
     first = tasks.send("unique_pages", label, 3)
     key = tasks.unique_pages.lock_key_for(label)
     while client.exists(key):
@@ -503,13 +518,13 @@ def test_a_task_that_replaces_itself_keeps_the_lock(
 
 
 def test_a_message_that_is_delivered_twice_runs_once(
-    app, tasks, label, queue, start_worker, redis_server, journal
+    app, tasks, label, queue, consume, redis_server, journal
 ):
     first = tasks.send("unique_late", label, 1.0)
     with redis_server.client(db=1) as broker:
         (message,) = broker.lrange(queue, 0, -1)
         broker.rpush(queue, message)
-    start_worker(queues=queue)
+    consume()
     assert first.get(timeout=20)
     eventually(lambda: tasks.unique_late.lock_holder(label) is None, "the lock is free", 20)
     never(lambda: journal.count(label, "start") > 1, "the copy runs", 1)
@@ -532,7 +547,7 @@ def test_a_deferred_message_keeps_its_reservation():
 
 
 def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
-    app, tasks, label, queue, start_worker, client
+    app, tasks, label, queue, consume, client
 ):
     """The sender's code is older than the worker's."""
     old = f"old:{label}"
@@ -540,7 +555,7 @@ def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
     mine = reservation(old)
     store.locks.reserve(mine, 60)
     headers = {KEY: Kept(mine.keys.mark, mine.token).header}
-    start_worker(queues=queue)
+    consume()
     result = app.send_task("unique", (label, 0.1), queue=queue, headers=headers)
     assert result.get(timeout=20)
     assert not client.exists(mine.keys.lock)
@@ -563,8 +578,8 @@ def test_who_waits_for_a_queued_task_leaves_it_the_only_slot(
     assert [entry.task_id for entry in journal.read(label, "start")] == [first.id, second.id]
 
 
-def test_who_waits_for_a_revoked_message_has_its_turn(app, tasks, label, queue, start_worker):
-    start_worker(queues=queue)
+def test_who_waits_for_a_revoked_message_has_its_turn(app, tasks, label, queue, consume):
+    consume()
     first = tasks.send("unique_line", label, countdown=4)
     second = app.send_task("unique_line", (label, 0.1), queue=queue)
     first.revoke()
@@ -585,23 +600,23 @@ def ended(result, timeout=20):
 
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise", "unique_skip"])
-def test_a_chord_with_a_duplicate_fails_fast(tasks, label, queue, start_worker, name):
-    start_worker(queues=queue, concurrency=4)
+def test_a_chord_with_a_duplicate_fails_fast(tasks, label, queue, consume, name):
+    consume()
     header = [tasks.sig(name, label, 1.0), tasks.sig(name, label, 1.0)]
     result = chord(header)(tasks.total.s().set(queue=queue))
     assert isinstance(ended(result), Exception)
     eventually(lambda: tasks.unique.lock_holder(label) is None, "the lock is free")
 
 
-def test_a_chord_of_tasks_that_are_unique_in_the_queue_runs(tasks, label, queue, start_worker):
-    start_worker(queues=queue, concurrency=4)
+def test_a_chord_of_tasks_that_are_unique_in_the_queue_runs(tasks, label, queue, consume):
+    consume()
     header = [tasks.sig("unique_queued", label, 0.1) for _ in range(3)]
     assert ended(chord(header)(tasks.total.s().set(queue=queue))) == 3
 
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise", "unique_queued"])
-def test_a_chord_whose_body_is_a_duplicate_ends(tasks, label, queue, start_worker, name):
-    start_worker(queues=queue, concurrency=4)
+def test_a_chord_whose_body_is_a_duplicate_ends(tasks, label, queue, consume, name):
+    consume()
     stands = tasks.send(name, label, 3.0, countdown=1)
     header = [tasks.sig(name, f"{label}-{n}", 0.1) for n in range(2)]
     result = chord(header)(tasks.sig(name, label, 0.1))
@@ -614,8 +629,8 @@ def test_a_chord_whose_body_is_a_duplicate_ends(tasks, label, queue, start_worke
 
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise", "unique_queued"])
-def test_a_chain_may_have_the_same_lock_twice(tasks, label, queue, start_worker, journal, name):
-    start_worker(queues=queue)
+def test_a_chain_may_have_the_same_lock_twice(tasks, label, queue, consume, journal, name):
+    consume()
     result = chain(*(tasks.sig(name, label, 0.1) for _ in range(3)))()
     assert ended(result)[0] == label
     assert journal.count(label, "start") == 3
@@ -623,10 +638,8 @@ def test_a_chain_may_have_the_same_lock_twice(tasks, label, queue, start_worker,
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise"])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_chain_with_a_duplicate_fails_fast(
-    tasks, label, queue, start_worker, journal, name, place
-):
-    start_worker(queues=queue, concurrency=4)
+def test_a_chain_with_a_duplicate_fails_fast(tasks, label, queue, consume, journal, name, place):
+    consume()
     tasks.send(name, label, 4.0)
     eventually(lambda: journal.count(label, "start") == 1, "it stands")
     links = [tasks.sig(name, f"{label}-{n}", 0.1) for n in range(3)]
@@ -636,8 +649,8 @@ def test_a_chain_with_a_duplicate_fails_fast(
 
 
 @pytest.mark.parametrize("name", ["unique", "unique_or_raise", "unique_queued"])
-def test_a_group_with_duplicates_ends(tasks, label, queue, start_worker, name):
-    start_worker(queues=queue, concurrency=4)
+def test_a_group_with_duplicates_ends(tasks, label, queue, consume, name):
+    consume()
     results = group(tasks.sig(name, label, 0.5) for _ in range(3))()
     outcomes = [ended(result) for result in results]
     assert any(isinstance(outcome, list) for outcome in outcomes)
@@ -681,9 +694,9 @@ def test_without_the_lock_server_a_sender_does_as_it_is_told(
 
 
 def test_a_message_without_a_reservation_is_a_duplicate_like_any_other(
-    app, tasks, label, queue, start_worker
+    app, tasks, label, queue, consume
 ):
-    start_worker(queues=queue)
+    consume()
     first = tasks.send("unique", label, countdown=4)
     with pytest.raises(TaskSkipped) as caught:
         app.send_task("unique", (label,), queue=queue).get(timeout=20)

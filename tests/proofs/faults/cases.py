@@ -57,13 +57,23 @@ def _cases_of(fault: Fault) -> Iterator[Case]:
 FULL = [case for fault in FAULTS.values() for case in _cases_of(fault)]
 
 
+#: What does not make a fault another kind of fault, but how long or how much, where, and whom.
+_DEGREES = (
+    *("_(short|long|little|much|any_key|key_with_ttl)$", "_at_.*", "_cancels$", "^lossy_"),
+    *("(?<=kill)_all_workers|(?<=kill)_everything", "(?<=stop)_main|(?<=stop)_worker"),
+    *("_empty(?!_locks)|_with_data", "(?<=clock)_(forward|back)", "(?<=block)_(to|from)"),
+    *("(?<=lose)_.*(?=_replies)", "^(soft|cold)(?=_shutdown)"),
+)
+
+
 def _kinds() -> Iterator[list[Fault]]:
-    """The faults, and together those that differ only in how long or how much."""
+    """The faults, and together those that differ only in a degree."""
     kinds: dict[str, list[Fault]] = {}
     for fault in FAULTS.values():
-        name = re.sub("_(short|long|little|much|any_key|key_with_ttl)$", "", fault.name)
-        name = re.sub("_at_.*", "_at", name)
-        kinds.setdefault(name, []).append(fault)
+        kind = re.sub("|".join(_DEGREES), "", fault.name)
+        if "_at_" in fault.name:
+            kind += "_at"
+        kinds.setdefault(kind, []).append(fault)
     yield from kinds.values()
 
 
