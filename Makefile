@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3.13 python3; 
 PYTHONS := 3.10 3.11 3.12 3.13
 # They wait most of the time.
 WORKERS ?= 6
-# In their order: the longest files come first, with few tests in each.
+# File by file, in the order that tests/conftest.py gives: the longest come first.
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PYTEST := python -m pytest $(SIDE_BY_SIDE)
 

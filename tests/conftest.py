@@ -34,6 +34,27 @@ settings.load_profile("patient")
 lateness.witness.start()
 
 
+#: Where a file runs for a minute and more, the longest first: a file's tests run one after another,
+#: and whoever begins such a file last keeps all others waiting.
+LONG = (
+    *("proofs/model/test_rooms", "acceptance/test_releases", "acceptance/test_ends"),
+    *("proofs/faults/test_short_", "proofs/faults/test_broken_rooms", "acceptance/test_retries"),
+    *("acceptance/test_turns_nobody_takes", "proofs/faults/test_faults", "core/test_store"),
+    *("acceptance/test_outages", "acceptance/test_rooms", "acceptance/test_scopes"),
+    *("acceptance/deliveries/test_newest", "acceptance/test_exits", "core/test_redis_lock"),
+    *("proofs/model/", "acceptance/", "test_pages", "test_demo"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long comes first. Within a file the order stays."""
+
+    def place(item: pytest.Item) -> int:
+        return next((n for n, name in enumerate(LONG) if f"tests/{name}" in item.nodeid), len(LONG))
+
+    items.sort(key=place)
+
+
 @pytest.fixture(autouse=True)
 def _log_level() -> None:
     """An embedded worker sets the root logger's level, and leaves it so."""

@@ -86,7 +86,7 @@ def test_a_redelivered_message_is_put_off_and_runs_when_the_dead_holders_lock_ha
     second = start_quorum(concurrency=1)
     first.signal(signal.SIGKILL)
     journal.killed(entry)
-    eventually(lambda: lines_of(second, result.id, "received"), "the copy came")
+    eventually(lambda: lines_of(second, result.id, "received"), "the copy came", 60)
     assert result.get(timeout=40) == label
     never(lambda: journal.count(label, "start") > 2, "a further copy runs", 3)
     assert journal.overlaps(label) == []
