@@ -289,24 +289,27 @@ class RoomMachine(RuleBasedStateMachine):
     def the_server_holds_what_the_list_says(self) -> None:
         if not hasattr(self, "keys"):
             return
+        asks, slots = self.client.pipeline(transaction=False), self._slots()
+        asks.lrange(self.keys.room, 0, -1).hkeys(self.keys.entries).hkeys(self.keys.aside)
+        asks.zrange(self.keys.deadlines, 0, -1).zscore(self.keys.rooms, self.keys.mark)
+        for slot in slots:
+            asks.get(slot).pttl(slot)
+        room, entries, aside, limited, noted, *held = asks.execute()
         order = [task.entry_id for task in self.waiting]
-        assert self.client.lrange(self.keys.room, 0, -1) == order
-        fields = set(self.client.hkeys(self.keys.entries))
-        assert {field for field in fields if field[0] != "#"} == set(order)
-        assert {field[1:] for field in fields if field[0] == "#"} <= set(order)
-        assert set(self.client.hkeys(self.keys.aside)) == {task.entry_id for task in self.aside}
-        deadlines = {task.entry_id for task in self.waiting if task.has_deadline}
-        assert set(self.client.zrange(self.keys.deadlines, 0, -1)) == deadlines
-        standing = [json.loads(value) for value in map(self.client.get, self._slots()) if value]
+        assert room == order
+        assert {field for field in entries if field[0] != "#"} == set(order)
+        assert {field[1:] for field in entries if field[0] == "#"} <= set(order)
+        assert set(aside) == {task.entry_id for task in self.aside}
+        assert set(limited) == {task.entry_id for task in self.waiting if task.has_deadline}
+        standing = [json.loads(value) for value in held[::2] if value]
         turns = {each["turn"]: each["token"] for each in standing if "turn" in each}
         assert turns == {task.entry_id: token for task, token in self.turns.items()}
         tokens = sorted(each["token"] for each in standing)
         assert tokens == sorted(
             [*self.turns.values(), *(claim.token for claim in self.inside.values())]
         )
-        assert all(self.client.pttl(slot) != -1 for slot in self._slots()), "it would not lapse"
-        noted = self.client.zscore(self.keys.rooms, self.keys.mark) is not None
-        assert noted or not self.waiting, "nobody would look after them"
+        assert -1 not in held[1::2], "it would not lapse"
+        assert noted is not None or not self.waiting, "nobody would look after them"
 
     def teardown(self) -> None:
         """Whatever happened, everybody who waits has a run or gives up, and nothing is left."""
