@@ -2,112 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-import gc
-import json
 import os
 import signal
-import threading
-import time
 import uuid
-from datetime import datetime, timedelta, timezone
 
 import pytest
-from celery import Celery, chain, chord, group
+from celery import chain, chord, group
 from celery.exceptions import TimeoutError as ResultTimeout
-from kombu.exceptions import OperationalError
 
 from celery_redislock import (
-    ConfigError,
-    Holder,
-    LockConflict,
-    LockUnavailable,
-    Queue,
-    SingletonTask,
     TaskSkipped,
-    lock_conflict,
 )
-from celery_redislock.app.delivery import KEY, Delivery, Kept
-from celery_redislock.core import holders
-from celery_redislock.core.claims import Acquired, Busy, Claim, Reserved, new_token
-from celery_redislock.core.connections import pools_from_url
-from celery_redislock.core.keys import lock_keys
-from celery_redislock.core.store import Store
-from celery_redislock.tasks import reserve
-from tests.support.interrupts import interrupted
-from tests.support.lateness import elapsed
-from tests.support.servers import free_port
-from tests.support.unique import UNIQUE
+from celery_redislock.app.delivery import KEY, Kept
+from tests.core.test_reservations import reservation
+from tests.support.sending import app, length, tasks
 from tests.support.waiting import eventually, never
 
+__all__ = ["app", "length", "tasks"]  # fixtures
+
 QUEUE = "scopes"
-
-
-def body(label, seconds=0.2, how="return"):
-    """Has the worker's signature, and runs there only."""
-
-
-def make_sender(conf, **overrides):
-    """An app that has the tasks' code, as a web server has."""
-    app = Celery("scopes", set_as_current=False)
-    app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
-    app.conf.update(overrides)
-    for name, options in UNIQUE.items():
-        define(app, name, **options)
-    for name in ("unique_retries", "unique_pages"):
-        define(app, name, lock_scope="queued+running")
-    define(app, "unique_queued_retries", lock_scope="queued")
-    define(app, "skip")
-    app.task(name="total", shared=False)(lambda_total)
-    return app
-
-
-def lambda_total(numbers):
-    """The body of the chords."""
-
-
-def define(app, name, **options):
-    if name.endswith("retries"):
-        function = retries_body
-    elif name == "unique_pages":
-        function = pages_body
-    else:
-        function = body
-    defaults = {"base": SingletonTask, "lock_key": ["label"], "lock_ttl": 6, "shared": False}
-    return app.task(**{**defaults, **options, "name": name})(function)
-
-
-def retries_body(label, times=1, countdown=0):
-    """As the worker's."""
-
-
-def pages_body(label, left=2):
-    """As the worker's."""
-
-
-@pytest.fixture(scope="module")
-def app(conf):
-    app = make_sender(conf)
-    yield app
-    gc.collect()  # results that nobody asked for, while there is a server
-    app.close()
-
-
-@pytest.fixture
-def tasks(app, queue):
-    """The sender's tasks by name, sent to this test's own queue."""
-
-    class Tasks:
-        def __getattr__(self, name):
-            return app.tasks[name]
-
-        def send(self, name, *args, **options):
-            return app.tasks[name].apply_async(args, **{"queue": queue, **options})
-
-        def sig(self, name, *args):
-            return app.tasks[name].si(*args).set(queue=queue)
-
-    return Tasks()
 
 
 @pytest.fixture(scope="module")
@@ -128,158 +41,7 @@ def consume(worker, sender, queue):
     tell(sender.control.cancel_consumer)
 
 
-@pytest.fixture
-def length(redis_server, queue):
-    """How many messages are in this test's queue."""
-    with redis_server.client(db=1) as broker:
-        yield lambda: broker.llen(queue)
-
-
-@pytest.fixture
-def heard():
-    """What the signal of conflicts told in this process."""
-    told = []
-
-    def hear(sender, details, **kwargs):
-        told.append(details)
-
-    lock_conflict.connect(hear)
-    yield told
-    lock_conflict.disconnect(hear)
-
-
-def reservation(label, task_id="", attempt=0):
-    token = new_token()
-    value = holders.encode(
-        token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt, queued=True
-    )
-    return Claim(lock_keys("redislock", label), token, 5, value, task_id, attempt)
-
-
-def delivery(label, task_id="", attempt=0, kept=""):
-    token = new_token()
-    value = holders.encode(token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt)
-    keys = lock_keys("redislock", label)
-    return Claim(keys, token, 5, value, task_id, attempt, kept=kept)
-
-
-# -- in the store -----------------------------------------------------------------------------
-
-
-def test_a_reservation_stands_under_the_locks_key_and_names_who_is_queued(store, inside, label):
-    mine = reservation(label, "0c1e")
-    assert isinstance(store.locks.reserve(mine, 20), Reserved)
-    assert 19_000 < inside.pttl(mine.keys.lock) <= 20_000
-    holder = store.locks.holder(mine.keys, 5)
-    assert (holder.task_id, holder.queued, holder.fence) == ("0c1e", True, None)
-    assert abs(holder.acquired_at - time.time()) < 5
-    assert str(holder).endswith(", waiting in the queue")
-
-    other = store.locks.reserve(reservation(label, "other"), 20)
-    assert isinstance(other, Busy)
-    assert other.holder.task_id == "0c1e"
-    assert isinstance(store.locks.acquire(delivery(label, "other")), Busy)
-
-
-def test_asked_again_with_its_own_token_it_is_still_reserved(store, label):
-    mine = reservation(label)
-    assert isinstance(store.locks.reserve(mine, 20), Reserved)
-    assert isinstance(store.locks.reserve(mine, 20), Reserved)
-
-
-def test_the_first_copy_of_the_message_takes_it_over_and_no_other_one(store, inside, label):
-    mine = reservation(label, "0c1e")
-    store.locks.reserve(mine, 20)
-    first, copy = (delivery(label, "0c1e", kept=mine.token) for _ in range(2))
-    taken = store.locks.acquire(first)
-    assert isinstance(taken, Acquired)
-    assert inside.pttl(mine.keys.lock) <= 5_000
-    assert not store.locks.holder(mine.keys, 5).queued
-    reply = store.locks.acquire(copy)
-    assert isinstance(reply, Busy)
-    assert reply.relation == "own"
-    assert store.locks.keep_reserved(mine, 60) is False
-    assert not store.locks.settle(mine).ours
-    assert store.locks.settle(first).ours
-
-
-def test_a_message_that_lost_its_header_is_known_by_its_task(store, label):
-    store.locks.reserve(reservation(label, "0c1e"), 20)
-    assert isinstance(store.locks.acquire(delivery(label, "0c1e")), Acquired)
-
-
-def test_a_copy_of_an_earlier_attempt_does_not_take_what_is_kept_for_the_next(store, label):
-    mine = reservation(label, "0c1e", attempt=1)
-    store.locks.reserve(mine, 20)
-    assert not isinstance(store.locks.acquire(delivery(label, "0c1e")), Acquired)
-    assert isinstance(store.locks.acquire(delivery(label, "0c1e", attempt=1)), Acquired)
-
-
-def test_a_lapsed_reservation_is_not_revived(store, inside, label):
-    mine = reservation(label)
-    store.locks.reserve(mine, 0.01)
-    eventually(lambda: not inside.exists(mine.keys.lock), "it lapsed")
-    assert store.locks.keep_reserved(mine, 60) is False
-    assert not inside.exists(mine.keys.lock)
-
-
-def test_a_foreign_value_is_left_alone(store, inside, label):
-    mine = reservation(label)
-    inside.rpush(mine.keys.lock, "x")
-    reply = store.locks.reserve(mine, 20)
-    assert isinstance(reply, Busy)
-    assert reply.holder.task_id is None
-    assert inside.type(mine.keys.lock) == "list"
-
-
-def test_while_somebody_is_in_the_room_a_free_lock_is_not_reserved(store, inside, label):
-    holder, waiter = delivery(label, "runs"), delivery(label, "waits")
-    store.locks.acquire(holder)
-    store.rooms.park(waiter, json.dumps({"task": "pkg.task", "task_id": "waits"}))
-    inside.delete(holder.keys.lock)
-    for is_first in (True, False):
-        reply = store.locks.reserve(reservation(label, "new"), 20)
-        assert isinstance(reply, Busy)
-        assert (reply.holder.task_id, reply.holder.queued) == ("waits", True)
-        assert (reply.offered is not None) is is_first, "its message is to be published once"
-    assert isinstance(store.locks.acquire(waiter), Acquired)
-
-
-def test_a_lock_for_several_is_reserved_slot_by_slot(store, label):
-    keys = lock_keys("redislock", label, 2)
-    claims = [dataclasses.replace(reservation(label, f"{n}"), keys=keys) for n in range(3)]
-    replies = [store.locks.reserve(claim, 20) for claim in claims]
-    assert [type(reply) for reply in replies] == [Reserved, Reserved, Busy]
-    assert replies[2].holder.task_id == "0"
-    second = dataclasses.replace(delivery(label, "1", kept=claims[1].token), keys=keys)
-    assert isinstance(store.locks.acquire(second), Acquired)
-    assert store.locks.settle(claims[0]).ours
-    assert isinstance(store.locks.reserve(claims[2], 20), Reserved)
-    assert store.locks.settle(second).ours
-
-
-def test_a_servers_restart_is_held_off_here_too(own_redis, label):
-    store = Store(pools_from_url(own_redis.url))
-    store.locks.acquire(delivery(label, "runs"))
-    own_redis.restart_empty()
-    with pytest.raises(LockUnavailable, match="held off"):
-        store.locks.reserve(reservation(label), 20)
-    store.close()
-
-
 # -- sending ----------------------------------------------------------------------------------
-
-
-def test_a_duplicate_gets_the_result_of_the_one_in_the_queue(tasks, label, length, heard):
-    first = tasks.send("unique", label, 0.1)
-    again = tasks.send("unique", label, 5.0, "raise")
-    assert again.id == first.id
-    assert length() == 1
-    other = tasks.send("unique", f"{label}-other")
-    assert other.id != first.id
-    (said,) = heard
-    assert (said.outcome, said.holder.task_id, said.holder.queued) == ("not sent", first.id, True)
-    assert tasks.unique.lock_holder(label).queued
 
 
 def test_the_lock_passes_from_the_message_to_the_run_and_stands_until_its_end(
@@ -313,15 +75,6 @@ def test_a_lock_of_the_queue_alone_is_free_as_soon_as_the_task_starts(
     assert first.get(timeout=20) == [label, 0]
 
 
-def test_a_duplicate_may_be_told(tasks, label, length):
-    first = tasks.send("unique_or_raise", label)
-    with pytest.raises(LockConflict) as caught:
-        tasks.send("unique_or_raise", label)
-    assert caught.value.holder.task_id == first.id
-    assert caught.value.key == tasks.unique_or_raise.lock_key_for(label)
-    assert length() == 1
-
-
 def test_a_duplicate_that_is_sent_meets_the_policy(tasks, label, queue, length, consume):
     first = tasks.send("unique_skip", label, 3.0)
     second = tasks.send("unique_skip", label)
@@ -333,81 +86,12 @@ def test_a_duplicate_that_is_sent_meets_the_policy(tasks, label, queue, length, 
     assert first.get(timeout=20)
 
 
-def test_delay_and_signatures_come_here_and_a_name_alone_does_not(app, tasks, label, queue, length):
-    app.conf.task_default_queue = queue
-    try:
-        first = tasks.unique.delay(label)
-        assert tasks.unique.s(label).delay().id == first.id
-        assert tasks.unique.s().apply_async((label,)).id == first.id
-        assert length() == 1
-        assert app.send_task("unique", (label,)).id != first.id
-        assert length() == 2
-    finally:
-        app.conf.task_default_queue = "celery"
-
-
 def test_a_task_that_sends_itself_is_its_own_duplicate(sender, label, queue, consume):
     consume()
     assert sender.send_task("sends_itself", (label,), queue=queue).get(timeout=20) is True
 
 
-def test_arguments_that_do_not_fit_are_refused_as_celery_does(tasks, client, label):
-    with pytest.raises(TypeError, match="label"):
-        tasks.send("unique")
-
-
 # -- never a lock without a message -----------------------------------------------------------
-
-
-def test_a_broker_that_is_away_leaves_no_lock(conf, label):
-    app = make_sender(
-        conf, broker_url=f"redis://127.0.0.1:{free_port()}/0", task_publish_retry=False
-    )
-    with pytest.raises((OperationalError, OSError)):
-        app.tasks["unique"].delay(label)
-    assert app.tasks["unique"].lock_holder(label) is None
-    app.close()
-
-
-def test_an_interrupt_while_the_broker_hangs_leaves_no_lock(conf, own_redis, label):
-    app = make_sender(conf, broker_url=own_redis.url)
-    app.tasks["unique"].delay(f"{label}-other")  # connected
-    own_redis.stop()
-    try:
-        with interrupted(KeyboardInterrupt, "_put"), pytest.raises(KeyboardInterrupt):
-            app.tasks["unique"].delay(label)
-    finally:
-        own_redis.resume()
-    assert app.tasks["unique"].lock_holder(label) is None
-    app.close()
-
-
-def test_while_the_broker_hangs_the_lock_stands_for_a_short_time_only(
-    conf, own_redis, label, client, monkeypatch
-):
-    monkeypatch.setattr(reserve, "PUBLISHING", 1.0)
-    app = make_sender(conf, broker_url=own_redis.url)
-    task = app.tasks["unique"]
-    task.delay(f"{label}-other")
-    own_redis.stop()
-    sent = []
-    thread = threading.Thread(target=lambda: sent.append(task.delay(label)), daemon=True)
-    thread.start()
-    eventually(lambda: task.lock_holder(label), "it was reserved")
-    assert client.pttl(task.lock_key_for(label)) <= 1000
-    eventually(lambda: task.lock_holder(label) is None, "it lapsed")
-    own_redis.resume()
-    thread.join(20)
-    assert sent
-    assert task.lock_holder(label) is None, "what lapsed is not revived"
-    app.close()
-
-
-def test_a_message_that_was_lost_frees_the_lock_in_the_end(tasks, label):
-    first = tasks.send("unique_lost", label)
-    assert tasks.send("unique_lost", label).id == first.id
-    eventually(lambda: tasks.unique_lost.lock_holder(label) is None, "it lapsed", 5)
-    assert tasks.send("unique_lost", label).id != first.id
 
 
 def test_a_countdown_longer_than_the_ttl_is_survived(tasks, label, queue, consume, journal, client):
@@ -418,23 +102,6 @@ def test_a_countdown_longer_than_the_ttl_is_survived(tasks, label, queue, consum
     never(lambda: tasks.send("unique_short", label).id != first.id, "another was sent", 2.5)
     assert first.get(timeout=20)
     assert journal.count(label, "start") == 1
-
-
-@pytest.mark.parametrize("form", ["number", "datetime", "text", "naive"])
-def test_an_eta_and_an_expiry_in_any_form_are_counted(app, tasks, label, client, form):
-    when = datetime.now(timezone.utc) + timedelta(seconds=100)
-    value = {
-        "number": 100,
-        "datetime": when,
-        "text": when.isoformat(),
-        "naive": when.replace(tzinfo=None),
-    }[form]
-    key = tasks.unique_short.lock_key_for(label)
-    tasks.send("unique_short", label, **{"countdown" if form == "number" else "eta": value})
-    assert 125_000 < client.pttl(key) <= 130_000
-    key = tasks.unique.lock_key_for(label)
-    tasks.send("unique", label, expires=value)
-    assert 95_000 < client.pttl(key) <= 100_000
 
 
 def test_a_revoked_message_frees_the_lock_at_once(app, tasks, label, queue, consume, journal):
@@ -536,14 +203,6 @@ def test_a_dead_childs_lock_is_free_at_once(tasks, label, queue, start_worker, j
     (run,) = eventually(lambda: journal.read(label, "start"), "it runs")
     os.kill(run.pid, signal.SIGKILL)
     eventually(lambda: tasks.unique.lock_holder(label) is None, "the lock is free", 5)
-
-
-def test_a_deferred_message_keeps_its_reservation():
-    kept = Kept("1|name", "token")
-    header = Delivery("t", kept=kept).next_header(outage=True)
-    assert Kept.of(header) == kept
-    assert Kept.of({}) is None
-    assert Kept.of({KEY: {"kept": ["1|name", 5]}}) is None
 
 
 def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
@@ -656,41 +315,7 @@ def test_a_group_with_duplicates_ends(tasks, label, queue, consume, name):
     assert any(isinstance(outcome, list) for outcome in outcomes)
 
 
-def test_a_duplicate_with_callbacks_or_an_id_of_its_own_is_sent(tasks, label, length):
-    first = tasks.send("unique", label)
-    linked = tasks.send("unique", label, link=tasks.sig("unique", label))
-    named = tasks.send("unique", label, task_id=f"{label}-id")
-    frozen = tasks.sig("unique", label)
-    promised = frozen.freeze()
-    frozen.apply_async()
-    assert len({first.id, linked.id, named.id, promised.id}) == 4
-    assert length() == 4
-    with pytest.raises(LockConflict):
-        tasks.send("unique_or_raise", label)
-        tasks.send("unique_or_raise", label, link=tasks.sig("unique", label))
-
-
 # -- a lock server that is away ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("choice", ["defer", "run", "raise"])
-def test_without_the_lock_server_a_sender_does_as_it_is_told(
-    conf, label, queue, length, choice, caplog
-):
-    app = make_sender(conf, redislock_url=f"redis://127.0.0.1:{free_port()}/0")
-    task = define(app, "choosy", lock_scope="queued+running", on_redis_error=choice)
-    started = time.monotonic()
-    if choice == "raise":
-        with pytest.raises(LockUnavailable):
-            task.apply_async((label,), queue=queue)
-    else:
-        task.apply_async((label,), queue=queue)
-        assert "sent without a reservation" in caplog.text
-    assert length() == (choice != "raise")
-    chain(task.si(label).set(queue=queue), task.si(label).set(queue=queue))()
-    assert length() == 1 + (choice != "raise"), "a chain is left to the worker"
-    assert elapsed(started) < 6
-    app.close()
 
 
 def test_a_message_without_a_reservation_is_a_duplicate_like_any_other(
@@ -701,86 +326,3 @@ def test_a_message_without_a_reservation_is_a_duplicate_like_any_other(
     with pytest.raises(TaskSkipped) as caught:
         app.send_task("unique", (label,), queue=queue).get(timeout=20)
     assert (caught.value.holder.task_id, caught.value.holder.queued) == (first.id, True)
-
-
-# -- eager, disabled, misconfigured -----------------------------------------------------------
-
-
-def test_eager_tasks_reserve_nothing_and_need_no_server():
-    app = make_sender({"broker_url": "memory://"}, task_always_eager=True)
-    assert app.tasks["unique"].delay("x").successful()
-    app.close()
-
-
-def test_eager_tasks_that_are_to_lock_do_so(conf, label):
-    app = make_sender(conf, task_always_eager=True, redislock_eager=True)
-    task = app.tasks["unique"]
-
-    @app.task(base=SingletonTask, lock_key=["label"], lock_scope="queued+running", shared=False)
-    def outer(label, again=True):
-        inner = outer.delay(label)
-        return inner.state, inner.id
-
-    assert task.delay(label).successful()
-    assert task.lock_holder(label) is None
-    assert outer.delay(label).get()[0] == "REVOKED"
-    app.close()
-
-
-def test_a_disabled_app_reserves_nothing(conf, label, queue):
-    app = make_sender(conf, redislock_enabled=False)
-    results = {app.tasks["unique"].apply_async((label,), queue=queue).id for _ in range(2)}
-    assert len(results) == 2
-    app.close()
-
-
-CONTRADICTIONS = [
-    ({"lock_queued_ttl": 60}, "lock_queued_ttl"),
-    ({"on_queued_conflict": "raise"}, "on_queued_conflict"),
-    ({"lock_scope": "queued", "lock_max_hold": 60}, "lock_max_hold"),
-    ({"lock_scope": "queued", "lock_warn_after": 60}, "lock_warn_after"),
-    ({"lock_scope": "queued", "lock_min_hold": 60}, "lock_min_hold"),
-    ({"lock_scope": "queued", "on_lock_lost": "abort"}, "on_lock_lost"),
-    ({"lock_scope": "queued", "lock_across_retries": "hold"}, "lock_across_retries"),
-    ({"lock_scope": "queued", "on_conflict": Queue()}, "on_conflict"),
-    ({"lock_scope": "queued", "on_queued_conflict": "publish"}, "on_queued_conflict"),
-    ({"lock_scope": "queued+running", "lock_across_retries": "release"}, "lock_across_retries"),
-    ({"lock_scope": "queued", "typing": False}, "typing"),
-    ({"lock_scope": "queued+running", "typing": False, "lock_key": None}, "typing"),
-    ({"lock_scope": "queued", "typing": False, "lock_key": "{label}"}, "typing"),
-    ({"lock_scope": "waiting"}, "lock_scope"),
-    ({"lock_scope": "queued", "lock_queued_ttl": 0}, "lock_queued_ttl"),
-    ({"lock_scope": "queued", "on_queued_conflict": "skip"}, "on_queued_conflict"),
-]
-
-
-@pytest.mark.parametrize(("options", "named"), CONTRADICTIONS, ids=lambda o: str(o)[:60])
-def test_what_contradicts_a_scope_is_refused(conf, options, named):
-    app = make_sender(conf)
-    define(app, "contradicts", **options)
-    with pytest.raises(ConfigError, match="task contradicts: ") as caught:
-        app.finalize()
-    assert f"{named}=" in str(caught.value)
-    app.close()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"lock_key": lambda label, *rest: label},
-        {"lock_key": "one for all"},
-        {"lock_scope": "queued+running", "lock_across_retries": "hold", "typing": True},
-    ],
-)
-def test_what_goes_along_with_a_scope_is_accepted(conf, options):
-    app = make_sender(conf)
-    define(app, "goes_along", **{"lock_scope": "queued", "typing": False, **options})
-    app.finalize()
-    assert app.tasks["goes_along"].lock_options.lock_queued_ttl == 3600
-    app.close()
-
-
-def test_a_holder_in_the_queue_travels_in_an_error():
-    holder = Holder(task="pkg.task", task_id="0c1e", node="web", pid=1, queued=True)
-    assert Holder.from_dict(holder.to_dict()) == holder
-    assert "waiting in the queue" in str(LockConflict("a key", holder))

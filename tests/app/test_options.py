@@ -6,24 +6,17 @@ A typo must never mean "no lock".
 from __future__ import annotations
 
 import json
-import os
-import pickle
 from collections.abc import Callable, Iterator
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery, Task
-from celery.exceptions import ImproperlyConfigured, TaskRevokedError
 
 from celery_redislock import (
     Coalesce,
     ConfigError,
     Defer,
-    Holder,
-    LockConflict,
-    LockError,
-    LockLost,
     LockUnavailable,
     Policy,
     Queue,
@@ -32,13 +25,9 @@ from celery_redislock import (
     Replace,
     SingletonTask,
     Skip,
-    TaskReplaced,
-    TaskSkipped,
     Wait,
 )
-from celery_redislock.app.options import OPTIONS, SETTINGS
-from celery_redislock.app.settings import app_locks
-from celery_redislock.core import holders
+from celery_redislock.app.options import OPTIONS
 from celery_redislock.worker import start
 from tests.support.servers import free_port
 
@@ -127,12 +116,6 @@ def test_a_policy_of_ones_own_is_accepted(make_app) -> None:
     assert isinstance(define(make_app(), on_conflict=Own()).lock_options.on_conflict, Own)
 
 
-def test_the_apps_defaults_stand_in_for_what_a_task_leaves_out(make_app) -> None:
-    app = make_app(redislock_ttl=7, redislock_on_conflict="raise", redislock_on_lock_lost="abort")
-    options = define(app).lock_options
-    assert (options.lock_ttl, options.on_conflict, options.on_lock_lost) == (7, Raise(), "abort")
-
-
 def test_a_task_wins_over_the_apps_defaults(make_app) -> None:
     app = make_app(redislock_ttl=7, redislock_on_conflict="raise", redislock_on_lock_lost="abort")
     task = define(app, lock_ttl=8, on_conflict=Wait(), on_lock_lost="flag")
@@ -164,34 +147,11 @@ def test_a_task_inherits_the_options_of_its_base(make_app) -> None:
     assert (options.lock_ttl, options.on_conflict) == (120, Wait())
 
 
-def test_the_settings_are_read_from_a_namespace_of_celerys(make_app) -> None:
-    class Settings:
-        CELERY_BROKER_URL = "memory://"
-        CELERY_REDISLOCK_URL = URL
-        CELERY_REDISLOCK_TTL = 11
-        CELERY_REDISLOCK_PREFIX = "spaced"
-
-    app = Celery("namespace", set_as_current=False)
-    app.config_from_object(Settings, namespace="CELERY")
-    task = define(app)
-    assert task.lock_options.lock_ttl == 11
-    assert task.lock_key_for().startswith("spaced:{")
-    assert app_locks(app).require_server().url == URL
-
-
 def test_a_config_module_may_set_what_later_code_overrides(make_app) -> None:
     app = Celery("objects", set_as_current=False)
     app.config_from_object({"redislock_url": URL, "redislock_ttl": 11})
     app.conf.redislock_ttl = 12
     assert define(app).lock_options.lock_ttl == 12
-
-
-def test_settings_that_change_before_a_task_is_bound_hold_for_it(make_app) -> None:
-    app = make_app(redislock_ttl=7)
-    define(app)
-    app.conf.redislock_ttl = 9
-    app.task(base=SingletonTask, name="options.second", shared=False)(body)
-    assert app.tasks["options.second"].lock_options.lock_ttl == 9
 
 
 @pytest.mark.parametrize(
@@ -517,84 +477,6 @@ def test_a_policy_for_one_run_is_refused_with_a_limit_above_1(make_app, policy, 
 
 
 @pytest.mark.parametrize(
-    ("setting", "near"),
-    [
-        ("redislock_tll", "redislock_ttl"),
-        ("redislock_uri", "redislock_url"),
-        ("redislock_on_redis_error", ""),
-        ("redislock_key", ""),
-        ("redislock_task", "redislock_tasks"),
-        ("redis_lock_url", "redislock_url"),
-        ("redis_lock_ttl", "redislock_ttl"),
-        ("redis_locks_tasks", "redislock_tasks"),
-        ("lock_redis_url", ""),
-    ],
-)
-def test_an_unknown_setting_is_refused_with_all_that_there_are(make_app, setting, near) -> None:
-    with pytest.raises(ConfigError) as caught:
-        define(make_app(**{setting: 5}))
-    message = str(caught.value)
-    assert repr(setting) in message
-    assert near in message
-    for name in SETTINGS:
-        assert name in message
-
-
-def test_an_unknown_setting_of_a_namespace_is_refused() -> None:
-    app = Celery("namespace", set_as_current=False)
-    app.config_from_object(
-        type("Settings", (), {"CELERY_REDISLOCK_URL": URL, "CELERY_REDISLOCK_TLL": 5}),
-        namespace="CELERY",
-    )
-    with pytest.raises(ConfigError, match="redislock_tll"):
-        define(app)
-
-
-def test_a_near_miss_of_a_namespaces_setting_is_refused_and_others_are_not_ours() -> None:
-    settings = {"CELERY_REDISLOCK_URL": URL, "REDIS_LOCK_TIMEOUT": 5, "CELERY_REDIS_BLOCKING": 1}
-    app = Celery("namespace", set_as_current=False)
-    app.config_from_object(type("Settings", (), settings), namespace="CELERY")
-    assert define(app).lock_options.lock_ttl == 30
-    app = Celery("namespace", set_as_current=False)
-    settings["CELERY_REDIS_LOCK_TTL"] = 5
-    app.config_from_object(type("Settings", (), settings), namespace="CELERY")
-    with pytest.raises(ConfigError, match="'redis_lock_ttl'; did you mean redislock_ttl"):
-        define(app)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "says"),
-    [
-        ("redislock_ttl", "30", "redislock_ttl='30' is not accepted; it must be a number"),
-        ("redislock_ttl", None, "redislock_ttl=None"),
-        ("redislock_on_conflict", "ignore", "redislock_on_conflict='ignore'"),
-        ("redislock_on_conflict", Skip, "redislock_on_conflict=<class"),
-        ("redislock_on_lock_lost", "die", "redislock_on_lock_lost='die'"),
-        ("redislock_enabled", "yes", "redislock_enabled='yes' is not accepted"),
-        ("redislock_enabled", 1, "redislock_enabled=1"),
-        ("redislock_eager", None, "redislock_eager=None"),
-        ("redislock_prefix", "", "redislock_prefix=''"),
-        ("redislock_prefix", "a{b}", "redislock_prefix='a{b}'"),
-        ("redislock_transport_options", ["db"], "redislock_transport_options=['db']"),
-        ("redislock_transport_options", {"socket_timeout": 5}, "'socket_timeout'. Accepted: "),
-        ("redislock_url", "amqp://host", "redislock_url: amqp is not accepted"),
-        ("redislock_url", "localhost:6379", "one of: redis://, rediss://, unix://"),
-        ("redislock_url", 6379, "redislock_url: "),
-        ("redislock_url", "", "redislock_url: "),
-        ("redislock_url", "sentinel://host", "redislock_transport_options: a sentinel:// URL"),
-        ("redislock_tasks", ["other.task"], "redislock_tasks=['other.task']"),
-        ("redislock_tasks", {"other.task": 60}, "redislock_tasks['other.task']=60"),
-        ("redislock_tasks", {"o.*": {"lock_tll": 1}}, "redislock_tasks['o.*']: unknown option"),
-    ],
-)
-def test_a_bad_setting_is_refused_by_name(make_app, setting, value, says) -> None:
-    with pytest.raises(ConfigError) as caught:
-        define(make_app(**{setting: value}))
-    assert says in str(caught.value)
-    assert str(caught.value).count("redislock_transport_options") <= 1
-
-
-@pytest.mark.parametrize(
     "options", [{"lock_ttl": "60"}, {"on_conflict": Skip}, {"lock_key": ["z"]}]
 )
 def test_a_bad_value_for_a_task_of_somebody_else_is_refused(make_app, options) -> None:
@@ -649,36 +531,6 @@ def test_options_for_a_task_that_has_its_own_are_said_to_be_ignored(make_app, ca
     assert "redislock_tasks['options.task'] is ignored: options.task is a Singleton" in lines[2]
 
 
-@pytest.mark.parametrize("setting", ["redis_lock_tasks", "redislock_task"])
-def test_a_near_miss_of_a_setting_ends_a_worker_without_any_locked_task(make_app, setting) -> None:
-    app = make_app(**{setting: {"other.task": {}}})
-    app.task(name="other.task", shared=False)(body)
-    app.finalize()
-    with pytest.raises(SystemExit, match="did you mean redislock_tasks"):
-        start_worker_of(app)
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://user:sec/ret@host/0",
-        "redis://user:sec#ret@host/0",
-        "user:secret@host:6379",
-        "http://user:secret@host",
-        "redis://:secret@host:99999/0",
-        "sentinel://:secret@host:port",
-        "sentinel://host:1;:secret@host:port",
-        "redis://:secret@host?db=secret",
-    ],
-)
-def test_no_error_shows_a_password(make_app, url) -> None:
-    options = {"master_name": "m"}
-    with pytest.raises(ConfigError) as caught:
-        define(make_app(redislock_url=url, redislock_transport_options=options))
-    assert "redislock_url" in str(caught.value)
-    assert "sec" not in str(caught.value).replace("seconds", "")
-
-
 def test_a_misconfigured_task_fails_and_never_runs_unlocked(make_app) -> None:
     app = make_app()
     ran = []
@@ -698,103 +550,6 @@ def test_a_misconfigured_task_fails_and_never_runs_unlocked(make_app) -> None:
         with pytest.raises(ConfigError):
             call()
     assert not ran
-
-
-# -- where the locks are ----------------------------------------------------------------------
-
-
-def test_without_any_redis_url_a_task_is_refused_and_told_what_to_set() -> None:
-    app = Celery("none", broker="memory://", set_as_current=False)
-    with pytest.raises(ConfigError) as caught:
-        define(app)
-    assert "set redislock_url" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "url"),
-    [
-        ({"redislock_url": "redis://own/3", "result_backend": "redis://results/1"}, "own/3"),
-        ({"result_backend": "redis://results/1", "broker_url": "redis://broker/2"}, "results/1"),
-        ({"result_backend": "rpc://", "broker_url": "redis://broker/2"}, "broker/2"),
-        ({"result_backend": None, "broker_url": "rediss://broker/2"}, "broker/2"),
-        ({"broker_url": ["amqp://first//", "redis://second/2"]}, "second/2"),
-        ({"broker_url": "amqp://first//;redis://second/2"}, "second/2"),
-        ({"broker_url": "redis+socket:///run/redis.sock?virtual_host=2"}, "/run/redis.sock"),
-    ],
-)
-def test_the_server_is_the_set_one_or_the_result_backend_or_the_broker(settings, url) -> None:
-    app = Celery("derived", set_as_current=False)
-    app.conf.update({"broker_url": "memory://", **settings})
-    define(app)
-    assert url in app_locks(app).require_server().url
-
-
-def test_from_the_result_backends_options_only_what_tells_how_to_connect_is_taken() -> None:
-    app = Celery("derived", broker="memory://", set_as_current=False)
-    app.conf.update(
-        result_backend="redis://results/1",
-        result_backend_transport_options={
-            "retry_policy": {"timeout": 5},
-            "visibility_timeout": 60,
-            "socket_timeout": 120,
-            "client_name": "results",
-        },
-    )
-    define(app)
-    assert app_locks(app).require_server().options == {"client_name": "results"}
-
-
-def test_sentinels_of_the_broker_are_asked_with_its_master_name() -> None:
-    app = Celery("derived", set_as_current=False)
-    app.conf.update(
-        broker_url="sentinel://one:26379;sentinel://two:26379",
-        broker_transport_options={"master_name": "main", "visibility_timeout": 5},
-        redislock_transport_options={"db": 4},
-    )
-    define(app)
-    server = app_locks(app).require_server()
-    assert server.url == "sentinel://one:26379;sentinel://two:26379"
-    assert server.options == {"master_name": "main", "db": 4}
-
-
-def test_the_ssl_settings_of_broker_and_backend_are_taken_over() -> None:
-    for settings in (
-        {"result_backend": "redis://results/1", "redis_backend_use_ssl": {"ssl_ca_certs": "/ca"}},
-        {"broker_url": "redis://broker/1", "broker_use_ssl": {"ssl_ca_certs": "/ca"}},
-    ):
-        app = Celery("derived", set_as_current=False)
-        app.conf.update({"broker_url": "memory://", **settings})
-        define(app)
-        assert app_locks(app).require_server().options == {"ssl_ca_certs": "/ca"}
-
-
-def test_two_apps_keep_two_servers(make_app) -> None:
-    one = make_app(redislock_url=f"redis://127.0.0.1:{free_port()}/0", redislock_prefix="one")
-    two = make_app(redislock_url=f"redis://127.0.0.1:{free_port()}/0", redislock_prefix="two")
-    first, second = define(one, lock_ttl=5), define(two, lock_ttl=6)
-    assert first.app_locks.store is not second.app_locks.store
-    assert first.app_locks.require_server().url != second.app_locks.require_server().url
-    assert (first.lock_options.lock_ttl, second.lock_options.lock_ttl) == (5, 6)
-    assert first.lock_key_for().startswith("one:")
-    assert second.lock_key_for().startswith("two:")
-
-
-def test_an_app_keeps_its_connections_while_its_server_is_the_same(make_app) -> None:
-    app = make_app()
-    store = define(app).app_locks.store
-    app.conf.redislock_ttl = 9
-    second = app.task(base=SingletonTask, name="options.second", shared=False)(body)
-    assert second.app_locks.store is store
-    app.conf.redislock_url = "redis://127.0.0.1:2/0"
-    third = app.task(base=SingletonTask, name="options.third", shared=False)(body)
-    assert third.app_locks.store is not store
-
-
-def test_defining_a_task_leaves_celerys_settings_of_other_tasks_alone(make_app) -> None:
-    define(make_app())
-    other = define(make_app(task_acks_late=True, task_serializer="pickle"))
-    assert other.acks_late is True
-    assert other.serializer == "pickle"
 
 
 # -- without locks ----------------------------------------------------------------------------
@@ -855,232 +610,3 @@ def test_an_eager_task_takes_the_lock_where_it_is_told_to(
     ((value, fence),) = seen
     assert json.loads(value)["fence"] == fence > 0
     assert client.get(eager.lock_key_for(label)) is None
-
-
-# -- errors -----------------------------------------------------------------------------------
-
-HOLDER = Holder(
-    task="pkg.task",
-    task_id="0c1e",
-    attempt=2,
-    node="w1@host",
-    pid=4711,
-    acquired_at=1700000000.25,
-    fence=1700000000250000,
-    ttl=12.5,
-    held_for_retry=True,
-)
-ERRORS = [
-    LockError("a key", HOLDER),
-    LockConflict("a key", HOLDER),
-    LockConflict("a key"),
-    LockLost("a key", HOLDER),
-    LockLost(),
-    LockUnavailable("a key", HOLDER, "TimeoutError: Timeout reading from socket"),
-    LockUnavailable("a key", reason="gone"),
-    TaskSkipped("a key", HOLDER),
-    TaskReplaced("a key", HOLDER),
-    TaskSkipped("a key"),
-    ConfigError("task a: lock_tll"),
-]
-
-
-def by_pickle(error: Exception) -> Any:
-    return pickle.loads(pickle.dumps(error))
-
-
-def by_result(serializer: str) -> Callable[[Exception], Any]:
-    """The way through a result backend: what `get()` raises for what the worker stored."""
-
-    def carry(error: Exception) -> Any:
-        app = Celery("errors", broker="memory://", backend="cache+memory://", set_as_current=False)
-        app.conf.update(result_serializer=serializer, accept_content=["json", "pickle", "yaml"])
-        backend = app.backend
-        stored = backend.encode(backend.prepare_exception(error, serializer))
-        return backend.exception_to_python(backend.decode(stored))
-
-    return carry
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=lambda e: f"{type(e).__name__}{len(str(e))}")
-@pytest.mark.parametrize("carry", [by_pickle, by_result("json"), by_result("pickle")])
-def test_an_error_comes_back_from_its_way_as_it_went(error, carry) -> None:
-    again = carry(error)
-    assert type(again) is type(error)
-    assert str(again) == str(error)
-    assert again.key == error.key
-    assert again.holder == error.holder
-    assert getattr(again, "reason", None) == getattr(error, "reason", None)
-
-
-def test_an_errors_message_names_key_and_holder() -> None:
-    text = str(LockConflict("a key", HOLDER))
-    assert "a key" in text
-    assert "pkg.task[0c1e] on w1@host pid 4711 since 2023-11-14T22:13:20.250+00:00" in text
-    assert "kept for its retry" in text
-    assert str(LockUnavailable("a key", None, "why")).endswith("a key: why")
-
-
-def test_who_was_replaced_is_not_told_that_the_newer_run_holds_the_lock() -> None:
-    newer = Holder(task="pkg.task", task_id="0c1e")
-    text = str(TaskReplaced("a key", newer))
-    assert text == "replaced by a newer run of a key: pkg.task[0c1e]"
-    assert str(TaskReplaced("a key", HOLDER)).startswith(
-        "replaced by a newer run of a key: pkg.task[0c1e] on w1@host pid 4711 since"
-    )
-    assert str(TaskReplaced("a key")) == "replaced by a newer run of a key"
-    assert str(TaskReplaced()) == "replaced by a newer run"
-    assert str(TaskReplaced("two\nlines")) == "replaced by a newer run of two\\nlines"
-
-
-@pytest.mark.parametrize(
-    ("holder", "text"),
-    [
-        (Holder(task="pkg.task", task_id="0c1e"), "pkg.task[0c1e]"),
-        (Holder(task="pkg.task"), "pkg.task"),
-        (Holder(task_id="0c1e"), "RedisLock[0c1e]"),
-        (Holder(pid=1, node="web"), "RedisLock on web pid 1"),
-        (Holder(ttl=5.0), "a foreign value"),
-    ],
-)
-def test_a_holder_is_named_by_what_is_known_of_it(holder, text) -> None:
-    assert str(holder) == text
-
-
-FOREIGN = [
-    b'{"token":"x","pid":1,"acquired_at":"abc"}',
-    b'{"token":"x","pid":1,"acquired_at":1e30}',
-    b'{"token":"x","pid":1,"acquired_at":NaN}',
-    b'{"token":"x","pid":1,"acquired_at":-1}',
-    b'{"token":"x","pid":"one"}',
-    b'{"token":"x","task":["a"],"task_id":"b"}',
-    b'{"token":"x","task_id":{}}',
-    b'{"token":"x","attempt":null}',
-    b'{"token":"x","fence":"1"}',
-    b'{"token":1,"pid":1}',
-    b"[]",
-    b"\xff",
-]
-
-
-@pytest.mark.parametrize("value", FOREIGN, ids=repr)
-def test_a_value_with_fields_of_other_types_is_a_holder_that_nobody_knows(value) -> None:
-    holder = holders.parse(value, 5.0)
-    assert holder == Holder(ttl=5.0)
-    assert "a foreign value" in str(LockConflict("a key", holder))
-
-
-def test_a_value_of_ours_gives_its_holder() -> None:
-    value = holders.encode("token", ttl_ms=5000, task="pkg.task", task_id="0c1e", node="w1@host")
-    holder = holders.parse(value.encode(), 5.0)
-    assert holder == Holder(
-        task="pkg.task", task_id="0c1e", node="w1@host", pid=os.getpid(), ttl=5.0
-    )
-    assert holders.parse(holders.encode("token", ttl_ms=5000).encode(), None).pid == os.getpid()
-
-
-def test_a_value_says_its_version_behind_its_token() -> None:
-    value = holders.encode("token", ttl_ms=5000, task="pkg.task", task_id="0c1e")
-    assert value.startswith('{"token":"token","v":2,')
-    for kept in (
-        holders.held_for_retry(value),
-        holders.kept_in_queue(value, "next", task="pkg.task", attempt=1, nesting=0),
-    ):
-        assert kept.startswith('{"token":"')
-        assert json.loads(kept)["v"] == 2
-
-
-def of_version(version: str, **more: Any) -> bytes:
-    """A lock's value with this version, and all that a holder records."""
-    record = {
-        "task": "pkg.task",
-        "task_id": "0c1e",
-        "attempt": 2,
-        "nesting": 0,
-        "node": "w1@host",
-        "pid": 4711,
-        "fence": 17,
-        "acquired_at": 1700000000.25,
-        "held": True,
-        "redelivered": True,
-        **more,
-    }
-    return f'{{"token":"x","v":{version},{json.dumps(record)[1:]}'.encode()
-
-
-@pytest.mark.parametrize(
-    "version", ["2", "1", "0", "-1", "1.5", "true", "null", '"3"', "[3]", "NaN"]
-)
-def test_a_value_of_no_newer_version_is_read(version, caplog) -> None:
-    holder = holders.parse(of_version(version), 5.0)
-    assert (holder.task_id, holder.pid, holder.fence) == ("0c1e", 4711, 17)
-    assert holder.held_for_retry
-    assert holders.decode(of_version(version))["redelivered"] is True
-    assert not caplog.records
-
-
-def test_a_value_without_a_version_is_the_first_and_is_read(caplog) -> None:
-    holder = holders.parse(b'{"token":"x","task":"pkg.task","task_id":"0c1e","pid":4711}', 5.0)
-    assert holder == Holder(task="pkg.task", task_id="0c1e", pid=4711, ttl=5.0)
-    assert not caplog.records
-
-
-@pytest.fixture
-def newer_versions_unseen(monkeypatch) -> None:
-    monkeypatch.setattr(holders, "_newer_was_told", False)
-
-
-@pytest.mark.usefixtures("newer_versions_unseen")
-@pytest.mark.parametrize("version", ["3", "2.5", "1e999", "9" * 40])
-@pytest.mark.parametrize("more", [{}, {"reserved": True}, {"pid": "another type"}], ids=str)
-def test_a_value_of_a_newer_version_is_held_by_whom_it_names_and_no_more(version, more) -> None:
-    value = of_version(version, **more)
-    holder = holders.parse(value, 5.0)
-    assert holder == Holder(task="pkg.task", task_id="0c1e", ttl=5.0)
-    assert str(holder) == "pkg.task[0c1e]"
-    assert set(holders.decode(value)) == {"token", "v"}, "nothing else is believed"
-
-
-@pytest.mark.usefixtures("newer_versions_unseen")
-@pytest.mark.parametrize(
-    ("names", "holder"),
-    [
-        ({"task": ["pkg.task"], "task_id": "0c1e"}, Holder(task_id="0c1e", ttl=5.0)),
-        ({"task": "pkg.task", "task_id": 5}, Holder(task="pkg.task", ttl=5.0)),
-        ({"task": None, "task_id": None}, Holder(ttl=5.0)),
-    ],
-    ids=str,
-)
-def test_names_of_a_newer_version_that_are_no_text_are_left_out(names, holder) -> None:
-    assert holders.parse(of_version("3", **names), 5.0) == holder
-
-
-@pytest.mark.usefixtures("newer_versions_unseen")
-def test_a_newer_version_is_told_once(caplog) -> None:
-    for version in ("3", "3", "4"):
-        holders.parse(of_version(version, task="pkg\ntask"), 5.0)
-        holders.decode(of_version(version))
-    (record,) = caplog.records
-    assert (record.name, record.levelname) == ("celery_redislock", "WARNING")
-    said = record.getMessage()
-    assert "a newer celery-redislock holds the lock of pkg\\ntask[0c1e]" in said
-    assert "version 3" in said
-    assert "up to version 2" in said
-
-
-@pytest.mark.usefixtures("newer_versions_unseen")
-def test_a_lock_of_a_newer_version_is_held_and_can_be_broken(redis_server, client, label) -> None:
-    lock = RedisLock(redis_server.url, label, ttl=5)
-    client.set(lock.key, of_version("3"), px=60_000)
-    assert lock.acquire(timeout=0) is False
-    assert lock.holder().task_id == "0c1e"
-    with pytest.raises(LockConflict, match=r"held by pkg\.task\[0c1e\]\)"):
-        RedisLock(redis_server.url, label, ttl=5, timeout=0).__enter__()
-    lock._store.locks.break_lock(lock._keys, 5)
-    assert lock.holder() is None
-
-
-def test_every_error_is_a_lock_error_and_what_celery_takes_it_for() -> None:
-    assert all(isinstance(error, LockError) for error in ERRORS)
-    assert issubclass(TaskSkipped, TaskRevokedError)
-    assert issubclass(ConfigError, ImproperlyConfigured)

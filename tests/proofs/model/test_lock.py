@@ -21,6 +21,9 @@ from .lock_machine import KEYS, SCENES, Client, LockMachine, wander
 from .lock_model import TTL
 from .virtual_time import TICK, Way, script
 
+#: It computes, and a busy machine has little time for it.
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:

@@ -16,6 +16,9 @@ from celery_redislock.core.store import Store
 
 from .room_machine import RoomMachine
 
+#: It computes, and a busy machine has little time for it.
+pytestmark = pytest.mark.timeout(600)
+
 #: The scripts that may give a turn: each has `turns.lua` in it.
 SCRIPTS = ("ACQUIRE", "SETTLE", "PARK", "LOOK", "RESERVE")
 #: Of a script, or of all that say it, a place and what stands there instead: each breaks a promise.

@@ -1,0 +1,106 @@
+"""The errors: what they say, and how they travel."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured, TaskRevokedError
+
+from celery_redislock import (
+    ConfigError,
+    Holder,
+    LockConflict,
+    LockError,
+    LockLost,
+    LockUnavailable,
+    TaskReplaced,
+    TaskSkipped,
+)
+
+pytestmark = pytest.mark.usefixtures("no_shared_tasks")
+
+
+HOLDER = Holder(
+    task="pkg.task",
+    task_id="0c1e",
+    attempt=2,
+    node="w1@host",
+    pid=4711,
+    acquired_at=1700000000.25,
+    fence=1700000000250000,
+    ttl=12.5,
+    held_for_retry=True,
+)
+
+
+ERRORS = [
+    LockError("a key", HOLDER),
+    LockConflict("a key", HOLDER),
+    LockConflict("a key"),
+    LockLost("a key", HOLDER),
+    LockLost(),
+    LockUnavailable("a key", HOLDER, "TimeoutError: Timeout reading from socket"),
+    LockUnavailable("a key", reason="gone"),
+    TaskSkipped("a key", HOLDER),
+    TaskReplaced("a key", HOLDER),
+    TaskSkipped("a key"),
+    ConfigError("task a: lock_tll"),
+]
+
+
+def by_pickle(error: Exception) -> Any:
+    return pickle.loads(pickle.dumps(error))
+
+
+def by_result(serializer: str) -> Callable[[Exception], Any]:
+    """The way through a result backend: what `get()` raises for what the worker stored."""
+
+    def carry(error: Exception) -> Any:
+        app = Celery("errors", broker="memory://", backend="cache+memory://", set_as_current=False)
+        app.conf.update(result_serializer=serializer, accept_content=["json", "pickle", "yaml"])
+        backend = app.backend
+        stored = backend.encode(backend.prepare_exception(error, serializer))
+        return backend.exception_to_python(backend.decode(stored))
+
+    return carry
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: f"{type(e).__name__}{len(str(e))}")
+@pytest.mark.parametrize("carry", [by_pickle, by_result("json"), by_result("pickle")])
+def test_an_error_comes_back_from_its_way_as_it_went(error, carry) -> None:
+    again = carry(error)
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert again.key == error.key
+    assert again.holder == error.holder
+    assert getattr(again, "reason", None) == getattr(error, "reason", None)
+
+
+def test_an_errors_message_names_key_and_holder() -> None:
+    text = str(LockConflict("a key", HOLDER))
+    assert "a key" in text
+    assert "pkg.task[0c1e] on w1@host pid 4711 since 2023-11-14T22:13:20.250+00:00" in text
+    assert "kept for its retry" in text
+    assert str(LockUnavailable("a key", None, "why")).endswith("a key: why")
+
+
+def test_who_was_replaced_is_not_told_that_the_newer_run_holds_the_lock() -> None:
+    newer = Holder(task="pkg.task", task_id="0c1e")
+    text = str(TaskReplaced("a key", newer))
+    assert text == "replaced by a newer run of a key: pkg.task[0c1e]"
+    assert str(TaskReplaced("a key", HOLDER)).startswith(
+        "replaced by a newer run of a key: pkg.task[0c1e] on w1@host pid 4711 since"
+    )
+    assert str(TaskReplaced("a key")) == "replaced by a newer run of a key"
+    assert str(TaskReplaced()) == "replaced by a newer run"
+    assert str(TaskReplaced("two\nlines")) == "replaced by a newer run of two\\nlines"
+
+
+def test_every_error_is_a_lock_error_and_what_celery_takes_it_for() -> None:
+    assert all(isinstance(error, LockError) for error in ERRORS)
+    assert issubclass(TaskSkipped, TaskRevokedError)
+    assert issubclass(ConfigError, ImproperlyConfigured)
