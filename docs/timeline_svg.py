@@ -1,6 +1,10 @@
 """Timelines as pictures: from what was recorded of a burst of calls to an SVG. Pure.
 
 `make_timelines.py` records, and the pictures are in docs/pictures.
+
+Not by matplotlib: its files have one set of colours, where these follow the reader's light or dark
+scheme; they have no words for who does not see them; they are three times as long, and change with
+its version, so that no test could say that a picture is what was recorded.
 """
 
 from __future__ import annotations

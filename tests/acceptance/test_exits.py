@@ -173,7 +173,7 @@ def test_a_cold_shutdown_never_frees_the_lock_before_the_body_ended(
     start_worker, sender, queue, journal, label, locks_of, pool
 ):
     worker = start_worker(queues=queue, pool=pool, concurrency=1)
-    result = sender.send_task("skip", [label, 20.0], queue=queue)
+    result = sender.send_task("skip", [label, 8.0], queue=queue)
     entry = start_of(journal, label)
     worker.signal(signal.SIGQUIT)
 

@@ -8,6 +8,10 @@ A comment directly before a block says what is special about it:
 
 All other Python blocks of a page run from top to bottom, as one module: `run_page.py`. Shell is
 looked at by `shell.py`. Configuration is parsed. What is no code is marked `text`.
+
+Sybil would find the blocks, thirty lines of these. It runs them in pytest's own process, where the
+apps of all pages would meet, and the marks, the values in comments, the fixtures, the workers and
+the commands would still be ours.
 """
 
 from __future__ import annotations
