@@ -48,8 +48,10 @@ faults: .venv/faults  ## every fault on every broker and pool, half an hour; ARG
 torture: .venv/faults  ## the torture of Redis in Action 6.2 over four locks, ten minutes; ARGS=--help
 	.venv/bin/python -m tests.proofs.torture $(ARGS)
 
-model: .venv/made  ## the rules of the lock in every order of events, half a minute; ARGS=--help
+model: .venv/made  ## the rules of the lock in every order of events, five minutes; ARGS=--help
 	.venv/bin/python -m tests.proofs.model $(ARGS)
+	$(if $(ARGS),,.venv/bin/python -m pytest -q tests/proofs/model -k says_whatever \
+		--hypothesis-profile=long)
 
 .venv-bench/made: pyproject.toml bench/peers.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }

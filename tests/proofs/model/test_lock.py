@@ -22,7 +22,7 @@ from .lock_model import TTL
 from .virtual_time import TICK, Way, script
 
 #: It computes, and a busy machine has little time for it.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,6 @@ def test_a_lock_answers_what_the_model_says_whatever_happens_in_which_order(serv
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=100,
             stateful_step_count=50,
             database=None,
             suppress_health_check=list(HealthCheck),

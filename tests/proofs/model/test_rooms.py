@@ -17,7 +17,7 @@ from celery_redislock.core.store import Store
 from .room_machine import RoomMachine
 
 #: It computes, and a busy machine has little time for it.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 #: The scripts that may give a turn: each has `turns.lua` in it.
 SCRIPTS = ("ACQUIRE", "SETTLE", "PARK", "LOOK", "RESERVE")
@@ -104,11 +104,10 @@ def machine(redis_server: Any) -> Iterator[type[RoomMachine]]:
     Machine.client.close()
 
 
-def play(machine: type[RoomMachine], examples: int, **options: Any) -> None:
+def play(machine: type[RoomMachine], **options: Any) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples,
             stateful_step_count=40,
             database=None,
             report_multiple_bugs=False,  # of two at once it would make a group
@@ -119,7 +118,7 @@ def play(machine: type[RoomMachine], examples: int, **options: Any) -> None:
 
 
 def test_a_room_is_what_the_list_says_whatever_happens_in_which_order(machine) -> None:
-    play(machine, 100)
+    play(machine)
     assert machine.met >= {
         "acquire: Acquired",
         "acquire: Busy other",
@@ -140,4 +139,4 @@ def test_a_broken_room_is_found_out(machine, monkeypatch, how: str) -> None:
     for each in [name] if name else SCRIPTS:
         change(monkeypatch, each, old, new)
     with pytest.raises(AssertionError):
-        play(machine, 400, phases=[Phase.generate])
+        play(machine, max_examples=400, phases=[Phase.generate])
