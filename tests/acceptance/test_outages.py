@@ -216,7 +216,7 @@ def test_a_foreign_value_is_held_and_said_and_never_deleted(
 ):
     worker = start_worker(queues=queue)
 
-    @sender.task(base=SingletonTask, name="skip", lock_key=["label"])
+    @sender.task(base=SingletonTask, name="skip", lock_key=["label"], shared=False)
     def skip(label, seconds=0.2, how="return"): ...
 
     key = skip.lock_key_for(label)
