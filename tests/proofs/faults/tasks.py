@@ -125,7 +125,7 @@ class _Run:
             token=self._lock.token,
             fence=self._lock.fence,
             asked=_monotonic(getattr(self._lock, "acquired_at", 0.0)),
-            right=_monotonic(getattr(self._lock, "deadline", 0.0)),
+            right=_monotonic(self._lock.right.deadline if self._lock.fence else 0.0),
             ttl=self._lock.ttl,
             limit=options.lock_limit if options else 1,
             min_hold=(options.lock_min_hold if options else None) or 0.0,
