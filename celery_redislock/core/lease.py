@@ -230,14 +230,6 @@ class Lease:
         self.right.given_back = True
         return reply._replace(ours=reply.ours and not self.right.lost)
 
-    def hold(self, seconds: float) -> bool:
-        """Leave the lock to the task's next attempt, which starts in this many seconds.
-
-        Returns:
-            Whether the lock was still ours.
-        """
-        return self.leave_to(Heir(holders.held_for_retry, seconds + self.ttl))
-
     def leave_to(self, heir: Heir) -> bool:
         """Leave the lock to a message of the task's own.
 

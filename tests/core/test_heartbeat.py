@@ -8,11 +8,12 @@ import threading
 import pytest
 
 from celery_redislock import LockUnavailable, RedisLock
+from celery_redislock.core import holders
 from celery_redislock.core.claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Extended
 from celery_redislock.core.clock import clock
 from celery_redislock.core.connections import pools_from_url
 from celery_redislock.core.heartbeat import heartbeat
-from celery_redislock.core.lease import Lease
+from celery_redislock.core.lease import Heir, Lease
 from celery_redislock.core.locks import Locks
 from celery_redislock.core.store import Store
 from tests.core.test_store import make_claim
@@ -193,7 +194,7 @@ def test_what_is_taken_again_after_it_could_not_be_left_is_given_back(redis_serv
     client.delete(lease.key)
     heartbeat.beat_now(lease.upkeep)
     assert sent.wait(20)
-    assert not lease.hold(1), "there is nothing to leave"
+    assert not lease.leave_to(Heir(holders.held_for_retry, 1)), "there is nothing to leave"
     goes_on.set()
     eventually(lambda: outcomes, "the extension arrives")
     assert outcomes == [RETAKEN]

@@ -36,7 +36,7 @@ from celery_redislock.core.claims import (
 )
 from celery_redislock.core.connections import pools_from_url
 from celery_redislock.core.keys import lock_keys
-from celery_redislock.core.lease import Lease
+from celery_redislock.core.lease import Heir, Lease
 from celery_redislock.errors import LockUnavailable
 from tests.support.servers import RedisServer
 
@@ -381,7 +381,8 @@ class LockMachine(RuleBasedStateMachine):
         """It leaves the lock to its retry."""
         ticks, record = countdown + TTL, client.right.record
         self._expect(client.process, trouble, "hold", client.who, ticks, record)
-        said = client.lease.hold(countdown * TICK)
+        heir = Heir(holders.held_for_retry, countdown * TICK + client.lease.ttl)
+        said = client.lease.leave_to(heir)
         assert said is bool(self.answer and trouble.lost != "for good")
         client.right.given_back = True
 
