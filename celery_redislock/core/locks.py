@@ -213,14 +213,15 @@ class Locks:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        names = claim.keys
-        keys = (
-            *(names.lock, names.waiters, names.wake, claim.done_key, names.fence, names.room),
-            *(names.rooms, names.entries, names.deadlines, names.aside, names.ended, *names.slots),
+        of = claim.keys
+        names = (
+            *(of.lock, of.waiters, of.wake, claim.done_key, of.fence, of.room),
+            *(of.rooms, of.entries, of.deadlines, of.aside, of.ended, *of.slots),
         )
+        keys = wire.keys_of(claim, names)
         arguments: tuple[Any, ...] = (
             *(claim.opening, notes.encode(note, claim.sent), int(always)),
-            *(to_ms(claim.done_ttl), to_ms(wire.RESERVE), names.mark, int(publishes)),
+            *(to_ms(claim.done_ttl), to_ms(wire.RESERVE), of.mark, int(publishes)),
         )
         if stray or min_hold or take_out:
             arguments += (int(stray), to_ms(min_hold) if min_hold else 0, take_out, int(aside))

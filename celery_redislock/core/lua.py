@@ -11,6 +11,12 @@ from typing import Any
 from .connections import pack, pack_parts
 
 
+class RecurringKeys(tuple[str, ...]):
+    """Keys that are likely to be sent again, and so are packed once: no attempt's of a task."""
+
+    __slots__ = ()
+
+
 class Script:
     """A script of `scripts/`, read when it is first used: a sender of tasks needs none."""
 
@@ -28,6 +34,8 @@ class Script:
 
     def packed(self, keys: tuple[str, ...], arguments: tuple[Any, ...]) -> bytes:
         """The command that calls it, if the server knows it, as it is sent."""
+        if not isinstance(keys, RecurringKeys):
+            return pack(("EVALSHA", self.sha, len(keys), *keys, *arguments))
         count = 3 + len(keys) + len(arguments)
         return b"*%d\r\n%b%b" % (count, _packed_head(self.sha, keys), pack_parts(arguments))
 
@@ -36,11 +44,9 @@ class Script:
         return pack(("EVAL", self.text, len(keys), *keys, *arguments))
 
 
-@lru_cache(maxsize=512)
-def _packed_head(sha: str, keys: tuple[str, ...]) -> bytes:
-    """How a call of this script for these keys begins. Who takes a lock in a loop, waits for one or
-    keeps one alive sends the same each time.
-    """
+@lru_cache(maxsize=128)
+def _packed_head(sha: str, keys: RecurringKeys) -> bytes:
+    """How a call of this script for these keys begins."""
     return pack_parts(("EVALSHA", sha, len(keys), *keys))
 
 

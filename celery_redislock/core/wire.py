@@ -21,6 +21,7 @@ from .claims import (
     to_ms,
 )
 from .holders import Holder
+from .lua import RecurringKeys
 
 #: Seconds for which a freed lock is kept for a waiter.
 RESERVE: Final = 0.1
@@ -46,7 +47,12 @@ def acquire_question(
         *(keys.lock, keys.fence, keys.waiters, claim.done_key, keys.room, keys.entries),
         *(keys.rooms, keys.deadlines, keys.aside, keys.ended, *keys.slots),
     )
-    return names, arguments
+    return keys_of(claim, names), arguments
+
+
+def keys_of(claim: Claim, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Keys as they are packed fastest: those of a `RedisLock` are the same each time."""
+    return names if claim.task_id else RecurringKeys(names)
 
 
 def acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired | Busy | Done:

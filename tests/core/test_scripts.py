@@ -71,8 +71,9 @@ def test_a_call_whose_head_is_kept_is_packed_as_redis_py_packs_it(monkeypatch, i
 
     monkeypatch.setattr(connections, "pack_command", pack_command if is_fast else None)
     lua._packed_head.cache_clear()
-    keys = ("a", "größe {1}")
+    keys = lua.RecurringKeys(("a", "größe {1}"))
     for arguments in (("x\r\n", 7, ""), ("ä", 8, "y"), ()):
         command = ("EVALSHA", lua.EXTEND.sha, 2, *keys, *arguments)
         assert lua.EXTEND.packed(keys, arguments) == pack_command(command)
+        assert lua.EXTEND.packed(tuple(keys), arguments) == pack_command(command)
     assert lua._packed_head.cache_info().misses == 1
