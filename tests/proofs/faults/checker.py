@@ -418,7 +418,7 @@ def no_overlap(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     yield from _no_more_than_the_limit(facts, verdict)
     for first, second in _pairs_inside(facts):
         both = _first_common(first, second)
-        if both is None:
+        if both is None or _takes_over(first, second, facts.ttl):
             losers.add(first.start.run)
             continue
         if facts.overlap_allowed(both):
@@ -430,6 +430,15 @@ def no_overlap(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
             (first.start, second.start, *filter(None, (first.end, second.end))),
         )
     verdict.losers = len(losers)
+
+
+def _takes_over(first: Body, retry: Body, ttl: float) -> bool:
+    """Whether this is the retry of a run that published it, and then stood still: it need not wait
+    for the end of a lock that was not extended for half of its ttl.
+    """
+    extended = max(since for since, _ in first.rights if since < retry.start.asked)
+    is_retry = retry.start.id == first.start.id and retry.start.attempt > first.start.attempt
+    return is_retry and retry.start.asked + TICK - extended >= ttl / 2
 
 
 def _limit(body: Body) -> int:

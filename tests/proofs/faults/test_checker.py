@@ -125,6 +125,17 @@ def test_a_retry_beside_its_own_earlier_attempt_is_an_overlap():
     assert story.wrong() == ["overlap"]
 
 
+def test_a_retry_takes_over_from_an_attempt_that_stood_still_for_half_of_the_ttl():
+    def story(retry_at, extended_at=1.5):
+        first = Story().body(1.0, 3.4, run="first", task_id="x", outcome="retried")
+        first.beat("first", extended_at)
+        return first.body(retry_at, 3.6, task_id="x", attempt=1).wrong()
+
+    assert story(1.5 + TTL / 2 + 0.02) == []
+    assert story(1.5 + TTL / 2 - 0.1) == ["overlap"]
+    assert story(1.5 + TTL / 2 + 0.02, extended_at=1.7) == ["overlap"]
+
+
 def test_a_redelivered_copy_beside_the_first_is_an_overlap():
     story = Story().body(1.0, 2.0, task_id="x").body(1.5, 2.5, task_id="x")
     assert "overlap" in story.wrong()
