@@ -78,7 +78,7 @@ class TaskSkipped(LockError, TaskRevokedError):
     """The task was a duplicate and ended without running. Its state is REVOKED."""
 
     __module__ = "celery_redislock"
-    _reason = "skipped as a duplicate, the lock is held"
+    _reason = "skipped as a duplicate, because another run holds the lock"
 
 
 class TaskReplaced(TaskSkipped):

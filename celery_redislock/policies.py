@@ -149,7 +149,7 @@ class Policy(abc.ABC):
 
     def describe(self, waiting: int = 0) -> str:
         """What would happen to a duplicate that comes now, while so many wait in the room."""
-        return f"{self!r}, a policy of your own, would decide"
+        return f"{self!r}, your own policy, would decide"
 
     @abc.abstractmethod
     def act(self, conflict: Conflict) -> Any:
@@ -311,7 +311,8 @@ class Queue(_Bounded):
 
     def describe(self, waiting: int = 0) -> str:
         if self.limit is not None and waiting >= self.limit:
-            return f"{waiting} wait, as many as may: {self.then.describe(waiting)}"
+            reached = f"the limit of waiting tasks is reached ({waiting} of {self.limit})"
+            return f"{reached}: {self.then.describe(waiting)}"
         return f"it would wait in Redis, behind {waiting} others{self._after(self.max_wait)}"
 
     def act(self, conflict: Conflict) -> Any:
@@ -329,10 +330,10 @@ class Coalesce(Policy):
     task, and runs before the waiting one.
     """
 
-    one_run = "means one run and one that waits"
+    one_run = "allows one run"
 
     def describe(self, waiting: int = 0) -> str:
-        return "it would wait in Redis, in the place of the one of this task that waits, if any"
+        return "it would wait in Redis, and replace the waiting task of this name, if there is one"
 
     def act(self, conflict: Conflict) -> Any:
         conflict.park(newest=True)
@@ -358,10 +359,10 @@ class Replace(Policy):
         check_seconds("Replace", "grace", self.grace)
 
     replaces = True
-    one_run = "ends the one that runs"
+    one_run = "ends the run that holds the lock"
 
     def describe(self, waiting: int = 0) -> str:
-        return f"it would end the one that runs, within {self.grace:g} s, and then run"
+        return f"it would end the running task, within {self.grace:g} s, and then run"
 
     def act(self, conflict: Conflict) -> Any:
         conflict.replace(self.grace)

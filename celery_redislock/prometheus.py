@@ -140,8 +140,8 @@ def _serve(sender: Any, **kwargs: Any) -> None:
         return
     if isinstance(getattr(sender, "pool", None), PreforkPool) and not os.environ.get(DIRECTORY):
         logger.warning(
-            "redislock: the metrics of the pool's processes are not seen: set %s to an empty"
-            " directory before the worker starts", DIRECTORY,
+            "redislock: metrics of pool processes are missing: set %s to an empty directory before"
+            " the worker starts", DIRECTORY,
         )  # fmt: skip
     for task in app.tasks.values():
         if isinstance(task, SingletonTask):

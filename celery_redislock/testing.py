@@ -90,7 +90,7 @@ class MemoryStore(Store):
         if os.getpid() != self._pid:
             raise ConfigError(
                 "celery_redislock.testing: the locks are in the memory of another process; run the"
-                " worker in the tests' own, in the solo or threads pool"
+                " worker in the test's process, in the solo or threads pool"
             )
         connection.on_connect()
 
@@ -250,7 +250,7 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
     held = [each for each in heartbeat.live() if isinstance(each, Upkeep)]
     holders = [each for each in held if each.store is store and each.claim.keys == keys]
     if not holders:
-        raise AssertionError(f"{keys.lock} is held by nobody in this process")
+        raise AssertionError(f"no run in this process holds {keys.lock}")
     store.locks.break_lock(keys, ttl)
     give_up = clock() + _SOON
     while not all(each.right.loss_is_told for each in holders):
@@ -311,7 +311,7 @@ def assert_locked(what: Any, *args: Any, **kwargs: Any) -> Holder:
     __tracebackhide__ = True
     holder, key = _holder_of(what, args, kwargs)
     if holder is None:
-        raise AssertionError(f"{key} is held by nobody")
+        raise AssertionError(f"{key} is not held")
     return holder
 
 

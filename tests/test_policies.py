@@ -268,14 +268,14 @@ def test_policies_are_values(policy: Policy) -> None:
         (
             Queue(limit=2, then=Raise()),
             2,
-            "2 wait, as many as may: it would fail with LockConflict",
+            "the limit of waiting tasks is reached (2 of 2): it would fail with LockConflict",
         ),
         (
             Coalesce(),
             1,
-            "it would wait in Redis, in the place of the one of this task that waits, if any",
+            "it would wait in Redis, and replace the waiting task of this name, if there is one",
         ),
-        (Replace(grace=3), 0, "it would end the one that runs, within 3 s, and then run"),
+        (Replace(grace=3), 0, "it would end the running task, within 3 s, and then run"),
     ],
 )
 def test_a_policy_says_what_would_happen(policy: Policy, waiting: int, words: str) -> None:
@@ -332,7 +332,7 @@ def test_of_a_policy_of_ones_own_nothing_is_known_unless_it_says_so() -> None:
 
     mine = Mine()
     assert facts(mine) == (True, False, False, False, "")
-    assert mine.describe().endswith("a policy of your own, would decide")
+    assert mine.describe().endswith("your own policy, would decide")
     assert mine.eager() is mine
     assert mine.longest_countdown() == 0
     assert facts(Told()) == (False, True, False, False, "")

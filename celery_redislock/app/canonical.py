@@ -51,8 +51,8 @@ def _container(value: Any) -> Callable[[Any, int], str]:
         if isinstance(value, kinds):
             return write_all
     raise TypeError(
-        f"cannot make a lock key of a {type(value).__module__}.{type(value).__qualname__}:"
-        " set lock_key to name the arguments that identify the call"
+        f"cannot make a lock key from a {type(value).__module__}.{type(value).__qualname__} object:"
+        " list the arguments that identify the call in lock_key"
     )
 
 
@@ -113,7 +113,7 @@ def _deep_text(value: Any) -> str:
         inner = path[-1].next_container()
         if inner is not None:
             if id(inner) in open_ids:
-                raise TypeError("cannot make a lock key of a container that contains itself")
+                raise TypeError("cannot make a lock key from a container that contains itself")
             path.append(_Level(inner))
             open_ids.add(id(inner))
             continue

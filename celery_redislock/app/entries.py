@@ -94,7 +94,7 @@ class Entry(NamedTuple):
         except (ValueError, TypeError, RecursionError) as exc:
             raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
         if not all(isinstance(value, str) for value in entry):
-            raise CorruptEntry("a field is no text")
+            raise CorruptEntry("a field is not text")
         return entry
 
     def dump(self) -> str:
@@ -118,7 +118,9 @@ class Entry(NamedTuple):
         except SoftTimeLimitExceeded:
             raise  # of the task that released: it says nothing of the entry
         except serialization.ContentDisallowed as exc:
-            raise NotOurs(f"it came as {self.content_type}", UNKNOWN) from exc
+            raise NotOurs(
+                f"its content type, {self.content_type}, is not accepted", UNKNOWN
+            ) from exc
         except Exception as exc:
             raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
         try:

@@ -87,10 +87,10 @@ class Errands:
             with between_forks:
                 errand()
         except LockUnavailable as exc:
-            logger.debug("redislock: trying on: %s", exc)
+            logger.debug("redislock: background work on a lock failed, will try again: %s", exc)
             return False
         except Exception:
-            logger.exception("redislock: what a task left behind could not be cleared")
+            logger.exception("redislock: unexpected error in background work on a lock")
         return True
 
 

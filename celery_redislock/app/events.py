@@ -84,7 +84,7 @@ class Channel:
 
 
 def _say_bug(error: Exception) -> None:
-    logger.error("redislock: sending events met a bug; it goes on", exc_info=error)
+    logger.error("redislock: unexpected error while sending events; continuing", exc_info=error)
 
 
 def _publish(consumer: Any, kind: str, task_id: str, content: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def emit(kind: str, outcome: str, key: str, **content: Any) -> None:
     event["name"] = found["redislock_task"]
     if kind in ("skipped", "replaced"):
         # What Flower shows of a task that ended: why it did.
-        by = found["redislock_holder"] or "nobody now"
+        by = found["redislock_holder"] or "an unknown holder"
         why = f"{found['redislock_key']} is held by" if kind == "skipped" else "in favour of"
         event["exception"] = f"{outcome}: {why} {by}"
     channel.send(kind, content.get("task_id"), event)

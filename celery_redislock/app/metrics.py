@@ -38,16 +38,16 @@ _LATE: Final = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 ACQUIRE: Final = Metric(
     "histogram", "acquire", "seconds",
-    "How long taking the lock kept a task from starting, in its pool slot", buckets=_SHORT,
+    "How long a task spent on acquiring the lock, in its pool slot", buckets=_SHORT,
 )  # fmt: skip
 WAITED: Final = Metric(
     "histogram", "waited", "seconds",
-    "From when a task first met the held lock until it took it; only of those that did",
+    "Time from a task's first conflict until it acquired the lock; only of tasks that had one",
     buckets=_LONG,
 )  # fmt: skip
 HELD_FOR: Final = Metric("histogram", "held", "seconds", "How long a lock was held", buckets=_LONG)
 LATE: Final = Metric(
-    "histogram", "heartbeat_late", "seconds", "By how much an extension came late", buckets=_LATE
+    "histogram", "heartbeat_late", "seconds", "How late an extension was sent", buckets=_LATE
 )
 CONFLICTS: Final = Metric(
     "counter", "conflicts", "", "Tasks that met a held lock, by how that ended", ("task", "outcome")

@@ -67,8 +67,9 @@ class KeyMaker:
             fields = _template_fields(task, lock_key)
             if not fields and lock_key in self._signature.parameters:
                 raise ConfigError(
-                    f"task {task}: lock_key={lock_key!r} is one lock for all calls, and the name"
-                    f" of an argument; did you mean lock_key=[{lock_key!r}] or '{{{lock_key}}}'?"
+                    f"task {task}: lock_key={lock_key!r} would be one lock for all calls, but it is"
+                    " also the name of an argument; did you mean"
+                    f" lock_key=[{lock_key!r}] or '{{{lock_key}}}'?"
                 )
             self._check(fields)
             self._chosen = tuple(dict.fromkeys(fields))
@@ -126,7 +127,8 @@ class KeyMaker:
     def _checked(self, name: Any) -> str:
         if not isinstance(name, str) or not name:
             raise ValueError(
-                f"{self._task}: lock_key gave {name!r} for this call; it must give a non-empty str"
+                f"{self._task}: lock_key gives the lock name {name!r} for this call; it must be a"
+                " non-empty str"
             )
         return name
 
@@ -186,9 +188,9 @@ class KeyMaker:
 
     def _untold(self, name: str) -> TypeError:
         return TypeError(
-            f"{self._task}: lock_key names {name!r}, which this call lacks, or which cannot be told"
-            " from what a decorator gives; pass it by name, or let lock_key be a callable that is"
-            " given the call's own arguments"
+            f"{self._task}: lock_key names {name!r}. This call does not contain it, or a decorator"
+            " hides which value it has. Pass it by name, or use a callable lock_key that takes the"
+            " call's own arguments"
         )
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,8 +242,8 @@ class KeyMaker:
         for name in names:
             if name not in known and not anything:
                 raise ConfigError(
-                    f"task {self._task}: lock_key names {name!r}, which is no argument of the"
-                    f" task; its arguments are: {', '.join(known) or 'none'}"
+                    f"task {self._task}: lock_key names {name!r}, which is not an argument of"
+                    f" the task; its arguments are: {', '.join(known) or 'none'}"
                 )
 
 
@@ -302,13 +304,13 @@ def _check_callable(task: str, function: Callable[..., Any], calls: Signature) -
         return
     if next(iter(signature.parameters), None) == "self":
         raise ConfigError(
-            f"task {task}: lock_key's callable is given the call's own arguments and no self;"
-            " accepted is a callable without one"
+            f"task {task}: lock_key's callable gets the call's own arguments, without self;"
+            " remove self from its parameters"
         )
     if not _some_call_fits(calls, signature):
         raise ConfigError(
-            f"task {task}: lock_key's callable takes {signature}, which no call of the task fits;"
-            " accepted is one for the call's own arguments, which are:"
+            f"task {task}: lock_key's callable takes {signature}, but no call of the task fits"
+            " that; it must take the call's own arguments:"
             f" {', '.join(calls.parameters) or 'none'}"
         )
 

@@ -166,7 +166,7 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
 #: For each scope, what a task must not set beside it, and why.
 _CONTRADICTIONS: Final[dict[str, tuple[tuple[str, Any, str], ...]]] = {
     "running": (
-        ("lock_queued_ttl", None, "nothing is kept for a task in the queue"),
+        ("lock_queued_ttl", None, "no lock is held for a task in the queue"),
         ("on_queued_conflict", None, "no task is refused when it is sent"),
     ),
     "queued": (
@@ -180,7 +180,7 @@ _CONTRADICTIONS: Final[dict[str, tuple[tuple[str, Any, str], ...]]] = {
         ("lock_across_retries", "hold", "nothing is locked when the task runs"),
     ),
     "queued+running": (
-        ("lock_across_retries", "release", "the lock stands until the task has ended"),
+        ("lock_across_retries", "release", "the lock is held until the task has ended"),
     ),
 }
 
@@ -236,20 +236,20 @@ def _refuse_contradictions(where: str, options: LockOptions) -> None:
     if options.lock_max_hold is not None and options.lock_max_hold < options.lock_ttl:
         raise ConfigError(
             f"{where}: lock_max_hold={options.lock_max_hold:g} is shorter than"
-            f" lock_ttl={options.lock_ttl:g}, for which the lock always stands; it must be"
-            " None or a number of seconds not below lock_ttl"
+            f" lock_ttl={options.lock_ttl:g}, for which a lock lasts even if it is never extended;"
+            " it must be None or a number of seconds not below lock_ttl"
         )
     most = options.lock_max_hold
     if options.lock_min_hold is not None and most is not None and options.lock_min_hold > most:
         raise ConfigError(
             f"{where}: lock_min_hold={options.lock_min_hold:g} is longer than"
-            f" lock_max_hold={most:g}, for which the lock may be held; it must be None or a number"
-            " of seconds not above lock_max_hold"
+            f" lock_max_hold={most:g}, the longest time for which the lock is held; it must be None"
+            " or a number of seconds not above lock_max_hold"
         )
     if options.lock_limit > 1 and options.on_conflict.one_run:
         raise ConfigError(
             f"{where}: on_conflict={options.on_conflict!r} {options.on_conflict.one_run}, and"
-            f" lock_limit={options.lock_limit} lets several run; with a limit above 1 use another"
+            f" lock_limit={options.lock_limit} allows several; with a limit above 1 use another"
             " policy, such as Queue()"
         )
 
@@ -290,8 +290,9 @@ def refuse_unknown_options(
         if name in taken:
             if not hasattr(type(value), "__get__") and not isinstance(value, LockOptions | _Unset):
                 raise ConfigError(
-                    f"{where}: {name}={value!r} is not accepted; it is no option, and the name"
-                    f" of what the base class has itself. Accepted: {', '.join(sorted(OPTIONS))}"
+                    f"{where}: {name}={value!r} is not accepted: it is not an option, and the base"
+                    " class has an attribute with this name. Accepted options:"
+                    f" {', '.join(sorted(OPTIONS))}"
                 )
         elif _looks_like_an_option(name.lower(), value):
             refuse_unknown_option(where, name)

@@ -103,8 +103,8 @@ def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFa
             _ = urlsplit(part if "://" in part else f"//{part}").port
     except ValueError:  # its message shows what stands there
         raise ConfigError(
-            "redislock_url: a port must be a number up to 65535; is every special character of"
-            " the password percent-encoded?"
+            "redislock_url: a port must be a number up to 65535; percent-encode special"
+            " characters in the password"
         ) from None
     kwargs = _translated({k: v for k, v in options.items() if k in CONNECTION_OPTIONS})
     try:
@@ -309,7 +309,7 @@ def _wants_tls(kwargs: Mapping[str, Any]) -> bool:
 
 def _scheme(url: Any) -> str:
     if not isinstance(url, str) or "://" not in url:
-        return f"a {type(url).__name__} that is no URL"  # it may hold a password all the same
+        return f"a {type(url).__name__} that is not a URL"  # it may hold a password all the same
     return url.split("://")[0]
 
 
@@ -341,7 +341,7 @@ def _sentinel_pools(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -
     if not isinstance(master, str) or not master:
         raise ConfigError(
             "redislock_transport_options: a sentinel:// URL needs 'master_name', the name"
-            " under which the sentinels know the master"
+            " that the sentinels have for the master"
         )
     hosts = []
     for part in url.split(";"):

@@ -217,7 +217,9 @@ class Teller:
                 try:
                     self._calls.popleft()()
                 except Exception:
-                    logger.exception("redislock: telling of a lock met a bug; it goes on")
+                    logger.exception(
+                        "redislock: unexpected error while reporting a lock; continuing"
+                    )
         finally:
             self._tells = False
 

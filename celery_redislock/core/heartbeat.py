@@ -208,7 +208,7 @@ class Heartbeat:
 
 
 def _say_bug(error: Exception) -> None:
-    logger.error("redislock: the heartbeat met a bug in itself; it goes on", exc_info=error)
+    logger.error("redislock: unexpected error in the heartbeat; continuing", exc_info=error)
 
 
 def _extend_all(

@@ -206,7 +206,8 @@ def _is_newer(record: Mapping[str, Any]) -> bool:
         _newer_was_told = True
         logger.warning(
             "redislock: a newer celery-redislock holds the lock of %s: its record is of version %s,"
-            " and this release reads up to version %d. It counts as held. Upgrade this process",
+            " and this release reads up to version %d. The lock counts as held. Upgrade this"
+            " process",
             _named(record, None), version, VERSION,
         )  # fmt: skip
     return True

@@ -242,7 +242,7 @@ class Lease:
             ours = self.store.locks.leave(self.claim, heir.value(self.right.stored), heir.seconds)
         except LockUnavailable as exc:
             logger.warning(
-                "redislock: could not keep %s for the retry, it lapses within %g s: %s",
+                "redislock: could not keep %s for the retry; it expires within %g s: %s",
                 self.key, self.ttl, exc.reason,
             )  # fmt: skip
             ours = False

@@ -45,7 +45,7 @@ class _ThreadLease(Lease):
 def _say_dropped(key: str, ttl: float, thread: str) -> None:
     logger.warning(
         "redislock: %s was never released: the thread %r that acquired it ended, or dropped the"
-        " RedisLock. It is not extended any more and lapses within %g s", key, thread, ttl,
+        " RedisLock. It is no longer extended and expires within %g s", key, thread, ttl,
     )  # fmt: skip
 
 

@@ -93,5 +93,5 @@ class HeldOff(Exception):
         self.seconds = seconds
 
     def for_users(self, key: str) -> LockUnavailable:
-        why = f"the server came back and is held off for {self.seconds:.1f} s"
+        why = f"the server may have restarted or failed over: no new locks for {self.seconds:.1f} s"
         return LockUnavailable(key, None, why)

@@ -109,7 +109,7 @@ class Right:
             told, self.replaced_by = self.replaced_by is not None, by
             if told or self.lost or self.given_back:
                 return
-        self.lost_because = f"{by.task_id} waits to take its place"
+        self.lost_because = f"{by.task_id} replaces it"
         self.teller.tell(partial(self._say_replaced, by))
 
     # -- what is said of it ---------------------------------------------------------------
@@ -131,7 +131,7 @@ class Right:
         # If it was never confirmed, whoever asked for it says that it could not be taken.
         logger.log(
             logging.WARNING if self.fence else logging.DEBUG,
-            "redislock: could not release %s, it lapses within %g s: %s",
+            "redislock: could not release %s; it expires within %g s: %s",
             self.key, self.ttl, error.reason,
         )  # fmt: skip
 
@@ -149,7 +149,7 @@ class Right:
 
     def _say_replaced(self, by: Holder) -> None:
         logger.warning(
-            "redislock: %s is to end: %s waits to take its place and %s",
+            "redislock: %s must end: %s replaces it and waits for %s",
             self.holder, by.task_id, self.key,
             extra=self.fields("to be replaced", holder=by),
         )  # fmt: skip

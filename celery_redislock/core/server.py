@@ -153,7 +153,7 @@ class Server:
         block = pack(("BLPOP", wake, f"{seconds:.3f}"))
         connection.send_packed_command([block + script.packed(keys, arguments)])
         if not connection.can_read(seconds + operation_timeout(ttl)):
-            raise RedisTimeoutError("the server does not end a wait")
+            raise RedisTimeoutError("the server did not end a wait in time")
         slept, reply = read(connection), read(connection)
         if isinstance(reply, NoScriptError):
             return None, self.call(connection, script, keys, arguments)

@@ -22,7 +22,7 @@ BEAT_EVERY: Final = 0.3
 #: Seconds between two extensions, at most, of one who may be replaced, and so is to hear of it.
 LISTEN_EVERY: Final = 1.0
 #: Why a lock is lost if the server says no more than that it is.
-GONE: Final = "another holder has it or may have had it, or it lapsed"
+GONE: Final = "it expired or was broken, or another run may have acquired it"
 
 
 def beat_every(ttl: float, listens: bool) -> float:
@@ -118,7 +118,7 @@ class Upkeep:
             return
         if self.next_beat != right.deadline:
             right.warn(
-                "redislock: %s was held for longer than %g s and is not extended any more",
+                "redislock: %s was held for longer than %g s and is no longer extended",
                 right.key, self._max_hold,
             )  # fmt: skip
         self.next_beat = right.deadline
@@ -135,11 +135,11 @@ class Upkeep:
         retaken = reply.outcome == RETAKEN
         if retaken:
             right.warn(
-                "redislock: %s had vanished from the server and was taken again; nobody else"
-                " had it", right.key, extra=right.fields("recovered", reason="retaken"),
+                "redislock: %s vanished from the server and was acquired again; no other run held"
+                " it in between", right.key, extra=right.fields("recovered", reason="retaken"),
             )  # fmt: skip
         elif self._troubled:
-            answers = "redislock: the server answers again, %s is still ours"
+            answers = "redislock: the server answers again; %s is still held by this run"
             right.teller.tell(partial(logger.info, answers, right.key))
         self._troubled = False
         right.renew(sent_at)
@@ -157,7 +157,9 @@ class Upkeep:
             right.lose(error.reason)
             return
         if not self._troubled:
-            right.warn("redislock: could not extend %s, trying on: %s", right.key, error.reason)
+            right.warn(
+                "redislock: could not extend %s, will try again: %s", right.key, error.reason
+            )
         self._troubled = True
         # The last try comes when the right ends, not after it.
         self.next_beat = min(again_at, right.deadline)

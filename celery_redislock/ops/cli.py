@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .survey import Found
 
 
-@click.group(help="See the locks of celery-redislock, explain them, break them.")
+@click.group(help="List, explain and break the locks of celery-redislock.")
 def redislock() -> None:
     """The group of commands."""
 
@@ -49,14 +49,16 @@ def redislock() -> None:
 
 
 @redislock.command("list")
-@click.option("-t", "--task", help="Only this task's, or those that match the glob.")
-@click.option("-n", "--node", help="Only those held on this node, or on those that match.")
+@click.option("-t", "--task", help="Only locks of this task, or of tasks that match this glob.")
 @click.option(
-    "--older", callback=duration, default="0", help="Only those held for as long: 90, 5m."
+    "-n", "--node", help="Only locks held on this node, or on nodes that match this glob."
+)
+@click.option(
+    "--older", callback=duration, default="0", help="Only locks held at least this long: 90, 5m."
 )
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="held", show_default=True)
-@click.option("--reverse", is_flag=True, help="The other way round.")
-@click.option("--limit", type=click.IntRange(1), help="Only the first so many.")
+@click.option("--reverse", is_flag=True, help="Reverse the order.")
+@click.option("--limit", type=click.IntRange(1), help="Show at most this many.")
 @with_json
 @with_app
 def list_(
@@ -69,7 +71,7 @@ def list_(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """All locks: held, kept, waited for, or broken; and what stands in their place."""
+    """List all locks: held, kept, waited for or broken, and foreign values that block a key."""
     from ..app.settings import app_locks
     from .survey import all_locks
 
@@ -109,9 +111,9 @@ def _filtered(
 @with_json
 @with_app
 def show(app: Any, naming: Naming, as_json: bool) -> None:
-    """Everything about one lock: by its KEY or name, or by a TASK and a call's arguments.
+    """Show all about one lock: named by its KEY or name, or by a TASK and a call's arguments.
 
-    An ARG is JSON, or else the text itself.
+    An ARG is read as JSON, or else as plain text.
     """
     from ..app.settings import app_locks
     from .survey import aside_of, in_room, meant_by
@@ -120,7 +122,7 @@ def show(app: Any, naming: Naming, as_json: bool) -> None:
     meant = naming.locate(app)
     found = meant_by(locks, meant)
     if not found:
-        raise problem(f"no such lock: nobody holds {meant.key}, or waits for it")
+        raise problem(f"no such lock: nobody holds {meant.key} or waits for it")
     room, aside = in_room(locks.store, meant.keys), aside_of(locks.store, meant.keys)
     if as_json:
         queue, kept = ([{"task": w.task, "task_id": w.task_id} for w in ws] for ws in (room, aside))
@@ -141,7 +143,7 @@ def show(app: Any, naming: Naming, as_json: bool) -> None:
 @with_json
 @with_app
 def explain(app: Any, task: str, args: list[Any], kwargs: dict[str, Any], as_json: bool) -> None:
-    """Which key a call gets and why, who holds it, and what would happen to the call now."""
+    """Show a call's key, the reason for it, who holds it, and what would happen to the call now."""
     from .explain import explain
 
     found = explain(app, task, args, kwargs)
@@ -150,8 +152,13 @@ def explain(app: Any, task: str, args: list[Any], kwargs: dict[str, Any], as_jso
         return
     arguments = ", ".join(f"{name}={value}" for name, value in found["arguments"].items())
     holders = [each["task_id"] or each["state"] for each in found["standing"]]
-    fields = {**found, "arguments": arguments or "none", "standing": ", ".join(holders) or "nobody"}
-    lines({name: str(value) for name, value in fields.items()})
+    fields = {
+        **found,
+        "arguments": arguments or "none",
+        "standing": ", ".join(holders) or "nothing",
+    }
+    labels = {"standing": "found in Redis"}
+    lines({labels.get(name, name): str(value) for name, value in fields.items()})
 
 
 # -- orders ------------------------------------------------------------------------------------
@@ -159,13 +166,13 @@ def explain(app: Any, task: str, args: list[Any], kwargs: dict[str, Any], as_jso
 
 @redislock.command("break")
 @with_lock
-@click.option("--all", "all_", is_flag=True, help="All locks that this task holds.")
+@click.option("--all", "all_", is_flag=True, help="Break all locks that this task holds.")
 @click.option(
     "--drop-waiting",
     is_flag=True,
-    help="Drop the tasks that wait or were set aside too: they end as skipped.",
+    help="Also drop the tasks that wait or were set aside: they end as skipped.",
 )
-@click.option("-f", "--force", is_flag=True, help="Do not ask.")
+@click.option("-f", "--force", is_flag=True, help="Do not ask first.")
 @with_json
 @with_app
 def break_(
@@ -173,7 +180,7 @@ def break_(
 ) -> None:
     """Take a lock away from its holder, which learns that it lost it.
 
-    Only what was shown is broken: who takes the lock meanwhile keeps it.
+    It takes only the lock that it showed. A run that acquires it in the meantime keeps it.
     """
     from ..app.settings import app_locks
     from . import orders
@@ -200,7 +207,7 @@ def break_(
         if drop_waiting:
             click.echo(f"dropped {dropped} that {what_waited(found)}")
         elif waiting := sum({each.name: each.waiting for each in held}.values()):
-            click.echo(f"{waiting} wait: they are kept, and the next one gets its turn")
+            click.echo(f"{waiting} still waiting: the next one gets its turn")
     if len(broken) < len(held):
         raise click.exceptions.Exit(1)
 
@@ -216,8 +223,8 @@ def _to_break(app: Any, naming: Naming, all_: bool) -> tuple[list[Found], str]:
         meant = naming.locate(app)
         return meant_by(locks, meant), f"nobody holds {meant.key}"
     if naming.words or naming.args or naming.kwargs:
-        raise problem("--all takes a task, and no arguments")
-    return all_of(all_locks(locks), naming.target), f"{one_line(naming.target)} holds none"
+        raise problem("--all takes a task and no arguments")
+    return all_of(all_locks(locks), naming.target), f"{one_line(naming.target)} holds no lock"
 
 
 def _tell_broken(held: Sequence[Found], broken: Sequence[Found]) -> None:
@@ -225,7 +232,9 @@ def _tell_broken(held: Sequence[Found], broken: Sequence[Found]) -> None:
         if each in broken:
             click.echo(one_line(f"broke {each.key}, held by {each.holder or 'nobody yet'}"))
         else:
-            click.echo(one_line(f"left {each.key}: somebody else has it by now, or nobody"))
+            click.echo(
+                one_line(f"did not break {each.key}: another run holds it now, or it is free")
+            )
 
 
 @redislock.command("put-back")
@@ -240,11 +249,11 @@ def put_back(app: Any, naming: Naming, as_json: bool) -> None:
     keys = naming.locate(app).keys
     count = orders.put_back(app, app_locks(app), keys)
     if not count:
-        raise problem(f"nothing is set aside for {keys.lock}")
+        raise problem(f"no task is set aside for {keys.lock}")
     if as_json:
         print_json({"key": keys.lock, "put_back": count})
     else:
-        click.echo(one_line(f"put back {count}, to wait for {keys.lock}"))
+        click.echo(one_line(f"put back {count}, waiting for {keys.lock} again"))
 
 
 # -- watch and doctor -------------------------------------------------------------------------
@@ -253,10 +262,10 @@ def put_back(app: Any, naming: Naming, as_json: bool) -> None:
 @redislock.command()
 @click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True)
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--times", type=click.IntRange(1), help="End after so many looks.")
+@click.option("--times", type=click.IntRange(1), help="Stop after this many refreshes.")
 @with_app
 def watch(app: Any, every: float, limit: int, times: int | None) -> None:
-    """A live table of holders and waiters, and of conflicts and lost locks per second."""
+    """Show a live table of holders and waiters, with conflicts and lost locks per second."""
     try:
         from .watch import watch
     except ImportError:
@@ -265,7 +274,7 @@ def watch(app: Any, every: float, limit: int, times: int | None) -> None:
 
 
 @redislock.command()
-@click.option("--strict", is_flag=True, help="End with an error for warnings too.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 for warnings too.")
 @with_json
 @with_app
 def doctor(app: Any, strict: bool, as_json: bool) -> None:
@@ -283,4 +292,4 @@ def doctor(app: Any, strict: bool, as_json: bool) -> None:
     if ERROR in levels or (strict and levels & {WARNING}):
         raise click.exceptions.Exit(1)
     if not as_json:
-        click.echo("nothing to mend" if levels == {OK} else "no errors")
+        click.echo("no problems" if levels == {OK} else "no errors")

@@ -24,7 +24,7 @@ def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
     try:
         return float(value[:-1]) * unit if unit else float(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no duration: 90, 5m, 2h, 1d") from None
+        raise click.BadParameter(f"{value!r} is not a duration, such as 90, 5m, 2h or 1d") from None
 
 
 def _json_of(kind: type[Any]) -> Callable[[click.Context, click.Parameter, str], Any]:
@@ -36,7 +36,7 @@ def _json_of(kind: type[Any]) -> Callable[[click.Context, click.Parameter, str],
         except (ValueError, RecursionError) as exc:
             raise click.BadParameter(f"not JSON: {exc}") from None
         if not isinstance(found, kind):
-            raise click.BadParameter(f"it must be JSON of a {kind.__name__}")
+            raise click.BadParameter(f"it must be a JSON {'array' if kind is list else 'object'}")
         return found
 
     return parse
@@ -98,7 +98,7 @@ def _app(ctx: click.Context) -> Any:
     except Exception as exc:  # whatever the project's modules raise
         raise problem(f"cannot load the app's tasks: {exc}") from exc
     if locks.server is None and app.main in (None, "default"):
-        raise problem("no app: celery -A proj redislock ...")
+        raise problem("no app: use celery -A proj redislock ...")
     if ctx.info_name != "doctor" or locks.server is None:
         locks.require_server()
     return app
@@ -130,7 +130,7 @@ class Naming(NamedTuple):
         try:
             self.target.encode()
         except UnicodeEncodeError:
-            raise TargetError(f"no such lock: {self.target!r} is no text") from None
+            raise TargetError(f"no such lock: {self.target!r} is not valid text") from None
         return locate(app, self.target, [*map(word, self.words), *self.args], self.kwargs)
 
 

@@ -68,9 +68,9 @@ def _now(task: SingletonTask, found: Sequence[Found]) -> str:
     waiting = max((each.waiting for each in found if not each.is_aside), default=0)
     if options.lock_scope != "running" and taken:
         sent = {
-            "existing": "sending it sends nothing, and gives the result of the one that stands",
-            "raise": "sending it raises LockConflict",
-            "publish": "it would be sent, and then meets its policy in the worker",
+            "existing": "apply_async would send nothing, and return the existing task's result",
+            "raise": "apply_async would raise LockConflict",
+            "publish": "it would be sent, and its policy would decide in the worker",
         }[options.on_queued_conflict]
         if options.on_queued_conflict != "publish":
             return f"{_who(taken)}: {sent}"
@@ -81,16 +81,18 @@ def _now(task: SingletonTask, found: Sequence[Found]) -> str:
     if len(taken) < options.lock_limit and not waiting:
         return "the lock is free: it would run"
     if reserved and len(reserved) == len(taken) and not waiting:
-        return "the lock is being handed over: it may run, or wait for the one it is handed to"
+        return (
+            "the lock is being handed over: it may run, or wait behind the task that gets the lock"
+        )
     if len(taken) < options.lock_limit:
-        return f"the lock is free, but {waiting} wait before it: {what}"
+        return f"the lock is free, but others wait before it ({waiting}): {what}"
     return f"{_who(taken)}: {what}"
 
 
 def _who(taken: Sequence[Found]) -> str:
     first = taken[0]
     if first.state == "foreign":
-        return "a value that is not a lock stands under its key"
+        return "a foreign value blocks its key"
     if first.state == "reserved" or first.holder is None:
         return "the lock is being handed over"
     more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""

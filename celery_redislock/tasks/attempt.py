@@ -204,12 +204,12 @@ class Attempt:
         """Tell how a conflict ended."""
         is_old, age = self._is_remarkable(outcome, holder)
         after = f" for {countdown:.1f} s" if countdown is not None else ""
-        by = f"held by {holder}" if holder else "held by nobody now"
+        by = f"is held by {holder}" if holder else "has no known holder"
         if outcome is Outcome.REPLACED:
-            by = f"for {holder}"
+            by = f"is taken over by {holder}"
         since = f", for {age:.0f} s" if is_old else ""
         tell_conflict(
-            outcome, self.whose, "redislock: %s %s%s: %s is %s%s",
+            outcome, self.whose, "redislock: %s %s%s: %s %s%s",
             self, outcome.label, after, self.key, by, since,
             holder=holder, countdown=countdown,
             level=logging.WARNING if is_old else None, emits=not self.is_eager,

@@ -45,9 +45,9 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
     function = inspect.getattr_static(cls, "run").__get__(object(), cls)
     if is_async(function):
         raise ConfigError(
-            f"{where}: its body is an `async def`, which Celery does not await, so the lock"
-            " would be released before the body runs; accepted is a plain function, such as"
-            " one that calls asyncio.run"
+            f"{where}: its body is an `async def`, which Celery does not await: the lock"
+            " would be released before the body runs. Use a plain function that calls"
+            " asyncio.run"
         )
     key_maker = KeyMaker(cls.name, function, cls.lock_options.lock_key, cls._normalise)
     cls._redislock_key_maker = key_maker

@@ -128,7 +128,8 @@ class LockedBody:
             "latency": lease.acquired_at - attempt.asks_since,
         }
         attempt.tell(
-            Outcome.ACQUIRED, "redislock: %s took %s fence=%d", attempt, attempt.key, lease.fence,
+            Outcome.ACQUIRED,
+            "redislock: %s acquired %s fence=%d", attempt, attempt.key, lease.fence,
             emits=attempt.delivery.met_lock, logged={"fence": lease.fence}, details=details,
         )  # fmt: skip
 
@@ -180,7 +181,7 @@ class LockedBody:
         held = clock() - lease.acquired_at
         facts: dict[str, Any] = {"fence": lease.fence, "held": held}
         attempt.tell(
-            Outcome.RELEASED, "redislock: %s gave back %s after %.3f s", attempt, attempt.key, held,
+            Outcome.RELEASED, "redislock: %s released %s after %.3f s", attempt, attempt.key, held,
             details={**facts, "owned": owned, "kept_for_retry": kept}, **facts,
         )  # fmt: skip
 
@@ -193,7 +194,7 @@ class LockedBody:
                 claim, claim.attempt + 1, text, _countdown(retry)
             )
         except LockUnavailable as exc:
-            logger.warning("redislock: could not call off the retry of %s: %s", attempt, exc.reason)
+            logger.warning("redislock: could not cancel the retry of %s: %s", attempt, exc.reason)
 
     def _min_hold(self, attempt: Attempt, lease: Lease, retry: Retry | None) -> float:
         """Seconds since the acquisition for which the lock is kept."""

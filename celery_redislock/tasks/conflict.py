@@ -60,7 +60,7 @@ class TaskConflict:
             raise ConfigError(
                 f"on_conflict={policy!r} did not end the conflict: its act() must return"
                 " conflict.skip(), .defer(), .park(), .replace(), .fail(), or .run() after"
-                " conflict.wait() was True"
+                " conflict.wait() returned True"
             )
 
     @property

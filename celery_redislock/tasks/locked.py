@@ -98,7 +98,7 @@ class LockedTask(Task):
         holder = self.app_locks.store.locks.break_lock(keys, self.lock_options.lock_ttl)
         if holder is not None:
             whose = Whose(keys.lock, self)
-            text = "redislock: %s was broken, held by %s"
+            text = "redislock: %s was broken; it was held by %s"
             tell(Outcome.BROKEN, whose, text, keys.lock, holder, holder=holder)
         return holder is not None
 

@@ -156,9 +156,14 @@ class Sending:
     def _keep(self, claim: Claim) -> None:
         try:
             if not self._task.app_locks.store.locks.keep_reserved(claim, self._seconds):
-                logger.debug("redislock: %s was taken while it was sent, or lapsed", self)
+                logger.debug(
+                    "redislock: the reservation of %s was taken or expired while the task was sent",
+                    self,
+                )
         except LockUnavailable as exc:
-            logger.warning("redislock: %s is reserved for %g s only: %s", self, PUBLISHING, exc)
+            logger.warning(
+                "redislock: the reservation of %s lasts only %g s: %s", self, PUBLISHING, exc
+            )
 
     # -- somebody has the lock ------------------------------------------------------------
 

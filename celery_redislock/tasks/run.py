@@ -171,4 +171,8 @@ class Run:
         try:
             attempt.locks.store.done.mark_done(attempt.claim, notes.ENDED)
         except LockUnavailable as exc:
-            logger.warning("redislock: a copy of %s may run again: %s", attempt, exc.reason)
+            logger.warning(
+                "redislock: a redelivered copy of %s may run again, as its end was not noted: %s",
+                attempt,
+                exc.reason,
+            )

@@ -55,7 +55,8 @@ def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
         _give_up(app, kept)
     except LockUnavailable as exc:
         logger.warning(
-            "redislock: could not give up what is kept for a task under %s, trying on: %s",
+            "redislock: could not free the turn or reservation of a task under %s, will try"
+            " again: %s",
             kept.mark, exc.reason,
         )  # fmt: skip
         errands.add(lambda: _give_up(app, kept))
@@ -74,7 +75,7 @@ def _give_up(app: Any, kept: Kept) -> None:
     try:
         keys = keys_of_mark(locks.prefix, kept.mark)
     except ValueError:
-        logger.warning("redislock: a message names no lock: %r", kept.mark)
+        logger.warning("redislock: a message does not name a valid lock: %r", kept.mark)
         return
     # Without a token of its own it must not be taken for what has none: a lock that cools down.
     claim = Claim(keys, kept.token or new_token(), PATIENCE, "")

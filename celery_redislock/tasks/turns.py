@@ -67,7 +67,7 @@ def follow(app: Any, keys: LockKeys, timeout: float, reply: Settled | Parked) ->
 def follow_look(app: Any, keys: LockKeys, timeout: float, look: Look) -> None:
     """As `follow`, with what only a look at the room tells."""
     for entry_id in look.aside:
-        say_set_aside(entry_id, keys, "nobody took its turn")
+        say_set_aside(entry_id, keys, "no worker took its turn")
     for entry_id, (successor, text) in look.ended.items():
         end_replaced(app, keys, timeout, entry_id, text, successor)
     if look.offered is not None:
@@ -100,7 +100,7 @@ def _publish_one(
         raise  # of the task that released
     except NotOurs as exc:
         logger.debug(
-            "redislock: %s, who waits for %s, is for others to publish: %s",
+            "redislock: another worker must publish %s, which waits for %s: %s",
             offered.entry_id, keys.lock, exc,
         )  # fmt: skip
         look = store.rooms.look(keys, timeout, offered.entry_id, exc.aside_after, declined)
@@ -113,7 +113,7 @@ def _publish_one(
         return _take_out(app, keys, timeout, offered, aside=True).offered
     except Exception:
         logger.exception(
-            "redislock: could not publish %s, which waits for %s; it is tried again",
+            "redislock: could not publish %s, which waits for %s; will try again",
             offered.entry_id, keys.lock,
         )  # fmt: skip
         return None
@@ -158,8 +158,8 @@ def say_set_aside(entry_id: str, keys: LockKeys, why: str) -> None:
     task_id = task_id_of(entry_id)
     tell(
         Outcome.SET_ASIDE, Whose(keys.lock, task_id=task_id),
-        "redislock: set aside %s, which waited for %s: %s. If its message comes, it runs;"
-        " `celery redislock put-back` lets it wait again",
+        "redislock: set aside %s, which waited for %s: %s. It still runs if its message"
+        " arrives; `celery redislock put-back` lets it wait again",
         task_id, keys.lock, why, reason=why,
     )  # fmt: skip
 
@@ -202,10 +202,16 @@ def end_replaced(
     except SoftTimeLimitExceeded:
         raise
     except LockUnavailable as exc:
-        logger.warning("redislock: %s has its result, and is kept: %s", entry_id, exc.reason)
+        logger.warning(
+            "redislock: the result of %s is stored, but its entry could not be removed: %s",
+            entry_id,
+            exc.reason,
+        )
     except Exception:
         logger.exception(
-            "redislock: could not store that %s was replaced; it is tried again", entry_id
+            "redislock: could not store the result of %s, which was replaced or dropped; will try"
+            " again",
+            entry_id,
         )
 
 
@@ -219,7 +225,9 @@ def _store_replaced(
     except NotOurs:
         return False
     except CorruptEntry as exc:
-        logger.error("redislock: %s was replaced and cannot be read: %s", entry_id, exc)
+        logger.error(
+            "redislock: %s was replaced or dropped, but its entry cannot be read: %s", entry_id, exc
+        )
         return True
     by = Holder(task=entry.task, task_id=successor) if successor else None
     error = TaskReplaced(keys.lock, by) if by else TaskSkipped(keys.lock)
@@ -232,7 +240,7 @@ def _store_replaced(
         )  # fmt: skip
     else:
         tell_conflict(
-            Outcome.REPLACED, whose, "redislock: %s[%s] replaced: %s waits for %s in its place",
+            Outcome.REPLACED, whose, "redislock: %s[%s] was replaced by %s, which now waits for %s",
             entry.task, entry.task_id, successor, keys.lock, holder=by,
         )  # fmt: skip
     return True

@@ -81,7 +81,9 @@ class ChildLease:
         try:
             return self.claim
         except Exception as exc:
-            logger.debug("redislock: %s: no lock name: %s", self._attempt[0], exc)
+            logger.debug(
+                "redislock: the arguments of %s give no lock name: %s", self._attempt[0], exc
+            )
             return None
 
     def child_ended(self) -> None:
@@ -106,7 +108,7 @@ class ChildLease:
         task_id, attempt, _ = self._attempt
         tell(
             Outcome.RECOVERED, Whose(key, self._task, task_id or "", attempt),
-            "redislock: released %s, whose holder, pid %d, is dead", key, self._pid,
+            "redislock: released %s: its holder, pid %d, died", key, self._pid,
             # If this worker ended the child, that has an event, whose state this one would hide.
             emits=not self.child_is_to_end, details={"how": "freed"}, reason="freed",
         )  # fmt: skip
@@ -157,7 +159,7 @@ class ChildLease:
         if discarded:
             return
         if isinstance(reply, LockUnavailable):
-            logger.debug("redislock: could not extend for pid %d: %s", self._pid, reply)
+            logger.debug("redislock: could not extend the lock of pid %d: %s", self._pid, reply)
             self.next_beat = clock() + RETRY_EVERY
         elif reply.outcome == NOT_OURS:
             # It still waits for the lock, has lost it or released it: the child says which.

@@ -21,7 +21,7 @@ from ..tasks.target import TargetError, locate, word
 from .child_lease import ChildLease
 
 
-@inspect_command(help="List the locks that this worker holds, by what it knows itself.")
+@inspect_command(help="List the locks that this worker holds, from its own memory.")
 def locks(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
     """What this worker's runs hold, the longest first.
 
@@ -60,7 +60,7 @@ def _break(keys: LockKeys) -> Iterator[Holder]:
         holder = lease.store.locks.break_lock(lease.claim.keys, lease.ttl, lease.claim.token)
         if holder is not None:
             logger.warning(
-                "redislock: %s was broken by remote control, held by %s", keys.lock, holder
+                "redislock: %s was broken by remote control; it was held by %s", keys.lock, holder
             )
             yield holder
 

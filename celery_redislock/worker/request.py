@@ -137,7 +137,7 @@ class LockRequest(Request):
         if not is_active(self):
             return
         logger.warning(
-            "redislock: terminating pid %d, which runs %s[%s]: %s is to take its place",
+            "redislock: terminating pid %d, which runs %s[%s]: %s replaces it",
             self.worker_pid, self.task.name, self.id, error.holder and error.holder.task_id,
         )  # fmt: skip
         self._child_is_to_end()
@@ -240,13 +240,17 @@ class LockRequest(Request):
         except LockUnavailable as exc:
             # This is the worker's own thread, and many children may have been killed.
             LockRequest._not_asked_until = clock() + ASK_AGAIN
-            logger.warning("redislock: cannot tell whether %s waits: %s", self.id, exc.reason)
+            logger.warning(
+                "redislock: cannot find out whether %s is in the waiting room: %s",
+                self.id,
+                exc.reason,
+            )
             return False
         if goes_on:
             tell(
                 Outcome.QUEUED, Whose(claim.keys.lock, self.task, self.id),
-                "redislock: the child that put %s[%s] into the waiting room is dead; it runs in"
-                " its turn", self.task.name, self.id, level=logging.WARNING, emits=False,
+                "redislock: the pool process that put %s[%s] into the waiting room died; the task"
+                " still gets its turn", self.task.name, self.id, level=logging.WARNING, emits=False,
             )  # fmt: skip
         return goes_on
 

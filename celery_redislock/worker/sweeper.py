@@ -64,7 +64,7 @@ class Sweeper:
         except LockUnavailable:
             raise
         except Exception:
-            logger.exception("redislock: could not look after the waiting room of %r", mark)
+            logger.exception("redislock: could not check the waiting room of %r", mark)
 
     def _run(self) -> None:
         while True:
@@ -74,7 +74,9 @@ class Sweeper:
                 note_received()
                 self.sweep()
             except LockUnavailable as exc:
-                logger.debug("redislock: could not look after the waiting rooms: %s", exc.reason)
+                logger.debug("redislock: could not check the waiting rooms: %s", exc.reason)
             except Exception:
-                logger.exception("redislock: looking after the waiting rooms met a bug; it goes on")
+                logger.exception(
+                    "redislock: unexpected error while checking the waiting rooms; continuing"
+                )
             time.sleep(max(began + SWEEP_EVERY - clock(), 0.1))

@@ -546,7 +546,7 @@ def test_a_worker_is_not_held_up_by_each_dead_child_while_the_lock_server_hangs(
     for result in results:
         with pytest.raises(WorkerLostError):
             result.get(timeout=60)
-    assert worker.log().count("cannot tell whether") == 1, "its main loop waits for each answer"
+    assert worker.log().count("cannot find out whether") == 1, "its main loop waits for each answer"
 
 
 @pytest.mark.usefixtures("worker")

@@ -358,7 +358,7 @@ def test_two_tasks_with_the_same_arguments_have_two_locks(app: Celery) -> None:
 @pytest.mark.parametrize(
     ("lock_key", "says"),
     [
-        (["z"], "'z', which is no argument of the task; its arguments are: x, y"),
+        (["z"], "'z', which is not an argument of the task; its arguments are: x, y"),
         (["x", "self"], "'self'"),
         ("account:{z}", "'z'"),
         ("account:{z.id}", "'z'"),
@@ -369,10 +369,10 @@ def test_two_tasks_with_the_same_arguments_have_two_locks(app: Celery) -> None:
         ("{", "it must be one such as 'account:{account_id}'"),
         ("account:{x!z}", "it must be one such as 'account:{account_id}'"),
         ("x", """did you mean lock_key=['x'] or '{x}'?"""),
-        (lambda: "name", "for the call's own arguments, which are: x, y"),
-        (lambda a, b, c: "name", "for the call's own arguments"),
-        (lambda *, account: "name", "for the call's own arguments"),
-        (lambda self, x: "name", "accepted is a callable without one"),
+        (lambda: "name", "it must take the call's own arguments: x, y"),
+        (lambda a, b, c: "name", "it must take the call's own arguments"),
+        (lambda *, account: "name", "it must take the call's own arguments"),
+        (lambda self, x: "name", "remove self from its parameters"),
         ("", "lock_key"),
         ([], "lock_key"),
         (["x", "x"], "lock_key"),
@@ -487,7 +487,7 @@ def test_a_template_that_a_call_does_not_fill_fails_and_names_itself(
 @pytest.mark.parametrize("given", [None, "", 5, b"bytes"])
 def test_a_callable_that_gives_no_text_fails(app: Celery, given: Any) -> None:
     task = singleton(app, plain, lock_key=lambda x: given)
-    with pytest.raises(ValueError, match="must give a non-empty str"):
+    with pytest.raises(ValueError, match="must be a non-empty str"):
         task.lock_key_for(1)
 
 
@@ -530,7 +530,7 @@ def test_arguments_that_do_not_fit_a_task_written_as_a_class_are_a_type_error(ap
 
 def test_a_value_without_a_canonical_form_is_refused_with_a_way_out(app: Celery) -> None:
     task = singleton(app, plain, serializer="pickle")
-    with pytest.raises(TypeError, match="set lock_key to name the arguments"):
+    with pytest.raises(TypeError, match="list the arguments that identify the call in lock_key"):
         task.lock_key_for(timedelta(1))
 
 

@@ -465,14 +465,14 @@ def test_a_max_hold_shorter_than_the_ttl_is_refused(make_app) -> None:
 @pytest.mark.parametrize(
     ("policy", "why"),
     [
-        (Coalesce(), r"on_conflict=Coalesce\(\) means one run and one that waits, and"),
-        (Replace(), r"on_conflict=Replace\(grace=5.0\) ends the one that runs, and"),
-        (Defer(max_wait=60, then=Replace()), "ends the one that runs, and"),
-        (Queue(limit=1, then=Coalesce()), "means one run and one that waits, and"),
+        (Coalesce(), r"on_conflict=Coalesce\(\) allows one run, and"),
+        (Replace(), r"on_conflict=Replace\(grace=5.0\) ends the run that holds the lock, and"),
+        (Defer(max_wait=60, then=Replace()), "ends the run that holds the lock, and"),
+        (Queue(limit=1, then=Coalesce()), "allows one run, and"),
     ],
 )
 def test_a_policy_for_one_run_is_refused_with_a_limit_above_1(make_app, policy, why) -> None:
-    with pytest.raises(ConfigError, match=f"{why} lock_limit=2 lets several run"):
+    with pytest.raises(ConfigError, match=f"{why} lock_limit=2 allows several"):
         define(make_app(), lock_limit=2, on_conflict=policy)
 
 

@@ -329,7 +329,7 @@ def test_a_call_fails_if_it_lacks_a_named_argument_or_nobody_can_tell_which_it_i
     message = str(caught.value)
     assert "decorated.task" in message
     assert "'account_id'" in message
-    assert "pass it by name" in message
+    assert "Pass it by name" in message
     assert "a callable" in message
     with pytest.raises(TypeError, match="'account_id'"):
         maker(function, lock_key).arguments(args, kwargs)
@@ -357,7 +357,7 @@ def test_an_injected_argument_that_is_named_is_lacking() -> None:
 
 
 def test_an_argument_that_a_decorator_fills_in_front_is_none_of_the_callers() -> None:
-    with pytest.raises(ConfigError, match="'session', which is no argument of the task"):
+    with pytest.raises(ConfigError, match="'session', which is not an argument of the task"):
         maker(in_front(session_first), ["session"])
 
 
@@ -422,7 +422,7 @@ def test_a_decorator_that_is_not_written_in_python_is_one_that_nobody_can_read()
     function = functools.lru_cache(account_second_of_three)
     five = maker(function, ["tenant", "account_id"]).name(("eu", 5, None), {})
     assert five != maker(function, ["tenant", "account_id"]).name(("eu", 6, None), {})
-    with pytest.raises(TypeError, match="pass it by name"):
+    with pytest.raises(TypeError, match="Pass it by name"):
         maker(function, ["account_id"]).name(("eu", 5), {})
 
 

@@ -261,7 +261,7 @@ def test_a_lock_that_somebody_deleted_is_taken_again(lock, client, caplog) -> No
         eventually(lambda: client.exists(mine.key), "it is taken again", 5)
         assert mine.lost is False
         assert mine.holder().fence == mine.fence
-        said = "had vanished from the server and was taken again"
+        said = "vanished from the server and was acquired again"
         eventually(lambda: said in caplog.text, "it is said", 5)
 
 
@@ -323,7 +323,7 @@ def test_a_thread_that_ends_with_the_lock_is_told_once_and_the_lock_lapses(
     told = eventually(lambda: said_by(caplog, "never released"), "it is said", 5)
     assert mine.key in told[0]
     assert "'forgetful'" in told[0]
-    assert "lapses within 2 s" in told[0]
+    assert "expires within 2 s" in told[0]
     eventually(lambda: not client.exists(mine.key), "it lapses", 5)
     assert mine.acquire(timeout=0) is True, "another thread may take it"
     assert mine.release() is True

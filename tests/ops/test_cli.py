@@ -263,7 +263,7 @@ def test_explain_tells_the_key_the_arguments_and_what_would_happen(app):
     take(app, "several", "x")
     assert explained("several", "--args", '["x"]')["now"] == "the lock is free: it would run"
     store_of(app).locks.reserve(claim(app, "unique", "x", queued=True), 60)
-    assert "sending it sends nothing" in explained("unique", "--args", '["x"]')["now"]
+    assert "apply_async would send nothing" in explained("unique", "--args", '["x"]')["now"]
     assert "label='x'" in run(app, "explain", "account", "--args", '["x"]').output
 
 
@@ -272,8 +272,8 @@ def test_explain_tells_the_key_the_arguments_and_what_would_happen(app):
     [
         ("defer", "deferred, and tried again in 5 s"),
         ("wait", "wait in its pool slot"),
-        ("coalesce", "in the place of the one"),
-        ("replace", "end the one that runs, within 5 s"),
+        ("coalesce", "replace the waiting task of this name"),
+        ("replace", "end the running task, within 5 s"),
         ("raise", "fail with LockConflict"),
     ],
 )
@@ -329,7 +329,7 @@ def test_break_leaves_alone_who_took_the_lock_since_it_was_shown(app, client, mo
     monkeypatch.setattr(click, "confirm", confirm)
     result = run(app, "break", "sync", "x")
     assert result.exit_code == 1
-    assert f"left {made.keys.lock}" in result.output
+    assert f"did not break {made.keys.lock}" in result.output
     assert "successor" in client.get(made.keys.lock)
 
 
@@ -363,7 +363,7 @@ def test_break_keeps_who_waits_unless_asked_and_then_nothing_hangs(app, client):
     for number in range(3):
         park(app, "report", "x", f"waits{number}")
     kept = run(app, "break", "--force", "report", "x")
-    assert "3 wait: they are kept" in kept.output
+    assert "3 still waiting: the next one gets its turn" in kept.output
     assert client.llen(made.keys.room) == 3
     dropped = run(app, "break", "--force", "report", "x", "--drop-waiting")
     assert "dropped 3 that waited" in dropped.output, dropped.output
@@ -420,14 +420,14 @@ def test_put_back_lets_all_that_was_set_aside_wait_again(app, client):
     take(app, "report", "x")
     park(app, "report", "x", "waits")
     done = run(app, "put-back", "report", "x")
-    assert (done.exit_code, done.output) == (0, f"put back 2, to wait for {keys.lock}\n")
+    assert (done.exit_code, done.output) == (0, f"put back 2, waiting for {keys.lock} again\n")
     ids = client.lrange(keys.room, 0, -1)
     assert ids[0] == "waits:0.0"
     assert set(ids[1:]) == {"lost-1:0.0", "lost-2:0.0"}
     assert not client.exists(keys.aside)
     again = run(app, "put-back", keys.lock)
     assert again.exit_code == 1
-    assert again.output == f"Error: nothing is set aside for {keys.lock}\n"
+    assert again.output == f"Error: no task is set aside for {keys.lock}\n"
 
 
 def test_put_back_by_a_key_knows_how_many_may_hold_the_lock(app, client):
@@ -484,7 +484,7 @@ def test_watch_without_rich_names_the_extra(app, monkeypatch):
         (["explain", "sync"], "missing"),
         (["show", "nothing", "5"], "no such task"),
         (["break", "--force", "nothing"], "no such lock"),
-        (["put-back", "nothing"], "nothing is set aside"),
+        (["put-back", "nothing"], "no task is set aside"),
         (["put-back", "nothing", "5"], "no such task"),
         (["break", "--force", "--all", "sync", "x"], "no arguments"),
     ],
@@ -540,7 +540,7 @@ def test_celery_has_the_command_and_says_so_if_there_is_no_app(
     assert (done.returncode, done.stdout) == (0, "0 locks\n"), done.stderr
     without = celery(environment, "redislock", "list")
     assert without.returncode == 1
-    assert without.stderr == "Error: no app: celery -A proj redislock ...\n"
+    assert without.stderr == "Error: no app: use celery -A proj redislock ...\n"
 
 
 def test_tasks_are_protected_in_a_worker_that_imports_nothing_of_ours(

@@ -51,7 +51,7 @@ def doctor(label):
         app.tasks["sync"].app_locks.store.close()
 
 
-def test_a_sound_set_up_has_nothing_to_mend(own_redis, label, doctor):
+def test_a_sound_set_up_has_no_problems(own_redis, label, doctor):
     with own_redis.client() as client:
         client.config_set("save", "60 1")
     found = doctor(own_redis.url, arguments=["--strict"], task_time_limit=60)
@@ -60,7 +60,7 @@ def test_a_sound_set_up_has_nothing_to_mend(own_redis, label, doctor):
     app = make_app(own_redis.url, label, task_time_limit=60)
     table = run(app, "doctor").output.splitlines()
     assert table[0].split() == ["LEVEL", "CHECK", "FOUND", "WHAT", "TO", "DO"]
-    assert table[-1] == "nothing to mend"
+    assert table[-1] == "no problems"
 
 
 def test_a_server_that_is_away_is_an_error_and_settings_are_still_examined(doctor):

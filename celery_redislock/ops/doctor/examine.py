@@ -59,6 +59,11 @@ def _run(checks: dict[str, Check], patient: Patient) -> list[tuple[str, Finding]
             found += [(name, finding) for finding in check(patient)]
         except LockUnavailable as exc:
             found.append(
-                (name, Finding(UNKNOWN, exc.reason, "let this user, or another one, look"))
+                (
+                    name,
+                    Finding(
+                        UNKNOWN, exc.reason, "allow this user the command, or use another user"
+                    ),
+                )
             )
     return found

@@ -28,7 +28,7 @@ class Finding:
 
 
 #: What the server does not tell to this user.
-UNTOLD: Final = Finding(UNKNOWN, "the server does not tell (INFO is denied)", "allow +info")
+UNTOLD: Final = Finding(UNKNOWN, "cannot tell: INFO is denied", "allow +info")
 
 
 def some(names: Sequence[str]) -> str:

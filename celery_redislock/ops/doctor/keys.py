@@ -18,7 +18,7 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
     unknown = sorted(name for name in names if name not in patient.app.tasks)
     if foreign:
         yield Finding(
-            ERROR, f"{len(foreign)} values that are no locks, such as {foreign[0].key!r}",
+            ERROR, f"{len(foreign)} foreign values, such as {foreign[0].key!r}",
             "delete them, or set another redislock_prefix: they block their locks",
         )  # fmt: skip
     if unknown:
@@ -40,6 +40,6 @@ def check_aside(patient: Patient) -> Iterator[Finding]:
     tasks = "1 task" if count == 1 else f"{count} tasks"
     yield Finding(
         WARNING,
-        f"{tasks} on {count_of(aside)}, such as {aside[0].key!r}: nobody took their turn",
+        f"{tasks} on {count_of(aside)}, such as {aside[0].key!r}: no worker took their turn",
         "`celery redislock put-back KEY` lets them wait again; `break --drop-waiting` drops them",
     )  # fmt: skip

@@ -30,8 +30,8 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
     allowed = patient.locks.store.looking.may(commands)
     if allowed is None:
         yield Finding(
-            UNKNOWN, "a server older than Redis 7 cannot say what a user may",
-            "compare `ACL GETUSER` with the line in the documentation",
+            UNKNOWN, "a server older than Redis 7 cannot say what a user may do",
+            "compare `ACL GETUSER` with the ACL lines in docs/operations.md",
         )  # fmt: skip
         return
     denied = [
@@ -45,8 +45,8 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
         )  # fmt: skip
     elif denied:
         yield Finding(
-            WARNING, "INFO is denied: only broken connections tell of a restart",
+            WARNING, "INFO is denied: only a broken connection shows a restart",
             "ACL SETUSER <user> +info",
         )  # fmt: skip
     else:
-        yield Finding(OK, "all commands that are used are allowed")
+        yield Finding(OK, "all commands in use are allowed")

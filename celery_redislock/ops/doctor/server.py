@@ -24,7 +24,7 @@ def check_server(patient: Patient) -> Iterator[Finding]:
     except LockUnavailable as exc:
         yield Finding(
             ERROR, f"does not answer: {exc.reason}",
-            "look at redislock_url, the network, the password; without it on_redis_error decides",
+            "check redislock_url, the network and the password; until then on_redis_error applies",
         )  # fmt: skip
         return
     yield Finding(OK, "answers")
@@ -59,7 +59,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     elif limit and used > 0.9 * limit:
         yield Finding(
             WARNING, f"{used / limit:.0%} of maxmemory is used",
-            "make room: a full server refuses new locks",
+            "free memory: a full server refuses new locks",
         )  # fmt: skip
     else:
         yield Finding(OK, "maxmemory-policy noeviction")
@@ -67,7 +67,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     if evicted:
         yield Finding(
             WARNING, f"{evicted} keys were evicted since the server started",
-            "among them may have been locks; see maxmemory-policy",
+            "they may include locks; see maxmemory-policy",
         )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def check_persistence(patient: Patient) -> Iterator[Finding]:
         yield Finding(OK, how)
     elif save is None:
         yield Finding(
-            UNKNOWN, "no appendonly file; the server does not tell of snapshots",
+            UNKNOWN, "no appendonly file; snapshots are unknown",
             f"{some(parking)}: what waits in Redis may be lost in a restart" if parking else "",
         )  # fmt: skip
     elif parking:
@@ -109,19 +109,19 @@ def check_replication(patient: Patient) -> Iterator[Finding]:
     if info.get("redis_mode") == "cluster" or info.get("cluster_enabled") == "1":
         yield Finding(
             ERROR, "the server is a node of a Redis Cluster",
-            "use a server of its own: redirections are not followed",
+            "use a server that is not in a cluster: redirections are not followed",
         )  # fmt: skip
     elif info.get("role") not in (None, "master"):
         yield Finding(
             ERROR, "the server is a replica, which takes no writes",
-            "let redislock_url name the master, or the sentinels",
+            "set redislock_url to the master or to the sentinels",
         )  # fmt: skip
     elif int(info.get("connected_slaves", 0)) or sentinel:
         yield Finding(
             WARNING,
             f"{info.get('connected_slaves', 0)} replicas{', by sentinels' if sentinel else ''}:"
             " a failover may forget a lock",
-            "hand self.lock.fence to the resource where two runs at once would do harm;"
+            "pass self.lock.fence to the resource where two runs at once would do harm;"
             " min-replicas-to-write shortens the gap",
         )  # fmt: skip
     else:
@@ -139,7 +139,7 @@ def check_round_trip(patient: Patient) -> Iterator[Finding]:
     )
     if longest > bound / 2:
         level = ERROR if median > bound / 2 else WARNING
-        yield Finding(level, what, "a longer lock_ttl, or a server that is nearer")
+        yield Finding(level, what, "use a longer lock_ttl, or a server that is nearer")
     else:
         yield Finding(OK, what)
 
@@ -152,8 +152,8 @@ def check_timeouts(patient: Patient) -> Iterator[Finding]:
     if idle is not None and idle.isdigit() and 0 < int(idle) <= longest / 3:
         yield Finding(
             WARNING,
-            f"the server closes connections that are idle for {idle} s, sooner than a heartbeat"
-            f" of a lock_ttl of {longest:g} s comes",
+            f"the server closes connections that are idle for {idle} s, which is before the next"
+            f" heartbeat of a lock_ttl of {longest:g} s",
             f"set the server's timeout to 0, or above {longest / 3:.0f}",
         )  # fmt: skip
     elif patient.shortest_ttl < 2:
@@ -161,7 +161,7 @@ def check_timeouts(patient: Patient) -> Iterator[Finding]:
             WARNING,
             f"a lock_ttl of {patient.shortest_ttl:g} s leaves a command {bound * 1000:.0f} ms, and"
             f" an outage of {patient.shortest_ttl:g} s loses the lock",
-            "5 s or more, unless a dead machine's lock must be free sooner",
+            "use 5 s or more, unless a dead machine's lock must be free sooner",
         )  # fmt: skip
     else:
         yield Finding(OK, f"a command may take {bound * 1000:.0f} ms")
@@ -173,7 +173,7 @@ def check_clock(patient: Patient) -> Iterator[Finding]:
     if abs(ahead) > CLOCKS:
         yield Finding(
             WARNING, f"the server's clock is {ahead:+.1f} s off this machine's",
-            "keep both by NTP: expiry of messages, Replace() and waiting times compare clocks",
+            "synchronise both with NTP: expiry, Replace() and waiting times compare clocks",
         )  # fmt: skip
     else:
-        yield Finding(OK, f"the server's is {ahead * 1000:+.0f} ms off this machine's")
+        yield Finding(OK, f"the server's clock is {ahead * 1000:+.0f} ms off this machine's")

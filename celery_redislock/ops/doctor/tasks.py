@@ -18,7 +18,7 @@ def check_tasks(patient: Patient) -> Iterator[Finding]:
     if not patient.locks.enabled:
         yield Finding(WARNING, "redislock_enabled is False: no task takes a lock", "set it to True")
     elif not patient.tasks:
-        yield Finding(WARNING, "no task takes locks", "base=SingletonTask, or redislock_tasks")
+        yield Finding(WARNING, "no task takes locks", "use base=SingletonTask or redislock_tasks")
     else:
         yield Finding(OK, f"{len(patient.tasks)} take locks")
 
@@ -31,7 +31,7 @@ def check_hold(patient: Patient) -> Iterator[Finding]:
     if endless:
         yield Finding(
             WARNING, f"a body that hangs holds its lock for ever: {some(endless)}",
-            "set time_limit, or lock_max_hold",
+            "set time_limit or lock_max_hold",
         )  # fmt: skip
     elif not found:
         yield Finding(OK, "every lock ends with a time limit or lock_max_hold")
@@ -44,7 +44,7 @@ def _outlives(task: SingletonTask, app: Any) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             f"{task.name}: lock_max_hold={most:g} and {what}: a body may outlive its lock",
-            f"time_limit={most:g} or less",
+            f"set time_limit={most:g} or less",
         )
 
 
@@ -63,10 +63,12 @@ def check_visibility(patient: Patient) -> Iterator[Finding]:
     """Whether the broker delivers messages again while they are still good."""
     visible = patient.locks.visibility_timeout
     if visible is None:
-        yield Finding(OK, "the broker does not deliver again by time")
+        yield Finding(OK, "the broker does not deliver messages again after a time")
         return
     found = [each for task in patient.tasks for each in _too_long(task, patient.app, visible)]
-    text = f"messages are delivered again after {visible:g} s; keep every countdown and eta below"
+    text = (
+        f"messages are delivered again after {visible:g} s; keep every countdown and eta below that"
+    )
     yield from found or [Finding(OK, text)]
 
 
@@ -78,7 +80,7 @@ def _too_long(task: SingletonTask, app: Any, visible: float) -> Iterator[Finding
                 WARNING,
                 f"{task.name}: {what} of {seconds:g} s, and the broker delivers again after"
                 f" visibility_timeout={visible:g}",
-                f"{setting} above {seconds:g}",
+                f"set {setting} above {seconds:g}",
             )
     deferral = SPREAD * task.lock_options.on_conflict.longest_countdown()
     if task.lock_options.lock_scope != "queued" and deferral > longest_countdown(visible):
@@ -86,7 +88,7 @@ def _too_long(task: SingletonTask, app: Any, visible: float) -> Iterator[Finding
             WARNING,
             f"{task.name}: a deferral of {deferral:g} s is cut to {longest_countdown(visible):g} s,"
             f" half of visibility_timeout={visible:g}",
-            f"{setting} of {2 * deferral:g} or more, or a shorter delay",
+            f"set {setting} to {2 * deferral:g} or more, or use a shorter delay",
         )
 
 
@@ -101,7 +103,7 @@ def check_limits(patient: Patient) -> Iterator[Finding]:
     for key, found in different:
         said = ", ".join(f"{name}: {limit}" for limit, name in found.items())
         yield Finding(
-            ERROR, f"lock_key={key!r} with different lock_limit: {said}",
+            ERROR, f"lock_key={key!r} with different values of lock_limit: {said}",
             "give tasks that share a lock the same limit",
         )  # fmt: skip
     if not different:
