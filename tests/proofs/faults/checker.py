@@ -342,6 +342,10 @@ class Facts:
         again = any(e.kind == "received" and e.redelivered for e in self.of_id[task_id])
         return "vanished" in self.allows and not self.acks_late and again
 
+    def offered_again(self, task_id: str) -> bool:
+        """Whether its message was published once more, as nobody took its turn."""
+        return any(e.kind == "turn" and e.publish and e.again for e in self.of_id[task_id])
+
     def cancelled(self, body: Body, by: float) -> bool:
         """Whether by then the worker ended the task with the broker's connection, and perhaps in
         the moment between the body and its result: a greenlet dies and leaves its process alive.
@@ -720,8 +724,10 @@ def no_attempt_completes_twice(facts: Facts, verdict: Verdict) -> Iterator[Viola
         for _, runs in sorted(by_attempt.items()):
             for earlier, later in itertools.pairwise(runs):
                 may = _may_run_again(facts, earlier, later.start.at)
-                # Celery alone runs each copy that the broker delivers again.
-                may = may or (not later.start.token and later.start.get("redelivered"))
+                # Celery alone runs each copy: of what the broker delivers again, and of what was
+                # published again since its turn had lapsed.
+                copied = later.start.get("redelivered") or facts.offered_again(task_id)
+                may = may or (not later.start.token and copied)
                 if earlier.outcome not in COMPLETED or may or later.start.at > excused_from:
                     verdict.again += 1
                     excused_from = min(excused_from, later.start.at)

@@ -16,6 +16,8 @@ from .turns import OFFERS, SHORTEST
 NEVER = float("inf")
 #: Seconds for which what waits in a pool slot, and does not ask again, is believed to.
 WAITER_TTL = 7.0
+#: Seconds after which a command without an answer is sent again, at the soonest.
+ONE_ANSWER = 0.1
 
 
 @dataclass
@@ -301,4 +303,16 @@ def side_by_side(stays_: list[Stay]) -> Iterator[tuple[Stay, Stay]]:
             since = max(first.parked.at, second.parked.at)
             until = min(first.surely_until, second.surely_until)
             if same and first.is_fresh and second.is_fresh and since < until:
-                yield first, second
+                if not _may_be_a_second_answer(max(first.parked, second.parked, key=_when)):
+                    yield first, second
+
+
+def _may_be_a_second_answer(parked: Event) -> bool:
+    """Whether it took so long that it may have been asked twice: whom the first, unheard, time
+    replaced is not in the answer to the second.
+    """
+    return bool(parked.at - parked.asked > ONE_ANSWER)
+
+
+def _when(event: Event) -> float:
+    return event.at

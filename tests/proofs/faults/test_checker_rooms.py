@@ -15,7 +15,8 @@ class RoomStory(Story):
         kind = "parked" if said == "parked" else "not parked"
         fields = {"in_front": False, "began": False, **fields}
         about = {"entry": entry, "id": entry.partition(":")[0], "key": key, "said": said}
-        places = {"pid": CHILD, "main": MAIN, "asked": at - 0.01}
+        fields = {"asked": at - 0.01, **fields}
+        places = {"pid": CHILD, "main": MAIN}
         replaced = list(replaced)
         return self.add(kind, at, newest=newest, replaced=replaced, **about, **places, **fields)
 
@@ -371,6 +372,31 @@ def test_a_room_does_not_go_on_while_the_lock_server_is_away():
 def test_two_of_a_kind_that_wait_side_by_side_are_found():
     story = RoomStory().parked("a:0.0", 1.0, newest="t").parked("b:0.0", 2.0, newest="t")
     assert story.took("a:0.0", 3.0).took("b:0.0", 4.0).wrong() == ["two wait"]
+
+
+def test_whom_a_command_replaced_whose_answer_was_lost_is_not_in_the_answer_to_the_next():
+    def story(asked):
+        story = RoomStory().parked("a:0.0", 1.0, newest="t")
+        story.parked("b:0.0", 2.0, newest="t", asked=asked)
+        return story.took("a:0.0", 3.0).took("b:0.0", 4.0).wrong()
+
+    assert story(asked=1.95) == ["two wait"]
+    assert story(asked=1.8) == []
+
+
+def test_without_a_lock_each_message_runs_that_a_room_published():
+    def story(again, token):
+        story = RoomStory().parked("a:0.0", 0.1).turn("a:0.0", 0.2).turn("a:0.0", 0.8, again=again)
+        story.body(1.0, 1.5, run="first", task_id="a").out("a:0.0", 1.0)
+        story.body(2.0, 2.5, run="second", task_id="a")
+        for event in story.events:
+            if event.kind == "start":
+                event.fields["token"] = token
+        return story.wrong()
+
+    assert "twice" not in story(again=True, token=None)
+    assert "twice" in story(again=False, token=None)
+    assert "twice" in story(again=True, token="held")
 
 
 def test_a_retry_and_one_that_is_newer_may_both_wait():
