@@ -302,9 +302,9 @@ def side_by_side(stays_: list[Stay]) -> Iterator[tuple[Stay, Stay]]:
             same = first.parked.newest and first.parked.newest == second.parked.newest
             since = max(first.parked.at, second.parked.at)
             until = min(first.surely_until, second.surely_until)
-            if same and first.is_fresh and second.is_fresh and since < until:
-                if not _may_be_a_second_answer(max(first.parked, second.parked, key=_when)):
-                    yield first, second
+            both = same and first.is_fresh and second.is_fresh and since < until
+            if both and not _may_be_a_second_answer(max(first.parked, second.parked, key=_when)):
+                yield first, second
 
 
 def _may_be_a_second_answer(parked: Event) -> bool:
