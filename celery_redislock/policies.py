@@ -11,6 +11,7 @@ own policy, subclass `Policy` or one of the policies here:
 from __future__ import annotations
 
 import abc
+import copy
 import dataclasses
 from typing import Any, Final, Protocol
 
@@ -276,7 +277,12 @@ class Wait(_Bounded):
 
     def eager(self) -> Policy:
         then = self.then.eager()
-        return self if then is self.then else dataclasses.replace(self, then=then)
+        if then is self.then:
+            return self
+        # A copy: a subclass may be made of other arguments.
+        policy = copy.copy(self)
+        object.__setattr__(policy, "then", then)
+        return policy
 
     def describe(self, waiting: int = 0) -> str:
         return f"it would wait in its pool slot{self._after(self.timeout)}"

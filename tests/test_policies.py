@@ -299,6 +299,16 @@ def test_in_eager_mode_what_nobody_would_run_is_left_to_what_comes_then(
     assert policy.eager() == acts
 
 
+def test_eager_mode_asks_nothing_of_how_a_subclass_is_made() -> None:
+    class Patient(Wait):
+        def __init__(self, minutes: float) -> None:
+            super().__init__(timeout=60 * minutes, then=Defer(then=Raise()))
+
+    acts = Patient(2).eager()
+    assert isinstance(acts, Patient)
+    assert (acts.timeout, acts.then) == (120, Raise())
+
+
 @pytest.mark.parametrize(
     ("policy", "seconds"),
     [
