@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import celery._state
 import docker
 import pytest
 from celery import Celery, shared_task, states
@@ -160,8 +161,13 @@ def test_the_lock_of_a_container_that_was_killed_lapses(
 # -- all but the engine -----------------------------------------------------------------------
 
 
-def test_shared_tasks_can_be_imported_beside_pytest_celerys_own_app(label: str) -> None:
+def test_shared_tasks_can_be_imported_beside_pytest_celerys_own_app(
+    label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is there from the start, knows no Redis, and every shared task is bound to it."""
+    # Neither to the apps of tests before this one, nor to those of tests after it.
+    monkeypatch.setattr(celery._state, "_apps", {template})
+    monkeypatch.setattr(celery._state, "_on_app_finalizers", set(celery._state._on_app_finalizers))
 
     @shared_task(base=SingletonTask, name=f"e2e.shared.{label}")
     def shared() -> None: ...

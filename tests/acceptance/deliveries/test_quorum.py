@@ -81,12 +81,13 @@ def test_a_redelivered_message_is_put_off_and_runs_when_the_dead_holders_lock_ha
     start_quorum, send_quorum, journal, label, started
 ):
     first = start_quorum(concurrency=1)
-    result = send_quorum("late", label, 3.0)
+    result = send_quorum("late", label, None)
     entry = started()
     second = start_quorum(concurrency=1)
     first.signal(signal.SIGKILL)
     journal.killed(entry)
     eventually(lambda: lines_of(second, result.id, "received"), "the copy came", 60)
+    journal.let_go(result.id)
     assert result.get(timeout=40) == label
     never(lambda: journal.count(label, "start") > 2, "a further copy runs", 3)
     assert journal.overlaps(label) == []
