@@ -91,8 +91,9 @@ def test_fastapi_triggers_coalesce_and_a_second_export_is_refused(label: str) ->
         said = answers("-m", "tests.recipes.fastapi_client", str(int(label[:8], 16)))
     assert said["statuses"] == [202, 202, 202, 202, 202, 409]
     assert said["ids"] == 4
-    assert said["states"][0] == said["states"][-1] == "SUCCESS"
-    assert "REVOKED" in said["states"][1:-1]
+    # They are received in their order. Which of the pool's processes asks first is open.
+    assert said["states"][-1] == "SUCCESS"
+    assert {"SUCCESS", "REVOKED"} == set(said["states"][:-1])
     assert said["refused"]["task_id"] == said["export"]["task_id"]
     assert said["refused"]["detail"] in ("it waits in the queue", "it is running")
     assert said["exported"] == "SUCCESS"

@@ -42,10 +42,11 @@ def use(pools: PoolFactory, on: redis.Redis) -> None:
     """Take a lock, keep it and give it back; `on` is another way to the same server."""
     store = Store(pools)
     try:
-        claim = make_claim(uuid.uuid4().hex, ttl=6)
+        # The ttl sets the timeouts: with this one a late machine has a second to answer.
+        claim = make_claim(uuid.uuid4().hex, ttl=12)
         reply = taken(store.locks.acquire(claim))
         assert on.exists(claim.keys.lock)
-        assert isinstance(store.locks.acquire(make_claim(claim.keys.name, ttl=6)), Busy)
+        assert isinstance(store.locks.acquire(make_claim(claim.keys.name, ttl=12)), Busy)
         assert outcomes(store.locks.extend([extension(claim, reply)])) == [EXTENDED]
         taken(store.locks.acquire_when_woken(claim, 0.01))  # asks again for what it has
         assert store.locks.settle(claim).ours
