@@ -106,7 +106,7 @@ class Conflict(Protocol):
 class Policy(abc.ABC):
     """What a duplicate does. Policies are shared by all calls and keep no state.
 
-    `act` does it. All else says beforehand what it may do; by default, that nothing is known.
+    All but `act` says beforehand what it may do; by default, that nothing is known.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -127,11 +127,8 @@ class Policy(abc.ABC):
         """Whether it may end the holder. If so, holders ask every second whether they must end."""
         return False
 
-    @property
-    def turns_away(self) -> bool:
-        """Whether no conflict ends in a run. What finds one then leaves the done note at once."""
-        return False
-
+    #: Whether no conflict ends in a run. What finds one then leaves the done note at once.
+    turns_away = False
     #: Whether those that it turns away end as failed.
     fails = False
 
@@ -306,14 +303,13 @@ class Queue(_Bounded):
     limit: int | None = None
     max_wait: float | None = None
     then: Policy = Skip()
+    parks = True
 
     def __post_init__(self) -> None:
         if self.limit is not None and not (is_int(self.limit) and self.limit >= 1):
             raise ConfigError(f"Queue: limit={self.limit!r} must be None or an int of at least 1")
         check_seconds("Queue", "max_wait", self.max_wait, none=True)
         super().__post_init__()
-
-    parks = True
 
     def describe(self, waiting: int = 0) -> str:
         if self.limit is not None and waiting >= self.limit:
@@ -332,8 +328,7 @@ class Queue(_Bounded):
 @dataclasses.dataclass(frozen=True)
 class Coalesce(Policy):
     """One task runs and at most one waits: a newer duplicate replaces the waiting one, which is
-    skipped. The last one sent always runs. A retry or a redelivery is not newer: it replaces no
-    task, and runs before the waiting one.
+    skipped. The last one sent always runs. A retry or redelivery replaces none, and runs first.
     """
 
     one_run = "allows one run"
@@ -360,12 +355,11 @@ class Replace(Policy):
     """
 
     grace: float = 5.0
+    replaces = True
+    one_run = "ends the run that holds the lock"
 
     def __post_init__(self) -> None:
         check_seconds("Replace", "grace", self.grace)
-
-    replaces = True
-    one_run = "ends the run that holds the lock"
 
     def describe(self, waiting: int = 0) -> str:
         return f"it would end the running task, within {self.grace:g} s, and then run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+
+def lines_of(node: ast.stmt) -> int:
+    return (node.end_lineno or 0) - node.lineno + 1
+
+
+def test_nothing_in_the_package_is_too_long_to_read():
+    functions = []
+    for path in sorted((ROOT / "celery_redislock").rglob("*.py")):
+        source = path.read_text()
+        assert source.count("\n") <= 400, path
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                assert lines_of(node) <= 250, (path, node.name)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                functions.append(lines_of(node))
+    assert sorted(functions)[len(functions) * 9 // 10] <= 20
 
 
 @pytest.fixture(scope="module")
