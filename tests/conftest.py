@@ -22,7 +22,7 @@ from tests.support import lateness
 from tests.support.journal import Journal
 from tests.support.rights import as_user, denials, grant
 from tests.support.servers import Proxy, RabbitMQ, RedisServer
-from tests.support.workers import Process, Worker, make_app
+from tests.support.workers import Process, Worker, make_app, running
 
 #: Where Celery has what it does for `shared_task`, and for `app.task` unless `shared=False`.
 SHARING = ("celery.app", "celery.app.base")
@@ -55,6 +55,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, name in enumerate(LONG) if f"tests/{name}" in item.nodeid), len(LONG))
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Where a test fails, say what its workers have logged."""
+    report = yield
+    if report.failed:
+        for pid, process in running.items():
+            tail = process.log().rpartition("[tasks]")[2].splitlines()[-60:]
+            report.sections.append((f"Log of pid {pid}", "\n".join(tail)))
+    return report
 
 
 @pytest.fixture(autouse=True)

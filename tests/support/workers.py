@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -15,10 +16,15 @@ from typing import Any
 
 from celery import Celery
 
+from .template import Forked, Template
 from .waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 APP = "tests.support.tasks"
+#: The one of this process, made when it is first needed.
+template = functools.cache(Template)
+#: What this process has started and not closed yet.
+running: dict[int, Process] = {}
 
 
 class Process:
@@ -28,23 +34,28 @@ class Process:
         # A worker that is killed leaves its pool's files where temporary files go.
         self._folder = tempfile.TemporaryDirectory(prefix="redislock-", ignore_cleanup_errors=True)
         self.log_path = Path(self._folder.name) / "log"
+        self.popen: Forked | subprocess.Popen[bytes]
         environment = {
             **os.environ,
             "TEST_CONF": json.dumps(conf),
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": self._folder.name,
         }
-        log = self.log_path.open("wb")
-        self.popen = subprocess.Popen(
-            [sys.executable, "-m", "celery", "-A", app, *arguments],
-            cwd=ROOT,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        log.close()
+        command = ("-A", app, *arguments)
+        if {"gevent", "eventlet"}.isdisjoint(arguments):
+            self.popen = template().start(*command, environment=environment, log=self.log_path)
+        else:
+            with self.log_path.open("wb") as log:
+                self.popen = subprocess.Popen(
+                    [sys.executable, "-m", "celery", *command],
+                    cwd=ROOT,
+                    env=environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        running[self.pid] = self
 
     @property
     def pid(self) -> int:
@@ -65,6 +76,7 @@ class Process:
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
         self._folder.cleanup()
+        running.pop(self.pid, None)
 
 
 class Worker(Process):

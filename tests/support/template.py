@@ -1,0 +1,143 @@
+"""A process that has imported Celery, and forks a `celery` command whenever it is asked.
+
+Importing takes most of a worker's start, and the suite starts workers by the hundred. Here that is
+done once for each process of pytest's. What is forked reads its command line, runs and exits as
+`python -m celery` does; of celery_redislock it finds nothing imported. Pools of greenlets patch
+what Celery imports as its first step, and so are started as anybody starts them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+IMPORTED = (
+    *("celery.apps.beat", "celery.apps.worker", "celery.backends.redis", "celery.bin.celery"),
+    *("celery.concurrency.prefork", "celery.concurrency.solo", "celery.concurrency.thread"),
+    *("celery.fixups.django", "celery.worker.components", "celery.worker.strategy"),
+    *("kombu.transport.pyamqp", "kombu.transport.redis", "redis.sentinel"),
+)
+
+
+class Forked:
+    """A forked command, with the members of `subprocess.Popen` that its callers use."""
+
+    def __init__(self, template: Template, pid: int) -> None:
+        self._template = template
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._template.ask(poll=self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float = float("inf")) -> int:
+        end = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired("celery", timeout)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+
+class Template:
+    """The process that forks, as its client sees it. Threads may share it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        self._file = ours.makefile("rw")
+        ours.close()
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-u", "-m", __name__, str(theirs.fileno())],
+                cwd=Path(__file__).parents[2],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        atexit.register(self.close)
+
+    def ask(self, **request: Any) -> Any:
+        with self._lock:
+            self._file.write(json.dumps(request) + "\n")
+            self._file.flush()
+            return json.loads(self._file.readline())
+
+    def start(self, *arguments: str, environment: dict[str, str], log: Path) -> Forked:
+        """Fork `celery` with these arguments, in a session of its own."""
+        pid = self.ask(arguments=arguments, environment=environment, log=str(log))
+        return Forked(self, pid)
+
+    def close(self) -> None:
+        self._file.close()
+        self._popen.wait()
+
+
+def serve(requests: Any) -> dict[str, Any] | None:
+    """Fork for each request. Returns in what is forked, with the request; else None at the end."""
+    for line in requests:
+        request = json.loads(line)
+        if "poll" in request:
+            pid, status = os.waitpid(request["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            parent, child = os.pipe()
+            answer = os.fork()
+            if not answer:
+                os.close(parent)
+                os.setsid()
+                return {**request, "fd": child}
+            os.close(child)
+            os.read(parent, 1)  # its end, once it has a session of its own
+            os.close(parent)
+        requests.write(json.dumps(answer) + "\n")
+        requests.flush()
+    return None
+
+
+def become(request: dict[str, Any]) -> None:
+    """Be the process that was asked for: its environment, its log, its command line."""
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    os.close(request["fd"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None
+    sys.argv = [str(Path(sys.argv[0]).with_name("celery")), *request["arguments"]]
+
+
+def main() -> None:
+    with socket.socket(fileno=int(sys.argv[1])) as connection, connection.makefile("rw") as file:
+        for name in IMPORTED:
+            importlib.import_module(name)
+        gc.freeze()  # what is collected is written to, and so copied
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # pytest ends it
+        request = serve(file)
+    if request is not None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        become(request)
+        importlib.import_module("celery.__main__").main()
+
+
+if __name__ == "__main__":
+    main()
