@@ -36,11 +36,7 @@ if declined ~= '' and redis.call('HEXISTS', entries, declined) == 1 then
   local patience = (tonumber(aside_after) or math.huge) * (state.offers + 1)
   if state.first and now - state.first > patience then
     set_aside(declined)
-    for _, slot in ipairs(slots) do
-      if turn_of(redis.pcall('GET', slot)) == declined then
-        redis.call('DEL', slot)
-      end
-    end
+    end_turn(declined)
     -- The room has waited for long: the next need not wait as long for one who knows it.
     local following = redis.call('LINDEX', room, 0)
     if following then

@@ -111,11 +111,8 @@ for i, other in ipairs(replaced) do
     redis.call('LINSERT', room, 'BEFORE', other[1], id)  -- the newest gets the oldest's turn
   end
   take_out(other[1])
-  for _, slot in ipairs(slots) do
-    if turn_of(redis.pcall('GET', slot)) == other[1] then
-      redis.call('DEL', slot)
-      is_free = true
-    end
+  if end_turn(other[1]) then
+    is_free = true
   end
   -- Its message may be on its way: it had the turn, perhaps.
   redis.call('SET', note_key(done, other[1]), REPLACED_NOTE .. successor, 'PX', done_ttl)

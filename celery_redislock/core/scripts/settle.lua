@@ -74,18 +74,12 @@ local function rest_of_min_hold()
   return since and math.min(math.ceil(since * 1000 + ms - now), ms) or 0
 end
 
-local id, freed = leaver or '', false
+local id = leaver or ''
 if id ~= '' and sets_aside == '1' then
   set_aside(id)
 elseif id ~= '' then
   take_out(id)
   redis.call('HDEL', aside, id)
-end
-for _, key in ipairs(id ~= '' and slots or {}) do
-  if key ~= slot and turn_of(redis.pcall('GET', key)) == id then
-    redis.call('DEL', key)  -- it may have been given after whoever leaves last heard of it
-    freed = key
-  end
 end
 
 local rest = 0
@@ -100,9 +94,11 @@ if slot then
     redis.call('DEL', slot)
   end
 end
+-- It may have been given a turn after whoever leaves last heard of it.
+local freed = id ~= '' and end_turn(id)
 
 local first, offered = redis.call('LINDEX', room, 0), nil
-local free = slot and rest <= 0 and slot or freed
+local free = rest <= 0 and slot or freed
 if free and someone_waits() and waiters_go_first() then
   let_waiter_in(free, reserve_for)
 elseif first then

@@ -32,6 +32,18 @@ local function set_aside(id)
   end
 end
 
+-- It leaves the room. Reply the slot that its turn kept, which is free now, or nil.
+local function end_turn(id)
+  local freed
+  for _, slot in ipairs(slots) do
+    if turn_of(redis.pcall('GET', slot)) == id then
+      redis.call('DEL', slot)
+      freed = slot
+    end
+  end
+  return freed
+end
+
 local function someone_waits()
   redis.call('ZREMRANGEBYSCORE', waiters, 0, now)
   return redis.call('EXISTS', waiters) == 1
