@@ -25,11 +25,7 @@ local function drop(id, entry)
 end
 
 for _, id in ipairs(redis.call('LRANGE', room, 0, most - 1)) do
-  local entry = redis.call('HGET', entries, id)
-  redis.call('LREM', room, 1, id)
-  redis.call('HDEL', entries, id, '#' .. id)
-  redis.call('ZREM', deadlines, id)
-  drop(id, entry)
+  drop(id, take_out(id))
 end
 local put_aside = redis.call('HGETALL', aside)
 for i = 1, #put_aside, 2 do

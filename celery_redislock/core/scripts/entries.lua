@@ -1,7 +1,7 @@
 -- Part of other scripts: what is in a waiting room. `core/parked.py` has it in Python;
 -- tests/core/test_formats.py compares the two.
 --
--- Needs the local `entries`, a hash:
+-- Needs the local `entries`, and to take out `room` and `deadlines` too. It is a hash:
 --   id -> "<ms at which it gives up>|<kind>@<ms of its arrival>|<what was parked>"
 --   "#" id -> "<offers>|<ms of the first>|<flag>|<until ms>|<tokens of the turns offered>"
 -- An id is "<task id>:<how often the task replaced itself>.<attempt>".
@@ -50,6 +50,15 @@ end
 
 local function gives_up_by(state)
   return state.flag == GIVING_UP or state.flag == GIVING_UP_RECEIVED
+end
+
+-- Out of the room. Reply what was parked there, or false.
+local function take_out(id)
+  local entry = redis.call('HGET', entries, id)
+  redis.call('LREM', room, 1, id)
+  redis.call('HDEL', entries, id, '#' .. id)
+  redis.call('ZREM', deadlines, id)
+  return entry
 end
 
 -- Of one that was replaced and may have no result yet: the successor's task id, and its entry.

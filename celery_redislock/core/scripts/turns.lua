@@ -15,14 +15,6 @@ local PAUSE = 5000          -- how long the first turn lasts, in ms. Doubled wit
 local OFFERS = 4            -- so often is a turn offered; then the entry is set aside
 local BESIDE_WAITERS = 1000 -- the most if pool slots wait: the message may need one of them
 
-local function take_out(id)
-  local entry = redis.call('HGET', entries, id)
-  redis.call('LREM', room, 1, id)
-  redis.call('HDEL', entries, id, '#' .. id)
-  redis.call('ZREM', deadlines, id)
-  return entry
-end
-
 local put_aside = {}  -- ids, for the log
 local function set_aside(id)
   local entry = take_out(id)
