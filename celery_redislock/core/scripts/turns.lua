@@ -100,16 +100,14 @@ end
 local function give_turn(slot, id, entry, state)
   local pause, kind = PAUSE, 'reserved'
   local tokens = string.sub(state.tokens .. ' ' .. turn_token, -256)  -- those of the last offers
-  if is_sent(state) then
-    kind = 'reserved'
-  elseif publishes then
+  if publishes and not is_sent(state) then
     kind, pause = 'publish', PAUSE * 2 ^ state.offers
     -- Beside waiters the turn ends before. Its message is not sent again for that.
     save_state(id, {
       offers = state.offers + 1, first = state.first or now, flag = PUBLISHED, till = now + pause,
       tokens = tokens,
     })
-  else
+  elseif not is_sent(state) then
     save_state(id, {
       offers = state.offers, first = state.first or now, flag = GIVEN, till = 0, tokens = tokens,
     })
