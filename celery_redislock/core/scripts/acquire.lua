@@ -55,7 +55,6 @@ if not how and #slots == 1 and redis.call('EXISTS', done_note, room, aside) == 0
 end
 
 how, again, kept_opening = how or 'try', again == '1', kept_opening or ''
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- include records.lua
 -- include entries.lua
 local opening, turn_token = opening_of(token_of(value)), token_of(value) .. '.' .. time[1] .. time[2]

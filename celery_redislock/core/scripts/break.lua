@@ -11,6 +11,7 @@ local mark, meant_opening = unpack(ARGV)
 
 -- include values.lua
 -- include records.lua
+-- include entries.lua
 
 local broken, longest = {}, math.max(redis.call('PTTL', marks), 1000)
 for _, slot in ipairs(slots) do
@@ -28,8 +29,7 @@ for _, slot in ipairs(slots) do
 end
 if #broken > 0 then
   if redis.call('EXISTS', room) == 1 then
-    local now = redis.call('TIME')
-    redis.call('ZADD', rooms, now[1] * 1000 + math.floor(now[2] / 1000), mark)
+    look_now()
   elseif redis.call('EXISTS', waiters) == 1 then
     redis.call('DEL', wake)
     redis.call('LPUSH', wake, '1')

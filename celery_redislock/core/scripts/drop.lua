@@ -36,7 +36,6 @@ for i = 1, #put_aside, 2 do
 end
 if #reply > 0 then
   -- If whoever asked dies now, a worker that looks after rooms stores their results.
-  local now = redis.call('TIME')
-  redis.call('ZADD', rooms, now[1] * 1000 + math.floor(now[2] / 1000), mark)
+  look_now()
 end
 return reply

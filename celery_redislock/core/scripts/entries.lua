@@ -1,7 +1,8 @@
 -- Part of other scripts: what is in a waiting room. `core/parked.py` has it in Python;
 -- tests/core/test_formats.py compares the two.
 --
--- Needs the local `entries`, and to take out `room` and `deadlines` too. It is a hash:
+-- Needs the local `entries`; `take_out` needs `room` and `deadlines` too, `look_now` needs `rooms` and
+-- `mark`. `entries` is a hash:
 --   id -> "<ms at which it gives up>|<kind>@<ms of its arrival>|<what was parked>"
 --   "#" id -> "<offers>|<ms of the first>|<flag>|<until ms>|<tokens of the turns offered>"
 -- An id is "<task id>:<how often the task replaced itself>.<attempt>".
@@ -11,6 +12,16 @@ local PUBLISHED = 'p'           -- it is, and not for lost until then
 local RECEIVED = 'r'            -- a worker has received the message
 local GIVING_UP = 'g'           -- published as giving up
 local GIVING_UP_RECEIVED = 'h'  -- and received so
+
+-- Of what TIME says: all times in a room are this server's, in ms.
+local function ms_of(time)
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- A worker that looks after rooms is to look at this one now.
+local function look_now()
+  redis.call('ZADD', rooms, ms_of(redis.call('TIME')), mark)
+end
 
 local function id_of(task_id, nesting, attempt)
   return string.format('%s:%d.%d', task_id, nesting, attempt)

@@ -21,7 +21,6 @@ for i = 7, #ARGV do
 end
 
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local publishes = true
 -- include values.lua
 -- include records.lua

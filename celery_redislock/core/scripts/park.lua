@@ -27,7 +27,6 @@ local turn_token, done_ttl, look_again, replace_after, successor, arrived_at, be
 
 local limit, publishes = tonumber(most), true
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- include values.lua
 -- include records.lua
 -- include entries.lua

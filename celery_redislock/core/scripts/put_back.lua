@@ -19,6 +19,5 @@ if redis.call('HSET', entries, id, entry) == 1 then
   save_state(id, {offers = 1, flag = '', till = 0, tokens = ''})
 end
 redis.call('HDEL', aside, id)
-local now = redis.call('TIME')
-redis.call('ZADD', rooms, now[1] * 1000 + math.floor(now[2] / 1000), mark)
+look_now()
 return 1

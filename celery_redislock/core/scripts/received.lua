@@ -16,8 +16,7 @@ local gives_up = gives_up_by(state)
 if gives_up ~= (turn_token == '') or not string.find(state.tokens, turn_token, 1, true) then
   return 0
 end
-local time = redis.call('TIME')
-state.till = time[1] * 1000 + math.floor(time[2] / 1000) + believed_for
+state.till = ms_of(redis.call('TIME')) + believed_for
 state.flag = gives_up and GIVING_UP_RECEIVED or RECEIVED
 save_state(id, state)
 return 1

@@ -16,7 +16,6 @@ local value, ttl, mark = unpack(ARGV)
 
 local opening = opening_of(token_of(value))
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local publishes, turn_token = true, token_of(value) .. '.' .. time[1] .. time[2]
 -- include entries.lua
 -- include turns.lua

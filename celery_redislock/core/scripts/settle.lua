@@ -61,7 +61,6 @@ if slot and not stray and redis.call('EXISTS', waiters, room) == 0 then
 end
 
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- include records.lua
 -- include entries.lua
 local publishes, turn_token = can_publish == '1', token_of(opening) .. '.' .. time[1] .. time[2]

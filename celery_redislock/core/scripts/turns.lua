@@ -9,7 +9,9 @@
 --   mark         the lock's, in `rooms`
 --   turn_token   of the turn that may be given
 --   publishes    whether the caller can publish a task
---   time, now    of this server
+--   time         what TIME says
+
+local now = ms_of(time)
 
 local PAUSE = 5000          -- how long the first turn lasts, in ms. Doubled with each offer
 local OFFERS = 4            -- so often is a turn offered; then the entry is set aside
