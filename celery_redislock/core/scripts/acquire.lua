@@ -57,7 +57,7 @@ end
 how, again, kept_opening = how or 'try', again == '1', kept_opening or ''
 -- include records.lua
 -- include entries.lua
-local opening, turn_token = opening_of(token_of(value)), token_of(value) .. '.' .. time[1] .. time[2]
+local opening, turn_token = opening_of(token_of(value)), next_token(value, time)
 local task_id, nesting, attempt = parts_of(entry_id)
 local publishes = task_id ~= ''
 -- include turns.lua

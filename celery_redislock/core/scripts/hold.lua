@@ -1,8 +1,8 @@
 -- Leave a lock that is still ours to the task's next attempt.
 --
--- KEYS  1 lock  2 done marker of this attempt   3.. the lock's further slots
+-- KEYS  1 lock  2 done note of this attempt   3.. the lock's further slots
 -- ARGV  1 the value's opening, {"token":"<token>"   2 the new value   3 ttl in ms
---       4 the done marker's ttl in ms
+--       4 the done note's ttl in ms
 -- Reply 1 left | 0 not ours any more
 
 local lock, done_note = unpack(KEYS)
@@ -12,11 +12,9 @@ local opening, value, ttl, done_ttl = unpack(ARGV)
 -- include values.lua
 
 redis.call('SET', done_note, ENDED_NOTE, 'PX', done_ttl)
-for _, slot in ipairs(slots) do
-  local current = redis.pcall('GET', slot)
-  if is_under(current, opening) then
-    redis.call('SET', slot, value, 'PX', ttl)
-    return 1
-  end
+local slot = slot_under(opening)
+if not slot then
+  return 0
 end
-return 0
+redis.call('SET', slot, value, 'PX', ttl)
+return 1

@@ -10,6 +10,11 @@ local function opening_of(token)
   return '{"token":"' .. token .. '"'
 end
 
+-- Another token than this value's, and than it would give at any other time.
+local function next_token(value, time)
+  return token_of(value) .. '.' .. time[1] .. time[2]
+end
+
 -- The record that a value is, or nil if it is not a lock of ours.
 local function record_of(value)
   local ok, record = pcall(cjson.decode, type(value) == 'string' and value)

@@ -16,7 +16,7 @@ local value, ttl, mark = unpack(ARGV)
 
 local opening = opening_of(token_of(value))
 local time = redis.call('TIME')
-local publishes, turn_token = true, token_of(value) .. '.' .. time[1] .. time[2]
+local publishes, turn_token = true, next_token(value, time)
 -- include entries.lua
 -- include turns.lua
 

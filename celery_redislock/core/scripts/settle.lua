@@ -23,14 +23,7 @@ local stray, min_hold, leaver, sets_aside = unpack(ARGV, 8)
 
 -- include values.lua
 
-local slot, current
-for _, key in ipairs(slots) do
-  current = redis.pcall('GET', key)
-  if is_under(current, opening) then
-    slot = key
-    break
-  end
-end
+local slot, current = slot_under(opening)
 -- If the lock is gone, so is the note of whether a copy was seen.
 local leaves_note = note ~= ''
   and (always == '1' or not slot or string.find(current, REDELIVERED, 1, true))
@@ -63,7 +56,7 @@ end
 local time = redis.call('TIME')
 -- include records.lua
 -- include entries.lua
-local publishes, turn_token = can_publish == '1', token_of(opening) .. '.' .. time[1] .. time[2]
+local publishes, turn_token = can_publish == '1', next_token(opening, time)
 -- include turns.lua
 
 local function rest_of_min_hold()

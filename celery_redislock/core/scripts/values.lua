@@ -21,3 +21,13 @@ end
 local function is_under(value, opening)
   return type(value) == 'string' and string.sub(value, 1, #opening) == opening
 end
+
+-- The first of the local `slots` whose value is under this opening, and the value; or nil.
+local function slot_under(opening)
+  for _, slot in ipairs(slots) do
+    local current = redis.pcall('GET', slot)
+    if is_under(current, opening) then
+      return slot, current
+    end
+  end
+end
