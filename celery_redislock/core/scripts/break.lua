@@ -1,8 +1,8 @@
 -- Take a lock away from whoever holds it: an operator's order.
 --
--- KEYS  1 lock  2 broken mark  3 waiters  4 wake list  5 room  6 the bucket's rooms
+-- KEYS  1 lock  2 marks of the broken  3 waiters  4 wake list  5 room  6 the bucket's rooms
 --       7.. the lock's further slots
--- ARGV  1 the lock's name   2 the opening of the only value that is to be broken, or ""
+-- ARGV  1 the lock's mark   2 the opening of the only value that is to be broken, or ""
 -- Reply the values that stood there, if they are locks of ours
 
 local lock, marks, waiters, wake, room, rooms = unpack(KEYS)

@@ -90,7 +90,7 @@ local function unpublished()
 end
 
 local turns = turns_given()
-for _, id in ipairs(redis.call('LRANGE', room, 0, #slots + 15)) do
+for _, id in ipairs(front()) do
   if is_spent(id, state_of(id), turns) then
     set_aside(id)
   end

@@ -1,7 +1,8 @@
 -- Put a task whose lock is held into the lock's waiting room.
 --
--- KEYS  1 lock  2 room: entry ids in order  3 entries, see turns.lua
---       4 the bucket's rooms: mark -> ms at which to look at it  5 ended: id -> JSON of its successor's task id, entry
+-- KEYS  1 lock  2 room: entry ids in order  3 entries, see entries.lua
+--       4 the bucket's rooms: mark -> ms at which to look at it
+--       5 ended: id -> JSON of its successor's task id and its entry
 --       6 what the lock's done notes begin with  7 deadlines: id -> ms at which it gives up  8 aside
 --       9 waiters  10.. the lock's further slots
 -- ARGV  1 entry id  2 entry  3 kind: an earlier entry of the same kind is replaced; "" replaces none
@@ -78,11 +79,10 @@ if kind ~= '' then
     local its_kind, its_arrival = head_of(its_entry or '')
     if its_kind == kind then
       newer = newer or other
-      if began == '1' then
-        -- It has begun before: it goes before those that came since.
-      elseif is_newer(tonumber(its_arrival)) then
-        return {'older', parts_of(other) or other}
-      else
+      if began ~= '1' then
+        if is_newer(tonumber(its_arrival)) then
+          return {'older', parts_of(other) or other}
+        end
         replaced[#replaced + 1] = {other, its_entry}
       end
     end

@@ -59,6 +59,11 @@ local function let_waiter_in(slot, ms)
   wake_one(ms)
 end
 
+-- The ids from which the next in line comes: as many may be away, or have a turn, and no more.
+local function front()
+  return redis.call('LRANGE', room, 0, #slots + 15)
+end
+
 local function turns_given()
   local turns = {}
   for _, slot in ipairs(slots) do
@@ -125,7 +130,7 @@ end
 -- itself, `here`, is not away.
 local function next_in_line(here)
   local turns = turns_given()
-  for _, id in ipairs(redis.call('LRANGE', room, 0, #slots + 15)) do
+  for _, id in ipairs(front()) do
     local entry, state = redis.call('HGET', entries, id), state_of(id)
     if not entry then
       take_out(id)
