@@ -138,42 +138,48 @@ local function busy(i, relation, offered)
   return {'busy', text or '', redis.call('PTTL', slots[i]), relation, now, unpack(offered or {})}
 end
 
+-- The reply to one who meets another run of its own task, or of the task in whose place it was put;
+-- nil if it is a stranger's like any other.
+local function met(i, slot, holder)
+  local theirs = order(holder.nesting, holder.attempt)
+  local is_own = task_id ~= '' and holder.task_id == task_id
+  local is_child = (parent or '') ~= '' and holder.task_id == parent and mine > theirs
+  if holder.cooling or not (is_own or is_child) then
+    return nil
+  elseif mine > theirs then
+    -- Kept for us; or its holder has let a heartbeat pass, so it is dead or has given up.
+    if holder.held or holder.queued
+        or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
+      return settled(slot, 'XX')
+    end
+    return busy(i, 'earlier')
+  elseif mine < theirs then
+    return not again and {'done', ENDED_NOTE, -1} or nil
+  elseif holder.queued then
+    return settled(slot, 'XX')  -- kept for this very message, which does not say so
+  end
+  if not string.find(current[i], REDELIVERED, 1, true) then
+    current[i] = with(current[i], REDELIVERED)
+    redis.call('SET', slot, current[i], 'KEEPTTL')
+  end
+  return busy(i, 'own')
+end
+
 -- A slot of this task's own comes before a free one: its other run is not to be run beside.
 local free, reserved, other, relation
 for i, slot in ipairs(slots) do
   local holder = record_of(current[i])
   if not current[i] then
     free = free or i
-  end
-  local is_own = holder and task_id ~= '' and holder.task_id == task_id and not holder.cooling
-  local is_child = holder and not is_own and (parent or '') ~= '' and holder.task_id == parent
-    and not holder.cooling and mine > order(holder.nesting, holder.attempt)
-  if current[i] and not holder then
+  elseif not holder then
     other, relation = other or i, relation or 'foreign'
-  elseif holder and holder.reserved then
+  elseif holder.reserved then
     reserved = reserved or i
-  elseif is_own or is_child then
-    local theirs = order(holder.nesting, holder.attempt)
-    if mine > theirs then
-      -- Kept for us; or its holder has let a heartbeat pass, so it is dead or has given up.
-      if holder.held or holder.queued
-          or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
-        return settled(slot, 'XX')
-      end
-      return busy(i, 'earlier')
-    elseif mine < theirs and not again then
-      return {'done', '0', -1}
-    elseif mine == theirs and holder.queued then
-      return settled(slot, 'XX')  -- kept for this very message, which does not say so
-    elseif mine == theirs then
-      if not string.find(current[i], REDELIVERED, 1, true) then
-        current[i] = with(current[i], REDELIVERED)
-        redis.call('SET', slot, current[i], 'KEEPTTL')
-      end
-      return busy(i, 'own')
+  else
+    local reply = met(i, slot, holder)
+    if reply then
+      return reply
     end
-    other, relation = other or i, relation or 'other'
-  elseif holder then
     other, relation = other or i, relation or 'other'
   end
 end

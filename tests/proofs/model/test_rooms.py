@@ -31,7 +31,7 @@ BROKEN = {
     "what has run runs again when its turn comes": (
         "ACQUIRE", "not again and not is_first", "not again and not kept"),
     "a turn is not taken over": (
-        "ACQUIRE", "elseif mine == theirs and holder.queued then", "elseif false then"),
+        "ACQUIRE", "elseif holder.queued then", "elseif false then"),
     "a limit of the room is no limit": ("PARK", "if limit and", "if false and"),
     "the newest goes to the end": ("PARK", "redis.call('LINSERT', room, 'BEFORE', other[1]",
                                    "redis.call('RPUSH', room, id) local _ = tostring(other[1]"),
