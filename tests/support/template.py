@@ -2,8 +2,9 @@
 
 Importing takes most of a worker's start, and the suite starts workers by the hundred. Here that is
 done once for each process of pytest's. What is forked reads its command line, runs and exits as
-`python -m celery` does; of celery_redislock it finds nothing imported. Pools of greenlets patch
-what Celery imports as its first step, and so are started as anybody starts them.
+`python -m celery` does; it finds nothing of celery_redislock imported. Pools of greenlets patch
+what Celery imports as its first step, and another PYTHONPATH may hide a package: what has either is
+started as anybody starts it.
 """
 
 from __future__ import annotations
@@ -20,15 +21,25 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 IMPORTED = (
-    *("celery.apps.beat", "celery.apps.worker", "celery.backends.redis", "celery.bin.celery"),
+    *("celery.apps.beat", "celery.apps.worker", "celery.backends.redis", "celery.bin.amqp"),
+    *("celery.bin.beat", "celery.bin.worker", "click_plugins", "click_repl", "celery.app.control"),
     *("celery.concurrency.prefork", "celery.concurrency.solo", "celery.concurrency.thread"),
     *("celery.fixups.django", "celery.worker.components", "celery.worker.strategy"),
     *("kombu.transport.pyamqp", "kombu.transport.redis", "redis.sentinel"),
 )
+#: Where Python looked for modules when this process began, apart from its own places.
+IMPORTED_FROM = os.environ.get("PYTHONPATH")
+
+
+def suits(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether such a command may be forked from what this process has imported."""
+    path = environment.get("PYTHONPATH") == IMPORTED_FROM
+    return path and {"gevent", "eventlet"}.isdisjoint(arguments)
 
 
 class Forked:

@@ -16,7 +16,7 @@ from typing import Any
 
 from celery import Celery
 
-from .template import Forked, Template
+from .template import Forked, Template, suits
 from .waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ class Process:
             "TMPDIR": self._folder.name,
         }
         command = ("-A", app, *arguments)
-        if {"gevent", "eventlet"}.isdisjoint(arguments):
+        if suits(arguments, environment):
             self.popen = template().start(*command, environment=environment, log=self.log_path)
         else:
             with self.log_path.open("wb") as log:
