@@ -17,7 +17,7 @@ from .screen import PlainScreen, Screen
 from .stage import NoRedisError, Stage, StageError, find_redis_server, shield
 from .story import Story
 
-#: Seconds after which the story is broken off. It takes little more than 20; a busy machine has more.
+#: Seconds after which the story is broken off. It takes little more than 20 on a quiet machine.
 _DEADLINE: Final = 90.0
 
 #: Terminals on which nothing can be drawn.
