@@ -105,7 +105,7 @@ class Delivery:
         since: Unix time at which the task first met a held lock, or None.
         copied: it was put into a waiting room, perhaps: there may be another copy of its message.
         gave_up: it waited there for as long as it would.
-        kept: what is kept for the message, or None.
+        kept: what is kept for the message and is not settled yet, or None.
         sent: the identity of the message, which all copies of it share; "" if it has none.
         content_type: of the message, or None.
         events: the worker that runs it sends events.
@@ -126,15 +126,19 @@ class Delivery:
     events: bool = False
 
     @classmethod
-    def take_from(cls, raw: dict[str, Any]) -> Delivery:
+    def take_from(cls, raw: dict[str, Any], kept: Kept | None) -> Delivery:
         """Read a delivery from its request, and take our header out of that.
+
+        Args:
+            raw: the request.
+            kept: what is kept for its message. The caller has read it before: it is to be settled
+                also if the rest cannot be read.
 
         Raises:
             ConfigError: a newer release wrote the header.
         """
         properties = raw.get("properties") or {}
         mark = properties.get(KEY) or {}
-        kept = Kept.of(raw)
         header = raw.pop(KEY, None)
         if raw.get("headers") and KEY in raw["headers"]:
             # A copy: the user's, or the caller's, is not ours to change.

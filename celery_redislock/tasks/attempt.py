@@ -31,6 +31,7 @@ class Attempt:
     Args:
         task: the task.
         raw: the request as Celery hands it to the tracer. Our header is taken out of it.
+        kept: what is kept for its message.
         locks: the app's locks.
         args: the call's arguments.
         kwargs: the call's keyword arguments.
@@ -43,7 +44,6 @@ class Attempt:
 
     Attributes:
         end: how the delivery ends, as far as it is known by now.
-        kept: what is kept for its message and is not settled yet.
         goes: the body is to run.
         reruns: it has run before, and its result is missing.
         parking: it is being put into the waiting room.
@@ -61,6 +61,7 @@ class Attempt:
         self,
         task: LockedTask,
         raw: dict[str, Any],
+        kept: Kept | None,
         locks: AppLocks,
         args: Any,
         kwargs: Mapping[str, Any],
@@ -74,8 +75,7 @@ class Attempt:
         self.is_eager = request is not None
         self._request = request
         self.options = task.lock_options
-        self.kept = Kept.of(raw)  # first: also what cannot be read on is to be settled
-        self.delivery = delivery = Delivery.take_from(raw)
+        self.delivery = delivery = Delivery.take_from(raw, kept)
         if not self.is_eager:
             channel.wanted = delivery.events
         self.claim = self._claim()
@@ -110,13 +110,13 @@ class Attempt:
             age=age,
         )
         keys = task.lock_keys_for(self.args, self.kwargs)
-        kept = self.kept
+        kept = delivery.kept
         # Another lock: the sender's code, or that of an older release, is not this worker's.
         is_ours = kept is not None and kept.mark == keys.mark
         return Claim(
             *(keys, delivery.token, ttl, value, task_id, attempt, nesting, self.locks.done_ttl),
             kept=kept.token if is_ours and kept is not None else "",
-            parked=kept is not None and bool(kept.entry_id),
+            parked=delivery.parked,
             parent=(raw.get("parent_id") or "") if nesting else "",
             sent=delivery.sent,
         )
