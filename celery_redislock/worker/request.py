@@ -37,10 +37,11 @@ from ..core.heartbeat import heartbeat
 from ..core.keys import keys_of_mark
 from ..core.log import get_logger
 from ..core.rooms import RECEIVED_FOR
+from ..core.server import UNKNOWN_TTL
 from ..errors import LockUnavailable, TaskReplaced
 from ..tasks.attempt import ends_message
 from ..tasks.ends import Skipped
-from ..tasks.settle import PATIENCE, End, settle_beside
+from ..tasks.settle import End, settle_beside
 from .child_lease import ChildLease
 from .children import ChildWatch
 
@@ -169,7 +170,7 @@ class LockRequest(Request):
         locks = self.task.app_locks
         keys = keys_of_mark(locks.prefix, kept.mark)
         self._noted_at = clock()
-        if not locks.store.rooms.note_received(keys, kept.entry_id, kept.token, PATIENCE):
+        if not locks.store.rooms.note_received(keys, kept.entry_id, kept.token, UNKNOWN_TTL):
             _from_rooms.discard(self)
 
     def still_here(self) -> None:
