@@ -16,9 +16,12 @@ from .connections import pools_from_url, pools_like
 from .heartbeat import heartbeat
 from .holders import Holder
 from .keys import lock_keys
-from .lease import Lease, logger
+from .lease import Lease
+from .log import get_logger
 from .store import Store
 from .waiting import wait_for
+
+logger = get_logger()
 
 
 class _ThreadLease(Lease):

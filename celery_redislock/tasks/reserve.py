@@ -22,11 +22,14 @@ from ..core.checks import MAX_SECONDS
 from ..core.claims import Busy, Claim, Reserved, new_token, to_ms
 from ..core.holders import Holder
 from ..core.keys import LockKeys
-from ..core.lease import Heir, Lease, logger
+from ..core.lease import Heir, Lease
+from ..core.log import get_logger
 from ..errors import LockConflict, LockUnavailable
 from .locked import LockedTask
 from .settle import End, settle_kept
 from .turns import publish as publish_turn
+
+logger = get_logger()
 
 #: Seconds for which a reservation stands while its message is published.
 PUBLISHING: Final = 30.0

@@ -14,11 +14,13 @@ from celery.worker.control import control_command, inspect_command
 from ..core.heartbeat import heartbeat
 from ..core.holders import Holder
 from ..core.keys import LockKeys
-from ..core.lease import logger
+from ..core.log import get_logger
 from ..core.upkeep import Upkeep
 from ..errors import ConfigError, LockUnavailable
 from ..tasks.target import TargetError, locate, word
 from .child_lease import ChildLease
+
+logger = get_logger()
 
 
 @inspect_command(help="List the locks that this worker holds, from its own memory.")
