@@ -202,28 +202,30 @@ class Attempt:
         self, outcome: Outcome, holder: Holder | None, countdown: float | None = None
     ) -> None:
         """Tell how a conflict ended."""
-        is_old, age = self._is_remarkable(outcome, holder)
+        age = self._remarkable_age(outcome, holder)
         after = f" for {countdown:.1f} s" if countdown is not None else ""
         by = f"is held by {holder}" if holder else "has no known holder"
         if outcome is Outcome.REPLACED:
             by = f"is taken over by {holder}"
-        since = f", for {age:.0f} s" if is_old else ""
+        since = f", for {age:.0f} s" if age is not None else ""
         tell_conflict(
             outcome, self.whose, "redislock: %s %s%s: %s %s%s",
             self, outcome.label, after, self.key, by, since,
             holder=holder, countdown=countdown,
-            level=logging.WARNING if is_old else None, emits=not self.is_eager,
+            level=logging.WARNING if age is not None else None, emits=not self.is_eager,
         )  # fmt: skip
 
-    def _is_remarkable(self, outcome: Outcome, holder: Holder | None) -> tuple[bool, float]:
-        """Whether it was turned away by one who has held the lock for suspiciously long."""
+    def _remarkable_age(self, outcome: Outcome, holder: Holder | None) -> float | None:
+        """For how many seconds the holder that turned it away has held the lock, if that is
+        suspiciously long.
+        """
         is_away = outcome in (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
         if not is_away or holder is None or holder.acquired_at is None or holder.queued:
-            return False, 0.0
+            return None
+        warn_after = self.options.lock_warn_after
+        assert warn_after is not None
         age = time.time() - holder.acquired_at
-        return age >= (
-            getattr(self.options, "lock_warn_after", None) or 10 * self.options.lock_ttl
-        ) and not holder.cooling_down, age
+        return age if age >= warn_after and not holder.cooling_down else None
 
     @property
     def whose(self) -> Whose:
