@@ -31,7 +31,6 @@ from ..app.internals import (
 )
 from ..app.outcomes import Outcome, Whose, tell
 from ..app.results import store_skipped
-from ..core.claims import Claim
 from ..core.clock import clock
 from ..core.heartbeat import heartbeat
 from ..core.keys import keys_of_mark
@@ -198,11 +197,6 @@ class LockRequest(Request):
             self.settle(End.ENDED_BY_CELERY)
         return is_over
 
-    @property
-    def _claim(self) -> Claim:
-        """What the child claims."""
-        return ChildLease(0, self, self._lock_token).claim
-
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
@@ -230,13 +224,12 @@ class LockRequest(Request):
 
     def _goes_on_elsewhere(self) -> bool:
         """Whether the task of a dead child waits for its turn, or has had it since."""
-        options = self.task.lock_options
-        if not options.parks or options.lock_scope == "queued":
+        if not self.task.lock_options.parks or clock() < LockRequest._not_asked_until:
             return False
-        if clock() < LockRequest._not_asked_until:
+        claim = None if self._lease is None else self._lease.known_claim
+        if claim is None:
             return False
         try:
-            claim = self._claim
             goes_on: bool = self.task.app_locks.store.rooms.goes_on_elsewhere(claim)
         except LockUnavailable as exc:
             # This is the worker's own thread, and many children may have been killed.
