@@ -24,10 +24,9 @@ KEY: Final = "redislock"
 VERSION: Final = 2
 
 
-def attempt_id(raw: Mapping[str, Any]) -> str:
-    """What this attempt of a task is called in Redis: its id, replacements and retries."""
-    nesting = raw.get("replaced_task_nesting") or 0
-    return id_of(raw.get("id") or "", nesting, raw.get("retries") or 0)
+def attempt_of(raw: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Which attempt of a task this request is: the task's id, its retries and replacements."""
+    return raw.get("id") or "", raw.get("retries") or 0, raw.get("replaced_task_nesting") or 0
 
 
 def stamp(
@@ -81,7 +80,8 @@ class Kept(NamedTuple):
             return None
         # "reserved": so an older release calls it.
         pair = header.get("kept") or header.get("reserved") or ("", "")
-        entry_id = attempt_id(raw) if header.get("parked") else ""
+        task_id, attempt, nesting = attempt_of(raw)
+        entry_id = id_of(task_id, nesting, attempt) if header.get("parked") else ""
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             return None
         mark, token = pair

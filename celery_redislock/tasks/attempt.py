@@ -10,7 +10,7 @@ from typing import Any
 
 from celery.app.task import Context
 
-from ..app.delivery import Delivery, Kept
+from ..app.delivery import Delivery, Kept, attempt_of
 from ..app.events import channel
 from ..app.internals import as_running
 from ..app.outcomes import Outcome, Whose, tell, tell_conflict
@@ -95,8 +95,7 @@ class Attempt:
     def _claim(self) -> Claim:
         task, raw, delivery = self.task, self.raw, self.delivery
         ttl = self.options.lock_ttl
-        task_id, attempt = raw.get("id") or "", raw.get("retries") or 0
-        nesting = raw.get("replaced_task_nesting") or 0
+        task_id, attempt, nesting = attempt_of(raw)
         arrived, age = self._arrival()
         value = holders.encode(
             delivery.token,
