@@ -88,7 +88,7 @@ class Rooms:
             return Full()
         if reply[0] == b"older":
             return Older(reply[1].decode(), *(holders.parse(value, None) for value in reply[2:]))
-        replaced = {entry_id: parked.parked_of(entry) for entry_id, entry in wire.pairs(reply[1])}
+        replaced = dict(wire.entries_of(reply[1]))
         if reply[0] != b"parked":
             return Turn(replaced)
         return Parked(replaced, wire.offered(reply[2]), wire.seconds(reply[3]))
@@ -252,6 +252,6 @@ class Rooms:
         dropped: dict[str, str] = {}
         while True:
             reply = self._server.script(ttl, lua.DROP, names, arguments)
-            dropped.update((each, parked.parked_of(entry)) for each, entry in wire.pairs(reply))
+            dropped.update(wire.entries_of(reply))
             if len(reply) < 2 * DROP_COUNT:
                 return dropped
