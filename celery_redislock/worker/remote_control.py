@@ -11,16 +11,14 @@ from typing import Any
 
 from celery.worker.control import control_command, inspect_command
 
+from ..app.outcomes import Outcome, Whose, tell
 from ..core.heartbeat import heartbeat
 from ..core.holders import Holder
 from ..core.keys import LockKeys
-from ..core.log import get_logger
 from ..core.upkeep import Upkeep
 from ..errors import ConfigError, LockUnavailable
 from ..tasks.target import TargetError, locate, word
 from .child_lease import ChildLease
-
-logger = get_logger()
 
 
 @inspect_command(help="List the locks that this worker holds, from its own memory.")
@@ -61,9 +59,8 @@ def _break(keys: LockKeys) -> Iterator[Holder]:
             continue
         holder = lease.store.locks.break_lock(lease.claim.keys, lease.ttl, lease.claim.token)
         if holder is not None:
-            logger.warning(
-                "redislock: %s was broken by remote control; it was held by %s", keys.lock, holder
-            )
+            text = "redislock: %s was broken by remote control; it was held by %s"
+            tell(Outcome.BROKEN, Whose(keys.lock), text, keys.lock, holder, holder=holder)
             yield holder
 
 
