@@ -219,7 +219,7 @@ class Delivery:
     @property
     def met_lock(self) -> bool:
         """Whether it, or an earlier one of its task, met a held lock, and so may have ended in an
-        event that stands for a state.
+        event that monitors show as a state.
         """
         return bool(self.deferrals or self.parked or self.redelivered)
 

@@ -73,7 +73,7 @@ class Heartbeat:
         self._reset()
 
     def _reset(self) -> None:
-        # Weak: a lock that its owner forgot must lapse, not live as long as the process.
+        # Weak: a lock that its owner forgot must expire, not live as long as the process.
         self._leases: set[_Ref] = set()
         self._alarm = _Alarm()
         self._sleeping_until = 0.0
@@ -110,7 +110,7 @@ class Heartbeat:
         if ref not in self._in_flight:
             return ref in self._unanswered
         # No lock is taken to wait: an exception from outside, such as a soft time limit, could
-        # leave it locked, and the heartbeat would stand still.
+        # leave it locked, and the heartbeat would stop.
         give_up = clock() + lease.ttl / 6
         while ref in self._in_flight and clock() < give_up:
             time.sleep(IN_FLIGHT)

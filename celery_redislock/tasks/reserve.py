@@ -1,8 +1,8 @@
 """Uniqueness while queued: the lock is taken where a task is sent, and kept for its message.
 
-The reservation stands under the lock's own key, with a token that travels with the message, by
-which the first of its copies takes the lock over. While the message is published it stands for a
-short time only, and for long once the broker has it: a sender that dies or hangs leaves no lock
+The reservation is kept under the lock's own key, with a token that travels with the message. With
+that token the first of the message's copies takes the lock over. The reservation is short while the
+message is published, and long once the broker has it: a sender that dies or hangs leaves no lock
 without a message.
 """
 
@@ -31,7 +31,7 @@ from .turns import publish as publish_turn
 
 logger = get_logger()
 
-#: Seconds for which a reservation stands while its message is published.
+#: Seconds that a reservation lasts while its message is published.
 PUBLISHING: Final = 30.0
 
 #: What a message says if somebody who does not see this call's result waits for its task: the
@@ -99,10 +99,10 @@ class Sending:
         self._seconds = self._seconds_in_queue()
 
     def send(self) -> Any:
-        """Reserve the lock and publish, or say who stands.
+        """Reserve the lock and publish, or say who has it.
 
         Returns:
-            The task's `AsyncResult`, or that of the one that stands.
+            The task's `AsyncResult`, or that of the task that has the lock.
 
         Raises:
             LockConflict: somebody has the lock, and the task says to raise that.

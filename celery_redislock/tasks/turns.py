@@ -1,7 +1,7 @@
 """Publishes the task in a waiting room whose turn it is.
 
 The server decides whose that is, and keeps the lock for it under a token that travels with the
-message. Nothing is lost if whoever publishes dies: the turn lapses, and is offered again. It is
+message. Nothing is lost if whoever publishes dies: the turn expires, and is offered again. It is
 offered a bounded number of times, in growing pauses, since three things look alike from outside:
 
 * The broker lost the message. The next offer publishes it again.

@@ -30,7 +30,7 @@ from ..tasks.turns import follow
 
 logger = get_logger()
 
-#: Seconds after which a child that is to end, and stands the first signal, is killed.
+#: Seconds after which a child that is to end, and survives the first signal, is killed.
 KILL_AFTER: Final = 5.0
 
 

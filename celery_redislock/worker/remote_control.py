@@ -1,7 +1,7 @@
 """`celery inspect locks` and `celery control break_lock`: what the workers themselves know.
 
 They answer from their own memory, in the worker's main process, so that it can be compared with
-what stands in the store. In a prefork worker that process knows its children's locks.
+what is in the store. In a prefork worker that process knows its children's locks.
 """
 
 from __future__ import annotations

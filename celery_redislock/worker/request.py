@@ -145,8 +145,8 @@ class LockRequest(Request):
         terminate_child(self.task.worker_consumer, self.worker_pid, signum)
 
     def send_event(self, kind: str, **event: Any) -> Any:
-        """An event of the task's own. One that was shown as waiting is not shown so for ever: for
-        monitors, what stands for a state outdoes the state REVOKED.
+        """An event of the task's own. A task that was shown as waiting must not be shown so for
+        ever: in monitors, our event's state outdoes the state REVOKED.
         """
         super().send_event(kind, **event)
         header = self.request_dict.get(KEY) if kind == "task-revoked" else None
