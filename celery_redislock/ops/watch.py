@@ -21,7 +21,7 @@ from .table import COLUMNS, in_order, row, summary
 #: What our events begin with.
 EVENTS: Final = "task-lock-"
 #: What those end with that tell neither of a conflict nor of a lost lock.
-NO_CONFLICT: Final = ("recovered", "revoked")
+NO_CONFLICT: Final = ("acquired", "recovered", "revoked")
 
 
 class Rates:
