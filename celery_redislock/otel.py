@@ -13,7 +13,7 @@ that span gets attributes and events.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from opentelemetry import metrics, trace
@@ -62,21 +62,17 @@ class _Recorder:
         self._record[metric](value, attributes)
 
 
-def _make(metric: Metric, meter: Any) -> Callable[[float, Mapping[str, str]], None]:
+def _make(metric: Metric, meter: Any) -> Any:
+    """What records a value with its attributes."""
     name = f"redislock.{metric.name}"
     unit = "s" if metric.unit else "1"
     if metric.kind == "histogram":
-        made: Any = meter.create_histogram(
+        return meter.create_histogram(
             name, unit, metric.text, explicit_bucket_boundaries_advisory=metric.buckets
-        )
-        record: Callable[[float, Mapping[str, str]], None] = made.record
-        return record
+        ).record
     if metric.kind == "counter":
-        made = meter.create_counter(name, unit, metric.text)
-    else:
-        made = meter.create_up_down_counter(name, unit, metric.text)
-    add: Callable[[float, Mapping[str, str]], None] = made.add
-    return add
+        return meter.create_counter(name, unit, metric.text).add
+    return meter.create_up_down_counter(name, unit, metric.text).add
 
 
 class _Spans:
@@ -123,7 +119,7 @@ class _Spans:
             "redislock.holder": str(details.holder or ""),
         }
         if details.task_id != getattr(sender.request, "id", None):
-            # A conflict in the sender, or of another task that waited.
+            # Of a task that the span's task sends, or that waited for the same lock.
             span.add_event("redislock.conflict", {**said, "redislock.task_id": details.task_id})
             return
         span.set_attributes(said)

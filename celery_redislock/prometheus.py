@@ -58,8 +58,8 @@ def instrument(
     if id(registry) not in measures:
         measures[id(registry)] = recorder = _recorder(registry)
         Measures(app, recorder).connect()
-    if port is not None and _ports.get(app) is None:
-        _ports[app] = (port, addr, registry)
+    if port is not None:
+        _ports.setdefault(app, (port, addr, registry))
     celery_signals.worker_ready.connect(_serve, dispatch_uid="celery_redislock.prometheus")
 
 
@@ -134,7 +134,7 @@ class _Live:
 
 
 def _serve(sender: Any, **kwargs: Any) -> None:
-    """Runs in a worker's main process when it is ready."""
+    """Called in a worker's main process when it is ready."""
     app: Any = sender.app
     if app not in _measures:
         return
@@ -147,7 +147,7 @@ def _serve(sender: Any, **kwargs: Any) -> None:
         if isinstance(task, SingletonTask):
             for recorder in _measures[app].values():
                 recorder.declare(task.name)
-    if _ports.get(app) is None:
+    if app not in _ports:
         return
     port, addr, own = _ports[app]
     served: Any = CollectorRegistry()

@@ -247,16 +247,19 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
         store, keys, ttl = lease.store, lease.claim.keys, lease.ttl
     else:
         store, keys, ttl = _lock_of(what, args, kwargs)
-    held = [each for each in heartbeat.live() if isinstance(each, Upkeep)]
-    holders = [each for each in held if each.store is store and each.claim.keys == keys]
-    if not holders:
+    held = [
+        each
+        for each in heartbeat.live()
+        if isinstance(each, Upkeep) and each.store is store and each.claim.keys == keys
+    ]
+    if not held:
         raise AssertionError(f"no run in this process holds {keys.lock}")
     store.locks.break_lock(keys, ttl)
     give_up = clock() + _SOON
-    while not all(each.right.loss_is_told for each in holders):
+    while not all(each.right.loss_is_told for each in held):
         if clock() > give_up:
             raise AssertionError(f"the heartbeat did not find out that {keys.lock} was broken")
-        for each in holders:
+        for each in held:
             heartbeat.beat_now(each)
         time.sleep(0.001)
     time.sleep(0.001)  # an abort is on its way to this thread

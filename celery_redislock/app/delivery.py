@@ -24,10 +24,9 @@ KEY: Final = "redislock"
 VERSION: Final = 2
 
 
-def attempt_id(raw: Mapping[str, Any]) -> str:
-    """What this attempt of a task is called in Redis: its id, replacements and retries."""
-    nesting = raw.get("replaced_task_nesting") or 0
-    return id_of(raw.get("id") or "", nesting, raw.get("retries") or 0)
+def attempt_of(raw: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Which attempt of a task this request is: the task's id, its retries and replacements."""
+    return raw.get("id") or "", raw.get("retries") or 0, raw.get("replaced_task_nesting") or 0
 
 
 def stamp(
@@ -81,7 +80,8 @@ class Kept(NamedTuple):
             return None
         # "reserved": so an older release calls it.
         pair = header.get("kept") or header.get("reserved") or ("", "")
-        entry_id = attempt_id(raw) if header.get("parked") else ""
+        task_id, attempt, nesting = attempt_of(raw)
+        entry_id = id_of(task_id, nesting, attempt) if header.get("parked") else ""
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             return None
         mark, token = pair
@@ -105,7 +105,7 @@ class Delivery:
         since: Unix time at which the task first met a held lock, or None.
         copied: it was put into a waiting room, perhaps: there may be another copy of its message.
         gave_up: it waited there for as long as it would.
-        kept: what is kept for the message, or None.
+        kept: what is kept for the message and is not settled yet, or None.
         sent: the identity of the message, which all copies of it share; "" if it has none.
         content_type: of the message, or None.
         events: the worker that runs it sends events.
@@ -126,15 +126,19 @@ class Delivery:
     events: bool = False
 
     @classmethod
-    def take_from(cls, raw: dict[str, Any]) -> Delivery:
+    def take_from(cls, raw: dict[str, Any], kept: Kept | None) -> Delivery:
         """Read a delivery from its request, and take our header out of that.
+
+        Args:
+            raw: the request.
+            kept: what is kept for its message. The caller has read it before: it is to be settled
+                also if the rest cannot be read.
 
         Raises:
             ConfigError: a newer release wrote the header.
         """
         properties = raw.get("properties") or {}
         mark = properties.get(KEY) or {}
-        kept = Kept.of(raw)
         header = raw.pop(KEY, None)
         if raw.get("headers") and KEY in raw["headers"]:
             # A copy: the user's, or the caller's, is not ours to change.
@@ -215,7 +219,7 @@ class Delivery:
     @property
     def met_lock(self) -> bool:
         """Whether it, or an earlier one of its task, met a held lock, and so may have ended in an
-        event that stands for a state.
+        event that monitors show as a state.
         """
         return bool(self.deferrals or self.parked or self.redelivered)
 

@@ -22,7 +22,7 @@ logger = get_logger()
 
 #: Seconds between two tries of what the lock server did not answer.
 TRY_AGAIN: Final = 0.25
-#: Seconds after which it is given up. What is left behind lapses.
+#: Seconds after which it is given up. What is left behind expires.
 GIVE_UP: Final = 3600.0
 #: Seconds that the end of the process waits for what is to be done.
 LAST_WAIT: Final = 2.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from functools import partial
 from typing import Any, Final
 
 from ..core.forks import between_forks
@@ -80,11 +79,7 @@ class Channel:
                         self._consumer, _publish, self._consumer, kind, task_id, content
                     )
             except Exception as exc:
-                self._teller.tell(partial(_say_bug, exc))
-
-
-def _say_bug(error: Exception) -> None:
-    logger.error("redislock: unexpected error while sending events; continuing", exc_info=error)
+                self._teller.tell_bug("while sending events", exc)
 
 
 def _publish(consumer: Any, kind: str, task_id: str, content: dict[str, Any]) -> None:

@@ -74,9 +74,9 @@ class AppLocks:
         return self._store
 
     @property
-    def has_store(self) -> bool:
-        """Whether a store stands in for the server."""
-        return stand_in.current is not None
+    def knows_store(self) -> bool:
+        """Whether it is known where the locks are: in a server, or in what takes its place."""
+        return self.server is not None or stand_in.current is not None
 
     @property
     def eager(self) -> bool:

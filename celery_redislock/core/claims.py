@@ -204,11 +204,11 @@ class Look(NamedTuple):
     ended: dict[str, tuple[str, str]]
 
 
-class Standing(NamedTuple):
-    """What stands under a key.
+class Stored(NamedTuple):
+    """What is stored under a key.
 
     Attributes:
-        exists: something does.
+        exists: something is.
         value: its text, or None if it is no string.
         left: milliseconds to live, -1 for ever.
     """
@@ -223,7 +223,7 @@ class Extension(NamedTuple):
 
     Attributes:
         claim: the claim.
-        stored: the value as it stands on the server; its opening is enough if `retake` is False.
+        stored: the value as the server has it; its opening is enough if `retake` is False.
         fence: the acquisition's fence.
         retake: take the lock again if it has vanished.
         counter: the bucket's counter when the lock was last known to be ours. If a lock that

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-# CLOCK_MONOTONIC stands still while a machine is suspended, and Redis does not. Where there is
-# a clock that goes on, a holder that wakes up knows that its lock has lapsed.
+# CLOCK_MONOTONIC stops while a machine is suspended, and Redis goes on. Where there is a clock that
+# goes on too, a holder that wakes up knows that its lock has expired.
 _CLOCK_ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def clock() -> float:
-    """Seconds on a clock that never goes back and never stands still."""
+    """Seconds on a clock that never goes back and never stops."""
     return time.clock_gettime(_CLOCK_ID)

@@ -49,7 +49,7 @@ CONNECTION_OPTIONS: Final = (
 TRANSPORT_OPTIONS: Final = (*CONNECTION_OPTIONS, "master_name", "sentinel_kwargs")
 SCHEMES: Final = ("redis", "rediss", "unix", "redis+socket", "socket", "sentinel")
 
-#: Seconds for which a connection that was used is taken to stand. A server that went away meanwhile
+#: Seconds for which a used connection is taken to be alive. A server that went away meanwhile
 #: is noticed by the next exchange.
 TRUSTED: Final = 0.5
 
@@ -101,7 +101,7 @@ def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFa
     try:
         for part in url.split(";"):
             _ = urlsplit(part if "://" in part else f"//{part}").port
-    except ValueError:  # its message shows what stands there
+    except ValueError:  # its message shows the text
         raise ConfigError(
             "redislock_url: a port must be a number up to 65535; percent-encode special"
             " characters in the password"
@@ -188,7 +188,7 @@ class Connections:
 
     redis-py's pool takes a mutex, counts for its metrics and looks at the socket for each exchange,
     which costs as much as the exchange itself. Here a connection that was used a moment ago is used
-    again as it is; one that was not goes through the pool, which looks whether it still stands.
+    again as it is; one that was not goes through the pool, which looks whether it is still alive.
     """
 
     def __init__(self, make_pool: Callable[[], redis.ConnectionPool]) -> None:

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, Protocol
 
 from .log import get_logger
@@ -204,6 +204,11 @@ class Teller:
         self._calls.append(call)
         if not self._hub.call_soon(self._wake):
             self._run()
+
+    def tell_bug(self, where: str, error: Exception) -> None:
+        """Log an error that a thread did not expect, and after which it continues."""
+        line = "redislock: unexpected error %s; continuing"
+        self.tell(partial(logger.error, line, where, exc_info=error))
 
     def _wake(self) -> None:
         if not self._tells:

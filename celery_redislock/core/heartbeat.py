@@ -14,7 +14,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, Protocol
 
 from ..errors import LockUnavailable
@@ -22,10 +21,7 @@ from .claims import Extended, Extension
 from .clock import clock
 from .forks import between_forks
 from .greenlets import AT_ONCE, native_lock, start_native, teller_here
-from .log import get_logger
 from .store import Store
-
-logger = get_logger()
 
 #: Seconds between tries while a server is not reachable.
 RETRY_EVERY: Final = 0.1
@@ -77,7 +73,7 @@ class Heartbeat:
         self._reset()
 
     def _reset(self) -> None:
-        # Weak: a lock that its owner forgot must lapse, not live as long as the process.
+        # Weak: a lock that its owner forgot must expire, not live as long as the process.
         self._leases: set[_Ref] = set()
         self._alarm = _Alarm()
         self._sleeping_until = 0.0
@@ -114,7 +110,7 @@ class Heartbeat:
         if ref not in self._in_flight:
             return ref in self._unanswered
         # No lock is taken to wait: an exception from outside, such as a soft time limit, could
-        # leave it locked, and the heartbeat would stand still.
+        # leave it locked, and the heartbeat would stop.
         give_up = clock() + lease.ttl / 6
         while ref in self._in_flight and clock() < give_up:
             time.sleep(IN_FLIGHT)
@@ -142,7 +138,7 @@ class Heartbeat:
                 self._sleep()
             except Exception as exc:
                 # A renewal thread that dies in silence is a double execution.
-                self._teller.tell(partial(_say_bug, exc))
+                self._teller.tell_bug("in the heartbeat", exc)
                 self._alarm.wait(RETRY_EVERY)
 
     def live(self) -> list[Extendable]:
@@ -205,10 +201,6 @@ class Heartbeat:
             self._in_flight = frozenset()
         for (ref, lease, _), reply in pairs:
             lease.answered(reply, sent_at, discarded=ref not in self._leases)
-
-
-def _say_bug(error: Exception) -> None:
-    logger.error("redislock: unexpected error in the heartbeat; continuing", exc_info=error)
 
 
 def _extend_all(

@@ -1,4 +1,4 @@
-"""Who holds a lock: the record that stands in Redis as the lock's value.
+"""Who holds a lock: the record in Redis that is the lock's value.
 
 The token proves ownership and is compared by the scripts; the rest explains, for people. The
 scripts' part of it is in `scripts/values.lua` and `scripts/records.lua`.
@@ -45,7 +45,7 @@ class Holder:
         ttl: seconds for which the lock lives on, should the holder die now; None if it has
             no expiry, which a lock of ours never has.
         held_for_retry: no attempt is running; the lock is kept for the task's next attempt.
-        cooling_down: it has ended; the lock stands on until `lock_min_hold` is over.
+        cooling_down: it has ended; the lock is held on until `lock_min_hold` is over.
         queued: it is not running yet; its message waits in the queue.
         replaced_by: the id of the task that waits for it to end, by `Replace`; or None.
     """
@@ -118,7 +118,7 @@ _TYPES: Final[dict[str, Any]] = {
 VERSION: Final = 2
 #: What follows the token of a record, up to the task's name.
 _VERSION_AND_TASK: Final = f'","v":{VERSION},"task":'
-#: What stands for itself in a text of the scripts.
+#: What the scripts write as it is in a text.
 _PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}-_.:")
 #: The last Unix time that a datetime can show.
 _LAST_TIME: Final = 253402300799
@@ -247,7 +247,7 @@ def encode(
     arrived: float | None = None,
     age: float | None = None,
 ) -> str:
-    """A lock's value. The token stands first: the scripts compare the value's opening.
+    """A lock's value. The token comes first: the scripts compare the value's opening.
 
     The scripts add to it before the closing brace: when it was acquired, and what became of it.
     """

@@ -11,7 +11,7 @@ BUCKETS: Final = 1024
 
 
 class LockKeys(NamedTuple):
-    """The keys of one lock. All stand in one hash slot.
+    """The keys of one lock. All are in one hash slot.
 
     `fence` is shared by all the locks of the bucket, so that a counter which outlives its
     lock costs nothing per lock. So is `rooms`, in which those are found where somebody waits, by

@@ -22,8 +22,8 @@ logger = get_logger()
 
 
 class Heir(NamedTuple):
-    """To whom a lock is left: what is to stand there instead of what does, and for how many
-    seconds.
+    """To whom a lock is left: what makes the new value from the old one, and for how many
+    seconds it is kept.
     """
 
     value: Callable[[str], str]

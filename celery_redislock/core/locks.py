@@ -128,7 +128,7 @@ class Locks:
         return wire.reserve_reply(reply)
 
     def keep_reserved(self, claim: Claim, seconds: float) -> bool:
-        """Let a reservation stand for so many seconds. False if it does not stand any more.
+        """Let a reservation last for so many seconds. False if there is none any more.
 
         Raises:
             LockUnavailable: the server did not answer.
@@ -250,7 +250,7 @@ class Locks:
         Args:
             keys: the lock's keys.
             ttl: seconds, which say how long the server may take to answer.
-            token: break only what stands under this one; None breaks whatever does.
+            token: break the lock only if it is held under this one; None: whoever holds it.
 
         Raises:
             LockUnavailable: the server did not answer in time.

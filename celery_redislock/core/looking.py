@@ -9,7 +9,7 @@ from typing import Final
 from redis.exceptions import ResponseError
 
 from . import parked, wire
-from .claims import Standing
+from .claims import Stored
 from .clock import clock
 from .keys import LockKeys
 from .restarts import info
@@ -40,8 +40,8 @@ class Looking:
             if cursor == b"0":
                 return
 
-    def standing(self, keys: Sequence[bytes | str]) -> tuple[float, list[Standing]]:
-        """What stands under these keys, and the server's time in Unix seconds.
+    def stored(self, keys: Sequence[bytes | str]) -> tuple[float, list[Stored]]:
+        """What is stored under these keys, and the server's time in Unix seconds.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -49,7 +49,7 @@ class Looking:
         commands = [(what, key) for key in keys for what in ("GET", "PTTL")]
         (seconds, micros), *replies = self._server.ask([("TIME",), *commands], wrong_type=True)
         found = [
-            Standing(value is not None, None if isinstance(value, ResponseError) else value, left)
+            Stored(value is not None, None if isinstance(value, ResponseError) else value, left)
             for value, left in zip(replies[::2], replies[1::2], strict=True)
         ]
         return int(seconds) + int(micros) / 1e6, found

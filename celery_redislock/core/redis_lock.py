@@ -16,9 +16,12 @@ from .connections import pools_from_url, pools_like
 from .heartbeat import heartbeat
 from .holders import Holder
 from .keys import lock_keys
-from .lease import Lease, logger
+from .lease import Lease
+from .log import get_logger
 from .store import Store
 from .waiting import wait_for
+
+logger = get_logger()
 
 
 class _ThreadLease(Lease):
@@ -58,7 +61,7 @@ class RedisLock:
     The lock belongs to the thread that acquired it. Only that thread can release it: a `release`
     in another thread returns False and logs a warning. The lock is extended as long as its thread
     lives, even if the thread is idle in a pool. If the thread ends without a release, a warning is
-    logged, and the lock lapses within the ttl. `asyncio.to_thread` may run each call in another
+    logged, and the lock expires within the ttl. `asyncio.to_thread` may run each call in another
     thread: make all calls for a lock in one function, or in an executor of one thread.
 
     Args:

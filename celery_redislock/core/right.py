@@ -71,7 +71,7 @@ class Right:
 
     @property
     def holder(self) -> Holder:
-        """The holder, as it stands on the server."""
+        """The holder, as the server's record names it."""
         return holders.parse(self.stored.encode(), None) or Holder()
 
     def report(self) -> dict[str, Any]:

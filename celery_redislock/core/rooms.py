@@ -88,7 +88,7 @@ class Rooms:
             return Full()
         if reply[0] == b"older":
             return Older(reply[1].decode(), *(holders.parse(value, None) for value in reply[2:]))
-        replaced = {entry_id: parked.parked_of(entry) for entry_id, entry in wire.pairs(reply[1])}
+        replaced = dict(wire.entries_of(reply[1]))
         if reply[0] != b"parked":
             return Turn(replaced)
         return Parked(replaced, wire.offered(reply[2]), wire.seconds(reply[3]))
@@ -96,7 +96,7 @@ class Rooms:
     def look(
         self,
         keys: LockKeys,
-        timeout: float,
+        ttl: float,
         declined: str = "",
         aside_after: float | None = None,
         passed_over: Sequence[str] = (),
@@ -107,7 +107,7 @@ class Rooms:
 
         Args:
             keys: the lock's keys.
-            timeout: seconds that the server may take to answer; see `operation_timeout`.
+            ttl: seconds, which say how long the server may take to answer.
             declined: the id of who has the turn, and cannot be published here: others do.
             aside_after: seconds after which that one is set aside, if no others do; None for
                 never.
@@ -125,12 +125,12 @@ class Rooms:
             *(keys.mark, new_token(), declined),
             *(to_ms(ENDED_AGAIN), patience, to_ms(wire.RESERVE), *passed_over),
         )
-        due, offered, aside, flat = self._server.script(timeout, lua.LOOK, names, arguments)
+        due, offered, aside, flat = self._server.script(ttl, lua.LOOK, names, arguments)
         ended = {entry_id: parked.ended_of(text) for entry_id, text in wire.pairs(flat)}
         ids = [each.decode(errors="replace") for each in aside]
         return Look(wire.seconds(due), wire.offered(offered), ids, ended)
 
-    def note_received(self, keys: LockKeys, entry_id: str, token: str, timeout: float) -> bool:
+    def note_received(self, keys: LockKeys, entry_id: str, token: str, ttl: float) -> bool:
         """Note that a worker has the message that was sent for an entry of the room.
 
         Args:
@@ -138,7 +138,7 @@ class Rooms:
             entry_id: the entry's id.
             token: of the turn that the message was sent for. An entry that has been put into the
                 room anew since waits for another message.
-            timeout: seconds that the server may take to answer; see `operation_timeout`.
+            ttl: seconds, which say how long the server may take to answer.
 
         Returns:
             False if the entry waits for no such message.
@@ -147,17 +147,17 @@ class Rooms:
             LockUnavailable: the server did not answer in time.
         """
         arguments = (entry_id, to_ms(RECEIVED_FOR), token)
-        _, reply = self._server.once(timeout, lua.RECEIVED, (keys.entries,), arguments)
+        _, reply = self._server.once(ttl, lua.RECEIVED, (keys.entries,), arguments)
         return bool(reply)
 
-    def put_back(self, keys: LockKeys, entry_id: str, timeout: float) -> bool:
+    def put_back(self, keys: LockKeys, entry_id: str, ttl: float) -> bool:
         """Put an entry that was set aside back into the room. False if there is none.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
         names = (keys.room, keys.entries, keys.aside, keys.rooms)
-        return bool(self._server.script(timeout, lua.PUT_BACK, names, (entry_id, keys.mark)))
+        return bool(self._server.script(ttl, lua.PUT_BACK, names, (entry_id, keys.mark)))
 
     def goes_on_elsewhere(self, claim: Claim) -> bool:
         """Whether this attempt of its task is in the waiting room, or runs as another delivery.
@@ -188,15 +188,13 @@ class Rooms:
             connection.send_command("HDEL", keys.ended, entry_id)
             connection.read_response()
 
-    def due_rooms(
-        self, rooms: Sequence[str], ahead: float, timeout: float
-    ) -> list[tuple[float, str]]:
+    def due_rooms(self, rooms: Sequence[str], ahead: float, ttl: float) -> list[tuple[float, str]]:
         """In how many seconds to look at which waiting rooms, the first of them first.
 
         Args:
             rooms: the keys to look into.
             ahead: only those that are due within so many seconds.
-            timeout: seconds that the server may take to answer; see `operation_timeout`.
+            ttl: seconds, which say how long the server may take to answer.
 
         Returns:
             Seconds, and the mark of the lock.
@@ -204,7 +202,7 @@ class Rooms:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        with self._server.connection("", timeout) as connection:
+        with self._server.connection("", ttl) as connection:
             connection.send_command("TIME")
             seconds, micros = connection.read_response()
             now = int(seconds) * 1000 + int(micros) // 1000
@@ -254,6 +252,6 @@ class Rooms:
         dropped: dict[str, str] = {}
         while True:
             reply = self._server.script(ttl, lua.DROP, names, arguments)
-            dropped.update((each, parked.parked_of(entry)) for each, entry in wire.pairs(reply))
+            dropped.update(wire.entries_of(reply))
             if len(reply) < 2 * DROP_COUNT:
                 return dropped

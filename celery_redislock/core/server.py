@@ -32,8 +32,10 @@ T = TypeVar("T")
 
 #: The longest that an acquire or release goes on trying to reach the server, in seconds.
 MAX_TRYING: Final = 2.0
-#: What a ttl would be, for one who only looks: it says how long the server may take to answer.
-LOOKING: Final = 12.0
+#: The ttl where a lock's own is not known: it says how long the server may take to answer.
+UNKNOWN_TTL: Final = 6.0
+#: The same for people, who can wait longer than a worker.
+LOOKING_TTL: Final = 12.0
 
 
 def patience(ttl: float) -> float:
@@ -179,7 +181,7 @@ class Server:
         self,
         commands: Sequence[Sequence[Any]],
         key: str = "",
-        ttl: float = LOOKING,
+        ttl: float = LOOKING_TTL,
         *,
         errors: bool = False,
         wrong_type: bool = False,

@@ -33,7 +33,7 @@ def beat_every(ttl: float, listens: bool) -> float:
 class Upkeep:
     """Extends an acquired lock, by the heartbeat or at once.
 
-    The heartbeat refers to it weakly, so that a lock that its owner forgot lapses. Nothing that
+    The heartbeat refers to it weakly, so that a lock that its owner forgot expires. Nothing that
     outlives the lease may refer to it otherwise.
 
     Attributes:
@@ -83,7 +83,7 @@ class Upkeep:
         While the right lasts, a lock that vanished is taken again.
         """
         if self._was_held_too_long(now):
-            self._let_lapse()
+            self._let_expire()
             return None
         return self._extension(now)
 
@@ -109,7 +109,7 @@ class Upkeep:
     def _was_held_too_long(self, now: float) -> bool:
         return self._max_hold is not None and now >= self.right.acquired_at + self._max_hold
 
-    def _let_lapse(self) -> None:
+    def _let_expire(self) -> None:
         """It was held for `max_hold`: it is lost when its right ends."""
         right = self.right
         if clock() >= right.deadline:

@@ -73,7 +73,7 @@ def _is_waited_for(reply: Acquired | Busy | Done) -> TypeGuard[Busy]:
 
 def _pause(busy: Busy, ttl: float) -> float:
     """Seconds until to look again. A holder that dies sends no wake-up: when its lock can have
-    lapsed.
+    expired.
     """
     pause = min(busy.remaining + 0.001, ttl / 3, MAX_BLOCK)
     return min(pause, FOREIGN) if busy.relation == "foreign" else pause

@@ -122,16 +122,13 @@ def holder_of(value: Any, left: int) -> Holder | None:
 
 
 def pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
-    texts = [text.decode() for text in flat]
+    texts = [text.decode(errors="replace") for text in flat]
     return zip(texts[::2], texts[1::2], strict=True)
 
 
 def entries_of(flat: Sequence[bytes]) -> list[tuple[str, str]]:
     """Entries of a room by their ids, as a hash has them."""
-    texts = [text.decode(errors="replace") for text in flat]
-    return [
-        (each, parked.parked_of(text)) for each, text in zip(texts[::2], texts[1::2], strict=True)
-    ]
+    return [(each, parked.parked_of(text)) for each, text in pairs(flat)]
 
 
 def seconds(ms: int) -> float | None:

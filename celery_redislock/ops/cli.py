@@ -29,6 +29,7 @@ from .table import (
     ORDERS,
     count_of,
     described,
+    in_order,
     lines,
     row,
     summary,
@@ -76,9 +77,7 @@ def list_(
     from .survey import all_locks
 
     locks = app_locks(app)
-    found = _filtered(all_locks(locks), task, node, older)
-    order, largest_first = ORDERS[sort]
-    found.sort(key=order, reverse=largest_first is not reverse)
+    found = in_order(_filtered(all_locks(locks), task, node, older), sort, reverse)
     shown = found[:limit]
     if as_json:
         print_json([each.to_dict() for each in shown])

@@ -8,7 +8,7 @@ from typing import Any
 from ..app.options import MAX_LIMIT
 from ..app.settings import AppLocks
 from ..core.keys import LockKeys, lock_keys
-from ..core.server import LOOKING
+from ..core.server import LOOKING_TTL
 from ..tasks.target import with_slots_of
 from ..tasks.turns import end_replaced
 from .survey import Found, named
@@ -29,7 +29,7 @@ def break_slot(locks: AppLocks, each: Found) -> bool:
     keys = lock_keys(locks.prefix, each.name)
     if each.key != keys.lock:
         keys = lock_keys(locks.prefix, each.name, MAX_LIMIT)
-    holder = locks.store.locks.break_lock(keys, LOOKING, each.token)
+    holder = locks.store.locks.break_lock(keys, LOOKING_TTL, each.token)
     return holder is not None or each.state == "reserved"
 
 
@@ -40,10 +40,10 @@ def drop_waiting(app: Any, locks: AppLocks, found: Sequence[Found]) -> int:
         holder = next((each.holder for each in found if each.name == name and each.holder), None)
         by = (holder and holder.task_id) or ""
         keys = lock_keys(locks.prefix, name)
-        dropped = locks.store.rooms.drop_waiting(keys, LOOKING, by, locks.done_ttl)
+        dropped = locks.store.rooms.drop_waiting(keys, LOOKING_TTL, by, locks.done_ttl)
         count += len(dropped)
         for entry_id, entry in dropped.items():
-            end_replaced(app, keys, LOOKING, entry_id, entry, by, unknown=True)
+            end_replaced(app, keys, LOOKING_TTL, entry_id, entry, by, unknown=True)
     return count
 
 
@@ -51,4 +51,4 @@ def put_back(app: Any, locks: AppLocks, keys: LockKeys) -> int:
     """Let the tasks of this lock that were set aside wait again. How many."""
     entries = locks.store.looking.all_set_aside(keys)
     keys = with_slots_of(app, keys, {named(*each).task for each in entries.items()})
-    return sum(locks.store.rooms.put_back(keys, entry_id, LOOKING) for entry_id in entries)
+    return sum(locks.store.rooms.put_back(keys, entry_id, LOOKING_TTL) for entry_id in entries)

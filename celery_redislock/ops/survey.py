@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from ..app.options import MAX_LIMIT
 from ..app.settings import AppLocks
 from ..core import holders
-from ..core.claims import Standing
+from ..core.claims import Stored
 from ..core.holders import Holder
 from ..core.keys import LockKeys, is_slot, key_parts, lock_keys, lock_pattern
 from ..core.parked import task_id_of
@@ -24,13 +24,13 @@ T = TypeVar("T")
 BATCH: Final = 500
 #: How many of those that wait, or were set aside, are named.
 NAMED: Final = 100
-#: The state of what stands for all tasks of a lock that were set aside.
+#: The state of a row for all tasks of a lock that were set aside.
 ASIDE: Final = "set aside"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """One slot of a lock, as it stands; or all the tasks of a lock that were set aside.
+    """One slot of a lock, as it was found; or all the tasks of a lock that were set aside.
 
     Attributes:
         key: the slot's whole key.
@@ -42,7 +42,7 @@ class Found:
         holder: who holds it, or held it last. Of what was set aside: the task, if all are of one.
         token: what proves the holder's right.
         held_for: seconds since it was taken.
-        lives_for: seconds until it lapses, should the holder die now; None for ever.
+        lives_for: seconds until it expires, should the holder die now; None for ever.
         waiting: how many wait for the lock: in its waiting room, and in pool slots. Or how many
             were set aside.
     """
@@ -65,7 +65,7 @@ class Found:
 
     @property
     def is_aside(self) -> bool:
-        """Whether it stands for what was set aside, and for no lock."""
+        """Whether this is what was set aside, and no lock."""
         return self.state == ASIDE
 
     def to_dict(self) -> dict[str, Any]:
@@ -141,8 +141,8 @@ def _scan(store: Store, prefix: str) -> tuple[dict[bytes, Found], dict[str, dict
 
 
 def one_lock(locks: AppLocks, name: str) -> list[Found]:
-    """What stands of the lock with this name; nothing if nobody has it or waits for it, and nothing
-    was set aside.
+    """What there is of the lock with this name; nothing if nobody has it or waits for it, and
+    nothing was set aside.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -207,24 +207,24 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
 def _read(
     store: Store, slots: list[tuple[bytes, str]], state: str | None = None
 ) -> dict[bytes, Found]:
-    """What stands under these keys. It may have gone since they were found."""
-    now, standing = store.looking.standing([key for key, _ in slots])
+    """What is stored under these keys. It may have gone since they were found."""
+    now, stored = store.looking.stored([key for key, _ in slots])
     return {
         key: _found(key, name, each, now, state)
-        for (key, name), each in zip(slots, standing, strict=True)
+        for (key, name), each in zip(slots, stored, strict=True)
         if each.exists
     }
 
 
-def _found(key: bytes, name: str, standing: Standing, now: float, state: str | None) -> Found:
+def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None) -> Found:
     text = key.decode()
-    lives_for = standing.left / 1000 if standing.left >= 0 else None
-    record = None if standing.value is None else holders.decode(standing.value)
+    lives_for = stored.left / 1000 if stored.left >= 0 else None
+    record = None if stored.value is None else holders.decode(stored.value)
     if state is not None or record is None:
         if state == "broken":
             text = text.replace("}:broken:", "}:lock:", 1)
         return Found(key=text, name=name, state=state or "foreign", lives_for=lives_for)
-    holder = holders.parse(standing.value, lives_for)
+    holder = holders.parse(stored.value, lives_for)
     since = None if holder is None else holder.acquired_at
     return Found(
         key=text,

@@ -12,7 +12,7 @@ from ..core.holders import one_line
 if TYPE_CHECKING:
     from .survey import Found
 
-#: How a list is sorted: by what, and whether the largest come first.
+#: By what a list can be sorted, and whether the largest come first.
 ORDERS: Final[dict[str, tuple[Callable[[Found], Any], bool]]] = {
     "held": (lambda each: each.held_for or 0.0, True),
     "lives": (lambda each: float("inf") if each.lives_for is None else each.lives_for, False),
@@ -22,10 +22,15 @@ ORDERS: Final[dict[str, tuple[Callable[[Found], Any], bool]]] = {
     "node": (lambda each: ((each.holder and each.holder.node) or "", each.key), False),
 }
 
-
 COLUMNS: Final = (
     *("TASK", "KEY", "STATE", "TASK ID", "NODE", "PID", "HELD", "LIVES", "WAITING", "FENCE"),
 )
+
+
+def in_order(found: Iterable[Found], order: str, reverse: bool = False) -> list[Found]:
+    """These in one of the orders."""
+    by, largest_first = ORDERS[order]
+    return sorted(found, key=by, reverse=largest_first is not reverse)
 
 
 def row(each: Found) -> tuple[str, ...]:

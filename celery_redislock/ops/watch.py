@@ -16,12 +16,12 @@ from rich.text import Text
 from ..app.settings import app_locks
 from ..core.holders import one_line
 from .survey import Found, all_locks
-from .table import COLUMNS, ORDERS, row, summary
+from .table import COLUMNS, in_order, row, summary
 
-#: What the events of a conflict and of a lost lock begin with.
+#: What our events begin with.
 EVENTS: Final = "task-lock-"
-#: What they end with if they are no conflict.
-NO_CONFLICT: Final = ("lost", "recovered", "revoked")
+#: What those end with that tell neither of a conflict nor of a lost lock.
+NO_CONFLICT: Final = ("acquired", "recovered", "revoked")
 
 
 class Rates:
@@ -58,16 +58,14 @@ class Rates:
         if kind.startswith(EVENTS):
             self.any, self.trouble = True, ""
             kind = kind.removeprefix(EVENTS)
-            if kind == "lost" or kind not in NO_CONFLICT:
+            if kind not in NO_CONFLICT:
                 self._counts["lost" if kind == "lost" else "conflicts"] += 1
 
 
 def picture(found: list[Found], rates: dict[str, float], heard: str, limit: int) -> Group:
     """What is drawn."""
-    order, largest_first = ORDERS["held"]
-    found = sorted(found, key=order, reverse=largest_first)
     table = Table(*COLUMNS, expand=False, box=None)
-    for each in found[:limit]:
+    for each in in_order(found, "held")[:limit]:
         table.add_row(*(Text(one_line(cell)) for cell in row(each)))
     waiting = sum({each.name: each.waiting for each in found if not each.is_aside}.values())
     head = (

@@ -78,7 +78,7 @@ class _Thread:
 
     def call_off(self) -> None:
         # Not by setting None: Python would believe for ever that something is pending, and look at
-        # every call; under a profiler Python 3.11 stands still then. What is pending is raised at
+        # every call; under a profiler Python 3.11 then hangs. What is pending is raised at
         # once, here or on the way here.
         try:
             for _ in range(10):

@@ -202,8 +202,7 @@ def store_end(attempt: Attempt, error: TaskSkipped) -> None:
         store_skipped(attempt.task, attempt.request, error)
 
 
-def give_up_kept(attempt: Attempt) -> None:
+def give_up_kept(attempt: Attempt, end: End) -> None:
     """The task will not take the lock that is kept for its message."""
-    kept, attempt.kept = attempt.kept, None
-    attempt.delivery.kept = None
-    settle_kept(attempt.task.app, kept, End.TURNED_AWAY)
+    kept, attempt.delivery.kept = attempt.delivery.kept, None
+    settle_kept(attempt.task.app, kept, end)

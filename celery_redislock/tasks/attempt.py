@@ -10,7 +10,7 @@ from typing import Any
 
 from celery.app.task import Context
 
-from ..app.delivery import Delivery, Kept
+from ..app.delivery import Delivery, Kept, attempt_of
 from ..app.events import channel
 from ..app.internals import as_running
 from ..app.outcomes import Outcome, Whose, tell, tell_conflict
@@ -31,6 +31,7 @@ class Attempt:
     Args:
         task: the task.
         raw: the request as Celery hands it to the tracer. Our header is taken out of it.
+        kept: what is kept for its message.
         locks: the app's locks.
         args: the call's arguments.
         kwargs: the call's keyword arguments.
@@ -43,7 +44,6 @@ class Attempt:
 
     Attributes:
         end: how the delivery ends, as far as it is known by now.
-        kept: what is kept for its message and is not settled yet.
         goes: the body is to run.
         reruns: it has run before, and its result is missing.
         parking: it is being put into the waiting room.
@@ -61,6 +61,7 @@ class Attempt:
         self,
         task: LockedTask,
         raw: dict[str, Any],
+        kept: Kept | None,
         locks: AppLocks,
         args: Any,
         kwargs: Mapping[str, Any],
@@ -74,8 +75,7 @@ class Attempt:
         self.is_eager = request is not None
         self._request = request
         self.options = task.lock_options
-        self.kept = Kept.of(raw)  # first: also what cannot be read on is to be settled
-        self.delivery = delivery = Delivery.take_from(raw)
+        self.delivery = delivery = Delivery.take_from(raw, kept)
         if not self.is_eager:
             channel.wanted = delivery.events
         self.claim = self._claim()
@@ -95,8 +95,7 @@ class Attempt:
     def _claim(self) -> Claim:
         task, raw, delivery = self.task, self.raw, self.delivery
         ttl = self.options.lock_ttl
-        task_id, attempt = raw.get("id") or "", raw.get("retries") or 0
-        nesting = raw.get("replaced_task_nesting") or 0
+        task_id, attempt, nesting = attempt_of(raw)
         arrived, age = self._arrival()
         value = holders.encode(
             delivery.token,
@@ -110,13 +109,13 @@ class Attempt:
             age=age,
         )
         keys = task.lock_keys_for(self.args, self.kwargs)
-        kept = self.kept
+        kept = delivery.kept
         # Another lock: the sender's code, or that of an older release, is not this worker's.
         is_ours = kept is not None and kept.mark == keys.mark
         return Claim(
             *(keys, delivery.token, ttl, value, task_id, attempt, nesting, self.locks.done_ttl),
             kept=kept.token if is_ours and kept is not None else "",
-            parked=kept is not None and bool(kept.entry_id),
+            parked=delivery.parked,
             parent=(raw.get("parent_id") or "") if nesting else "",
             sent=delivery.sent,
         )
@@ -202,28 +201,30 @@ class Attempt:
         self, outcome: Outcome, holder: Holder | None, countdown: float | None = None
     ) -> None:
         """Tell how a conflict ended."""
-        is_old, age = self._is_remarkable(outcome, holder)
+        age = self._remarkable_age(outcome, holder)
         after = f" for {countdown:.1f} s" if countdown is not None else ""
         by = f"is held by {holder}" if holder else "has no known holder"
         if outcome is Outcome.REPLACED:
             by = f"is taken over by {holder}"
-        since = f", for {age:.0f} s" if is_old else ""
+        since = f", for {age:.0f} s" if age is not None else ""
         tell_conflict(
             outcome, self.whose, "redislock: %s %s%s: %s %s%s",
             self, outcome.label, after, self.key, by, since,
             holder=holder, countdown=countdown,
-            level=logging.WARNING if is_old else None, emits=not self.is_eager,
+            level=logging.WARNING if age is not None else None, emits=not self.is_eager,
         )  # fmt: skip
 
-    def _is_remarkable(self, outcome: Outcome, holder: Holder | None) -> tuple[bool, float]:
-        """Whether it was turned away by one who has held the lock for suspiciously long."""
+    def _remarkable_age(self, outcome: Outcome, holder: Holder | None) -> float | None:
+        """For how many seconds the holder that turned it away has held the lock, if that is
+        suspiciously long.
+        """
         is_away = outcome in (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
         if not is_away or holder is None or holder.acquired_at is None or holder.queued:
-            return False, 0.0
+            return None
+        warn_after = self.options.lock_warn_after
+        assert warn_after is not None
         age = time.time() - holder.acquired_at
-        return age >= (
-            getattr(self.options, "lock_warn_after", None) or 10 * self.options.lock_ttl
-        ) and not holder.cooling_down, age
+        return age if age >= warn_after and not holder.cooling_down else None
 
     @property
     def whose(self) -> Whose:

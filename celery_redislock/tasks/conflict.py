@@ -110,7 +110,7 @@ class TaskConflict:
         if self._attempt.is_eager:
             return self.skip()  # nobody would run what is published
         # It gives up its turn: it comes back by itself.
-        give_up_kept(self._attempt)
+        give_up_kept(self._attempt, End.TURNED_AWAY)
         self._attempt.conflict_ended(Outcome.DEFERRED, self.holder, countdown)
         return put_off(self._attempt, countdown)
 

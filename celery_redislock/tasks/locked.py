@@ -67,7 +67,7 @@ class LockedTask(Task):
         return name
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
-        """The whole key, as it stands in Redis, of the lock for this call.
+        """The whole key in Redis of the lock for this call.
 
         Raises:
             TypeError: the arguments do not fit the task's signature.

@@ -1,8 +1,8 @@
 """Uniqueness while queued: the lock is taken where a task is sent, and kept for its message.
 
-The reservation stands under the lock's own key, with a token that travels with the message, by
-which the first of its copies takes the lock over. While the message is published it stands for a
-short time only, and for long once the broker has it: a sender that dies or hangs leaves no lock
+The reservation is kept under the lock's own key, with a token that travels with the message. With
+that token the first of the message's copies takes the lock over. The reservation is short while the
+message is published, and long once the broker has it: a sender that dies or hangs leaves no lock
 without a message.
 """
 
@@ -22,13 +22,16 @@ from ..core.checks import MAX_SECONDS
 from ..core.claims import Busy, Claim, Reserved, new_token, to_ms
 from ..core.holders import Holder
 from ..core.keys import LockKeys
-from ..core.lease import Heir, Lease, logger
+from ..core.lease import Heir, Lease
+from ..core.log import get_logger
 from ..errors import LockConflict, LockUnavailable
 from .locked import LockedTask
 from .settle import End, settle_kept
 from .turns import publish as publish_turn
 
-#: Seconds for which a reservation stands while its message is published.
+logger = get_logger()
+
+#: Seconds that a reservation lasts while its message is published.
 PUBLISHING: Final = 30.0
 
 #: What a message says if somebody who does not see this call's result waits for its task: the
@@ -96,10 +99,10 @@ class Sending:
         self._seconds = self._seconds_in_queue()
 
     def send(self) -> Any:
-        """Reserve the lock and publish, or say who stands.
+        """Reserve the lock and publish, or say who has it.
 
         Returns:
-            The task's `AsyncResult`, or that of the one that stands.
+            The task's `AsyncResult`, or that of the task that has the lock.
 
         Raises:
             LockConflict: somebody has the lock, and the task says to raise that.

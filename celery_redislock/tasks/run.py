@@ -18,7 +18,7 @@ from ..core.claims import Acquired, Busy
 from ..core.clock import clock
 from ..core.log import get_logger
 from ..errors import LockUnavailable
-from .asking import ask, policy_of, resolve
+from .asking import ask, give_up_kept, policy_of, resolve
 from .attempt import Attempt
 from .body import LockedBody
 from .conflict import TaskConflict
@@ -50,6 +50,7 @@ class Run:
     def __init__(self, task: LockedTask, raw: dict[str, Any]) -> None:
         self._task = task
         self._raw = raw
+        #: What is kept for the message, as long as there is no attempt that knows it.
         self._kept = Kept.of(raw)
         self._end = End.CANNOT_RUN
 
@@ -62,7 +63,7 @@ class Run:
         try:
             self._task._refuse_if_misconfigured()
             attempt = self.attempt = Attempt(
-                self._task, self._raw, self._task.app_locks, args, kwargs, request
+                self._task, self._raw, self._kept, self._task.app_locks, args, kwargs, request
             )
             self._ask(attempt)
         except (Ignore, Reject) as exc:
@@ -77,11 +78,10 @@ class Run:
 
     def _ask(self, attempt: Attempt) -> None:
         self._body = LockedBody(attempt)
-        kept = attempt.kept
+        kept = attempt.delivery.kept
         if kept is not None and kept.mark and kept.mark != attempt.claim.keys.mark:
             # The task's lock is another one by now. What was kept is for those who still have it.
-            attempt.kept = attempt.delivery.kept = self._kept = None
-            settle_kept(self._task.app, kept, End.CANNOT_RUN)
+            give_up_kept(attempt, End.CANNOT_RUN)
         attempt.asks_since = clock()
         if isinstance(reply := self._first_answer(attempt), Acquired):
             attempt.goes = True
@@ -123,9 +123,8 @@ class Run:
         """It does not wait on in the room: it has given up, or failed as it was put there."""
         claim = attempt.claim
         if attempt.parking or attempt.delivery.gave_up:
-            kept = Kept(claim.keys.mark, claim.kept, claim.entry_id)
-            attempt.kept = attempt.delivery.kept = self._kept = None
-            settle_kept(self._task.app, kept, End.TURNED_AWAY)
+            attempt.delivery.kept = Kept(claim.keys.mark, claim.kept, claim.entry_id)
+            give_up_kept(attempt, End.TURNED_AWAY)
 
     # -- the body -------------------------------------------------------------------------
 
@@ -162,7 +161,7 @@ class Run:
             settle_kept(self._task.app, self._kept, self._end)
         elif locked is None or not locked.has_lock:  # else it was taken over with the lock
             end = self._end if self._end is End.COMES_BACK else attempt.end
-            settle_kept(self._task.app, attempt.kept, end)
+            settle_kept(self._task.app, attempt.delivery.kept, end)
         elif self.completed and locked.note == notes.PUBLISHING and attempt.may_have_copies:
             self._confirm(attempt)
         self._settled = True

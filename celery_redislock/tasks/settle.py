@@ -16,13 +16,11 @@ from ..app.settings import app_locks
 from ..core.claims import Claim, new_token
 from ..core.keys import keys_of_mark
 from ..core.log import get_logger
+from ..core.server import UNKNOWN_TTL
 from ..errors import LockUnavailable
 from .turns import follow
 
 logger = get_logger()
-
-#: Seconds that the server may take to answer, as a ttl: of the lock of a message nothing is known.
-PATIENCE = 6.0
 
 
 class End(enum.Enum):
@@ -70,7 +68,7 @@ def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
 
 def _give_up(app: Any, kept: Kept) -> None:
     locks = app_locks(app)
-    if not kept.mark or (locks.server is None and not locks.has_store):
+    if not kept.mark or not locks.knows_store:
         return  # an older release did not say where; or this app knows no lock server
     try:
         keys = keys_of_mark(locks.prefix, kept.mark)
@@ -78,6 +76,6 @@ def _give_up(app: Any, kept: Kept) -> None:
         logger.warning("redislock: a message does not name a valid lock: %r", kept.mark)
         return
     # Without a token of its own it must not be taken for what has none: a lock that cools down.
-    claim = Claim(keys, kept.token or new_token(), PATIENCE, "")
+    claim = Claim(keys, kept.token or new_token(), UNKNOWN_TTL, "")
     reply = locks.store.locks.settle(claim, take_out=kept.entry_id)
-    follow(app, keys, PATIENCE, reply)
+    follow(app, keys, UNKNOWN_TTL, reply)

@@ -36,29 +36,30 @@ class SingletonTask(LockedTask):
         lock_key: which calls exclude each other. Default: those with the same arguments. A list
             of argument names; a `str.format` template over the arguments, or a callable given
             the call's own arguments, whose text is the lock's whole name. A named argument that
-            a call lacks and that has no default is a TypeError, also if a decorator gives it.
+            a call lacks and that has no default is a TypeError, even if a decorator gives it.
         lock_ttl: seconds that a lock outlives a dead holder. Default: `redislock_ttl`, 30.
         lock_max_hold: seconds after which the lock is not extended any more. Default: never.
-        lock_min_hold: seconds since the acquisition for which the lock stands, also if the body
-            ends before. Default: none.
-        lock_min_hold_after: "success", the default: not if the body failed; or "any" end.
+        lock_min_hold: seconds for which the lock is held from its acquisition on, even if the body
+            ends sooner. Default: none.
+        lock_min_hold_after: "success", the default: only if the body succeeded; or "any": also
+            if it failed.
         lock_limit: how many runs may hold the lock at once. Default: 1.
         on_conflict: what a duplicate does: a policy, or "skip", "defer", "wait", "queue",
             "coalesce", "replace", "raise". Default: `redislock_on_conflict`, "skip".
         on_lock_lost: "flag" sets `self.lock.lost`; "abort" also raises `LockLost` in the body.
             Default: `redislock_on_lock_lost`, "flag".
         lock_across_retries: "release" before a retry's countdown, the default, or "hold".
-        on_redis_error: if the lock server cannot be reached: "defer" the task, the default,
-            "run" it without a lock, or "raise" `LockUnavailable`.
-        lock_scope: while what the task is unique: "running", the default, "queued" from when it
-            is sent until it starts, or "queued+running" until it has ended.
-        lock_queued_ttl: seconds, beside its countdown, after which a message that was lost frees
-            the lock. Default: 3600.
-        on_queued_conflict: what sending a duplicate does: "existing" sends nothing and gives the
-            result of the one that stands, the default; "raise" raises `LockConflict`; "publish"
-            sends it.
-        lock_warn_after: seconds. A duplicate that is turned away by a holder older than that is
-            a WARNING, which names the holder and its age. Default: ten times `lock_ttl`.
+        on_redis_error: what happens if the lock server cannot be reached: "defer" the task, the
+            default, "run" it without a lock, or "raise" `LockUnavailable`.
+        lock_scope: how long the task counts as unique: "running", the default, while it runs;
+            "queued" from when it is sent until it starts; "queued+running" until it has ended.
+        lock_queued_ttl: seconds after which a lost message frees the lock. Its countdown is
+            added. Default: 3600.
+        on_queued_conflict: what sending a duplicate does: "existing", the default, sends nothing
+            and returns the result of the task that has the lock; "raise" raises `LockConflict`;
+            "publish" sends it.
+        lock_warn_after: seconds. If a holder older than that turns a duplicate away, a WARNING
+            names the holder and its age. Default: ten times `lock_ttl`.
 
     Raises:
         ConfigError: when the task is bound to its app, for an option that is unknown or wrong.

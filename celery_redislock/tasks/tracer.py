@@ -83,8 +83,9 @@ def trace_unlocked(
     """Trace a task that takes no lock when it runs: it is switched off, or is unique only until it
     starts. What is kept for the message is given up first.
     """
-    settle_kept(task.app, Kept.of(raw), End.UNLOCKED)
-    Delivery.take_from(raw)
+    kept = Kept.of(raw)
+    settle_kept(task.app, kept, End.UNLOCKED)
+    Delivery.take_from(raw, kept)
     return inner(uuid, args, kwargs, raw)
 
 

@@ -1,7 +1,7 @@
 """Publishes the task in a waiting room whose turn it is.
 
 The server decides whose that is, and keeps the lock for it under a token that travels with the
-message. Nothing is lost if whoever publishes dies: the turn lapses, and is offered again. It is
+message. Nothing is lost if whoever publishes dies: the turn expires, and is offered again. It is
 offered a bounded number of times, in growing pauses, since three things look alike from outside:
 
 * The broker lost the message. The next offer publishes it again.
@@ -40,53 +40,53 @@ logger = get_logger()
 SOON = 5.0
 
 
-def look_after(app: Any, keys: LockKeys, timeout: float) -> None:
+def look_after(app: Any, keys: LockKeys, ttl: float) -> None:
     """Publish whose turn it is, set aside whose turn nobody takes, and store what others ended in.
 
     Raises:
         LockUnavailable: the server did not answer in time.
     """
-    follow_look(app, keys, timeout, app_locks(app).store.rooms.look(keys, timeout))
+    follow_look(app, keys, ttl, app_locks(app).store.rooms.look(keys, ttl))
 
 
-def follow(app: Any, keys: LockKeys, timeout: float, reply: Settled | Parked) -> None:
+def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> None:
     """Do what a reply of the server asks for. What cannot be done now is logged: others do it.
 
     Args:
         app: the Celery app.
         keys: the keys of the lock that was asked about.
-        timeout: seconds that the server may take to answer.
+        ttl: seconds, which say how long the server may take to answer.
         reply: who has the turn now, and when to look again.
     """
     if reply.offered is not None:
-        publish(app, keys, timeout, reply.offered)
+        publish(app, keys, ttl, reply.offered)
     elif reply.due_in is not None and reply.due_in < SOON:
-        errands.later(reply.due_in, lambda: look_after(app, keys, timeout))
+        errands.later(reply.due_in, lambda: look_after(app, keys, ttl))
 
 
-def follow_look(app: Any, keys: LockKeys, timeout: float, look: Look) -> None:
+def follow_look(app: Any, keys: LockKeys, ttl: float, look: Look) -> None:
     """As `follow`, with what only a look at the room tells."""
     for entry_id in look.aside:
         say_set_aside(entry_id, keys, "no worker took its turn")
     for entry_id, (successor, text) in look.ended.items():
-        end_replaced(app, keys, timeout, entry_id, text, successor)
+        end_replaced(app, keys, ttl, entry_id, text, successor)
     if look.offered is not None:
-        publish(app, keys, timeout, look.offered)
+        publish(app, keys, ttl, look.offered)
 
 
-def publish(app: Any, keys: LockKeys, timeout: float, offered: Offered) -> None:
+def publish(app: Any, keys: LockKeys, ttl: float, offered: Offered) -> None:
     """Publish the message of who has the turn, or of the next if it needs none any more."""
     following: Offered | None = offered
     declined: list[str] = []
     try:
         while following is not None and following.publish:
-            following = _publish_one(app, keys, timeout, following, declined)
+            following = _publish_one(app, keys, ttl, following, declined)
     except LockUnavailable as exc:
         logger.warning("redislock: could not hand over %s yet: %s", keys.lock, exc.reason)
 
 
 def _publish_one(
-    app: Any, keys: LockKeys, timeout: float, offered: Offered, declined: list[str]
+    app: Any, keys: LockKeys, ttl: float, offered: Offered, declined: list[str]
 ) -> Offered | None:
     """Who is to be published next, if this one was not. Who is for others is added to `declined`:
     of two of them each would be offered while the other one is declined.
@@ -95,7 +95,7 @@ def _publish_one(
     try:
         if _send(app, keys, offered):
             return None
-        return _take_out(app, keys, timeout, offered).offered
+        return _take_out(app, keys, ttl, offered).offered
     except SoftTimeLimitExceeded:
         raise  # of the task that released
     except NotOurs as exc:
@@ -103,14 +103,14 @@ def _publish_one(
             "redislock: another worker must publish %s, which waits for %s: %s",
             offered.entry_id, keys.lock, exc,
         )  # fmt: skip
-        look = store.rooms.look(keys, timeout, offered.entry_id, exc.aside_after, declined)
+        look = store.rooms.look(keys, ttl, offered.entry_id, exc.aside_after, declined)
         declined.append(offered.entry_id)
         for entry_id in look.aside:
             say_set_aside(entry_id, keys, "no worker could publish it")
         return look.offered
     except CorruptEntry as exc:
         say_set_aside(offered.entry_id, keys, f"it cannot be read: {exc}")
-        return _take_out(app, keys, timeout, offered, aside=True).offered
+        return _take_out(app, keys, ttl, offered, aside=True).offered
     except Exception:
         logger.exception(
             "redislock: could not publish %s, which waits for %s; will try again",
@@ -120,9 +120,9 @@ def _publish_one(
 
 
 def _take_out(
-    app: Any, keys: LockKeys, timeout: float, offered: Offered, aside: bool = False
+    app: Any, keys: LockKeys, ttl: float, offered: Offered, aside: bool = False
 ) -> Settled:
-    claim = Claim(keys, offered.token or new_token(), timeout, "")
+    claim = Claim(keys, offered.token or new_token(), ttl, "")
     return app_locks(app).store.locks.settle(claim, take_out=offered.entry_id, aside=aside)
 
 
@@ -177,7 +177,7 @@ def _end_expired(task: Any, keys: LockKeys, request: Any) -> None:
 def end_replaced(
     app: Any,
     keys: LockKeys,
-    timeout: float,
+    ttl: float,
     entry_id: str,
     text: str,
     successor: str,
@@ -190,7 +190,7 @@ def end_replaced(
     Args:
         app: the Celery app.
         keys: the lock's keys.
-        timeout: seconds that the server may take to answer.
+        ttl: seconds, which say how long the server may take to answer.
         entry_id: the entry's id.
         text: what was parked.
         successor: the id of the task that replaced it; "" if an operator dropped it.
@@ -198,7 +198,7 @@ def end_replaced(
     """
     try:
         if _store_replaced(app, keys, entry_id, text, successor, unknown):
-            app_locks(app).store.rooms.forget_ended(keys, entry_id, timeout)
+            app_locks(app).store.rooms.forget_ended(keys, entry_id, ttl)
     except SoftTimeLimitExceeded:
         raise
     except LockUnavailable as exc:

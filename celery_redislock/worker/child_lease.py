@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from celery.worker.request import Request
 
+from ..app.delivery import attempt_of
 from ..app.internals import call_in_consumer, is_active
 from ..app.outcomes import Outcome, Whose, tell
 from ..core.claims import NOT_OURS, Claim, Extended, Extension
@@ -29,7 +30,7 @@ from ..tasks.turns import follow
 
 logger = get_logger()
 
-#: Seconds after which a child that is to end, and stands the first signal, is killed.
+#: Seconds after which a child that is to end, and survives the first signal, is killed.
 KILL_AFTER: Final = 5.0
 
 
@@ -47,12 +48,7 @@ class ChildLease:
         self._request = weakref.ref(request)
         self._task: SingletonTask = request.task
         self._arguments = (request.args, request.kwargs)
-        sent: dict[str, Any] = request.request_dict
-        self._attempt = (
-            request.id,
-            sent.get("retries") or 0,
-            sent.get("replaced_task_nesting") or 0,
-        )
+        self._attempt = attempt_of(request.request_dict)
         self.child_is_to_end = self._child_is_dead = False
         self.token = token
         options = self._task.lock_options
@@ -107,7 +103,7 @@ class ChildLease:
         key = self.claim.keys.lock
         task_id, attempt, _ = self._attempt
         tell(
-            Outcome.RECOVERED, Whose(key, self._task, task_id or "", attempt),
+            Outcome.RECOVERED, Whose(key, self._task, task_id, attempt),
             "redislock: released %s: its holder, pid %d, died", key, self._pid,
             # If this worker ended the child, that has an event, whose state this one would hide.
             emits=not self.child_is_to_end, details={"how": "freed"}, reason="freed",

@@ -1,7 +1,7 @@
 """`celery inspect locks` and `celery control break_lock`: what the workers themselves know.
 
 They answer from their own memory, in the worker's main process, so that it can be compared with
-what stands in the store. In a prefork worker that process knows its children's locks.
+what is in the store. In a prefork worker that process knows its children's locks.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 from celery.worker.control import control_command, inspect_command
 
+from ..app.outcomes import Outcome, Whose, tell
 from ..core.heartbeat import heartbeat
 from ..core.holders import Holder
 from ..core.keys import LockKeys
-from ..core.lease import logger
 from ..core.upkeep import Upkeep
 from ..errors import ConfigError, LockUnavailable
 from ..tasks.target import TargetError, locate, word
@@ -59,9 +59,8 @@ def _break(keys: LockKeys) -> Iterator[Holder]:
             continue
         holder = lease.store.locks.break_lock(lease.claim.keys, lease.ttl, lease.claim.token)
         if holder is not None:
-            logger.warning(
-                "redislock: %s was broken by remote control; it was held by %s", keys.lock, holder
-            )
+            text = "redislock: %s was broken by remote control; it was held by %s"
+            tell(Outcome.BROKEN, Whose(keys.lock), text, keys.lock, holder, holder=holder)
             yield holder
 
 

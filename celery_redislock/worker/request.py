@@ -31,16 +31,16 @@ from ..app.internals import (
 )
 from ..app.outcomes import Outcome, Whose, tell
 from ..app.results import store_skipped
-from ..core.claims import Claim
 from ..core.clock import clock
 from ..core.heartbeat import heartbeat
 from ..core.keys import keys_of_mark
 from ..core.log import get_logger
 from ..core.rooms import RECEIVED_FOR
+from ..core.server import UNKNOWN_TTL
 from ..errors import LockUnavailable, TaskReplaced
 from ..tasks.attempt import ends_message
 from ..tasks.ends import Skipped
-from ..tasks.settle import PATIENCE, End, settle_beside
+from ..tasks.settle import End, settle_beside
 from .child_lease import ChildLease
 from .children import ChildWatch
 
@@ -145,8 +145,8 @@ class LockRequest(Request):
         terminate_child(self.task.worker_consumer, self.worker_pid, signum)
 
     def send_event(self, kind: str, **event: Any) -> Any:
-        """An event of the task's own. One that was shown as waiting is not shown so for ever: for
-        monitors, what stands for a state outdoes the state REVOKED.
+        """An event of the task's own. A task that was shown as waiting must not be shown so for
+        ever: in monitors, our event's state outdoes the state REVOKED.
         """
         super().send_event(kind, **event)
         header = self.request_dict.get(KEY) if kind == "task-revoked" else None
@@ -169,7 +169,7 @@ class LockRequest(Request):
         locks = self.task.app_locks
         keys = keys_of_mark(locks.prefix, kept.mark)
         self._noted_at = clock()
-        if not locks.store.rooms.note_received(keys, kept.entry_id, kept.token, PATIENCE):
+        if not locks.store.rooms.note_received(keys, kept.entry_id, kept.token, UNKNOWN_TTL):
             _from_rooms.discard(self)
 
     def still_here(self) -> None:
@@ -196,11 +196,6 @@ class LockRequest(Request):
         if is_over:
             self.settle(End.ENDED_BY_CELERY)
         return is_over
-
-    @property
-    def _claim(self) -> Claim:
-        """What the child claims."""
-        return ChildLease(0, self, self._lock_token).claim
 
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
@@ -229,13 +224,12 @@ class LockRequest(Request):
 
     def _goes_on_elsewhere(self) -> bool:
         """Whether the task of a dead child waits for its turn, or has had it since."""
-        options = self.task.lock_options
-        if not options.parks or options.lock_scope == "queued":
+        if not self.task.lock_options.parks or clock() < LockRequest._not_asked_until:
             return False
-        if clock() < LockRequest._not_asked_until:
+        claim = None if self._lease is None else self._lease.known_claim
+        if claim is None:
             return False
         try:
-            claim = self._claim
             goes_on: bool = self.task.app_locks.store.rooms.goes_on_elsewhere(claim)
         except LockUnavailable as exc:
             # This is the worker's own thread, and many children may have been killed.

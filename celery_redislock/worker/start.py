@@ -4,7 +4,7 @@ package, so what only workers need is imported when one starts.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from celery import signals
 
@@ -12,14 +12,14 @@ from ..app.delivery import KEY, Kept
 from ..app.events import channel
 from ..app.options import refuse_unknown_settings
 from ..app.settings import app_locks, has_locks, setting_names
-from ..core.lease import logger
+from ..core.log import get_logger
+from ..core.server import UNKNOWN_TTL
 from ..errors import ConfigError, LockUnavailable
 from ..tasks.protect import has_setting, protect_tasks
 from ..tasks.settle import End, settle_beside
 from ..tasks.task import SingletonTask
 
-#: Seconds that a worker's start may be held up by a lock server that does not answer.
-_PATIENCE: Final = 6.0
+logger = get_logger()
 
 
 def _on_worker_init(sender: Any, **kwargs: Any) -> None:
@@ -84,7 +84,7 @@ def _look_at_server(app: Any) -> None:
     if locks.server is None:
         return
     try:
-        policy = locks.store.looking.eviction_policy(_PATIENCE)
+        policy = locks.store.looking.eviction_policy(UNKNOWN_TTL)
     except LockUnavailable as exc:
         logger.warning("redislock: the lock server does not answer yet: %s", exc.reason)
         return

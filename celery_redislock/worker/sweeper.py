@@ -13,8 +13,8 @@ from ..core.clock import clock
 from ..core.forks import between_forks
 from ..core.keys import all_rooms, keys_of_mark
 from ..core.log import get_logger
+from ..core.server import UNKNOWN_TTL
 from ..errors import LockUnavailable
-from ..tasks.settle import PATIENCE
 from ..tasks.turns import look_after
 from .request import note_received, settle_revoked
 
@@ -50,7 +50,7 @@ class Sweeper:
         with between_forks:
             if not locks.store.rooms.take_turn(self._turn, SWEEP_EVERY * 0.9):
                 return
-            due = locks.store.rooms.due_rooms(self._buckets, SWEEP_EVERY * 1.1, PATIENCE)
+            due = locks.store.rooms.due_rooms(self._buckets, SWEEP_EVERY * 1.1, UNKNOWN_TTL)
         for seconds, mark in due:
             time.sleep(max(began + seconds - clock(), 0.0))
             with between_forks:
@@ -60,7 +60,7 @@ class Sweeper:
         """One room's trouble must not keep the others from being looked at."""
         try:
             keys = keys_of_mark(app_locks(self._app).prefix, mark)
-            look_after(self._app, keys, PATIENCE)
+            look_after(self._app, keys, UNKNOWN_TTL)
         except LockUnavailable:
             raise
         except Exception:

@@ -449,10 +449,12 @@ def test_watch_draws_holders_and_counts_events(app):
     assert result.exit_code == 0, result.output
     assert "1 lock, 0 waiting" in result.output
     rates = Rates(app)
-    for kind in ("task-lock-skipped", "task-lock-deferred", "task-lock-lost", "task-sent"):
-        rates._count({"type": kind})
+    conflicts, others = ("skipped", "deferred"), ("acquired", "recovered", "revoked", "lost")
+    for kind in (*conflicts, *others):
+        rates._count({"type": f"task-lock-{kind}"})
+    rates._count({"type": "task-sent"})
     taken = rates.take()
-    assert taken["conflicts"] > taken["lost"] > 0
+    assert taken["conflicts"] == 2 * taken["lost"] > 0
     assert rates.take()["conflicts"] == 0
     assert picture([], taken, "", 5)
 
