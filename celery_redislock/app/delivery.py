@@ -51,6 +51,15 @@ def stamp(
     return token
 
 
+def take_header(raw: dict[str, Any]) -> Any:
+    """Take our header out of a request, lest a retry copies it into the next message."""
+    header = raw.pop(KEY, None)
+    if raw.get("headers") and KEY in raw["headers"]:
+        # A copy: the user's, or the caller's, is not ours to change.
+        raw["headers"] = {k: v for k, v in raw["headers"].items() if k != KEY}
+    return header
+
+
 class Kept(NamedTuple):
     """What is kept for a message.
 
@@ -139,10 +148,7 @@ class Delivery:
         """
         properties = raw.get("properties") or {}
         mark = properties.get(KEY) or {}
-        header = raw.pop(KEY, None)
-        if raw.get("headers") and KEY in raw["headers"]:
-            # A copy: the user's, or the caller's, is not ours to change.
-            raw["headers"] = {k: v for k, v in raw["headers"].items() if k != KEY}
+        header = take_header(raw)
         found = cls(
             token=mark.get("token") or new_token(),
             received=mark.get("received"),

@@ -17,7 +17,7 @@ from typing import Any, Final
 from celery import states
 from celery.signals import task_postrun, task_prerun
 
-from ..app.delivery import KEY, Delivery, Kept
+from ..app.delivery import KEY, Kept, take_header
 from ..app.internals import trace_of_end
 from .ends import EndInfo
 from .locked import LockedTask
@@ -83,9 +83,8 @@ def trace_unlocked(
     """Trace a task that takes no lock when it runs: it is switched off, or is unique only until it
     starts. What is kept for the message is given up first.
     """
-    kept = Kept.of(raw)
-    settle_kept(task.app, kept, End.UNLOCKED)
-    Delivery.take_from(raw, kept)
+    settle_kept(task.app, Kept.of(raw), End.UNLOCKED)
+    take_header(raw)
     return inner(uuid, args, kwargs, raw)
 
 
