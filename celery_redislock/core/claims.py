@@ -138,6 +138,7 @@ class Busy(NamedTuple):
         remaining: seconds.
         relation: see `acquire.lua`.
         at: Unix time of the answer, by the lock server's clock.
+        sent_at: when the question was sent, on `clock`.
         offered: who in the waiting room got the turn by this question, or None.
         for_message: it is kept for a message in the queue, be it a retry, for as long as that may
             take. A turn, which is kept for seconds, is not meant.
@@ -147,6 +148,7 @@ class Busy(NamedTuple):
     remaining: float
     relation: str
     at: float = 0.0
+    sent_at: float = 0.0
     offered: Offered | None = None
     for_message: bool = False
 

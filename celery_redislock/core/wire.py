@@ -67,7 +67,7 @@ def acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired | 
     holder = holders.parse(value, remaining) if value or relation == "foreign" else None
     is_kept = holder is not None and (holder.queued or holder.held_for_retry)
     for_message = is_kept and not holders.is_turn(value)
-    return Busy(holder, remaining, relation, at, offered(reply[5:]), for_message)
+    return Busy(holder, remaining, relation, at, sent_at, offered(reply[5:]), for_message)
 
 
 def extend_question(extension: Extension) -> tuple[tuple[str, ...], tuple[Any, ...]]:

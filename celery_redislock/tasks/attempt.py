@@ -169,8 +169,11 @@ class Attempt:
         if isinstance(reply, Busy) and reply.offered is not None:
             turns.publish(self.task.app, self.claim.keys, self.claim.ttl, reply.offered)
         delivery = self.delivery
-        if isinstance(reply, Busy) and delivery.arrived is None and not self.began:
-            delivery.arrived = None if delivery.received is None else reply.at - delivery.age
+        is_first = isinstance(reply, Busy) and delivery.arrived is None and not self.began
+        if is_first and delivery.received is not None:
+            # At the latest. By its age as it hears the answer, which may be late, it would seem to
+            # have come before a holder that began earlier.
+            delivery.arrived = reply.at - (reply.sent_at - delivery.received)
 
     def mark_done(self) -> None:
         """Note that the task ends without a run, for other copies of its message: one that finds

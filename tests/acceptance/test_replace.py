@@ -153,6 +153,22 @@ def test_a_process_that_stands_the_signal_is_killed(start_worker, send, queue, l
     assert ended(first).holder.task_id == second.id
 
 
+def test_one_that_hears_late_that_the_lock_is_held_is_newer_all_the_same(
+    start_worker, send, conf, queue, proxy, label, started, locks_of
+):
+    far = f"{queue}-far"
+    url = proxy.in_front_of(conf["redislock_url"])
+    start_worker(queues=queue, concurrency=1)
+    start_worker(queues=far, concurrency=1, conf={"redislock_url": url})
+    for each in (queue, far):
+        assert send("replaced", f"{label}-connects", 0.1, queue=each).get(timeout=20)
+    first = send("replaced", label, 60, queue=queue)
+    proxy.to_client.delay = 0.2
+    eventually(lambda: locks_of(first.id), "it has the lock")
+    second = send("replaced", label, 0.1, queue=far)
+    assert started(2).task_id == second.id
+
+
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_where_nothing_can_be_terminated_the_newcomer_waits(
     start_worker, send, journal, queue, label, started, pool
