@@ -71,7 +71,7 @@ class Run:
         except Exception as exc:
             self.failure = exc
             if isinstance(exc, SoftTimeLimitExceeded) and self.attempt is not None:
-                self._fails_in_room(self.attempt)
+                self._fails_beside_a_copy(self.attempt)
         except BaseException:
             self._end = End.COMES_BACK  # the worker ends, and so the broker has the message
             raise
@@ -114,9 +114,10 @@ class Run:
         else:
             attempt.goes = True
 
-    def _fails_in_room(self, attempt: Attempt) -> None:
-        if attempt.parking and attempt.acks_failures:
-            attempt.mark_done()  # it may have got its turn already, and its message be on its way
+    def _fails_beside_a_copy(self, attempt: Attempt) -> None:
+        """A time limit ended it as it was put off: its next message may be on its way already."""
+        if attempt.delivery.copied and attempt.acks_failures:
+            attempt.mark_done()
         self._leave_room(attempt)
 
     def _leave_room(self, attempt: Attempt) -> None:

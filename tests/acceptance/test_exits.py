@@ -9,6 +9,7 @@ import time
 import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
+from celery_redislock import RedisLock
 from tests.conftest import POOLS
 from tests.support.lateness import elapsed
 from tests.support.waiting import eventually, never
@@ -66,6 +67,19 @@ def test_a_soft_time_limit_that_the_body_catches_frees_the_lock(worker, sender, 
     result = sender.send_task("soft_limit_in_finally", [label], queue=QUEUE)
     assert result.get(timeout=20) == "limited"
     assert not locks_of(result.id)
+
+
+@pytest.mark.parametrize("name", ["deferred", "deferred_late"])
+def test_what_failed_as_it_was_deferred_does_not_run_later(
+    start_worker, sender, conf, queue, journal, label, name
+):
+    """A soft time limit after its message was published, and before the delivery has ended."""
+    start_worker(queues=queue, app="tests.acceptance.apps.lingering")
+    with RedisLock(conf["redislock_url"], label, ttl=60):
+        result = sender.send_task(name, [label], queue=queue)
+        with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
+            result.get(timeout=20)
+    never(lambda: journal.count(label, "start"), "it ran", 7)
 
 
 def test_a_hard_time_limit_frees_the_lock_and_not_before_the_body_ended(
