@@ -112,8 +112,8 @@ class Delivery:
         deferrals: how often the task was deferred before.
         outages: how often in a row, up to now, because the lock server was not available.
         since: Unix time at which the task first met a held lock, or None.
-        copied: it was published again or put into a waiting room, perhaps: there may be another copy
-            of its message.
+        copied: it was published again, perhaps, or put into a waiting room: there may be another
+            copy of its message.
         gave_up: it waited there for as long as it would.
         kept: what is kept for the message and is not settled yet, or None.
         sent: the identity of the message, which all copies of it share; "" if it has none.

@@ -194,10 +194,8 @@ class Stage:
         if self.broker == "redis":
             client = stack.enter_context(self.steady.client(db=1))
             stack.enter_context(Recorder(self.history, client, self._queues))
-        #: The sender, which has a way of its own to the broker. A result of its that outlives the
-        #: stage, in a log record's traceback say, finds no server, and is not to look for one long.
-        results = {"result_backend_transport_options": {"retry_policy": {"max_retries": 1}}}
-        self.app = make_app({**self._conf(), **results, "broker_url": direct})
+        #: The sender, which has a way of its own to the broker.
+        self.app = make_app({**self._conf(), "broker_url": direct})
         stack.callback(self.app.close)
         rng = random.Random(f"{self._seed}:load")
         fault = self.fault
