@@ -660,7 +660,11 @@ class RabbitMQ:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        eventually(self.answers, "RabbitMQ answers", 90)
+        try:
+            eventually(self.answers, "RabbitMQ answers", 90)
+        except AssertionError as exc:
+            said = "".join(path.read_text() for path in (self._home / "log").glob("*.log"))
+            raise AssertionError(f"{exc}; it is {self._process.poll()}, and said\n{said}") from None
         return self
 
     def answers(self) -> bool:
