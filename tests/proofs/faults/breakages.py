@@ -125,7 +125,7 @@ def old_replaces_new() -> None:
 
 def failed_waits_on() -> None:
     """A task that a time limit ends while it is parked stays in the room."""
-    Run._fails_in_room = lambda self, attempt: None  # type: ignore[method-assign]
+    Run._fails_beside_a_copy = lambda self, attempt: None  # type: ignore[method-assign]
 
 
 def _rewrite_turns(old: str, new: str) -> None:
