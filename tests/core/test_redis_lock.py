@@ -1126,7 +1126,7 @@ def test_a_lock_that_could_not_be_taken_is_not_said_to_be_kept(
     own_redis, label, caplog, how
 ) -> None:
     caplog.set_level(logging.INFO, "celery_redislock")
-    mine = RedisLock(own_redis.url, label, ttl=1)
+    mine = RedisLock(own_redis.url, label, ttl=3)
     if how == "went away":
         mine.acquire()
         mine.release()
