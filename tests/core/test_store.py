@@ -339,12 +339,12 @@ def test_who_saw_the_counter_since_takes_again_what_vanished(
     assert outcomes(store.locks.extend([again])) == [RETAKEN]
 
 
-def test_a_lock_kept_for_a_waiter_is_not_taken_again(store, inside, label) -> None:
+def test_a_lock_kept_for_a_waiter_is_not_taken_again(store, client, label) -> None:
     claim, waiter = make_claim(label), make_claim(label)
     reply = taken(store.locks.acquire(claim))
     busy(store.locks.acquire(waiter, "wait"))
     assert store.locks.settle(claim).ours
-    inside.pexpire(claim.keys.lock, 60_000)  # of a tenth of a second a machine may be late
+    client.pexpire(claim.keys.lock, 60_000)  # of a tenth of a second a machine may be late
     assert outcomes(store.locks.extend([extension(claim, reply)])) == [NOT_OURS]
 
 
