@@ -14,7 +14,7 @@ from celery import signals as celery_signals
 from celery.exceptions import Terminated, WorkerLostError
 from celery.worker.request import Request
 
-from ..app.delivery import KEY, Kept, stamp
+from ..app.delivery import KEY, Kept, attempt_of, stamp
 from ..app.errands import errands
 from ..app.events import channel
 from ..app.internals import (
@@ -26,6 +26,7 @@ from ..app.internals import (
     mark_revoked,
     say_ended,
     terminate_child,
+    times_connected,
     was_cancelled,
     was_revoked,
 )
@@ -35,6 +36,7 @@ from ..core.clock import clock
 from ..core.heartbeat import heartbeat
 from ..core.keys import keys_of_mark
 from ..core.log import get_logger
+from ..core.parked import id_of
 from ..core.rooms import RECEIVED_FOR
 from ..core.server import UNKNOWN_TTL
 from ..errors import LockUnavailable, TaskReplaced
@@ -43,6 +45,7 @@ from ..tasks.ends import Skipped
 from ..tasks.settle import End, settle_beside
 from .child_lease import ChildLease
 from .children import ChildWatch
+from .finished import FinishedNote, finished_notes
 
 logger = get_logger()
 
@@ -70,6 +73,9 @@ _sleeping: Final = Requests()
 #: Requests whose messages came from a waiting room, where it is noted that they are here.
 _from_rooms: Final = Requests()
 
+#: Seconds that a message has waited here from which its run may have left a done note: a little
+#: less than there, since the run has begun a little later.
+NOTED_FROM: Final = 0.9
 #: Seconds between two questions about the tasks of dead children to a server that does not answer.
 ASK_AGAIN: Final = 10.0
 
@@ -82,6 +88,9 @@ class LockRequest(Request):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._received = clock()
+        #: The broker's connection on which the message came: how many there were before.
+        self._connection = times_connected(self.task.worker_consumer)
         events = channel.wanted_by(self, self.task.worker_consumer)
         self._lock_token = stamp(self.request_dict, events, self.content_type)
         self._noted_at = 0.0
@@ -104,6 +113,33 @@ class LockRequest(Request):
         if self.task.runs_in_children:
             heartbeat.add(lease)
         return accepted
+
+    def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        """The run has ended, however it did, and its process lives."""
+        super().on_success(failed__retval__runtime, **kwargs)
+        task = self.task
+        # Who else leaves a done note has waited for a process: see `Attempt.may_have_copies`.
+        if task.hears_acks and (
+            task.acks_late
+            or task.acks_after_body
+            or clock() - self._received - failed__retval__runtime[2] > NOTED_FROM
+        ):
+            finished_notes.add(self)
+
+    def finished_note(self) -> FinishedNote | None:
+        """The done note of the run, which is not needed for long once the message is acknowledged;
+        None if it is: the broker may have given the message to another worker by now.
+        """
+        consumer, locks = self.task.worker_consumer, self.task.app_locks
+        visible = locks.visibility_timeout
+        if times_connected(consumer) != self._connection or (
+            visible is not None and clock() - self._received > visible / 2
+        ):
+            return None
+        task_id, attempt, nesting = attempt_of(self.request_dict)
+        keys = self.task.lock_keys_for(self.args, self.kwargs)
+        key = keys.done_by(id_of(task_id, nesting, attempt))
+        return FinishedNote(locks, consumer, self._connection, key)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """A time limit was exceeded. If it is the hard one, the child is killed next."""
