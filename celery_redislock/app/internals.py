@@ -89,7 +89,7 @@ HOOKS: Final = (
     Hook(_REQUEST, "on_timeout", ("soft", "timeout"), "a hard limit settles what is kept"),
     Hook(_REQUEST, "terminate", ("pool", "signal"), "a revocation settles what is kept"),
     Hook(_REQUEST, "cancel", ("pool", "signal"), "a child that is to end is not a recovery"),
-    Hook(_REQUEST, "on_success", ("failed__retval__runtime",), "a done note is soon forgotten"),
+    Hook(_REQUEST, "acknowledge", (), "a done note is forgotten soon after that"),
     Hook(_REQUEST, "revoked", (), "a message that does not run settles what is kept"),
     Hook(_REQUEST, "send_event", ("type",), "a waiting task that is revoked is shown as such"),
     Hook(

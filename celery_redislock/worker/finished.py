@@ -15,7 +15,7 @@ import time
 from collections import deque
 from typing import Any, Final, NamedTuple, Protocol
 
-from ..app.internals import times_connected
+from ..app.internals import is_active, times_connected
 from ..app.settings import AppLocks
 from ..core.clock import clock
 from ..core.forks import between_forks
@@ -29,9 +29,11 @@ logger = get_logger()
 REMEMBERED: Final = 60.0
 #: Seconds between looks at what has ended since.
 LOOK_EVERY: Final = 0.5
-#: Seconds within which a message is acknowledged after the end of its task: Celery leaves that to
-#: its loop.
+#: Seconds within which a message is acknowledged once Celery was asked to: it leaves that to its
+#: loop.
 ACKNOWLEDGED_WITHIN: Final = 30.0
+#: Seconds by which two clocks may differ after that time.
+CLOCKS_DIFFER: Final = 0.1
 #: Notes that are remembered at most here. A key takes some 200 bytes.
 MOST: Final = 100_000
 
@@ -53,7 +55,7 @@ class FinishedNote(NamedTuple):
 
 
 class Finished(Protocol):
-    """A request whose task has ended."""
+    """A request that is acknowledged, or about to be. Its task has ended, or is about to begin."""
 
     @property
     def message(self) -> Any: ...
@@ -73,20 +75,20 @@ class Batch(NamedTuple):
 
 
 class FinishedNotes:
-    """What has ended here, with a thread that ends when nothing is left to do."""
+    """The done notes of this worker's tasks, with a thread that ends when none is left."""
 
     def __init__(self) -> None:
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        self._ended: deque[tuple[float, Finished]] = deque(maxlen=MOST)
+        self._requests: deque[tuple[float, Finished]] = deque(maxlen=MOST)
         self._batches: deque[Batch] = deque()
         self._busy = False
 
     def add(self, request: Finished) -> None:
-        """Forget its done note, when it is not needed any more."""
-        self._ended.append((clock(), request))
+        """Forget its done note, if one is left, when it is not needed any more."""
+        self._requests.append((clock(), request))
         if not self._busy:
             self._busy = True
             threading.Thread(target=self._run, name="redislock-notes", daemon=True).start()
@@ -96,32 +98,33 @@ class FinishedNotes:
             time.sleep(LOOK_EVERY)
             try:
                 with between_forks:
-                    self._look(clock())
+                    self._take_acknowledged(clock())
+                    self._forget_those_due(clock())
             except Exception:
                 logger.exception("redislock: unexpected error with done notes; continuing")
-            if not self._ended and not self._batches:
+            if not self._requests and not self._batches:
                 self._busy = False
-                if not self._ended:
+                if not self._requests:
                     return
                 self._busy = True  # added in between, by one who saw that this thread is busy
-
-    def _look(self, now: float) -> None:
-        self._take_acknowledged(now)
-        while self._batches and self._batches[0].at + REMEMBERED <= now:
-            _forget(self._batches.popleft(), now)
 
     def _take_acknowledged(self, now: float) -> None:
         room = MOST - sum(len(batch.keys) for batch in self._batches)
         found: dict[tuple[AppLocks, Any, int], list[str]] = {}
-        for _ in range(len(self._ended)):
-            ended_at, request = self._ended.popleft()
-            if not request.message.acknowledged:
-                if now < ended_at + ACKNOWLEDGED_WITHIN:
-                    self._ended.append((ended_at, request))
-            elif room > 0 and (note := _note_of(request)) is not None:
+        for _ in range(len(self._requests)):
+            since, request = self._requests.popleft()
+            is_acknowledged = request.message.acknowledged
+            if is_active(request) or not (is_acknowledged or now > since + ACKNOWLEDGED_WITHIN):
+                self._requests.append((since, request))
+            elif is_acknowledged and room > 0 and (note := _note_of(request)) is not None:
                 found.setdefault(note[:3], []).append(note.key)
                 room -= 1
-        self._batches.extend(Batch(now, *where, keys) for where, keys in found.items())
+        at = clock()  # now all of these notes are left
+        self._batches.extend(Batch(at, *where, keys) for where, keys in found.items())
+
+    def _forget_those_due(self, now: float) -> None:
+        while self._batches and self._batches[0].at + REMEMBERED <= now:
+            _forget(self._batches.popleft(), now)
 
 
 def _note_of(request: Finished) -> FinishedNote | None:
@@ -136,7 +139,8 @@ def _forget(batch: Batch, now: float) -> None:
     if times_connected(batch.consumer) != batch.connection:
         return
     # One that has longer to live was left since, by the run of another message with the same id.
-    most = batch.locks.done_ttl - (now - batch.at)
+    # Two clocks measure that, the server's and ours.
+    most = batch.locks.done_ttl - (now - batch.at) + CLOCKS_DIFFER
     try:
         batch.locks.store.done.forget(batch.keys, most)
     except LockUnavailable as exc:

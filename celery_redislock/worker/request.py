@@ -114,15 +114,13 @@ class LockRequest(Request):
             heartbeat.add(lease)
         return accepted
 
-    def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:
-        """The run has ended, however it did, and its process lives."""
-        super().on_success(failed__retval__runtime, **kwargs)
+    def acknowledge(self) -> None:
+        """Acknowledge the message, before or after its run. The run's done note may then go."""
+        super().acknowledge()
         task = self.task
-        # Who else leaves a done note has waited for a process: see `Attempt.may_have_copies`.
+        # What else leaves one has waited here: see `Attempt.may_have_copies`.
         if task.hears_acks and (
-            task.acks_late
-            or task.acks_after_body
-            or clock() - self._received - failed__retval__runtime[2] > NOTED_FROM
+            task.acks_late or task.acks_after_body or clock() - self._received > NOTED_FROM
         ):
             finished_notes.add(self)
 
