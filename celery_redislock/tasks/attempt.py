@@ -179,8 +179,7 @@ class Attempt:
         """The kind of done note that this attempt leaves: a lasting one if another copy of the
         message may be about even when this one is acknowledged.
         """
-        delivery = self.delivery
-        is_copied = delivery.redelivered or delivery.copied or delivery.deferrals
+        is_copied = self.delivery.redelivered or self.delivery.copied
         return notes.lasting(kind) if is_copied else kind
 
     def mark_done(self) -> None:

@@ -14,7 +14,7 @@ from celery import signals as celery_signals
 from celery.exceptions import Terminated, WorkerLostError
 from celery.worker.request import Request
 
-from ..app.delivery import KEY, Kept, attempt_of, stamp
+from ..app.delivery import KEY, Kept, attempt_of, is_copy, stamp
 from ..app.errands import errands
 from ..app.events import channel
 from ..app.internals import (
@@ -90,10 +90,12 @@ class LockRequest(Request):
         super().__init__(*args, **kwargs)
         self._received = clock()
         #: The broker's connection on which the message came: how many there were before.
-        self._connection = times_connected(self.task.worker_consumer)
+        self._came_on = times_connected(self.task.worker_consumer)
         events = channel.wanted_by(self, self.task.worker_consumer)
         self._lock_token = stamp(self.request_dict, events, self.content_type)
         self._noted_at = 0.0
+        #: Whether there may be more copies of it: so its run's done note stays.
+        self._is_copy = is_copy(self.request_dict)
         #: What is kept for the message, until it is known to be settled.
         self._kept = Kept.of(self.request_dict)
         if self._kept is not None:
@@ -119,8 +121,10 @@ class LockRequest(Request):
         super().acknowledge()
         task = self.task
         # What else leaves one has waited here: see `Attempt.may_have_copies`.
-        if task.hears_acks and (
-            task.acks_late or task.acks_after_body or clock() - self._received > NOTED_FROM
+        if (
+            task.hears_acks
+            and not self._is_copy
+            and (task.acks_late or task.acks_after_body or clock() - self._received > NOTED_FROM)
         ):
             finished_notes.add(self)
 
@@ -130,14 +134,14 @@ class LockRequest(Request):
         """
         consumer, locks = self.task.worker_consumer, self.task.app_locks
         visible = locks.visibility_timeout
-        if times_connected(consumer) != self._connection or (
+        if times_connected(consumer) != self._came_on or (
             visible is not None and clock() - self._received > visible / 2
         ):
             return None
         task_id, attempt, nesting = attempt_of(self.request_dict)
         keys = self.task.lock_keys_for(self.args, self.kwargs)
         key = keys.done_by(id_of(task_id, nesting, attempt))
-        return FinishedNote(locks, consumer, self._connection, key)
+        return FinishedNote(locks, consumer, self._came_on, key)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """A time limit was exceeded. If it is the hard one, the child is killed next."""

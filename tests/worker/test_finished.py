@@ -227,7 +227,7 @@ def test_a_note_is_needed_where_another_worker_may_have_the_message(
         app_locks=SimpleNamespace(visibility_timeout=visible),
         lock_keys_for=lambda *_: keys,
     )
-    request._received, request._connection = 1000.0, connection
+    request._received, request._came_on = 1000.0, connection
     request._request_dict = {"id": "x", "retries": 2}
     request._args, request._kwargs = (), {}
     note = request.finished_note()
