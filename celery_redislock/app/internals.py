@@ -39,6 +39,7 @@ __all__ = [
     "context_of",
     "error_of",
     "is_active",
+    "is_connected_still",
     "is_decorated",
     "is_here",
     "is_nobodys_app",
@@ -308,6 +309,15 @@ def times_connected(consumer: Any) -> int:
     """
     times: int = consumer.restart_count
     return times
+
+
+def is_connected_still(consumer: Any, times: int) -> bool:
+    """Whether the worker has still the connection to the broker before which it had so many. One
+    that is lost is not counted as such before Celery has cleaned up.
+    """
+    connection = consumer.connection
+    is_connected = connection is not None and connection.connected
+    return bool(is_connected) and times_connected(consumer) == times
 
 
 def broker_of_consumer(consumer: Any) -> str:

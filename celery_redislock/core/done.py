@@ -21,7 +21,7 @@ class DoneNotes:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    def mark_done(self, claim: Claim, kind: str) -> None:
+    def mark_done(self, claim: Claim, kind: str = notes.EXPECTS_RESULT) -> None:
         """Leave the done note of an attempt that ends without the lock.
 
         Raises:

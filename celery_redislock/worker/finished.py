@@ -15,7 +15,7 @@ import time
 from collections import deque
 from typing import Any, Final, NamedTuple, Protocol
 
-from ..app.internals import is_active, times_connected
+from ..app.internals import is_active, is_connected_still
 from ..app.settings import AppLocks
 from ..core.clock import clock
 from ..core.forks import between_forks
@@ -136,7 +136,7 @@ def _note_of(request: Finished) -> FinishedNote | None:
 
 
 def _forget(batch: Batch, now: float) -> None:
-    if times_connected(batch.consumer) != batch.connection:
+    if not is_connected_still(batch.consumer, batch.connection):
         return
     # One that has longer to live was left since, by the run of another message with the same id.
     # Two clocks measure that, the server's and ours.

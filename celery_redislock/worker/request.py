@@ -21,6 +21,7 @@ from ..app.internals import (
     context_of,
     error_of,
     is_active,
+    is_connected_still,
     is_here,
     is_revoked,
     mark_revoked,
@@ -134,7 +135,7 @@ class LockRequest(Request):
         """
         consumer, locks = self.task.worker_consumer, self.task.app_locks
         visible = locks.visibility_timeout
-        if times_connected(consumer) != self._came_on or (
+        if not is_connected_still(consumer, self._came_on) or (
             visible is not None and clock() - self._received > visible / 2
         ):
             return None

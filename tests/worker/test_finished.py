@@ -92,7 +92,7 @@ def now(monkeypatch):
 
 @pytest.fixture
 def consumer():
-    return Some(restart_count=0)
+    return Some(restart_count=0, connection=SimpleNamespace(connected=True))
 
 
 class Ended:
@@ -139,10 +139,23 @@ def test_a_note_is_forgotten_when_the_connection_has_lived_on_for_long_enough(fo
     assert left() == set()
 
 
-def test_a_note_stays_if_the_worker_has_connected_again(forgets, left, consumer):
+def lose_socket(consumer: Any) -> None:
+    consumer.connection.connected = False
+
+
+def lose_connection(consumer: Any) -> None:
+    consumer.connection = None
+
+
+def connect_again(consumer: Any) -> None:
+    consumer.restart_count += 1
+
+
+@pytest.mark.parametrize("happens", [lose_socket, lose_connection, connect_again])
+def test_a_note_stays_if_the_connection_is_lost(forgets, left, consumer, happens):
     forgets.end("a")
     forgets.look()
-    consumer.restart_count += 1
+    happens(consumer)
     forgets.look(REMEMBERED)
     forgets.look(REMEMBERED)
     assert left() == {"a"}
