@@ -37,6 +37,7 @@ SECTIONS = {
     "hand_over": "from the end of a run to the start of the one that came meanwhile",
     "heartbeats": "thousands of locks held by one process",
     "keys": "a million distinct keys: memory, and what is left",
+    "notes": "what is kept about tasks that have ended: how many notes, for how long",
     "market": "listers and buyers, table 6.2 of Redis in Action",
 }
 #: The columns of the terminal that the widest table needs.
