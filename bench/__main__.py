@@ -2,9 +2,10 @@
 
     python -m bench                     # everything: `make bench`
     python -m bench primitive celery    # these sections
-    python -m bench --quick             # a minute or two, to see that everything works
+    python -m bench --quick             # some minutes, to see that everything works
 
-The whole form writes its figures into the documents; the quick one does not.
+The whole form writes its figures into the documents. The quick one compares its ratios with those
+that are published, and writes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from tests.support.figures import write_section
 
-from . import plot, report
+from . import compare, plot, report
 from .section import Run
 from .surroundings import in_words, surroundings
 
@@ -37,6 +38,7 @@ SECTIONS = {
     "hand_over": "from the end of a run to the start of the one that came meanwhile",
     "heartbeats": "thousands of locks held by one process",
     "keys": "a million distinct keys: memory, and what is left",
+    "notes": "what is kept about tasks that have ended: how many notes, for how long",
     "market": "listers and buyers, table 6.2 of Redis in Action",
 }
 #: The columns of the terminal that the widest table needs.
@@ -47,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     signal.signal(signal.SIGTERM, _end)  # as Ctrl-C: leave no process behind
     console = Console(width=WIDTH, highlight=False)
+    compared: list[compare.Compared] = []
+    others: dict[str, None] = {}
     for name in options.section or SECTIONS:
         began = time.monotonic()
         facts = surroundings(name)
@@ -57,15 +61,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(SECTIONS[name])
         tables = import_module(f"bench.{name}").measure(Run(options.quick, options.only, say))
         for table in tables:
-            console.print(report.terminal(table))
-            for note in table.notes:
-                console.print(f"  {note}", style="dim", markup=False)
+            show(console, table)
         console.print(f"  {in_words(facts)}\n", style="dim", markup=False)
+        if options.quick and (published := compare.read(FOLDER, name)):
+            compared += compare.compare(name, tables, published)
+            others.update(dict.fromkeys(compare.differences(facts, published["surroundings"])))
         if options.output is not None:
             write(tables, facts, options.output)
         if options.documents:
             publish(tables, facts)
+    if options.quick:
+        show_compared(console, compared, list(others))
     return 0
+
+
+def show(console: Console, table: report.Table) -> None:
+    console.print(report.terminal(table))
+    for note in table.notes:
+        console.print(f"  {note}", style="dim", markup=False)
+
+
+def show_compared(
+    console: Console, compared: Sequence[compare.Compared], others: Sequence[str]
+) -> None:
+    """Which ratios have moved since they were published, and what else has changed since."""
+    if compared:
+        show(console, compare.table(compared))
+    if others:
+        console.print(f"  Published with: {'; '.join(others)}.", style="dim", markup=False)
+    console.print(compare.summary(compared), markup=False)
 
 
 def _end(signum: int, frame: object) -> None:
@@ -83,7 +107,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="PART", help="contenders whose name has this in it"
     )
-    parser.add_argument("--quick", action="store_true", help="the short form; writes no documents")
+    parser.add_argument(
+        "--quick", action="store_true", help="the short form; compares, and writes no documents"
+    )
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="for JSON and SVG (default: docs/bench)"
     )

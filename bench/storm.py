@@ -34,7 +34,7 @@ FEW = 50
 
 
 def measure(run: Run) -> list[Table]:
-    rounds = run.size(5, 2)
+    rounds = run.size(5, 3)
     calls = {STORM: run.size(2000, 60), PLAIN: run.size(500, 60)}
     rows = []
     for policy in POLICIES:

@@ -8,15 +8,18 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import pytest
 
 from bench import __main__ as command
-from bench import plot, primitive, report, stats
+from bench import compare, plot, primitive, report, stats
+from bench.compare import Compared
 from bench.contended import hand_overs
 from bench.contenders import OURS
 from bench.locks import LOCKS
 from bench.report import Bars, Column, Table
+from bench.surroundings import surroundings
 from tests.support.workers import ROOT
 
 TABLE = Table(
@@ -105,6 +108,113 @@ def test_bars_of_different_orders_of_magnitude_are_all_seen():
     short, long = plot.lengths([1.0, 1000.0], log=True)
     assert (short, long) == (pytest.approx(0.25), 1)
     assert plot.lengths([], log=True) == []
+
+
+# -- beside the published figures --------------------------------------------------------------
+
+
+def drained(name: str, solo: object, prefork: object = None) -> dict[str, object]:
+    return {"name": name, "solo": 1000.0, "solo ratio": solo, "prefork ratio": prefork}
+
+
+def table_of(*rows: dict[str, object]) -> Table:
+    columns = [
+        Column("name", "task"),
+        Column("solo", "solo µs", ",.0f"),
+        Column("solo ratio", "against plain", report.ratio),
+        Column("prefork", "prefork µs", ",.0f"),
+        Column("prefork ratio", "against plain", report.ratio),
+    ]
+    return Table("tasks", "A task", columns, rows)
+
+
+def published(*rows: dict[str, object]) -> dict[str, object]:
+    return json.loads(report.as_json([table_of(*rows)], {"section": "tasks"}))
+
+
+def test_only_ratios_that_both_runs_have_are_compared():
+    before = published(
+        drained("plain", (1.0, 1.0, 1.0)),
+        drained("ours", (1.0, 1.1, 1.2), (0.9, 1.0, 1.3)),
+        drained("gone", (1.0, 1.1, 1.2)),
+        drained("broken", None),
+    )
+    here = table_of(
+        drained("plain", (1.0, 1.0, 1.0)),
+        drained("ours", (1.1, 1.2, 1.3), (1.4, 1.5, 1.6)),
+        drained("broken", (1.0, 1.1, 1.2)),
+        drained("new", (1.0, 1.1, 1.2)),
+    )
+    assert compare.compare("tasks", [here], before) == [
+        Compared("tasks", "ours", "solo against plain", [1.0, 1.1, 1.2], (1.1, 1.2, 1.3)),
+        Compared("tasks", "ours", "prefork against plain", [0.9, 1.0, 1.3], (1.4, 1.5, 1.6)),
+    ]
+    assert compare.compare("tasks", [here], {"tables": []}) == []
+
+
+@pytest.mark.parametrize(
+    ("here", "moved"),
+    [
+        ((1.0, 1.1, 1.2), False),
+        ((1.15, 1.5, 1.9), False),  # the median is beside the published range, a round is not
+        ((1.2, 1.3, 1.4), False),
+        ((1.21, 1.3, 1.4), True),
+        ((0.7, 0.8, 0.99), True),
+        ((0.5, 1.1, 2.0), False),  # a busy machine
+    ],
+)
+def test_a_ratio_has_moved_if_no_round_is_within_those_that_were_published(here, moved):
+    found = Compared("tasks", "ours", "solo", (1.0, 1.1, 1.2), here)
+    assert found.moved is moved
+    assert found.times == pytest.approx(here[1] / 1.1)
+
+
+def test_what_moved_is_told_in_a_table_and_a_line():
+    same = Compared("tasks", "ours", "solo", (1.0, 1.1, 1.2), (1.0, 1.1, 1.2))
+    slower = Compared("storm", "Skip()", "share", (0.9, 1.0, 1.1), (0.4, 0.5, 0.6))
+    lines = report.markdown(compare.table([same, slower]), "").splitlines()
+    assert lines[2:4] == [
+        "| tasks | ours | solo | 1.10 (1.00-1.20) | 1.10 (1.00-1.20) |  |",
+        "| storm | Skip() | share | 1.00 (0.90-1.10) | 0.50 (0.40-0.60) | 0.50x |",
+    ]
+    assert compare.summary([same, slower]) == "1 of 2 ratios moved: storm: Skip() (share)."
+    assert compare.summary([same]) == "0 of 1 ratios moved."
+    assert compare.summary([]) == "No ratio to compare with a published one."
+
+
+def test_what_else_has_changed_is_told_once_for_each_fact():
+    before = {"cores": 8, "python": "3.11.7", "date": "then", "packages": {"redis": "8.1.0"}}
+    here = {"cores": 2, "python": "3.11.7", "date": "now", "packages": {"redis": "8.1.0", "x": "1"}}
+    assert compare.differences(here, before) == ["cores 8, here 2", "x none, here 1"]
+
+
+def test_the_quick_form_compares_and_the_others_do_not(monkeypatch, tmp_path, capsys):
+    rows = [drained("plain", (1.0, 1.0, 1.0)), drained("ours", (2.0, 2.1, 2.2))]
+    section = SimpleNamespace(measure=lambda run: [table_of(*rows)])
+    monkeypatch.setattr(command, "import_module", lambda name: section)
+    monkeypatch.setattr(command, "FOLDER", tmp_path)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    facts = {**surroundings("tasks"), "cores": 1000}
+    before = [drained("plain", (1.0, 1.0, 1.0)), drained("ours", (1.0, 1.1, 1.2))]
+    (tmp_path / "tasks.json").write_text(report.as_json([table_of(*before)], facts))
+    command.main(["tasks", "--quick"])
+    out = capsys.readouterr().out
+    assert "1 of 1 ratios moved: tasks: ours (solo against plain)." in out
+    assert "Published with: cores 1000, here " in out
+    command.main(["tasks", "--output", str(tmp_path / "other")])
+    assert "moved" not in capsys.readouterr().out
+
+
+def test_every_published_ratio_is_read():
+    """Those of the sections that have ratios, as they are in the documents."""
+    for name in ("primitive", "tasks", "storm"):
+        found = compare.read(command.FOLDER, name)
+        assert any(_is_ratio(value) for row in found["tables"][0]["rows"] for value in row.values())
+    assert compare.read(command.FOLDER, "nothing") is None
+
+
+def _is_ratio(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 3 and value == sorted(value)
 
 
 # -- the command ------------------------------------------------------------------------------

@@ -51,6 +51,17 @@ def stamp(
     return token
 
 
+def is_copy(raw: Mapping[str, Any]) -> bool:
+    """Whether the message is known to be a copy, or was published instead of one that may come
+    back. Of a request as the worker's main process makes it.
+    """
+    header = raw.get(KEY)
+    if not isinstance(header, Mapping):
+        header = {}
+    said = header.get("redelivered") or header.get("deferrals") or header.get("parked")
+    return bool(said or raw["delivery_info"]["redelivered"])
+
+
 def take_header(raw: dict[str, Any]) -> Any:
     """Take our header out of a request, lest a retry copies it into the next message."""
     header = raw.pop(KEY, None)

@@ -33,11 +33,13 @@ __all__ = [
     "after_registration",
     "as_running",
     "at_pool_process_exit",
+    "broker_of_consumer",
     "call_in_consumer",
     "check_arguments",
     "context_of",
     "error_of",
     "is_active",
+    "is_connected_still",
     "is_decorated",
     "is_here",
     "is_nobodys_app",
@@ -52,6 +54,7 @@ __all__ = [
     "serializer_of",
     "tasks_so_far",
     "terminate_child",
+    "times_connected",
     "trace_of_end",
     "was_cancelled",
     "was_revoked",
@@ -87,6 +90,7 @@ HOOKS: Final = (
     Hook(_REQUEST, "on_timeout", ("soft", "timeout"), "a hard limit settles what is kept"),
     Hook(_REQUEST, "terminate", ("pool", "signal"), "a revocation settles what is kept"),
     Hook(_REQUEST, "cancel", ("pool", "signal"), "a child that is to end is not a recovery"),
+    Hook(_REQUEST, "acknowledge", (), "a done note is forgotten soon after that"),
     Hook(_REQUEST, "revoked", (), "a message that does not run settles what is kept"),
     Hook(_REQUEST, "send_event", ("type",), "a waiting task that is revoked is shown as such"),
     Hook(
@@ -297,6 +301,29 @@ def call_in_consumer(consumer: Any, call: Callable[..., Any], *args: Any) -> Non
     Else what is sent there, and what ends a child, could meet what that thread does.
     """
     consumer.call_soon(call, *args)
+
+
+def times_connected(consumer: Any) -> int:
+    """How often the worker has connected to the broker. What came on an earlier connection may have
+    been given to another worker.
+    """
+    times: int = consumer.restart_count
+    return times
+
+
+def is_connected_still(consumer: Any, times: int) -> bool:
+    """Whether the worker has still the connection to the broker before which it had so many. One
+    that is lost is not counted as such before Celery has cleaned up.
+    """
+    connection = consumer.connection
+    is_connected = connection is not None and connection.connected
+    return bool(is_connected) and times_connected(consumer) == times
+
+
+def broker_of_consumer(consumer: Any) -> str:
+    """What kind of broker the worker's messages come from, such as "amqp" or "redis"."""
+    kind: str = consumer.conninfo.get_transport_cls().driver_type
+    return kind
 
 
 def terminate_child(consumer: Any, pid: int, signum: int) -> None:

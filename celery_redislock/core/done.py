@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Final
 
-from . import notes
+from . import lua, notes
 from .claims import Claim, to_ms
-from .server import Server
+from .keys import head_of
+from .server import UNKNOWN_TTL, Server
+
+#: Notes that are forgotten in one round trip at most. The server does nothing else meanwhile.
+AT_ONCE: Final = 500
 
 
 class DoneNotes:
@@ -43,3 +49,24 @@ class DoneNotes:
         """
         later = dataclasses.replace(claim, attempt=attempt)
         self._note(later, notes.encode_replaced(by), seconds)
+
+    def forget(self, keys: Sequence[str], most: float) -> None:
+        """Forget these notes: the broker gives no copy of their messages to anybody. Those stay
+        that are lasting, or tell of one that was replaced, see `notes`.
+
+        Args:
+            keys: their keys.
+            most: seconds that each has to live at most; one that has more was left later.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        for begin in range(0, len(keys), AT_ONCE):
+            buckets: dict[str, list[str]] = {}
+            for key in keys[begin : begin + AT_ONCE]:
+                buckets.setdefault(head_of(key), []).append(key)
+            calls = [(tuple(each), (to_ms(most),)) for each in buckets.values()]
+            with self._server.connection("", UNKNOWN_TTL) as connection:
+                for reply in self._server.call_all(connection, lua.FORGET, calls):
+                    if isinstance(reply, Exception):
+                        raise reply

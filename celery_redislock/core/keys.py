@@ -65,6 +65,11 @@ def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
     )
 
 
+def head_of(key: str) -> str:
+    """What all keys of a bucket begin with."""
+    return key.partition("}")[0]
+
+
 def keys_of_mark(prefix: str, mark: str) -> LockKeys:
     """The keys that gave this mark."""
     limit, _, name = mark.partition("|")

@@ -143,7 +143,7 @@ class Lease:
         how: str = "try",
         hold_off: float | None = None,
         again: bool = False,
-        noted: bool = False,
+        note: str = "",
     ) -> Acquired | Busy | Done:
         """One try to take the lock. See `Locks.acquire`.
 
@@ -151,7 +151,7 @@ class Lease:
             LockUnavailable: the server did not answer in time.
         """
         self._asked = True
-        reply = self.store.locks.acquire(self.claim, how, hold_off, again, noted)
+        reply = self.store.locks.acquire(self.claim, how, hold_off, again, note)
         if isinstance(reply, Acquired):
             self._taken(reply, reply.sent_at)
         else:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import ResponseError
 
 from ..errors import LockUnavailable
 from . import holders, lua, notes, wire
@@ -31,7 +31,7 @@ from .clock import clock
 from .holders import Holder
 from .keys import LockKeys
 from .restarts import HeldOff
-from .server import Server, is_not_master, read
+from .server import Server, is_not_master
 
 
 class Locks:
@@ -46,7 +46,7 @@ class Locks:
         how: str = "try",
         hold_off: float | None = None,
         again: bool = False,
-        noted: bool = False,
+        note: str = "",
     ) -> Acquired | Busy | Done:
         """Take the lock or learn why not.
 
@@ -57,12 +57,13 @@ class Locks:
             hold_off: seconds that the caller can wait for the holders of a restarted server;
                 None for as long as that takes, a third of the ttl.
             again: run also if this attempt is known to have run before.
-            noted: if another has it the task ends without a run: leave the done note.
+            note: if another has it the task ends without a run: the kind of done note that is
+                to be left then, see `notes`; "" for none.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        keys, arguments = wire.acquire_question(claim, how, again, noted)
+        keys, arguments = wire.acquire_question(claim, how, again, note)
         give_up = clock() + (claim.ttl / 3 + 1 if hold_off is None else hold_off)
         while True:
             try:
@@ -163,16 +164,7 @@ class Locks:
         calls = [wire.extend_question(each) for each in extensions]
         ttl = min(e.claim.ttl for e in extensions) if ttl is None else ttl
         with self._server.connection(extensions[0].claim.keys.lock, ttl, purpose) as connection:
-            commands = [lua.EXTEND.packed(*call) for call in calls]
-            connection.send_packed_command([b"".join(commands)])
-            replies = [read(connection) for _ in calls]
-            again = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-            if again:
-                commands = [commands[i] for i in again]
-                commands[0] = lua.EXTEND.packed_text(*calls[again[0]])  # the others find it there
-                connection.send_packed_command([b"".join(commands)])
-                for i in again:
-                    replies[i] = read(connection)
+            replies = self._server.call_all(connection, lua.EXTEND, calls)
             if any(is_not_master(reply) for reply in replies):
                 connection.disconnect()
         return [

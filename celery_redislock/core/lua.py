@@ -59,4 +59,4 @@ def _source(name: str) -> str:
 
 ACQUIRE, EXTEND, SETTLE, HOLD, BREAK = map(Script, ("acquire", "extend", "settle", "hold", "break"))
 PARK, LOOK, RECEIVED, RESERVE = map(Script, ("park", "look", "received", "reserve"))
-DROP, PUT_BACK = map(Script, ("drop", "put_back"))
+DROP, PUT_BACK, FORGET = map(Script, ("drop", "put_back", "forget"))

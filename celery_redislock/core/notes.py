@@ -1,7 +1,9 @@
 """The done note: what other copies of a message are told of an attempt that has ended. Pure.
 
-The scripts store and give it as it is. Its first character says what it is; the identity of the
-message follows, so that a task that is sent again under the same id is not taken for a copy.
+The scripts store and give it as it is. It begins with a kind; the identity of the message follows,
+so that a task that is sent again under the same id is not taken for a copy. A `LASTING` note has
+that before it all: it stays also when the broker has heard that the message is done, since another
+copy of it may be about.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ EXPECTS_RESULT: Final = "1"
 #: Its body has ended. Celery publishes what comes after it, and stores no result that proves it.
 PUBLISHING: Final = "c"
 _REPLACED: Final = "r"
+LASTING: Final = "+"
 
 
 class Note(NamedTuple):
@@ -43,6 +46,11 @@ def encode(kind: str, sent: str) -> str:
     return f"{kind}{sent}" if kind else ""
 
 
+def lasting(kind: str) -> str:
+    """The kind of the same note as a lasting one; "" if it is "", which leaves none."""
+    return f"{LASTING}{kind}" if kind else ""
+
+
 def encode_replaced(by: str) -> str:
     """The text of the note that says by whom an attempt was replaced: `holders.successor_text`."""
     return f"{_REPLACED}{by}"
@@ -50,6 +58,7 @@ def encode_replaced(by: str) -> str:
 
 def decode(text: bytes) -> Note:
     """The note with that text. What an older release wrote has no identity."""
+    text = text.removeprefix(LASTING.encode())
     kind, rest = text[:1].decode(errors="replace"), text[1:]
     if kind == _REPLACED:
         return Note(ENDED, replaced_by=holders.successor_of(rest) or Holder())

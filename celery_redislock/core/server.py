@@ -128,6 +128,25 @@ class Server:
             connection.send_packed_command([script.packed_text(keys, arguments)])
             return connection.read_response()
 
+    def call_all(
+        self,
+        connection: Any,
+        script: Script,
+        calls: Sequence[tuple[tuple[str, ...], tuple[Any, ...]]],
+    ) -> list[Any]:
+        """The replies to these calls of a script, and the errors among them, in one round trip."""
+        commands = [script.packed(*call) for call in calls]
+        connection.send_packed_command([b"".join(commands)])
+        replies = [read(connection) for _ in calls]
+        again = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if again:
+            commands = [commands[i] for i in again]
+            commands[0] = script.packed_text(*calls[again[0]])  # the others find it there
+            connection.send_packed_command([b"".join(commands)])
+            for i in again:
+                replies[i] = read(connection)
+        return replies
+
     def call_when_woken(
         self,
         connection: Any,

@@ -32,14 +32,12 @@ WAITER_TTL: Final = MAX_BLOCK + 2.0
 
 
 def acquire_question(
-    claim: Claim, how: str = "try", again: bool = False, noted: bool = False
+    claim: Claim, how: str = "try", again: bool = False, note: str = ""
 ) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """The keys and arguments of `acquire.lua`."""
     keys = claim.keys
-    note = (
-        f"{to_ms(claim.done_ttl)}:{notes.encode(notes.EXPECTS_RESULT, claim.sent)}" if noted else ""
-    )
-    arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, claim.entry_id, note)
+    if_busy = f"{to_ms(claim.done_ttl)}:{notes.encode(note, claim.sent)}" if note else ""
+    arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, claim.entry_id, if_busy)
     if how != "try" or again or claim.kept or claim.parked or claim.parent:
         kept = holders.opening_of(claim.kept) if claim.kept else ""
         arguments += (how, int(again), to_ms(WAITER_TTL), kept, claim.parent)

@@ -45,7 +45,8 @@ def ask(attempt: Attempt) -> Acquired | Busy | Done:
         and not attempt.reruns
         and (attempt.acks_failures or not policy.fails)
     )
-    reply = lease_of(attempt).take(noted=is_noted)
+    note = attempt.note(notes.EXPECTS_RESULT) if is_noted else ""
+    reply = lease_of(attempt).take(note=note)
     is_conflict = isinstance(reply, Busy) and reply.relation not in ("own", "earlier")
     attempt.is_noted = is_noted and is_conflict
     return reply

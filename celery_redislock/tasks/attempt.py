@@ -15,7 +15,7 @@ from ..app.events import channel
 from ..app.internals import as_running
 from ..app.outcomes import Outcome, Whose, tell, tell_conflict
 from ..app.settings import AppLocks
-from ..core import holders
+from ..core import holders, notes
 from ..core.claims import Busy, Claim, to_ms
 from ..core.holders import Holder
 from ..core.lease import Lease
@@ -175,13 +175,20 @@ class Attempt:
             # have come before a holder that began earlier.
             delivery.arrived = reply.at - (reply.sent_at - delivery.received)
 
+    def note(self, kind: str) -> str:
+        """The kind of done note that this attempt leaves: a lasting one if another copy of the
+        message may be about even when this one is acknowledged.
+        """
+        is_copied = self.delivery.redelivered or self.delivery.copied
+        return notes.lasting(kind) if is_copied else kind
+
     def mark_done(self) -> None:
         """Note that the task ends without a run, for other copies of its message: one that finds
         the lock free must not run instead.
         """
         if self.may_have_copies and not self.is_noted:
             with contextlib.suppress(LockUnavailable):  # a copy may run
-                self.locks.store.done.mark_done(self.claim)
+                self.locks.store.done.mark_done(self.claim, self.note(notes.EXPECTS_RESULT))
 
     @property
     def acks_failures(self) -> bool:

@@ -153,9 +153,8 @@ class LockedBody:
         if lease.heir is not None:
             owned = lease.leave_to(lease.heir)
         else:
-            settled = lease.settle(
-                self.note, attempt.may_have_copies, self._min_hold(attempt, lease, retry)
-            )
+            min_hold = self._min_hold(attempt, lease, retry)
+            settled = lease.settle(attempt.note(self.note), attempt.may_have_copies, min_hold)
             if settled is not None:
                 owned = settled.ours
                 turns.follow(attempt.task.app, attempt.claim.keys, lease.ttl, settled)

@@ -30,6 +30,8 @@ class LockedTask(Task):
             its main process.
         acks_after_body: whether a message is acknowledged only after its task has run, also
             without `acks_late`: by the loop that runs it.
+        hears_acks: whether it is known of this worker's broker that it gives a message to nobody
+            again that is acknowledged on the connection on which it came.
         worker_consumer: this worker's consumer. Set in its main process.
     """
 
@@ -38,6 +40,7 @@ class LockedTask(Task):
     lock_options: LockOptions = None  # type: ignore[assignment]
     runs_in_children = False
     acks_after_body = False
+    hears_acks = False
     worker_consumer: Any = None
     _redislock_error: ConfigError | None = None
     _redislock_key_maker: KeyMaker

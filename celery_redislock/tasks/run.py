@@ -169,7 +169,7 @@ class Run:
 
     def _confirm(self, attempt: Attempt) -> None:
         try:
-            attempt.locks.store.done.mark_done(attempt.claim, notes.ENDED)
+            attempt.locks.store.done.mark_done(attempt.claim, attempt.note(notes.ENDED))
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: a redelivered copy of %s may run again, as its end was not noted: %s",

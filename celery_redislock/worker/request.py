@@ -14,18 +14,20 @@ from celery import signals as celery_signals
 from celery.exceptions import Terminated, WorkerLostError
 from celery.worker.request import Request
 
-from ..app.delivery import KEY, Kept, stamp
+from ..app.delivery import KEY, Kept, attempt_of, is_copy, stamp
 from ..app.errands import errands
 from ..app.events import channel
 from ..app.internals import (
     context_of,
     error_of,
     is_active,
+    is_connected_still,
     is_here,
     is_revoked,
     mark_revoked,
     say_ended,
     terminate_child,
+    times_connected,
     was_cancelled,
     was_revoked,
 )
@@ -35,6 +37,7 @@ from ..core.clock import clock
 from ..core.heartbeat import heartbeat
 from ..core.keys import keys_of_mark
 from ..core.log import get_logger
+from ..core.parked import id_of
 from ..core.rooms import RECEIVED_FOR
 from ..core.server import UNKNOWN_TTL
 from ..errors import LockUnavailable, TaskReplaced
@@ -43,6 +46,7 @@ from ..tasks.ends import Skipped
 from ..tasks.settle import End, settle_beside
 from .child_lease import ChildLease
 from .children import ChildWatch
+from .finished import FinishedNote, finished_notes
 
 logger = get_logger()
 
@@ -70,6 +74,9 @@ _sleeping: Final = Requests()
 #: Requests whose messages came from a waiting room, where it is noted that they are here.
 _from_rooms: Final = Requests()
 
+#: Seconds that a message has waited here from which its run may have left a done note: a little
+#: less than there, since the run has begun a little later.
+NOTED_FROM: Final = 0.9
 #: Seconds between two questions about the tasks of dead children to a server that does not answer.
 ASK_AGAIN: Final = 10.0
 
@@ -82,9 +89,14 @@ class LockRequest(Request):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._received = clock()
+        #: The broker's connection on which the message came: how many there were before.
+        self._came_on = times_connected(self.task.worker_consumer)
         events = channel.wanted_by(self, self.task.worker_consumer)
         self._lock_token = stamp(self.request_dict, events, self.content_type)
         self._noted_at = 0.0
+        #: Whether there may be more copies of it: so its run's done note stays.
+        self._is_copy = is_copy(self.request_dict)
         #: What is kept for the message, until it is known to be settled.
         self._kept = Kept.of(self.request_dict)
         if self._kept is not None:
@@ -104,6 +116,33 @@ class LockRequest(Request):
         if self.task.runs_in_children:
             heartbeat.add(lease)
         return accepted
+
+    def acknowledge(self) -> None:
+        """Acknowledge the message, before or after its run. The run's done note may then go."""
+        super().acknowledge()
+        task = self.task
+        # What else leaves one has waited here: see `Attempt.may_have_copies`.
+        if (
+            task.hears_acks
+            and not self._is_copy
+            and (task.acks_late or task.acks_after_body or clock() - self._received > NOTED_FROM)
+        ):
+            finished_notes.add(self)
+
+    def finished_note(self) -> FinishedNote | None:
+        """The done note of the run, which is not needed for long once the message is acknowledged;
+        None if it is: the broker may have given the message to another worker by now.
+        """
+        consumer, locks = self.task.worker_consumer, self.task.app_locks
+        visible = locks.visibility_timeout
+        if not is_connected_still(consumer, self._came_on) or (
+            visible is not None and clock() - self._received > visible / 2
+        ):
+            return None
+        task_id, attempt, nesting = attempt_of(self.request_dict)
+        keys = self.task.lock_keys_for(self.args, self.kwargs)
+        key = keys.done_by(id_of(task_id, nesting, attempt))
+        return FinishedNote(locks, consumer, self._came_on, key)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """A time limit was exceeded. If it is the hard one, the child is killed next."""

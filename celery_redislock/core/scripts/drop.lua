@@ -17,7 +17,7 @@ local reply = {}
 local function drop(id, entry)
   if entry then
     -- Its message may be on its way: it had the turn, perhaps.
-    redis.call('SET', note_key(done, id), ENDED_NOTE, 'PX', done_ttl)
+    redis.call('SET', note_key(done, id), lasting(ENDED_NOTE), 'PX', done_ttl)
     redis.call('HSET', ended, id, ended_text(in_favour_of, entry))
   end
   reply[#reply + 1] = id

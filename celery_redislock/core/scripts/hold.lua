@@ -11,7 +11,8 @@ local opening, value, ttl, done_ttl = unpack(ARGV)
 
 -- include values.lua
 
-redis.call('SET', done_note, ENDED_NOTE, 'PX', done_ttl)
+-- Whether a copy of the message was seen is not looked up here.
+redis.call('SET', done_note, lasting(ENDED_NOTE), 'PX', done_ttl)
 local slot = slot_under(opening)
 if not slot then
   return 0

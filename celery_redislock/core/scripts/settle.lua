@@ -25,8 +25,11 @@ local stray, min_hold, leaver, sets_aside = unpack(ARGV, 8)
 
 local slot, current = slot_under(opening)
 -- If the lock is gone, so is the note of whether a copy was seen.
-local leaves_note = note ~= ''
-  and (always == '1' or not slot or string.find(current, REDELIVERED, 1, true))
+local was_copied = not slot or string.find(current, REDELIVERED, 1, true)
+local leaves_note = note ~= '' and (always == '1' or was_copied)
+if leaves_note and was_copied then
+  note = lasting(note)
+end
 
 local function leave_note()
   if note == '' then

@@ -10,6 +10,13 @@ local REPLACED = ',"replaced":'            -- the ms at which the run is to end;
 
 -- What a done note begins with: the attempt is not to run, since another task replaced it; it is over.
 local REPLACED_NOTE, ENDED_NOTE = 'r', '0'
+-- And before that: it stays though the message is acknowledged, since another copy may be about.
+local LASTING = '+'
+
+-- The same note as a lasting one.
+local function lasting(note)
+  return string.sub(note, 1, 1) == LASTING and note or LASTING .. note
+end
 
 -- `micros` has six digits.
 local function acquired(value, fence, seconds, micros)

@@ -36,7 +36,7 @@ from celery_redislock.core.claims import EXTENDED, Acquired, Extended, Full, Old
 from celery_redislock.core.clock import clock
 from celery_redislock.core.locks import Locks
 from celery_redislock.core.rooms import Rooms
-from celery_redislock.worker import request, sweeper
+from celery_redislock.worker import finished, request, sweeper
 from tests.proofs.faults import breakages, steps, turns
 from tests.proofs.faults.history import History
 from tests.proofs.faults.scopes import SCOPED, define
@@ -480,6 +480,8 @@ if CONF.get("bench_pool") == "gevent":
 # a worker has the message.
 turns.shorten()
 rooms.RECEIVED_FOR = request.RECEIVED_FOR = 4.0
+# Done notes are forgotten while the case still runs: one that is needed would be missed.
+finished.REMEMBERED, finished.LOOK_EVERY = 1.0, 0.1
 sweeper.SWEEP_EVERY = CONF.get("bench_sweep_every", 0.5)
 
 _witness_extensions()

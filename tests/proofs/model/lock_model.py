@@ -17,6 +17,8 @@ TTL: Final = 3
 RESERVE: Final = 1
 WAITER_TTL: Final = 2
 DONE_TTL: Final = 5
+#: Before a done note that stays though the message is acknowledged.
+LASTING: Final = "+"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Server:
             return Acquired(anew=False)
         if who.task_id and not again and who.run in self.done:
             mark, until = self.done[who.run]
-            return Done(mark, until - self.now)
+            return Done(mark.removeprefix(LASTING), until - self.now)
         if lock is None:
             return self._take(who, how)
         relation = "other"
@@ -174,11 +176,12 @@ class Server:
             else:
                 self.waiters_until = None
         if done and (always or copy_seen):
+            done = f"{LASTING}{done}" if copy_seen else done
             self.done[who.run] = (done, self.now + DONE_TTL)
         return ours
 
     def hold(self, who: Claimant, ticks: int, record: Record) -> bool:
-        self.done[who.run] = ("0", self.now + DONE_TTL)
+        self.done[who.run] = (f"{LASTING}0", self.now + DONE_TTL)
         lock = self.lock
         if lock is None or not self.is_held_by(who):
             return False

@@ -1,0 +1,23 @@
+-- Forget done notes of attempts whose messages the broker gives to nobody again.
+--
+-- KEYS  1 done note   2.. more of them
+-- ARGV  1 the most ms that each has to live: one that has more was left later, by another run
+-- Reply how many were forgotten
+
+local done_note = KEYS[1]
+local done_notes = {done_note, unpack(KEYS, 2)}
+local most = ARGV[1]
+
+-- include values.lua
+
+local forgotten = 0
+for _, each in ipairs(done_notes) do
+  local left = redis.call('PTTL', each)
+  if left >= 0 and left <= tonumber(most) then
+    local kind = string.sub(redis.call('GET', each), 1, 1)
+    if kind ~= LASTING and kind ~= REPLACED_NOTE then
+      forgotten = forgotten + redis.call('DEL', each)
+    end
+  end
+end
+return forgotten

@@ -1,0 +1,151 @@
+"""Forgets the done notes of tasks that have ended and whose messages are acknowledged.
+
+A done note is for copies of its message. There is none to come if the broker has heard the
+acknowledgement in time, and it has if the connection on which that was sent lives on. So the note
+is forgotten once it has lived on for a minute. In any other case the note stays: if the worker is
+killed, loses its connection, or held the message for long; if the lock server does not answer; if
+the note says that another copy was seen.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from typing import Any, Final, NamedTuple, Protocol
+
+from ..app.internals import is_active, is_connected_still
+from ..app.settings import AppLocks
+from ..core.clock import clock
+from ..core.forks import between_forks
+from ..core.log import get_logger
+from ..errors import LockUnavailable
+
+logger = get_logger()
+
+#: Seconds for which the connection must live on. A broken one that has something to send is noticed
+#: within seconds, and copies that came before are likely to have been received by then.
+REMEMBERED: Final = 60.0
+#: Seconds between looks at what has ended since.
+LOOK_EVERY: Final = 0.5
+#: Seconds within which a message is acknowledged once Celery was asked to: it leaves that to its
+#: loop.
+ACKNOWLEDGED_WITHIN: Final = 30.0
+#: Seconds by which two clocks may differ after that time.
+CLOCKS_DIFFER: Final = 0.1
+#: Notes that are remembered at most here. A key takes some 200 bytes.
+MOST: Final = 100_000
+
+
+class FinishedNote(NamedTuple):
+    """A done note that is not needed for long.
+
+    Attributes:
+        locks: where it is.
+        consumer: of this worker.
+        connection: to the broker, on which its message came and was acknowledged.
+        key: the note's.
+    """
+
+    locks: AppLocks
+    consumer: Any
+    connection: int
+    key: str
+
+
+class Finished(Protocol):
+    """A request that is acknowledged, or about to be. Its task has ended, or is about to begin."""
+
+    @property
+    def message(self) -> Any: ...
+
+    def finished_note(self) -> FinishedNote | None:
+        """Its done note; None if that stays."""
+
+
+class Batch(NamedTuple):
+    """The keys of notes that were acknowledged at the same time on the same connection."""
+
+    at: float
+    locks: AppLocks
+    consumer: Any
+    connection: int
+    keys: list[str]
+
+
+class FinishedNotes:
+    """The done notes of this worker's tasks, with a thread that ends when none is left."""
+
+    def __init__(self) -> None:
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._requests: deque[tuple[float, Finished]] = deque(maxlen=MOST)
+        self._batches: deque[Batch] = deque()
+        self._busy = False
+
+    def add(self, request: Finished) -> None:
+        """Forget its done note, if one is left, when it is not needed any more."""
+        self._requests.append((clock(), request))
+        if not self._busy:
+            self._busy = True
+            threading.Thread(target=self._run, name="redislock-notes", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(LOOK_EVERY)
+            try:
+                with between_forks:
+                    self._take_acknowledged(clock())
+                    self._forget_those_due(clock())
+            except Exception:
+                logger.exception("redislock: unexpected error with done notes; continuing")
+            if not self._requests and not self._batches:
+                self._busy = False
+                if not self._requests:
+                    return
+                self._busy = True  # added in between, by one who saw that this thread is busy
+
+    def _take_acknowledged(self, now: float) -> None:
+        room = MOST - sum(len(batch.keys) for batch in self._batches)
+        found: dict[tuple[AppLocks, Any, int], list[str]] = {}
+        for _ in range(len(self._requests)):
+            since, request = self._requests.popleft()
+            is_acknowledged = request.message.acknowledged
+            if is_active(request) or not (is_acknowledged or now > since + ACKNOWLEDGED_WITHIN):
+                self._requests.append((since, request))
+            elif is_acknowledged and room > 0 and (note := _note_of(request)) is not None:
+                found.setdefault(note[:3], []).append(note.key)
+                room -= 1
+        at = clock()  # now all of these notes are left
+        self._batches.extend(Batch(at, *where, keys) for where, keys in found.items())
+
+    def _forget_those_due(self, now: float) -> None:
+        while self._batches and self._batches[0].at + REMEMBERED <= now:
+            _forget(self._batches.popleft(), now)
+
+
+def _note_of(request: Finished) -> FinishedNote | None:
+    try:
+        return request.finished_note()
+    except Exception as exc:  # of the user's `lock_key`, which its run has met too
+        logger.debug("redislock: the arguments of a task give no lock name: %s", exc)
+        return None
+
+
+def _forget(batch: Batch, now: float) -> None:
+    if not is_connected_still(batch.consumer, batch.connection):
+        return
+    # One that has longer to live was left since, by the run of another message with the same id.
+    # Two clocks measure that, the server's and ours.
+    most = batch.locks.done_ttl - (now - batch.at) + CLOCKS_DIFFER
+    try:
+        batch.locks.store.done.forget(batch.keys, most)
+    except LockUnavailable as exc:
+        logger.debug("redislock: %d done notes stay: %s", len(batch.keys), exc.reason)
+
+
+#: The process's finished notes.
+finished_notes: Final = FinishedNotes()
