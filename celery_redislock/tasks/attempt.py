@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from celery.app.task import Context
 
@@ -23,6 +23,9 @@ from ..errors import LockUnavailable
 from . import turns
 from .locked import LockedTask
 from .settle import End
+
+#: Seconds that a message has waited in its worker from which another copy of it may be about.
+COPIED_FROM: Final = 1.0
 
 
 class Attempt:
@@ -47,7 +50,6 @@ class Attempt:
         goes: the body is to run.
         reruns: it has run before, and its result is missing.
         parking: it is being put into the waiting room.
-        may_have_copies: another copy of its message may be about.
         is_noted: that it ends without a run was noted with the server's answer.
     """
 
@@ -84,13 +86,18 @@ class Attempt:
         # The broker has the message still, or had it for as long as a visibility timeout, and none
         # is shorter than a second; or it did not hear that what this one was deferred from is
         # acknowledged.
-        self.may_have_copies = not self.is_eager and bool(
+        self._came_with_copies = not self.is_eager and bool(
             task.acks_late
             or task.acks_after_body
             or delivery.redelivered
             or delivery.deferrals
-            or delivery.age >= 1.0
+            or delivery.age >= COPIED_FROM
         )
+
+    @property
+    def may_have_copies(self) -> bool:
+        """Whether another copy of its message may be about."""
+        return self._came_with_copies or self.delivery.copied
 
     def _claim(self) -> Claim:
         task, raw, delivery = self.task, self.raw, self.delivery

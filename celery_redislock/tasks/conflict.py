@@ -198,7 +198,7 @@ class TaskConflict:
         ).dump()
         # From here on it may be published from the room, also if the answer is lost, or is that
         # it need not wait.
-        attempt.parking = delivery.copied = attempt.may_have_copies = True
+        attempt.parking = delivery.copied = True
         try:
             reply = attempt.locks.store.rooms.park(
                 attempt.claim,

@@ -41,7 +41,7 @@ def put_off(
     countdown = min(countdown * random.uniform(1.0, SPREAD), longest)
     header = attempt.delivery.next_header(outage=cause is not None)
     # A time limit may end it from here on, with a message on its way.
-    attempt.delivery.copied = attempt.may_have_copies = True
+    attempt.delivery.copied = True
     try:
         _publish(attempt, countdown, header)
     except SoftTimeLimitExceeded:

@@ -41,7 +41,7 @@ from ..core.parked import id_of
 from ..core.rooms import RECEIVED_FOR
 from ..core.server import UNKNOWN_TTL
 from ..errors import LockUnavailable, TaskReplaced
-from ..tasks.attempt import ends_message
+from ..tasks.attempt import COPIED_FROM, ends_message
 from ..tasks.ends import Skipped
 from ..tasks.settle import End, settle_beside
 from .child_lease import ChildLease
@@ -75,8 +75,8 @@ _sleeping: Final = Requests()
 _from_rooms: Final = Requests()
 
 #: Seconds that a message has waited here from which its run may have left a done note: a little
-#: less than there, since the run has begun a little later.
-NOTED_FROM: Final = 0.9
+#: less than `COPIED_FROM`, since the run has begun a little later.
+NOTED_FROM: Final = COPIED_FROM - 0.1
 #: Seconds between two questions about the tasks of dead children to a server that does not answer.
 ASK_AGAIN: Final = 10.0
 
