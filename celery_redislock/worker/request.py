@@ -269,7 +269,9 @@ class LockRequest(Request):
         if claim is None:
             return False
         try:
-            goes_on: bool = self.task.app_locks.store.rooms.goes_on_elsewhere(claim)
+            kept_token = (self._kept and self._kept.token) or None
+            rooms = self.task.app_locks.store.rooms
+            goes_on: bool = rooms.goes_on_elsewhere(claim, kept_token)
         except LockUnavailable as exc:
             # This is the worker's own thread, and many children may have been killed.
             LockRequest._not_asked_until = clock() + ASK_AGAIN

@@ -9,6 +9,7 @@ import uuid
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import TimeoutError as ResultTimeout
+from celery.exceptions import WorkerLostError
 
 from celery_redislock import (
     TaskSkipped,
@@ -203,6 +204,18 @@ def test_a_dead_childs_lock_is_free_at_once(tasks, label, queue, start_worker, j
     (run,) = eventually(lambda: journal.read(label, "start"), "it runs")
     os.kill(run.pid, signal.SIGKILL)
     eventually(lambda: tasks.unique.lock_holder(label) is None, "the lock is free", 5)
+
+
+def test_a_child_that_dies_before_it_takes_its_lock_fails_its_task_and_frees_what_was_kept(
+    tasks, label, queue, start_worker, length
+):
+    """Its own reservation is no other delivery that would go on with the task."""
+    start_worker(queues=queue)
+    result = tasks.send("unique_killed", label)
+    with pytest.raises(WorkerLostError):
+        result.get(timeout=30)
+    eventually(lambda: tasks.unique_killed.lock_holder(label) is None, "the lock is free")
+    assert length() == 0
 
 
 def test_a_reservation_under_another_name_is_freed_when_its_message_runs(

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 from celery_redislock import Queue, Raise, Replace, Wait
+
+_MAIN = os.getpid()
+
+
+def kill_child(label: str) -> str:
+    """A lock name that a pool process dies of, before it asks for the lock."""
+    if os.getpid() != _MAIN:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return label
+
 
 #: Unique from when they are sent. A sender defines them with the same options.
 UNIQUE: dict[str, dict[str, Any]] = {
@@ -20,6 +32,11 @@ UNIQUE: dict[str, dict[str, Any]] = {
     "unique_line": {
         "lock_scope": "queued+running",
         "on_queued_conflict": "publish",
+        "on_conflict": Queue(),
+    },
+    "unique_killed": {
+        "lock_scope": "queued+running",
+        "lock_key": kill_child,
         "on_conflict": Queue(),
     },
     "unique_newest": {
