@@ -21,7 +21,7 @@ from celery_redislock.testing import MemoryStore
 from tests.support import lateness
 from tests.support.journal import Journal
 from tests.support.rights import as_user, denials, grant
-from tests.support.servers import Proxy, RabbitMQ, RedisServer
+from tests.support.servers import Proxy, RabbitMQ, RedisServer, shared_rabbitmq
 from tests.support.workers import Process, Worker, make_app, running
 
 #: Where Celery has what it does for `shared_task`, and for `app.task` unless `shared=False`.
@@ -105,16 +105,17 @@ def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[RabbitMQ]:
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    """One for the whole test run: its start takes five seconds of a core."""
     if RabbitMQ.binary() is None:
         if os.environ.get("CI"):
             pytest.fail("RabbitMQ is missing, and in CI it must be there")
         pytest.skip("no rabbitmq-server on this machine")
-    server = RabbitMQ()
-    try:
-        yield server.start()
-    finally:
-        server.kill()
+    folder = tmp_path_factory.getbasetemp()
+    with shared_rabbitmq(
+        folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    ) as server:
+        yield server
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import fnmatch
 import os
 import random
@@ -13,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -614,12 +615,14 @@ def _shut(each: socket.socket) -> None:
 
 
 class RabbitMQ:
-    """A RabbitMQ node of our own, with its data in a temporary folder."""
+    """A RabbitMQ node of our own, with its data in a temporary folder.
 
-    def __init__(self) -> None:
-        self.port = free_port()
-        self._epmd_port = free_port()
-        self._home = Path(tempfile.mkdtemp(prefix="redislock-rabbit-"))
+    Args:
+        port: of one that another process has started; None for a new one.
+    """
+
+    def __init__(self, port: int | None = None) -> None:
+        self.port = port or free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @staticmethod
@@ -635,6 +638,8 @@ class RabbitMQ:
     def start(self) -> RabbitMQ:
         binary = self.binary()
         assert binary is not None
+        self._epmd_port = free_port()
+        self._home = Path(tempfile.mkdtemp(prefix="redislock-rabbit-"))
         environment = {
             **os.environ,
             "HOME": str(self._home),
@@ -694,4 +699,32 @@ class RabbitMQ:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             eventually(self._port_mapper_ended, "epmd ended")
-        shutil.rmtree(self._home, ignore_errors=True)
+            shutil.rmtree(self._home, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def shared_rabbitmq(folder: Path) -> Iterator[RabbitMQ]:
+    """One for all processes that name this folder. The first of them starts it, and stops it when
+    none needs it any more.
+    """
+    with (
+        (folder / "rabbitmq.users").open("w") as users,
+        (folder / "rabbitmq.port").open("a+") as at,
+    ):
+        fcntl.flock(users, fcntl.LOCK_SH)
+        fcntl.flock(at, fcntl.LOCK_EX)
+        at.seek(0)
+        port = at.read()
+        server = RabbitMQ(int(port) if port else None)
+        try:
+            if not port:
+                server.start()
+                at.write(str(server.port))
+                at.flush()
+            fcntl.flock(at, fcntl.LOCK_UN)
+            yield server
+        finally:
+            if not port:
+                fcntl.flock(users, fcntl.LOCK_EX)
+                at.truncate(0)  # who comes later starts another
+                server.kill()
