@@ -579,12 +579,13 @@ class RoomMachine(RuleBasedStateMachine):
 
     def _free(self, token: str) -> None:
         """What stands under this token lapses."""
-        (slot,) = (
+        slots = [
             key
             for key in self._slots()
             if (value := self.client.get(key)) and json.loads(value)["token"] == token
-        )
-        self.client.delete(slot)
+        ]
+        assert len(slots) == 1, f"{token} stands in {slots}"
+        self.client.delete(slots[0])
 
     def _met(self, question: str, reply: Any) -> None:
         self.met.add(f"{question}: {type(reply).__name__} {_relation(reply)}".strip())
