@@ -8,11 +8,12 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from ..app.outcomes import Outcome
 from ..app.results import proves_nothing
 from ..core import holders, notes
+from ..core.claims import Settled
 from ..core.clock import clock
 from ..core.holders import Holder, successor_text
 from ..core.lease import Heir, Lease
@@ -39,6 +40,8 @@ class LockedBody:
     note = ""
     _retry: Retry | None = None
     _ran = _succeeded = False
+    #: What the server said as the lock was given back, until who is next is published.
+    _following: Settled | None = None
 
     def __init__(self, attempt: Attempt) -> None:
         options = attempt.options
@@ -156,10 +159,27 @@ class LockedBody:
             min_hold = self._min_hold(attempt, lease, retry)
             settled = lease.settle(attempt.note(self.note), attempt.may_have_copies, min_hold)
             if settled is not None:
-                owned = settled.ours
-                turns.follow(attempt.task.app, attempt.claim.keys, lease.ttl, settled)
+                owned, self._following = settled.ours, settled
         if lease.fence and self._ran:
             self._say_released(attempt, lease, owned, kept)
+
+    def hand_over(self) -> None:
+        """Publish the message of who has the turn now. Safe to call again.
+
+        Not before Celery has stored the result: a broker that does not answer would hold that up,
+        and a copy of the message, which finds none, would run again.
+        """
+        following, self._following = self._following, None
+        if following is None:
+            return
+        attempt = self._attempt
+        try:
+            turns.follow(attempt.task.app, attempt.claim.keys, attempt.claim.ttl, following)
+        except SoftTimeLimitExceeded:
+            # The task has its result. Whose turn lapses is offered again.
+            logger.warning(
+                "redislock: %s reached its time limit as it published who is next", attempt
+            )
 
     def _holds_for(self, attempt: Attempt, retry: Retry) -> bool:
         """Whether the lock is kept for the retry: if it is to be, and is the retry's lock."""

@@ -156,8 +156,13 @@ class Run:
         attempt, locked = self.attempt, self._body
         if locked is not None:
             locked.give_back()
-        if self._settled:
-            return
+        if not self._settled:
+            self._settle(attempt, locked)
+            self._settled = True
+        if locked is not None:
+            locked.hand_over()
+
+    def _settle(self, attempt: Attempt | None, locked: LockedBody | None) -> None:
         if attempt is None:
             settle_kept(self._task.app, self._kept, self._end)
         elif locked is None or not locked.has_lock:  # else it was taken over with the lock
@@ -165,7 +170,6 @@ class Run:
             settle_kept(self._task.app, attempt.delivery.kept, end)
         elif self.completed and locked.note == notes.PUBLISHING and attempt.may_have_copies:
             self._confirm(attempt)
-        self._settled = True
 
     def _confirm(self, attempt: Attempt) -> None:
         try:

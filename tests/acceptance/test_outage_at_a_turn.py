@@ -1,4 +1,4 @@
-"""A parked task has its turn while its worker cannot reach the lock server."""
+"""A parked task has its turn while a worker cannot reach the lock server, or the broker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from celery_redislock import LockUnavailable
 from tests.acceptance.looking import starts
 from tests.support.servers import Proxy
 from tests.support.waiting import eventually, never
+from tests.support.workers import make_app
 
 
 @pytest.fixture
@@ -51,3 +52,22 @@ def test_what_failed_for_an_outage_at_its_turn_does_not_run_later(turn_comes, jo
     eventually(here.is_empty, "the room is empty", 40)
     assert result.state == "FAILURE"
     assert starts(journal, label, result.id) == 0
+
+
+def test_a_result_does_not_wait_for_a_broker_that_does_not_answer(
+    start_house, own_redis, conf, journal, tasks, room, label, queue
+):
+    """A copy of the message that found no result would run again."""
+    broker_url = f"{own_redis.url}/1"
+    with Proxy(own_redis.port) as way, make_app({**conf, "broker_url": broker_url}) as app:
+        start_house(conf={"broker_url": way.in_front_of(broker_url)})
+        first = app.send_task("quick_job", [label, "stand"], queue=queue)
+        eventually(lambda: starts(journal, label, first.id), "it runs")
+        second = app.send_task("quick_job", [label, 0.1], queue=queue)
+        here = room(tasks["quick_job"], label)
+        eventually(lambda: here.ids() == [second.id], "it waits")
+        way.to_server.block()
+        journal.let_go(first.id)
+        assert first.get(timeout=20) == label
+        way.to_server.unblock()
+        assert second.get(timeout=30) == label
