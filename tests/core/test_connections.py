@@ -321,7 +321,7 @@ def test_a_sentinel_leads_to_a_master_with_tls(secure, certificate) -> None:
 def test_after_a_failover_the_lock_is_kept_and_a_later_fence_is_higher(label) -> None:
     with SentinelSet(sentinels=1) as servers:
         store = Store(pools_from_url(servers.url, servers.transport_options))
-        claim = make_claim(label, ttl=6)
+        claim = make_claim(label, ttl=60)
         held = taken(store.locks.acquire(claim))
         replica = servers.replica.client()
         eventually(lambda: replica.exists(claim.keys.lock), "it is replicated")
@@ -517,6 +517,6 @@ def test_hiredis_packs_where_it_is_installed(monkeypatch) -> None:
         [sys.executable, "-c", f"import redis; {fake}; sys.modules['hiredis'] = m; {source}"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=110,
     )
     assert done.stdout == "builtins\n", done.stderr

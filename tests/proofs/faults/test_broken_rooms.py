@@ -101,7 +101,7 @@ def a_message_that_a_room_publishes_twice(stage):
         waiting = send(stage, "queue", 0.1)
         given()
         await_event(stage, waiting, "stored")  # the next offer has published it
-    eventually(lambda: len(received(stage, waiting)) == 3, "both copies have come")
+    eventually(lambda: len(received(stage, waiting)) >= 3, "both copies have come")
 
 
 def received(stage, task_id):
@@ -143,7 +143,7 @@ def a_retry_that_meets_what_came_since(stage):
 
 
 def a_soft_limit_while_it_is_parked(stage):
-    send(stage, "queue", 3.0)
+    send(stage, "queue", 8.0)  # the next one is to fail before this one ends
     stage.await_inside()
     armed = steps.arm(stage.history, "parked")
     try:
