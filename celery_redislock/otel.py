@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
+from celery.signals import task_postrun, task_prerun
 from opentelemetry import metrics, trace
 
 from . import signals
@@ -82,6 +83,8 @@ class _Spans:
         self._app = weakref.ref(app)
         # The heartbeat's thread has no current span.
         self._of_holders: dict[tuple[str, str], Any] = {}
+        # Of tasks that have no span yet, by their ids. A worker asks for the lock before it begins.
+        self._untold: dict[str, list[dict[str, Any]]] = {}
 
     def connect(self) -> None:
         signals.lock_acquired.connect(self._acquired, weak=False, dispatch_uid=id(self))
@@ -89,6 +92,9 @@ class _Spans:
         signals.lock_conflict.connect(self._conflict, weak=False, dispatch_uid=id(self))
         signals.lock_lost.connect(self._lost, weak=False, dispatch_uid=id(self))
         signals.lock_recovered.connect(self._recovered, weak=False, dispatch_uid=id(self))
+        # Who makes the span may have connected before us, and ends it first, or connects after us.
+        task_prerun.connect(self._begins, weak=False, dispatch_uid=id(self))
+        task_postrun.connect(self._ends, weak=False, dispatch_uid=id(self))
 
     def _current(self, sender: Any) -> Any:
         span = trace.get_current_span()
@@ -110,20 +116,31 @@ class _Spans:
             span.set_attribute("redislock.owned", details.owned)
 
     def _conflict(self, sender: Any, details: Any, **kwargs: Any) -> None:
-        span = self._current(sender)
-        if span is None:
+        if sender.app is not self._app():
             return
         said = {
             "redislock.key": details.key,
             "redislock.outcome": details.outcome,
             "redislock.holder": str(details.holder or ""),
         }
-        if details.task_id != getattr(sender.request, "id", None):
+        is_own = details.task_id == getattr(sender.request, "id", None)
+        span = self._current(sender)
+        if span is not None and is_own:
+            _tell_conflict(span, said)
+        elif span is not None:
             # Of a task that the span's task sends, or that waited for the same lock.
             span.add_event("redislock.conflict", {**said, "redislock.task_id": details.task_id})
-            return
-        span.set_attributes(said)
-        span.add_event("redislock.conflict", said)
+        elif is_own:
+            self._untold.setdefault(details.task_id, []).append(said)
+
+    def _begins(self, sender: Any, task_id: str, **kwargs: Any) -> None:
+        if task_id in self._untold and (span := self._current(sender)) is not None:
+            for said in self._untold.pop(task_id):
+                _tell_conflict(span, said)
+
+    def _ends(self, sender: Any, task_id: str, **kwargs: Any) -> None:
+        self._begins(sender, task_id)
+        self._untold.pop(task_id, None)
 
     def _lost(self, sender: Any, details: Any, **kwargs: Any) -> None:
         said = {"redislock.reason": details.reason, "redislock.replaced": details.replaced}
@@ -136,3 +153,8 @@ class _Spans:
         span = self._of_holders.get((details.key, details.task_id))
         if span is not None:
             span.add_event(event, said)
+
+
+def _tell_conflict(span: Any, said: Mapping[str, Any]) -> None:
+    span.set_attributes(said)
+    span.add_event("redislock.conflict", said)

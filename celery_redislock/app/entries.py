@@ -187,24 +187,3 @@ def broker_of(app: Any) -> str:
         known = hashlib.sha256("\n".join(address).encode()).hexdigest()[:16]
         app.__dict__["_redislock_broker"] = known
     return known
-
-
-def message_options(
-    task: Any, request: Any, header: Mapping[str, Any], content_type: str | None
-) -> dict[str, Any]:
-    """What it takes to publish a task as it came: id, callbacks, expiry, route, format and all."""
-    options = dict(task.signature_from_request(request).options)
-    for name in ("redelivered", "is_eager"):  # of the delivery, not of the message
-        options.pop(name, None)
-    known = request.__dict__
-    if "ignore_result" in known:  # Celery 5.5 forgets it
-        options["ignore_result"] = request.ignore_result
-    for name in ("argsrepr", "kwargsrepr"):
-        if known.get(name):
-            options[name] = known[name]
-    serializer = serializer_of(content_type)
-    if serializer is not None:
-        options["serializer"] = serializer
-    own = {k: v for k, v in (options.get("headers") or {}).items() if k != KEY}
-    options["headers"] = {**own, **header}
-    return options

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ..app.entries import Entry, broker_of, message_options
+from ..app.again import message_options
+from ..app.entries import Entry, broker_of
 from ..app.outcomes import Outcome
 from ..core.claims import Acquired, Busy, Full, Older, Parked, Turn
 from ..core.holders import Holder, successor_text
@@ -192,7 +193,7 @@ class TaskConflict:
         """
         attempt, delivery = self._attempt, self._attempt.delivery
         request, header = attempt.request, delivery.parked_header(broker_of(attempt.task.app))
-        options = message_options(attempt.task, request, header, delivery.content_type)
+        options = message_options(attempt.task, attempt.raw, request, header, delivery.content_type)
         entry = Entry.of(
             attempt.task, request.args, request.kwargs, options, delivery.content_type
         ).dump()

@@ -7,8 +7,8 @@ from typing import Any, Final, NoReturn
 
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 
-from ..app.entries import message_options
-from ..app.internals import least_countdown, outside_of_tasks
+from ..app.again import message_options, publish_again
+from ..app.internals import least_countdown
 from ..core.log import get_logger
 from ..errors import LockUnavailable
 from .attempt import Attempt
@@ -68,14 +68,6 @@ def longest_countdown(visible: float | None) -> float:
 
 def _publish(attempt: Attempt, countdown: float, header: dict[str, Any]) -> None:
     task, request = attempt.task, attempt.request
-    options = message_options(task, request, header, attempt.delivery.content_type)
-    countdown = max(countdown, least_countdown(task.app))
-    with outside_of_tasks():
-        task.app.send_task(
-            task.name,
-            request.args,
-            request.kwargs,
-            countdown=countdown,
-            add_to_parent=False,
-            **options,
-        )
+    options = message_options(task, attempt.raw, request, header, attempt.delivery.content_type)
+    options["countdown"] = max(countdown, least_countdown(task.app))
+    publish_again(task.app, task.name, request.args, request.kwargs, options)

@@ -7,10 +7,15 @@ settled.
 
 A duplicate that ends sends Celery's `task_prerun` and `task_postrun` one after the other, with
 state IGNORED: tools pair them. One that waits sends the first when its body is about to run.
+
+Tools that make spans of these signals need nothing else. Sentry's wraps Celery's tracer instead,
+with a scope for each task; ours is around it, and so makes one too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -50,25 +55,42 @@ def around(task: LockedTask, inner: Tracer) -> Tracer:
         raw = {} if request is None else request
         if not task._takes_lock(is_eager=False):
             return trace_unlocked(task, inner, uuid, args, kwargs, raw)
-        run = Run(task, raw)
-        # A soft time limit may be raised at any bytecode, also within the inner `finally`. It is
-        # raised once: the outer one completes what it cut short.
-        try:
-            try:
-                run.begin(args, kwargs)
-                if run.ended is not None:
-                    return _ended(task, run, uuid, args, kwargs)
-                mark = (raw.get("properties") or {}).get(KEY) or {}
-                raw["properties"] = {**(raw.get("properties") or {}), KEY: {**mark, "run": run}}
-                traced = inner(uuid, args, kwargs, raw)
-                run.completed = True
-                return traced
-            finally:
-                run.end()
-        finally:
-            run.end()
+        with _scope():
+            return _trace_locked(task, inner, uuid, args, kwargs, raw)
 
     return trace
+
+
+def _trace_locked(
+    task: LockedTask, inner: Tracer, uuid: str, args: Any, kwargs: Any, raw: dict[str, Any]
+) -> Any:
+    run = Run(task, raw)
+    # A soft time limit may be raised at any bytecode, also within the inner `finally`. It is
+    # raised once: the outer one completes what it cut short.
+    try:
+        try:
+            run.begin(args, kwargs)
+            if run.ended is not None:
+                return _ended(task, run, uuid, args, kwargs)
+            mark = (raw.get("properties") or {}).get(KEY) or {}
+            raw["properties"] = {**(raw.get("properties") or {}), KEY: {**mark, "run": run}}
+            traced = inner(uuid, args, kwargs, raw)
+            run.completed = True
+            return traced
+        finally:
+            run.end()
+    finally:
+        run.end()
+
+
+def _scope() -> contextlib.AbstractContextManager[Any]:
+    """Where Sentry keeps what receivers and policies tell it of this task, lest it tells that of
+    the process's next task. Without Sentry 2 or later in this process: nothing.
+    """
+    sentry = sys.modules.get("sentry_sdk")
+    isolation_scope = getattr(sentry, "isolation_scope", contextlib.nullcontext)
+    scope: contextlib.AbstractContextManager[Any] = isolation_scope()
+    return scope
 
 
 def run_of(request: Any) -> Run | None:

@@ -18,10 +18,10 @@ from typing import Any
 from celery import signals as celery_signals
 from celery.exceptions import SoftTimeLimitExceeded
 
+from ..app.again import publish_again
 from ..app.delivery import KEY, Kept
 from ..app.entries import CorruptEntry, Entry, NotOurs
 from ..app.errands import errands
-from ..app.internals import outside_of_tasks
 from ..app.outcomes import Outcome, Whose, tell, tell_conflict
 from ..app.results import ended_since, store_expired, store_skipped
 from ..app.settings import app_locks
@@ -141,8 +141,7 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     header = {**own, "gave_up": offered.gives_up, "arrived": offered.arrived}
     header.update(Kept(keys.mark, offered.token, offered.entry_id).header)
     options["headers"][KEY] = header
-    with outside_of_tasks():
-        app.send_task(entry.task, args, kwargs, add_to_parent=False, **options)
+    publish_again(app, entry.task, args, kwargs, options)
     logger.debug("redislock: %s[%s] has its turn", entry.task, entry.task_id)
     return True
 

@@ -1,0 +1,160 @@
+"""What Sentry's and OpenTelemetry's own instrumentation of Celery tell of locked tasks."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.acceptance.looking import starts
+from tests.support.waiting import eventually
+
+pytest.importorskip("sentry_sdk")
+pytest.importorskip("opentelemetry.instrumentation.celery")
+
+WORKERS = [
+    ("prefork", ["sentry"]),
+    ("prefork", ["opentelemetry"]),
+    ("prefork", ["sentry", "opentelemetry", "late"]),
+    ("threads", ["sentry", "opentelemetry"]),
+]
+
+
+class Tools:
+    """A worker with tools, and what they told of its tasks."""
+
+    def __init__(self, worker: Any, send: Any, file: Path, tools: list[str]) -> None:
+        self.worker, self.send, self.tools, self._file = worker, send, tools, file
+
+    def told(self, task_id: str, *kinds: str) -> list[dict[str, Any]]:
+        """What was told of a task, in its order."""
+        rows = map(json.loads, self._file.read_text(encoding="utf-8").splitlines())
+        return [row for row in rows if row["of"] == task_id and (not kinds or row["kind"] in kinds)]
+
+    def ends(self, task_id: str, runs: int = 1, deliveries: int | None = None) -> None:
+        """Wait until each tool has told of these runs, and OpenTelemetry of the deliveries too."""
+        if "sentry" in self.tools:
+            eventually(
+                lambda: len(self.told(task_id, "transaction")) == runs,
+                f"Sentry tells of {task_id}",
+            )
+        if "opentelemetry" in self.tools:
+            expected = runs if deliveries is None else deliveries
+            eventually(
+                lambda: len(self.told(task_id, "run")) >= expected,
+                f"OpenTelemetry tells of {task_id}",
+            )
+
+
+@pytest.fixture(scope="module", params=WORKERS, ids=lambda param: "-".join([param[0], *param[1]]))
+def tools(
+    request: Any, start_module_worker: Any, sender: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Tools:
+    pool, tools = request.param
+    file = tmp_path_factory.mktemp("told") / "told"
+    file.touch()
+    queue = f"tools{uuid.uuid4().hex}"
+    worker = start_module_worker(
+        app="tests.acceptance.apps.traced", pool=pool, queues=queue,
+        conf={"test_tools": tools, "test_told": str(file)},
+    )  # fmt: skip
+
+    def send(name: str, label: str, how: str | float = 0.0, trace: str | None = None) -> Any:
+        headers: dict[str, Any] = {}
+        if trace is not None:
+            span = trace[:16]
+            within = {"sentry-trace": f"{trace}-{span}-1"}
+            headers = {"traceparent": f"00-{trace}-{span}-01", **within, "headers": within}
+        return sender.send_task(name, [label, how], queue=queue, headers=headers)
+
+    return Tools(worker, send, file, tools)
+
+
+@pytest.mark.parametrize(("how", "runs"), [(0.0, 1), ("fails", 1), ("retry", 2)])
+def test_a_run_looks_like_that_of_a_plain_task(tools, label, how, runs):
+    def told(name):
+        result = tools.send(name, f"{label}{name}", how, uuid.uuid4().hex)
+        result.get(timeout=20, propagate=False)
+        tools.ends(result.id, runs)
+        return [(row["kind"], row["how"]) for row in tools.told(result.id)]
+
+    assert sorted(map(str, told("skips"))) == sorted(map(str, told("plain")))
+
+
+def test_a_duplicate_leaves_nothing_behind(tools, journal, label):
+    holder = tools.send("skips", label, "stand")
+    eventually(lambda: starts(journal, label, holder.id), "it holds")
+    ended = {
+        name: tools.send(name, label)
+        for name in ("skips", "skips_with_result", "raises", "queues", "defers")
+    }
+    for name in ("skips", "skips_with_result", "raises"):
+        ended[name].get(timeout=20, propagate=False)
+    tools.ends(ended["skips"].id, 0, 1)
+    tools.ends(ended["skips_with_result"].id)
+    tools.ends(ended["raises"].id)
+    # What comes next in the same processes knows nothing of them.
+    for _ in range(3):
+        plain = tools.send("plain", label)
+        plain.get(timeout=20)
+        tools.ends(plain.id)
+        for row in tools.told(plain.id):
+            assert not row.get("noted")
+            assert not row.get("parent")
+    journal.let_go(holder.id)
+    for name in ("queues", "defers"):
+        ended[name].get(timeout=20)
+        tools.ends(ended[name].id, 1, 2)
+
+    errors = {name: tools.told(result.id, "error") for name, result in ended.items()}
+    if "sentry" in tools.tools:
+        assert [error["how"] for error in errors.pop("raises")] == ["LockConflict"]
+    assert not any(errors.values())
+    assert tools.told(None) == []
+    if "opentelemetry" in tools.tools:
+        first = {name: tools.told(result.id, "run")[0] for name, result in ended.items()}
+        assert {name: [row["how"][0], row["outcome"]] for name, row in first.items()} == {
+            "skips": ["IGNORED", "skipped"],
+            "skips_with_result": ["SUCCESS", "skipped with a result"],
+            "raises": ["FAILURE", "raised"],
+            "queues": ["IGNORED", "queued"],
+            "defers": ["IGNORED", "deferred"],
+        }
+    assert "Failed to detach" not in tools.worker.log()
+    assert "no existing span" not in tools.worker.log()
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        *(("queues", "queued"), ("coalesces", "coalesced"), ("replaces", "replacing")),
+        ("defers", "deferred"),
+    ],
+)
+def test_what_waits_stays_in_its_senders_trace(tools, journal, label, name, outcome):
+    traces = [uuid.uuid4().hex for _ in range(2)]
+    holder = tools.send("skips", label, "stand", traces[0])
+    eventually(lambda: starts(journal, label, holder.id), "it holds")
+    result = tools.send(name, label, 0.0, traces[1])
+    eventually(lambda: f"{name}[{result.id}] {outcome}" in tools.worker.log(), "it met the lock")
+    journal.let_go(holder.id)
+    result.get(timeout=20)
+    tools.ends(result.id)
+    tools.ends(holder.id)
+    assert {row["trace"] for row in tools.told(result.id, "run", "transaction")} == {traces[1]}
+    assert {row["trace"] for row in tools.told(holder.id, "run", "transaction")} == {traces[0]}
+
+
+def test_what_was_sent_without_a_trace_gets_none_from_its_holder(tools, journal, label):
+    trace = uuid.uuid4().hex
+    holder = tools.send("skips", label, "stand", trace)
+    eventually(lambda: starts(journal, label, holder.id), "it holds")
+    result = tools.send("queues", label)
+    eventually(lambda: f"[{result.id}] queued" in tools.worker.log(), "it waits")
+    journal.let_go(holder.id)
+    result.get(timeout=20)
+    tools.ends(result.id)
+    assert trace not in {row["trace"] for row in tools.told(result.id, "run", "transaction")}
