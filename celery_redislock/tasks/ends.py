@@ -18,6 +18,10 @@ class Deferred(Ignore):
     """Ends a delivery whose task was published again."""
 
 
+class Expired(Ignore):
+    """Ends a task that expired before it could be published again. Its result is stored."""
+
+
 class Waiting(Ignore):
     """Ends a delivery whose task was put into a waiting room."""
 

@@ -9,10 +9,12 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 
 from ..app.again import message_options, publish_again
 from ..app.internals import least_countdown
+from ..app.times import seconds_until
 from ..core.log import get_logger
 from ..errors import LockUnavailable
+from . import turns
 from .attempt import Attempt
-from .ends import Deferred
+from .ends import Deferred, Expired
 from .settle import End
 
 logger = get_logger()
@@ -35,8 +37,14 @@ def put_off(
 
     Raises:
         Deferred: it was published.
+        Expired: it has expired meanwhile.
         Reject: it was not, and the broker still has the message.
     """
+    left = seconds_until(attempt.raw.get("expires"), attempt.task.app.timezone)
+    if left is not None and left < 0:
+        attempt.end = End.TURNED_AWAY
+        turns.end_expired(attempt.task, attempt.claim.keys, attempt.request)
+        raise Expired
     longest = longest_countdown(attempt.locks.visibility_timeout)
     countdown = min(countdown * random.uniform(1.0, SPREAD), longest)
     header = attempt.delivery.next_header(outage=cause is not None)

@@ -132,8 +132,7 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     task, args, kwargs, options, own = entry.load_for(app)
     left = seconds_until(options.get("expires"), app.timezone)
     if left is not None and left < 0:
-        # RabbitMQ would drop the message, and its turn would not end.
-        _end_expired(task, keys, entry.request(args, kwargs, options))
+        end_expired(task, keys, entry.request(args, kwargs, options))
         return False
     if offered.again and _has_ended(task, entry, own):
         logger.info("redislock: %s[%s] has ended elsewhere", entry.task, entry.task_id)
@@ -163,13 +162,16 @@ def say_set_aside(entry_id: str, keys: LockKeys, why: str) -> None:
     )  # fmt: skip
 
 
-def _end_expired(task: Any, keys: LockKeys, request: Any) -> None:
+def end_expired(task: Any, keys: LockKeys, request: Any) -> None:
+    """End a task that expired while it waited: RabbitMQ would drop its message, and nobody would
+    hear of it.
+    """
     store_expired(task, request)
     expired = {"terminated": False, "signum": None, "expired": True}
     celery_signals.task_revoked.send(sender=task, request=request, **expired)
     tell(
         Outcome.EXPIRED, Whose(keys.lock, task, request.id, request.retries or 0),
-        "redislock: %s[%s] has expired in the waiting room", task.name, request.id,
+        "redislock: %s[%s] has expired while it waited for %s", task.name, request.id, keys.lock,
     )  # fmt: skip
 
 

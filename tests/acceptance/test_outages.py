@@ -10,6 +10,7 @@ from celery import Celery
 from celery_redislock import LockUnavailable, RedisLock, SingletonTask
 from tests.support.lateness import elapsed
 from tests.support.waiting import eventually, never
+from tests.support.workers import make_app
 
 
 @pytest.fixture
@@ -46,6 +47,19 @@ def test_an_outage_puts_a_task_that_was_deferred_before_off_no_longer_than_anoth
     eventually(lambda: "is deferred for 1." in worker.log(), "it is deferred for a second or so")
     own_redis.start()
     assert result.get(timeout=30)
+
+
+def test_a_task_that_expires_as_it_waits_for_the_server_ends_so_and_does_not_vanish(
+    start_worker, own_redis, rabbitmq, conf, queue, journal, label
+):
+    """RabbitMQ would drop the message with which it is deferred."""
+    conf = {**conf, "broker_url": rabbitmq.url}
+    start_worker(queues=queue, conf={**conf, "redislock_url": f"{own_redis.url}/0"}, concurrency=1)
+    own_redis.kill()
+    with make_app({k: v for k, v in conf.items() if not k.startswith("test_")}) as app:
+        result = app.send_task("queued_late", [label], queue=queue, expires=0.8)
+        eventually(lambda: result.state == "REVOKED", "its end is stored")
+    assert not journal.read(label, "start")
 
 
 def test_an_unreachable_server_lets_a_task_run_without_its_lock_if_it_says_so(
