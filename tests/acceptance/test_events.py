@@ -108,7 +108,7 @@ def test_a_skipped_task_is_shown_as_skipped_and_by_whom(monitor, send, start, la
 def test_who_runs_later_is_shown_as_waiting_and_then_as_what_it_ended_in(
     monitor, send, start, label, name, kind
 ):
-    start(name, 1.0)
+    start(name, 4.0)
     second = send(name, label)
     monitor.shows(second, f"LOCK-{kind.upper()}")
     assert monitor.await_kind(second, f"task-lock-{kind}")["redislock_outcome"] == kind

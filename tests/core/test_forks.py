@@ -67,7 +67,8 @@ def seconds(count: int) -> float:
     return time.monotonic() - began
 
 
-def test_a_child_finds_no_mutex_that_a_thread_had_locked(gate) -> None:
+def test_a_child_finds_no_mutex_that_a_thread_had_locked(gate, monkeypatch) -> None:
+    monkeypatch.setattr(f"{ForkGate.__module__}.LONGEST_WAIT", 60.0)
     mutex, end = threading.Lock(), threading.Event()
 
     def work() -> None:

@@ -75,7 +75,7 @@ def test_log_lines_of_lost_locks_do_not_stop_a_gevent_worker(
     chats = [sender.send_task("chats", [8.0], queue=queue) for _ in range(8)]
     for again in range(3):
         names = [f"{label}-{again}-{number}" for number in range(20)]
-        losers = [sender.send_task("aborts", [name, 60.0], queue=queue) for name in names]
+        losers = [sender.send_task("aborts_later", [name, 60.0], queue=queue) for name in names]
         for name in names:
             eventually(lambda name=name: journal.read(name, "start"), "it runs")
         keys = [key for loser in losers for key in locks_of(loser.id)]
@@ -108,7 +108,7 @@ def test_log_lines_of_lost_locks_stop_no_greenlet(run, kind):
             spawn(chat, number)
         leases = []
         for number in range(40):
-            lease = Lease(store, make_claim(f"{label}-{number}", ttl=0.5))
+            lease = Lease(store, make_claim(f"{label}-{number}", ttl=6))
             lease.take()
             leases.append(lease)
             ask("SET", lease.key, "thief", "PX", 60000)

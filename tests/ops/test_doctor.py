@@ -106,6 +106,7 @@ def test_rights_that_are_missing_are_named_and_exactly_those(own_redis, doctor):
         all_but = ["+@all", "-zadd", "-hgetall"]
         client.acl_setuser("poor", enabled=True, passwords="+x", keys=["*"], commands=all_but)
         found = doctor(f"redis://poor:x@127.0.0.1:{own_redis.port}", status=1)
+        assert "rights" in found, found
         ((level, what),) = found["rights"]
         assert level == "error"
         assert what.endswith("hgetall, zadd")

@@ -368,8 +368,7 @@ def watches_lock(self: Any, label: str, seconds: float = 20.0) -> str:
     return "kept"
 
 
-@singleton(name="aborts", lock_ttl=1, on_lock_lost="abort")
-def aborts(self: Any, label: str, seconds: float = 20.0, how: str = "sleep") -> str:
+def sleep_until_lost(self: Any, label: str, seconds: float = 20.0, how: str = "sleep") -> str:
     """Is ended by `LockLost` in the middle of one long sleep."""
     try:
         journal.write("start", label, self.request)
@@ -382,6 +381,10 @@ def aborts(self: Any, label: str, seconds: float = 20.0, how: str = "sleep") -> 
         raise
     journal.write("end", label, self.request)
     return "kept"
+
+
+aborts = singleton(name="aborts", lock_ttl=1, on_lock_lost="abort")(sleep_until_lost)
+aborts_later = singleton(name="aborts_later", lock_ttl=6, on_lock_lost="abort")(sleep_until_lost)
 
 
 @singleton(name="holds_gil", lock_ttl=2)

@@ -35,7 +35,7 @@ STEPS = {
     "gave up": "one that waited long enough has left the room; its next policy has not acted",
 }
 #: Seconds for which a process stands still if nobody lets it go on.
-AT_MOST = 5.0
+AT_MOST = 20.0
 LOOK_EVERY = 0.005
 
 _history: History | None = None
