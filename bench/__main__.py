@@ -39,6 +39,7 @@ SECTIONS = {
     "heartbeats": "thousands of locks held by one process",
     "keys": "a million distinct keys: memory, and what is left",
     "notes": "what is kept about tasks that have ended: how many notes, for how long",
+    "growth": "a million held locks, 10,000 rooms, 100,000 tasks in one room: what grows",
     "market": "listers and buyers, table 6.2 of Redis in Action",
 }
 #: The columns of the terminal that the widest table needs.
@@ -128,15 +129,14 @@ def write(tables: Sequence[report.Table], facts: dict[str, object], folder: Path
     path = folder / f"{facts['section']}.json"
     path.write_text(report.as_json(tables, facts), encoding="utf-8")
     for table in tables:
-        if table.bars:
-            picture = plot.draw(table, table.bars)
+        if picture := plot.picture(table):
             (folder / f"{table.name}.svg").write_text(picture, encoding="utf-8")
 
 
 def publish(tables: Sequence[report.Table], facts: dict[str, object]) -> None:
     """A section's tables, for people: into the document."""
     for table in tables:
-        picture = f"{FOLDER.name}/{table.name}.svg" if table.bars else None
+        picture = f"{FOLDER.name}/{table.name}.svg" if plot.picture(table) else None
         write_section(DOCUMENT, table.name, report.markdown(table, in_words(facts), picture))
 
 

@@ -59,6 +59,21 @@ class Bars:
 
 
 @dataclasses.dataclass(frozen=True)
+class Curves:
+    """A picture of a table whose rows are sizes: a line for each of some figures, log by log.
+
+    Attributes:
+        title: what is shown, with its unit.
+        size: the key of the size.
+        lines: by the key of a figure, what its line is called.
+    """
+
+    title: str
+    size: str
+    lines: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
 class Table:
     """One table.
 
@@ -68,7 +83,7 @@ class Table:
         columns: what is shown. Rows may hold more, which only the JSON has.
         rows: the figures.
         notes: what one must know to read the table.
-        bars: its picture, if it has one.
+        bars, curves: its picture, if it has one.
     """
 
     name: str
@@ -77,6 +92,7 @@ class Table:
     rows: Sequence[Row]
     notes: Sequence[str] = ()
     bars: Bars | None = None
+    curves: Curves | None = None
 
 
 def ratio(found: Sequence[float]) -> str:

@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import pytest
 
 from bench import __main__ as command
-from bench import compare, plot, primitive, report, stats
+from bench import compare, growth, plot, primitive, report, stats
 from bench.compare import Compared
 from bench.contended import hand_overs
 from bench.contenders import OURS
 from bench.locks import LOCKS
-from bench.report import Bars, Column, Table
+from bench.report import Bars, Column, Curves, Table
+from bench.section import Run
 from bench.surroundings import surroundings
 from tests.support.workers import ROOT
 
@@ -108,6 +109,30 @@ def test_bars_of_different_orders_of_magnitude_are_all_seen():
     short, long = plot.lengths([1.0, 1000.0], log=True)
     assert (short, long) == (pytest.approx(0.25), 1)
     assert plot.lengths([], log=True) == []
+
+
+def test_a_picture_has_a_curve_for_each_figure_that_grows_or_does_not():
+    lines = {"constant": "acquire", "grows": "list", "missing": "nothing"}
+    rows = [{"size": n, "constant": 40.0, "grows": 2.0 * n} for n in (1, 10, 1000)]
+    grown = Table("grown", "Grown", [], rows, curves=Curves("Grown", "size", lines))
+    picture = ElementTree.fromstring(plot.picture(grown))
+    found = picture.findall("{http://www.w3.org/2000/svg}polyline")
+    points = [
+        [tuple(map(float, point.split(","))) for point in line.get("points").split()]
+        for line in found
+    ]
+    (flat, rising) = points
+    assert len({y for _, y in flat}) == 1
+    assert [y for _, y in rising] == sorted((y for _, y in rising), reverse=True)
+    assert [x for x, _ in flat] == [x for x, _ in rising]
+    texts = [each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert "acquire: 40" in texts
+    assert "list: 2,000" in texts
+    assert plot.picture(Table("none", "None", [], rows)) is None
+
+
+def test_the_names_of_curves_do_not_cover_each_other():
+    assert plot.apart([10.0, 100.0, 12.0, 11.0], 15) == [10, 100, 40, 25]
 
 
 # -- beside the published figures --------------------------------------------------------------
@@ -260,6 +285,25 @@ def test_a_section_runs_and_writes_where_it_is_told(tmp_path):
     rows = json.loads((tmp_path / "keys.json").read_text())["tables"][0]["rows"]
     assert [row["left"] for row in rows] == [{"fence": row["left_keys"]} for row in rows]
     assert "bytes of a live lock" in out
+
+
+def test_of_many_commands_the_machine_interrupts_some():
+    assert growth.uninterrupted([0.5, 9.0], calls=100) == 0.5
+    assert growth.uninterrupted([0.5, 9.0], calls=99) == 9.0
+    assert growth.uninterrupted([9.0], calls=100) == 0.0
+
+
+@pytest.mark.parametrize("what", growth.KINDS)
+def test_what_grows_is_measured_and_nothing_but_listing_takes_more_commands(own_redis, what):
+    run = Run(quick=True, only=(), say=lambda line: None)
+    with growth.Scene(own_redis) as scene:
+        few, many = growth.rows_of(scene, growth.KINDS[what], (1, 40), 2, run)
+        assert scene.client.llen(scene.keys.room) == (40 if what == "room" else 0)
+    assert few["commands"].keys() == growth.OPERATIONS.keys()
+    listed = [row["commands"].pop("list") for row in (few, many)]
+    assert few["commands"] == many["commands"]
+    assert (listed[1] > listed[0]) == (what != "room")
+    assert all(many[operation] > 0 for operation in growth.OPERATIONS)
 
 
 def test_locks_take_turns_and_their_commands_are_counted(own_redis):

@@ -26,8 +26,9 @@ from .server import Server, read
 ENDED_AGAIN: Final = 5.0
 #: Seconds for which a worker that has received a message is believed to run it. It says so again.
 RECEIVED_FOR: Final = 30.0
-#: How many entries of a waiting room are dropped in one step.
-DROP_COUNT: Final = 500
+#: How many entries of a waiting room are dropped in one step: about a millisecond of the server's
+#: time.
+DROP_COUNT: Final = 50
 
 
 class Rooms:

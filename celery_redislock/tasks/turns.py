@@ -40,13 +40,18 @@ logger = get_logger()
 SOON = 5.0
 
 
-def look_after(app: Any, keys: LockKeys, ttl: float) -> None:
+def look_after(app: Any, keys: LockKeys, ttl: float) -> bool:
     """Publish whose turn it is, set aside whose turn nobody takes, and store what others ended in.
+
+    Returns:
+        Whether one gave up. Then the next may be about to.
 
     Raises:
         LockUnavailable: the server did not answer in time.
     """
-    follow_look(app, keys, ttl, app_locks(app).store.rooms.look(keys, ttl))
+    look = app_locks(app).store.rooms.look(keys, ttl)
+    follow_look(app, keys, ttl, look)
+    return look.offered is not None and look.offered.gives_up
 
 
 def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> None:

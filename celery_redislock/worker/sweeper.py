@@ -22,6 +22,9 @@ logger = get_logger()
 
 #: Seconds between looks at which rooms are due. One worker of those that know the same tasks does.
 SWEEP_EVERY: Final = 2.0
+#: Seconds for which those of one room give up that have waited long enough: by the hundred, but for
+#: a broker that does not answer one is enough.
+GIVE_UPS_FOR: Final = 0.5
 
 
 class Sweeper:
@@ -53,18 +56,21 @@ class Sweeper:
             due = locks.store.rooms.due_rooms(self._buckets, SWEEP_EVERY * 1.1, UNKNOWN_TTL)
         for seconds, mark in due:
             time.sleep(max(began + seconds - clock(), 0.0))
-            with between_forks:
-                self._look_after(mark)
+            until = clock() + GIVE_UPS_FOR
+            while self._look_after(mark) and clock() < until:
+                pass
 
-    def _look_after(self, mark: str) -> None:
-        """One room's trouble must not keep the others from being looked at."""
+    def _look_after(self, mark: str) -> bool:
+        """One room's trouble must not keep the others from being looked at. Whether one gave up."""
         try:
             keys = keys_of_mark(app_locks(self._app).prefix, mark)
-            look_after(self._app, keys, UNKNOWN_TTL)
+            with between_forks:
+                return look_after(self._app, keys, UNKNOWN_TTL)
         except LockUnavailable:
             raise
         except Exception:
             logger.exception("redislock: could not check the waiting room of %r", mark)
+            return False
 
     def _run(self) -> None:
         while True:

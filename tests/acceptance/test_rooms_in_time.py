@@ -32,6 +32,19 @@ def test_max_wait_ends_also_what_waits_behind_another(
     assert starts(journal, label, brief.id) == 0
 
 
+def test_many_that_have_waited_long_enough_give_up_together(
+    start_house, sender, tasks, room, hold, journal, label, queue
+):
+    start_house(concurrency=2)
+    here = room(tasks["queues"], label)
+    holder = hold("queues")
+    many = [sender.send_task("queues_briefly", [label, 0.1], queue=queue) for _ in range(30)]
+    eventually(lambda: all(each.ready() for each in many), "none of them waits", 30)
+    assert {each.state for each in many} == {"REVOKED"}
+    eventually(here.is_empty, "the room is empty")
+    journal.let_go(holder.id)
+
+
 def test_two_releases_at_once_publish_each_waiting_task_once(
     start_house, sender, tasks, room, hold, journal, label, queue
 ):

@@ -25,14 +25,15 @@ local function drop(id, entry)
 end
 
 for _, id in ipairs(redis.call('LRANGE', room, 0, most - 1)) do
-  drop(id, take_out(id))
+  drop(id, take_out(id, true))
 end
-local put_aside = redis.call('HGETALL', aside)
+if redis.call('EXISTS', room) == 0 then
+  redis.call('DEL', entries, deadlines)
+end
+local put_aside = some_of(aside, most - #reply / 2)
 for i = 1, #put_aside, 2 do
-  if #reply / 2 < tonumber(most) then
-    drop(put_aside[i], put_aside[i + 1])
-    redis.call('HDEL', aside, put_aside[i])
-  end
+  redis.call('HDEL', aside, put_aside[i])
+  drop(put_aside[i], put_aside[i + 1])
 end
 if #reply > 0 then
   -- If whoever asked dies now, a worker that looks after rooms stores their results.

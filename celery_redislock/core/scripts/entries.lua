@@ -1,10 +1,11 @@
 -- Part of other scripts: what is in a waiting room. `core/parked.py` has it in Python;
 -- tests/core/test_formats.py compares the two.
 --
--- Needs the local `entries`; `take_out` needs `room` and `deadlines` too, `look_now` needs `rooms` and
--- `mark`. `entries` is a hash:
+-- Needs the local `entries`; `take_out` needs `room` and `deadlines` too, `look_now` needs `room`,
+-- `rooms` and `mark`. `entries` is a hash:
 --   id -> "<ms at which it gives up>|<kind>@<ms of its arrival>|<what was parked>"
 --   "#" id -> "<offers>|<ms of the first>|<flag>|<until ms>|<tokens of the turns offered>"
+--   and those in kinds.lua
 -- An id is "<task id>:<how often the task replaced itself>.<attempt>".
 
 local GIVEN = 'u'               -- the turn is given, and its message is not published
@@ -18,9 +19,24 @@ local function ms_of(time)
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- A worker that looks after rooms is to look at this one now.
+-- Whether `entries` says who in the room is of which kind. A release that does not write that down
+-- notes whole ms, in whatever script it changes the room; we note half a ms, as long as it is right.
+local has_lists
+local function is_listed()
+  if has_lists == nil then
+    has_lists = string.find(redis.call('ZSCORE', rooms, mark) or '', '.5', 1, true) ~= nil
+      or redis.call('EXISTS', room) == 0
+  end
+  return has_lists
+end
+
+-- A worker that looks after rooms is to look at this one then.
+local function look_at(ms)
+  redis.call('ZADD', rooms, string.format(is_listed() and '%.0f.5' or '%.0f', ms), mark)
+end
+
 local function look_now()
-  redis.call('ZADD', rooms, ms_of(redis.call('TIME')), mark)
+  look_at(ms_of(redis.call('TIME')))
 end
 
 local function id_of(task_id, nesting, attempt)
@@ -63,13 +79,23 @@ local function gives_up_by(state)
   return state.flag == GIVING_UP or state.flag == GIVING_UP_RECEIVED
 end
 
--- Out of the room. Reply what was parked there, or false.
-local function take_out(id)
+-- Out of the room. Reply what was parked there, or false. If that was lost, who knows that the id
+-- `is_there` says so: to look for one that is not is a walk through the whole room. First is what a
+-- server without memory does not refuse.
+local function take_out(id, is_there)
   local entry = redis.call('HGET', entries, id)
-  redis.call('LREM', room, 1, id)
   redis.call('HDEL', entries, id, '#' .. id)
   redis.call('ZREM', deadlines, id)
+  if entry or is_there then
+    redis.call('LREM', room, 1, id)
+  end
   return entry
+end
+
+-- Some of a hash, flat: all of one that nobody empties would stop the server. Which ones is chance, so
+-- that none is kept from its turn by others that stay.
+local function some_of(hash, most)
+  return redis.call('HRANDFIELD', hash, most, 'WITHVALUES') or {}
 end
 
 -- Of one that was replaced and may have no result yet: the successor's task id, and its entry.

@@ -20,6 +20,8 @@ for i = 7, #ARGV do
   passed_over[ARGV[i]] = true
 end
 
+local AT_ONCE = 50  -- of those that gave up or were replaced, so many are looked at; then others are due
+
 local time = redis.call('TIME')
 local publishes = true
 -- include values.lua
@@ -46,30 +48,36 @@ if declined ~= '' and redis.call('HEXISTS', entries, declined) == 1 then
   end
 end
 
-local function gives_up()
-  local id = redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, 1)[1]
-  if not id then
-    return nil
-  end
+-- One whose time is over; or nil, if nobody's is, or a message need not be sent for it.
+local function give_up(id)
   local entry, state = redis.call('HGET', entries, id), state_of(id)
   if not entry then
     take_out(id)
-    return gives_up()
+    return nil
   end
   if state.flag == GIVING_UP_RECEIVED and state.till > now then
     redis.call('ZADD', deadlines, string.format('%.0f', state.till), id)  -- a worker has its message
-    return gives_up()
+    return nil
   end
   local again = gives_up_by(state)
   if again and state.offers >= OFFERS then
     set_aside(id)
-    return gives_up()
+    return nil
   end
   local had = again and state.offers or 0
   local till = now + PAUSE * 2 ^ had
   save_state(id, {offers = had + 1, first = state.first or now, flag = GIVING_UP, till = till, tokens = ''})
   redis.call('ZADD', deadlines, string.format('%.0f', till), id)
   return {'give up', id, entry, '', had}
+end
+
+local function gives_up()
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, AT_ONCE)) do
+    local offered = give_up(id)
+    if offered then
+      return offered
+    end
+  end
 end
 
 -- A turn whose message was left to others to publish.
@@ -108,6 +116,7 @@ local function lets_waiter_in()
 end
 
 local offered = gives_up() or unpublished() or not lets_waiter_in() and offer() or nil
-local without_result = redis.call('HGETALL', ended)
-local due = set_due(#without_result > 0 and now + look_again or nil)
+local without_result = some_of(ended, AT_ONCE)
+local again_in = #without_result < 2 * AT_ONCE and look_again or 0
+local due = set_due(#without_result > 0 and now + again_in or nil)
 return {due, offered or {}, put_aside, without_result}

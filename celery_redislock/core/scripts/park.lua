@@ -31,6 +31,7 @@ local time = redis.call('TIME')
 -- include values.lua
 -- include records.lua
 -- include entries.lua
+-- include kinds.lua
 -- include turns.lua
 
 -- All ages are measured on the machine that knows them, and all times are this server's.
@@ -72,21 +73,14 @@ local function is_newer(than)
   return than and than > arrived
 end
 
-local replaced, newer = {}, nil
-if kind ~= '' then
-  for _, other in ipairs(redis.call('LRANGE', room, 0, -1)) do
-    local its_entry = redis.call('HGET', entries, other)
-    local its_kind, its_arrival = head_of(its_entry or '')
-    if its_kind == kind then
-      newer = newer or other
-      if began ~= '1' then
-        if is_newer(tonumber(its_arrival)) then
-          return {'older', parts_of(other) or other}
-        end
-        replaced[#replaced + 1] = {other, its_entry}
-      end
-    end
+local others, replaced = ids_of(kind), {}
+for _, other in ipairs(began == '1' and {} or others) do
+  local its_entry = redis.call('HGET', entries, other)
+  local _, its_arrival = head_of(its_entry)
+  if is_newer(tonumber(its_arrival)) then
+    return {'older', parts_of(other) or other}
   end
+  replaced[#replaced + 1] = {other, its_entry}
 end
 for _, slot in ipairs(slots) do
   local current, holder = holder_in(slot)
@@ -104,11 +98,14 @@ if limit and redis.call('LLEN', room) - #replaced >= limit then
   return {'full'}
 end
 
+-- The newest gets the oldest's turn; one that has begun goes before those that are newer.
+if not others[1] or redis.call('LINSERT', room, 'BEFORE', others[1], id) < 1 then
+  redis.call(in_front == '1' and 'LPUSH' or 'RPUSH', room, id)
+end
+redis.call('HDEL', aside, id)  -- its message came after all, and it waits again
+
 local reply = {'parked', {}}
-for i, other in ipairs(replaced) do
-  if i == 1 then
-    redis.call('LINSERT', room, 'BEFORE', other[1], id)  -- the newest gets the oldest's turn
-  end
+for _, other in ipairs(replaced) do
   take_out(other[1])
   if end_turn(other[1]) then
     is_free = true
@@ -119,12 +116,9 @@ for i, other in ipairs(replaced) do
   reply[2][#reply[2] + 1] = other[1]
   reply[2][#reply[2] + 1] = other[2]
 end
-redis.call('HDEL', aside, id)  -- its message came after all, and it waits again
-if #replaced == 0 and newer then
-  redis.call('LINSERT', room, 'BEFORE', newer, id)
-elseif #replaced == 0 then
-  redis.call(in_front == '1' and 'LPUSH' or 'RPUSH', room, id)
-end
+local of_kind = began == '1' and others or {}
+table.insert(of_kind, 1, id)
+list(kind, of_kind)
 
 -- Tell the holder that it is replaced, and by whom. What does not run, or not yet, is replaced now.
 -- The note says so to every copy of its message: what was replaced stays replaced.

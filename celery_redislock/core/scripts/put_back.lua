@@ -8,13 +8,19 @@ local room, entries, aside, rooms = unpack(KEYS)
 local id, mark = unpack(ARGV)
 
 -- include entries.lua
+-- include kinds.lua
 
 local entry = redis.call('HGET', aside, id)
 if not entry then
   return 0
 end
-if redis.call('HSET', entries, id, entry) == 1 then
+if redis.call('HEXISTS', entries, id) == 0 then
+  local kind = head_of(entry) or ''
+  local ids = ids_of(kind)
+  ids[#ids + 1] = id
+  list(kind, ids)
   redis.call('RPUSH', room, id)
+  redis.call('HSET', entries, id, entry)
   -- It was offered before: whoever publishes it looks whether it has run elsewhere.
   save_state(id, {offers = 1, flag = '', till = 0, tokens = ''})
 end

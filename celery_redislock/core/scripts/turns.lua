@@ -133,7 +133,7 @@ local function next_in_line(here)
   for _, id in ipairs(front()) do
     local entry, state = redis.call('HGET', entries, id), state_of(id)
     if not entry then
-      take_out(id)
+      take_out(id, true)
       return next_in_line(here)
     elseif id == here
         or not (turns[id] or is_away(state) or is_spent(id, state, turns)) then
@@ -196,6 +196,6 @@ local function set_due(least)
   if first and is_spent(first, state_of(first), turns_given()) then
     due = now
   end
-  redis.call('ZADD', rooms, string.format('%.0f', due), mark)
+  look_at(due)
   return math.max(due - now, 0)
 end

@@ -11,10 +11,10 @@ from .patient import Patient
 #: What workers and senders ask of the server, each with arguments of its form. `{}` is a key.
 COMMANDS: Final = (
     *("blpop {} 0", "del {}", "eval x 0", "evalsha x 0", "exists {}", "get {}", "hdel {} a"),
-    *("hexists {} a", "hget {} a", "hgetall {}", "hset {} a b", "lindex {} 0"),
+    *("hexists {} a", "hget {} a", "hrandfield {} 1", "hset {} a b", "lindex {} 0"),
     *("linsert {} before a b", "llen {}", "lpush {} a", "lrange {} 0 1", "lrem {} 1 a"),
     *("pexpire {} 1", "pttl {}", "rpush {} a", "select 0", "set {} a", "time", "zadd {} 1 a"),
-    *("zrangebyscore {} 0 1", "zrem {} a", "zremrangebyscore {} 0 1"),
+    *("zrangebyscore {} 0 1", "zrem {} a", "zremrangebyscore {} 0 1", "zscore {} a"),
 )
 #: What is also good to have.
 EXTRA: Final = ("info",)

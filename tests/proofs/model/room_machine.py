@@ -283,6 +283,14 @@ class RoomMachine(RuleBasedStateMachine):
         task.offers = 1  # it may have run elsewhere meanwhile: its result is looked up
         self.waiting.append(task)
 
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def a_release_was_here_that_does_not_list_those_of_a_kind(self) -> None:
+        """It did what this one did, and noted whole ms."""
+        due = self.client.zscore(self.keys.rooms, self.keys.mark)
+        self.client.zadd(self.keys.rooms, {self.keys.mark: int(due)})
+        self.client.hdel(self.keys.entries, "|c|")
+
     # -- what must hold -------------------------------------------------------------------
 
     @invariant()
@@ -290,15 +298,19 @@ class RoomMachine(RuleBasedStateMachine):
         if not hasattr(self, "keys"):
             return
         asks, slots = self.client.pipeline(transaction=False), self._slots()
-        asks.lrange(self.keys.room, 0, -1).hkeys(self.keys.entries).hkeys(self.keys.aside)
+        asks.lrange(self.keys.room, 0, -1).hgetall(self.keys.entries).hkeys(self.keys.aside)
         asks.zrange(self.keys.deadlines, 0, -1).zscore(self.keys.rooms, self.keys.mark)
         for slot in slots:
             asks.get(slot).pttl(slot)
         room, entries, aside, limited, noted, *held = asks.execute()
         order = [task.entry_id for task in self.waiting]
         assert room == order
-        assert {field for field in entries if field[0] != "#"} == set(order)
+        assert {field for field in entries if field[0] not in "#|"} == set(order)
         assert {field[1:] for field in entries if field[0] == "#"} <= set(order)
+        if noted is not None and not noted.is_integer():
+            of_a_kind = [task.entry_id for task in self.waiting if task.policy == "coalesce"]
+            listed = json.loads(entries.get("|c|", "[]"))
+            assert [each for each in listed if each in set(of_a_kind)] == of_a_kind
         assert set(aside) == {task.entry_id for task in self.aside}
         assert set(limited) == {task.entry_id for task in self.waiting if task.has_deadline}
         standing = [json.loads(value) for value in held[::2] if value]

@@ -33,8 +33,10 @@ BROKEN = {
     "a turn is not taken over": (
         "ACQUIRE", "elseif holder.queued then", "elseif false then"),
     "a limit of the room is no limit": ("PARK", "if limit and", "if false and"),
-    "the newest goes to the end": ("PARK", "redis.call('LINSERT', room, 'BEFORE', other[1]",
-                                   "redis.call('RPUSH', room, id) local _ = tostring(other[1]"),
+    "the newest goes to the end": (
+        "PARK", "redis.call('LINSERT', room, 'BEFORE', others[1], id) < 1", "true"),
+    "of a kind nobody is found": ("PARK", "list(kind, of_kind)", ""),
+    "another release's lists are believed": ("PARK", "not is_listed() and kind ~= ''", "false"),
     "a copy waits beside the first": ("PARK", "redis.call('HEXISTS', entries, id) == 1", "false"),
     "a settle does not look": ("SETTLE", "elseif first then", "elseif false then"),
     "a settle gives back another's turn": (
@@ -72,7 +74,7 @@ BROKEN = {
     "what a worker has is set aside": ("", "OFFERS and state.till <= now and", "OFFERS and"),
     "set aside is dropped": ("", "redis.call('HSET', aside, id, entry)", ""),
     "nobody is to look after it": (
-        "", "redis.call('ZADD', rooms, string.format('%.0f', due), mark)", ""),
+        "", "  look_at(due)\n", ""),
 }  # fmt: skip
 
 

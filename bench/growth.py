@@ -1,0 +1,331 @@
+"""Many held locks, many rooms, a long room: what of our work grows with them, and how much."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from celery import Celery
+
+from celery_redislock.app.settings import app_locks
+from celery_redislock.core import holders
+from celery_redislock.core.claims import Acquired, Busy, Claim, Extension, Parked, new_token, to_ms
+from celery_redislock.core.keys import LockKeys, lock_keys
+from celery_redislock.core.store import Store
+from celery_redislock.ops.survey import all_locks
+from celery_redislock.worker.sweeper import Sweeper
+from tests.support.servers import RedisServer
+
+from .report import Column, Curves, Table
+from .section import Run
+
+PREFIX = "redislock"
+#: Seconds. Nothing lapses meanwhile.
+TTL = 3600.0
+#: Locks of the process whose heartbeat is measured.
+OWN = 100
+#: Commands below so many microseconds are not noted one by one.
+NOTED = 100
+#: Commands that are noted at most: a million locks are listed by some thousands that take so long.
+MOST_NOTED = 100_000
+#: What is measured once or twice, since it takes long.
+LIST = "list"
+#: By name what people read.
+OPERATIONS = {
+    "acquire": "acquire",
+    "release": "release",
+    "refuse": "refused",
+    "hand_over": "release, hand-over",
+    "take_over": "take the turn",
+    "park": "park",
+    "coalesce": "coalesce",
+    "revoke": "leave from the middle",
+    "look": "look at a room",
+    "tick": f"heartbeat, {OWN} locks",
+    "sweep": "sweep, none due",
+    LIST: "list",
+}
+
+
+def measure(run: Run) -> list[Table]:
+    most = run.size({"locks": 6, "rooms": 4, "room": 5}, {"locks": 3, "rooms": 2, "room": 3})
+    times, tables = run.size(20, 5), []
+    for what, kind in KINDS.items():
+        if not run.wants(what):
+            continue
+        with RedisServer() as server, Scene(server) as scene:
+            sizes = [10**power for power in range(most[what] + 1)]
+            rows = list(rows_of(scene, kind, sizes, times, run))
+        tables.append(table(kind, rows, times))
+    return tables
+
+
+def rows_of(
+    scene: Scene, kind: Kind, sizes: Iterable[int], times: int, run: Run
+) -> Iterator[dict[str, Any]]:
+    there = 0
+    for size in sizes:
+        kind.fill(scene, range(there, size))
+        there = size
+        asked = one_size(scene, times)
+        yield row(size, asked)
+        run.say(f"{size:,} {kind.heading}: {len(asked)} operations, {times} times each")
+
+
+@dataclasses.dataclass
+class Asked:
+    """What one operation asked of the server.
+
+    Attributes:
+        seconds: that it took, for who asked.
+        commands: that were sent.
+        micros: of the server's time, for all of them.
+        slowest: milliseconds of the server's time, for the slowest of them.
+        by: which one that was.
+    """
+
+    seconds: float = 0.0
+    commands: int = 0
+    micros: float = 0.0
+    slowest: float = 0.0
+    by: str = ""
+
+
+@contextmanager
+def asking(client: redis.Redis) -> Iterator[Asked]:
+    """Nobody else asks this server meanwhile."""
+    found = Asked()
+    client.slowlog_reset()
+    client.config_resetstat()
+    began = time.perf_counter()
+    yield found
+    found.seconds = time.perf_counter() - began
+    stats = client.info("commandstats")
+    sent = {name.removeprefix("cmdstat_"): each for name, each in stats.items()}
+    # The others are then those of the scripts, and in their time.
+    scripts = {name: each for name, each in sent.items() if name in ("evalsha", "eval")}
+    for name, each in (scripts or sent).items():
+        if not name.startswith(("config", "slowlog", "info")):
+            found.commands += each["calls"]
+            found.micros += each["usec"]
+    noted: dict[str, list[float]] = defaultdict(list)
+    for each in client.slowlog_get(MOST_NOTED):
+        name = each["command"].split(b" ")[0].decode().lower()
+        if name in sent:
+            noted[name].append(each["duration"] / 1000)
+    for name, each in noted.items():
+        slowest = uninterrupted(each, sent[name]["calls"])
+        if slowest > found.slowest:
+            found.slowest, found.by = slowest, name
+
+
+def uninterrupted(noted: list[float], calls: int) -> float:
+    """The slowest of so many calls, of which these took long: one in a hundred is taken for one
+    that the machine interrupted.
+    """
+    rest = sorted(noted, reverse=True)[calls // 100 :]
+    return rest[0] if rest else 0.0
+
+
+class Scene:
+    """A server, and what we do there."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.client: redis.Redis = redis.Redis(port=server.port)
+        self.client.config_set("slowlog-log-slower-than", NOTED)
+        self.client.config_set("slowlog-max-len", MOST_NOTED)
+        self.app = Celery("growth", broker="memory://", set_as_current=False)
+        self.app.conf.redislock_url = server.url
+        self.store: Store = app_locks(self.app).store
+        self.sweeper = Sweeper(self.app)
+        self._number = 0
+        #: The lock at whose room we look, and who holds it.
+        self.keys = self.key("this")
+        self.holder = self.acquire(self.claim(self.keys))
+        self.own = [self.acquire(self.claim(self.key(f"own-{n}"))) for n in range(OWN)]
+
+    def __enter__(self) -> Scene:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.store.close()
+        self.client.close()
+        self.app.close()
+
+    def key(self, name: str) -> LockKeys:
+        return lock_keys(PREFIX, name)
+
+    def claim(self, keys: LockKeys, task_id: str = "", kept: str = "") -> Claim:
+        self._number += 1
+        token, task_id = new_token(), task_id or f"task-{self._number:08}-{'0' * 20}"
+        value = holders.encode(token, ttl_ms=to_ms(TTL), task="shop.sync", task_id=task_id)
+        return Claim(keys, token, TTL, value, task_id, kept=kept)
+
+    def acquire(self, claim: Claim) -> Claim:
+        reply = self.store.locks.acquire(claim)
+        assert isinstance(reply, Acquired), reply
+        return claim
+
+    def park(self, claim: Claim, kind: str = "") -> None:
+        """As a task is that has some arguments."""
+        entry = {"task": "shop.sync", "task_id": claim.task_id, "body": "[[], {}, {}]" * 20}
+        text = json.dumps(entry, separators=(",", ":"))
+        reply = self.store.rooms.park(claim, text, kind=kind)
+        assert isinstance(reply, Parked), reply
+
+    def move_to_the_middle(self, claim: Claim) -> None:
+        """As if so many had been parked since. It is the last."""
+        room = claim.keys.room
+        middle = self.client.lindex(room, self.client.llen(room) // 2).decode()
+        if middle != claim.entry_id:
+            self.client.lrem(room, -1, claim.entry_id)
+            self.client.linsert(room, "BEFORE", middle, claim.entry_id)
+
+
+def one_size(scene: Scene, times: int) -> dict[str, list[Asked]]:
+    """All operations, so many times. Then there is as much as before."""
+    found: dict[str, list[Asked]] = defaultdict(list)
+
+    def ask(what: str, call: Callable[[], Any]) -> Any:
+        with asking(scene.client) as asked:
+            reply = call()
+        found[what].append(asked)
+        return reply
+
+    for number in range(-1, times):
+        if number == 0:
+            found.clear()  # the first loads the scripts
+        one_turn(scene, ask)
+        if number < 2:
+            ask(LIST, lambda: all_locks(app_locks(scene.app)))
+    return found
+
+
+def one_turn(scene: Scene, ask: Callable[[str, Callable[[], Any]], Any]) -> None:
+    store, keys = scene.store, scene.keys
+    alone = scene.claim(scene.key("nobody's"))
+    ask("acquire", lambda: scene.acquire(alone))
+    ask("release", lambda: store.locks.settle(alone))
+    newcomer = scene.claim(keys)
+    assert isinstance(ask("refuse", lambda: store.locks.acquire(newcomer)), Busy)
+    ask("park", lambda: scene.park(newcomer))
+    offered = ask("hand_over", lambda: store.locks.settle(scene.holder)).offered
+    its = scene.claim(keys, offered.entry_id.partition(":")[0], offered.token)
+    ask("take_over", lambda: scene.acquire(its))
+    scene.holder = its
+    first, second = (scene.claim(keys) for _ in range(2))
+    scene.park(first, "shop.sync")
+    scene.move_to_the_middle(first)
+    ask("coalesce", lambda: scene.park(second, "shop.sync"))
+    store.rooms.forget_ended(keys, first.entry_id, TTL)
+    ask("look", lambda: store.rooms.look(keys, TTL))
+    ask("revoke", lambda: store.locks.settle(second, take_out=second.entry_id))
+    extensions = [Extension(each, each.opening, 0, retake=False) for each in scene.own]
+    ask("tick", lambda: store.locks.extend(extensions))
+    scene.client.delete(scene.sweeper._turn)  # as if the last sweep were two seconds ago
+    ask("sweep", scene.sweeper.sweep)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What there is more and more of.
+
+    Attributes:
+        table: the table's name.
+        title: its title.
+        heading: what there are so many of.
+        fill: puts more of them there: those with these numbers.
+    """
+
+    table: str
+    title: str
+    heading: str
+    fill: Callable[[Scene, range], None]
+
+
+def hold(scene: Scene, numbers: range) -> None:
+    """As `acquire.lua` does, without asking for each."""
+    with scene.client.pipeline(transaction=False) as pipeline:
+        for number in numbers:
+            claim = scene.claim(scene.key(f"held-{number}"))
+            value = claim.value[:-1] + ',"fence":1795187532970938,"acquired_at":1795187532.970938}'
+            pipeline.set(claim.keys.lock, value, px=to_ms(TTL))
+            if len(pipeline) == 10_000:
+                pipeline.execute()
+        pipeline.execute()
+
+
+def open_rooms(scene: Scene, numbers: range) -> None:
+    """Each has a holder, and one who waits."""
+    for number in numbers:
+        keys = scene.key(f"room-{number}")
+        scene.acquire(scene.claim(keys))
+        scene.park(scene.claim(keys))
+
+
+def fill_room(scene: Scene, numbers: range) -> None:
+    for _ in numbers:
+        scene.park(scene.claim(scene.keys))
+
+
+KINDS = {
+    "locks": Kind("growth", "Held locks", "held locks", hold),
+    "rooms": Kind("growth_rooms", "Waiting rooms", "rooms", open_rooms),
+    "room": Kind("growth_room", "Tasks parked in one room", "parked tasks", fill_room),
+}
+
+
+def row(size: int, found: dict[str, list[Asked]]) -> dict[str, Any]:
+    # Of a command that is slow by itself each time is slow; the machine interrupts some.
+    best = {what: min(asked, key=lambda each: each.slowest) for what, asked in found.items()}
+    slowest = max(best, key=lambda what: best[what].slowest)
+    return {
+        "size": size,
+        **{what: statistics.median(each.micros for each in asked) for what, asked in found.items()},
+        "commands": {what: asked[0].commands for what, asked in found.items()},
+        "seconds": {
+            what: statistics.median(each.seconds for each in asked) for what, asked in found.items()
+        },
+        "slowest": best[slowest].slowest or None,
+        "slowest_by": OPERATIONS[slowest] if best[slowest].by else "",
+        "slowest each": {what: each.slowest for what, each in best.items()},
+    }
+
+
+def table(kind: Kind, rows: list[dict[str, Any]], times: int) -> Table:
+    return Table(
+        kind.table,
+        kind.title,
+        [
+            Column("size", kind.heading, ",d"),
+            *(Column(what, heading, ",.0f") for what, heading in OPERATIONS.items()),
+            Column("slowest", "slowest command ms", ".2f"),
+            Column("slowest_by", "which"),
+        ],
+        rows,
+        notes(times),
+        curves=Curves(f"{kind.title}: server time in µs", "size", OPERATIONS),
+    )
+
+
+def notes(times: int) -> list[str]:
+    return [
+        f"Microseconds of the server's time, of all commands of one operation together, the median"
+        f" of {times}; `list` twice. One client asks, and nobody else.",
+        "*Refused*: a duplicate asks for the lock of the room. *Park*: it is put there."
+        " *Hand-over*: the holder's release gives the first its turn, whose message then takes it."
+        " *Coalesce*: one is put in the place of another, half way. *Leave from the middle*: one is"
+        " revoked there.",
+        f"*Heartbeat*: {OWN} locks of one process are extended, in one round trip. *Sweep*: what a"
+        " worker asks every 2 s, of all rooms. *List*: `celery redislock list`.",
+        "*Slowest command*: of all operations, the one that stops the server for the longest, in"
+        " the best of its tries, and without the slowest of each hundred alike: the machine"
+        f" interrupts some. Empty: below {NOTED / 1000} ms.",
+    ]
