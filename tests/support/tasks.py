@@ -149,8 +149,8 @@ two_at_once_late = singleton(
     name="two_at_once_late", lock_limit=2, acks_late=True, reject_on_worker_lost=True
 )(body)
 two_at_once_queued = singleton(name="two_at_once_queued", lock_limit=2, on_conflict="queue")(body)
-pauses = singleton(name="pauses", lock_min_hold=2)(body)
-pauses_always = singleton(name="pauses_always", lock_min_hold=2, lock_min_hold_after="any")(body)
+pauses = singleton(name="pauses", lock_min_hold=6)(body)
+pauses_always = singleton(name="pauses_always", lock_min_hold=6, lock_min_hold_after="any")(body)
 pauses_queued = singleton(name="pauses_queued", lock_min_hold=1, on_conflict="queue")(body)
 ticks = singleton(name="ticks", lock_min_hold=1.5)(body)
 refuse = singleton(name="refuse", on_conflict="raise")(body)
