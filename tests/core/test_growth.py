@@ -97,7 +97,8 @@ def asked(client: redis.Redis, call: Callable[[], Any]) -> list[list[str]]:
             if "that is all" in told["command"]:
                 return found
             command = told["command"].split(" ")
-            if command[0] not in ("HELLO", "CLIENT", "SELECT", "INFO", "EVAL", "EVALSHA"):
+            # "": redis-py 5 does not know a script's text for an argument.
+            if command[0] not in ("HELLO", "CLIENT", "SELECT", "INFO", "EVAL", "EVALSHA", ""):
                 found.append(command)
     return found
 

@@ -81,6 +81,7 @@ BROKEN = {
 #: Those of which it takes hundreds of ways to find them out: `make model` does.
 RARE = frozenset(
     {
+        "another release's lists are believed",
         "what a worker has is set aside",
         "who declines gives its turn away",
         "a copy waits beside the first",
@@ -152,7 +153,8 @@ def test_a_broken_room_is_found_out(machine, monkeypatch, how: str) -> None:
     name, old, new = BROKEN[how]
     for each in [name] if name else SCRIPTS:
         change(monkeypatch, each, old, new)
-    if how in RARE and settings.get_current_profile_name() != "long":
+    is_long = settings.get_current_profile_name() == "long"
+    if how in RARE and not is_long:
         pytest.skip("`make model` finds it out")
     with pytest.raises(AssertionError):
-        play(machine, max_examples=400, phases=[Phase.generate])
+        play(machine, max_examples=4000 if is_long else 400, phases=[Phase.generate])
