@@ -307,9 +307,9 @@ class Stage:
         # The locks of dead workers lapse, and those that are kept for a retry that vanished. Who
         # looks after the rooms looks at each once more when its last run could have died.
         give_up = time.monotonic() + self.ttl + 2.5
-        while (self._locks_left() or self._rooms_left()) and time.monotonic() < give_up:
+        while (self.locks_left() or self._rooms_left()) and time.monotonic() < give_up:
             time.sleep(0.05)
-        about = {"keys": self._locks_left(), "rooms": self._rooms_left(), "aside": self._aside()}
+        about = {"keys": self.locks_left(), "rooms": self._rooms_left(), "aside": self._aside()}
         self.history.write("quiet", **about)
 
     def _is_drained(self) -> bool:
@@ -336,7 +336,7 @@ class Stage:
         values = self.results.mget([f"celery-task-meta-{each}" for each in ids]) if ids else []
         return {each: json.loads(v) if v else {} for each, v in zip(ids, values, strict=True)}
 
-    def _locks_left(self) -> dict[str, str]:
+    def locks_left(self) -> dict[str, str]:
         with self.locks.client(timeout=5) as client:
             found = {key: client.get(key) for key in client.scan_iter(LOCKS, count=1000)}
         return {key: value for key, value in found.items() if value is not None}
@@ -365,7 +365,7 @@ class Stage:
         """The fences of the locks that are held, and the tasks for which the others are kept while
         they are queued.
         """
-        left = {key: json.loads(value) for key, value in self._locks_left().items()}
+        left = {key: json.loads(value) for key, value in self.locks_left().items()}
         return (
             {key: v["fence"] for key, v in left.items() if v.get("token") and "fence" in v},
             {key: v["task_id"] for key, v in left.items() if v.get("queued")},

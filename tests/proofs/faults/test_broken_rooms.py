@@ -28,6 +28,8 @@ def wrong(tmp_path):
                 scene(stage)
                 ids = set(stage.load.sent)
                 eventually(lambda ids=ids: stage.watcher.over(ids), "it is over", 20)
+                # The next one's first task is to run at once: after some there is a pause.
+                eventually(lambda: not stage.locks_left(), "its locks are free", 20)
 
         history = History(tmp_path / f"{breakage}.jsonl")
         # Where who gave the turn stands still, others would soon offer it again.
