@@ -198,7 +198,7 @@ def test_there_is_a_scene_for_each_broken_room():
 @pytest.mark.parametrize("breakage", SCENES)
 def test_a_broken_room_is_noticed(wrong, breakage):
     scene, rule = SCENES[breakage]
-    # On a machine that is late it may do no harm: an answer comes too late, and others give the turn.
+    # A late machine may keep it from doing harm: an answer comes too late, and others give the turn.
     tries = (wrong(scene, breakage=breakage) for _ in range(3))
     assert any(rule in found for found in tries)
 
