@@ -426,7 +426,7 @@ class SentinelSet:
             with server.client() as client:
                 return bool(client.info("replication")["role"] == "master")
 
-        eventually(promoted, "the replica is promoted, and the sentinels say so", 60)
+        eventually(promoted, "the replica is promoted, and the sentinels say so", 100)
 
     def __enter__(self) -> SentinelSet:
         with contextlib.ExitStack() as stack:
