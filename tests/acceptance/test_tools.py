@@ -31,7 +31,8 @@ class Tools:
 
     def told(self, task_id: str, *kinds: str) -> list[dict[str, Any]]:
         """What was told of a task, in its order."""
-        rows = map(json.loads, self._file.read_text(encoding="utf-8").splitlines())
+        whole, _, _ = self._file.read_text(encoding="utf-8").rpartition("\n")
+        rows = map(json.loads, whole.splitlines())
         return [row for row in rows if row["of"] == task_id and (not kinds or row["kind"] in kinds)]
 
     def ends(self, task_id: str, runs: int = 1, deliveries: int | None = None) -> None:
