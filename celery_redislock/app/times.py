@@ -27,3 +27,9 @@ def seconds_until(when: Any, timezone: Any = None) -> float | None:
         return float((when - datetime.now(when.tzinfo)).total_seconds())
     except (ValueError, TypeError, AttributeError, OverflowError):
         return None
+
+
+def has_passed(when: Any, timezone: Any = None) -> bool:
+    """Whether that time is over, as far as it is known. See `seconds_until`."""
+    left = seconds_until(when, timezone)
+    return left is not None and left < 0

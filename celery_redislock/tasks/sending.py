@@ -9,7 +9,7 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 
 from ..app.again import message_options, publish_again
 from ..app.internals import least_countdown
-from ..app.times import seconds_until
+from ..app.times import has_passed
 from ..core.log import get_logger
 from ..errors import LockUnavailable
 from . import turns
@@ -40,8 +40,7 @@ def put_off(
         Expired: it has expired meanwhile.
         Reject: it was not, and the broker still has the message.
     """
-    left = seconds_until(attempt.raw.get("expires"), attempt.task.app.timezone)
-    if left is not None and left < 0:
+    if has_passed(attempt.raw.get("expires"), attempt.task.app.timezone):
         attempt.end = End.TURNED_AWAY
         turns.end_expired(attempt.task, attempt.claim.keys, attempt.request)
         raise Expired

@@ -25,7 +25,7 @@ from ..app.errands import errands
 from ..app.outcomes import Outcome, Whose, tell, tell_conflict
 from ..app.results import ended_since, store_expired, store_skipped
 from ..app.settings import app_locks
-from ..app.times import seconds_until
+from ..app.times import has_passed
 from ..core.claims import Claim, Look, Offered, Parked, Settled, new_token
 from ..core.holders import Holder
 from ..core.keys import LockKeys
@@ -135,8 +135,7 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     """Whether it is on its way. If not, it has ended."""
     entry = Entry.load(offered.entry)
     task, args, kwargs, options, own = entry.load_for(app)
-    left = seconds_until(options.get("expires"), app.timezone)
-    if left is not None and left < 0:
+    if has_passed(options.get("expires"), app.timezone):
         end_expired(task, keys, entry.request(args, kwargs, options))
         return False
     if offered.again and _has_ended(task, entry, own):
