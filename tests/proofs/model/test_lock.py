@@ -17,7 +17,7 @@ from celery_redislock.core.right import Right
 from celery_redislock.core.upkeep import Upkeep
 from tests.support.servers import RedisServer
 
-from .lock_machine import KEYS, SCENES, Client, LockMachine, wander
+from .lock_machine import KEYS, NONE, SCENES, Client, LockMachine, wander
 from .lock_model import TTL
 from .virtual_time import TICK, Way, script
 
@@ -51,6 +51,18 @@ def test_a_lock_answers_what_the_model_says_whatever_happens_in_which_order(serv
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def test_who_is_woken_has_the_lock_though_the_server_forgot_the_script(server) -> None:
+    machine = type("Machine", (LockMachine,), {"server": server})()
+    try:
+        machine.begin("handed over")
+        machine.meanwhile("scripts", 0, 0, NONE)
+        machine.be_woken(0)
+        assert len(machine.holders) == 1
+        machine.check()
+    finally:
+        machine.teardown()
 
 
 @pytest.fixture(scope="module")

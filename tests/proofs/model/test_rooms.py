@@ -87,6 +87,9 @@ RARE = frozenset(
         "a copy waits beside the first",
         "who settles cannot publish and nobody is told",
         "what has run runs again when its turn comes",
+        "a give-up that a worker has is sent again",
+        "a lock is taken on no condition",
+        "what was put back is still set aside",
     }
 )
 

@@ -169,18 +169,23 @@ class _WeatheredServer(Server):
         return super().connections(*arguments)
 
     def call(self, connection: Any, *question: Any) -> Any:
-        self.way.before()
-        self.way.mirror()
-        reply = super().call(connection, *question)
-        self.way.after()
-        return reply
+        return self._on_its_way(super().call, connection, *question)
 
     def call_when_woken(self, *question: Any) -> Any:
-        self.way.before()
-        self.way.mirror()
-        replies = super().call_when_woken(*question)
-        self.way.after()
-        return replies
+        return self._on_its_way(super().call_when_woken, *question)
+
+    def _on_its_way(self, ask: Callable[..., Any], *question: Any) -> Any:
+        """Ask, and the model once: a call may make another for a script that is not there."""
+        way = self.way
+        way.before()
+        way.mirror()
+        self.way = Way()
+        try:
+            reply = ask(*question)
+        finally:
+            self.way = way
+        way.after()
+        return reply
 
 
 class _WeatheredLocks(Locks):
