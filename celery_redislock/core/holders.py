@@ -266,6 +266,12 @@ def encode(
     return value + "}"
 
 
+def acquired(value: str, fence: int) -> str:
+    """The value as `acquire.lua` stored it, with a fence that is the time of the acquisition."""
+    seconds, micros = divmod(fence, 1_000_000)
+    return f'{value[:-1]},"fence":{fence},"acquired_at":{seconds}.{micros:06d}}}'
+
+
 def _text(value: Any) -> str:
     if value is None:
         return "null"

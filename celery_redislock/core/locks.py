@@ -99,13 +99,14 @@ class Locks:
                 slept, reply = self._server.call_when_woken(
                     connection, claim.keys.wake, longest, claim.ttl, lua.ACQUIRE, keys, arguments
                 )
-                if isinstance(slept, ResponseError) and reply[0] == b"busy":
+                answer = wire.acquire_reply(reply, claim, sent_at)
+                if isinstance(slept, ResponseError) and isinstance(answer, Busy):
                     raise slept  # who did not sleep must not ask again at once
                 # Another thread may have met a new server meanwhile.
                 self._server.watch.admit(claim.ttl)
         except HeldOff as exc:
             raise exc.for_users(claim.keys.lock) from None
-        return wire.acquire_reply(reply, claim, sent_at)
+        return answer
 
     def reserve(self, claim: Claim, seconds: float) -> Reserved | Busy:
         """Keep the lock for a message that is about to be sent, or learn who has it.

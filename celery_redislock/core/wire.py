@@ -53,7 +53,9 @@ def keys_of(claim: Claim, names: tuple[str, ...]) -> tuple[str, ...]:
     return names if claim.task_id else RecurringKeys(names)
 
 
-def acquire_reply(reply: list[Any], claim: Claim, sent_at: float) -> Acquired | Busy | Done:
+def acquire_reply(reply: list[Any] | int, claim: Claim, sent_at: float) -> Acquired | Busy | Done:
+    if isinstance(reply, int):
+        return Acquired(holders.acquired(claim.value, reply), reply, sent_at)
     kind, value = reply[0], reply[1]
     if kind == b"acquired":
         return Acquired(value.decode(), int(reply[2]), sent_at)

@@ -83,6 +83,11 @@ def test_a_value_is_known_by_its_token(run_lua: Lua) -> None:
         assert run_lua("token_of(a[1])", kept) == json.loads(kept)["token"]
 
 
+def test_who_acquired_knows_the_stored_value_by_its_fence(run_lua: Lua) -> None:
+    stored = run_lua("acquired(a[1], a[2] .. a[3], a[2], a[3])", value(), 1700, "000042")
+    assert holders.acquired(value(), 1700_000042) == stored
+
+
 def test_a_value_says_when_it_was_acquired(run_lua: Lua) -> None:
     taken = run_lua("acquired(a[1], '7', a[2], a[3])", value(), 1700, "000042")
     assert run_lua("fence_of(a[1])", taken) == "7"

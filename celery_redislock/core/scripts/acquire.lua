@@ -13,7 +13,8 @@
 --       8 ms after which a waiter that has not asked again is dead
 --       9 the opening of the value that is kept for the message, or ""
 --       10 the id of the task that this one may have been put in the place of, or ""
--- Reply {"acquired", value as stored, fence}
+-- Reply the fence, a number, which is the time of the acquisition in us: the value has both
+--       {"acquired", value as stored, fence}  where that is not so
 --       {"done", the note, ms for which we will know, or -1}
 --           this attempt has run before, or is not to run; see `notes` in docs/how-it-works.md
 --       {"busy", value, ms to live (-1: for ever), relation, now in ms, and if somebody in the room
@@ -34,8 +35,10 @@ local function take(slot, condition)
   -- Above all before, also if the counter is gone; above the last one, also if the clock was set back.
   local micros = string.format('%06d', time[2])
   local fence = time[1] .. micros
+  local number = tonumber(fence)
   local least = (redis.call('GET', counter) or 0) + 1
-  if least > tonumber(fence) then
+  local is_ahead = least > number
+  if is_ahead then
     fence = string.format('%.0f', least)
   end
   local stored = acquired(value, fence, time[1], micros)
@@ -43,7 +46,8 @@ local function take(slot, condition)
     return nil
   end
   redis.call('SET', counter, fence)
-  return {'acquired', stored, fence}
+  -- The number alone is read fastest, and says it all.
+  return is_ahead and {'acquired', stored, fence} or number
 end
 
 -- Most often nobody has it, this attempt has not run before, and nobody is in the room or set aside.
