@@ -79,6 +79,7 @@ def record(sender: Celery, server: redis.Redis, name: str) -> Recording:
         time.sleep(max(began + due - time.monotonic(), 0))
         at = time.monotonic()
         sent[sender.send_task(name).id] = at
+        _await_notes(server)  # the worker may be late: the others must meet the first
     results = [sender.AsyncResult(task_id) for task_id in sent]
     for result in results:
         result.get(timeout=60, propagate=False)
@@ -92,6 +93,15 @@ def record(sender: Celery, server: redis.Redis, name: str) -> Recording:
     events += list(_terminated(events))
     events.sort(key=lambda event: event.at)
     return Recording(POLICIES[name][1], SLOTS, events, ended)
+
+
+def _await_notes(server: redis.Redis) -> None:
+    """Wait until a call is in its slot."""
+    give_up = time.monotonic() + 30
+    while not server.llen(NOTES):
+        if time.monotonic() > give_up:
+            raise RuntimeError("the first call did not arrive")
+        time.sleep(0.005)
 
 
 def _settled(server: redis.Redis, calls: int) -> list[Any]:

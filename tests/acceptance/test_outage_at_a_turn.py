@@ -22,11 +22,12 @@ def turn_comes(start_house, sender, own_redis, journal, tasks, room, label, queu
 
         def turn_comes(name, has_had_it):
             start_house(queues=elsewhere)
-            start_house(concurrency=1, conf={"redislock_url": f"{way.url}/0"})
+            worker = start_house(concurrency=1, conf={"redislock_url": f"{way.url}/0"})
             holder = hold(name, queue=elsewhere)
             result = sender.send_task(name, [label, 0.1], queue=queue)
             here = room(tasks[name], label)
             eventually(lambda: here.ids() == [result.id], "it waits")
+            eventually(lambda: f"[{result.id}] queued" in worker.log(), "its worker has heard so")
             way.cut_off()
             journal.let_go(holder.id)
             eventually(lambda: has_had_it(result), "its turn came while the locks were away")

@@ -1274,7 +1274,7 @@ def test_an_answer_that_nobody_read_is_never_taken_for_the_next_one(
 
 
 def test_signals_at_any_time_mix_up_no_answers(slow_store, redis_store, label) -> None:
-    claims = [make_claim(f"{label}{number}", task_id=str(number)) for number in range(2)]
+    claims = [make_claim(f"{label}{number}", task_id=str(number), ttl=600) for number in range(2)]
     held = [taken(redis_store.locks.acquire(claim)) for claim in claims]
     wanted = [extension(claim, reply) for claim, reply in zip(claims, held, strict=True)]
     chance = random.Random(label)

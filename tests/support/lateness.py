@@ -27,13 +27,18 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import threading
 import time
 from collections import deque
+from pathlib import Path
 
 #: Seconds between two looks at the clock; and how late a look is on an idle machine, at most.
 EVERY = 0.01
 PUNCTUAL = 0.005
+
+#: As many run or wait for each core where the cores are crowded; see `await_cores`.
+CROWDED = 6
 
 Span = tuple[float, float]
 
@@ -94,3 +99,23 @@ def elapsed(since: float, until: float | None = None) -> float:
     """
     until = time.monotonic() if until is None else until
     return until - since - witness.lateness(since, until)
+
+
+def await_cores(most: float = 10.0) -> None:
+    """Let others go on first, for so many seconds at most, while the cores are crowded.
+
+    Who starts yet more processes then makes all that run late, and is late itself: two suites side
+    by side, or one beside a build, take longer with this, and neither has tests that fail for it.
+    """
+    until = time.monotonic() + most
+    while _running() > CROWDED * (os.cpu_count() or 1) and time.monotonic() < until:
+        time.sleep(random.uniform(0.05, 0.25))
+
+
+def _running() -> int:
+    """How many threads run or wait for a core; 0 where Linux does not tell."""
+    try:
+        load = Path("/proc/loadavg").read_text()
+    except OSError:
+        return 0
+    return int(load.split()[3].split("/")[0])

@@ -12,6 +12,9 @@ import pytest
 from .cases import BROKEN, HOLDS, LIMITS, Case, Row, explored
 from .explorer import TooManyStates, explore
 
+#: It computes, and a busy machine has little time for it.
+pytestmark = pytest.mark.timeout(1200)
+
 SMALL = [case for case in HOLDS if not case.big]
 
 
