@@ -204,6 +204,13 @@ class Stage:
         assert self.worker is not None
         return sum(_cpu_of(pid) for pid in (self.worker.pid, *self.worker.children()))
 
+    def written_by_children(self) -> int:
+        """Bytes that the pool's processes have written so far, but for those to sockets: to the
+        pipe to their main process, since they log nothing.
+        """
+        assert self.worker is not None
+        return sum(_written_by(pid) for pid in self.worker.children())
+
     def commands_of_a_call(self, locks: RedisServer, calls: int = 50, times: int = 3) -> float:
         """How many commands the locks' database is sent for a call, by sender and worker.
 
@@ -216,6 +223,12 @@ class Stage:
                 self.drain()
             found.append(sent.total() / calls)
         return round(min(found), 1)
+
+
+def _written_by(pid: int) -> int:
+    # As `write` counts it: what is sent to a socket goes another way.
+    fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(fields["wchar"])
 
 
 def _cpu_of(pid: int) -> float:

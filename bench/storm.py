@@ -28,32 +28,36 @@ POLICIES = (
     "Replace(grace=60)",
 )
 PLAIN, STORM = "plain", "noop"
+POOLS = {"solo": 1, "prefork": 2}
 _WARM_UP = 50
 #: Duplicates of a policy that takes its time: Redis ends a `BLPOP` a tenth of a second late.
 FEW = 50
 
 
 def measure(run: Run) -> list[Table]:
-    rounds = run.size(5, 3)
-    calls = {STORM: run.size(2000, 60), PLAIN: run.size(500, 60)}
+    rounds = run.size(9, 3)
+    calls = {STORM: run.size(1000, 60), PLAIN: run.size(1000, 60)}
     rows = []
     for policy in POLICIES:
         if run.wants(policy):
             mine = {**calls, STORM: FEW} if policy.startswith("Wait") else calls
-            rows.append(one_policy(policy, rounds, mine))
-            run.say(f"{policy}: {rounds} rounds of {mine[STORM]} duplicates")
+            row: dict[str, Any] = {"name": policy, "ours": True}
+            for pool in POOLS:
+                row.update(one_policy(policy, pool, rounds, mine))
+                run.say(f"{policy}, {pool}: {rounds} rounds of {mine[STORM]} duplicates")
+            rows.append(row)
     return [table(rows, rounds, calls)]
 
 
-def one_policy(policy: str, rounds: int, calls: Mapping[str, int]) -> dict[str, Any]:
+def one_policy(policy: str, pool: str, rounds: int, calls: Mapping[str, int]) -> dict[str, Any]:
     """On servers and workers of its own, since some leave thousands of tasks waiting."""
     found: dict[str, list[float]] = defaultdict(list)
-    moved = []
+    moved, written = [], []
     with (
         RedisServer() as server,
         RedisServer() as locks,
         locks.client() as client,
-        Stage(policy, server, locks=locks) as stage,
+        Stage(policy, server, locks=locks, pool=pool, concurrency=POOLS[pool]) as stage,
         closing(stage.another_worker("held")),
     ):
         assert stage.sender is not None
@@ -65,33 +69,29 @@ def one_policy(policy: str, rounds: int, calls: Mapping[str, int]) -> dict[str, 
             stage.drain()
         for _ in range(rounds):
             for task in random.sample((PLAIN, STORM), 2):
-                before = bytes_moved(client)
+                before = bytes_moved(client), stage.written_by_children()
                 stage.publish(calls[task], task)
                 seconds, _ = stage.drain()
                 found[task].append(seconds / calls[task])
                 if task == STORM:
-                    moved.append((bytes_moved(client) - before) / calls[task])
+                    moved.append((bytes_moved(client) - before[0]) / calls[task])
+                    written.append((stage.written_by_children() - before[1]) / calls[task])
         sent = stage.commands_of_a_call(locks)
         if stage.notes.exists("end:storm"):
             raise ContenderError(f"{policy}: the task whose duplicates they are has ended")
-    return row(policy, found, sent, min(moved))
-
-
-def row(policy: str, found: Mapping[str, list[float]], sent: float, moved: float) -> dict[str, Any]:
-    # Of speeds: a share of 1 is as fast as a task that does nothing.
-    speeds = {task: [1 / each for each in seconds] for task, seconds in found.items()}
-    share = ratios(speeds, PLAIN)[STORM]
-    return {
-        "name": policy,
-        "ours": True,
+    figures = {
         "duplicate": percentile(found[STORM], 0.5) * 1e6,
         "plain": percentile(found[PLAIN], 0.5) * 1e6,
-        "share": share,
-        "speed": share[1],
-        "commands": sent,
-        "bytes": moved,
+        "ratio": (against := ratios(found, PLAIN)[STORM]),
+        "times": against[1],
         "rounds": dict(found),
     }
+    if pool == "solo":
+        return {f"{pool} {kind}": figure for kind, figure in figures.items()} | {
+            "commands": sent,
+            "bytes": min(moved),
+        }
+    return {f"{pool} {kind}": figure for kind, figure in figures.items()} | {"pipe": min(written)}
 
 
 def table(rows: list[dict[str, Any]], rounds: int, calls: Mapping[str, int]) -> Table:
@@ -100,23 +100,27 @@ def table(rows: list[dict[str, Any]], rounds: int, calls: Mapping[str, int]) -> 
         "A storm of duplicates of one running task",
         [
             Column("name", "policy"),
-            Column("duplicate", "a duplicate µs", ",.0f"),
-            Column("plain", "a plain task µs", ",.0f"),
-            Column("share", "share of plain speed", ratio),
+            Column("solo duplicate", "solo µs", ",.0f"),
+            Column("solo ratio", "against plain", ratio),
+            Column("prefork duplicate", "prefork µs", ",.0f"),
+            Column("prefork ratio", "against plain", ratio),
             Column("commands", "commands", "g"),
             Column("bytes", "bytes", ",.0f"),
+            Column("pipe", "pipe bytes", ",.0f"),
         ],
         rows,
         [
             f"{rounds} rounds of {calls[STORM]:,} duplicates and {calls[PLAIN]:,} plain tasks that"
-            " do nothing, drained by the same worker (solo, results ignored); another worker runs"
-            " the task whose duplicates they are.",
-            "*Share of plain speed*: duplicates a second to plain tasks a second in the same round,"
-            " the median of the rounds, and their extremes.",
+            " do nothing, drained in turns by the same worker, results ignored; prefork has"
+            f" {POOLS['prefork']} processes. Another worker runs the task whose duplicates they"
+            " are.",
+            "*Against plain*: the time of a duplicate against that of a plain task in the same"
+            " round, the median of the rounds, and their extremes.",
             "*Commands* and *bytes*, in both directions: between the workers and the locks' server,"
-            " a server of its own, for a duplicate.",
+            " a server of its own, for a duplicate. *Pipe bytes*: what a pool process writes to"
+            " its worker's main process, for a duplicate.",
             "A `Defer`ed duplicate is also published again. `Wait` is given a millisecond, which"
             f" Redis makes a tenth of a second, and {FEW} duplicates a round.",
         ],
-        Bars("A storm of duplicates: share of a plain task's speed", "speed"),
+        Bars("A storm of duplicates: times a plain task, solo", "solo times"),
     )
