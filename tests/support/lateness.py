@@ -38,7 +38,7 @@ EVERY = 0.01
 PUNCTUAL = 0.005
 
 #: As many run or wait for each core where the cores are crowded; see `await_cores`.
-CROWDED = 6
+CROWDED = 10
 
 Span = tuple[float, float]
 
@@ -101,7 +101,7 @@ def elapsed(since: float, until: float | None = None) -> float:
     return until - since - witness.lateness(since, until)
 
 
-def await_cores(most: float = 10.0) -> None:
+def await_cores(most: float = 3.0) -> None:
     """Let others go on first, for so many seconds at most, while the cores are crowded.
 
     Who starts yet more processes then makes all that run late, and is late itself: two suites side
