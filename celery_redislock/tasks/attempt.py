@@ -19,7 +19,7 @@ from ..core import holders, notes
 from ..core.claims import Busy, Claim, to_ms
 from ..core.holders import Holder
 from ..core.lease import Lease
-from ..errors import LockUnavailable
+from ..errors import LockConflict, LockUnavailable
 from . import turns
 from .locked import LockedTask
 from .settle import End
@@ -48,6 +48,7 @@ class Attempt:
     Attributes:
         end: how the delivery ends, as far as it is known by now.
         goes: the body is to run.
+        refused: what the task fails with as a duplicate that its policy refused, or None.
         reruns: it has run before, and its result is missing.
         parking: it is being put into the waiting room.
         is_noted: that it ends without a run was noted with the server's answer.
@@ -56,6 +57,7 @@ class Attempt:
     # Defaults of the class: one of these is made for each task that runs, and few change them.
     end = End.CANNOT_RUN
     goes = reruns = parking = is_noted = False
+    refused: LockConflict | None = None
     asks_since = 0.0
     _request: Any = None
 

@@ -105,7 +105,8 @@ class TaskConflict:
         if attempt.acks_failures:
             attempt.mark_done()
         attempt.conflict_ended(Outcome.RAISED, self.holder)
-        raise LockConflict(self.key, self.holder)
+        attempt.refused = LockConflict(self.key, self.holder)
+        raise attempt.refused
 
     def defer(self, countdown: float) -> Any:
         if self._attempt.is_eager:

@@ -57,11 +57,13 @@ class EndInfo:
     Celery makes a picklable traceback of it, with every code position of its longest function.
     """
 
-    def __init__(self, exception: BaseException) -> None:
+    tb = None
+
+    def __init__(self, exception: BaseException, traceback: str = "") -> None:
         self.exception = exception
         self.type = type(exception)
-        self.traceback = ""
-        self.internal = True
+        self.traceback = traceback
+        self.internal = not traceback
 
     @property
     def exc_info(self) -> tuple[Any, Any, Any]:

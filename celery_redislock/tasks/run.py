@@ -41,7 +41,7 @@ class Run:
     # Defaults of the class: one of these is made for each task that runs, and few change them.
     attempt: Attempt | None = None
     ended: BaseException | None = None
-    failure: BaseException | None = None
+    failure: Exception | None = None
     value: Any = None
     completed = False
     _body: LockedBody | None = None
@@ -55,6 +55,12 @@ class Run:
         self._end = End.CANNOT_RUN
 
     # -- the beginning --------------------------------------------------------------------
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it is a duplicate that fails because of that."""
+        refused = None if self.attempt is None else self.attempt.refused
+        return refused is not None and self.failure is refused
 
     def begin(self, args: Any, kwargs: Mapping[str, Any], request: Any = None) -> None:
         """Take the lock, or end. What goes wrong is kept, and raised where the body would run, so

@@ -6,7 +6,8 @@ ends without it. When Celery's has returned, however it did, everything that the
 settled.
 
 A duplicate that ends sends Celery's `task_prerun` and `task_postrun` one after the other, with
-state IGNORED: tools pair them. One that waits sends the first when its body is about to run.
+state IGNORED, or FAILURE if it is refused: tools pair them. One that waits sends the first when its
+body is about to run.
 
 Tools that make spans of these signals need nothing else. Sentry's wraps Celery's tracer instead,
 with a scope for each task; ours is around it, and so makes one too.
@@ -17,13 +18,15 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from traceback import format_exception_only
 from typing import Any, Final
 
 from celery import states
-from celery.signals import task_postrun, task_prerun
+from celery.signals import task_failure, task_postrun, task_prerun
 
 from ..app.delivery import KEY, Kept, take_header
 from ..app.internals import trace_of_end
+from ..app.results import store_failed
 from .ends import EndInfo
 from .locked import LockedTask
 from .run import Run
@@ -72,6 +75,8 @@ def _trace_locked(
             run.begin(args, kwargs)
             if run.ended is not None:
                 return _ended(task, run, uuid, args, kwargs)
+            if run.is_refused and not hasattr(inner, "__wrapped__"):
+                return _fail(task, run, uuid, args, kwargs)
             mark = (raw.get("properties") or {}).get(KEY) or {}
             raw["properties"] = {**(raw.get("properties") or {}), KEY: {**mark, "run": run}}
             traced = inner(uuid, args, kwargs, raw)
@@ -119,3 +124,27 @@ def _ended(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any
             task_prerun.send(**said)
             task_postrun.send(**said, retval=exc, state=states.IGNORED)
     return trace_of_end(EndInfo(exc), exc, states.IGNORED)
+
+
+def _fail(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any:
+    """Fail a duplicate that was refused, as Celery's tracer does but for the traceback, which would
+    show this package alone, and costs the most. A tool that wraps that tracer, as Sentry's does, is
+    to see the failure there.
+    """
+    attempt, error = run.attempt, run.failure
+    assert attempt is not None
+    assert error is not None
+    said = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
+    with attempt.as_current():
+        task_prerun.send(**said)
+        task.before_start(uuid, args, kwargs)
+        info = EndInfo(error, "".join(format_exception_only(type(error), error)))
+        store_failed(task, attempt.request, error, info.traceback)
+        task.on_failure(error, uuid, args, kwargs, info)
+        task_failure.send(
+            sender=task, task_id=uuid, exception=error, args=args, kwargs=kwargs,
+            traceback=None, einfo=info,
+        )  # fmt: skip
+        task.after_return(states.FAILURE, error, uuid, args, kwargs, None)
+        task_postrun.send(**said, retval=error, state=states.FAILURE)
+    return trace_of_end(info, error, states.FAILURE)

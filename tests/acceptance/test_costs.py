@@ -8,6 +8,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -195,6 +196,13 @@ def worker(start_module_worker, lock_server):
     return queue
 
 
+@pytest.fixture(scope="module")
+def prefork_worker(start_module_worker, lock_server):
+    queue = f"costs-{new_token()}"
+    conf = {"redislock_url": f"{lock_server.url}/0"}
+    return start_module_worker(queues=queue, concurrency=1, conf=conf), queue
+
+
 @pytest.fixture
 def send(worker, sender):
     def send(name: str, label: str, *args: object):
@@ -238,6 +246,37 @@ def test_a_duplicate_that_is_turned_away_costs_one_round_trip(
         with lock_server.client() as client:
             assert len(client.keys(held.key.replace(":lock:", ":done:") + ":*")) == 3
     assert sent == ["acquire"] * 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["skip", "skip_result", "refuse", "queued", "coalesced", "replaced_sometime", "defer_long"],
+)
+def test_a_duplicate_sends_little_through_the_pools_pipe(
+    prefork_worker, sender, lock_server, label, name
+):
+    """Celery would send tens of KB of a task that ends with an exception, its tracer's frames."""
+    worker, queue = prefork_worker
+    (child,) = worker.children()
+
+    def told() -> int:
+        """What the pool process has written, but for its log lines: sockets are not counted."""
+        counts = Path(f"/proc/{child}/io").read_text().splitlines()
+        fields = dict(line.split(": ") for line in counts)
+        own = [line for line in worker.log().splitlines(True) if "ForkPoolWorker" in line]
+        return int(fields["wchar"]) - sum(len(line.encode()) for line in own)
+
+    def run() -> int:
+        """And what it has written when the run of a task has begun behind all others."""
+        assert sender.send_task("skip", [new_token(), 0.0], queue=queue).get(timeout=20)
+        return told()
+
+    run()
+    of_a_run = -run() + run()
+    with holder(lock_server, name, label):
+        before = run()
+        sender.send_task(name, [label], queue=queue)
+        assert run() - before - of_a_run <= 1024
 
 
 @pytest.mark.parametrize(

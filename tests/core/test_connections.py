@@ -496,7 +496,7 @@ def test_a_lock_from_a_url_and_one_from_a_client_are_the_same_lock(redis_server,
 def test_a_name_of_any_characters_gives_a_lock(redis_server, client) -> None:
     for name in ("größe", "日本", "a b\n\"'{x}", "🔒" * 50, "\x00"):
         store = Store(pools_from_url(redis_server.url))
-        claim = make_claim(name, ttl=3)
+        claim = make_claim(name, ttl=60)
         assert isinstance(store.locks.acquire(claim), Acquired)
         assert client.exists(lock_keys("redislock", name).lock)
         assert store.locks.settle(claim).ours
