@@ -51,12 +51,14 @@ class Attempt:
         reruns: it has run before, and its result is missing.
         parking: it is being put into the waiting room.
         is_noted: that it ends without a run was noted with the server's answer.
+        label: what its lock is called for people, by `lock_label`; or None.
     """
 
     # Defaults of the class: one of these is made for each task that runs, and few change them.
     end = End.CANNOT_RUN
     goes = reruns = parking = is_noted = False
     asks_since = 0.0
+    label: str | None = None
     _request: Any = None
 
     def __init__(
@@ -104,6 +106,9 @@ class Attempt:
         ttl = self.options.lock_ttl
         task_id, attempt, nesting = attempt_of(raw)
         arrived, age = self._arrival()
+        keys = task.lock_keys_for(self.args, self.kwargs)
+        if task._redislock_label_maker is not None:
+            self.label = task.label_for(self.args, self.kwargs)
         value = holders.encode(
             delivery.token,
             ttl_ms=to_ms(ttl),
@@ -114,8 +119,8 @@ class Attempt:
             node=raw.get("hostname"),
             arrived=arrived,
             age=age,
+            label=self.label,
         )
-        keys = task.lock_keys_for(self.args, self.kwargs)
         kept = delivery.kept
         # Another lock: the sender's code, or that of an older release, is not this worker's.
         is_ours = kept is not None and kept.mark == keys.mark
@@ -210,6 +215,7 @@ class Attempt:
             attempt=self.claim.attempt,
             node=self.raw.get("hostname"),
             fence=self.lease.fence if self.lease is not None else 0,
+            label=self.label,
         )
 
     # -- what is said of it ---------------------------------------------------------------
@@ -246,7 +252,7 @@ class Attempt:
     @property
     def whose(self) -> Whose:
         """Of which run something is told."""
-        return Whose(self.key, self.task, self.raw.get("id"), self.claim.attempt)
+        return Whose(self.key, self.task, self.raw.get("id"), self.claim.attempt, self.label)
 
     def tell(self, outcome: Outcome, *line: Any, emits: bool = True, **more: Any) -> None:
         """Tell an outcome of this run. An eager one has no events. See `outcomes.tell`."""
@@ -254,7 +260,8 @@ class Attempt:
 
     def __str__(self) -> str:
         attempt = f" attempt {self.claim.attempt}" if self.claim.attempt else ""
-        return f"{self.task.name}[{self.raw.get('id')}]{attempt}"
+        label = "" if self.label is None else f" ({self.label})"
+        return f"{self.task.name}[{self.raw.get('id')}]{attempt}{label}"
 
 
 def ends_message(task: Any, flag: str) -> bool:

@@ -192,7 +192,8 @@ class TaskConflict:
             Waiting: it waits in the room.
         """
         attempt, delivery = self._attempt, self._attempt.delivery
-        request, header = attempt.request, delivery.parked_header(broker_of(attempt.task.app))
+        request, broker = attempt.request, broker_of(attempt.task.app)
+        header = delivery.parked_header(broker, attempt.label)
         options = message_options(attempt.task, attempt.raw, request, header, delivery.content_type)
         entry = Entry.of(
             attempt.task, request.args, request.kwargs, options, delivery.content_type
