@@ -256,7 +256,7 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
     ]
     if not held:
         raise AssertionError(f"no run in this process holds {keys.lock}")
-    store.locks.break_lock(keys, ttl)
+    store.locks.break_lock(keys, ttl, by="lose_lock")
     give_up = clock() + _SOON
     while not all(each.right.loss_is_told for each in held):
         if clock() > give_up:

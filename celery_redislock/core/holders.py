@@ -124,7 +124,9 @@ VERSION: Final = 2
 #: What follows the token of a record, up to the task's name.
 _VERSION_AND_TASK: Final = f'","v":{VERSION},"task":'
 #: What the scripts write as it is in a text.
-_PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}-_.:")
+_PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}-_.:@ ")
+#: The most characters of a text that says who broke a lock.
+_LONGEST_BREAKER: Final = 100
 #: The last Unix time that a datetime can show.
 _LAST_TIME: Final = 253402300799
 
@@ -184,6 +186,31 @@ def _successor(found: Any) -> Holder | None:
     if not isinstance(task, str) or not isinstance(task_id, str):
         return None
     return Holder(task=task, task_id=task_id)
+
+
+def breaker_text(by: str) -> str:
+    """Who breaks a lock, as JSON. The scripts look for its end by its quotes: there are two."""
+    return f'"{_without_quotes(one_line(by[:_LONGEST_BREAKER]))}"'
+
+
+def breaker_of(text: bytes) -> str:
+    """Who broke a lock, from `breaker_text`; "" if that is not known."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""  # an older release does not say
+    return found if isinstance(found, str) else ""
+
+
+def user_here() -> str:
+    """The user and the host of this process, such as "anna@host"."""
+    import getpass  # where an operator breaks a lock; the rest needs none of what it imports
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{_host()}"
 
 
 def is_turn(value: bytes) -> bool:

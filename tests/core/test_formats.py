@@ -180,6 +180,19 @@ def test_a_turn_is_a_value_of_a_message_in_the_queue(run_lua: Lua, task_id: str)
         assert not holders.is_turn(other.encode())
 
 
+@pytest.mark.parametrize("by", ["anna@host", 'a "b" \\ \n', "näme", ""])
+def test_a_mark_says_who_broke_it(run_lua: Lua, by: str) -> None:
+    opening, text = holders.opening_of(TOKEN), holders.breaker_text(by)
+    marks = run_lua("broken_mark(a[1], '') .. broken_mark(a[2], a[3])", "other", TOKEN, text)
+    assert opening in marks, "which is all that an older release looks for"
+    found = run_lua("broken_by(a[1], a[2])", marks, opening)
+    assert holders.breaker_of(found.encode()) == holders.one_line(by)
+    unknown = run_lua("broken_by(a[1], a[2])", marks, holders.opening_of("other"))
+    assert (unknown, holders.breaker_of(unknown.encode())) == ("", "")
+    assert run_lua("broken_by(a[1], a[2])", marks, holders.opening_of("nobody")) is None
+    assert run_lua("broken_by(false, a[1])", opening) is None
+
+
 # -- a done note --------------------------------------------------------------------------------
 
 
