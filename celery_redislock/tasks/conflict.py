@@ -29,6 +29,7 @@ from .asking import (
 )
 from .attempt import Attempt
 from .ends import Skipped, Waiting
+from .refused import refused
 from .sending import put_off
 from .settle import End
 
@@ -105,7 +106,7 @@ class TaskConflict:
         if attempt.acks_failures:
             attempt.mark_done()
         attempt.conflict_ended(Outcome.RAISED, self.holder)
-        raise LockConflict(self.key, self.holder)
+        raise refused(LockConflict(self.key, self.holder))
 
     def defer(self, countdown: float) -> Any:
         if self._attempt.is_eager:
