@@ -104,6 +104,8 @@ class _Spans:
         span = self._current(sender)
         if span is not None:
             span.set_attribute("redislock.key", details.key)
+            if details.label is not None:
+                span.set_attribute("redislock.label", details.label)
             span.set_attribute("redislock.fence", details.fence)
             span.set_attribute("redislock.waited", details.waited)
             span.set_attribute("redislock.acquire", details.latency)
@@ -123,6 +125,8 @@ class _Spans:
             "redislock.outcome": details.outcome,
             "redislock.holder": str(details.holder or ""),
         }
+        if details.label is not None:
+            said["redislock.label"] = details.label
         is_own = details.task_id == getattr(sender.request, "id", None)
         span = self._current(sender)
         if span is not None and is_own:

@@ -4,8 +4,9 @@
     def count(sender, details, **kwargs):
         DUPLICATES.labels(sender.name, details.outcome).inc()
 
-All details have the lock's whole `key`, and the `task`, `task_id` and `attempt` (its number of
-retries). The sender is the task. If a receiver fails, that is logged and has no other effect.
+All details have the lock's whole `key` and its `label` (None without `lock_label`), and the `task`,
+`task_id` and `attempt` (its number of retries). The sender is the task. If a receiver fails, that
+is logged and has no other effect.
 
 `lock_lost`, `lock_extended` and `lock_recovered` are sent from the heartbeat's thread (under gevent
 and eventlet: from a greenlet), so their receivers must not block. For a "freed" lock,
@@ -38,6 +39,7 @@ class AcquiredDetails(NamedTuple):
     fence: int
     waited: float
     latency: float = 0.0
+    label: str | None = None
 
 
 class ReleasedDetails(NamedTuple):
@@ -58,6 +60,7 @@ class ReleasedDetails(NamedTuple):
     held: float
     owned: bool
     kept_for_retry: bool
+    label: str | None = None
 
 
 class ConflictDetails(NamedTuple):
@@ -81,6 +84,7 @@ class ConflictDetails(NamedTuple):
     holder: Holder | None
     outcome: str
     countdown: float | None = None
+    label: str | None = None
 
 
 class LostDetails(NamedTuple):
@@ -99,6 +103,7 @@ class LostDetails(NamedTuple):
     fence: int
     reason: str = ""
     replaced: bool = False
+    label: str | None = None
 
 
 class RecoveredDetails(NamedTuple):
@@ -115,6 +120,7 @@ class RecoveredDetails(NamedTuple):
     task_id: str
     attempt: int
     how: str
+    label: str | None = None
 
 
 class ExtendedDetails(NamedTuple):
@@ -129,6 +135,7 @@ class ExtendedDetails(NamedTuple):
     task_id: str
     attempt: int
     late: float
+    label: str | None = None
 
 
 class WaitingDetails(NamedTuple):
@@ -143,6 +150,7 @@ class WaitingDetails(NamedTuple):
     task_id: str
     attempt: int
     waits: bool
+    label: str | None = None
 
 
 lock_acquired = Signal(name="lock_acquired", providing_args={"details"})

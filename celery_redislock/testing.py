@@ -215,11 +215,13 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
     """
     __tracebackhide__ = True
     store, keys, ttl = _lock_of(what, args, kwargs)
-    task, app = ("", None) if isinstance(what, RedisLock) else (what.name, what.app)
+    task, app, label = "", None, None
+    if not isinstance(what, RedisLock):
+        task, app, label = what.name, what.app, what.label_of_call(args, kwargs)
     held = HeldLock(app, keys)
     for number in range(1, len(keys.slots) + 2):
         token, task_id = new_token(), f"held-by-test-{number}"
-        value = holders.encode(token, ttl_ms=to_ms(ttl), task=task, task_id=task_id)
+        value = holders.encode(token, ttl_ms=to_ms(ttl), task=task, task_id=task_id, label=label)
         reply = held.take(Lease(store, Claim(keys, token, ttl, value, task_id)))
         if not isinstance(reply, Acquired):
             held.release()
@@ -254,7 +256,7 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
     ]
     if not held:
         raise AssertionError(f"no run in this process holds {keys.lock}")
-    store.locks.break_lock(keys, ttl)
+    store.locks.break_lock(keys, ttl, by="lose_lock")
     give_up = clock() + _SOON
     while not all(each.right.loss_is_told for each in held):
         if clock() > give_up:

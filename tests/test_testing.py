@@ -169,8 +169,11 @@ def test_a_lost_lock_is_an_abort_also_if_whoever_hears_of_it_takes_long(
     def sync() -> None:
         lose_lock()
 
-    def receiver(**kwargs: Any) -> None:
+    reasons = []
+
+    def receiver(details: Any, **kwargs: Any) -> None:
         time.sleep(0.3)
+        reasons.append(details.reason)
 
     lock_lost.connect(receiver)
     try:
@@ -178,6 +181,7 @@ def test_a_lost_lock_is_an_abort_also_if_whoever_hears_of_it_takes_long(
     finally:
         lock_lost.disconnect(receiver)
     assert isinstance(result.result, LockLost)
+    assert reasons == ["an operator broke it: lose_lock"]
 
 
 def test_only_a_lock_of_this_process_can_be_lost(

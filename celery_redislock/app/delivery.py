@@ -214,14 +214,15 @@ class Delivery:
             header.update(self.kept.header)
         return {KEY: header}
 
-    def parked_header(self, broker: str) -> dict[str, Any]:
+    def parked_header(self, broker: str, label: str | None = None) -> dict[str, Any]:
         """The header of the message of a task that waited in a room. It may be published twice,
         so each is a copy. Who publishes it adds what is kept for it.
 
         Args:
             broker: a digest of the broker that the message belongs to.
+            label: of its lock, for whoever looks into the room; None if it has none.
         """
-        header = {
+        header: dict[str, Any] = {
             "v": VERSION,
             "deferrals": self.deferrals,
             "since": time.time() if self.since is None else self.since,
@@ -232,6 +233,8 @@ class Delivery:
             "broker": broker,
             "parked_at": time.time(),
         }
+        if label is not None:
+            header["label"] = label
         return {KEY: header}
 
     @property

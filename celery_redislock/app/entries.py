@@ -129,6 +129,15 @@ class Entry(NamedTuple):
         except (ValueError, TypeError) as exc:
             raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
 
+    def label(self, app: Any) -> str | None:
+        """What its lock is called for people; None if it is not, or this app cannot read that."""
+        try:
+            options = self.content(app)[2]
+            label = (options.get("headers") or {})[KEY]["label"]
+        except (NotOurs, CorruptEntry, LookupError, TypeError, AttributeError):
+            return None
+        return label if isinstance(label, str) else None
+
     def load_for(self, app: Any, unknown: bool = False) -> Waiter:
         """What waits, for a worker that is one to publish its message.
 

@@ -29,7 +29,9 @@ from celery.app.defaults import DEFAULTS as CELERYS_SETTINGS
 
 __all__ = [
     "CELERYS_SETTINGS",
+    "EXPECTED",
     "HOOKS",
+    "TRACE_LOGGER",
     "after_registration",
     "as_running",
     "at_pool_process_exit",
@@ -233,6 +235,12 @@ def least_countdown(app: Any) -> float:
 
 
 # -- in a pool process ------------------------------------------------------------------------
+
+#: The logger on which Celery says what a task ended in. Without it a duplicate that was refused
+#: would be an ERROR with a traceback of ours.
+TRACE_LOGGER: Final = "celery.app.trace"
+#: How it describes an error in `Task.throws`, in the field `description` of its line.
+EXPECTED: Final = "raised expected"
 
 
 def trace_of_end(info: Any, error: BaseException, state: str) -> Any:

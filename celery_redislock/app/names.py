@@ -34,6 +34,8 @@ class KeyMaker:
         lock_key: the option of that name.
         normalise: carries a value through the task's serializer and back, so that a default
             of the signature is what it would be had it been sent.
+        option: what the option is called in messages. Another one's template, too, is formatted
+            with a call's arguments.
 
     Raises:
         ConfigError: `lock_key` does not fit the signature.
@@ -45,8 +47,10 @@ class KeyMaker:
         function: Callable[..., Any],
         lock_key: str | Sequence[str] | Callable[..., Any] | None,
         normalise: Normalise,
+        option: str = "lock_key",
     ) -> None:
         self._task = task
+        self._option = option
         self._call = call_signature(function)
         self._signature = self._call.signature
         self._outer = own_signature(function)
@@ -64,13 +68,9 @@ class KeyMaker:
             self._name = self._by_all_arguments
         elif isinstance(lock_key, str):
             self._template = lock_key
-            fields = _template_fields(task, lock_key)
+            fields = _template_fields(f"task {task}: {option}={lock_key!r}", lock_key)
             if not fields and lock_key in self._signature.parameters:
-                raise ConfigError(
-                    f"task {task}: lock_key={lock_key!r} would be one lock for all calls, but it is"
-                    " also the name of an argument; did you mean"
-                    f" lock_key=[{lock_key!r}] or '{{{lock_key}}}'?"
-                )
+                raise self._argument_alone(lock_key)
             self._check(fields)
             self._chosen = tuple(dict.fromkeys(fields))
             self.binds = bool(fields)
@@ -117,7 +117,7 @@ class KeyMaker:
             name = self._template.format_map(arguments)
         except (LookupError, AttributeError, TypeError) as exc:
             raise ValueError(
-                f"{self._task}: lock_key={self._template!r} does not fit this call: {exc!r}"
+                f"{self._task}: {self._option}={self._template!r} does not fit this call: {exc!r}"
             ) from exc
         return self._checked(name)
 
@@ -127,8 +127,8 @@ class KeyMaker:
     def _checked(self, name: Any) -> str:
         if not isinstance(name, str) or not name:
             raise ValueError(
-                f"{self._task}: lock_key gives the lock name {name!r} for this call; it must be a"
-                " non-empty str"
+                f"{self._task}: {self._option} gives the lock name {name!r} for this call; it must"
+                " be a non-empty str"
             )
         return name
 
@@ -188,9 +188,18 @@ class KeyMaker:
 
     def _untold(self, name: str) -> TypeError:
         return TypeError(
-            f"{self._task}: lock_key names {name!r}. This call does not contain it, or a decorator"
-            " hides which value it has. Pass it by name, or use a callable lock_key that takes the"
-            " call's own arguments"
+            f"{self._task}: {self._option} names {name!r}. This call does not contain it, or a"
+            " decorator hides which value it has. Pass it by name, or use a callable lock_key that"
+            " takes the call's own arguments"
+        )
+
+    def _argument_alone(self, name: str) -> ConfigError:
+        is_key = self._option == "lock_key"
+        meant = f"lock_key=[{name!r}] or " if is_key else ""
+        return ConfigError(
+            f"task {self._task}: {self._option}={name!r} would be one"
+            f" {'lock' if is_key else 'text'} for all calls, but it is also the name of an"
+            f" argument; did you mean {meant}'{{{name}}}'?"
         )
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,7 +251,7 @@ class KeyMaker:
         for name in names:
             if name not in known and not anything:
                 raise ConfigError(
-                    f"task {self._task}: lock_key names {name!r}, which is not an argument of"
+                    f"task {self._task}: {self._option} names {name!r}, which is not an argument of"
                     f" the task; its arguments are: {', '.join(known) or 'none'}"
                 )
 
@@ -272,8 +281,7 @@ def _plain_names(signature: Signature) -> tuple[str, ...]:
     return tuple(signature.parameters) if plain else ()
 
 
-def _template_fields(task: str, template: str) -> list[str]:
-    where = f"task {task}: lock_key={template!r}"
+def _template_fields(where: str, template: str) -> list[str]:
     try:
         names = [field.replace("[", ".").split(".")[0] for field in _fields(template)]
     except ValueError as exc:

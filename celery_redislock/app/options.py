@@ -49,6 +49,7 @@ class LockOptions(NamedTuple):
     lock_queued_ttl: float = 3600.0
     on_queued_conflict: str = "existing"
     lock_warn_after: float | None = None  #: `resolve` makes a number of it
+    lock_label: str | None = None
 
     @property
     def parks(self) -> bool:
@@ -124,6 +125,12 @@ def _key(value: Any) -> str | tuple[str, ...] | Callable[..., Any] | None:
     raise ValueError
 
 
+def _template(value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ValueError
+
+
 def _policy(value: Any) -> Policy:
     if isinstance(value, Policy):
         return value
@@ -161,6 +168,10 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
         "'existing', 'raise' or 'publish'",
     ),
     "lock_warn_after": (_hold, f"None or {checks.TTL}"),
+    "lock_label": (
+        _template,
+        "None or a non-empty str.format template, such as 'order {order_id}'",
+    ),
 }
 
 #: For each scope, what a task must not set beside it, and why.

@@ -93,12 +93,18 @@ class Whose(NamedTuple):
     task: Any = None
     task_id: str | None = None
     attempt: int | None = None
+    label: str | None = None
 
     @property
     def run(self) -> dict[str, Any]:
         """The run, as log lines, signals and events name it."""
         name = None if self.task is None else self.task.name
-        return {"task": name, "task_id": self.task_id, "attempt": self.attempt}
+        return {
+            "task": name,
+            "task_id": self.task_id,
+            "attempt": self.attempt,
+            "label": self.label,
+        }
 
 
 def tell(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from ..core import stand_in
+from ..core.address import address_of
 from ..core.checks import check_prefix
 from ..core.claims import DONE_TTL
 from ..core.connections import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
@@ -98,6 +99,19 @@ class AppLocks:
                 " 'redis://localhost:6379/0'"
             )
         return self.server
+
+    def describe_server(self) -> str:
+        """Where the locks are: the server as a URL, without user and password, and the prefix of
+        all keys. Connects to nothing.
+
+        Raises:
+            NoServer: no setting tells.
+        """
+        server = self.require_server()
+        if stand_in.current is not None:
+            return f"memory, prefix {self.prefix!r}"
+        where = address_of(pools_from_url(server.url, server.options))
+        return f"{where}, prefix {self.prefix!r}"
 
     def _flag(self, name: str, default: bool) -> bool:
         value = self.settings.get(name, default)

@@ -250,9 +250,11 @@ class Extended(NamedTuple):
         counter: the bucket's counter.
         replaced_by: who waits for the run to end, or None.
         ends_in: seconds after which it is ended, in that one's favour.
+        broken_by: who broke the lock, an operator; "" if that is not known; None if nobody did.
     """
 
     outcome: int
     counter: int
     replaced_by: Holder | None = None
     ends_in: float = 0.0
+    broken_by: str | None = None

@@ -48,6 +48,7 @@ class Holder:
         cooling_down: it has ended; the lock is held on until `lock_min_hold` is over.
         queued: it is not running yet; its message waits in the queue.
         replaced_by: the id of the task that waits for it to end, by `Replace`; or None.
+        label: what the task calls the lock for people, by `lock_label`; or None.
     """
 
     task: str | None = None
@@ -62,6 +63,7 @@ class Holder:
     cooling_down: bool = False
     queued: bool = False
     replaced_by: str | None = None
+    label: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, which `from_dict` takes back."""
@@ -86,6 +88,8 @@ class Holder:
         if self.task_id is None and self.pid is None:
             return self.task or "a foreign value"
         who = f"{self.task or 'RedisLock'}[{self.task_id}]" if self.task_id else "RedisLock"
+        if self.label is not None:
+            who += f" ({self.label})"
         where = f" on {self.node} pid {self.pid}" if self.pid is not None else ""
         text = who + where
         if self.acquired_at is not None:
@@ -113,13 +117,16 @@ _TYPES: Final[dict[str, Any]] = {
     "cooling_down": bool,
     "queued": bool,
     "replaced_by": str | None,
+    "label": str | None,
 }
 #: The version of the records that we write. Those without one are of version 1.
 VERSION: Final = 2
 #: What follows the token of a record, up to the task's name.
 _VERSION_AND_TASK: Final = f'","v":{VERSION},"task":'
 #: What the scripts write as it is in a text.
-_PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}-_.:")
+_PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}-_.:@ ")
+#: The most characters of a text that says who broke a lock.
+_LONGEST_BREAKER: Final = 100
 #: The last Unix time that a datetime can show.
 _LAST_TIME: Final = 253402300799
 
@@ -181,6 +188,31 @@ def _successor(found: Any) -> Holder | None:
     return Holder(task=task, task_id=task_id)
 
 
+def breaker_text(by: str) -> str:
+    """Who breaks a lock, as JSON. The scripts look for its end by its quotes: there are two."""
+    return f'"{_without_quotes(one_line(by[:_LONGEST_BREAKER]))}"'
+
+
+def breaker_of(text: bytes) -> str:
+    """Who broke a lock, from `breaker_text`; "" if that is not known."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""  # an older release does not say
+    return found if isinstance(found, str) else ""
+
+
+def user_here() -> str:
+    """The user and the host of this process, such as "anna@host"."""
+    import getpass  # where an operator breaks a lock; the rest needs none of what it imports
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{_host()}"
+
+
 def is_turn(value: bytes) -> bool:
     """Whether a lock is kept for a message from a waiting room."""
     return b',"turn":' in value
@@ -214,9 +246,9 @@ def _is_newer(record: Mapping[str, Any]) -> bool:
 
 
 def _named(record: Mapping[str, Any], ttl: float | None) -> Holder:
-    names = (record.get(name) for name in ("task", "task_id"))
-    task, task_id = (name if isinstance(name, str) else None for name in names)
-    return Holder(task=task, task_id=task_id, ttl=ttl)
+    names = (record.get(name) for name in ("task", "task_id", "label"))
+    task, task_id, label = (name if isinstance(name, str) else None for name in names)
+    return Holder(task=task, task_id=task_id, label=label, ttl=ttl)
 
 
 def _record(value: bytes) -> dict[str, Any] | None:
@@ -246,6 +278,7 @@ def encode(
     queued: bool = False,
     arrived: float | None = None,
     age: float | None = None,
+    label: str | None = None,
 ) -> str:
     """A lock's value. The token comes first: the scripts compare the value's opening.
 
@@ -263,6 +296,8 @@ def encode(
         value += f',"arrived_ms":{int(arrived * 1000)}'
     elif age is not None:
         value += f',"age_ms":{int(age * 1000)}'
+    if label is not None:
+        value += f',"label":{_text(label)}'
     return value + "}"
 
 
@@ -284,10 +319,15 @@ def held_for_retry(value: str) -> str:
     return json.dumps({**record, "token": "", "held": True}, separators=(",", ":"))
 
 
-def kept_in_queue(value: str, token: str, *, task: str, attempt: int, nesting: int) -> str:
+def kept_in_queue(
+    value: str, token: str, *, task: str, attempt: int, nesting: int, label: str | None = None
+) -> str:
     """The value of a lock that its holder leaves to a message of its own, with that token."""
-    changed = {"token": token, "task": task, "attempt": attempt, "nesting": nesting}
-    return json.dumps({**json.loads(value), **changed, "queued": True}, separators=(",", ":"))
+    changed = {"token": token, "task": task, "attempt": attempt, "nesting": nesting, "label": label}
+    record = {**json.loads(value), **changed, "queued": True}
+    if label is None:
+        del record["label"]
+    return json.dumps(record, separators=(",", ":"))
 
 
 @cache

@@ -82,6 +82,11 @@ class Lease:
         return self.right.fence
 
     @property
+    def label(self) -> str | None:
+        """What the task calls the lock for people, by `lock_label`; None if it does not."""
+        return self.right.holder.label
+
+    @property
     def lost(self) -> bool:
         """True once ownership can no longer be confirmed, or a newer run waits for this one to end;
         and then for good.

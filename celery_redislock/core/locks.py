@@ -237,13 +237,16 @@ class Locks:
         arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl))
         return bool(self._server.script(claim.ttl, lua.HOLD, keys, arguments))
 
-    def break_lock(self, keys: LockKeys, ttl: float, token: str | None = None) -> Holder | None:
+    def break_lock(
+        self, keys: LockKeys, ttl: float, token: str | None = None, by: str | None = None
+    ) -> Holder | None:
         """Take the lock away from whoever holds it. None if there was none, or none of ours.
 
         Args:
             keys: the lock's keys.
             ttl: seconds, which say how long the server may take to answer.
             token: break the lock only if it is held under this one; None: whoever holds it.
+            by: who does it, which the holder is told; None for this process's user and host.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -252,7 +255,10 @@ class Locks:
             *(keys.lock, keys.broken, keys.waiters, keys.wake, keys.room, keys.rooms),
             *keys.slots,
         )
-        arguments = (keys.mark, "" if token is None else holders.opening_of(token))
+        arguments = (
+            *(keys.mark, "" if token is None else holders.opening_of(token)),
+            holders.breaker_text(holders.user_here() if by is None else by),
+        )
         values = self._server.script(ttl, lua.BREAK, names, arguments)
         broken = (holders.parse(value, None) for value in values)
         return next((holder for holder in broken if holder is not None), None)

@@ -14,6 +14,7 @@ FIELDS: Final = (
     "redislock_task",
     "redislock_task_id",
     "redislock_attempt",
+    "redislock_label",
     "redislock_holder",
     "redislock_holder_task_id",
     "redislock_countdown",
@@ -30,6 +31,7 @@ def fields(
     task: str | None = None,
     task_id: str | None = None,
     attempt: int | None = None,
+    label: str | None = None,
     holder: Holder | None = None,
     **more: Any,
 ) -> dict[str, Any]:
@@ -40,6 +42,7 @@ def fields(
         "task": task,
         "task_id": task_id,
         "attempt": attempt,
+        "label": holder.label if label is None and holder is not None else label,
         "holder": None if holder is None else str(holder),
         "holder_task_id": None if holder is None else holder.task_id,
         **more,

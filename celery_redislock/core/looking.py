@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
+from ..errors import LockUnavailable
 from . import parked, wire
 from .claims import Stored
 from .clock import clock
@@ -142,21 +143,43 @@ class Looking:
         """Whether this user may run each of these commands, none of which is run.
 
         Returns:
-            None if the server cannot say: it is older than Redis 7.
+            None if the server cannot say: it is older than Redis 7, or does not allow scripts.
 
         Raises:
-            LockUnavailable: the server did not answer, or does not allow scripts.
+            LockUnavailable: the server did not answer.
         """
         script = "return redis.acl_check_cmd and redis.acl_check_cmd(unpack(ARGV)) and 1 or 0"
         known = "return redis.acl_check_cmd and 1 or 0"
-        (can_say,) = self._server.ask([("EVAL", known, 0)])
-        if not can_say:
+        (can_say,) = self._server.ask([("EVAL", known, 0)], errors=True)
+        if can_say != 1:
             return None
         replies = self._server.ask(
             [("EVAL", script, 0, *command) for command in commands], errors=True
         )
         # An error: the server does not know the command.
         return [reply == 1 for reply in replies]
+
+    def reach(self) -> None:
+        """Return if the server answers, be it that it denies this user even to ask for its time.
+
+        Raises:
+            LockUnavailable: it does not.
+        """
+        try:
+            self.round_trips(1)
+        except LockUnavailable as exc:
+            if not isinstance(exc.__cause__, NoPermissionError):
+                raise
+
+    def denied(self, commands: Sequence[Sequence[str]]) -> list[bool]:
+        """Whether the server denies this user each of these commands. They are run, so they must
+        be such that change nothing.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        replies = self._server.ask(commands, errors=True)
+        return [isinstance(reply, NoPermissionError) for reply in replies]
 
     def round_trips(self, count: int) -> tuple[list[float], float]:
         """How many seconds each of so many round trips took, and the server's clock less ours.

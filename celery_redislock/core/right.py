@@ -83,6 +83,7 @@ class Right:
             "task": holder.task,
             "task_id": holder.task_id,
             "attempt": holder.attempt,
+            "label": holder.label,
             "pid": self.pid,
             "fence": self.fence,
             "held": not self.lost and now < self.deadline,
@@ -123,7 +124,7 @@ class Right:
         own = self.holder
         return fields(
             outcome, self.key, task=own.task, task_id=own.task_id, attempt=own.attempt,
-            fence=self.fence, **more,
+            label=own.label, fence=self.fence, **more,
         )  # fmt: skip
 
     def say_not_released(self, error: LockUnavailable) -> None:

@@ -21,8 +21,10 @@ logger = get_logger()
 BEAT_EVERY: Final = 0.3
 #: Seconds between two extensions, at most, of one who may be replaced, and so is to hear of it.
 LISTEN_EVERY: Final = 1.0
-#: Why a lock is lost if the server says no more than that it is.
+#: Why a lock is lost if the server says no more than that it is. An operator's mark expires.
 GONE: Final = "it expired or was broken, or another run may have acquired it"
+#: Why it is lost if the mark is there.
+BROKEN: Final = "an operator broke it"
 
 
 def beat_every(ttl: float, listens: bool) -> float:
@@ -97,7 +99,7 @@ class Upkeep:
             self._failed(reply)
         elif reply.outcome == NOT_OURS:
             heartbeat.discard(self)
-            self.right.lose(GONE)
+            self.right.lose(_why_gone(reply))
         else:
             self._extended(reply, sent_at)
 
@@ -200,7 +202,13 @@ class Upkeep:
             right.lose(exc.reason)
             return False
         if reply.outcome == NOT_OURS:
-            right.lose(GONE)
+            right.lose(_why_gone(reply))
             return False
         self._extended(reply, sent_at)
         return True
+
+
+def _why_gone(reply: Extended) -> str:
+    if reply.broken_by is None:
+        return GONE
+    return f"{BROKEN}: {reply.broken_by}" if reply.broken_by else BROKEN

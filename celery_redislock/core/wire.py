@@ -10,6 +10,7 @@ from redis.exceptions import ResponseError
 
 from . import holders, notes, parked
 from .claims import (
+    NOT_OURS,
     Acquired,
     Busy,
     Claim,
@@ -82,10 +83,12 @@ def extend_question(extension: Extension) -> tuple[tuple[str, ...], tuple[Any, .
 
 
 def extend_reply(reply: list[Any]) -> Extended:
-    outcome, counter, *replaced = reply
-    if not replaced:
+    outcome, counter, *more = reply
+    if not more:
         return Extended(int(outcome), int(counter))
-    value, left = replaced
+    if outcome == NOT_OURS:
+        return Extended(NOT_OURS, int(counter), broken_by=holders.breaker_of(more[0]))
+    value, left = more
     by = holders.successor_of(value) or Holder()
     return Extended(int(outcome), int(counter), by, left / 1000)
 

@@ -28,6 +28,7 @@ def explain(app: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
         "task": name,
         "key": keys.lock,
         "name": keys.name,
+        "label": task.label_of_call(args, kwargs),
         "lock_key": _lock_key_in_words(options),
         "options_from": _source(task),
         "arguments": {k: repr(v) for k, v in task.arguments_of_call(args, kwargs).items()},

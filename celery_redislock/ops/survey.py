@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeVar
 
+from ..app.entries import CorruptEntry, Entry
 from ..app.options import MAX_LIMIT
 from ..app.settings import AppLocks
 from ..core import holders
@@ -75,6 +76,7 @@ class Found:
             "task": self.task or None,
             "key": self.key,
             "name": self.name,
+            "label": holder.label,
             "state": self.state,
             "task_id": holder.task_id,
             "attempt": holder.attempt,
@@ -95,6 +97,7 @@ class Waiting:
 
     task: str | None
     task_id: str
+    label: str | None = None
 
 
 def all_locks(locks: AppLocks) -> list[Found]:
@@ -169,33 +172,44 @@ def meant_by(locks: AppLocks, meant: Target) -> list[Found]:
     return [each for each in found if meant.slot in ("", each.key)]
 
 
-def in_room(store: Store, keys: LockKeys) -> list[Waiting]:
-    """The first of those that wait in the lock's room, in order.
+def in_room(store: Store, keys: LockKeys, app: Any = None) -> list[Waiting]:
+    """The first of those that wait in the lock's room, in order; with their labels, for an app.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    return list(itertools.starmap(named, store.looking.waiting(keys, NAMED)))
+    return [named(*each, app) for each in store.looking.waiting(keys, NAMED)]
 
 
-def aside_of(store: Store, keys: LockKeys) -> list[Waiting]:
-    """About the first hundred of the lock's tasks that were set aside.
+def aside_of(store: Store, keys: LockKeys, app: Any = None) -> list[Waiting]:
+    """About the first hundred of the lock's tasks that were set aside; with their labels, for an
+    app.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     (entries,) = store.looking.set_aside([keys.aside], NAMED)
-    return list(itertools.starmap(named, entries))
+    return [named(*each, app) for each in entries]
 
 
-def named(entry_id: str, entry: str) -> Waiting:
-    """Whose entry of a room this is."""
+def named(entry_id: str, entry: str, app: Any = None) -> Waiting:
+    """Whose entry of a room this is; with its label, if an app is given that can read it."""
+    task_id = task_id_of(entry_id)
+    try:
+        found = Entry.load(entry)
+    except CorruptEntry:
+        return Waiting(task=_task_of(entry), task_id=task_id)
+    label = None if app is None else found.label(app)
+    return Waiting(task=found.task, task_id=task_id, label=label)
+
+
+def _task_of(entry: str) -> str | None:
+    """The task that an entry names which is otherwise not as ours are."""
     try:
         task = json.loads(entry)["task"]
     except (ValueError, TypeError, KeyError, RecursionError):
-        task = None
-    task_id = task_id_of(entry_id)
-    return Waiting(task=task if isinstance(task, str) else None, task_id=task_id)
+        return None
+    return task if isinstance(task, str) else None
 
 
 def _batches(items: Iterable[T]) -> Iterator[list[T]]:

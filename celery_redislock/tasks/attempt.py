@@ -19,7 +19,7 @@ from ..core import holders, notes
 from ..core.claims import Busy, Claim, to_ms
 from ..core.holders import Holder
 from ..core.lease import Lease
-from ..errors import LockConflict, LockUnavailable
+from ..errors import LockUnavailable
 from . import turns
 from .locked import LockedTask
 from .settle import End
@@ -48,17 +48,17 @@ class Attempt:
     Attributes:
         end: how the delivery ends, as far as it is known by now.
         goes: the body is to run.
-        refused: what the task fails with as a duplicate that its policy refused, or None.
         reruns: it has run before, and its result is missing.
         parking: it is being put into the waiting room.
         is_noted: that it ends without a run was noted with the server's answer.
+        label: what its lock is called for people, by `lock_label`; or None.
     """
 
     # Defaults of the class: one of these is made for each task that runs, and few change them.
     end = End.CANNOT_RUN
     goes = reruns = parking = is_noted = False
-    refused: LockConflict | None = None
     asks_since = 0.0
+    label: str | None = None
     _request: Any = None
 
     def __init__(
@@ -106,6 +106,9 @@ class Attempt:
         ttl = self.options.lock_ttl
         task_id, attempt, nesting = attempt_of(raw)
         arrived, age = self._arrival()
+        keys = task.lock_keys_for(self.args, self.kwargs)
+        if task._redislock_label_maker is not None:
+            self.label = task.label_for(self.args, self.kwargs)
         value = holders.encode(
             delivery.token,
             ttl_ms=to_ms(ttl),
@@ -116,8 +119,8 @@ class Attempt:
             node=raw.get("hostname"),
             arrived=arrived,
             age=age,
+            label=self.label,
         )
-        keys = task.lock_keys_for(self.args, self.kwargs)
         kept = delivery.kept
         # Another lock: the sender's code, or that of an older release, is not this worker's.
         is_ours = kept is not None and kept.mark == keys.mark
@@ -212,6 +215,7 @@ class Attempt:
             attempt=self.claim.attempt,
             node=self.raw.get("hostname"),
             fence=self.lease.fence if self.lease is not None else 0,
+            label=self.label,
         )
 
     # -- what is said of it ---------------------------------------------------------------
@@ -248,7 +252,7 @@ class Attempt:
     @property
     def whose(self) -> Whose:
         """Of which run something is told."""
-        return Whose(self.key, self.task, self.raw.get("id"), self.claim.attempt)
+        return Whose(self.key, self.task, self.raw.get("id"), self.claim.attempt, self.label)
 
     def tell(self, outcome: Outcome, *line: Any, emits: bool = True, **more: Any) -> None:
         """Tell an outcome of this run. An eager one has no events. See `outcomes.tell`."""
@@ -256,7 +260,8 @@ class Attempt:
 
     def __str__(self) -> str:
         attempt = f" attempt {self.claim.attempt}" if self.claim.attempt else ""
-        return f"{self.task.name}[{self.raw.get('id')}]{attempt}"
+        label = "" if self.label is None else f" ({self.label})"
+        return f"{self.task.name}[{self.raw.get('id')}]{attempt}{label}"
 
 
 def ends_message(task: Any, flag: str) -> bool:

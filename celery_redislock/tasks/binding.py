@@ -11,6 +11,7 @@ from typing import Any, Final
 from celery import Task
 
 from ..app.internals import is_decorated, is_nobodys_app
+from ..app.labels import LabelMaker
 from ..app.names import KeyMaker
 from ..app.options import OPTIONS, UNSET, refuse_unknown_options, resolve
 from ..app.settings import AppLocks, app_locks
@@ -51,6 +52,10 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
         )
     key_maker = KeyMaker(cls.name, function, cls.lock_options.lock_key, cls._normalise)
     cls._redislock_key_maker = key_maker
+    label = cls.lock_options.lock_label
+    cls._redislock_label_maker = (
+        None if label is None else LabelMaker(cls.name, function, label, cls._normalise)
+    )
     if cls.lock_options.lock_scope != "running" and not cls.typing and key_maker.binds:
         raise ConfigError(
             f"{where}: typing={cls.typing!r} contradicts"

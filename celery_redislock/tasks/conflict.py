@@ -29,6 +29,7 @@ from .asking import (
 )
 from .attempt import Attempt
 from .ends import Skipped, Waiting
+from .refused import refused
 from .sending import put_off
 from .settle import End
 
@@ -105,8 +106,7 @@ class TaskConflict:
         if attempt.acks_failures:
             attempt.mark_done()
         attempt.conflict_ended(Outcome.RAISED, self.holder)
-        attempt.refused = LockConflict(self.key, self.holder)
-        raise attempt.refused
+        raise refused(LockConflict(self.key, self.holder))
 
     def defer(self, countdown: float) -> Any:
         if self._attempt.is_eager:
@@ -193,7 +193,8 @@ class TaskConflict:
             Waiting: it waits in the room.
         """
         attempt, delivery = self._attempt, self._attempt.delivery
-        request, header = attempt.request, delivery.parked_header(broker_of(attempt.task.app))
+        request, broker = attempt.request, broker_of(attempt.task.app)
+        header = delivery.parked_header(broker, attempt.label)
         options = message_options(attempt.task, attempt.raw, request, header, delivery.content_type)
         entry = Entry.of(
             attempt.task, request.args, request.kwargs, options, delivery.content_type

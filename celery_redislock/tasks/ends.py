@@ -34,6 +34,7 @@ class Unlocked:
     """What `self.lock` is where no lock was taken: nothing to lose, and nothing to fence with."""
 
     key = None
+    label = None
     token = None
     ttl = 0.0
     fence = 0

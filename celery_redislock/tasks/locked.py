@@ -9,6 +9,7 @@ from celery import Task
 from kombu import serialization
 
 from ..app.internals import check_arguments, without_models
+from ..app.labels import LabelMaker
 from ..app.names import KeyMaker
 from ..app.options import LockOptions
 from ..app.outcomes import Outcome, Whose, tell
@@ -44,6 +45,7 @@ class LockedTask(Task):
     worker_consumer: Any = None
     _redislock_error: ConfigError | None = None
     _redislock_key_maker: KeyMaker
+    _redislock_label_maker: LabelMaker | None = None
 
     @property
     def app_locks(self) -> AppLocks:
@@ -120,6 +122,19 @@ class LockedTask(Task):
             TypeError: the arguments do not fit the task's signature.
         """
         return self.lock_keys_for(*self._as_sent(args, kwargs, serializer))
+
+    def label_of_call(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
+    ) -> str | None:
+        """The label of the lock for arguments as a caller gives them. See `keys_of_call`."""
+        if self._redislock_label_maker is None:
+            return None
+        return self.label_for(*self._as_sent(args, kwargs, serializer))
+
+    def label_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """The label of the lock for arguments as they arrive at a worker; None if it has none."""
+        maker = self._redislock_label_maker
+        return None if maker is None else maker.label(args, kwargs)
 
     def arguments_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that go into the lock's name, for a call as a caller gives it.

@@ -57,11 +57,12 @@ def publish_reserved(
     send = partial(publish, args, kwargs)
     try:
         keys = task.keys_of_call(args, kwargs, options.get("serializer"))
+        label = task.label_of_call(args, kwargs, options.get("serializer"))
     except Exception:
         if not is_in_canvas:
             raise
         return send(**options)  # the worker meets it too, and the task fails for all to see
-    return Sending(task, send, keys, options, is_in_canvas, own).send()
+    return Sending(task, send, keys, label, options, is_in_canvas, own).send()
 
 
 class Sending:
@@ -71,6 +72,7 @@ class Sending:
         task: the task.
         publish: Celery's `apply_async`, given the options.
         keys: the keys of the call's lock.
+        label: what that lock is called for people, or None.
         options: the options of the call.
         is_in_canvas: somebody who does not see what the call returns waits for its task.
         own: the lease of the task that is running here, if it is one.
@@ -81,6 +83,7 @@ class Sending:
         task: LockedTask,
         publish: Callable[..., Any],
         keys: LockKeys,
+        label: str | None,
         options: Mapping[str, Any],
         is_in_canvas: bool,
         own: Lease | None,
@@ -88,6 +91,7 @@ class Sending:
         self._task = task
         self._publish = publish
         self._keys = keys
+        self._label = label
         self._task_id: str = options.get("task_id") or uuid()
         self._options = {**options, "task_id": self._task_id}
         self._lock_options = task.lock_options
@@ -146,6 +150,7 @@ class Sending:
         value = holders.encode(
             token, ttl_ms=to_ms(ttl), task=self._task.name, task_id=self._task_id,
             attempt=self._attempt, nesting=self._nesting, queued=True,
+            label=self._label,
         )  # fmt: skip
         return Claim(self._keys, token, ttl, value, self._task_id, self._attempt, self._nesting)
 
@@ -186,7 +191,7 @@ class Sending:
     def _ended(self, outcome: Outcome, holder: Holder | None) -> None:
         key = self._keys.lock
         tell_conflict(
-            outcome, Whose(key, self._task, self._task_id, self._attempt),
+            outcome, Whose(key, self._task, self._task_id, self._attempt, self._label),
             "redislock: %s %s: %s is held by %s", self, outcome.label, key, holder,
             holder=holder, emits=False,
         )  # fmt: skip
@@ -212,6 +217,7 @@ class Sending:
             task=self._task.name,
             attempt=self._attempt,
             nesting=self._nesting,
+            label=self._label,
         )
         self._own.heir = Heir(value, self._seconds)
         return result
@@ -237,4 +243,5 @@ class Sending:
         return min(seconds, MAX_SECONDS)
 
     def __str__(self) -> str:
-        return f"{self._task.name}[{self._task_id}]"
+        label = "" if self._label is None else f" ({self._label})"
+        return f"{self._task.name}[{self._task_id}]{label}"

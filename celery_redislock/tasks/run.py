@@ -56,12 +56,6 @@ class Run:
 
     # -- the beginning --------------------------------------------------------------------
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether it is a duplicate that fails because of that."""
-        refused = None if self.attempt is None else self.attempt.refused
-        return refused is not None and self.failure is refused
-
     def begin(self, args: Any, kwargs: Mapping[str, Any], request: Any = None) -> None:
         """Take the lock, or end. What goes wrong is kept, and raised where the body would run, so
         that the task fails as Celery's tasks do.

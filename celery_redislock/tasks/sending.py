@@ -42,7 +42,7 @@ def put_off(
     """
     if has_passed(attempt.raw.get("expires"), attempt.task.app.timezone):
         attempt.end = End.TURNED_AWAY
-        turns.end_expired(attempt.task, attempt.claim.keys, attempt.request)
+        turns.end_expired(attempt.task, attempt.claim.keys, attempt.request, attempt.label)
         raise Expired
     longest = longest_countdown(attempt.locks.visibility_timeout)
     countdown = min(countdown * random.uniform(1.0, SPREAD), longest)

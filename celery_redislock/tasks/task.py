@@ -60,6 +60,8 @@ class SingletonTask(LockedTask):
             "publish" sends it.
         lock_warn_after: seconds. If a holder older than that turns a duplicate away, a WARNING
             names the holder and its age. Default: ten times `lock_ttl`.
+        lock_label: a `str.format` template over the arguments, such as "order {order_id}": what
+            the lock is called in logs, events, errors and commands, beside its key. Default: none.
 
     Raises:
         ConfigError: when the task is bound to its app, for an option that is unknown or wrong.
@@ -81,6 +83,7 @@ class SingletonTask(LockedTask):
     lock_queued_ttl: Any = UNSET
     on_queued_conflict: Any = UNSET
     lock_warn_after: Any = UNSET
+    lock_label: Any = UNSET
 
     #: Celery's tracer of the task, with ours around it.
     __trace__: Any = TracerAttribute()

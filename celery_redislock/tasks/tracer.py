@@ -29,6 +29,7 @@ from ..app.internals import trace_of_end
 from ..app.results import store_failed
 from .ends import EndInfo
 from .locked import LockedTask
+from .refused import is_refusal
 from .run import Run
 from .settle import End, settle_kept
 
@@ -75,7 +76,7 @@ def _trace_locked(
             run.begin(args, kwargs)
             if run.ended is not None:
                 return _ended(task, run, uuid, args, kwargs)
-            if run.is_refused and not hasattr(inner, "__wrapped__"):
+            if is_refusal(run.failure) and not hasattr(inner, "__wrapped__"):
                 return _fail(task, run, uuid, args, kwargs)
             mark = (raw.get("properties") or {}).get(KEY) or {}
             raw["properties"] = {**(raw.get("properties") or {}), KEY: {**mark, "run": run}}

@@ -136,7 +136,7 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     entry = Entry.load(offered.entry)
     task, args, kwargs, options, own = entry.load_for(app)
     if has_passed(options.get("expires"), app.timezone):
-        end_expired(task, keys, entry.request(args, kwargs, options))
+        end_expired(task, keys, entry.request(args, kwargs, options), own.get("label"))
         return False
     if offered.again and _has_ended(task, entry, own):
         logger.info("redislock: %s[%s] has ended elsewhere", entry.task, entry.task_id)
@@ -166,7 +166,7 @@ def say_set_aside(entry_id: str, keys: LockKeys, why: str) -> None:
     )  # fmt: skip
 
 
-def end_expired(task: Any, keys: LockKeys, request: Any) -> None:
+def end_expired(task: Any, keys: LockKeys, request: Any, label: str | None) -> None:
     """End a task that expired while it waited: RabbitMQ would drop its message, and nobody would
     hear of it.
     """
@@ -174,7 +174,7 @@ def end_expired(task: Any, keys: LockKeys, request: Any) -> None:
     expired = {"terminated": False, "signum": None, "expired": True}
     celery_signals.task_revoked.send(sender=task, request=request, **expired)
     tell(
-        Outcome.EXPIRED, Whose(keys.lock, task, request.id, request.retries or 0),
+        Outcome.EXPIRED, Whose(keys.lock, task, request.id, request.retries or 0, label),
         "redislock: %s[%s] has expired while it waited for %s", task.name, request.id, keys.lock,
     )  # fmt: skip
 
@@ -226,7 +226,7 @@ def _store_replaced(
     """Whether that is done: it is for others if the task is another project's."""
     try:
         entry = Entry.load(text)
-        task, args, kwargs, options, _ = entry.load_for(app, unknown)
+        task, args, kwargs, options, own = entry.load_for(app, unknown)
     except NotOurs:
         return False
     except CorruptEntry as exc:
@@ -237,7 +237,7 @@ def _store_replaced(
     by = Holder(task=entry.task, task_id=successor) if successor else None
     error = TaskReplaced(keys.lock, by) if by else TaskSkipped(keys.lock)
     store_skipped(task, entry.request(args, kwargs, options), error)
-    whose = Whose(keys.lock, task, entry.task_id, options.get("retries") or 0)
+    whose = Whose(keys.lock, task, entry.task_id, options.get("retries") or 0, own.get("label"))
     if by is None:
         tell(
             Outcome.DROPPED, whose, "redislock: %s[%s] was dropped from the room of %s",

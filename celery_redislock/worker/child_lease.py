@@ -72,6 +72,10 @@ class ChildLease:
         return Claim(keys, self.token, self.ttl, "", *self._attempt)
 
     @property
+    def _label(self) -> str | None:
+        return self._task.label_for(*self._arguments)
+
+    @property
     def known_claim(self) -> Claim | None:
         """The claim; None if the arguments give no name, which the child says as the task fails."""
         try:
@@ -103,7 +107,7 @@ class ChildLease:
         key = self.claim.keys.lock
         task_id, attempt, _ = self._attempt
         tell(
-            Outcome.RECOVERED, Whose(key, self._task, task_id, attempt),
+            Outcome.RECOVERED, Whose(key, self._task, task_id, attempt, self._label),
             "redislock: released %s: its holder, pid %d, died", key, self._pid,
             # If this worker ended the child, that has an event, whose state this one would hide.
             emits=not self.child_is_to_end, details={"how": "freed"}, reason="freed",
@@ -121,6 +125,7 @@ class ChildLease:
             "task": self._task.name,
             "task_id": task_id,
             "attempt": attempt,
+            "label": self._label,
             "pid": self._pid,
             "fence": None,
             "held": self._held,

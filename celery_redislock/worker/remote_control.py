@@ -47,17 +47,19 @@ def break_lock(state: Any, target: Sequence[Any] | str = (), **kwargs: Any) -> d
         return {"error": "which lock? Give a key, or a task and its arguments"}
     try:
         meant = locate(state.app, str(words[0]), [word(each) for each in words[1:]])
-        broken = [holder.to_dict() for holder in _break(meant.keys)]
+        by = f"celery control, on {state.hostname}"
+        broken = [holder.to_dict() for holder in _break(meant.keys, by)]
     except (TargetError, ConfigError, LockUnavailable) as exc:
         return {"error": str(exc)}
     return {"ok": {"key": meant.keys.lock, "broken": broken}}
 
 
-def _break(keys: LockKeys) -> Iterator[Holder]:
+def _break(keys: LockKeys, by: str) -> Iterator[Holder]:
     for lease, _ in _reports():
         if lease.claim.keys.lock != keys.lock:
             continue
-        holder = lease.store.locks.break_lock(lease.claim.keys, lease.ttl, lease.claim.token)
+        claim = lease.claim
+        holder = lease.store.locks.break_lock(claim.keys, lease.ttl, claim.token, by)
         if holder is not None:
             text = "redislock: %s was broken by remote control; it was held by %s"
             tell(Outcome.BROKEN, Whose(keys.lock), text, keys.lock, holder, holder=holder)

@@ -283,11 +283,16 @@ class LockRequest(Request):
             return False
         if goes_on:
             tell(
-                Outcome.QUEUED, Whose(claim.keys.lock, self.task, self.id),
+                Outcome.QUEUED, Whose(claim.keys.lock, self.task, self.id, label=self._label),
                 "redislock: the pool process that put %s[%s] into the waiting room died; the task"
                 " still gets its turn", self.task.name, self.id, level=logging.WARNING, emits=False,
             )  # fmt: skip
         return goes_on
+
+    @property
+    def _label(self) -> str | None:
+        label: str | None = self.task.label_for(self.args, self.kwargs)
+        return label
 
     def _announce_replaced(self, error: TaskReplaced) -> None:
         """The child was terminated. As Celery does with a revoked task, but with a result that says
@@ -298,7 +303,8 @@ class LockRequest(Request):
         self.acknowledge()
         mark_revoked(self)
         self._announce_skipped(terminated=True)
-        tell(Outcome.REPLACED, Whose(error.key or "", self.task, self.id), holder=error.holder)
+        whose = Whose(error.key or "", self.task, self.id, label=self._label)
+        tell(Outcome.REPLACED, whose, holder=error.holder)
 
     def _announce_skipped(self, terminated: bool = False) -> None:
         said = {"terminated": terminated, "signum": None, "expired": False}

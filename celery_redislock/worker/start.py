@@ -4,7 +4,9 @@ package, so what only workers need is imported when one starts.
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from collections.abc import Iterator
+from typing import Any, Final
 
 from celery import signals
 
@@ -21,6 +23,11 @@ from ..tasks.task import SingletonTask
 
 logger = get_logger()
 
+#: What is to be warned of once Celery has set up its log: what is logged before is in no logfile.
+_warnings: Final[weakref.WeakKeyDictionary[Any, list[tuple[Any, ...]]]] = (
+    weakref.WeakKeyDictionary()
+)
+
 
 def _on_worker_init(sender: Any, **kwargs: Any) -> None:
     """In the worker's main process, before its pool starts."""
@@ -34,11 +41,37 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
     except ConfigError as exc:
         # A receiver's ordinary errors are only logged, and the worker would go on without locks.
         raise SystemExit(f"redislock: {exc}") from exc
-    for pattern, why in idle:
-        logger.warning("redislock: redislock_tasks[%r] %s", pattern, why)
+    found = _warnings[app] = [
+        ("redislock: redislock_tasks[%r] %s", pattern, why) for pattern, why in idle
+    ]
     if has_locks(app) and app_locks(app).enabled:
         channel.open()
-        _look_at_server(app)
+        found += _look_at_server(app)
+    from celery.apps.worker import Worker  # only workers need it
+
+    if not isinstance(sender, Worker):  # one within another program, whose log is there
+        _on_log_is_there(sender, sender)
+
+
+def _on_log_is_there(sender: Any, instance: Any, **kwargs: Any) -> None:
+    """In the same process, when Celery has set up its log, and has not connected to the broker."""
+    for warning in _warnings.pop(instance.app, ()):
+        logger.warning(*warning)
+    _say_where(instance.app)
+
+
+def _say_where(app: Any) -> None:
+    """Say where the locks are, and of how many tasks, if there are any."""
+    count = sum(
+        isinstance(task, SingletonTask) and bool(task.lock_options) for task in app.tasks.values()
+    )
+    if not count:
+        return
+    locks, tasks = app_locks(app), "1 task" if count == 1 else f"{count} tasks"
+    if not locks.enabled:
+        logger.info("redislock: redislock_enabled is False: %s without locks", tasks)
+    elif locks.knows_store:
+        logger.info("redislock: locks of %s on %s", tasks, locks.describe_server())
 
 
 def _on_worker_ready(sender: Any, **kwargs: Any) -> None:
@@ -76,9 +109,9 @@ def _on_task_unknown(sender: Any, message: Any, **kwargs: Any) -> None:
     settle_beside(sender.app, Kept.of(message.headers or {}), End.CANNOT_RUN)
 
 
-def _look_at_server(app: Any) -> None:
-    """Warn of a server that may evict locks. The pool's processes inherit which server it is,
-    and so know a restarted one.
+def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
+    """What to warn of: a server that may evict locks. The pool's processes inherit which server it
+    is, and so know a restarted one.
     """
     locks = app_locks(app)
     if locks.server is None:
@@ -86,10 +119,10 @@ def _look_at_server(app: Any) -> None:
     try:
         policy = locks.store.looking.eviction_policy(UNKNOWN_TTL)
     except LockUnavailable as exc:
-        logger.warning("redislock: the lock server does not answer yet: %s", exc.reason)
+        yield "redislock: the lock server does not answer yet: %s", exc.reason
         return
     if policy not in (None, "noeviction"):
-        logger.warning(
+        yield (
             "redislock: the lock server has a memory limit and maxmemory-policy %s: it may evict"
             " locks that are held. Use a server with noeviction for redislock_url",
             policy,
@@ -97,6 +130,7 @@ def _look_at_server(app: Any) -> None:
 
 
 signals.worker_init.connect(_on_worker_init, weak=False)
+signals.celeryd_after_setup.connect(_on_log_is_there, weak=False)
 signals.worker_ready.connect(_on_worker_ready, weak=False)
 signals.task_received.connect(_on_task_received, weak=False)
 signals.task_unknown.connect(_on_task_unknown, weak=False)

@@ -16,6 +16,9 @@ from celery.events.state import State
 from celery_redislock import lock_conflict
 from celery_redislock.app.events import Channel
 from celery_redislock.app.outcomes import Outcome
+from celery_redislock.core.connections import pools_from_url
+from celery_redislock.core.keys import lock_keys, name_of
+from celery_redislock.core.store import Store
 from tests.support.lateness import elapsed
 from tests.support.waiting import eventually, never
 
@@ -164,6 +167,24 @@ def test_a_lost_lock_is_an_event_while_the_body_runs(monitor, start, client, loc
     event = monitor.await_kind(first, "task-lock-lost")
     assert event["redislock_reason"]
     monitor.shows(first, "SUCCESS")
+
+
+def test_a_lock_that_an_operator_broke_is_lost_and_says_who_did(
+    monitor, worker, start, client, locks_of, redis_server, label
+):
+    first, _ = start("watches_lock", 20.0)
+    (key,) = locks_of(first.id)
+    keys = lock_keys("redislock", name_of("redislock", key))
+    store = Store(pools_from_url(redis_server.url))
+    try:
+        assert store.locks.break_lock(keys, 30, by="anna@host") is not None
+    finally:
+        store.close()
+    event = monitor.await_kind(first, "task-lock-lost")
+    assert event["redislock_reason"] == "an operator broke it: anna@host"
+    monitor.shows(first, "SUCCESS")
+    (line,) = [each for each in worker.log().splitlines() if f"LOST {key}" in each]
+    assert line.endswith(": an operator broke it: anna@host")
 
 
 def test_a_dead_childs_lock_is_recovered_and_the_task_shown_as_failed(monitor, start, label):

@@ -176,7 +176,8 @@ def test_opentelemetry_has_the_same_metrics_and_tells_the_tasks_span(app, label,
         eventually(lambda: "redislock.lost" in [e.name for e in span.events], "its span is told")
         assert current_lock.lost
 
-    measured = make_task(app, lambda: measured.apply((label,)).state, on_conflict=Skip())
+    options = {"on_conflict": Skip(), "lock_label": "order {name}"}
+    measured = make_task(app, lambda: measured.apply((label,)).state, **options)
     with tracer.start_as_current_span("run/outer"):
         measured.apply((label,))
     with tracer.start_as_current_span("run/loses"):
@@ -189,6 +190,9 @@ def test_opentelemetry_has_the_same_metrics_and_tells_the_tasks_span(app, label,
     (conflict,) = outer.events
     assert conflict.name == "redislock.conflict"
     assert conflict.attributes["redislock.outcome"] == "skipped"
+    for each in (outer, conflict):
+        assert each.attributes["redislock.label"] == f"order {label}"
+    assert "redislock.label" not in loses.attributes
     assert "redislock.lost" in [event.name for event in loses.events]
     assert loses.attributes["redislock.owned"] is False
 

@@ -122,6 +122,24 @@ def test_a_refused_duplicate_fails_with_key_and_holder(send, holder, label):
     assert caught.value.holder.ttl <= 6
 
 
+def test_a_refused_duplicate_leaves_no_traceback_in_the_log_and_calls_its_errback(
+    worker, send, sig, holder, journal, label
+):
+    holder("refuse")
+    other = f"{label}-errback"
+    errback = sig("skip", other).set(immutable=True)
+    duplicate = send("refuse", label, link_error=errback)
+    with pytest.raises(LockConflict):
+        duplicate.get(timeout=20)
+    eventually(lambda: journal.count(other, "start") == 1, "the errback runs")
+    assert "LockConflict: the lock is held" in duplicate.traceback
+    log = worker.log()
+    lines = [line for line in log.splitlines() if duplicate.id in line]
+    assert [line for line in lines if "INFO/" not in line] == []
+    (line,) = [line for line in lines if f"[{duplicate.id}] raised: " in line]
+    assert not log.partition(line)[2].lstrip().startswith("Traceback")
+
+
 def test_a_chord_with_a_skipped_duplicate_fails_fast(sig, send, holder, label):
     holder("skip", 3.0)
     header = [sig("skip", label), sig("add", f"{label}-other", 1)]

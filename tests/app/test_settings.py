@@ -13,6 +13,7 @@ from celery_redislock import (
 )
 from celery_redislock.app.options import SETTINGS
 from celery_redislock.app.settings import app_locks
+from celery_redislock.testing import memory_locks
 from tests.app.test_options import URL, body, define, make_app, start_worker_of
 from tests.support.servers import free_port
 
@@ -251,3 +252,12 @@ def test_defining_a_task_leaves_celerys_settings_of_other_tasks_alone(make_app) 
     other = define(make_app(task_acks_late=True, task_serializer="pickle"))
     assert other.acks_late is True
     assert other.serializer == "pickle"
+
+
+def test_the_server_is_told_with_its_prefix_and_without_its_password() -> None:
+    app = Celery("told", set_as_current=False)
+    app.conf.redislock_url = "redis://user:secret@cache:6380/3"
+    app.conf.redislock_prefix = "shop"
+    assert app_locks(app).describe_server() == "redis://cache:6380/3, prefix 'shop'"
+    with memory_locks():
+        assert app_locks(app).describe_server() == "memory, prefix 'shop'"

@@ -109,6 +109,28 @@ def test_the_record_is_the_same_to_both(run_lua: Lua, task_id: str) -> None:
     assert run_lua("record_of(a[1]).held", holders.held_for_retry(text)) == 1
 
 
+@pytest.mark.parametrize(
+    "label",
+    [
+        *('","turn":"x:0.0', ',"replaced":5,"by":["a","b"]', '","fence":1,"acquired_at":1.5'),
+        *("\\", '\\"', "näme %d", "]}", ',"redelivered":true', "\u0000"),
+    ],
+)
+def test_a_label_says_nothing_but_itself(run_lua: Lua, label: str) -> None:
+    taken = run_lua("acquired(a[1], '7', a[2], a[3])", value(label=label), 1700, "000042")
+    assert run_lua("record_of(a[1]).label", taken) == label
+    assert run_lua("turn_of(a[1])", taken) is None
+    assert not holders.is_turn(taken.encode())
+    assert run_lua("replaced_at(a[1])", taken) is None
+    assert run_lua("string.find(a[1], REDELIVERED, 1, true)", taken) is None
+    once = run_lua("to_be_replaced(a[1], 1700000000123, a[2])", taken, SUCCESSOR)
+    cooling = run_lua("cooling_down(a[1], a[2])", once, holders.opening_of(TOKEN))
+    for text in (taken, once, cooling):
+        holder = parsed(text)
+        assert (holder.label, holder.fence, holder.acquired_at) == (label, 7, 1700.000042)
+        assert run_lua("fence_of(a[1])", text) == "7"
+
+
 @pytest.mark.parametrize("text", ["", "thief", "[]", "{}", '{"token":1}', "7"])
 def test_what_is_no_lock_of_ours_is_none_to_both(run_lua: Lua, text: str) -> None:
     assert run_lua("record_of(a[1])", text) is None
@@ -156,6 +178,19 @@ def test_a_turn_is_a_value_of_a_message_in_the_queue(run_lua: Lua, task_id: str)
     for other in (value(), value(queued=True)):
         assert run_lua("turn_of(a[1])", other) is None
         assert not holders.is_turn(other.encode())
+
+
+@pytest.mark.parametrize("by", ["anna@host", 'a "b" \\ \n', "näme", ""])
+def test_a_mark_says_who_broke_it(run_lua: Lua, by: str) -> None:
+    opening, text = holders.opening_of(TOKEN), holders.breaker_text(by)
+    marks = run_lua("broken_mark(a[1], '') .. broken_mark(a[2], a[3])", "other", TOKEN, text)
+    assert opening in marks, "which is all that an older release looks for"
+    found = run_lua("broken_by(a[1], a[2])", marks, opening)
+    assert holders.breaker_of(found.encode()) == holders.one_line(by)
+    unknown = run_lua("broken_by(a[1], a[2])", marks, holders.opening_of("other"))
+    assert (unknown, holders.breaker_of(unknown.encode())) == ("", "")
+    assert run_lua("broken_by(a[1], a[2])", marks, holders.opening_of("nobody")) is None
+    assert run_lua("broken_by(false, a[1])", opening) is None
 
 
 # -- a done note --------------------------------------------------------------------------------

@@ -64,6 +64,32 @@ def test_a_value_of_ours_gives_its_holder() -> None:
     assert holders.parse(holders.encode("token", ttl_ms=5000).encode(), None).pid == os.getpid()
 
 
+def test_a_value_has_a_label_only_if_its_task_gives_one() -> None:
+    plain = holders.encode("token", ttl_ms=5000, task="pkg.task", task_id="0c1e")
+    assert "label" not in plain
+    value = holders.encode("token", ttl_ms=5000, task="pkg.task", task_id="0c1e", label="örder 5")
+    assert value == plain[:-1] + ',"label":"\\u00f6rder 5"}'
+    holder = holders.parse(value.encode(), None)
+    assert holder.label == "örder 5"
+    assert str(holder).startswith("pkg.task[0c1e] (örder 5) on ")
+    assert Holder.from_dict(holder.to_dict()) == holder
+    assert holders.parse(holders.held_for_retry(value).encode(), None).label == "örder 5"
+    kept = {"task": "pkg.task", "attempt": 1, "nesting": 0}
+    other = holders.kept_in_queue(value, "next", **kept, label="order 6")
+    assert holders.parse(other.encode(), None).label == "order 6"
+    assert "label" not in holders.kept_in_queue(value, "next", **kept)
+
+
+def test_a_label_of_another_kind_is_a_value_of_nobody_we_know() -> None:
+    assert holders.parse(b'{"token":"x","task_id":"a","label":["b"]}', 5.0) == Holder(ttl=5.0)
+
+
+def test_an_older_release_ignores_a_field_that_it_does_not_know() -> None:
+    """As this one does, whose parser is theirs: what it takes are the fields that it knows."""
+    holder = holders.parse(b'{"token":"x","task_id":"a","later":{"any":"thing"}}', 5.0)
+    assert holder == Holder(task_id="a", ttl=5.0)
+
+
 def test_a_value_says_its_version_behind_its_token() -> None:
     value = holders.encode("token", ttl_ms=5000, task="pkg.task", task_id="0c1e")
     assert value.startswith('{"token":"token","v":2,')

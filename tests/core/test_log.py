@@ -138,3 +138,15 @@ def test_no_name_breaks_a_workers_log(start_worker, sender, journal, queue, labe
 def test_a_name_is_told_as_it_is_if_it_harms_nothing():
     assert one_line("Straße 5 {x} \\n") == "Straße 5 {x} \\n"
     assert one_line("a\nb\x1b[31m\ud800") == "a\\nb\\x1b[31m\\ud800"
+
+
+def test_a_label_is_the_runs_own_or_else_the_holders(conflict, lines):
+    conflict(lock_label="of {name}")
+    (record,) = [line for line in lines() if line.redislock_outcome == "skipped"]
+    assert record.redislock_label.startswith("of ")
+    assert record.redislock_label.isprintable()
+    holder = Holder(task="other", task_id="x", label=EVIL)
+    found = fields("broken", "a key", holder=holder)
+    assert found["redislock_label"] == one_line(EVIL)
+    assert EVIL not in str(holder)
+    assert fields("broken", "a key", holder=holder, label="own")["redislock_label"] == "own"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import getpass
 import json
 import random
 import re
@@ -356,6 +357,58 @@ def test_after_a_break_the_holder_does_not_take_the_lock_again(store, client, la
     assert outcomes(store.locks.extend([extension(claim, reply)])) == [NOT_OURS]
     assert store.locks.break_lock(claim.keys, 30) is None
     taken(store.locks.acquire(make_claim(label)))
+
+
+@pytest.mark.parametrize(
+    ("by", "said"),
+    [
+        ("anna@host", "anna@host"),
+        ('an "operator"\n\\ of näme', 'an "operator"\\n\\ of näme'),
+        ("x" * 200, "x" * 100),
+        ("", ""),
+    ],
+)
+@pytest.mark.parametrize("retake", [True, False])
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_the_holder_is_told_who_broke_its_lock(store, label, by, said, retake, is_taken) -> None:
+    claim = make_claim(label)
+    reply = taken(store.locks.acquire(claim))
+    store.locks.break_lock(claim.keys, 30, by=by)
+    if is_taken:
+        other = make_claim(label)
+        taken(store.locks.acquire(other))
+        store.locks.break_lock(claim.keys, 30, by="somebody else")
+        taken(store.locks.acquire(make_claim(label)))
+    (found,) = store.locks.extend([extension(claim, reply)._replace(retake=retake)])
+    assert (found.outcome, found.broken_by) == (NOT_OURS, said)
+
+
+def test_by_default_that_is_this_user_on_this_host(store, label) -> None:
+    claim = make_claim(label)
+    reply = taken(store.locks.acquire(claim))
+    store.locks.break_lock(claim.keys, 30)
+    (found,) = store.locks.extend([extension(claim, reply)])
+    assert found.broken_by == f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def test_a_mark_of_an_older_release_does_not_say_who(store, client, label) -> None:
+    claim = make_claim(label)
+    reply = taken(store.locks.acquire(claim))
+    store.locks.break_lock(claim.keys, 30, by="anna@host")
+    mark = client.get(claim.keys.broken)
+    client.set(claim.keys.broken, f"{claim.opening}{mark}")
+    (found,) = store.locks.extend([extension(claim, reply)])
+    assert (found.outcome, found.broken_by) == (NOT_OURS, "")
+    assert claim.opening in mark, "which is what an older release looks for"
+
+
+def test_one_that_nobody_broke_is_not_said_to_be_broken(store, label) -> None:
+    claim, other = make_claim(label), make_claim(label)
+    reply = taken(store.locks.acquire(claim))
+    store.locks.settle(claim)
+    taken(store.locks.acquire(other))
+    (found,) = store.locks.extend([extension(claim, reply)])
+    assert (found.outcome, found.broken_by) == (NOT_OURS, None)
 
 
 def test_of_two_locks_broken_one_after_the_other_neither_comes_back(store, client, label) -> None:

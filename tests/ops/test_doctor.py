@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("no_shared_tasks")
 CHECKS = {
     *("tasks", "server", "version", "memory", "persistence", "replication", "rights"),
     *("round trip", "time-outs", "clock", "prefix", "set aside"),
-    *("max hold", "visibility", "limits"),
+    *("max hold", "visibility", "limits", "redislock_tasks", "beat"),
 }
 
 
@@ -123,6 +123,87 @@ def test_rights_that_are_missing_are_named_and_exactly_those(own_redis, doctor):
             *("prefix", "set aside")
         }
         assert found["rights"][0][0] == "warning"
+
+
+def test_a_user_without_time_or_scripts_is_told_what_is_missing(own_redis, doctor):
+    """A server that can say what a user may do says it in a script, or is asked by trying."""
+
+    def denied(*missing):
+        with own_redis.client() as client:
+            all_but = ["+@all", *(f"-{each}" for each in missing)]
+            client.acl_setuser("poor", enabled=True, passwords="+x", keys=["*"], commands=all_but)
+        found = doctor(f"redis://poor:x@127.0.0.1:{own_redis.port}", status=1)
+        assert found["server"] == [("ok", "answers")]
+        ((level, what),) = found["rights"]
+        assert level == "error"
+        assert what.startswith("denied on ")
+        return found, what.rpartition(": ")[2]
+
+    found, what = denied("time")
+    assert what == "time"
+    assert found["clock"][0][0] == "unknown"
+    assert "time" in found["clock"][0][1]
+    assert denied("eval")[1] == "eval"
+    with own_redis.client() as client:
+        before = client.dbsize()
+    assert denied("eval", "hget", "pexpire", "time")[1] == "eval, hget, pexpire, time"
+    with own_redis.client() as client:
+        assert client.dbsize() == before
+
+
+def test_names_that_protect_no_task_are_told(redis_server, doctor):
+    found = doctor(redis_server.url, redislock_tasks={"plain": {}})
+    assert found["redislock_tasks"][0][0] == "ok"
+    found = doctor(redis_server.url, redislock_tasks={"plian": {}, "other.*": {}, "sync": {}})
+    assert found["redislock_tasks"] == [
+        ("warning", "redislock_tasks['other.*'] matches no task of this app"),
+        ("warning", "redislock_tasks['plian'] matches no task of this app"),
+        (
+            "warning",
+            "redislock_tasks['sync'] is ignored: sync is a SingletonTask and has options of its"
+            " own",
+        ),
+    ]
+
+
+def test_what_beat_sends_for_a_locked_task_is_to_expire(redis_server, doctor):
+    every = {"schedule": 60.0, "args": ["x"]}
+    schedule = {
+        "fine": {**every, "task": "sync", "options": {"expires": 60}},
+        "of the task": {**every, "task": "expires"},
+        "not sent twice": {**every, "task": "unique"},
+        "no lock": {**every, "task": "plain"},
+        "unknown": {**every, "task": "elsewhere"},
+    }
+    tasks = {"expires": {"expires": 30}}
+    found = doctor(redis_server.url, tasks=tasks, beat_schedule=schedule)
+    assert found["beat"][0][0] == "ok"
+    schedule |= {
+        "hourly": {**every, "task": "report"},
+        "daily": {**every, "task": "sync", "options": {"queue": "slow"}},
+    }
+    ((level, what),) = doctor(redis_server.url, tasks=tasks, beat_schedule=schedule)["beat"]
+    assert level == "warning"
+    assert what.startswith("without expires: daily (sync), hourly (report): ")
+
+
+def test_a_ttl_above_the_visibility_timeout_is_told(redis_server, doctor):
+    found = doctor(
+        redis_server.url,
+        broker_url=redis_server.url,
+        broker_transport_options={"visibility_timeout": 100},
+        tasks={
+            "long": {"lock_ttl": 101},
+            "short": {"lock_ttl": 100},
+            "unlocked": {"lock_ttl": 500, "lock_scope": "queued"},
+        },
+    )
+    ((level, what),) = found["visibility"]
+    assert level == "warning"
+    assert what == (
+        "long: lock_ttl=101, and the broker delivers again after visibility_timeout=100: before a"
+        " dead worker's lock expires"
+    )
 
 
 def test_a_server_that_closes_idle_connections_or_is_slow_is_told(own_redis, doctor, label):

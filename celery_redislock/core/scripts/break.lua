@@ -3,11 +3,12 @@
 -- KEYS  1 lock  2 marks of the broken  3 waiters  4 wake list  5 room  6 the bucket's rooms
 --       7.. the lock's further slots
 -- ARGV  1 the lock's mark   2 the opening of the only value that is to be broken, or ""
+--       3 who breaks it, as JSON without other quotes than its own two, for the holder
 -- Reply the values that stood there, if they are locks of ours
 
 local lock, marks, waiters, wake, room, rooms = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 7)}
-local mark, meant_opening = unpack(ARGV)
+local mark, meant_opening, by = unpack(ARGV)
 
 -- include values.lua
 -- include records.lua
@@ -21,8 +22,8 @@ for _, slot in ipairs(slots) do
     -- The mark lives as long as the holder may believe in its right, lest it take the lock again.
     -- One that was broken just before may believe so too.
     longest = math.max(tonumber(holder.ttl_ms) or 0, redis.call('PTTL', slot), longest)
-    local earlier = string.sub(redis.call('GET', marks) or '', -4096)
-    redis.call('SET', marks, earlier .. opening_of(holder.token), 'PX', longest)
+    local earlier = string.sub(redis.call('GET', marks) or '', -8192)
+    redis.call('SET', marks, earlier .. broken_mark(holder.token, by), 'PX', longest)
     redis.call('DEL', slot)
     broken[#broken + 1] = current
   end

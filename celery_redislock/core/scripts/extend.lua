@@ -7,6 +7,7 @@
 --       6 the counter as it was when the lock was last known to be ours
 -- Reply {1 extended | 2 was missing, taken again | 0 not ours any more, counter}
 --       {1, counter, the value, ms after which the run is to be ended}  another one replaces it
+--       {0, counter, who, as JSON, or "" if that is not known}  an operator broke it
 
 local lock, fence_counter, broken = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 4)}
@@ -43,9 +44,12 @@ for _, slot in ipairs(slots) do
   end
 end
 
--- The server came back empty, failed over, or evicted the key. An operator's break is final.
-if not free or retakes ~= '1'
-    or string.find(redis.call('GET', broken) or '', opening, 1, true) then
+local by = broken_by(redis.call('GET', broken), opening)
+if by then
+  return {0, counter, by}
+end
+-- The server came back empty, failed over, or evicted the key.
+if not free or retakes ~= '1' then
   return {0, counter}
 end
 -- Somebody has taken a lock of this bucket since: this one, perhaps, and given it back.

@@ -68,6 +68,18 @@ local function turn_of(value)
   end
 end
 
+-- What is added to `broken`: the token that was broken, and who did that, which is JSON without other
+-- quotes than its own two; "" if it is not known.
+local function broken_mark(token, by)
+  return opening_of(token) .. (by ~= '' and ',"by":' .. by or '')
+end
+
+-- Who broke the lock that opens so, as it was added, "" if that is not known; nil if nobody did.
+local function broken_by(marks, opening)
+  local _, last = string.find(marks or '', opening, 1, true)
+  return last and (string.match(marks, '^,"by":("[^"]*")', last + 1) or '')
+end
+
 local function note_key(done, id)
   return done .. ':' .. id
 end

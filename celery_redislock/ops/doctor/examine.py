@@ -27,6 +27,8 @@ OF_SERVER: Final[dict[str, Check]] = {
 }
 #: Those that read settings only.
 OF_SETTINGS: Final[dict[str, Check]] = {
+    "redislock_tasks": tasks.check_names,
+    "beat": tasks.check_beat,
     "max hold": tasks.check_hold,
     "visibility": tasks.check_visibility,
     "limits": tasks.check_limits,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery import Task
 
+from ...tasks.protect import protect_tasks
 from ...tasks.sending import SPREAD, longest_countdown
 from ...tasks.task import SingletonTask
 from .finding import ERROR, OK, WARNING, Finding, some
@@ -21,6 +22,43 @@ def check_tasks(patient: Patient) -> Iterator[Finding]:
         yield Finding(WARNING, "no task takes locks", "use base=SingletonTask or redislock_tasks")
     else:
         yield Finding(OK, f"{len(patient.tasks)} take locks")
+
+
+def check_names(patient: Patient) -> Iterator[Finding]:
+    """Whether each entry of `redislock_tasks` protects a task."""
+    idle = protect_tasks(patient.app)
+    for pattern, why in idle:
+        yield Finding(
+            WARNING, f"redislock_tasks[{pattern!r}] {why}",
+            "correct the name, import the task's module (`imports`), or remove the entry",
+        )  # fmt: skip
+    if not idle:
+        yield Finding(OK, "every entry protects a task, or there is none")
+
+
+def check_beat(patient: Patient) -> Iterator[Finding]:
+    """Whether what beat sends is forgotten that no worker took in time."""
+    names = {task.name: task for task in patient.tasks}
+    entries = patient.app.conf.beat_schedule or {}
+    found = [
+        f"{entry} ({said['task']})"
+        for entry, said in sorted(entries.items())
+        if isinstance(said, Mapping)
+        and (task := names.get(said.get("task"))) is not None
+        and task.lock_options.lock_scope == "running"  # else beat sends no second one
+        and (said.get("options") or {}).get("expires", task.expires) is None
+    ]
+    if found:
+        yield Finding(
+            WARNING,
+            f"without expires: {some(found)}: what beat sends while no worker is there comes all"
+            " at once, and is run or turned away one by one",
+            "set 'options': {'expires': SECONDS} in the entry, about its interval",
+        )
+    else:
+        yield Finding(
+            OK, "every entry of beat_schedule for a locked task expires, or there is none"
+        )
 
 
 def check_hold(patient: Patient) -> Iterator[Finding]:
@@ -82,6 +120,14 @@ def _too_long(task: SingletonTask, app: Any, visible: float) -> Iterator[Finding
                 f" visibility_timeout={visible:g}",
                 f"set {setting} above {seconds:g}",
             )
+    options = task.lock_options
+    if options.lock_scope != "queued" and options.lock_ttl > visible:
+        yield Finding(
+            WARNING,
+            f"{task.name}: lock_ttl={options.lock_ttl:g}, and the broker delivers again after"
+            f" visibility_timeout={visible:g}: before a dead worker's lock expires",
+            f"use a lock_ttl below {visible:g}: it is not the length of the task",
+        )
     deferral = SPREAD * task.lock_options.on_conflict.longest_countdown()
     if task.lock_options.lock_scope != "queued" and deferral > longest_countdown(visible):
         yield Finding(

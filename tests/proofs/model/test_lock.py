@@ -147,7 +147,7 @@ MUTANTS = (
     Mutant("an extension takes what is missing, whoever asks", "EXTEND",
            "or retakes ~= '1'", ""),
     Mutant("an extension takes again what an operator broke", "EXTEND",
-           "string.find(redis.call('GET', broken) or '', opening, 1, true)", "false", "broken"),
+           "broken_by(redis.call('GET', broken), opening)", "nil", "broken"),
     Mutant("an extension takes again what another may have had", "EXTEND",
            "tonumber(counter) > tonumber(last_counter)", "false"),
     Mutant("an extension does not bring the counter up", "EXTEND",
@@ -189,7 +189,7 @@ MUTANTS = (
     Mutant("what is left to a retry has no expiry", "HOLD",
            "value, 'PX', ttl)", "value)"),
     Mutant("what was broken leaves no mark", "BREAK",
-           "earlier .. opening_of(holder.token)", "earlier"),
+           "earlier .. broken_mark(holder.token, by)", "earlier"),
     Mutant("a break wakes nobody", "BREAK",
            "redis.call('LPUSH', wake, '1')", "", "waited for"),
 )  # fmt: skip

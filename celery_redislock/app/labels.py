@@ -1,0 +1,63 @@
+"""What a call's lock is called for people: `lock_label`. A lock's name may be a digest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from celery.exceptions import SoftTimeLimitExceeded
+
+from ..core.holders import one_line
+from ..core.log import get_logger
+from .names import KeyMaker, Normalise
+
+logger = get_logger()
+
+#: The longest label, in characters. It is stored with each holder and each task that waits.
+LONGEST: Final = 100
+_CUT: Final = "..."
+
+
+class LabelMaker:
+    """Makes the labels of one task's calls.
+
+    Args:
+        task: the task's name.
+        function: what the task runs, for its signature.
+        template: the option `lock_label`, formatted as a template that is a `lock_key`.
+        normalise: as `KeyMaker` takes it.
+
+    Raises:
+        ConfigError: the template does not fit the signature.
+    """
+
+    def __init__(
+        self, task: str, function: Callable[..., Any], template: str, normalise: Normalise
+    ) -> None:
+        self._task = task
+        self._template = template
+        self._maker = KeyMaker(task, function, template, normalise, "lock_label")
+        self._has_warned = False
+
+    def label(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """The label of a call with these arguments, as they arrive at the worker; None if the
+        template does not fit them, of which the first is warned of. Free of control characters.
+        """
+        try:
+            return tidy(self._maker.name(args, kwargs))
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as exc:  # also what an argument's own methods raise
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "redislock: %s: lock_label=%r does not fit a call, whose lock has no label;"
+                    " this is said once: %r", self._task, self._template, exc,
+                )  # fmt: skip
+            return None
+
+
+def tidy(text: str) -> str:
+    """The text in one line, and cut for all to see if it is too long."""
+    text = one_line(text[: LONGEST + 1])
+    return text if len(text) <= LONGEST else text[: LONGEST - len(_CUT)] + _CUT

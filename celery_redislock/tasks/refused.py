@@ -1,0 +1,46 @@
+"""What Celery logs of a refused duplicate (`Raise`).
+
+Where its tracer has it (eager, or Sentry wraps the tracer; see `tracer.py`), Celery would log an
+ERROR with this package's own traceback. The failure is meant, and a line of ours names the holder:
+so Celery's line is what it writes of an error that is expected, one in `Task.throws`. That option
+itself would hide it from Sentry too, and conflicts of locks that the body takes.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from ..app.internals import EXPECTED, TRACE_LOGGER
+from ..errors import LockConflict
+
+_MARK: Final = "_redislock_refused"
+
+
+def refused(error: LockConflict) -> LockConflict:
+    """The error, known as what ends a refused duplicate."""
+    setattr(error, _MARK, True)
+    return error
+
+
+class _Filter(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.exc_info or not is_refusal(record.exc_info[1]):
+            return True
+        record.exc_info = record.exc_text = None
+        record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
+        if isinstance(record.args, dict):
+            said = {**record.args, "description": EXPECTED}
+            record.args = record.__dict__["data"] = said
+        return _logger.isEnabledFor(logging.INFO)
+
+
+def is_refusal(error: Any) -> bool:
+    """Whether that is what the task fails with."""
+    # Some releases of Celery log it with what carries it to the main process.
+    error = getattr(error, "exc", error)
+    return isinstance(error, LockConflict) and hasattr(error, _MARK)
+
+
+_logger: Final = logging.getLogger(TRACE_LOGGER)
+_logger.addFilter(_Filter())

@@ -1,0 +1,64 @@
+"""What a worker says at its start, in its logfile."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import POOLS
+from tests.support.servers import free_port
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def log_of(start_worker, queue, tmp_path):
+    """What is in the logfile of a worker that has started."""
+
+    def log_of(pool, **conf):
+        path = tmp_path / "worker.log"
+        start_worker("--logfile", str(path), pool=pool, queues=queue, conf=conf, wait=False)
+        eventually(lambda: path.exists() and "@test ready." in path.read_text(), "it is ready", 60)
+        return path.read_text()
+
+    return log_of
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_it_says_where_the_locks_are_and_what_is_wrong_with_that(log_of, own_redis, pool):
+    with own_redis.client() as client:
+        client.acl_setuser(
+            "locker", enabled=True, passwords="+secret", keys=["*"], commands=["+@all"]
+        )
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        client.config_set("maxmemory", "1gb")
+    log = log_of(
+        pool,
+        redislock_url=f"redis://locker:secret@127.0.0.1:{own_redis.port}/3",
+        redislock_prefix="shop",
+        redislock_tasks={"no.such.task": {}, "plain": {}},
+    )
+    said = re.findall(r": (\w+)/MainProcess\] redislock: (.*)$", log, re.M)
+    assert [level for level, _ in said] == ["WARNING", "WARNING", "INFO"]
+    unmatched, evicts, where = [text for _, text in said]
+    assert unmatched == "redislock_tasks['no.such.task'] matches no task of this app"
+    assert "maxmemory-policy allkeys-lru: it may evict locks" in evicts
+    expected = rf"locks of (\d+) tasks on redis://127\.0\.0\.1:{own_redis.port}/3, prefix 'shop'"
+    found = re.fullmatch(expected, where)
+    assert found, where
+    assert int(found[1]) > 50, "all that tests/support/tasks.py has"
+    assert "secret" not in log
+
+
+def test_a_server_that_is_away_is_said_and_so_is_where_it_should_be(log_of):
+    port = free_port()
+    log = log_of("threads", redislock_url=f"redis://127.0.0.1:{port}/0")
+    assert re.search(r"WARNING/MainProcess\] redislock: the lock server does not answer yet", log)
+    assert f"tasks on redis://127.0.0.1:{port}/0, prefix 'redislock'" in log
+
+
+def test_that_locks_are_switched_off_is_said(log_of):
+    assert re.search(
+        r"INFO/\w+\] redislock: redislock_enabled is False: \d+ tasks without locks",
+        log_of("solo", redislock_enabled=False),
+    )
