@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from ..core import stand_in
+from ..core import checks, stand_in
 from ..core.checks import check_prefix
 from ..core.claims import DONE_TTL
 from ..core.connections import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
@@ -18,6 +18,8 @@ from .internals import CELERYS_SETTINGS
 from .options import SETTINGS, refuse_unknown_settings
 
 _ATTRIBUTE: Final = "_redislock"
+#: The default of `redislock_history`.
+HISTORY: Final = 50
 
 
 class Server(NamedTuple):
@@ -48,6 +50,11 @@ class AppLocks:
         self.prefix = check_prefix(self.settings.get("redislock_prefix", "redislock"))
         self.enabled = self._flag("redislock_enabled", True)
         self._eager = self._flag("redislock_eager", False)
+        #: How many runs each bucket keeps in its history; 0 for none.
+        self.history: int = checks.checked(
+            *("app", "redislock_history", self.settings.get("redislock_history", HISTORY)),
+            *(checks.history, checks.HISTORY),
+        )
         self.server = _server(app.conf, self.settings)
         self.visibility_timeout = _visibility_timeout(app.conf)
         #: Seconds for which a finished attempt is remembered: a copy of its message may come
