@@ -15,7 +15,8 @@ class LockKeys(NamedTuple):
 
     `fence` is shared by all the locks of the bucket, so that a counter which outlives its
     lock costs nothing per lock. So is `rooms`, in which those are found where somebody waits, by
-    their `mark`. A lock that several may hold has `slots` beside `lock`, one for each more.
+    their `mark`; `history`, which names the tasks whose last runs are kept; and `turned`, which
+    counts duplicates. A lock that several may hold has `slots` beside `lock`, one for each more.
     """
 
     name: str
@@ -31,6 +32,8 @@ class LockKeys(NamedTuple):
     ended: str
     deadlines: str
     aside: str
+    history: str
+    turned: str
     slots: tuple[str, ...] = ()
 
     @property
@@ -61,6 +64,8 @@ def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
         f"{head}:ended:{name}",
         f"{head}:deadlines:{name}",
         f"{head}:aside:{name}",
+        f"{head}:history",
+        f"{head}:turned",
         () if limit == 1 else tuple(f"{head}:lock{n}:{name}" for n in range(2, limit + 1)),
     )
 
@@ -99,9 +104,14 @@ def key_parts(prefix: str, key: bytes) -> tuple[str, str] | None:
         return None
 
 
-def all_rooms(prefix: str) -> list[str]:
-    """The keys of the buckets' rooms, one for each bucket."""
-    return [f"{prefix}:{{{bucket}}}:rooms" for bucket in range(BUCKETS)]
+def in_all_buckets(prefix: str, kind: str) -> list[str]:
+    """The keys of this kind, one for each bucket: "rooms", "history" or "turned"."""
+    return [f"{prefix}:{{{bucket}}}:{kind}" for bucket in range(BUCKETS)]
+
+
+def runs_of(history: str, task: str) -> str:
+    """The key of the last runs of a task in the bucket of that history."""
+    return f"{history}:{task}"
 
 
 def name_of(prefix: str, key: str) -> str | None:

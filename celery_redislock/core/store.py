@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .connections import PoolFactory
 from .done import DoneNotes
+from .history import History
 from .locks import Locks
 from .looking import Looking
 from .rooms import Rooms
@@ -23,6 +24,7 @@ class Store:
         rooms: who waits.
         done: what copies of messages are to do.
         looking: what there is, for people.
+        history: what was, for people.
     """
 
     def __init__(self, pools: PoolFactory, kind: type[Server] = Server) -> None:
@@ -31,6 +33,7 @@ class Store:
         self.rooms = Rooms(self.server)
         self.done = DoneNotes(self.server)
         self.looking = Looking(self.server)
+        self.history = History(self.server)
 
     def close(self) -> None:
         """Close every connection."""

@@ -11,7 +11,7 @@ from ..app.entries import broker_of
 from ..app.settings import app_locks
 from ..core.clock import clock
 from ..core.forks import between_forks
-from ..core.keys import all_rooms, keys_of_mark
+from ..core.keys import in_all_buckets, keys_of_mark
 from ..core.log import get_logger
 from ..core.server import UNKNOWN_TTL
 from ..errors import LockUnavailable
@@ -33,7 +33,7 @@ class Sweeper:
     def __init__(self, app: Any) -> None:
         self._app = app
         prefix = app_locks(app).prefix
-        self._buckets = all_rooms(prefix)
+        self._buckets = in_all_buckets(prefix, "rooms")
         known = sorted(name for name in app.tasks if not name.startswith("celery."))
         # Of two fleets with other tasks, or another broker, neither can stand in for the other.
         fleet = "\n".join([app.main or "", broker_of(app), *known])

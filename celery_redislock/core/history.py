@@ -1,0 +1,106 @@
+"""What a server remembers of past runs, and of duplicates that were turned away."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from redis.exceptions import ResponseError
+
+from . import holders, past, wire
+from .keys import in_all_buckets, keys_of_mark, lock_keys, runs_of
+from .past import Past
+from .server import Server
+
+#: How many keys are read in one round trip.
+AT_ONCE: Final = 500
+
+
+class History:
+    """The history in one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def tasks(self, prefix: str, name: str | None = None) -> dict[str, list[str]]:
+        """The tasks whose runs are kept, by the key of their bucket's history; "" is `RedisLock`.
+
+        Args:
+            prefix: what every key begins with.
+            name: a lock's name, if only its own bucket is meant.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        buckets = in_all_buckets(prefix, "history")
+        if name is not None:
+            buckets = [lock_keys(prefix, name).history]
+        replies = self._ask([("ZRANGEBYSCORE", each, "-inf", "+inf") for each in buckets], [])
+        return {
+            bucket: [task.decode(errors="replace") for task in reply]
+            for bucket, reply in zip(buckets, replies, strict=True)
+            if reply
+        }
+
+    def runs(self, lists: Iterable[tuple[str, str]], most: int | None = None) -> Iterator[Past]:
+        """The runs that are kept in these lists.
+
+        Args:
+            lists: of each, the key of its bucket's history, and the task.
+            most: how many runs are wanted of each, the newest; None for all.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        # Of each run there are two records, and between those of one there may be others'.
+        last = -1 if most is None else 2 * most + 30
+        for reply in self._ask([("LRANGE", runs_of(*each), 0, last) for each in lists], []):
+            yield from past.runs_in(reply)
+
+    def running(self, prefix: str, runs: Sequence[Past]) -> set[int]:
+        """The fences of those of these runs that still have their locks.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        marks = {run.mark for run in runs}
+        slots = [slot for mark in marks for slot in _slots(prefix, mark)]
+        values = self._ask([("GET", slot) for slot in slots], None)
+        found = (holders.parse(value, None) for value in values if value)
+        return {
+            holder.fence
+            for holder in found
+            if holder and holder.fence and not (holder.cooling_down or holder.held_for_retry)
+        }
+
+    def turned_away(self, prefix: str) -> dict[str, dict[int, int]]:
+        """How many duplicates of each task were turned away, by the hour, as a Unix time.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        found: dict[str, dict[int, int]] = {}
+        keys = in_all_buckets(prefix, "turned")
+        for reply in self._ask([("HGETALL", key) for key in keys], []):
+            for task, text in wire.pairs(reply):
+                hours = found.setdefault(task, {})
+                for hour, count in past.per_hour(text.encode()).items():
+                    hours[hour] = hours.get(hour, 0) + count
+        return found
+
+    def _ask(self, commands: Iterable[Sequence[Any]], instead: Any) -> Iterator[Any]:
+        """The replies to these commands, or what is said instead for a key of another type."""
+        iterator = iter(commands)
+        while batch := list(itertools.islice(iterator, AT_ONCE)):
+            for reply in self._server.ask(batch, wrong_type=True):
+                yield instead if isinstance(reply, ResponseError) else reply
+
+
+def _slots(prefix: str, mark: str) -> tuple[str, ...]:
+    """The keys of the lock that has this mark; none if it is no mark."""
+    try:
+        keys = keys_of_mark(prefix, mark)
+    except ValueError:
+        return ()
+    return keys.lock, *keys.slots

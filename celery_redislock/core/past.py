@@ -1,0 +1,122 @@
+"""The past of locks, as texts in Redis: when a run began, how it ended, and how many duplicates
+were turned away. Pure. The scripts' part of it is in `scripts/history.lua`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+#: How a run ended, as it is written down.
+SUCCEEDED: Final = "succeeded"
+FAILED: Final = "failed"
+RETRIED: Final = "retried"
+IGNORED: Final = "ignored"
+REJECTED: Final = "rejected"
+REPLACED: Final = "replaced"
+#: The lock was its own no more, and it may have overlapped with another run.
+LOST: Final = "lost"
+#: An operator took the lock away.
+BROKEN: Final = "broken"
+#: The process that ran it died, and its worker released the lock; or the worker ended that process
+#: itself: a time limit, a revoked task.
+DIED: Final = "died"
+TERMINATED: Final = "terminated"
+#: The lock was taken, and the body was never entered.
+NOT_RUN: Final = "not run"
+#: A `RedisLock`, which does not say how its holder's work ended.
+RELEASED: Final = "released"
+#: How runs are shown that no record ends: they still have the lock; or nobody released it.
+RUNNING: Final = "running"
+LAPSED: Final = "lapsed"
+
+#: Of two records of one run's end the lower is right. A release that is sent twice finds the lock
+#: gone at the second time.
+_IN_DOUBT: Final = {LOST: 2, BROKEN: 0}
+
+_END: Final = re.compile(r"(\d+)\|(\d*)\|([^|]*)\|(\d+)")
+_HOUR: Final = re.compile(r"(\d+):(\d+);")
+
+
+class Past(NamedTuple):
+    """A run that had a lock.
+
+    Attributes:
+        mark: the lock's, see `keys`.
+        record: the lock's value, without the token.
+        fence: the fencing token of its acquisition.
+        began: Unix time, by the lock server's clock.
+        took: seconds for which it had the lock; None if that is not known.
+        how: how it ended; None if nothing says so.
+        turned_away: how many duplicates ended without a run because of it.
+    """
+
+    mark: str
+    record: dict[str, Any]
+    fence: int
+    began: float
+    took: float | None = None
+    how: str | None = None
+    turned_away: int = 0
+
+
+class _End(NamedTuple):
+    took: float | None
+    how: str
+    turned_away: int
+
+
+def end_text(fence: int, took: float | None, how: str) -> str:
+    """The end of a run, as the scripts are told it.
+
+    Args:
+        fence: that of the acquisition; 0 if it is not known, as `took` is then.
+        took: seconds since the acquisition; None if the server is to tell.
+        how: how it ended.
+    """
+    return f"{fence or ''}|{'' if took is None else int(took * 1000)}|{how}"
+
+
+def runs_in(records: Iterable[bytes]) -> list[Past]:
+    """The runs of which these records tell. What is not of our making is left out."""
+    begins: list[Past] = []
+    ends: dict[int, _End] = {}
+    for each in records:
+        text = each.decode(errors="replace")
+        if text.startswith("{"):
+            begins += _begin(text)
+        elif found := _END.fullmatch(text):
+            fence, ms, how, count = found.groups()
+            end = _End(int(ms) / 1000 if ms else None, how, int(count))
+            ends[int(fence)] = _surer(end, ends.get(int(fence)))
+    return [
+        run._replace(**ends[run.fence]._asdict()) if run.fence in ends else run for run in begins
+    ]
+
+
+def _begin(text: str) -> list[Past]:
+    try:
+        record, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return []
+    fence, began = record.get("fence"), record.get("acquired_at")
+    if not isinstance(fence, int) or not isinstance(began, int | float):
+        return []
+    return [Past(text[end:], record, fence, float(began))]
+
+
+def _surer(one: _End, other: _End | None) -> _End:
+    if other is None:
+        return one
+    first = min(one, other, key=lambda end: _IN_DOUBT.get(end.how, 1))
+    return first._replace(turned_away=max(one.turned_away, other.turned_away))
+
+
+def per_hour(text: bytes) -> dict[int, int]:
+    """How many duplicates of a task were turned away, by the hour: a Unix time. What was cut off is
+    left out.
+    """
+    found = _HOUR.findall(text.decode(errors="replace"))
+    return {int(hour) * 3600: int(count) for hour, count in found}

@@ -1,0 +1,163 @@
+"""What was: the last runs of the locks, and the duplicates that were turned away."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from ..app.settings import AppLocks
+from ..core import past
+from ..core.holders import Holder
+from ..core.keys import lock_keys
+from ..core.past import Past
+
+#: What a `RedisLock` is called instead of a task.
+OUTSIDE: Final = "RedisLock"
+#: Hours for which duplicates that were turned away are counted.
+HOURS: Final = 48
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PastRun:
+    """A run that had a lock.
+
+    Attributes:
+        key: the lock's whole key.
+        name: the lock's name.
+        task: the task's name, or None for a `RedisLock`.
+        task_id: the task's id.
+        attempt: the task's `retries`.
+        node: the worker's node name, or the host's name.
+        pid: the process.
+        fence: the fencing token of its acquisition.
+        label: what the task's `lock_label` made of the call, or None.
+        began: when it took the lock: Unix time by the lock server's clock.
+        ended: when it gave it back; None if it runs, or if that is not known: it lapsed.
+        how: "succeeded", "failed", "retried", "ignored", "rejected", "replaced" (by a newer run),
+            "lost" (the lock was its own no more), "broken" (by an operator), "died" (its process),
+            "terminated" (the worker ended its process), "not run" (it had the lock, and its body
+            was not entered), "released" (a `RedisLock`), "lapsed" (nobody released it: its worker
+            died or was cut off), or "running".
+        turned_away: how many duplicates ended without a run because of it.
+    """
+
+    key: str
+    name: str
+    task: str | None
+    task_id: str | None
+    attempt: int
+    node: str | None
+    pid: int | None
+    fence: int
+    label: str | None
+    began: float
+    ended: float | None
+    how: str
+    turned_away: int
+
+    @property
+    def took(self) -> float | None:
+        """Seconds for which it had the lock, or None if that is not known."""
+        return None if self.ended is None else self.ended - self.began
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return dataclasses.asdict(self)
+
+
+def past_runs(
+    locks: AppLocks,
+    *,
+    task: str | None = None,
+    name: str | None = None,
+    since: float | None = None,
+    limit: int | None = None,
+    running: bool = False,
+) -> list[PastRun]:
+    """The runs that are kept, the one that began last first.
+
+    Args:
+        locks: the app's locks.
+        task: only of this task, or of tasks that match this glob; "RedisLock" for locks outside
+            tasks.
+        name: only of the lock with this name.
+        since: only those that ended later than this Unix time, or began later.
+        limit: at most so many.
+        running: also those that have their lock still.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    store, prefix = locks.store, locks.prefix
+    lists = [
+        (bucket, each)
+        for bucket, tasks in store.history.tasks(prefix, name).items()
+        for each in tasks
+        if task is None or _matches(each or OUTSIDE, task)
+    ]
+    runs = list(store.history.runs(lists, limit if name is None and since is None else None))
+    alive = store.history.running(prefix, [run for run in runs if run.how is None])
+    found = (_past_run(prefix, run, alive) for run in runs)
+    wanted = sorted(_filtered(found, name, since, running), key=lambda run: -run.began)
+    return wanted[:limit]
+
+
+def _matches(task: str, pattern: str) -> bool:
+    return task == pattern or fnmatchcase(task, pattern)
+
+
+def _filtered(
+    runs: Iterable[PastRun], name: str | None, since: float | None, running: bool
+) -> Iterator[PastRun]:
+    for run in runs:
+        is_wanted = name is None or run.name == name
+        is_wanted = is_wanted and (running or run.how != past.RUNNING)
+        if is_wanted and (since is None or (run.ended or run.began) >= since):
+            yield run
+
+
+def _past_run(prefix: str, run: Past, alive: set[int]) -> PastRun:
+    name = re.sub(r"^\d+\|", "", run.mark)
+    holder, label = Holder.from_dict(run.record), run.record.get("label")
+    return PastRun(
+        key=lock_keys(prefix, name).lock,
+        name=name,
+        task=holder.task,
+        task_id=holder.task_id,
+        attempt=holder.attempt,
+        node=holder.node,
+        pid=holder.pid,
+        fence=run.fence,
+        label=label if isinstance(label, str) else None,
+        began=run.began,
+        ended=None if run.took is None else run.began + run.took,
+        how=run.how or (past.RUNNING if run.fence in alive else past.LAPSED),
+        turned_away=run.turned_away,
+    )
+
+
+def turned_away(locks: AppLocks, *, task: str | None = None) -> dict[str, dict[int, int]]:
+    """How many duplicates were turned away in each of the last 48 hours, by their task.
+
+    Args:
+        locks: the app's locks.
+        task: only of this task, or of tasks that match this glob.
+
+    Returns:
+        For each task, by the hour's beginning as a Unix time, how many; hours without any are left
+        out.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    first = time.time() - HOURS * 3600
+    return {
+        each: kept
+        for each, hours in sorted(locks.store.history.turned_away(locks.prefix).items())
+        if (task is None or _matches(each, task))
+        and (kept := {hour: count for hour, count in sorted(hours.items()) if hour > first})
+    }
