@@ -92,6 +92,7 @@ SETTINGS: Final = (
     *DEFAULTS,
     "redislock_enabled",
     "redislock_eager",
+    "redislock_history",
     "redislock_tasks",
 )
 

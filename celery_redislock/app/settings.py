@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from ..core import stand_in
+from ..core import checks, stand_in
 from ..core.address import address_of
 from ..core.checks import check_prefix
 from ..core.claims import DONE_TTL
@@ -19,6 +19,8 @@ from .internals import CELERYS_SETTINGS
 from .options import SETTINGS, refuse_unknown_settings
 
 _ATTRIBUTE: Final = "_redislock"
+#: The default of `redislock_history`.
+HISTORY: Final = 50
 
 
 class Server(NamedTuple):
@@ -49,6 +51,11 @@ class AppLocks:
         self.prefix = check_prefix(self.settings.get("redislock_prefix", "redislock"))
         self.enabled = self._flag("redislock_enabled", True)
         self._eager = self._flag("redislock_eager", False)
+        #: How many runs each bucket keeps in its history; 0 for none.
+        self.history: int = checks.checked(
+            *("app", "redislock_history", self.settings.get("redislock_history", HISTORY)),
+            *(checks.history, checks.HISTORY),
+        )
         self.server = _server(app.conf, self.settings)
         self.visibility_timeout = _visibility_timeout(app.conf)
         #: Seconds for which a finished attempt is remembered: a copy of its message may come

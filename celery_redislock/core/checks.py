@@ -15,6 +15,10 @@ MAX_SECONDS: Final = 1e9
 TTL: Final = f"a number of seconds from {MIN_TTL} to {MAX_SECONDS:g}"
 
 
+#: What a number of runs that are kept may be, in words.
+HISTORY: Final = "a whole number from 0 to 100000"
+
+
 def is_int(value: Any) -> bool:
     """Whether it is an int. True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool)
@@ -34,6 +38,17 @@ def ttl(value: Any) -> float:
     if not is_number(value) or not MIN_TTL <= value <= MAX_SECONDS:
         raise ValueError
     return float(value)
+
+
+def history(value: Any) -> int:
+    """How many runs are kept.
+
+    Raises:
+        ValueError: it is no whole number, or too small or too large.
+    """
+    if not is_int(value) or not 0 <= value <= 100_000:
+        raise ValueError
+    return int(value)
 
 
 def checked(where: str, option: str, value: Any, check: Callable[[Any], Any], accepted: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from . import parked
 from .holders import Holder, opening_of
-from .keys import LockKeys
+from .keys import LockKeys, runs_of
 from .notes import Note
 
 #: Seconds for which a finished attempt is remembered, against copies of its message that were
@@ -50,8 +50,13 @@ class Claim:
         parent: the id of the task that this one may have been put in the place of, or "".
         sent: the identity of the message, "" if it has none. All copies of it have the same.
         done_ttl: seconds for which a finished attempt is remembered.
+        task: the task's name, or "" for a `RedisLock`.
+        history: how many runs the lock's bucket keeps in its history, in which the run is then
+            written down; 0 for none.
+        turned_away: if the lock is busy when it is first asked for, the task ends without a run.
         entry_id: what this attempt of its task is called in a waiting room.
         done_key: the key of its done marker.
+        runs_key: that of the runs of its task in the bucket's history.
     """
 
     keys: LockKeys
@@ -66,12 +71,17 @@ class Claim:
     parked: bool = False
     parent: str = ""
     sent: str = ""
+    task: str = ""
+    history: int = 0
+    turned_away: bool = False
     entry_id: str = dataclasses.field(init=False)
     done_key: str = dataclasses.field(init=False)
+    runs_key: str = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.entry_id = parked.id_of(self.task_id, self.nesting, self.attempt)
         self.done_key = self.keys.done_by(self.entry_id)
+        self.runs_key = runs_of(self.keys.history, self.task)
 
     @property
     def opening(self) -> str:

@@ -53,9 +53,9 @@ class History:
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        # Of each run there are two records, and between those of one there may be others'.
-        last = -1 if most is None else 2 * most + 30
-        for reply in self._ask([("LRANGE", runs_of(*each), 0, last) for each in lists], []):
+        # Between the records of one run there may be others'.
+        first = 0 if most is None else -past.RECORDS * (most + 10)
+        for reply in self._ask([("LRANGE", runs_of(*each), first, -1) for each in lists], []):
             yield from past.runs_in(reply)
 
     def running(self, prefix: str, runs: Sequence[Past]) -> set[int]:

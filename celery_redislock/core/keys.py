@@ -15,8 +15,8 @@ class LockKeys(NamedTuple):
 
     `fence` is shared by all the locks of the bucket, so that a counter which outlives its
     lock costs nothing per lock. So is `rooms`, in which those are found where somebody waits, by
-    their `mark`; `history`, which names the tasks whose last runs are kept; and `turned`, which
-    counts duplicates. A lock that several may hold has `slots` beside `lock`, one for each more.
+    their `mark`; and `history`, which names the tasks whose last runs are kept. A lock that several
+    may hold has `slots` beside `lock`, one for each more.
     """
 
     name: str
@@ -33,7 +33,6 @@ class LockKeys(NamedTuple):
     deadlines: str
     aside: str
     history: str
-    turned: str
     slots: tuple[str, ...] = ()
 
     @property
@@ -65,7 +64,6 @@ def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
         f"{head}:deadlines:{name}",
         f"{head}:aside:{name}",
         f"{head}:history",
-        f"{head}:turned",
         () if limit == 1 else tuple(f"{head}:lock{n}:{name}" for n in range(2, limit + 1)),
     )
 

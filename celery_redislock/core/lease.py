@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import LockLost, LockUnavailable
-from . import holders
+from . import holders, past
 from .claims import Acquired, Busy, Claim, Done, Settled
 from .clock import clock
 from .greenlets import teller_here
@@ -198,7 +198,7 @@ class Lease:
         Returns:
             Whether the lock was still ours.
         """
-        settled = self.settle(note, always, min_hold, publishes=False)
+        settled = self.settle(note, always, min_hold, publishes=False, how=past.RELEASED)
         return settled is not None and settled.ours
 
     def settle(
@@ -208,8 +208,10 @@ class Lease:
         min_hold: float = 0.0,
         take_out: str = "",
         publishes: bool = True,
+        how: str = past.NOT_RUN,
     ) -> Settled | None:
-        """Give the lock back. Safe to call twice, late, or by a loser. See `Locks.settle`.
+        """Give the lock back. Safe to call twice, late, or by a loser. See `Locks.settle`; `how` is
+        what the history says of the end.
 
         Returns:
             What the server said; None if it was not asked, or did not answer.
@@ -227,6 +229,7 @@ class Lease:
                 stray=self.upkeep.unanswered,
                 take_out=take_out,
                 publishes=publishes,
+                run_end=self._end(how),
             )
         except LockUnavailable as exc:
             self.right.given_back = True
@@ -235,8 +238,8 @@ class Lease:
         self.right.given_back = True
         return reply._replace(ours=reply.ours and not self.right.lost)
 
-    def leave_to(self, heir: Heir) -> bool:
-        """Leave the lock to a message of the task's own.
+    def leave_to(self, heir: Heir, how: str = past.NOT_RUN) -> bool:
+        """Leave the lock to a message of the task's own. `how` is what the history says of the end.
 
         Returns:
             Whether the lock was still ours.
@@ -244,7 +247,8 @@ class Lease:
         if not self._may_give_back():
             return False
         try:
-            ours = self.store.locks.leave(self.claim, heir.value(self.right.stored), heir.seconds)
+            value, end = heir.value(self.right.stored), self._end(how)
+            ours = self.store.locks.leave(self.claim, value, heir.seconds, end)
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: could not keep %s for the retry; it expires within %g s: %s",
@@ -253,6 +257,16 @@ class Lease:
             ours = False
         self.right.given_back = True
         return ours
+
+    def _end(self, how: str) -> str:
+        """The end of the run, for the history."""
+        right = self.right
+        if not self.claim.history:
+            return ""
+        if not right.fence:
+            return past.NOT_RUN
+        how = past.LOST if right.lost else how
+        return past.end_text(right.fence, clock() - right.acquired_at, how)
 
     def _may_give_back(self) -> bool:
         if self.given_back or self.inherited:

@@ -14,7 +14,7 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from ..errors import LockUnavailable
-from . import holders, lua, notes, wire
+from . import holders, lua, notes, past, wire
 from .claims import (
     NOT_OURS,
     Acquired,
@@ -29,7 +29,7 @@ from .claims import (
 )
 from .clock import clock
 from .holders import Holder
-from .keys import LockKeys
+from .keys import LockKeys, runs_of
 from .restarts import HeldOff
 from .server import Server, is_not_master
 
@@ -186,6 +186,7 @@ class Locks:
         take_out: str = "",
         aside: bool = False,
         publishes: bool = True,
+        run_end: str = "",
         purpose: str = "main",
     ) -> Settled:
         """Give back what the claim has, if it is still its own. Safe to call again.
@@ -201,6 +202,7 @@ class Locks:
             take_out: the id of the entry that leaves the waiting room, or "".
             aside: it is set aside, not dropped.
             publishes: the caller publishes the message of who has the turn then.
+            run_end: how the run ended, see `past.end_text`; "" if there was none.
             purpose: whose connections to use.
 
         Raises:
@@ -209,14 +211,15 @@ class Locks:
         of = claim.keys
         names = (
             *(of.lock, of.waiters, of.wake, claim.done_key, of.fence, of.room),
-            *(of.rooms, of.entries, of.deadlines, of.aside, of.ended, *of.slots),
+            *(of.rooms, of.entries, of.deadlines, of.aside, of.ended, claim.runs_key, *of.slots),
         )
         keys = wire.keys_of(claim, names)
         arguments: tuple[Any, ...] = (
             *(claim.opening, notes.encode(note, claim.sent), int(always)),
             *(to_ms(claim.done_ttl), to_ms(wire.RESERVE), of.mark, int(publishes)),
+            run_end,
         )
-        if stray or min_hold or take_out:
+        if stray or min_hold or take_out or (run_end and not past.is_whole(run_end)):
             arguments += (int(stray), to_ms(min_hold) if min_hold else 0, take_out, int(aside))
         if once:
             _, reply = self._server.once(claim.ttl, lua.SETTLE, keys, arguments, purpose=purpose)
@@ -227,15 +230,29 @@ class Locks:
         ours, due, *offered = reply
         return Settled(ours > 0, wire.seconds(due), wire.offered(offered))
 
-    def leave(self, claim: Claim, value: str, ttl: float) -> bool:
-        """Put another value in the place of ours, for at most this many seconds. The attempt ends.
+    def leave(self, claim: Claim, value: str, ttl: float, run_end: str = "") -> bool:
+        """Put another value in the place of ours, for at most this many seconds. The attempt ends,
+        in `run_end`, see `past.end_text`.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        keys = (claim.keys.lock, claim.done_key, *claim.keys.slots)
-        arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl))
+        keys = (claim.keys.lock, claim.done_key, claim.runs_key, *claim.keys.slots)
+        arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl), run_end)
         return bool(self._server.script(claim.ttl, lua.HOLD, keys, arguments))
+
+    def turn_away(self, claim: Claim, fence: int | None) -> None:
+        """Count a duplicate that ended without a run, and was not counted when it asked.
+
+        Args:
+            claim: the duplicate's claim.
+            fence: that of the run that was in its way, if it is known.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        keys = (claim.keys.lock, claim.runs_key, *claim.keys.slots)
+        self._server.once(claim.ttl, lua.TURN_AWAY, keys, (fence or "",))
 
     def break_lock(
         self, keys: LockKeys, ttl: float, token: str | None = None, by: str | None = None
@@ -253,7 +270,7 @@ class Locks:
         """
         names = (
             *(keys.lock, keys.broken, keys.waiters, keys.wake, keys.room, keys.rooms),
-            *keys.slots,
+            *(runs_of(keys.history, ""), *keys.slots),
         )
         arguments = (
             *(keys.mark, "" if token is None else holders.opening_of(token)),

@@ -60,3 +60,4 @@ def _source(name: str) -> str:
 ACQUIRE, EXTEND, SETTLE, HOLD, BREAK = map(Script, ("acquire", "extend", "settle", "hold", "break"))
 PARK, LOOK, RECEIVED, RESERVE = map(Script, ("park", "look", "received", "reserve"))
 DROP, PUT_BACK, FORGET = map(Script, ("drop", "put_back", "forget"))
+TURN_AWAY = Script("turn_away")

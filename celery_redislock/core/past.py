@@ -4,6 +4,7 @@ were turned away. Pure. The scripts' part of it is in `scripts/history.lua`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -36,7 +37,10 @@ LAPSED: Final = "lapsed"
 #: gone at the second time.
 _IN_DOUBT: Final = {LOST: 2, BROKEN: 0}
 
-_END: Final = re.compile(r"(\d+)\|(\d*)\|([^|]*)\|(\d+)")
+#: How many elements of a list a run takes: a value, a mark, and an end.
+RECORDS: Final = 3
+
+_END: Final = re.compile(r"(\d+)\|(\d+)\|([^|]*)(?:\|(\d+))?")
 _HOUR: Final = re.compile(r"(\d+):(\d+);")
 
 
@@ -45,7 +49,7 @@ class Past(NamedTuple):
 
     Attributes:
         mark: the lock's, see `keys`.
-        record: the lock's value, without the token.
+        record: the lock's value.
         fence: the fencing token of its acquisition.
         began: Unix time, by the lock server's clock.
         took: seconds for which it had the lock; None if that is not known.
@@ -63,48 +67,53 @@ class Past(NamedTuple):
 
 
 class _End(NamedTuple):
-    took: float | None
+    took: float
     how: str
     turned_away: int
 
 
-def end_text(fence: int, took: float | None, how: str) -> str:
-    """The end of a run, as the scripts are told it.
+def end_text(fence: int, took: float, how: str) -> str:
+    """The end of a run, as it is written down. Who does not know its fence says only how it ended.
 
     Args:
-        fence: that of the acquisition; 0 if it is not known, as `took` is then.
-        took: seconds since the acquisition; None if the server is to tell.
+        fence: that of the acquisition.
+        took: seconds since the acquisition.
         how: how it ended.
     """
-    return f"{fence or ''}|{'' if took is None else int(took * 1000)}|{how}"
+    return f"{fence}|{int(took * 1000)}|{how}"
+
+
+def is_whole(run_end: str) -> bool:
+    """Whether it says more than how the run ended."""
+    return "|" in run_end
 
 
 def runs_in(records: Iterable[bytes]) -> list[Past]:
     """The runs of which these records tell. What is not of our making is left out."""
     begins: list[Past] = []
     ends: dict[int, _End] = {}
-    for each in records:
-        text = each.decode(errors="replace")
+    texts = [each.decode(errors="replace") for each in records]
+    for text, following in itertools.zip_longest(texts, texts[1:], fillvalue=""):
         if text.startswith("{"):
-            begins += _begin(text)
+            begins += _begin(text, following)
         elif found := _END.fullmatch(text):
             fence, ms, how, count = found.groups()
-            end = _End(int(ms) / 1000 if ms else None, how, int(count))
+            end = _End(int(ms) / 1000, how, int(count or 0))
             ends[int(fence)] = _surer(end, ends.get(int(fence)))
     return [
         run._replace(**ends[run.fence]._asdict()) if run.fence in ends else run for run in begins
     ]
 
 
-def _begin(text: str) -> list[Past]:
+def _begin(value: str, mark: str) -> list[Past]:
     try:
-        record, end = json.JSONDecoder().raw_decode(text)
+        record = json.loads(value)
     except (ValueError, RecursionError):
         return []
     fence, began = record.get("fence"), record.get("acquired_at")
     if not isinstance(fence, int) or not isinstance(began, int | float):
         return []
-    return [Past(text[end:], record, fence, float(began))]
+    return [Past(mark, record, fence, float(began))]
 
 
 def _surer(one: _End, other: _End | None) -> _End:

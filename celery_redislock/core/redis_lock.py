@@ -78,6 +78,8 @@ class RedisLock:
         timeout: seconds that `with` waits before it raises `LockConflict`; None for ever. The
             default is that of Redis in Action, 6.2.3.
         prefix: what every key begins with.
+        history: how many runs the lock's bucket keeps, for `celery redislock history`, as the
+            setting `redislock_history` says; 0 writes none down.
 
     Raises:
         ConfigError: an argument is not accepted.
@@ -93,6 +95,7 @@ class RedisLock:
         *,
         timeout: float | None = 10,
         prefix: str = "redislock",
+        history: int = 0,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ConfigError(
@@ -101,6 +104,9 @@ class RedisLock:
         self.name = name
         self.ttl = checks.checked("RedisLock", "ttl", ttl, checks.ttl, checks.TTL)
         self._timeout = _check_timeout(timeout)
+        self._history = checks.checked(
+            "RedisLock", "history", history, checks.history, checks.HISTORY
+        )
         self._beats = heartbeat
         self._reentrant = reentrant
         self._keys = lock_keys(checks.check_prefix(prefix), name)
@@ -258,7 +264,7 @@ class RedisLock:
     def _claim(self) -> Claim:
         token = new_token()
         value = holders.encode(token, ttl_ms=to_ms(self.ttl))
-        return Claim(self._keys, token, self.ttl, value)
+        return Claim(self._keys, token, self.ttl, value, history=self._history)
 
 
 def _check_timeout(timeout: Any) -> float | None:

@@ -37,14 +37,18 @@ def acquire_question(
 ) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """The keys and arguments of `acquire.lua`."""
     keys = claim.keys
-    if_busy = f"{to_ms(claim.done_ttl)}:{notes.encode(note, claim.sent)}" if note else ""
-    arguments: tuple[Any, ...] = (claim.value, claim.ttl_ms, keys.mark, claim.entry_id, if_busy)
+    if_busy = ":" if claim.turned_away and how == "try" and not again else ""
+    if note:
+        if_busy = f"{to_ms(claim.done_ttl)}:{notes.encode(note, claim.sent)}"
+    arguments: tuple[Any, ...] = (
+        *(claim.value, claim.ttl_ms, keys.mark, claim.entry_id, if_busy, claim.history),
+    )
     if how != "try" or again or claim.kept or claim.parked or claim.parent:
         kept = holders.opening_of(claim.kept) if claim.kept else ""
         arguments += (how, int(again), to_ms(WAITER_TTL), kept, claim.parent)
     names = (
         *(keys.lock, keys.fence, keys.waiters, claim.done_key, keys.room, keys.entries),
-        *(keys.rooms, keys.deadlines, keys.aside, keys.ended, *keys.slots),
+        *(keys.rooms, keys.deadlines, keys.aside, keys.ended, claim.runs_key, *keys.slots),
     )
     return keys_of(claim, names), arguments
 

@@ -24,6 +24,7 @@ from .command import (
     with_kwargs,
     with_lock,
 )
+from .history_cli import history
 from .table import (
     COLUMNS,
     ORDERS,
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 @click.group(help="List, explain and break the locks of celery-redislock.")
 def redislock() -> None:
     """The group of commands."""
+
+
+redislock.add_command(history)
 
 
 # -- list -------------------------------------------------------------------------------------

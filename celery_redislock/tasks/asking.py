@@ -49,6 +49,7 @@ def ask(attempt: Attempt) -> Acquired | Busy | Done:
     reply = lease_of(attempt).take(note=note)
     is_conflict = isinstance(reply, Busy) and reply.relation not in ("own", "earlier")
     attempt.is_noted = is_noted and is_conflict
+    attempt.is_counted = attempt.claim.turned_away and is_conflict
     return reply
 
 

@@ -51,12 +51,13 @@ class Attempt:
         reruns: it has run before, and its result is missing.
         parking: it is being put into the waiting room.
         is_noted: that it ends without a run was noted with the server's answer.
+        is_counted: that it is turned away was counted with the server's answer.
         label: what its lock is called for people, by `lock_label`; or None.
     """
 
     # Defaults of the class: one of these is made for each task that runs, and few change them.
     end = End.CANNOT_RUN
-    goes = reruns = parking = is_noted = False
+    goes = reruns = parking = is_noted = is_counted = False
     asks_since = 0.0
     label: str | None = None
     _request: Any = None
@@ -124,12 +125,17 @@ class Attempt:
         kept = delivery.kept
         # Another lock: the sender's code, or that of an older release, is not this worker's.
         is_ours = kept is not None and kept.mark == keys.mark
+        policy = self.options.on_conflict
+        turns_away = (policy.eager() if self.is_eager else policy).turns_away
         return Claim(
             *(keys, delivery.token, ttl, value, task_id, attempt, nesting, self.locks.done_ttl),
             kept=kept.token if is_ours and kept is not None else "",
             parked=delivery.parked,
             parent=(raw.get("parent_id") or "") if nesting else "",
             sent=delivery.sent,
+            task=task.name,
+            history=self.locks.history,
+            turned_away=turns_away,
         )
 
     def _arrival(self) -> tuple[float | None, float | None]:
@@ -201,6 +207,13 @@ class Attempt:
         if self.may_have_copies and not self.is_noted:
             with contextlib.suppress(LockUnavailable):  # a copy may run
                 self.locks.store.done.mark_done(self.claim, self.note(notes.EXPECTS_RESULT))
+
+    def count_turned_away(self, holder: Holder | None) -> None:
+        """Count that it ends without a run, unless the server did so as it answered."""
+        fence = None if holder is None else holder.fence
+        if self.claim.history and not self.is_counted:
+            with contextlib.suppress(LockUnavailable):  # it is one more
+                self.locks.store.locks.turn_away(self.claim, fence)
 
     @property
     def acks_failures(self) -> bool:

@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from ..app.outcomes import Outcome
 from ..app.results import proves_nothing
-from ..core import holders, notes
+from ..core import holders, notes, past
 from ..core.claims import Settled
 from ..core.clock import clock
 from ..core.holders import Holder, successor_text
@@ -34,10 +34,11 @@ class LockedBody:
 
     Attributes:
         note: what a copy of the message is told of the end, see `notes`.
+        how: what the history says of it, see `past`.
     """
 
     # Defaults of the class: one of these is made for each task that runs, and few change them.
-    note = ""
+    note, how = "", past.NOT_RUN
     _retry: Retry | None = None
     _ran = _succeeded = False
     #: What the server said as the lock was given back, until who is next is published.
@@ -68,31 +69,35 @@ class LockedBody:
         attempt, lease = self._attempt, self._lease
         self._say_acquired(attempt, lease)
         setattr(attempt.request, LEASE, lease)
-        self._ran = True
+        self._ran, self.how = True, past.FAILED
         try:
             result = self._guarded(attempt, body)
         except Retry as exc:
             # The next attempt's message is out: nothing more is to be expected of this one.
-            self._retry, self.note = exc, notes.ENDED
+            self._retry, self.note, self.how = exc, notes.ENDED, past.RETRIED
             raise
         except LockLost as exc:
             by = lease.replaced_by
             if by is None or exc.key != attempt.key:
                 self.note = self._note_of_failure(attempt)
                 raise
-            self.note = notes.ENDED
+            self.note, self.how = notes.ENDED, past.REPLACED
             end_as_replaced(attempt, by)
         except Reject as exc:
             # A requeued message must run again; without requeueing it never will.
-            self.note = "" if exc.requeue else notes.ENDED
+            self.note, self.how = "" if exc.requeue else notes.ENDED, past.REJECTED
             raise
         except Ignore:  # also what `self.replace` raises
-            self.note = notes.ENDED
+            self.note, self.how = notes.ENDED, past.IGNORED
             raise
         except Exception:
             self.note = self._note_of_failure(attempt)
             raise
+        except BaseException:  # the process is to end
+            self.how = past.TERMINATED
+            raise
         self.note, self._succeeded = self._note_of_end(attempt, "callbacks", "chain"), True
+        self.how = past.SUCCEEDED
         return result
 
     def _note_of_failure(self, attempt: Attempt) -> str:
@@ -154,10 +159,11 @@ class LockedBody:
             lease.heir = Heir(holders.held_for_retry, _countdown(retry) + lease.ttl)
         kept, owned = lease.heir is not None, False
         if lease.heir is not None:
-            owned = lease.leave_to(lease.heir)
+            owned = lease.leave_to(lease.heir, self.how)
         else:
             min_hold = self._min_hold(attempt, lease, retry)
-            settled = lease.settle(attempt.note(self.note), attempt.may_have_copies, min_hold)
+            note, copies = attempt.note(self.note), attempt.may_have_copies
+            settled = lease.settle(note, copies, min_hold, how=self.how)
             if settled is not None:
                 owned, self._following = settled.ours, settled
         if lease.fence and self._ran:

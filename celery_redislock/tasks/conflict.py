@@ -92,6 +92,7 @@ class TaskConflict:
         attempt.end = End.TURNED_AWAY
         # Before the result is stored: until it is, a copy runs if nobody stores one.
         attempt.mark_done()
+        attempt.count_turned_away(self.holder)
         if not isinstance(result, type(NO_RESULT)):
             attempt.conflict_ended(Outcome.SKIPPED_WITH_RESULT, self.holder)
             self.result = result
@@ -105,6 +106,7 @@ class TaskConflict:
         attempt.end = End.TURNED_AWAY
         if attempt.acks_failures:
             attempt.mark_done()
+        attempt.count_turned_away(self.holder)
         attempt.conflict_ended(Outcome.RAISED, self.holder)
         raise refused(LockConflict(self.key, self.holder))
 

@@ -17,6 +17,7 @@ from celery.worker.request import Request
 from ..app.delivery import attempt_of
 from ..app.internals import call_in_consumer, is_active
 from ..app.outcomes import Outcome, Whose, tell
+from ..core import past
 from ..core.claims import NOT_OURS, Claim, Extended, Extension
 from ..core.clock import clock
 from ..core.heartbeat import RETRY_EVERY, heartbeat
@@ -41,7 +42,10 @@ class ChildLease:
     Attributes:
         child_is_to_end: this process has ended the child, or is about to. Celery forgets the
             request before the child is gone.
+        how: what the history says of the run's end, if the child does not.
     """
+
+    how = past.DIED
 
     def __init__(self, pid: int, request: Request, token: str) -> None:
         self._pid = pid
@@ -69,7 +73,8 @@ class ChildLease:
     def claim(self) -> Claim:
         """The child's claim. Made when it is needed: most tasks end before."""
         keys = self._task.lock_keys_for(*self._arguments)
-        return Claim(keys, self.token, self.ttl, "", *self._attempt)
+        told = {"task": self._task.name, "history": self._task.app_locks.history}
+        return Claim(keys, self.token, self.ttl, "", *self._attempt, **told)
 
     @property
     def _label(self) -> str | None:
@@ -94,7 +99,8 @@ class ChildLease:
             claim = self.known_claim
             if claim is None:
                 return  # the child could not tell the lock's name either
-            reply = self.store.locks.settle(claim, stray=True)
+            end = self.how if claim.history else ""
+            reply = self.store.locks.settle(claim, stray=True, run_end=end)
             if reply.ours:
                 self._say_freed()
             follow(self._task.app, claim.keys, self.ttl, reply)

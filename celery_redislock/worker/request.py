@@ -33,6 +33,7 @@ from ..app.internals import (
 )
 from ..app.outcomes import Outcome, Whose, tell
 from ..app.results import store_skipped
+from ..core import past
 from ..core.clock import clock
 from ..core.heartbeat import heartbeat
 from ..core.keys import keys_of_mark
@@ -163,9 +164,9 @@ class LockRequest(Request):
         self._child_is_to_end()
         return super().cancel(pool, signal, **kwargs)
 
-    def _child_is_to_end(self) -> None:
+    def _child_is_to_end(self, how: str = past.TERMINATED) -> None:
         if self._lease is not None:
-            self._lease.child_is_to_end = True
+            self._lease.child_is_to_end, self._lease.how = True, how
 
     def end_child(self, error: TaskReplaced, signum: int) -> None:
         """Terminate the child, in another's favour.
@@ -179,7 +180,7 @@ class LockRequest(Request):
             "redislock: terminating pid %d, which runs %s[%s]: %s replaces it",
             self.worker_pid, self.task.name, self.id, error.holder and error.holder.task_id,
         )  # fmt: skip
-        self._child_is_to_end()
+        self._child_is_to_end(past.REPLACED)
         self._replaced = error
         terminate_child(self.task.worker_consumer, self.worker_pid, signum)
 

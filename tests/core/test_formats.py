@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redislock.core import holders, notes, parked
+from celery_redislock.core import holders, notes, parked, past
 from celery_redislock.core.holders import Holder
 from celery_redislock.core.keys import lock_keys
 from tests.core.test_scripts import FOLDER
@@ -23,7 +23,7 @@ from tests.core.test_scripts import FOLDER
 Lua = Callable[..., Any]
 
 #: The parts that own what stands in Redis.
-OWNERS = ("values", "records", "entries", "kinds")
+OWNERS = ("values", "records", "entries", "kinds", "history")
 TOKEN = "0123456789abcdef"
 KEYS = lock_keys("redislock", "formats")
 #: Ids of tasks may be any text.
@@ -191,6 +191,49 @@ def test_a_mark_says_who_broke_it(run_lua: Lua, by: str) -> None:
     assert (unknown, holders.breaker_of(unknown.encode())) == ("", "")
     assert run_lua("broken_by(a[1], a[2])", marks, holders.opening_of("nobody")) is None
     assert run_lua("broken_by(false, a[1])", opening) is None
+
+
+@pytest.mark.parametrize("by", [0, 1, 12])
+def test_a_value_counts_the_duplicates_that_it_turned_away(run_lua: Lua, by: int) -> None:
+    text = run_lua("acquired(a[1], '7', '1700', '000042')", value())
+    for _ in range(by):
+        text = run_lua("with_one_more_turned_away(a[1])", text)
+    assert run_lua("turned_away_by(a[1])", text) == by
+    assert json.loads(text).get("turned_away", 0) == by
+    assert parsed(text).fence == 7
+    assert run_lua("is_run(a[1])", text) == 1
+    assert run_lua("is_run(a[1])", value()) is None
+    cooling = run_lua("cooling_down(a[1], a[2])", text, holders.opening_of(TOKEN))
+    assert run_lua("{is_cooling(a[1]), is_cooling(a[2])}", cooling, text) == [1, None]
+    assert run_lua("turned_away_by(a[1])", cooling) == by
+
+
+# -- the history ----------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_run_says_the_same_to_both(run_lua: Lua) -> None:
+    text = run_lua("acquired(a[1], '7', '1700', '500000')", value())
+    ended = run_lua("ended_now(a[1], 'died', {'1702', '750000'})", text)
+    assert ended == past.end_text(7, 2.25, past.DIED)
+    assert past.is_whole(ended)
+    assert not past.is_whole(past.DIED)
+    counted = run_lua("with_one_more_turned_away(a[1])", text)
+    (run,) = past.runs_in([text.encode(), b"1|name", noted(run_lua, ended, counted)])
+    assert (run.mark, run.fence, run.took) == ("1|name", 7, 2.25)
+    assert (run.how, run.turned_away) == (past.DIED, 1)
+    replaced = run_lua("to_be_replaced(a[1], 1700000000123, a[2])", text, SUCCESSOR)
+    assert noted(run_lua, ended, replaced) == b"7|2250|died"
+    terminated = past.end_text(7, 2.25, past.TERMINATED)
+    assert noted(run_lua, terminated, replaced) == b"7|2250|replaced"
+    assert noted(run_lua, terminated, None) == b"7|2250|lost"
+
+
+def noted(run_lua: Lua, ended: str, text: str | None) -> bytes:
+    """What is written down of an end."""
+    given = "a[2]" if text is not None else "nil"
+    note = f"note_end(entries .. ':runs', a[1], {given}) or redis.call('RPOP', entries .. ':runs')"
+    found: str = run_lua(note, ended, text or "")
+    return found.encode()
 
 
 # -- a done note --------------------------------------------------------------------------------

@@ -2,17 +2,20 @@
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt
 --       5 room: ids in order  6 entries of the room  7 the bucket's rooms  8 deadlines  9 aside
---       10 ended  11.. the lock's further slots, if several may hold it at once
+--       10 ended  11 the runs of the task, see history.lua
+--       12.. the lock's further slots, if several may hold it at once
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's mark
 --       4 this attempt: <task id, or "">:<how often the task replaced itself>.<attempt>
---       5 if it is busy the task ends without a run: "<ms>:<the done note that says so>"; or ""
+--       5 if it is busy the task ends without a run: "<ms>:<the done note that says so>", or ":" for no
+--       note; "" if it may not
+--       6 how many runs the bucket's history keeps; "0" if there is none
 --       and, unless it is the plain case:
---       6 how: "try" once, "wait", "woken" after a wait, which may only have timed out, or "last"
+--       7 how: "try" once, "wait", "woken" after a wait, which may only have timed out, or "last"
 --         before giving up a wait
---       7 "1" take it also if this attempt has run before
---       8 ms after which a waiter that has not asked again is dead
---       9 the opening of the value that is kept for the message, or ""
---       10 the id of the task that this one may have been put in the place of, or ""
+--       8 "1" take it also if this attempt has run before
+--       9 ms after which a waiter that has not asked again is dead
+--       10 the opening of the value that is kept for the message, or ""
+--       11 the id of the task that this one may have been put in the place of, or ""
 -- Reply the fence, a number, which is the time of the acquisition in us: the value has both
 --       {"acquired", value as stored, fence}  where that is not so
 --       {"done", the note, ms for which we will know, or -1}
@@ -22,9 +25,13 @@
 --           "other" | "own" this very attempt | "earlier" this task's earlier attempt
 --           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
 
-local lock, counter, waiters, done_note, room, entries, rooms, deadlines, aside, ended = unpack(KEYS)
-local slots = {lock, unpack(KEYS, 11)}
-local value, ttl, mark, entry_id, note_if_busy, how, again, waiter_ttl, kept_opening, parent = unpack(ARGV)
+local lock, counter, waiters, done_note, room, entries, rooms, deadlines, aside, ended, runs = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 12)}
+local value, ttl, mark, entry_id, note_if_busy, runs_kept, how, again = unpack(ARGV)
+local waiter_ttl, kept_opening, parent = unpack(ARGV, 9)
+
+local RECORDS_OF_A_RUN = 3  -- in the history
+local CUT_AFTER = 48        -- so many
 
 -- include values.lua
 
@@ -46,6 +53,12 @@ local function take(slot, condition)
     return nil
   end
   redis.call('SET', counter, fence)
+  if runs_kept ~= '0' then
+    local length = redis.pcall('RPUSH', runs, stored, mark)
+    if type(length) == 'number' and length % CUT_AFTER < RECORDS_OF_A_RUN then
+-- include cut.lua
+    end
+  end
   -- The number alone is read fastest, and says it all.
   return is_ahead and {'acquired', stored, fence} or number
 end
@@ -65,6 +78,7 @@ local opening, turn_token = opening_of(token_of(value)), next_token(value, time)
 local task_id, nesting, attempt = parts_of(entry_id)
 local publishes = task_id ~= ''
 -- include turns.lua
+-- include turned.lua
 
 local function settled(slot, condition)
   -- First what frees memory: a server without any refuses the others as a first write.
@@ -134,9 +148,16 @@ local function busy(i, relation, offered)
   elseif how == 'last' then
     redis.call('ZREM', waiters, opening)
   end
-  if note_if_busy ~= '' and relation ~= 'own' and relation ~= 'earlier' then
-    local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
+  local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
+  if ms and relation ~= 'own' and relation ~= 'earlier' then
     redis.pcall('SET', done_note, note, 'PX', ms)
+  end
+  if note_if_busy ~= '' and runs_kept ~= '0' and (relation == 'other' or relation == 'foreign') then
+    local value = redis.pcall('GET', slots[i])
+    if type(value) == 'string' then
+      count_for_run(slots[i], value)
+    end
+    count_for_task()
   end
   local text = relation ~= 'foreign' and redis.pcall('GET', slots[i]) or ''
   return {'busy', text or '', redis.call('PTTL', slots[i]), relation, now, unpack(offered or {})}

@@ -1,18 +1,28 @@
 -- Take a lock away from whoever holds it: an operator's order.
 --
 -- KEYS  1 lock  2 marks of the broken  3 waiters  4 wake list  5 room  6 the bucket's rooms
---       7.. the lock's further slots
+--       7 what the keys of runs in the bucket's history begin with  8.. the lock's further slots
 -- ARGV  1 the lock's mark   2 the opening of the only value that is to be broken, or ""
 --       3 who breaks it, as JSON without other quotes than its own two, for the holder
 -- Reply the values that stood there, if they are locks of ours
 
-local lock, marks, waiters, wake, room, rooms = unpack(KEYS)
-local slots = {lock, unpack(KEYS, 7)}
+local lock, marks, waiters, wake, room, rooms, history = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 8)}
 local mark, meant_opening, by = unpack(ARGV)
 
 -- include values.lua
 -- include records.lua
 -- include entries.lua
+-- include history.lua
+
+-- Where runs are kept, and this was one. What it ended in, if it has ended, is known.
+local function note_broken(value, holder)
+  local runs = history .. (type(holder.task) == 'string' and holder.task or '')
+  local is_over = holder.held or holder.cooling or holder.queued
+  if is_run(value) and not is_over and redis.pcall('EXISTS', runs) == 1 then
+    note_end(runs, ended_now(value, 'broken', redis.call('TIME')), value)
+  end
+end
 
 local broken, longest = {}, math.max(redis.call('PTTL', marks), 1000)
 for _, slot in ipairs(slots) do
@@ -25,6 +35,7 @@ for _, slot in ipairs(slots) do
     local earlier = string.sub(redis.call('GET', marks) or '', -8192)
     redis.call('SET', marks, earlier .. broken_mark(holder.token, by), 'PX', longest)
     redis.call('DEL', slot)
+    note_broken(current, holder)
     broken[#broken + 1] = current
   end
 end

@@ -43,6 +43,30 @@ local function cooling_down(value, opening)
   return '{"token":"","cooling":true' .. string.sub(value, #opening + 1)
 end
 
+local function is_cooling(value)
+  return string.find(value, '^{"token":"","cooling":true') ~= nil
+end
+
+-- Whether a run has it, or had it last.
+local function is_run(value)
+  return token_of(value) and string.find(value, ',"fence":', 1, true) ~= nil
+end
+
+local function turned_away_by(value)
+  return tonumber(string.match(value, TURNED_AWAY .. '(%d+)')) or 0
+end
+
+local function with_one_more_turned_away(value)
+  local alone = string.gsub(value, TURNED_AWAY .. '%d+', '')
+  return with(alone, TURNED_AWAY .. (turned_away_by(value) + 1))
+end
+
+-- The end of the run that has this value, now, as history.lua has it.
+local function ended_now(value, how, time)
+  local seconds = time[1] + time[2] / 1000000 - (acquired_at(value) or time[1])
+  return string.format('%s|%.0f|%s', fence_of(value), math.max(seconds * 1000, 0), how)
+end
+
 -- When the run is to end in another's favour, in ms; or nil.
 local function replaced_at(value)
   return string.find(value, REPLACED, 1, true) and tonumber(string.match(value, REPLACED .. '(%d+)'))

@@ -3,25 +3,29 @@
 --
 -- KEYS  1 lock  2 waiters  3 wake list  4 done note of this attempt
 --       5 fence counter of the bucket  6 room  7 the bucket's rooms  8 entries  9 deadlines  10 aside
---       11 ended  12.. the lock's further slots
+--       11 ended  12 the runs of the task, see history.lua  13.. the lock's further slots
 -- ARGV  1 the opening of the value that is given back, {"token":"<token>"
 --       2 the done note that is to be left, or ""
 --       3 "1" leave it in any case, "0" only if another copy of the message was seen
 --       4 the done note's ttl in ms   5 ms for which a freed lock is kept for a waiter
 --       6 the lock's mark   7 "1" the caller can publish a task, "0" it cannot
+--       8 the run's end, for the history: "<fence>|<ms>|<how>", or only "<how>" if the server is to tell
+--       the rest; "" for none
 --       and, unless it is the plain case:
---       8 "1" an extension may still be on its way: it must not take the lock again
---       9 ms since the acquisition for which the lock is kept on, or "0"
---       10 the id of the entry that leaves the room, or ""   11 "1" set that one aside
+--       9 "1" an extension may still be on its way: it must not take the lock again
+--       10 ms since the acquisition for which the lock is kept on, or "0"
+--       11 the id of the entry that leaves the room, or ""   12 "1" set that one aside
 -- Reply 1 given back | 0 not ours any more; or, if somebody is in the room:
 --       {the same, ms until the room is to be looked at, and if somebody got the turn: see turns.lua}
 
 local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, aside, ended = unpack(KEYS)
-local slots = {lock, unpack(KEYS, 12)}
-local opening, note, always, done_ttl, reserve_for, mark, can_publish = unpack(ARGV)
-local stray, min_hold, leaver, sets_aside = unpack(ARGV, 8)
+local runs = unpack(KEYS, 12)
+local slots = {lock, unpack(KEYS, 13)}
+local opening, note, always, done_ttl, reserve_for, mark, can_publish, run_end = unpack(ARGV)
+local stray, min_hold, leaver, sets_aside = unpack(ARGV, 9)
 
 -- include values.lua
+-- include history.lua
 
 local slot, current = slot_under(opening)
 -- If the lock is gone, so is the note of whether a copy was seen.
@@ -53,6 +57,7 @@ end
 if slot and not stray and redis.call('EXISTS', waiters, room) == 0 then
   redis.call('DEL', slot)
   leave_note()
+  note_end(runs, run_end, current)
   return 1
 end
 
@@ -67,6 +72,10 @@ local function rest_of_min_hold()
   local since = ms > 0 and acquired_at(current)
   -- Never for longer than that: the clock may have been set back meanwhile.
   return since and math.min(math.ceil(since * 1000 + ms - now), ms) or 0
+end
+
+if run_end ~= '' and not string.find(run_end, '|', 1, true) then
+  run_end = slot and ended_now(current, run_end, time) or ''
 end
 
 local id = leaver or ''
@@ -107,6 +116,7 @@ end
 
 -- Last: a server without memory refuses this as a first write, and not after one that frees some.
 leave_note()
+note_end(runs, run_end, slot and current)
 if stray == '1' then
   -- It says what the counter was when it was sent, and is refused if that has moved.
   local highest = math.max(tonumber(redis.call('GET', counter) or 0) + 1, time[1] * 1000000 + time[2])

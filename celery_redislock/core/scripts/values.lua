@@ -8,6 +8,8 @@
 local REDELIVERED = ',"redelivered":true'  -- another copy of the holder's message was seen
 local REPLACED = ',"replaced":'            -- the ms at which the run is to end; then for whom
 
+local TURNED_AWAY = ',"turned_away":'      -- how many duplicates ended without a run
+
 -- What a done note begins with: the attempt is not to run, since another task replaced it; it is over.
 local REPLACED_NOTE, ENDED_NOTE = 'r', '0'
 -- And before that: it stays though the message is acknowledged, since another copy may be about.

@@ -16,8 +16,10 @@ COMMANDS: Final = (
     *("pexpire {} 1", "pttl {}", "rpush {} a", "select 0", "set {} a", "time", "zadd {} 1 a"),
     *("zrangebyscore {} 0 1", "zrem {} a", "zremrangebyscore {} 0 1", "zscore {} a"),
 )
+#: What only the history needs.
+FOR_HISTORY: Final = ("lset {} 0 a", "ltrim {} 0 1", "zcard {}")
 #: What is also good to have.
-EXTRA: Final = ("info",)
+EXTRA: Final = ("info", *FOR_HISTORY)
 #: Those that cannot be tried: with them something would be there that was not, or is waited for.
 UNTRIED: Final = frozenset({"blpop", "hset", "lpush", "rpush", "select", "set", "zadd"})
 
@@ -46,16 +48,29 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
     denied = [
         words[0] for words, is_allowed in zip(commands, allowed, strict=True) if not is_allowed
     ]
-    needed = [command for command in denied if command not in EXTRA]
-    if needed:
+    yield from _denied(patient.locks.prefix, key, denied)
+
+
+def _denied(prefix: str, key: str, denied: list[str]) -> Iterator[Finding]:
+    if not denied:
+        yield Finding(OK, "all commands in use are allowed")
+    extra = {command.split()[0] for command in EXTRA}
+    if needed := [command for command in denied if command not in extra]:
         yield Finding(
             ERROR, f"denied on {key!r}: {', '.join(needed)}",
-            f"ACL SETUSER <user> ~{patient.locks.prefix}:* {' '.join('+' + c for c in needed)}",
+            f"ACL SETUSER <user> ~{prefix}:* {_granting(needed)}",
         )  # fmt: skip
-    elif denied:
+    if "info" in denied:
         yield Finding(
             WARNING, "INFO is denied: only a broken connection shows a restart",
             "ACL SETUSER <user> +info",
         )  # fmt: skip
-    else:
-        yield Finding(OK, "all commands in use are allowed")
+    if for_history := [command for command in denied if command in extra - {"info"}]:
+        yield Finding(
+            WARNING, f"denied on {key!r}: {', '.join(for_history)}: no history is kept",
+            f"ACL SETUSER <user> {_granting(for_history)}; or set redislock_history = 0",
+        )  # fmt: skip
+
+
+def _granting(commands: list[str]) -> str:
+    return " ".join(f"+{command}" for command in commands)

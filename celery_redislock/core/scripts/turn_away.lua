@@ -1,0 +1,24 @@
+-- Count a duplicate that ended without a run: one that waited first, or that nobody knew would.
+--
+-- KEYS  1 lock  2 the runs of the duplicate's task, see history.lua   3.. the lock's further slots
+-- ARGV  1 the fence of the run that was in its way, or "" if that is not known
+-- Reply 1
+
+local lock, runs = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 3)}
+local fence = ARGV[1]
+
+-- include values.lua
+-- include records.lua
+
+local time = redis.call('TIME')
+-- include turned.lua
+
+for _, slot in ipairs(slots) do
+  local value = redis.pcall('GET', slot)
+  if type(value) == 'string' and fence_of(value) == fence then
+    count_for_run(slot, value)
+  end
+end
+count_for_task()
+return 1

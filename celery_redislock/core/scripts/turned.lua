@@ -1,0 +1,49 @@
+-- Part of other scripts, behind records.lua: counts a duplicate that ends without a run, for its task
+-- and hour, and for the run that has the lock. `core/past.py` reads it.
+--
+-- Needs the locals `runs`, the key of the runs of the duplicate's task, see history.lua, and `time`,
+-- what TIME says. Of each bucket there is:
+--   turned   task -> "<hours since 1970>:<duplicates>;" for each hour with any, the last first
+
+local HOURS_KEPT = 48
+local LENGTH_KEPT = 16 * HOURS_KEPT  -- what is cut in two is not read
+local LAST_RECORDS = 24              -- among these is the end of a run that ended just now
+
+local bucket, task = string.match(runs, '^([^}]*}:)history:(.*)$')
+
+local function count_for_task()
+  local turned, hour = bucket .. 'turned', string.format('%.0f', math.floor(time[1] / 3600))
+  local counts = redis.pcall('HGET', turned, task)
+  counts = type(counts) == 'string' and counts or ''
+  local last, count, before = string.match(counts, '^(%d+):(%d+);(.*)$')
+  if last == hour then
+    redis.pcall('HSET', turned, task, string.format('%s:%d;%s', hour, count + 1, before))
+  else
+    redis.pcall('HSET', turned, task, string.sub(hour .. ':1;' .. counts, 1, LENGTH_KEPT))
+    redis.pcall('PEXPIRE', turned, HOURS_KEPT * 3600000)
+  end
+end
+
+-- The run has ended, and its lock is kept on: its end is written down already.
+local function count_after_end(value)
+  local its_task = record_of(value).task
+  local list = bucket .. 'history:' .. (type(its_task) == 'string' and its_task or '')
+  local start, records = fence_of(value) .. '|', redis.pcall('LRANGE', list, -LAST_RECORDS, -1)
+  for i, record in ipairs(records) do
+    if string.sub(record, 1, #start) == start then
+      local ended = string.match(record, '^[^|]*|[^|]*|[^|]*')
+      redis.pcall('LSET', list, i - #records - 1, ended .. '|' .. turned_away_by(value))
+      return
+    end
+  end
+end
+
+local function count_for_run(slot, value)
+  if is_run(value) then
+    value = with_one_more_turned_away(value)
+    redis.pcall('SET', slot, value, 'KEEPTTL')
+    if is_cooling(value) then
+      count_after_end(value)
+    end
+  end
+end
