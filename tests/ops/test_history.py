@@ -1,0 +1,142 @@
+"""`celery redislock history`: what it shows, in 80 columns, and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_redislock.app.settings import app_locks
+from celery_redislock.core import past
+from celery_redislock.core.claims import Acquired
+from celery_redislock.core.store import Store
+from celery_redislock.errors import ConfigError
+from celery_redislock.ops.doctor.examine import examine
+from tests.support.looking import claim, make_app, run
+from tests.support.servers import RedisServer
+
+
+@pytest.fixture
+def app(redis_server: RedisServer, label: str) -> Celery:
+    return make_app(redis_server.url, label)
+
+
+@pytest.fixture
+def store(app: Celery) -> Store:
+    return app_locks(app).store
+
+
+def begin(app: Celery, store: Store, task: str, label: str, **more: Any) -> Any:
+    """A run that has begun: its claim, and the fence."""
+    made = claim(app, task, label, token=f"token{time.monotonic_ns()}", **more)
+    made = dataclasses.replace(made, task=task, history=50)
+    reply = store.locks.acquire(made)
+    assert isinstance(reply, Acquired)
+    return made, reply.fence
+
+
+def ran(app: Celery, store: Store, task: str, label: str, how: str = "succeeded") -> None:
+    """A run of 90 seconds."""
+    made, fence = begin(app, store, task, label)
+    assert store.locks.settle(made, run_end=past.end_text(fence, 90.0, how)).ours
+
+
+@pytest.fixture
+def some(app: Celery, store: Store) -> None:
+    """Runs of two tasks, one of which turned somebody away, one that lapsed, one that runs."""
+    ran(app, store, "sync", "a")
+    made, fence = begin(app, store, "sync", "b")
+    for number in range(3):
+        duplicate = claim(app, "sync", "b", token=f"t{number}", task_id=f"duplicate-{number}")
+        store.locks.acquire(
+            dataclasses.replace(duplicate, task="sync", history=50, turned_away=True)
+        )
+    store.locks.settle(made, run_end=past.end_text(fence, 2.0, past.FAILED))
+    ran(app, store, "account", "a" * 60)
+    begin(app, store, "report", "dead")
+    store.server.ask([("DEL", app.tasks["report"].lock_key_for("dead"))])
+    begin(app, store, "report", "alive")
+
+
+def table(app: Celery, *arguments: str) -> list[list[str]]:
+    result = run(app, "history", *arguments)
+    assert result.exit_code == 0, result.output
+    assert all(len(line) <= 80 for line in result.output.splitlines()), result.output
+    return [line.split() for line in result.output.splitlines()]
+
+
+@pytest.mark.usefixtures("some")
+def test_the_last_runs_of_all_are_shown_the_newest_first(app: Celery) -> None:
+    head, *rows, summary = table(app)
+    assert head == ["WHEN", "TOOK", "ENDED", "LOCK", "TASK", "ID", "WHERE", "SKIPS"]
+    assert [row[3] for row in rows] == ["running", "lapsed", "succeeded", "failed", "succeeded"]
+    assert [row[-1] for row in rows] == ["0", "0", "0", "3", "0"]
+    assert rows[1][2] == "-"
+    assert rows[2][2] == "1m30s"
+    assert " ".join(summary) == "5 runs; 1 lapsed: nobody released the lock"
+
+
+@pytest.mark.usefixtures("some")
+def test_the_runs_of_a_task_or_of_one_lock_are_shown(app: Celery) -> None:
+    assert [row[3] for row in table(app, "sync")[1:-1]] == ["failed", "succeeded"]
+    assert [row[3] for row in table(app, "s?nc", "--limit", "1")[1:-1]] == ["failed"]
+    name, _, row, _ = table(app, "sync", "a")
+    assert name == [app.tasks["sync"].lock_name(["a"], {})]
+    assert row[3] == "succeeded"
+    assert table(app, app.tasks["sync"].lock_key_for("a"))[2] == row
+    assert table(app, f"account:{'a' * 60}")[1][3] == "succeeded"
+    assert table(app, "nobody") == [["no", "runs", "are", "kept", "that", "match"]]
+    assert len(table(app, "--since", "1h")) == 7
+
+
+@pytest.mark.usefixtures("some")
+def test_programs_get_all_of_it(app: Celery) -> None:
+    found = json.loads(run(app, "history", "sync", "b", "--json").stdout)
+    (only,) = found
+    assert only["how"] == "failed"
+    assert only["turned_away"] == 3
+    assert only["ended"] - only["began"] == pytest.approx(2.0)
+    assert (only["task"], only["task_id"], only["node"]) == ("sync", "id-of-b", "w@one")
+    assert only["key"] == app.tasks["sync"].lock_key_for("b")
+    (skips,) = json.loads(run(app, "history", "--skips", "--json").stdout)
+    assert (skips["task"], skips["turned_away"]) == ("sync", 3)
+    assert skips["hour"] % 3600 == 0
+
+
+@pytest.mark.usefixtures("some")
+def test_skips_are_drawn_by_the_hour(app: Celery) -> None:
+    result = run(app, "history", "--skips")
+    first, bars, hours = result.output.splitlines()
+    assert first.startswith("sync: 3 turned away, at most 3 in an hour (")
+    assert bars.count("█") == 1
+    assert len(bars) == len(hours) == 52
+    assert "no duplicates were turned away" in run(app, "history", "--skips", "report").output
+    assert "takes a task" in run(app, "history", "--skips", "sync", "a").output
+
+
+def test_no_history_is_said(redis_server: RedisServer, label: str) -> None:
+    app = make_app(redis_server.url, label, redislock_history=0)
+    assert "redislock_history is 0" in run(app, "history").output
+    assert "no runs are kept" in run(app, "history").output
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "50", None, 100_001])
+def test_a_setting_that_is_not_accepted_is_refused(label: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=r"redislock_history=.* must be a whole number from 0"):
+        make_app("redis://localhost", label, redislock_history=value)
+
+
+def test_doctor_names_the_rights_that_history_needs(own_redis: RedisServer, label: str) -> None:
+    with own_redis.client() as client:
+        if int(client.info("server")["redis_version"].split(".")[0]) < 7:
+            pytest.skip("it cannot say what a user may do")
+        rights = "ACL SETUSER some on >pw ~* +@all -ltrim -zcard"
+        client.execute_command(*rights.split())
+        app = make_app(own_redis.url.replace("://", "://some:pw@"), label)
+        found = [each for check, each in examine(app) if check == "rights"]
+        assert [each.level for each in found] == ["warning"]
+        assert "ltrim, zcard: no history is kept" in found[0].what
