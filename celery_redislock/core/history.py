@@ -1,4 +1,6 @@
-"""What a server remembers of past runs, and of duplicates that were turned away."""
+"""What a server remembers of past runs, and of duplicates that were turned away. The scripts that
+take and release locks write most of it down.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
-from . import holders, past, wire
+from . import holders, lua, past, wire
+from .claims import Claim
 from .keys import in_all_buckets, keys_of_mark, lock_keys, runs_of
 from .past import Past
 from .server import Server
@@ -88,6 +91,19 @@ class History:
                 for hour, count in past.per_hour(text.encode()).items():
                     hours[hour] = hours.get(hour, 0) + count
         return found
+
+    def turn_away(self, claim: Claim, fence: int | None) -> None:
+        """Count a duplicate that ended without a run, and was not counted when it asked.
+
+        Args:
+            claim: the duplicate's claim.
+            fence: that of the run that was in its way, if it is known.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        keys = (claim.keys.lock, claim.runs_key, *claim.keys.slots)
+        self._server.once(claim.ttl, lua.TURN_AWAY, keys, (fence or "",))
 
     def _ask(self, commands: Iterable[Sequence[Any]], instead: Any) -> Iterator[Any]:
         """The replies to these commands, or what is said instead for a key of another type."""

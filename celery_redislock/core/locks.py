@@ -241,19 +241,6 @@ class Locks:
         arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl), run_end)
         return bool(self._server.script(claim.ttl, lua.HOLD, keys, arguments))
 
-    def turn_away(self, claim: Claim, fence: int | None) -> None:
-        """Count a duplicate that ended without a run, and was not counted when it asked.
-
-        Args:
-            claim: the duplicate's claim.
-            fence: that of the run that was in its way, if it is known.
-
-        Raises:
-            LockUnavailable: the server did not answer.
-        """
-        keys = (claim.keys.lock, claim.runs_key, *claim.keys.slots)
-        self._server.once(claim.ttl, lua.TURN_AWAY, keys, (fence or "",))
-
     def break_lock(
         self, keys: LockKeys, ttl: float, token: str | None = None, by: str | None = None
     ) -> Holder | None:

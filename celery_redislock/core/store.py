@@ -24,7 +24,7 @@ class Store:
         rooms: who waits.
         done: what copies of messages are to do.
         looking: what there is, for people.
-        history: what was, for people.
+        history: what was: past runs, and who was turned away.
     """
 
     def __init__(self, pools: PoolFactory, kind: type[Server] = Server) -> None:

@@ -213,7 +213,7 @@ class Attempt:
         fence = None if holder is None else holder.fence
         if self.claim.history and not self.is_counted:
             with contextlib.suppress(LockUnavailable):  # it is one more
-                self.locks.store.locks.turn_away(self.claim, fence)
+                self.locks.store.history.turn_away(self.claim, fence)
 
     @property
     def acks_failures(self) -> bool:

@@ -140,8 +140,8 @@ def test_duplicates_are_counted_for_the_run_and_for_the_hour(store, inside, make
         assert isinstance(store.locks.acquire(dataclasses.replace(duplicate)), Busy)
     store.locks.acquire(make())  # it may wait
     store.locks.acquire(make(turned_away=True), "wait")
-    store.locks.turn_away(duplicate, reply.fence)
-    store.locks.turn_away(duplicate, reply.fence - 1)  # another run's
+    store.history.turn_away(duplicate, reply.fence)
+    store.history.turn_away(duplicate, reply.fence - 1)  # another run's
     assert sum(store.history.turned_away("redislock")[task].values()) == 5
     store.locks.settle(holder, run_end=past.end_text(reply.fence, 1.0, past.SUCCEEDED), min_hold=30)
     store.locks.acquire(make(task=task, turned_away=True))
@@ -216,7 +216,7 @@ def test_a_server_without_memory_goes_on_without_history(make, own_store, own_re
         replies = [own_store.locks.acquire(claim) for claim in claims]
         client.set("big", "x" * 1_000_000)
         client.config_set("maxmemory", "1mb")
-        own_store.locks.turn_away(make("0"), replies[0].fence)
+        own_store.history.turn_away(make("0"), replies[0].fence)
         for claim, reply in zip(claims, replies, strict=True):
             end = past.end_text(reply.fence, 1.0, past.SUCCEEDED)
             assert own_store.locks.settle(claim, run_end=end).ours
