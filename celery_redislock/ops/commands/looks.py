@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ...core.holders import one_line
 from ..command import (
     Naming,
-    duration,
     print_json,
     problem,
     with_app,
     with_args,
+    with_filters,
     with_json,
     with_kwargs,
     with_lock,
 )
-from ..table import COLUMNS, ORDERS, described, in_order, lines, row, summary, table
+from ..table import ORDERS, described, in_order, locks_table, show_lines, summary, waiting_table
+from ..terminal import fields
 
 if TYPE_CHECKING:
-    from ..survey import Found
+    from ..survey import Waiting
+
+#: How many of those that wait are shown.
+SHOWN: Final = 100
+
+
+# -- list -------------------------------------------------------------------------------------
 
 
 @click.command("list")
-@click.option("-t", "--task", help="Only locks of this task, or of tasks that match this glob.")
-@click.option(
-    "-n", "--node", help="Only locks held on this node, or on nodes that match this glob."
-)
-@click.option(
-    "--older", callback=duration, default="0", help="Only locks held at least this long: 90, 5m."
-)
+@with_filters
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="held", show_default=True)
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
 @click.option("--limit", type=click.IntRange(1), help="Show at most this many.")
+@click.option("--all", "all_", is_flag=True, help="Show locks, too, that were broken lately.")
+@click.option("--wide", is_flag=True, help="Show all of it, however wide the terminal is.")
 @with_json
 @with_app
 def list_(
@@ -46,36 +48,24 @@ def list_(
     sort: str,
     reverse: bool,
     limit: int | None,
+    all_: bool,
+    wide: bool,
     as_json: bool,
 ) -> None:
-    """List all locks: held, kept, waited for or broken, and foreign values that block a key."""
+    """List all locks: held, kept or waited for, and foreign values that block a key."""
     from ...app.settings import app_locks
+    from ..pick import chosen
     from ..survey import all_locks
 
-    locks = app_locks(app)
-    found = in_order(_filtered(all_locks(locks), task, node, older), sort, reverse)
-    shown = found[:limit]
+    found = in_order(chosen(all_locks(app_locks(app), app), task, node, older), sort, reverse)
     if as_json:
-        print_json([each.to_dict() for each in shown])
+        print_json([each.to_dict() for each in found[:limit]])
         return
-    if shown:
-        table(COLUMNS, map(row, shown))
-    more = f", the first {len(shown)} shown" if len(shown) < len(found) else ""
-    click.echo(f"{summary(found)}{more}")
-
-
-def _filtered(
-    found: Iterable[Found], task: str | None, node: str | None, older: float
-) -> list[Found]:
-    from fnmatch import fnmatchcase
-
-    return [
-        each
-        for each in found
-        if (task is None or fnmatchcase(each.task, task))
-        and (node is None or fnmatchcase((each.holder and each.holder.node) or "", node))
-        and (each.held_for or 0.0) >= older
-    ]
+    listed = found if all_ else [each for each in found if each.state != "broken"]
+    shown = listed[:limit]
+    show_lines(locks_table(shown, wide))
+    more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
+    click.echo(f"{summary(found, all_)}{more}")
 
 
 # -- show and explain -------------------------------------------------------------------------
@@ -83,32 +73,48 @@ def _filtered(
 
 @click.command()
 @with_lock
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=SHOWN,
+    show_default=True,
+    help="Show at most this many of those that wait.",
+)
 @with_json
 @with_app
-def show(app: Any, naming: Naming, as_json: bool) -> None:
-    """Show all about one lock: named by its KEY or name, or by a TASK and a call's arguments.
+def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
+    """Show all about one lock: named by its KEY or name, by a TASK and a call's arguments, or by
+    what `list` shows of it.
 
     An ARG is read as JSON, or else as plain text.
     """
     from ...app.settings import app_locks
-    from ..survey import aside_of, in_room, meant_by
+    from ..survey import meant_by, room_of
 
     locks = app_locks(app)
     meant = naming.locate(app)
-    found = meant_by(locks, meant)
+    found = meant_by(locks, meant, app)
     if not found:
         raise problem(f"no such lock: nobody holds {meant.key} or waits for it")
-    room, aside = in_room(locks.store, meant.keys), aside_of(locks.store, meant.keys)
+    room = room_of(locks.store, meant.keys, app, limit)
     if as_json:
-        queue, kept = ([{"task": w.task, "task_id": w.task_id} for w in ws] for ws in (room, aside))
-        print_json({"locks": [each.to_dict() for each in found], "room": queue, "aside": kept})
+        queue, kept = ([each.to_dict() for each in some] for some in (room.waiting, room.aside))
+        totals = {"room_total": room.total, "aside_total": room.aside_total}
+        shown = [each.to_dict() for each in found]
+        print_json({"locks": shown, "room": queue, "aside": kept, **totals})
         return
     for each in found:
-        lines(described(each))
-    for number, one in enumerate(room, 1):
-        click.echo(one_line(f"waits {number}: {one.task or 'cannot be read'}[{one.task_id}]"))
-    for one in aside:
-        click.echo(one_line(f"set aside: {one.task or 'cannot be read'}[{one.task_id}]"))
+        show_lines(described(each))
+    _show_waiting("waiting", room.waiting, room.total)
+    _show_waiting("set aside", room.aside, room.aside_total)
+
+
+def _show_waiting(what: str, shown: Sequence[Waiting], total: int) -> None:
+    if not total:
+        return
+    some = f", {len(shown)} shown (--limit shows more)" if len(shown) < total else ""
+    click.echo(f"\n{what}: {total}{some}")
+    show_lines(waiting_table(shown))
 
 
 @click.command()
@@ -127,10 +133,10 @@ def explain(app: Any, task: str, args: list[Any], kwargs: dict[str, Any], as_jso
         return
     arguments = ", ".join(f"{name}={value}" for name, value in found["arguments"].items())
     holders = [each["task_id"] or each["state"] for each in found["standing"]]
-    fields = {
+    told = {
         **found,
         "arguments": arguments or "none",
         "standing": ", ".join(holders) or "nothing",
     }
     labels = {"standing": "found in Redis"}
-    lines({labels.get(name, name): str(value) for name, value in fields.items()})
+    show_lines(fields((labels.get(name, name), str(value)) for name, value in told.items()))
