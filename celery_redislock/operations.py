@@ -47,6 +47,7 @@ def break_locks(
     task: str | None = None,
     node: str | None = None,
     older: float = 0.0,
+    by: str | None = None,
 ) -> list[Found]:
     """Take locks away from their holders. These run on, and learn that they lost them.
 
@@ -59,6 +60,7 @@ def break_locks(
         node: those of runs on this node, or on nodes that match this glob. What is kept for a
             message in the queue is not the node's.
         older: those held for at least so many seconds.
+        by: who does it, which the holders are told; None for this process's user and host.
 
     Returns:
         The locks that were broken.
@@ -74,7 +76,7 @@ def break_locks(
             raise ValueError("break_locks: which? Give locks, task, node or older; task='*' is all")
         locks = orders.to_break(all_locks(own, app), task, node, older)
     held = [each for each in locks if each.token is not None]
-    return [each for each in held if orders.break_slot(own, each)]
+    return [each for each in held if orders.break_slot(own, each, by)]
 
 
 def drop_waiting(app: Any, locks: Iterable[Found] | None = None, *, task: str | None = None) -> int:

@@ -40,8 +40,13 @@ def to_break(
     return [each for each in some if not (each.is_aside and each.name in others)]
 
 
-def break_slot(locks: AppLocks, each: Found) -> bool:
+def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
     """Break the slot that was shown. False if somebody else has it now, or nobody.
+
+    Args:
+        locks: the locks.
+        each: what was shown.
+        by: who does it, which the holder is told; None for this process's user and host.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -49,7 +54,7 @@ def break_slot(locks: AppLocks, each: Found) -> bool:
     keys = lock_keys(locks.prefix, each.name)
     if each.key != keys.lock:
         keys = lock_keys(locks.prefix, each.name, MAX_LIMIT)
-    holder = locks.store.locks.break_lock(keys, LOOKING_TTL, each.token)
+    holder = locks.store.locks.break_lock(keys, LOOKING_TTL, each.token, by)
     return holder is not None or each.state == "reserved"
 
 

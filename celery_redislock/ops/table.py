@@ -39,7 +39,7 @@ ORDERS: Final[dict[str, tuple[Callable[[Found], Any], bool]]] = {
 COLUMNS: Final = (
     Column("TASK", by_path, 14),
     Column("KEY", by_wrapping, 12),
-    Column("STATE"),
+    Column("STATE", by_wrapping),
     Column("ID", by_cutting),
     Column("NODE", by_node),
     Column("HELD"),

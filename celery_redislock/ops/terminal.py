@@ -19,7 +19,7 @@ PIPED: Final = 120
 #: No table is narrower: such a terminal breaks its lines.
 NARROWEST: Final = 60
 #: What a wrapped cell takes at most, in lines; the middle of the rest is cut.
-LINES: Final = 4
+LINES: Final = 6
 #: After these, and at spaces, a name is broken. Nothing is left out there.
 _BREAKS: Final = frozenset(":/.,;=_-)]}")
 _EMOJI: Final = "\ufe0f"

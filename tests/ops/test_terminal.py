@@ -120,7 +120,7 @@ def test_columns_stay_aligned_and_take_only_what_they_need():
 
 def test_a_huge_name_is_shown_at_once():
     _, *more = grid(TABLE, [("t" * 10**6, "k" * 10**6 + "end", "held")], 80)[1:]
-    assert len(more) == 3
+    assert len(more) == 5
     assert "end" in more[-1]
 
 
