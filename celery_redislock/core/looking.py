@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from redis.exceptions import NoPermissionError, ResponseError
 
+from ..errors import LockUnavailable
 from . import wire
 from .claims import Stored
 from .clock import clock
@@ -206,6 +207,18 @@ class Looking:
         )
         # An error: the server does not know the command.
         return [reply == 1 for reply in replies]
+
+    def reach(self) -> None:
+        """Return if the server answers, be it that it denies this user even to ask for its time.
+
+        Raises:
+            LockUnavailable: it does not.
+        """
+        try:
+            self.round_trips(1)
+        except LockUnavailable as exc:
+            if not isinstance(exc.__cause__, NoPermissionError):
+                raise
 
     def denied(self, commands: Sequence[Sequence[str]]) -> list[bool]:
         """Whether the server denies this user each of these commands. They are run, so they must

@@ -53,8 +53,9 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
     key_maker = KeyMaker(cls.name, function, cls.lock_options.lock_key, cls._normalise)
     cls._redislock_key_maker = key_maker
     label = cls.lock_options.lock_label
-    if label is not None:
-        cls._redislock_label_maker = LabelMaker(cls.name, function, label, cls._normalise)
+    cls._redislock_label_maker = (
+        None if label is None else LabelMaker(cls.name, function, label, cls._normalise)
+    )
     if cls.lock_options.lock_scope != "running" and not cls.typing and key_maker.binds:
         raise ConfigError(
             f"{where}: typing={cls.typing!r} contradicts"

@@ -26,7 +26,7 @@ def protect_tasks(app: Any) -> list[tuple[str, str]]:
         ConfigError: the setting is not a dict of dicts, or has an unknown option.
     """
     wanted = _wanted(app)
-    idle = dict.fromkeys(wanted, "matches no task of this worker")
+    idle = dict.fromkeys(wanted, "matches no task of this app")
     used = set()
     for name, task in list(tasks_so_far(app).items()):
         pattern = _pattern_for(name, wanted)

@@ -47,6 +47,10 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
     if has_locks(app) and app_locks(app).enabled:
         channel.open()
         found += _look_at_server(app)
+    from celery.apps.worker import Worker  # only workers need it
+
+    if not isinstance(sender, Worker):  # one within another program, whose log is there
+        _on_log_is_there(sender, sender)
 
 
 def _on_log_is_there(sender: Any, instance: Any, **kwargs: Any) -> None:

@@ -41,7 +41,7 @@ def test_it_says_where_the_locks_are_and_what_is_wrong_with_that(log_of, own_red
     said = re.findall(r": (\w+)/MainProcess\] redislock: (.*)$", log, re.M)
     assert [level for level, _ in said] == ["WARNING", "WARNING", "INFO"]
     unmatched, evicts, where = [text for _, text in said]
-    assert unmatched == "redislock_tasks['no.such.task'] matches no task of this worker"
+    assert unmatched == "redislock_tasks['no.such.task'] matches no task of this app"
     assert "maxmemory-policy allkeys-lru: it may evict locks" in evicts
     expected = rf"locks of (\d+) tasks on redis://127\.0\.0\.1:{own_redis.port}/3, prefix 'shop'"
     found = re.fullmatch(expected, where)

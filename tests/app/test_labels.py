@@ -81,6 +81,14 @@ def test_what_is_no_template_is_refused(app, value):
         labelled(app, value).name  # noqa: B018
 
 
+def test_a_task_that_is_bound_again_without_it_has_none_any_more(app):
+    task = labelled(app, "order {order}")
+    assert task.label_of_call((1,), {}) == "order 1"
+    task.__class__.lock_label = None
+    task.bind(app)
+    assert task.label_of_call((1,), {}) is None
+
+
 def test_it_is_accepted_from_annotations_and_for_tasks_of_others(app):
     app.conf.task_annotations = {"annotated": {"lock_label": "annotated {order}"}}
     app.conf.redislock_tasks = {"theirs": {"lock_label": "their {order}"}}

@@ -28,9 +28,8 @@ def check_names(patient: Patient) -> Iterator[Finding]:
     """Whether each entry of `redislock_tasks` protects a task."""
     idle = protect_tasks(patient.app)
     for pattern, why in idle:
-        text = why.replace("of this worker", "of this app")
         yield Finding(
-            WARNING, f"redislock_tasks[{pattern!r}] {text}",
+            WARNING, f"redislock_tasks[{pattern!r}] {why}",
             "correct the name, import the task's module (`imports`), or remove the entry",
         )  # fmt: skip
     if not idle:
