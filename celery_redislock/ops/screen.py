@@ -75,7 +75,7 @@ class Screen:
         where = f"{self._offset + 1}-{last} of {len(self._body)} lines   " if shown else ""
         lines = [*self._head, *shown, *[""] * (page - len(shown)), f"{where}{HELP}"]
         text = "\x1b[K\r\n".join(cut(line, width, 1.0) for line in lines)
-        click.echo(f"\x1b[H{text}\x1b[J", nl=False)
+        _write(f"\x1b[H{text}\x1b[J")
 
 
 class Printed:
@@ -98,13 +98,19 @@ def screen() -> Iterator[Screen | Printed]:
         yield Printed()
         return
     terminated = signal.signal(signal.SIGTERM, _exit)
-    click.echo(ENTER, nl=False)
+    _write(ENTER)
     try:
         with _unbuffered():
             yield Screen()
     finally:
-        click.echo(LEAVE, nl=False)
+        _write(LEAVE)
         signal.signal(signal.SIGTERM, terminated)
+
+
+def _write(text: str) -> None:
+    """As it is: `click.echo` takes out what draws where it is to use no colors."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def _exit(*_: Any) -> None:

@@ -45,6 +45,7 @@ class Found:
         token: what proves the holder's right.
         held_for: seconds since it was taken.
         lives_for: seconds until it expires, should the holder die now; None for ever.
+        broken_by: who broke it, if that is its state and it is known.
         waiting: how many wait for the lock: in its waiting room, and in pool slots. Or how many
             were set aside.
     """
@@ -56,6 +57,7 @@ class Found:
     token: str | None = dataclasses.field(default=None, repr=False)
     held_for: float | None = None
     lives_for: float | None = None
+    broken_by: str | None = None
     waiting: int = 0
 
     @property
@@ -94,6 +96,7 @@ class Found:
             "waiting": self.waiting,
             "fence": holder.fence,
             "replaced_by": holder.replaced_by,
+            "broken_by": self.broken_by,
         }
 
 
@@ -312,9 +315,12 @@ def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None)
     lives_for = stored.left / 1000 if stored.left >= 0 else None
     record = None if stored.value is None else holders.decode(stored.value)
     if state is not None or record is None:
+        by = None
         if state == "broken":
             text = text.replace("}:broken:", "}:lock:", 1)
-        return Found(key=text, name=name, state=state or "foreign", lives_for=lives_for)
+            by = holders.last_breaker(stored.value or b"")
+        state = state or "foreign"
+        return Found(key=text, name=name, state=state, lives_for=lives_for, broken_by=by)
     holder = holders.parse(stored.value, lives_for)
     since = None if holder is None else holder.acquired_at
     return Found(

@@ -202,6 +202,11 @@ def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     ]
 
 
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table whose cells are as short as they are to be."""
+    show_lines(aligned(head, rows))
+
+
 def show_lines(lines: Iterable[str], err: bool = False) -> None:
     """Print these, if there are any."""
     if text := "\n".join(lines):

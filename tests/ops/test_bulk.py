@@ -83,6 +83,7 @@ def test_a_broken_lock_is_no_lock_and_its_room_is_free(app, client):
     assert states == ["free"], "somebody waits for it, which is what counts"
     shown = json.loads(run(app, "show", "report", "x", "--json").output)
     assert [each["state"] for each in shown["locks"]] == ["free", "broken"]
+    assert [each["broken_by"] for each in shown["locks"]] == [None, holders.user_here()]
 
 
 # -- break and drop-waiting -------------------------------------------------------------------
