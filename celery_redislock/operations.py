@@ -51,7 +51,8 @@ def break_locks(
 ) -> list[Found]:
     """Take locks away from their holders. These run on, and learn that they lost them.
 
-    A lock that somebody else has by now is left alone, as is a value that is no lock of ours.
+    A lock that somebody else has by now is left alone, as is a value that is no lock of ours. If
+    the server goes away meanwhile, some of them are broken: call it again.
 
     Args:
         app: the Celery app.
@@ -81,6 +82,8 @@ def break_locks(
 
 def drop_waiting(app: Any, locks: Iterable[Found] | None = None, *, task: str | None = None) -> int:
     """Drop the tasks that wait in the rooms of locks or were set aside: they end as with `Skip()`.
+
+    So do tasks of others that wait for the same lock.
 
     Args:
         app: the Celery app.

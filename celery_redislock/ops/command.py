@@ -174,7 +174,9 @@ def with_lock_or_filters(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_naming(function: Callable[..., Any], required: bool) -> Callable[..., Any]:
-    @click.argument("target", metavar="KEY|TASK", required=required, default=None)
+    metavar = "KEY|TASK" if required else "[KEY|TASK]"
+
+    @click.argument("target", metavar=metavar, required=required, default=None)
     @click.argument("words", metavar="[ARG]...", nargs=-1)
     @with_args
     @with_kwargs

@@ -72,16 +72,19 @@ def break_(
     if not force:
         dropping = f", and drop the tasks that {what_waited(found)}" if drop_waiting else ""
         _confirm(found, f"Break {count_of(held)}{dropping}?")
-    broken = [each for each in held if orders.break_slot(locks, each)]
+    broken = []
+    for each in held:  # each is told at once: the server may go away before the last
+        is_broken = orders.break_slot(locks, each)
+        broken += [each] if is_broken else []
+        if not as_json:
+            _tell_broken(each, is_broken)
     dropped = orders.drop_waiting(app, locks, found) if drop_waiting else 0
     if as_json:
         print_json({"broken": [each.to_dict() for each in broken], "dropped": dropped})
-    else:
-        _tell_broken(held, broken)
-        if drop_waiting:
-            click.echo(f"dropped {dropped} that {what_waited(found)}")
-        elif waiting := sum({each.name: each.waiting for each in held}.values()):
-            click.echo(f"{waiting} still waiting: the next one gets its turn")
+    elif drop_waiting:
+        click.echo(f"dropped {dropped} that {what_waited(found)}")
+    elif waiting := sum({each.name: each.waiting for each in held}.values()):
+        click.echo(f"{waiting} still waiting: the next one gets its turn")
     if len(broken) < len(held):
         raise click.exceptions.Exit(1)
 
@@ -131,15 +134,11 @@ def _confirm(found: Sequence[Found], question: str) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def _tell_broken(held: Sequence[Found], broken: Sequence[Found]) -> None:
-    done = {each.key for each in broken}
-    for each in held:
-        if each.key in done:
-            click.echo(one_line(f"broke {each.key}, held by {each.holder or 'nobody yet'}"))
-        else:
-            click.echo(
-                one_line(f"did not break {each.key}: another run holds it now, or it is free")
-            )
+def _tell_broken(each: Found, is_broken: bool) -> None:
+    if is_broken:
+        click.echo(one_line(f"broke {each.key}, held by {each.holder or 'nobody yet'}"))
+    else:
+        click.echo(one_line(f"did not break {each.key}: another run holds it now, or it is free"))
 
 
 # -- drop-waiting -----------------------------------------------------------------------------
