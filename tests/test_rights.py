@@ -95,6 +95,11 @@ def test_the_commands_need_only_the_rights_of_those_who_look(own_redis):
         set_aside()
         done = run(breaks, "break", "--force", "--drop-waiting", "sync", "x")
         assert done.exit_code == 0, done.output
+        for command in (["drop-waiting", "--all"], ["break", "--node", "w@*"]):
+            take(app, "sync", "x")
+            set_aside()
+            done = run(breaks, *command, "--force")
+            assert done.exit_code == 0, done.output
         assert denials(client, "operators") == []
 
 

@@ -32,6 +32,7 @@ from celery_redislock import (
     lock_conflict,
     lock_lost,
 )
+from celery_redislock.operations import Found, break_locks, drop_waiting, list_locks
 from celery_redislock.signals import ConflictDetails, LostDetails
 from celery_redislock.testing import (
     HeldLock,
@@ -159,6 +160,20 @@ def on_conflict(sender: SingletonTask, details: ConflictDetails, **kwargs: objec
 @lock_lost.connect
 def on_lost(sender: SingletonTask, details: LostDetails, **kwargs: object) -> None:
     assert_type(details.fence, int)
+
+
+# -- operations -------------------------------------------------------------------------------
+
+
+def operates() -> None:
+    locks = list_locks(app, task="shop.*", older=3600)
+    assert_type(locks, list[Found])
+    assert_type(locks[0].held_for, float | None)
+    assert_type(locks[0].holder, Holder | None)
+    assert_type(break_locks(app, locks[:1]), list[Found])
+    assert_type(break_locks(app, node="celery@web-1", by="me"), list[Found])
+    assert_type(drop_waiting(app, task="*"), int)
+    break_locks(app, name="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 # -- tests ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from celery.app.task import Context
 from celery.exceptions import SoftTimeLimitExceeded
+from celery.utils.saferepr import saferepr
 from kombu import serialization
 from kombu.utils.url import parse_url
 
@@ -137,6 +138,21 @@ class Entry(NamedTuple):
         except (NotOurs, CorruptEntry, LookupError, TypeError, AttributeError):
             return None
         return label if isinstance(label, str) else None
+
+    def arguments(self, app: Any) -> tuple[str, str] | None:
+        """Its arguments and keyword arguments as Celery shows them: as `argsrepr` and `kwargsrepr`
+        have them, where a caller set these. None if this app cannot read them.
+        """
+        try:
+            args, kwargs, options = self.content(app)
+        except (NotOurs, CorruptEntry):
+            return None
+        shown = (options.get("argsrepr"), options.get("kwargsrepr"))
+        args_shown, kwargs_shown = (
+            text if isinstance(text, str) else saferepr(value)
+            for text, value in zip(shown, (args, kwargs), strict=True)
+        )
+        return args_shown, kwargs_shown
 
     def load_for(self, app: Any, unknown: bool = False) -> Waiter:
         """What waits, for a worker that is one to publish its message.

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 import socket
 import string
 from collections.abc import Mapping
@@ -200,6 +201,12 @@ def breaker_of(text: bytes) -> str:
     except (ValueError, RecursionError):
         return ""  # an older release does not say
     return found if isinstance(found, str) else ""
+
+
+def last_breaker(marks: bytes) -> str | None:
+    """Who broke a lock last, from the marks that `break.lua` adds up; None if that is not known."""
+    found = re.search(rb',"by":("[^"]*")$', marks)
+    return (breaker_of(found[1]) or None) if found else None
 
 
 def user_here() -> str:

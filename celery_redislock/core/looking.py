@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ..errors import LockUnavailable
-from . import parked, wire
+from . import wire
 from .claims import Stored
 from .clock import clock
 from .keys import LockKeys
@@ -18,6 +18,24 @@ from .server import Server
 
 #: How many keys one step of a scan looks at: well below a millisecond of the server's time.
 SCAN_COUNT: Final = 500
+
+
+class Room(NamedTuple):
+    """What is in a waiting room.
+
+    Attributes:
+        now: the server's time in Unix seconds.
+        total: how many wait.
+        entries: of the first of them, ids and what is stored.
+        aside_total: how many were set aside.
+        aside: the same of about as many of these.
+    """
+
+    now: float
+    total: int
+    entries: list[tuple[str, str]]
+    aside_total: int
+    aside: list[tuple[str, str]]
 
 
 class Looking:
@@ -74,21 +92,52 @@ class Looking:
         replies = self._server.ask(commands, wrong_type=True)
         return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
 
-    def waiting(self, keys: LockKeys, most: int) -> list[tuple[str, str]]:
-        """The first of those in the waiting room: ids and what was parked.
+    def room(self, keys: LockKeys, most: int) -> Room:
+        """The first of those in a waiting room, and about so many that were set aside.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        (ids,) = self._server.ask([("LRANGE", keys.room, 0, most - 1)])
-        entries = self._server.ask([("HGET", keys.entries, each) for each in ids])
-        return [
-            (
-                each.decode(errors="replace"),
-                parked.parked_of((entry or b"").decode(errors="replace")),
-            )
-            for each, entry in zip(ids, entries, strict=True)
+        commands: list[tuple[str | int, ...]] = [
+            *(("LLEN", keys.room), ("HLEN", keys.aside), ("LRANGE", keys.room, 0, most - 1)),
+            ("HSCAN", keys.aside, 0, "COUNT", most),
         ]
+        (seconds, micros), *replies = self._server.ask([("TIME",), *commands], wrong_type=True)
+        known = [None if isinstance(reply, ResponseError) else reply for reply in replies]
+        total, aside_total, ids, scanned = known
+        wanted = [("HGET", keys.entries, each) for each in ids or ()]
+        entries = self._server.ask(wanted, wrong_type=True)
+        texts = [text if isinstance(text, bytes) else b"" for text in entries]
+        flat = [part for pair in zip(ids or (), texts, strict=True) for part in pair]
+        return Room(
+            now=int(seconds) + int(micros) / 1e6,
+            total=total or 0,
+            entries=list(wire.pairs(flat)),
+            aside_total=aside_total or 0,
+            aside=list(wire.pairs(scanned[1] if scanned else ()))[:most],
+        )
+
+    def heads(self, rooms: Sequence[LockKeys]) -> tuple[float, list[tuple[int, str]]]:
+        """Of each of these waiting rooms, how many wait, and the first one's entry as it is
+        stored, "" if that is lost; and the server's time in Unix seconds.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        commands = [
+            command
+            for keys in rooms
+            for command in (("LLEN", keys.room), ("LRANGE", keys.room, 0, 0))
+        ]
+        (seconds, micros), *replies = self._server.ask([("TIME",), *commands], wrong_type=True)
+        lengths = [each if isinstance(each, int) else 0 for each in replies[::2]]
+        firsts = [each[0] if each and isinstance(each, list) else b"" for each in replies[1::2]]
+        asked = [("HGET", keys.entries, each) for keys, each in zip(rooms, firsts, strict=True)]
+        entries = [
+            each.decode(errors="replace") if isinstance(each, bytes) else ""
+            for each in self._server.ask(asked, wrong_type=True)
+        ]
+        return int(seconds) + int(micros) / 1e6, list(zip(lengths, entries, strict=True))
 
     def set_aside(self, asides: Sequence[bytes | str], most: int) -> list[list[tuple[str, str]]]:
         """About so many of the entries that were set aside, for each of these keys: ids, and what

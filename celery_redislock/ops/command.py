@@ -12,6 +12,7 @@ import click
 from ..core.holders import one_line
 
 if TYPE_CHECKING:
+    from ..errors import LockUnavailable
     from ..tasks.target import Target
 
 #: Seconds in each unit of a duration.
@@ -74,12 +75,13 @@ def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
         from ..tasks.target import TargetError
 
         try:
-            return function(_app(ctx), **options)
+            app = _app(ctx)
+            _say_server(ctx, app)
+            return function(app, **options)
         except LockUnavailable as exc:
-            reason = str(exc.reason)
-            if "NOPERM" in reason or "NoPermission" in reason or "no permissions" in reason:
-                raise problem(f"no rights: {reason}") from exc
-            raise problem(f"the lock server does not answer: {reason}") from exc
+            if is_denied(exc):
+                raise problem(f"no rights: {exc.reason}") from exc
+            raise problem(f"the lock server does not answer: {exc.reason}") from exc
         except (ConfigError, TargetError) as exc:
             raise problem(exc) from exc
 
@@ -104,11 +106,28 @@ def _app(ctx: click.Context) -> Any:
     return app
 
 
+def is_denied(exc: LockUnavailable) -> bool:
+    """Whether the server answers, and does not allow this user what was asked."""
+    signs = ("NOPERM", "NoPermission", "no permissions")
+    return any(sign in str(exc.reason) for sign in signs)
+
+
+def _say_server(ctx: click.Context, app: Any) -> None:
+    """Which server is looked at: on stderr, so that the rest can be piped."""
+    from ..app.settings import app_locks
+
+    locks = app_locks(app)
+    if locks.knows_store:
+        color = False if ctx.obj.no_color else None
+        click.secho(f"Redis: {locks.describe_server()}", err=True, dim=True, color=color)
+
+
 class Naming(NamedTuple):
     """How a lock is named on a command line.
 
     Attributes:
-        target: a lock's whole key, its name, or a task's name.
+        target: a lock's whole key, its name, a task's name, or what `list` shows of a lock; ""
+            if none is named.
         words: for a task, the call's first arguments as they were typed.
         args: for a task, the call's arguments behind these.
         kwargs: for a task, the call's keyword arguments.
@@ -119,32 +138,69 @@ class Naming(NamedTuple):
     args: list[Any]
     kwargs: dict[str, Any]
 
+    @property
+    def has_arguments(self) -> bool:
+        return bool(self.words or self.args or self.kwargs)
+
     def locate(self, app: Any) -> Target:
         """The lock that is meant.
 
         Raises:
-            TargetError: there is none of that name.
+            TargetError: there is none of that name, or it is not clear which.
+            LockUnavailable: the server did not answer, or does not allow it.
         """
         from ..tasks.target import TargetError, locate, word
+        from .pick import pick
 
+        if not self.target:
+            raise TargetError("which lock? Give a key, or a task and a call's arguments")
         try:
             self.target.encode()
         except UnicodeEncodeError:
             raise TargetError(f"no such lock: {self.target!r} is not valid text") from None
-        return locate(app, self.target, [*map(word, self.words), *self.args], self.kwargs)
+        arguments = [*map(word, self.words), *self.args]
+        meant = locate(app, self.target, arguments, self.kwargs)
+        return pick(app, meant) if meant.keys.name == self.target else meant
 
 
 def with_lock(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let the command take what names a lock, as `naming`."""
+    return _with_naming(function, required=True)
 
-    @click.argument("target", metavar="KEY|TASK")
+
+def with_lock_or_filters(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same where the command has filters, which need no lock that is named."""
+    return _with_naming(function, required=False)
+
+
+def _with_naming(function: Callable[..., Any], required: bool) -> Callable[..., Any]:
+    metavar = "KEY|TASK" if required else "[KEY|TASK]"
+
+    @click.argument("target", metavar=metavar, required=required, default=None)
     @click.argument("words", metavar="[ARG]...", nargs=-1)
     @with_args
     @with_kwargs
     @functools.wraps(function)
     def run(
-        target: str, words: tuple[str, ...], args: list[Any], kwargs: dict[str, Any], **more: Any
+        target: str | None,
+        words: tuple[str, ...],
+        args: list[Any],
+        kwargs: dict[str, Any],
+        **more: Any,
     ) -> Any:
-        return function(naming=Naming(target, words, args, kwargs), **more)
+        return function(naming=Naming(target or "", words, args, kwargs), **more)
 
     return run
+
+
+def with_filters(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the command take what chooses locks."""
+    for option in (
+        click.option(
+            "--older", callback=duration, default="0", help="Only held at least this long: 90, 5m."
+        ),
+        click.option("-n", "--node", help="Only held on this node, or on nodes that match a glob."),
+        click.option("-t", "--task", help="Only of this task, or of tasks that match a glob."),
+    ):
+        function = option(function)
+    return function

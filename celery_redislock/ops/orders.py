@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from ..app.options import MAX_LIMIT
 from ..app.settings import AppLocks
@@ -11,34 +11,64 @@ from ..core.keys import LockKeys, lock_keys
 from ..core.server import LOOKING_TTL
 from ..tasks.target import with_slots_of
 from ..tasks.turns import end_replaced
+from .pick import chosen, matches
 from .survey import Found, named
 
+#: The states in which a run holds the lock.
+RUNNING: Final = ("held", "replaced")
+#: The others in which it is kept for somebody, or waited for.
+KEPT: Final = ("held for retry", "cooling down", "queued", "reserved", "free")
 
-def all_of(found: Sequence[Found], task: str) -> list[Found]:
-    """All locks that this task holds; and what was set aside of it, if no other task has the lock:
-    whoever drops that drops all who wait for the lock.
+
+def to_break(
+    found: Sequence[Found], task: str | None = None, node: str | None = None, older: float = 0.0
+) -> list[Found]:
+    """Of all locks those that a task's or node's order to break them means.
+
+    Of a node these are the locks of its runs: what is kept for a message is not the node's, and
+    outlives it. What was set aside is meant if nobody else's task has the lock: whoever drops that
+    drops all who wait for the lock.
     """
-    others = {each.name for each in found if each.task not in ("", task)}
-    return [
-        each for each in found if each.task == task and not (each.is_aside and each.name in others)
+    some = [
+        each
+        for each in chosen(found, task, node, older)
+        if each.is_aside or (node is None and each.state in KEPT) or each.state in RUNNING
     ]
+    if task is None:
+        return some
+    others = {each.name for each in found if each.task and not matches(each.task, task)}
+    return [each for each in some if not (each.is_aside and each.name in others)]
 
 
-def break_slot(locks: AppLocks, each: Found) -> bool:
-    """Break the slot that was shown. False if somebody else has it now."""
+def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
+    """Break the slot that was shown. False if somebody else has it now, or nobody.
+
+    Args:
+        locks: the locks.
+        each: what was shown.
+        by: who does it, which the holder is told; None for this process's user and host.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
     keys = lock_keys(locks.prefix, each.name)
     if each.key != keys.lock:
         keys = lock_keys(locks.prefix, each.name, MAX_LIMIT)
-    holder = locks.store.locks.break_lock(keys, LOOKING_TTL, each.token)
+    holder = locks.store.locks.break_lock(keys, LOOKING_TTL, each.token, by)
     return holder is not None or each.state == "reserved"
 
 
-def drop_waiting(app: Any, locks: AppLocks, found: Sequence[Found]) -> int:
-    """Drop the tasks that wait for these locks, and store that they were skipped. How many."""
+def drop_waiting(app: Any, locks: AppLocks, found: Iterable[Found]) -> int:
+    """Drop the tasks that wait for these locks, and store that they were skipped. How many.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    holders: dict[str, str] = {}
+    for each in found:
+        holders[each.name] = holders.get(each.name) or (each.holder and each.holder.task_id) or ""
     count = 0
-    for name in {each.name: None for each in found}:
-        holder = next((each.holder for each in found if each.name == name and each.holder), None)
-        by = (holder and holder.task_id) or ""
+    for name, by in holders.items():
         keys = lock_keys(locks.prefix, name)
         dropped = locks.store.rooms.drop_waiting(keys, LOOKING_TTL, by, locks.done_ttl)
         count += len(dropped)

@@ -1,16 +1,29 @@
-"""What was found, as aligned tables and lines for a terminal."""
+"""Locks, and the tasks that wait for them, as tables for a terminal."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..core.holders import one_line
+from ..app.canonical import SCHEMA, digest
+from .terminal import (
+    Column,
+    by_cutting,
+    by_node,
+    by_path,
+    by_wrapping,
+    fields,
+    grid,
+    plain,
+    width_of,
+)
 
 if TYPE_CHECKING:
-    from .survey import Found
+    from .survey import Found, Waiting
 
 #: By what a list can be sorted, and whether the largest come first.
 ORDERS: Final[dict[str, tuple[Callable[[Found], Any], bool]]] = {
@@ -22,9 +35,33 @@ ORDERS: Final[dict[str, tuple[Callable[[Found], Any], bool]]] = {
     "node": (lambda each: ((each.holder and each.holder.node) or "", each.key), False),
 }
 
+#: Of a lock, what fits a terminal.
 COLUMNS: Final = (
+    Column("TASK", by_path, 14),
+    Column("KEY", by_wrapping, 12),
+    Column("STATE", by_wrapping),
+    Column("ID", by_cutting),
+    Column("NODE", by_node),
+    Column("HELD"),
+    Column("LIVES"),
+    Column("WAIT"),
+)
+#: Of a lock, all.
+WIDE: Final = (
     *("TASK", "KEY", "STATE", "TASK ID", "NODE", "PID", "HELD", "LIVES", "WAITING", "FENCE"),
 )
+#: Of a task that waits.
+WAITING: Final = (
+    Column("#"),
+    Column("TASK", by_path),
+    Column("ID", by_cutting),
+    Column("AGE"),
+    Column("ARGUMENTS", by_wrapping, 16),
+)
+#: How many characters of an id or a digest tell it from others, as a rule.
+SHORT: Final = 8
+_DIGEST_NAME: Final = re.compile(rf"(.*):{SCHEMA}:([0-9a-f]{{32}})", re.DOTALL)
+_NO_ARGUMENTS: Final = digest({})
 
 
 def in_order(found: Iterable[Found], order: str, reverse: bool = False) -> list[Found]:
@@ -33,7 +70,34 @@ def in_order(found: Iterable[Found], order: str, reverse: bool = False) -> list[
     return sorted(found, key=by, reverse=largest_first is not reverse)
 
 
-def row(each: Found) -> tuple[str, ...]:
+def locks_table(found: Sequence[Found], wide: bool = False, width: int | None = None) -> list[str]:
+    """The lines of a table of locks: they fit the terminal, or show all."""
+    if not found:
+        return []
+    if wide:
+        has_labels = any(each.holder is not None and each.holder.label for each in found)
+        head = (*WIDE, "LABEL") if has_labels else WIDE
+        return aligned(head, (_wide_row(each)[: len(head)] for each in found))
+    ids = shortened(each.holder.task_id for each in found if each.holder and each.holder.task_id)
+    digests = shortened(digest for each in found if (digest := digest_of(each.name)))
+    return grid(COLUMNS, [_row(each, ids, digests) for each in found], width)
+
+
+def _row(each: Found, ids: Mapping[str, str], digests: Mapping[str, str]) -> tuple[str, ...]:
+    holder = each.holder
+    return (
+        each.task or "-",
+        telling(each, digests),
+        each.state,
+        ids.get((holder and holder.task_id) or "", "-"),
+        (holder and holder.node) or "-",
+        "-" if each.held_for is None else in_units(each.held_for),
+        lives(each, "ever"),
+        str(each.waiting),
+    )
+
+
+def _wide_row(each: Found) -> tuple[str, ...]:
     holder = each.holder
     return (
         each.task or "-",
@@ -46,13 +110,54 @@ def row(each: Found) -> tuple[str, ...]:
         lives(each),
         str(each.waiting),
         str((holder and holder.fence) or "-"),
+        (holder and holder.label) or "-",
     )
 
 
-def lives(each: Found) -> str:
+def telling(each: Found, digests: Mapping[str, str] | None = None) -> str:
+    """What tells this lock from others of its task: the label, the name without the task's, or
+    the beginning of the digest.
+    """
+    if each.holder is not None and each.holder.label:
+        return each.holder.label
+    parts = _DIGEST_NAME.fullmatch(each.name)
+    if parts is None:
+        own = each.name.removeprefix(f"{each.task}:") if each.task else each.name
+        return own or each.name
+    task, found = parts.groups()
+    short = (digests or {}).get(found, found[:SHORT])
+    if found == _NO_ARGUMENTS:
+        short = "(no arguments)"
+    return short if task == each.task else f"{task}:{short}"
+
+
+def digest_of(name: str) -> str | None:
+    """The digest of arguments in a lock's name, if it has one."""
+    parts = _DIGEST_NAME.fullmatch(name)
+    return parts and parts[2]
+
+
+def shortened(texts: Iterable[str]) -> dict[str, str]:
+    """For each text the shortest beginning that no other one has; at least eight characters."""
+    known = sorted(set(texts))
+    shared = [0, *(_shared(one, other) for one, other in pairwise(known)), 0]
+    return {
+        text: text[: max(SHORT, shared[number] + 1, shared[number + 1] + 1)]
+        for number, text in enumerate(known)
+    }
+
+
+def _shared(one: str, other: str) -> int:
+    """With how many characters both begin."""
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return sum(1 for _ in pairs)
+
+
+def lives(each: Found, ever: str = "for ever") -> str:
+    """How long it lives, if its holder dies now."""
     if each.state == "free" or each.is_aside:
         return "-"
-    return "for ever" if each.lives_for is None else in_units(each.lives_for)
+    return ever if each.lives_for is None else in_units(each.lives_for)
 
 
 def in_units(seconds: float) -> str:
@@ -69,38 +174,65 @@ def in_units(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    lines = [head, *([one_line(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+def waiting_table(waiting: Sequence[Waiting]) -> list[str]:
+    """The lines of a table of tasks that wait, which fit the terminal."""
+    ids = shortened(each.task_id for each in waiting)
+    rows = [
+        (
+            str(number),
+            each.task or "cannot be read",
+            ids[each.task_id],
+            "-" if each.age is None else in_units(each.age),
+            each.called,
+        )
+        for number, each in enumerate(waiting, 1)
+    ]
+    return grid(WAITING, rows) if rows else []
+
+
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table, as wide as its cells are."""
+    lines = [head, *([plain(cell) for cell in row] for row in rows)]
+    widths = [max(map(width_of, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            cell + " " * (width - width_of(cell)) for cell, width in zip(line, widths, strict=True)
+        ).rstrip()
         for line in lines
-    )
-    click.echo("\n".join(text))
+    ]
 
 
-def described(each: Found) -> dict[str, str]:
-    plain = each.to_dict()
-    plain["held_for"] = "-" if each.held_for is None else in_units(each.held_for)
-    plain["lives_for"] = lives(each)
-    return {name: str(value) for name, value in plain.items() if value is not None}
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table whose cells are as short as they are to be."""
+    show_lines(aligned(head, rows))
 
 
-def lines(fields: Mapping[str, str]) -> None:
-    width = max(map(len, fields), default=0)
-    for name, value in fields.items():
-        click.echo(f"{name.ljust(width)}  {one_line(value)}")
+def show_lines(lines: Iterable[str], err: bool = False) -> None:
+    """Print these, if there are any."""
+    if text := "\n".join(lines):
+        click.echo(text, err=err)
+
+
+def described(each: Found) -> list[str]:
+    """All about a lock, in lines that fit the terminal."""
+    told = {name: value for name, value in each.to_dict().items() if value is not None}
+    told["held_for"] = "-" if each.held_for is None else in_units(each.held_for)
+    told["lives_for"] = lives(each)
+    return fields((name, str(value)) for name, value in told.items())
 
 
 def count_of(found: Sequence[Found]) -> str:
     return "1 lock" if len(found) == 1 else f"{len(found)} locks"
 
 
-def summary(found: Sequence[Found]) -> str:
-    """How many locks, and how many tasks were set aside."""
+def summary(found: Sequence[Found], with_broken: bool = True) -> str:
+    """How many locks, how many tasks were set aside, and how many locks were broken."""
     aside = sum(each.waiting for each in found if each.is_aside)
-    count = count_of([each for each in found if not each.is_aside])
-    return f"{count}, {aside} set aside" if aside else count
+    broken = sum(each.state == "broken" for each in found)
+    text = count_of([each for each in found if each.is_lock])
+    text += f", {aside} set aside" if aside else ""
+    hint = "" if with_broken else " (--all shows them)"
+    return text + (f", {broken} broken lately{hint}" if broken else "")
 
 
 def what_waited(found: Sequence[Found]) -> str:

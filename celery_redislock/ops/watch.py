@@ -1,22 +1,23 @@
-"""`celery redislock watch`: who holds what, drawn live. Needs rich."""
+"""`celery redislock watch`: who holds what, drawn live, also while the server is away."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, Final
-
-from rich.console import Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from ..app.settings import app_locks
 from ..core.holders import one_line
+from ..errors import LockUnavailable
+from .command import is_denied
+from .screen import screen
 from .survey import Found, all_locks
-from .table import COLUMNS, in_order, row, summary
+from .table import in_units, locks_table, summary
+from .terminal import plain, terminal_width, wrap
 
 #: What our events begin with.
 EVENTS: Final = "task-lock-"
@@ -35,6 +36,11 @@ class Rates:
         #: Whether any event of ours came: workers send them with -E.
         self.any = False
         threading.Thread(target=self._run, name="redislock-watch", daemon=True).start()
+
+    @property
+    def heard(self) -> str:
+        """Why the rates may not be what happens; "" if events come."""
+        return "" if self.any else f" ({self.trouble or 'no events yet: workers need -E'})"
 
     def take(self) -> dict[str, float]:
         """Conflicts and lost locks per second since the last call."""
@@ -62,35 +68,92 @@ class Rates:
                 self._counts["lost" if kind == "lost" else "conflicts"] += 1
 
 
-def picture(found: list[Found], rates: dict[str, float], heard: str, limit: int) -> Group:
-    """What is drawn."""
-    table = Table(*COLUMNS, expand=False, box=None)
-    for each in in_order(found, "held")[:limit]:
-        table.add_row(*(Text(one_line(cell)) for cell in row(each)))
-    waiting = sum({each.name: each.waiting for each in found if not each.is_aside}.values())
-    head = (
-        f"{summary(found)}, {waiting} waiting,"
-        f" {rates['conflicts']:.1f} conflicts/s, {rates['lost']:.1f} lost/s{heard}"
-    )
-    hidden = f"... and {len(found) - limit} more" if len(found) > limit else ""
-    return Group(Text(head), table, Text(hidden))
+class Watch:
+    """What is drawn, and when it was so.
+
+    Args:
+        app: the Celery app.
+        choose: which locks to show, in which order.
+        limit: how many at most.
+    """
+
+    def __init__(
+        self, app: Any, choose: Callable[[list[Found]], list[Found]], limit: int | None
+    ) -> None:
+        self._app, self._choose, self._limit = app, choose, limit
+        self._locks = app_locks(app)
+        self._rates = Rates(app)
+        self._found: list[Found] = []
+        self._seen_at: float | None = None
+        self.trouble: LockUnavailable | None = None
+
+    def look(self) -> None:
+        """Look at the locks. If the server does not answer, what was seen before stays.
+
+        Raises:
+            LockUnavailable: the server does not allow it.
+        """
+        try:
+            self._found = self._choose(all_locks(self._locks, self._app))
+            self._seen_at, self.trouble = time.monotonic(), None
+        except LockUnavailable as exc:
+            if is_denied(exc):
+                raise
+            self.trouble = exc
+
+    def picture(self) -> tuple[list[str], list[str]]:
+        """The lines that stay, and those that scroll."""
+        rates, found = self._rates.take(), self._found
+        waiting = sum({each.name: each.waiting for each in found if each.is_lock}.values())
+        told = (
+            f"{summary(found)}, {waiting} waiting,"
+            f" {rates['conflicts']:.1f} conflicts/s, {rates['lost']:.1f} lost/s"
+            f"{self._rates.heard}"
+        )
+        where = f"{time.strftime('%H:%M:%S')}  {self._locks.describe_server()}"
+        first = [line for text in (where, *self._troubles(), told) for line in _fit(text)]
+        top, *body = locks_table(found[: self._limit]) or [""]
+        if self._limit is not None and len(found) > self._limit:
+            body.append(f"... and {len(found) - self._limit} more")
+        return [*first, top], body
+
+    def _troubles(self) -> Iterator[str]:
+        if self.trouble is None:
+            return
+        yield f"THE LOCK SERVER DOES NOT ANSWER: {self.trouble.reason}"
+        if self._seen_at is not None:
+            yield f"As it was {in_units(time.monotonic() - self._seen_at)} ago:"
 
 
-def watch(app: Any, every: float, limit: int, times: int | None) -> None:
+def _fit(text: str) -> list[str]:
+    return wrap(plain(text), terminal_width())
+
+
+def watch(
+    app: Any,
+    every: float,
+    times: int | None,
+    choose: Callable[[list[Found]], list[Found]],
+    limit: int | None,
+) -> None:
     """Draw until interrupted, or so many times.
 
+    Args:
+        app: the Celery app.
+        every: seconds between two looks.
+        times: how often to look; None without end.
+        choose: which locks to show, in which order.
+        limit: how many at most.
+
     Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
+        LockUnavailable: the server does not allow it; or it did not answer the last time.
     """
-    locks = app_locks(app)
-    rates = Rates(app)
-    with contextlib.suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
-        while True:
-            heard = "" if rates.any else f" ({rates.trouble or 'no events yet: workers need -E'})"
-            found = all_locks(locks)
-            live.update(picture(found, rates.take(), heard, limit), refresh=True)
-            if times is not None:
-                times -= 1
-                if times <= 0:
-                    return
-            time.sleep(every)
+    with contextlib.suppress(KeyboardInterrupt), screen() as drawn:
+        watched = Watch(app, choose, limit)
+        for number in itertools.count(1):
+            watched.look()
+            drawn.show(*watched.picture())
+            if number == times or not drawn.wait(every):
+                break
+    if times is not None and watched.trouble is not None:
+        raise watched.trouble

@@ -62,9 +62,16 @@ def make_app(url: str, prefix: str, **conf: Any) -> Celery:
 
 
 def run(app: Any, *arguments: str, **more: Any) -> Result:
-    """One command, in this process."""
+    """One command, in this process, on a terminal where no line is too long. Its output is what it
+    prints after the line on stderr that says where it looks.
+    """
     context = CLIContext(app=app, no_color=True, workdir=None)
-    return CliRunner().invoke(redislock, arguments, obj=context, **more)
+    result = CliRunner(env={"COLUMNS": "1000"}).invoke(redislock, arguments, obj=context, **more)
+    for stream in ("output_bytes", "stdout_bytes", "stderr_bytes"):  # in click 8.1, two are one
+        written = getattr(result, stream, None)
+        if written:
+            setattr(result, stream, re.sub(rb"(?m)^Redis: .*\n", b"", written, count=1))
+    return result
 
 
 def claim(app: Any, task: str, label: str, **more: Any) -> Claim:
@@ -80,6 +87,7 @@ def claim(app: Any, task: str, label: str, **more: Any) -> Claim:
         task_id=given["task_id"],
         node=given["node"],
         queued=given.get("queued", False),
+        label=given.get("lock_label"),
     )
     keys = lock_keys(prefix, name, options.lock_limit)
     return Claim(keys, given["token"], 60.0, value, given["task_id"])

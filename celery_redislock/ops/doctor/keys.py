@@ -12,7 +12,7 @@ from .patient import Patient
 
 def check_prefix(patient: Patient) -> Iterator[Finding]:
     """Whether others use the same keys."""
-    locks = [each for each in patient.survey if not each.is_aside]
+    locks = [each for each in patient.survey if each.is_lock]
     foreign = [each for each in locks if each.state == "foreign"]
     names = Counter(each.task for each in locks if each.task not in ("", "RedisLock"))
     unknown = sorted(name for name in names if name not in patient.app.tasks)

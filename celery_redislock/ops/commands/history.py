@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..core.holders import one_line
-from .command import duration, print_json, problem, with_app, with_args, with_json, with_kwargs
-from .table import in_units, table
+from ...core.holders import one_line
+from ..command import duration, print_json, problem, with_app, with_args, with_json, with_kwargs
+from ..table import in_units, table
 
 if TYPE_CHECKING:
-    from ..app.settings import AppLocks
-    from .history import PastRun
+    from ...app.settings import AppLocks
+    from ..history import PastRun
 
 COLUMNS: Final = ("WHEN", "TOOK", "ENDED", "LOCK", "TASK ID", "WHERE", "SKIPS")
 #: Bars, from none to the most.
@@ -56,7 +56,7 @@ def history(
 
     An ARG is read as JSON, or else as plain text.
     """
-    from ..app.settings import app_locks
+    from ...app.settings import app_locks
 
     locks = app_locks(app)
     if not locks.history:
@@ -84,9 +84,9 @@ def _wanted(
     kwargs: dict[str, Any],
 ) -> dict[str, str]:
     """What is meant: one lock, the runs of a task, or all."""
-    from ..app.settings import app_locks
-    from ..core.keys import name_of
-    from ..tasks.target import locate, word
+    from ...app.settings import app_locks
+    from ...core.keys import name_of
+    from ...tasks.target import locate, word
 
     if target is None:
         return {}
@@ -99,7 +99,7 @@ def _wanted(
 def _found(
     locks: AppLocks, wanted: dict[str, str], target: str | None, since: float | None, limit: int
 ) -> list[PastRun]:
-    from .history import past_runs
+    from ..history import past_runs
 
     found = past_runs(locks, **wanted, since=since, limit=limit, running=True)
     if not found and "task" in wanted and target is not None:
@@ -180,7 +180,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _show_skips(locks: AppLocks, task: str | None, as_json: bool) -> None:
-    from .history import HOURS, turned_away
+    from ..history import HOURS, turned_away
 
     found = turned_away(locks, task=task)
     if as_json:

@@ -1,0 +1,81 @@
+"""The commands that look on and examine: watch, doctor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ..command import print_json, with_app, with_filters, with_json
+from ..table import ORDERS, in_order, show_lines
+from ..terminal import Column, grid, whole
+
+if TYPE_CHECKING:
+    from ..survey import Found
+
+FINDINGS: Final = (Column("LEVEL"), Column("CHECK"), Column("FOUND, AND WHAT TO DO", whole, 21))
+
+
+@click.command()
+@with_filters
+@click.option("--sort", type=click.Choice(list(ORDERS)), default="held", show_default=True)
+@click.option("--reverse", is_flag=True, help="Reverse the order.")
+@click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True)
+@click.option("--limit", type=click.IntRange(1), help="Show at most this many.")
+@click.option("--times", type=click.IntRange(1), help="Stop after this many refreshes.")
+@with_app
+def watch(
+    app: Any,
+    task: str | None,
+    node: str | None,
+    older: float,
+    sort: str,
+    reverse: bool,
+    every: float,
+    limit: int | None,
+    times: int | None,
+) -> None:
+    """Show a live table of holders and waiters, with conflicts and lost locks per second.
+
+    It scrolls with the arrows, PgUp and PgDn, and q ends it. While the server is away it shows what
+    it saw last.
+    """
+    from ..pick import chosen
+    from ..watch import watch
+
+    def choose(found: list[Found]) -> list[Found]:
+        some = [each for each in found if each.state != "broken"]
+        return in_order(chosen(some, task, node, older), sort, reverse)
+
+    watch(app, every, times, choose, limit)
+
+
+@click.command()
+@click.option("--strict", is_flag=True, help="Exit with status 1 for warnings too.")
+@with_json
+@with_app
+def doctor(app: Any, strict: bool, as_json: bool) -> None:
+    """Examine server, settings and tasks. The exit status is 1 if there is an error."""
+    from ..doctor.examine import examine
+    from ..doctor.finding import ERROR, OK, WARNING
+
+    rows = [(found.level, check, found.what, found.todo) for check, found in examine(app)]
+    if as_json:
+        names = ("level", "check", "what", "todo")
+        print_json([dict(zip(names, each, strict=True)) for each in rows])
+    else:
+        _show_findings(rows)
+    levels = {level for level, *_ in rows}
+    if ERROR in levels or (strict and levels & {WARNING}):
+        raise click.exceptions.Exit(1)
+    if not as_json:
+        click.echo("no problems" if levels == {OK} else "no errors")
+
+
+def _show_findings(rows: list[tuple[str, str, str, str]]) -> None:
+    cells = []
+    for level, check, what, todo in rows:
+        cells.append((level, check, what))
+        if todo:
+            cells.append(("", "", f"-> {todo}"))
+    show_lines(grid(FINDINGS, cells))

@@ -1,0 +1,142 @@
+"""The commands that show the present: list, show, explain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ..command import (
+    Naming,
+    print_json,
+    problem,
+    with_app,
+    with_args,
+    with_filters,
+    with_json,
+    with_kwargs,
+    with_lock,
+)
+from ..table import ORDERS, described, in_order, locks_table, show_lines, summary, waiting_table
+from ..terminal import fields
+
+if TYPE_CHECKING:
+    from ..survey import Waiting
+
+#: How many of those that wait are shown.
+SHOWN: Final = 100
+
+
+# -- list -------------------------------------------------------------------------------------
+
+
+@click.command("list")
+@with_filters
+@click.option("--sort", type=click.Choice(list(ORDERS)), default="held", show_default=True)
+@click.option("--reverse", is_flag=True, help="Reverse the order.")
+@click.option("--limit", type=click.IntRange(1), help="Show at most this many.")
+@click.option("--all", "all_", is_flag=True, help="Show locks, too, that were broken lately.")
+@click.option("--wide", is_flag=True, help="Show all of it, however wide the terminal is.")
+@with_json
+@with_app
+def list_(
+    app: Any,
+    task: str | None,
+    node: str | None,
+    older: float,
+    sort: str,
+    reverse: bool,
+    limit: int | None,
+    all_: bool,
+    wide: bool,
+    as_json: bool,
+) -> None:
+    """List all locks: held, kept or waited for, and foreign values that block a key."""
+    from ...app.settings import app_locks
+    from ..pick import chosen
+    from ..survey import all_locks
+
+    found = in_order(chosen(all_locks(app_locks(app), app), task, node, older), sort, reverse)
+    if as_json:
+        print_json([each.to_dict() for each in found[:limit]])
+        return
+    listed = found if all_ else [each for each in found if each.state != "broken"]
+    shown = listed[:limit]
+    show_lines(locks_table(shown, wide))
+    more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
+    click.echo(f"{summary(found, all_)}{more}")
+
+
+# -- show and explain -------------------------------------------------------------------------
+
+
+@click.command()
+@with_lock
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=SHOWN,
+    show_default=True,
+    help="Show at most this many of those that wait.",
+)
+@with_json
+@with_app
+def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
+    """Show all about one lock: named by its KEY or name, by a TASK and a call's arguments, or by
+    what `list` shows of it.
+
+    An ARG is read as JSON, or else as plain text.
+    """
+    from ...app.settings import app_locks
+    from ..survey import meant_by, room_of
+
+    locks = app_locks(app)
+    meant = naming.locate(app)
+    found = meant_by(locks, meant, app)
+    if not found:
+        raise problem(f"no such lock: nobody holds {meant.key} or waits for it")
+    room = room_of(locks.store, meant.keys, app, limit)
+    if as_json:
+        queue, kept = ([each.to_dict() for each in some] for some in (room.waiting, room.aside))
+        totals = {"room_total": room.total, "aside_total": room.aside_total}
+        shown = [each.to_dict() for each in found]
+        print_json({"locks": shown, "room": queue, "aside": kept, **totals})
+        return
+    for each in found:
+        show_lines(described(each))
+    _show_waiting("waiting", room.waiting, room.total)
+    _show_waiting("set aside", room.aside, room.aside_total)
+
+
+def _show_waiting(what: str, shown: Sequence[Waiting], total: int) -> None:
+    if not total:
+        return
+    some = f", {len(shown)} shown (--limit shows more)" if len(shown) < total else ""
+    click.echo(f"\n{what}: {total}{some}")
+    show_lines(waiting_table(shown))
+
+
+@click.command()
+@click.argument("task")
+@with_args
+@with_kwargs
+@with_json
+@with_app
+def explain(app: Any, task: str, args: list[Any], kwargs: dict[str, Any], as_json: bool) -> None:
+    """Show a call's key, the reason for it, who holds it, and what would happen to the call now."""
+    from ..explain import explain
+
+    found = explain(app, task, args, kwargs)
+    if as_json:
+        print_json(found)
+        return
+    arguments = ", ".join(f"{name}={value}" for name, value in found["arguments"].items())
+    holders = [each["task_id"] or each["state"] for each in found["standing"]]
+    told = {
+        **found,
+        "arguments": arguments or "none",
+        "standing": ", ".join(holders) or "nothing",
+    }
+    labels = {"standing": "found in Redis"}
+    show_lines(fields((labels.get(name, name), str(value)) for name, value in told.items()))

@@ -1,0 +1,198 @@
+"""The commands that change something: break, drop-waiting, put-back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ...core.holders import one_line
+from ..command import (
+    Naming,
+    print_json,
+    problem,
+    with_app,
+    with_filters,
+    with_json,
+    with_lock,
+    with_lock_or_filters,
+)
+from ..table import count_of, locks_table, show_lines, what_waited
+
+if TYPE_CHECKING:
+    from ..survey import Found
+
+#: How many locks a preview shows.
+PREVIEW: Final = 20
+
+with_force = click.option("-f", "--force", is_flag=True, help="Do not ask first.")
+
+
+# -- break ------------------------------------------------------------------------------------
+
+
+@click.command("break")
+@with_lock_or_filters
+@with_filters
+@click.option("--all", "all_", is_flag=True, help="All locks, or all that the named TASK holds.")
+@click.option(
+    "--drop-waiting",
+    is_flag=True,
+    help="Also drop the tasks that wait or were set aside: they end as skipped.",
+)
+@with_force
+@with_json
+@with_app
+def break_(
+    app: Any,
+    naming: Naming,
+    task: str | None,
+    node: str | None,
+    older: float,
+    all_: bool,
+    drop_waiting: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Take locks away from their holders, which learn that they lost them.
+
+    It takes only the locks that it showed. A run that acquires one in the meantime keeps it.
+    """
+    from ...app.settings import app_locks
+    from .. import orders
+
+    locks = app_locks(app)
+    found, nobody = _to_break(app, naming, (task, node, older), all_)
+    if not drop_waiting:
+        found = [each for each in found if not each.is_aside and each.state != "free"]
+    held = [each for each in found if each.token is not None]
+    if not held and not (drop_waiting and any(each.waiting for each in found)):
+        raise problem(f"no such lock: {nobody}")
+    if not force:
+        dropping = f", and drop the tasks that {what_waited(found)}" if drop_waiting else ""
+        _confirm(found, f"Break {count_of(held)}{dropping}?")
+    broken = []
+    for each in held:  # each is told at once: the server may go away before the last
+        is_broken = orders.break_slot(locks, each)
+        broken += [each] if is_broken else []
+        if not as_json:
+            _tell_broken(each, is_broken)
+    dropped = orders.drop_waiting(app, locks, found) if drop_waiting else 0
+    if as_json:
+        print_json({"broken": [each.to_dict() for each in broken], "dropped": dropped})
+    elif drop_waiting:
+        click.echo(f"dropped {dropped} that {what_waited(found)}")
+    elif waiting := sum({each.name: each.waiting for each in held}.values()):
+        click.echo(f"{waiting} still waiting: the next one gets its turn")
+    if len(broken) < len(held):
+        raise click.exceptions.Exit(1)
+
+
+def _to_break(
+    app: Any, naming: Naming, filters: tuple[str | None, str | None, float], all_: bool
+) -> tuple[list[Found], str]:
+    """What is there of the locks that are meant, and what to say if nobody holds them."""
+    from ...app.settings import app_locks
+    from .. import orders
+    from ..survey import all_locks, meant_by
+
+    locks = app_locks(app)
+    if not _many(naming, filters, all_):
+        meant = naming.locate(app)
+        found = meant_by(locks, meant, app)
+        if any(each.state == "foreign" for each in found):
+            raise problem(f"{found[0].key} is not a lock of ours: delete it with redis-cli")
+        return found, f"nobody holds {meant.key}"
+    task, node, older = filters
+    found = orders.to_break(all_locks(locks, app), naming.target or task, node, older)
+    return found, f"{one_line(naming.target)} holds no lock" if naming.target else "none matches"
+
+
+def _many(naming: Naming, filters: Sequence[Any], all_: bool) -> bool:
+    """Whether locks are meant that have something in common, and not one lock.
+
+    Raises:
+        ClickException: both are, or neither.
+    """
+    if not naming.target and not all_ and not any(filters):
+        raise problem("which lock? Give a key, a task and its arguments, --task, --node or --all")
+    if naming.has_arguments and (all_ or any(filters)):
+        raise problem("--all takes a task and no arguments, as do --task, --node and --older")
+    if naming.target and any(filters) and not all_:
+        raise problem("a lock and --task, --node or --older: give one of both, or TASK --all")
+    if naming.target and filters[0]:
+        raise problem("two tasks: give TASK --all, or --task")
+    return all_ or any(filters)
+
+
+def _confirm(found: Sequence[Found], question: str) -> None:
+    """Show what is meant, and ask. On stderr: the rest may be piped."""
+    show_lines(locks_table(found[:PREVIEW]), err=True)
+    if len(found) > PREVIEW:
+        click.echo(f"... and {len(found) - PREVIEW} more", err=True)
+    click.confirm(question, abort=True, err=True)
+
+
+def _tell_broken(each: Found, is_broken: bool) -> None:
+    if is_broken:
+        click.echo(one_line(f"broke {each.key}, held by {each.holder or 'nobody yet'}"))
+    else:
+        click.echo(one_line(f"did not break {each.key}: another run holds it now, or it is free"))
+
+
+# -- drop-waiting -----------------------------------------------------------------------------
+
+
+@click.command("drop-waiting")
+@with_lock_or_filters
+@click.option("-t", "--task", help="All locks of this task, or of tasks that match a glob.")
+@click.option("--all", "all_", is_flag=True, help="All locks, or all of the named TASK.")
+@with_force
+@with_json
+@with_app
+def drop_waiting(
+    app: Any, naming: Naming, task: str | None, all_: bool, force: bool, as_json: bool
+) -> None:
+    """Drop the tasks that wait for locks or were set aside: they end as skipped.
+
+    The holders keep their locks. What waits in a pool slot is not dropped: revoke it.
+    """
+    from ...app.settings import app_locks
+    from .. import orders
+
+    found, _ = _to_break(app, naming, (task, None, 0.0), all_)
+    found = [each for each in found if each.waiting]
+    if not found:
+        raise problem("no task waits there")
+    if not force:
+        locks = len({each.name for each in found})
+        where = "1 lock" if locks == 1 else f"{locks} locks"
+        _confirm(found, f"Drop the tasks that {what_waited(found)} for {where}?")
+    dropped = orders.drop_waiting(app, app_locks(app), found)
+    if as_json:
+        print_json({"dropped": dropped, "locks": [each.to_dict() for each in found]})
+    else:
+        click.echo(f"dropped {dropped} that {what_waited(found)}")
+
+
+# -- put-back ---------------------------------------------------------------------------------
+
+
+@click.command("put-back")
+@with_lock
+@with_json
+@with_app
+def put_back(app: Any, naming: Naming, as_json: bool) -> None:
+    """Let the tasks of a lock that were set aside wait again, behind the others."""
+    from ...app.settings import app_locks
+    from .. import orders
+
+    keys = naming.locate(app).keys
+    count = orders.put_back(app, app_locks(app), keys)
+    if not count:
+        raise problem(f"no task is set aside for {keys.lock}")
+    if as_json:
+        print_json({"key": keys.lock, "put_back": count})
+    else:
+        click.echo(one_line(f"put back {count}, waiting for {keys.lock} again"))

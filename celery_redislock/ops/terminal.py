@@ -1,0 +1,261 @@
+"""Text that fits a terminal: its width, cut and wrapped cells, aligned columns.
+
+Names come from whoever sends a task. Nothing here prints a character that could move the cursor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from ..core.holders import one_line
+
+#: The width where there is no terminal: in a pipe or a file. The variable COLUMNS says otherwise.
+PIPED: Final = 120
+#: No table is narrower: such a terminal breaks its lines.
+NARROWEST: Final = 60
+#: What a wrapped cell takes at most, in lines; the middle of the rest is cut.
+LINES: Final = 6
+#: After these, and at spaces, a name is broken. Nothing is left out there.
+_BREAKS: Final = frozenset(":/.,;=_-)]}")
+_EMOJI: Final = "\ufe0f"
+
+
+def terminal_width() -> int:
+    """How many columns fit."""
+    return max(shutil.get_terminal_size((PIPED, 24)).columns, NARROWEST)
+
+
+def plain(text: str) -> str:
+    """The text as it can be printed here: on one line, in the terminal's encoding."""
+    text = one_line(text)
+    if text.isascii():
+        return text
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def width_of(text: str) -> int:
+    """How many columns a text takes; never less than it does."""
+    return len(text) if text.isascii() else sum(map(_width, text))
+
+
+def _width(char: str) -> int:
+    if char == _EMOJI:
+        return 1  # it makes the character before it wide
+    category = unicodedata.category(char)
+    if category in ("Mn", "Me"):
+        return 0
+    # Newer versions of Unicode make symbols wide that were not.
+    may_be_wide = category == "So" or char >= "\U0001d300"
+    return 2 if may_be_wide or unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def _first(text: str, width: int) -> str:
+    """As much of the text's beginning as fits."""
+    if text.isascii():
+        return text[:width]
+    taken = 0
+    for index, char in enumerate(text):
+        taken += _width(char)
+        if taken > width:
+            return text[:index]
+    return text
+
+
+def _last(text: str, width: int) -> str:
+    """As much of its end."""
+    return _first(text[::-1], width)[::-1] if width > 0 else ""
+
+
+def cut(text: str, width: int, head: float = 0.5) -> str:
+    """The text without its middle, if it is too wide.
+
+    Args:
+        text: the text.
+        width: the columns that it may take.
+        head: the share of its beginning in what is left.
+    """
+    if width_of(text) <= width:
+        return text
+    front = round((width - 1) * head)
+    return f"{_first(text, front)}~{_last(text, width - 1 - front)}"
+
+
+def cut_path(text: str, width: int) -> str:
+    """A task's name that keeps its end: its packages become letters, and then they go."""
+    parts = text.split(".")
+    for number, part in enumerate(parts[:-1]):
+        if width_of(".".join(parts)) <= width:
+            break
+        parts[number] = part[:1]
+    short = ".".join(parts)
+    if width_of(short) <= width:
+        return short
+    return cut(parts[-1] if len(parts) == 1 else f"~{parts[-1]}", width)
+
+
+def cut_node(text: str, width: int) -> str:
+    """A node's name that keeps its host: the domain goes first, then the name of the worker, if
+    that is the one that all have.
+    """
+    worker, at, host = text.rpartition("@")
+    while width_of(f"{worker}{at}{host}") > width and "." in host.strip("."):
+        host = host.rpartition(".")[0]
+    if width_of(f"{worker}{at}{host}") > width and worker == "celery":
+        worker, at = "", ""
+    return cut(f"{worker}{at}{host}", width, 0.7)
+
+
+def wrap(text: str, width: int, most: int | None = None) -> list[str]:
+    """The text on lines of that width: broken at spaces, or after a sign of a name.
+
+    Args:
+        text: the text.
+        width: of a line.
+        most: lines, if there are to be no more; what does not fit is cut from the middle.
+    """
+    if most is None:
+        return list(_wrapped(text, width, _break_in))
+    if width_of(text) <= width * most:
+        found = list(_wrapped(text, width, _break_in))
+        if len(found) <= most:
+            return found
+    return list(_wrapped(cut(text, (width - 1) * most), width, len))
+
+
+def _wrapped(text: str, width: int, break_in: Callable[[str], int]) -> Iterator[str]:
+    start = 0
+    while True:
+        following = text[start : start + width + 1]
+        if start + len(following) == len(text) and width_of(following) <= width:
+            yield following
+            return
+        line = _first(following, width) or following[0]
+        ends_there = following[len(line) : len(line) + 1] in ("", " ")
+        end = len(line) if ends_there else break_in(line)
+        yield line[:end].rstrip()
+        start += end
+        while text[start : start + 1] == " ":
+            start += 1
+
+
+def _break_in(line: str) -> int:
+    """Where to break what fills a line."""
+    space = line.rfind(" ") + 1
+    if space > len(line) // 3:
+        return space
+    sign = max((index + 1 for index, char in enumerate(line) if char in _BREAKS), default=0)
+    return sign if sign > len(line) // 2 else len(line)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        head: what stands above it.
+        fit: makes lines of a cell that is too wide; None for a column that is never narrower than
+            its cells.
+        least: it gets no narrower than this, if that can be.
+    """
+
+    head: str
+    fit: Callable[[str, int], list[str]] | None = None
+    least: int = 8
+
+
+def by_wrapping(text: str, width: int) -> list[str]:
+    return wrap(text, width, LINES)
+
+
+def whole(text: str, width: int) -> list[str]:
+    return wrap(text, width)
+
+
+def by_path(text: str, width: int) -> list[str]:
+    return [cut_path(text, width)]
+
+
+def by_node(text: str, width: int) -> list[str]:
+    return [cut_node(text, width)]
+
+
+def by_cutting(text: str, width: int) -> list[str]:
+    return [cut(text, width)]
+
+
+def grid(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int | None = None
+) -> list[str]:
+    """The lines of a table, none of them wider than the terminal.
+
+    Args:
+        columns: its columns.
+        rows: its cells, as texts.
+        width: instead of the terminal's.
+    """
+    cells = [[plain(cell) for cell in row] for row in rows]
+    limit = terminal_width() if width is None else width
+    widths = _widths(columns, cells, limit)
+    found = [_line([column.head for column in columns], widths, limit)]
+    for row in cells:
+        fitted = [
+            [cell] if column.fit is None or width_of(cell) <= width else column.fit(cell, width)
+            for column, cell, width in zip(columns, row, widths, strict=True)
+        ]
+        for number in range(max(map(len, fitted))):
+            line = [each[number] if number < len(each) else "" for each in fitted]
+            found.append(_line(line, widths, limit))
+    return found
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], limit: int) -> str:
+    padded = (
+        cell + " " * (width - width_of(cell)) for cell, width in zip(cells, widths, strict=True)
+    )
+    return cut("  ".join(padded).rstrip(), limit, 1.0)
+
+
+def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], limit: int) -> list[int]:
+    """What each column gets. The widest of those that can be narrower give way first."""
+    by_column = list(zip(*cells, strict=True)) or [()] * len(columns)
+    needed = [
+        max([len(column.head), *map(width_of, texts)])
+        for column, texts in zip(columns, by_column, strict=True)
+    ]
+    room = limit - 2 * (len(columns) - 1)
+    for keep_least in (True, False):
+        for most in range(min(max(needed), limit), 3, -1):
+            widths = [
+                _narrowed(column, need, most, keep_least)
+                for column, need in zip(columns, needed, strict=True)
+            ]
+            if sum(widths) <= room:
+                return widths
+    return widths
+
+
+def _narrowed(column: Column, need: int, most: int, keep_least: bool) -> int:
+    if column.fit is None:
+        return need
+    return min(need, max(most, column.least, len(column.head)) if keep_least else most)
+
+
+def fields(values: Iterable[tuple[str, str]]) -> list[str]:
+    """The lines of names with their values, which are wrapped beside them; in a pipe each is on one
+    line, whose width is known to whoever reads it.
+    """
+    pairs = [(name, plain(value)) for name, value in values]
+    widest = max((len(name) for name, _ in pairs), default=0)
+    is_known = shutil.get_terminal_size((0, 0)).columns > 0
+    found = []
+    for name, value in pairs:
+        first, *more = wrap(value, terminal_width() - widest - 2) if is_known else [value]
+        found.append(f"{name.ljust(widest)}  {first}".rstrip())
+        found += [" " * (widest + 2) + line for line in more]
+    return found

@@ -1,0 +1,203 @@
+"""What the commands print fits the terminal, and shows what tells one lock from another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+
+import pytest
+from wcwidth import wcswidth
+
+from celery_redislock import SingletonTask
+from celery_redislock.app.entries import Entry
+from celery_redislock.core import holders
+from celery_redislock.core.claims import Claim
+from celery_redislock.core.keys import lock_keys
+from tests.support.looking import ROOT, claim, installed, make_app, run, take
+
+LONG = "shop.warehouse.inventory.tasks.reconcile_every_location_of_a_tenant"
+EVIL = "x\n\x1b[2J\u202e" + "日本語" * 40 + "end-of-it"
+NODE = "celery@web-17.eu-central-1.compute.internal.example.com"
+WIDTHS = (80, 100, 120)
+
+
+@pytest.fixture
+def app(redis_server, label):
+    app = make_app(redis_server.url, label)
+
+    def body(self, label):
+        """Nothing."""
+
+    options = {"base": SingletonTask, "bind": True, "shared": False, "on_conflict": "queue"}
+    app.task(name=LONG, lock_key=["label"], **options)(body)
+    app.task(name=EVIL, lock_key=["label"], **options)(body)
+    app.task(name="import", lock_key="import:{label}", **options)(body)
+    yield app
+    app.tasks["sync"].app_locks.store.close()
+
+
+def fill(app, client, label):
+    """Locks whose names are as long or as hostile as can be, in most states."""
+    take(app, LONG, "4711", node=NODE, task_id=str(uuid.uuid4()), lock_label="order 4711")
+    take(app, LONG, EVIL, node=EVIL, task_id=EVIL, token="evil", lock_label=EVIL)
+    take(app, EVIL, "x", node=NODE, token="other")
+    take(app, "import", "/data/2026/november/orders-of-a-very-long-customer.csv", token="third")
+    take(app, "import", "k" * 5000, token="fourth")
+    made, reply = take(app, LONG, "retries", token="fifth")
+    app.tasks["sync"].app_locks.store.locks.leave(made, holders.held_for_retry(reply.value), 60)
+    client.set(lock_keys(label, EVIL).lock, "not ours")
+    for number in range(3):
+        park(app, LONG, "4711", f"{number}{EVIL}", argsrepr=f"('{EVIL}',)")
+
+
+def park(app, task, label, task_id, lock_label=None, **options):
+    """Let another call of the task wait for the lock, as a worker leaves it."""
+    header = {"label": lock_label} if lock_label else {}
+    given = {"task_id": task_id, "headers": {"redislock": header}, **options}
+    entry = Entry.of(app.tasks[task], [label], {}, given)
+    made = claim(app, task, label, task_id=task_id, token=uuid.uuid4().hex)
+    app.tasks[task].app_locks.store.rooms.park(made, entry.dump(), age=100)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_line_is_wider_than_the_terminal_whatever_the_names_are(app, client, label, width):
+    fill(app, client, label)
+    key = claim(app, LONG, "4711").keys.lock
+    for command in (
+        ["list"],
+        ["list", "--sort", "key"],
+        ["show", key],
+        ["show", claim(app, "import", "k" * 5000).keys.name],
+        ["explain", LONG, "--args", json.dumps(["4711"])],
+        ["explain", EVIL, "--args", json.dumps([EVIL])],
+        ["doctor"],
+        ["watch", "--times", "1"],
+    ):
+        result = run(app, *command, env={"COLUMNS": str(width)})
+        assert result.exit_code == 0 or command == ["doctor"], result.output
+        lines = result.output.split("\n")
+        assert all(line.isprintable() for line in lines), command
+        assert max(map(wcswidth, lines)) <= width, command
+    preview = run(app, "break", key, input="n\n", env={"COLUMNS": str(width)}).output
+    table = preview.partition("Break 1 lock")[0]
+    assert max(map(wcswidth, table.split("\n"))) <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_tells_a_lock_from_others_is_never_cut(app, client, label, width):
+    fill(app, client, label)
+    listed = run(app, "list", env={"COLUMNS": str(width)}).output
+    head, *rows = listed.splitlines()
+    key = slice(head.index("KEY"), head.index("STATE"))
+    keys = "".join(row[key].replace(" ", "") for row in rows)
+    assert "order4711" in keys
+    assert "/data/2026/november/orders-of-a-very-long-customer.csv" in keys
+    assert "end-of-it" in keys, "of what is too long for all lines both ends are shown"
+    assert "web-17" in listed
+    assert "~recon" in listed
+    assert "_tenant" in listed
+    assert label not in listed, "no prefix"
+    assert "import:" not in keys, "no task's name"
+
+
+def test_keys_and_ids_are_as_short_as_can_be_told_apart(app):
+    for number, task_id in enumerate(("nightly-report-1", "nightly-report-2", "f" * 36)):
+        take(app, "sync", str(number), task_id=task_id, token=str(number))
+
+    def body():
+        """Nothing."""
+
+    app.task(name="beat", base=SingletonTask, shared=False)(body)
+    name = app.tasks["beat"].lock_name([], {})
+    value = holders.encode("t", ttl_ms=60_000, task="beat", task_id="1", node="w")
+    made = Claim(lock_keys(app.conf.redislock_prefix, name), "t", 60.0, value, "1")
+    app.tasks["sync"].app_locks.store.locks.acquire(made)
+    rows = {row.split()[0]: row for row in run(app, "list").output.splitlines()}
+    listed = run(app, "list").output
+    assert "nightly-report-1" in listed
+    assert "nightly-report-2" in listed
+    assert "ffffffff " in listed
+    assert "(no arguments)" in rows["beat"]
+
+
+def test_wide_shows_all_and_json_stays_as_it_was(app, client, label):
+    fill(app, client, label)
+    wide = run(app, "list", "--wide", env={"COLUMNS": "80"}).output
+    for each in json.loads(run(app, "list", "--json").output):
+        assert holders.one_line(each["key"]) in wide
+        assert {
+            *("task", "key", "name", "state", "task_id", "attempt", "node", "pid", "acquired_at"),
+            *("held_for", "lives_for", "waiting", "fence", "replaced_by"),
+        } <= set(each)
+    assert wide.splitlines()[0].split()[-1] == "LABEL"
+
+
+def test_show_tells_how_many_wait_since_when_and_with_what(app):
+    made, _ = take(app, "report", "x", lock_label="order 4711")
+    for number in range(5):
+        park(app, "report", "x", f"waits-{number}", f"order {number}", argsrepr=f"(<{number}>,)")
+    text = run(app, "show", "report", "x", "--limit", "2").output
+    assert "waiting: 5, 2 shown (--limit shows more)" in text
+    last = text.splitlines()[-1].split()
+    assert last[:3] == ["2", "report", "waits-1"]
+    assert last[3].startswith("1m4")
+    assert " ".join(last[4:]) == "order 1 (<1>,)"
+    shown = json.loads(run(app, "show", "report", "x", "--limit", "2", "--json").output)
+    assert (len(shown["room"]), shown["room_total"]) == (2, 5)
+    first = shown["room"][0]
+    assert (first["label"], first["args"], first["kwargs"]) == ("order 0", "(<0>,)", "{}")
+    assert 100 <= first["age"] < 200
+    assert json.loads(run(app, "show", "order 4711", "--json").output)["locks"][0]["key"] == (
+        made.keys.lock
+    )
+
+
+def test_a_lock_can_be_named_by_what_list_shows_of_it(app, client):
+    made, _ = take(app, LONG, "4711", task_id="51d92c56-56d6-4ebf", lock_label="order 4711")
+    digest = made.keys.name.rpartition(":")[2]
+    for text in ("order 4711", digest[:8], "51d92c56", "51d92c56-56d6-4ebf"):
+        assert json.loads(run(app, "show", text, "--json").output)["locks"][0]["label"]
+    for text in (digest[:7], "51d92c5", "order 471"):
+        assert "no such lock" in run(app, "show", text).output
+    take(app, "sync", "4711", token="other", lock_label="order 4711")
+    both = run(app, "break", "--force", "order 4711")
+    assert both.exit_code == 1
+    assert "is not clear: " in both.output
+    assert client.exists(made.keys.lock)
+    assert "broke" in run(app, "break", "--force", "51d92c56").output
+
+
+def test_in_a_pipe_tables_have_a_fixed_width_and_stderr_says_where_they_are_from(
+    conf, redis_server, label, tmp_path
+):
+    app = make_app(redis_server.url, label)
+    take(app, "account", "k" * 200, node="n" * 200)
+    url = redis_server.url.replace("://", "://default:@")
+    own = {"redislock_url": url, "redislock_prefix": label}
+    environment = {
+        **{k: v for k, v in os.environ.items() if k != "COLUMNS"},
+        "PYTHONPATH": installed(tmp_path),
+        "TEST_CONF": json.dumps({**conf, **own}),
+    }
+
+    def said(*arguments, **more):
+        command = [sys.executable, "-m", "celery", "-A", "tests.support.tasks", "redislock"]
+        return subprocess.run(
+            [*command, *arguments],
+            cwd=ROOT,
+            env={**environment, **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+
+    done = said("list")
+    assert 80 < max(map(len, done.stdout.splitlines())) <= 120
+    where = redis_server.url.removeprefix("redis://")
+    assert done.stderr == f"Redis: redis://{where}/0, prefix '{label}'\n"
+    assert max(map(len, said("list", COLUMNS="80").stdout.splitlines())) <= 80
+    assert len(json.loads(said("list", "--json").stdout)) == 1
+    app.tasks["sync"].app_locks.store.close()

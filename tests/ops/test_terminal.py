@@ -1,0 +1,139 @@
+"""Text that fits a terminal, whatever names are in it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wcwidth import wcswidth, wcwidth
+
+from celery_redislock.ops.terminal import (
+    Column,
+    by_path,
+    by_wrapping,
+    cut,
+    cut_node,
+    cut_path,
+    fields,
+    grid,
+    plain,
+    width_of,
+    wrap,
+)
+
+#: Texts as a hostile sender makes them, without what `plain` has escaped.
+TEXTS = st.text(st.characters(exclude_categories=["Cc", "Cs", "Cn"]), max_size=80).map(plain)
+WIDTHS = st.integers(4, 60)
+
+
+def columns_of(text):
+    """How many columns a terminal needs, as others count them."""
+    return max(wcswidth(text), 0)
+
+
+def test_no_character_takes_more_columns_than_we_count():
+    chars = map(chr, range(sys.maxunicode + 1))
+    assert [hex(ord(c)) for c in chars if c.isprintable() and width_of(c) < wcwidth(c)] == []
+    assert width_of("❤️") >= wcswidth("❤️")
+    assert width_of("e\u0301") == 1
+
+
+@given(TEXTS, WIDTHS)
+def test_what_is_cut_fits_and_keeps_both_ends(text, width):
+    short = cut(text, width)
+    assert columns_of(short) <= width
+    assert short == text if width_of(text) <= width else "~" in short
+
+
+@given(TEXTS, WIDTHS, st.none() | st.integers(1, 4))
+def test_what_is_wrapped_fits_and_is_whole_unless_it_is_limited(text, width, most):
+    lines = wrap(text, width, most)
+    assert all(columns_of(line) <= width for line in lines)
+    if most is None:
+        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    else:
+        assert len(lines) <= most
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("none, and tasks wait in Redis", 12, ["none, and", "tasks wait", "in Redis"]),
+        ("account:4711", 10, ["account:", "4711"]),
+        ("import:/data/2026/november.csv", 16, ["import:/data/", "2026/november.", "csv"]),
+        ("0123456789", 4, ["0123", "4567", "89"]),
+        ("", 4, [""]),
+    ],
+)
+def test_lines_are_broken_where_a_name_has_a_joint(text, width, lines):
+    assert wrap(text, width) == lines
+
+
+@pytest.mark.parametrize(
+    ("width", "short"),
+    [
+        (40, "shop.orders.tasks.sync_account"),
+        (27, "s.orders.tasks.sync_account"),
+        (20, "s.o.t.sync_account"),
+        (16, "~sync_account"),
+        (12, "~sync_~count"),
+    ],
+)
+def test_a_tasks_own_name_is_cut_last(width, short):
+    assert cut_path("shop.orders.tasks.sync_account", width) == short
+
+
+@pytest.mark.parametrize(
+    ("width", "short"),
+    [
+        (30, "celery@web-1.prod.example.com"),
+        (26, "celery@web-1.prod.example"),
+        (12, "celery@web-1"),
+        (11, "web-1"),
+        (4, "we~1"),
+    ],
+)
+def test_a_nodes_host_is_cut_last(width, short):
+    assert cut_node("celery@web-1.prod.example.com", width) == short
+
+
+TABLE = [Column("TASK", by_path), Column("KEY", by_wrapping, 12), Column("STATE")]
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), max_size=5), st.integers(30, 120))
+def test_no_line_of_a_table_is_wider_than_the_terminal(cells, width):
+    lines = grid(TABLE, [(*each, "held for retry") for each in cells], width)
+    assert all(columns_of(line) <= width for line in lines)
+    assert sum("held for retry" in line for line in lines) >= len(cells)
+
+
+def test_columns_stay_aligned_and_take_only_what_they_need():
+    assert grid(TABLE, [("a", "x", "held"), ("日本", "y" * 20, "free")], 80) == [
+        "TASK  KEY                   STATE",
+        "a     x                     held",
+        "日本  yyyyyyyyyyyyyyyyyyyy  free",
+    ]
+    assert grid(TABLE, [], 80) == ["TASK  KEY  STATE"]
+
+
+def test_a_huge_name_is_shown_at_once():
+    _, *more = grid(TABLE, [("t" * 10**6, "k" * 10**6 + "end", "held")], 80)[1:]
+    assert len(more) == 5
+    assert "end" in more[-1]
+
+
+def test_values_are_wrapped_beside_their_names(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    (first, second) = fields([("key", "k" * 60)])
+    assert first == "key  " + "k" * 55
+    assert second == "     " + "k" * 5
+
+
+def test_what_the_terminal_cannot_write_is_escaped(monkeypatch):
+    class Latin:
+        encoding = "latin-1"
+
+    monkeypatch.setattr(sys, "stdout", Latin())
+    assert plain("é日\x1b") == "é\\u65e5\\x1b"

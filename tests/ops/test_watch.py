@@ -1,0 +1,160 @@
+"""`celery redislock watch` on a terminal: it scrolls, and outlives its server."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from tests.support.looking import ROOT, installed, make_app, run, take
+from tests.support.servers import free_port
+from tests.support.waiting import eventually
+
+LINES, COLUMNS = 12, 80
+
+
+class Terminal:
+    """A command on a terminal of its own, and what is on it."""
+
+    def __init__(self, environment, *arguments):
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+        self.before = termios.tcgetattr(theirs)
+        command = [sys.executable, "-m", "celery", "-A", "tests.support.tasks", "redislock"]
+        self.process = subprocess.Popen(
+            [*command, *arguments],
+            cwd=ROOT,
+            env={**environment, "TERM": "xterm"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._theirs = theirs
+        self.all = ""
+
+    def press(self, keys):
+        os.write(self._ours, keys.encode())
+
+    def read(self):
+        while select.select([self._ours], [], [], 0)[0]:
+            self.all += os.read(self._ours, 65536).decode()
+        return self.all
+
+    @property
+    def picture(self):
+        """What was drawn last, by lines."""
+        drawn = self.read().rpartition("\x1b[H")[2].partition("\x1b[J")[0]
+        return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in drawn.split("\r\n")]
+
+    def shows(self, text):
+        eventually(lambda: any(text in line for line in self.picture), f"it shows {text!r}", 60)
+
+    @property
+    def is_in_order(self):
+        return termios.tcgetattr(self._theirs) == self.before
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+
+@pytest.fixture
+def open_terminal(conf, label, tmp_path):
+    opened = []
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+    environment["PYTHONPATH"] = installed(tmp_path)
+
+    def start(url, *arguments):
+        own = {"redislock_url": url, "redislock_prefix": label}
+        environment["TEST_CONF"] = json.dumps({**conf, **own})
+        opened.append(Terminal(environment, "watch", "--every", "0.2", *arguments))
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.close()
+
+
+def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
+    own_redis, label, open_terminal
+):
+    app = make_app(own_redis.url, label)
+    for number in range(30):
+        take(app, "sync", f"{number:02}", token=f"t{number}", lock_label=f"order {number:02}")
+    take(app, "report", "x", token="report")
+    terminal = open_terminal(own_redis.url, "--task", "sync", "--sort", "key")
+    terminal.shows("30 locks, 0 waiting")
+    terminal.shows("1-7 of 30 lines")
+    first = terminal.picture
+    assert len(first) <= LINES
+    assert max(map(len, first)) <= COLUMNS
+    assert own_redis.url.removeprefix("redis://") in "".join(first)
+    assert not terminal.is_in_order, "keys come as they are pressed"
+
+    for keys, lines in (
+        ("\x1b[B", "2-8"),
+        ("\x1b[6~", "9-15"),
+        ("G", "24-30"),
+        ("\x1b[A", "23-29"),
+    ):
+        terminal.press(keys)
+        terminal.shows(f"{lines} of 30 lines")
+
+    own_redis.kill()
+    terminal.shows("THE LOCK SERVER DOES NOT ANSWER: ")
+    terminal.shows("As it was ")
+    assert any("order " in line for line in terminal.picture), "the last picture stays"
+    own_redis.start()
+    eventually(
+        lambda: any(line.startswith("0 locks, 0 waiting") for line in terminal.picture),
+        "it goes on",
+        60,
+    )
+    assert not any("DOES NOT ANSWER" in line for line in terminal.picture)
+
+    terminal.press("q")
+    assert terminal.process.wait(60) == 0
+    assert terminal.is_in_order
+    assert terminal.read().endswith("\x1b[?25h\x1b[?1049l"), "the screen of before"
+    app.tasks["sync"].app_locks.store.close()
+
+
+def test_it_begins_without_a_server_and_a_signal_leaves_the_terminal_in_order(open_terminal):
+    terminal = open_terminal(f"redis://127.0.0.1:{free_port()}")
+    terminal.shows("THE LOCK SERVER DOES NOT ANSWER: ")
+    assert not any("As it was" in line for line in terminal.picture)
+    terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.process.wait(60) == 128 + signal.SIGTERM
+    assert terminal.is_in_order
+
+
+def test_in_a_pipe_it_prints_and_says_if_the_server_was_away_at_the_end(redis_server, label):
+    app = make_app(redis_server.url, label)
+    for number in range(5):
+        take(app, "sync", str(number), token=f"t{number}")
+    printed = run(app, "watch", "--times", "2", "--every", "0.1", "--limit", "2").output
+    assert printed.count("5 locks, 0 waiting") == 2
+    assert printed.count("... and 3 more") == 2
+    assert "\x1b" not in printed
+    assert run(app, "watch", "--times", "1", "--task", "report").output.count("0 locks") == 1
+    app.tasks["sync"].app_locks.store.close()
+    away = make_app(f"redis://127.0.0.1:{free_port()}", label)
+    result = run(away, "watch", "--times", "2", "--every", "0.1")
+    assert result.exit_code == 1
+    assert result.output.count("THE LOCK SERVER DOES NOT ANSWER: ") == 2
+    assert result.output.splitlines()[-1].startswith("Error: the lock server does not answer: ")
