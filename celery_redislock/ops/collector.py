@@ -95,10 +95,11 @@ class Collector(registry.Collector):
         yield GaugeMetricFamily(*TOOK, value=survey.took)
 
     def _survey(self) -> dict[str, Figures]:
+        """What is in the server, and zeros for the app's tasks of which nothing is."""
         figures = backlog(app_locks(self._app))
         for name, task in list(self._app.tasks.items()):
             if isinstance(task, SingletonTask):
-                figures.setdefault(name, Figures()).locks.setdefault("held", 0)
+                figures.setdefault(name, Figures()).locks.update(held=0, free=0)  # adds
         return figures
 
     def _of_tasks(self, figures: dict[str, Figures]) -> Iterator[GaugeMetricFamily]:

@@ -239,7 +239,7 @@ def test_the_documents_examples_run(app, label, redis_server, monkeypatch):
     assert told == {"level": "INFO", "message": "x", "redislock_key": "k"}
 
 
-def test_every_metric_event_and_field_is_documented_and_every_alert_is_of_a_metric():
+def test_every_metric_event_and_field_is_documented():
     registry = CollectorRegistry()
     prometheus._recorder(registry)
     made = {
@@ -251,6 +251,3 @@ def test_every_metric_event_and_field_is_documented_and_every_alert_is_of_a_metr
     assert all(f"`redislock.{metric.name}`" in DOCUMENT for metric in METRICS)
     kinds = {each.event for each in Outcome if each.event}
     assert kinds == set(re.findall(r"^\| `task-lock-(\w+)`", DOCUMENT, re.M))
-    alerts = re.search(r"```yaml\n(.*?)```", DOCUMENT, re.S)[1]
-    used = {re.sub("_(bucket|count)$", "", name) for name in re.findall(r"redislock_\w+", alerts)}
-    assert used <= made

@@ -140,7 +140,9 @@ def test_a_task_without_any_lock_is_there_with_zeros(app):
     registry = registered(app)
     for task in ("sync", "report", "several", "unique", "account"):
         assert registry.get_sample_value("redislock_room_tasks", {"task": task}) == 0
-        assert registry.get_sample_value("redislock_locks", {"task": task, "state": "held"}) == 0
+        for state in ("held", "free"):
+            labels = {"task": task, "state": state}
+            assert registry.get_sample_value("redislock_locks", labels) == 0
     assert registry.get_sample_value("redislock_room_tasks", {"task": "plain"}) is None
     assert registry.get_sample_value("redislock_room_tasks", {"task": "unknown"}) is None
 
@@ -152,7 +154,7 @@ def test_any_name_of_a_task_can_be_scraped(app, client, label):
     text = generate_latest(registered(app)).decode()
     assert 'redislock_locks{state="held",task="\\\\ud800"} 2.0' in text
     assert 'redislock_locks{state="held",task="two\\\\nlines"} 1.0' in text
-    assert len([line for line in text.splitlines() if line.startswith("redislock_locks{")]) == 8
+    assert len([line for line in text.splitlines() if line.startswith("redislock_locks{")]) == 13
 
 
 def test_registering_asks_nobody_and_many_scrapers_cost_one_survey(proxy, label):

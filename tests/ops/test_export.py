@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from celery_redislock.core.parked import parked_of, task_id_of
 from celery_redislock.core.store import Store
 from tests.acceptance.looking import starts
 from tests.support.looking import ROOT, installed, make_app, run
+from tests.support.promtool import promtool
 from tests.support.rights import as_user, denials, grant
 from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually
@@ -216,18 +216,8 @@ def test_without_prometheus_client_it_says_what_to_install(redis_server, label):
     )
 
 
-@pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="no promtool, which is in Debian's prometheus package"
-)
 def test_promtool_finds_no_fault_in_the_names(exporter):
-    done = subprocess.run(
-        ["promtool", "check", "metrics"],
-        input=exporter.text(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    assert promtool("check", "metrics", text=exporter.text()) == ""
 
 
 def test_it_ends_at_sigterm(exporter):
