@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -48,22 +50,24 @@ def export(app: Any, port: int, host: str, every: float) -> None:
 
     # Unless the project has configured it. What goes wrong while it runs is logged.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    try:
-        scrapes = Scrapes(Collector(app, every=every), host, port)
-    except OSError as exc:
-        raise problem(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
-    with scrapes:
-        click.echo(f"Metrics: {scrapes.url}")
-        _until_told()
+    with _told_to_end() as told:
+        try:
+            scrapes = Scrapes(Collector(app, every=every), host, port)
+        except OSError as exc:
+            raise problem(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+        with scrapes:
+            click.echo(f"Metrics: {scrapes.url}")
+            told.wait()
 
 
-def _until_told() -> None:
-    """Return at SIGTERM or Ctrl-C."""
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[threading.Event]:
+    """What SIGTERM and Ctrl-C set."""
     told = threading.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(each, lambda *_: told.set()) for each in signals]
     try:
-        told.wait()
+        yield told
     finally:
         for each, handler in zip(signals, before, strict=True):
             signal.signal(each, handler)
