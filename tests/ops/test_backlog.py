@@ -243,7 +243,7 @@ def test_a_forked_process_makes_its_own_surveys(redis_server, label):
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("every", [0, -1, "10", None, True, float("nan")])
-def test_a_wrong_interval_is_refused(app, every):
-    with pytest.raises(ConfigError, match=r"every=.* from 0\.1"):
-        Collector(app, every=every)
+def test_a_wrong_interval_is_refused():
+    for every in (0, -1, "10", None, True, float("nan")):
+        with pytest.raises(ConfigError, match=r"every=.* from 0\.1"):
+            Collector(None, every=every)
