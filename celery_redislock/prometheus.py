@@ -1,7 +1,8 @@
-"""Metrics for Prometheus: `prometheus.instrument(app)`. Needs the extra `prometheus`.
+"""Metrics for Prometheus. Needs the extra `prometheus`.
 
     from celery_redislock import prometheus
-    prometheus.instrument(app, port=9000)      # each worker's main process serves /metrics
+    prometheus.instrument(app, port=9000)              # each worker's main process serves /metrics
+    own_registry.register(prometheus.Collector(app))   # the backlog, in an exporter of your own
 
 Each pool process counts for itself. With the prefork pool, give each worker its own empty directory
 in `PROMETHEUS_MULTIPROC_DIR` before it starts: it joins the counts.
@@ -30,10 +31,11 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from .app.internals import real_app
 from .app.metrics import LOST, METRICS, RECOVERED, Measures, Metric
 from .core.log import get_logger
+from .ops.collector import Collector
 from .tasks.task import SingletonTask
 from .worker.children import is_alive
 
-__all__ = ["instrument", "registry"]
+__all__ = ["Collector", "instrument", "registry"]
 
 logger = get_logger()
 

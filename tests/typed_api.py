@@ -12,6 +12,7 @@ from typing import Any
 
 from celery import Celery, shared_task
 from celery.result import AsyncResult
+from prometheus_client import CollectorRegistry
 from typing_extensions import assert_type
 
 from celery_redislock import (
@@ -31,6 +32,7 @@ from celery_redislock import (
     current_lock,
     lock_conflict,
     lock_lost,
+    prometheus,
 )
 from celery_redislock.operations import Found, break_locks, drop_waiting, list_locks
 from celery_redislock.signals import ConflictDetails, LostDetails
@@ -174,6 +176,11 @@ def operates() -> None:
     assert_type(break_locks(app, node="celery@web-1", by="me"), list[Found])
     assert_type(drop_waiting(app, task="*"), int)
     break_locks(app, name="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+def export(registry: CollectorRegistry) -> None:
+    registry.register(prometheus.Collector(app, every=5))
+    prometheus.Collector(app, often=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 # -- tests ------------------------------------------------------------------------------------

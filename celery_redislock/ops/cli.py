@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 from ..worker import remote_control  # noqa: F401  for `celery inspect` and `celery control`
-from .commands import checks, history, looks, orders
+from .commands import checks, export, history, looks, orders
 
 
 @click.group(help="List, explain and break the locks of celery-redislock.")
@@ -26,3 +26,4 @@ redislock.add_command(orders.drop_waiting)
 redislock.add_command(orders.put_back)
 redislock.add_command(checks.watch)
 redislock.add_command(checks.doctor)
+redislock.add_command(export.export)

@@ -165,7 +165,7 @@ def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
     taken.update(awaited)
     broken = [(key, name) for name, key in others["broken"].items() if name not in taken]
     for batch in _batches(broken):
-        found.update(_read(store, batch, "broken"))
+        found.update(read_slots(store, batch, "broken"))
     held = (dataclasses.replace(each, waiting=waiting.get(each.name, 0)) for each in found.values())
     free = _free(locks, {name: waiting[name] for name in awaited}, app)
     aside = [(lock_keys(prefix, name).lock, name, key) for name, key in others["aside"].items()]
@@ -200,7 +200,7 @@ def _scan(store: Store, prefix: str) -> tuple[dict[bytes, Found], dict[str, dict
             elif is_slot(kind) and key not in found:
                 slots[key] = name
         for batch in _batches(slots.items()):
-            found.update(_read(store, batch))
+            found.update(read_slots(store, batch))
     return found, others
 
 
@@ -213,12 +213,12 @@ def one_lock(locks: AppLocks, name: str, app: Any = None) -> list[Found]:
     """
     store, keys = locks.store, lock_keys(locks.prefix, name, MAX_LIMIT)
     slots = [(key.encode(), name) for key in (keys.lock, *keys.slots)]
-    found = [*_read(store, slots).values()]
+    found = [*read_slots(store, slots).values()]
     count = sum(store.looking.lengths([keys.room], [keys.waiters]))
     found = [dataclasses.replace(each, waiting=count) for each in found]
     if not found:
         found = [*_free(locks, {name: count} if count else {}, app)]
-        found += _read(store, [(keys.broken.encode(), name)], "broken").values()
+        found += read_slots(store, [(keys.broken.encode(), name)], "broken").values()
     return [*found, *_set_aside(store, [(keys.lock, name, keys.aside.encode())])]
 
 
@@ -298,7 +298,7 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
         yield batch
 
 
-def _read(
+def read_slots(
     store: Store, slots: list[tuple[bytes, str]], state: str | None = None
 ) -> dict[bytes, Found]:
     """What is stored under these keys. It may have gone since they were found."""

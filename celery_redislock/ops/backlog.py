@@ -1,0 +1,137 @@
+"""Who holds and who waits, in figures for each task. Reads the server, and changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from typing import Final
+
+from ..app.settings import AppLocks
+from ..core import parked
+from ..core.holders import one_line
+from ..core.keys import is_slot, key_parts, lock_keys, lock_pattern
+from .survey import BATCH, named, read_slots
+
+#: What has no task counts for this one: foreign values, locks that are being handed over, and
+#: entries that cannot be read.
+NO_TASK: Final = "unknown"
+#: The states in which a run holds the lock.
+RUNNING: Final = ("held", "replaced")
+#: How many rooms are looked into in one round trip: their first entries hold arguments.
+ROOMS: Final = 50
+
+
+@dataclasses.dataclass(slots=True)
+class Figures:
+    """Of one task.
+
+    Attributes:
+        locks: how many locks are in each state, as `survey.Found` names them. "queued" are those
+            that messages reserve; "free" are those that nobody holds and tasks wait for.
+        oldest_holder: seconds for which the oldest run has held its lock.
+        waiting: how many tasks wait in waiting rooms.
+        oldest_waiter: seconds since the arrival of the one that has waited longest, among the
+            first of each room.
+        aside: how many tasks were set aside.
+    """
+
+    locks: Counter[str] = dataclasses.field(default_factory=Counter)
+    oldest_holder: float = 0.0
+    waiting: int = 0
+    oldest_waiter: float = 0.0
+    aside: int = 0
+
+
+def backlog(locks: AppLocks) -> dict[str, Figures]:
+    """The figures of all tasks of which something is in the server, by their names.
+
+    A waiting room counts for the task of its first entry: to read all of a long one would take
+    the server too long.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    count = _Count(locks)
+    for page in locks.store.looking.scan(lock_pattern(locks.prefix)):
+        count.note(page)
+    count.finish()
+    return dict(count.figures)
+
+
+class _Count:
+    """Adds up while the keys come in: of a million locks, not all are kept in memory."""
+
+    def __init__(self, locks: AppLocks) -> None:
+        self._store, self._prefix = locks.store, locks.prefix
+        self.figures: defaultdict[str, Figures] = defaultdict(Figures)
+        #: By their kind, the keys that are to be read, and the names of their locks.
+        self._noted: dict[str, list[tuple[bytes, str]]] = {"lock": [], "room": [], "aside": []}
+        #: Hashes of the keys that came: a scan may give one twice.
+        self._seen: set[int] = set()
+        #: Hashes of the names of the locks that are taken.
+        self._taken: set[int] = set()
+        #: By the names of the locks that tasks wait for, the first one's task.
+        self._awaited: dict[str, str | None] = {}
+
+    def note(self, page: list[bytes]) -> None:
+        """Note these keys, and read what is stored there when there are enough of them."""
+        for key in page:
+            kind, name = key_parts(self._prefix, key) or ("", "")
+            noted = self._noted.get("lock" if is_slot(kind) else kind)
+            if noted is not None and hash(key) not in self._seen:
+                self._seen.add(hash(key))
+                noted.append((key, name))
+        self._read()
+
+    def finish(self) -> None:
+        """After the last page: read the rest, and see which locks nobody holds."""
+        self._read(all_of_them=True)
+        free = [name for name in self._awaited if hash(name) not in self._taken]
+        # Again: it may have been taken while the keys were listed.
+        self._noted["lock"] = [(lock_keys(self._prefix, name).lock.encode(), name) for name in free]
+        self._read(all_of_them=True)
+        for name in free:
+            if hash(name) not in self._taken:
+                self._of(self._awaited[name]).locks["free"] += 1
+
+    def _read(self, all_of_them: bool = False) -> None:
+        reads = {"lock": self._read_slots, "room": self._read_rooms, "aside": self._read_asides}
+        for kind, read in reads.items():
+            noted, size = self._noted[kind], BATCH if kind == "lock" else ROOMS
+            while len(noted) >= size or (noted and all_of_them):
+                read(noted[:size])
+                del noted[:size]
+
+    def _read_slots(self, slots: list[tuple[bytes, str]]) -> None:
+        for found in read_slots(self._store, slots).values():
+            self._taken.add(hash(found.name))
+            figures = self._of(found.task)
+            figures.locks[found.state] += 1
+            if found.state in RUNNING:
+                figures.oldest_holder = max(figures.oldest_holder, found.held_for or 0.0)
+
+    def _read_rooms(self, rooms: list[tuple[bytes, str]]) -> None:
+        keys = [lock_keys(self._prefix, name) for _, name in rooms]
+        now, heads = self._store.looking.heads(keys)
+        for (_, name), (length, entry) in zip(rooms, heads, strict=True):
+            if not length:
+                continue
+            task = named("", parked.parked_of(entry)).task
+            figures = self._of(task)
+            figures.waiting += length
+            arrived = parked.arrived_at(entry)
+            if arrived:
+                figures.oldest_waiter = max(figures.oldest_waiter, now - arrived)
+            self._awaited[name] = task
+
+    def _read_asides(self, asides: list[tuple[bytes, str]]) -> None:
+        keys = [key for key, _ in asides]
+        counts = self._store.looking.lengths([], [], keys)
+        for count, entries in zip(counts, self._store.looking.set_aside(keys, 1), strict=True):
+            if count:
+                task = named(*entries[0]).task if entries else None
+                self._of(task).aside += count
+
+    def _of(self, task: str | None) -> Figures:
+        # A name can hold whatever a sender put there, also what no scrape can be encoded with.
+        return self.figures[one_line(task) if task else NO_TASK]

@@ -1,0 +1,189 @@
+"""The backlog as gauges for prometheus-client. Needs the extra `prometheus`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from prometheus_client import registry
+from prometheus_client.core import GaugeMetricFamily
+
+from ..app.internals import real_app
+from ..app.settings import app_locks
+from ..core.checks import checked, ttl
+from ..core.clock import clock
+from ..core.log import get_logger
+from ..errors import LockError
+from ..tasks.task import SingletonTask
+from .backlog import Figures, backlog
+
+logger = get_logger()
+
+#: Seconds for which a scrape waits for the survey that it started, or found under way. Prometheus
+#: waits 10 s by default.
+PATIENCE: Final = 5.0
+
+#: The gauges of each task, with what they show.
+PER_TASK: Final[dict[str, tuple[str, Callable[[Figures], float]]]] = {
+    "redislock_room_tasks": ("Tasks that wait in waiting rooms", lambda each: each.waiting),
+    "redislock_oldest_waiter_seconds": (
+        "Seconds since the arrival of the task that has waited longest in a waiting room",
+        lambda each: each.oldest_waiter,
+    ),
+    "redislock_oldest_holder_seconds": (
+        "Seconds for which the oldest run has held its lock",
+        lambda each: each.oldest_holder,
+    ),
+    "redislock_set_aside_tasks": (
+        "Tasks of waiting rooms that were set aside, since no worker took their turn",
+        lambda each: each.aside,
+    ),
+}
+LOCKS: Final = ("redislock_locks", "Locks by the state that `celery redislock list` shows")
+UP: Final = ("redislock_up", "Whether the last survey of the lock server succeeded")
+WHEN: Final = (
+    "redislock_survey_timestamp_seconds", "Unix time of the last survey that succeeded"
+)  # fmt: skip
+TOOK: Final = ("redislock_survey_duration_seconds", "How long the last survey took")
+
+
+class Collector(registry.Collector):
+    """What waits and who holds, for each task, as gauges: for a registry of prometheus-client.
+
+    A scrape looks at the lock server if the last look was long enough ago, and shows what the
+    last one found else: many scrapers cost no more than one. While the server does not answer,
+    `redislock_up` is 0 and the gauges of the tasks are not there.
+
+    Args:
+        app: the Celery app.
+        every: seconds from the beginning of one look to the next, at least; as long as it took
+            passes after each. From 0.1.
+
+    Raises:
+        ConfigError: `every` is no such number.
+    """
+
+    def __init__(self, app: Any, *, every: float = 10.0) -> None:
+        self._app = real_app(app)
+        self._every = checked("Collector", "every", every, ttl, "a number of seconds, from 0.1")
+        self._surveys: dict[int, _Surveys] = {}
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges without values. A registry asks when the collector is registered."""
+        for name, (text, _) in PER_TASK.items():
+            yield GaugeMetricFamily(name, text, labels=["task"])
+        yield GaugeMetricFamily(*LOCKS, labels=["task", "state"])
+        for each in (UP, WHEN, TOOK):
+            yield GaugeMetricFamily(*each)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges, at a scrape. Waits a few seconds at most."""
+        # Of each process its own: the threads of a parent are not in a forked child.
+        surveys = self._surveys.setdefault(os.getpid(), _Surveys(self._survey, self._every))
+        survey = surveys.latest()
+        if survey is None:
+            return
+        if survey.figures is not None:
+            yield from self._of_tasks(survey.figures)
+        yield GaugeMetricFamily(*UP, value=survey.figures is not None)
+        if survey.succeeded_at is not None:
+            yield GaugeMetricFamily(*WHEN, value=survey.succeeded_at)
+        yield GaugeMetricFamily(*TOOK, value=survey.took)
+
+    def _survey(self) -> dict[str, Figures]:
+        """What is in the server, and zeros for the app's tasks of which nothing is."""
+        figures = backlog(app_locks(self._app))
+        for name, task in list(self._app.tasks.items()):
+            if isinstance(task, SingletonTask):
+                figures.setdefault(name, Figures()).locks.update(held=0, free=0)  # adds
+        return figures
+
+    def _of_tasks(self, figures: dict[str, Figures]) -> Iterator[GaugeMetricFamily]:
+        for name, (text, value) in PER_TASK.items():
+            family = GaugeMetricFamily(name, text, labels=["task"])
+            for task, each in sorted(figures.items()):
+                family.add_metric([task], value(each))
+            yield family
+        family = GaugeMetricFamily(*LOCKS, labels=["task", "state"])
+        for task, each in sorted(figures.items()):
+            for state, count in sorted(each.locks.items()):
+                family.add_metric([task, state], count)
+        yield family
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Survey:
+    """What a survey came to.
+
+    Attributes:
+        figures: None if it failed.
+        took: seconds.
+        succeeded_at: Unix time at which the last one that succeeded ended; None before the first.
+    """
+
+    figures: dict[str, Figures] | None
+    took: float
+    succeeded_at: float | None
+
+
+class _Surveys:
+    """Makes surveys when they are asked for, one at a time and not too often, in a thread beside:
+    one that takes longer than a scrape may wait is there for the next scrape.
+    """
+
+    def __init__(self, survey: Callable[[], dict[str, Figures]], every: float) -> None:
+        self._survey, self._every = survey, every
+        self._mutex = threading.Lock()
+        self._latest: _Survey | None = None
+        #: Why the last one failed.
+        self._trouble = ""
+        self._due = 0.0
+        #: Set when none is under way.
+        self._ended = threading.Event()
+        self._ended.set()
+
+    def latest(self) -> _Survey | None:
+        """The last survey, after a new one if that is due; None if the first takes too long."""
+        with self._mutex:
+            if self._ended.is_set() and clock() >= self._due:
+                # The thread first: if it cannot be started, none is under way.
+                thread = threading.Thread(target=self._run, name="redislock-survey", daemon=True)
+                thread.start()
+                self._ended.clear()
+        self._ended.wait(PATIENCE)
+        return self._latest
+
+    def _run(self) -> None:
+        began = clock()
+        figures = self._try()
+        with self._mutex:
+            ended = clock()
+            succeeded_at = self._latest.succeeded_at if self._latest else None
+            if figures is not None:
+                succeeded_at = time.time()
+            self._latest = _Survey(figures, ended - began, succeeded_at)
+            self._due = max(began + self._every, 2 * ended - began)
+            self._ended.set()
+
+    def _try(self) -> dict[str, Figures] | None:
+        """The figures, or None; each new trouble is logged once."""
+        before, self._trouble = self._trouble, ""
+        try:
+            figures = self._survey()
+        except (LockError, OSError) as exc:
+            self._trouble = str(exc)
+            if self._trouble != before:
+                logger.warning("redislock: nothing to export: %s", exc)
+        except BaseException as exc:  # a thread has nobody else to tell
+            self._trouble = repr(exc)
+            if self._trouble != before:
+                logger.exception("redislock: nothing to export")
+        else:
+            if before:
+                logger.info("redislock: the lock server is surveyed again")
+            return figures
+        return None

@@ -1,0 +1,73 @@
+"""The command `export`: the backlog as metrics for Prometheus, without a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from ..command import problem, with_app
+
+
+@click.command()
+@click.option(
+    "-p",
+    "--port",
+    type=click.IntRange(0, 65535),
+    required=True,
+    help="Where to listen; 0 takes a free port.",
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="The address to listen on; 0.0.0.0: all."
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(0.1),
+    default=10.0,
+    show_default=True,
+    help="Seconds from one look at the lock server to the next, at least.",
+)
+@with_app
+def export(app: Any, port: int, host: str, every: float) -> None:
+    """Serve what waits and who holds, for each task, as metrics for Prometheus.
+
+    It runs until SIGTERM or Ctrl-C, and needs no worker.
+    """
+    try:
+        from ..collector import Collector
+        from ..scrapes import Scrapes
+    except ModuleNotFoundError as exc:
+        if exc.name != "prometheus_client":
+            raise
+        raise problem(
+            "export needs prometheus-client: pip install 'celery-redislock[prometheus]'"
+        ) from None
+
+    # Unless the project has configured it. What goes wrong while it runs is logged.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    with _told_to_end() as told:
+        try:
+            scrapes = Scrapes(Collector(app, every=every), host, port)
+        except OSError as exc:
+            raise problem(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
+        with scrapes:
+            click.echo(f"Metrics: {scrapes.url}")
+            told.wait()
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[threading.Event]:
+    """What SIGTERM and Ctrl-C set."""
+    told = threading.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(each, lambda *_: told.set()) for each in signals]
+    try:
+        yield told
+    finally:
+        for each, handler in zip(signals, before, strict=True):
+            signal.signal(each, handler)

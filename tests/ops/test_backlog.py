@@ -1,0 +1,249 @@
+"""The backlog in figures, and the collector that shows them to prometheus-client."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from celery import Celery
+
+from celery_redislock import ConfigError
+from celery_redislock.app.entries import Entry
+from celery_redislock.app.settings import app_locks
+from celery_redislock.core import holders
+from celery_redislock.core.holders import successor_text
+from celery_redislock.core.keys import lock_keys
+from celery_redislock.ops.backlog import backlog
+from celery_redislock.ops.survey import BATCH
+from tests.support.looking import ROOT, claim, make_app, take
+from tests.support.servers import free_port
+from tests.support.waiting import eventually
+
+pytest.importorskip("prometheus_client")
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from celery_redislock.ops import collector
+from celery_redislock.prometheus import Collector
+
+
+@pytest.fixture
+def app(redis_server, label):
+    app = make_app(redis_server.url, label)
+    yield app
+    app_locks(app).store.close()
+
+
+def park(app, task, label, task_id, **more):
+    """Let another call of the task wait for the lock."""
+    made = claim(app, task, label, task_id=task_id, token=f"token-of-{task_id}")
+    entry = Entry.of(app.tasks[task], [label], {}, {"task_id": task_id, "headers": {}})
+    app_locks(app).store.rooms.park(made, entry.dump(), **more)
+    return made.keys
+
+
+def figures(app):
+    return backlog(app_locks(app))
+
+
+def registered(app, **options):
+    registry = CollectorRegistry()
+    registry.register(Collector(app, **options))
+    return registry
+
+
+# -- the figures ------------------------------------------------------------------------------
+
+
+def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app, client, label):
+    store = app_locks(app).store
+    take(app, "sync", "held")
+    made, reply = take(app, "sync", "retries")
+    store.locks.leave(made, holders.held_for_retry(reply.value), 60)
+    made, _ = take(app, "sync", "cools")
+    store.locks.settle(made, "1", min_hold=60)
+    store.locks.reserve(claim(app, "unique", "sent", queued=True), 60)
+    take(app, "several", "both", token="first")
+    take(app, "several", "both", token="second", task_id="another")
+    take(app, "report", "awaited")
+    for each in ("second", "third"):
+        park(app, "report", "awaited", each, age=600.0)
+    take(app, "sync", "ends")
+    park(app, "sync", "ends", "newer", replace=(successor_text("sync", "newer"), 60))
+    take(app, "report", "left")
+    keys = park(app, "report", "left", "next")
+    client.delete(keys.lock)
+    made, _ = take(app, "sync", "broken")
+    store.locks.break_lock(made.keys, 60)
+    client.set(claim(app, "report", "reserved").keys.lock, '{"token":"","reserved":true}', ex=60)
+    client.set(lock_keys(label, "text").lock, "not ours")
+    client.rpush(lock_keys(label, "a list").lock, "not ours")
+    aside = claim(app, "sync", "aside").keys.aside
+    for each in ("lost-1", "lost-2"):
+        entry = Entry.of(app.tasks["sync"], ["aside"], {}, {"task_id": each, "headers": {}})
+        client.hset(aside, f"{each}:0.0", f"|@0|{entry.dump()}")
+
+    found = figures(app)
+    assert {task: dict(each.locks) for task, each in found.items()} == {
+        "sync": {"held": 1, "held for retry": 1, "cooling down": 1, "replaced": 1},
+        "unique": {"queued": 1},
+        "several": {"held": 2},
+        "report": {"held": 1, "free": 1},
+        "unknown": {"foreign": 2, "reserved": 1},
+    }
+    assert (found["report"].waiting, found["sync"].waiting) == (3, 1)
+    assert 600 <= found["report"].oldest_waiter < 660
+    assert 0 <= found["sync"].oldest_waiter < 60
+    assert 0 < found["several"].oldest_holder < 60
+    assert found["unique"].oldest_holder == 0, "nobody runs"
+    assert (found["sync"].aside, found["report"].aside) == (2, 0)
+
+
+def test_a_room_that_cannot_be_read_counts_all_the_same(app, client, label):
+    client.rpush(lock_keys(label, "lost").room, "id:0.0", "other:0.0")
+    broken = lock_keys(label, "broken")
+    client.rpush(broken.room, "id:0.0")
+    client.hset(broken.entries, "id:0.0", "no entry")
+    client.set(lock_keys(label, "foreign").room, "no list")
+    client.set(lock_keys(label, "foreign").aside, "no hash")
+    foreign = lock_keys(label, "foreign entries")
+    client.rpush(foreign.room, "id:0.0")
+    client.set(foreign.entries, "no hash")
+    found = figures(app)
+    assert (found["unknown"].waiting, found["unknown"].oldest_waiter) == (4, 0)
+    assert found["unknown"].locks["free"] == 3
+
+
+def test_more_than_a_round_trip_can_read_is_counted_once(app, client, label):
+    value = holders.encode("token", ttl_ms=60_000, task="many", task_id="id")
+    with client.pipeline() as pipeline:
+        for number in range(BATCH * 2 + 7):
+            keys = lock_keys(label, f"many:{number}")
+            pipeline.set(keys.lock, value, ex=60)
+            if number % 10 == 0:
+                pipeline.rpush(keys.room, "id:0.0")
+                pipeline.hset(keys.entries, "id:0.0", '|@1000|{"task":"many"}')
+        pipeline.execute()
+    found = figures(app)["many"]
+    assert dict(found.locks) == {"held": BATCH * 2 + 7}
+    assert found.waiting == len(range(0, BATCH * 2 + 7, 10))
+
+
+# -- the collector ----------------------------------------------------------------------------
+
+
+def test_a_task_without_any_lock_is_there_with_zeros(app):
+    registry = registered(app)
+    for task in ("sync", "report", "several", "unique", "account"):
+        assert registry.get_sample_value("redislock_room_tasks", {"task": task}) == 0
+        for state in ("held", "free"):
+            labels = {"task": task, "state": state}
+            assert registry.get_sample_value("redislock_locks", labels) == 0
+    assert registry.get_sample_value("redislock_room_tasks", {"task": "plain"}) is None
+    assert registry.get_sample_value("redislock_room_tasks", {"task": "unknown"}) is None
+
+
+def test_any_name_of_a_task_can_be_scraped(app, client, label):
+    for number, name in enumerate(("\ud800", 'a"b\\c', "two\nlines", "\ud800")):
+        value = holders.encode("token", ttl_ms=60_000, task=name, task_id="id")
+        client.set(lock_keys(label, f"named:{number}").lock, value, ex=60)
+    text = generate_latest(registered(app)).decode()
+    assert 'redislock_locks{state="held",task="\\\\ud800"} 2.0' in text
+    assert 'redislock_locks{state="held",task="two\\\\nlines"} 1.0' in text
+    assert len([line for line in text.splitlines() if line.startswith("redislock_locks{")]) == 13
+
+
+def test_registering_asks_nobody_and_many_scrapers_cost_one_survey(proxy, label):
+    app = make_app(proxy.url, label)
+    registry = registered(app, every=3600)
+    assert proxy.requests == 0
+    with ThreadPoolExecutor(16) as scrapers:
+        (first, *others) = scrapers.map(generate_latest, [registry] * 16)
+    requests = proxy.requests
+    assert requests > 0
+    assert set(others) == {first}, "it is of the same time"
+    assert generate_latest(registry) == first
+    assert proxy.requests == requests
+    app_locks(app).store.close()
+
+
+def test_a_survey_that_takes_long_is_there_for_the_next_scrape(app, monkeypatch):
+    monkeypatch.setattr(collector, "PATIENCE", 0.01)
+    goes_on, real = threading.Event(), collector.backlog
+
+    def takes_long(locks):
+        goes_on.wait(60)
+        return real(locks)
+
+    monkeypatch.setattr(collector, "backlog", takes_long)
+    registry = registered(app, every=0.1)
+    assert list(registry.collect()) == [], "nothing is known yet"
+    goes_on.set()
+    eventually(lambda: registry.get_sample_value("redislock_up") == 1, "the survey is there")
+
+
+def test_what_fails_is_said_once_and_is_no_figure(app, monkeypatch, caplog):
+    registry = registered(app, every=0.1)
+    assert registry.get_sample_value("redislock_up") == 1
+    when = registry.get_sample_value("redislock_survey_timestamp_seconds")
+    surveys = []
+
+    def fails(locks):
+        surveys.append(1)
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(collector, "backlog", fails)
+        eventually(lambda: registry.get_sample_value("redislock_up") == 0, "it failed")
+        eventually(lambda: list(registry.collect()) and len(surveys) > 2, "it is tried again")
+        names = {each.name for each in registry.collect()}
+        assert names == {
+            *("redislock_up", "redislock_survey_timestamp_seconds"),
+            "redislock_survey_duration_seconds",
+        }
+        assert registry.get_sample_value("redislock_survey_timestamp_seconds") >= when
+    assert caplog.text.count("nothing to export") == 1
+    assert "a bug" in caplog.text
+    eventually(lambda: registry.get_sample_value("redislock_up") == 1, "it goes on")
+
+
+def test_without_a_server_it_is_down_and_says_why(label, caplog):
+    away = registered(make_app(f"redis://127.0.0.1:{free_port()}", label))
+    assert away.get_sample_value("redislock_up") == 0
+    assert "the lock server is not available" in caplog.text
+    nowhere = Celery("nowhere", broker="memory://", set_as_current=False)
+    assert registered(nowhere).get_sample_value("redislock_up") == 0
+    assert "redislock_url is not set" in caplog.text
+
+
+def test_a_forked_process_makes_its_own_surveys(redis_server, label):
+    script = (
+        "import os, sys\n"
+        "from prometheus_client import CollectorRegistry\n"
+        "from celery_redislock.prometheus import Collector\n"
+        "from tests.support.looking import make_app\n"
+        "registry = CollectorRegistry()\n"
+        "registry.register(Collector(make_app(*sys.argv[1:]), every=3600))\n"
+        "assert registry.get_sample_value('redislock_up') == 1\n"
+        "pid = os.fork()\n"
+        "up = registry.get_sample_value('redislock_up')\n"
+        "if not pid: os._exit(0 if up == 1 else 1)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, redis_server.url, label],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 0
+
+
+def test_a_wrong_interval_is_refused():
+    for every in (0, -1, "10", None, True, float("nan")):
+        with pytest.raises(ConfigError, match=r"every=.* from 0\.1"):
+            Collector(None, every=every)
