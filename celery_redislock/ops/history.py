@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ..app.settings import AppLocks
 from ..core import past
+from ..core.history import History
 from ..core.holders import Holder
 from ..core.keys import lock_keys
 from ..core.past import Past
@@ -99,11 +100,32 @@ def past_runs(
         for each in tasks
         if task is None or _matches(each or OUTSIDE, task)
     ]
-    runs = list(store.history.runs(lists, limit if name is None and since is None else None))
-    alive = store.history.running(prefix, [run for run in runs if run.how is None])
+    most = limit if name is None and since is None else None
+    runs, alive = _read(store.history, prefix, lists, most)
     found = (_past_run(prefix, run, alive) for run in runs)
     wanted = sorted(_filtered(found, name, since, running), key=lambda run: -run.began)
     return wanted[:limit]
+
+
+def _read(
+    history: History, prefix: str, lists: list[tuple[str, str]], most: int | None
+) -> tuple[list[Past], set[int]]:
+    """The runs in these lists, and the fences of those that have their locks."""
+    runs = list(history.runs(lists, most))
+    alive = history.running(prefix, [run for run in runs if run.how is None])
+    doubtful = [run for run in runs if run.how is None and run.fence not in alive]
+    # They lapsed, or have ended since they were read: a run's lock goes as its end is written down.
+    where = {
+        (lock_keys(prefix, _name(run.mark)).history, run.record.get("task") or "")
+        for run in doubtful
+    }
+    now = {run.fence: run for run in history.runs(sorted(where))}
+    return [now.get(run.fence, run) for run in runs], alive
+
+
+def _name(mark: str) -> str:
+    """The name of the lock that has this mark."""
+    return re.sub(r"^\d+\|", "", mark)
 
 
 def _matches(task: str, pattern: str) -> bool:
@@ -121,7 +143,7 @@ def _filtered(
 
 
 def _past_run(prefix: str, run: Past, alive: set[int]) -> PastRun:
-    name = re.sub(r"^\d+\|", "", run.mark)
+    name = _name(run.mark)
     holder, label = Holder.from_dict(run.record), run.record.get("label")
     return PastRun(
         key=lock_keys(prefix, name).lock,

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_redislock.app.settings import app_locks
-from celery_redislock.core import past
+from celery_redislock.core import holders, past
 from celery_redislock.core.claims import Acquired
 from celery_redislock.core.store import Store
 from celery_redislock.errors import ConfigError
@@ -82,13 +82,15 @@ def test_the_last_runs_of_all_are_shown_the_newest_first(app: Celery) -> None:
 
 @pytest.mark.usefixtures("some")
 def test_the_runs_of_a_task_or_of_one_lock_are_shown(app: Celery) -> None:
-    assert [row[3] for row in table(app, "sync")[1:-1]] == ["failed", "succeeded"]
-    assert [row[3] for row in table(app, "s?nc", "--limit", "1")[1:-1]] == ["failed"]
+    task, _, *rows, _ = table(app, "sync")
+    assert task == ["sync"]
+    assert [row[3] for row in rows] == ["failed", "succeeded"]
+    assert [row[3] for row in table(app, "s?nc", "--limit", "1")[2:-1]] == ["failed"]
     name, _, row, _ = table(app, "sync", "a")
     assert name == [app.tasks["sync"].lock_name(["a"], {})]
     assert row[3] == "succeeded"
     assert table(app, app.tasks["sync"].lock_key_for("a"))[2] == row
-    assert table(app, f"account:{'a' * 60}")[1][3] == "succeeded"
+    assert table(app, f"account:{'a' * 60}")[2][3] == "succeeded"
     assert table(app, "nobody") == [["no", "runs", "are", "kept", "that", "match"]]
     assert len(table(app, "--since", "1h")) == 7
 
@@ -140,3 +142,14 @@ def test_doctor_names_the_rights_that_history_needs(own_redis: RedisServer, labe
         found = [each for check, each in examine(app) if check == "rights"]
         assert [each.level for each in found] == ["warning"]
         assert "ltrim, zcard: no history is kept" in found[0].what
+
+
+def test_a_lock_is_called_by_its_label(app: Celery, store: Store) -> None:
+    made = dataclasses.replace(claim(app, "sync", "a"), task="sync", history=50)
+    value = holders.encode(made.token, ttl_ms=60_000, task="sync", label="order\n4711")
+    reply = store.locks.acquire(dataclasses.replace(made, value=value))
+    assert isinstance(reply, Acquired)
+    ran(app, store, "account", "a")
+    assert "sync order\\n4711" in run(app, "history").output
+    (only,) = json.loads(run(app, "history", "sync", "--json").stdout)
+    assert (only["label"], only["how"]) == ("order\n4711", "running")

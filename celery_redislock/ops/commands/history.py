@@ -26,8 +26,8 @@ COLUMNS: Final = ("WHEN", "TOOK", "ENDED", "LOCK", "TASK ID", "WHERE", "SKIPS")
 #: Bars, from none to the most.
 BARS: Final = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS: Final = " .:-=+*#@"
-#: What the columns that are not cut take at most, with the spaces between all of them.
-FIXED: Final = 14 + 6 + 10 + 8 + 5 + 2 * 6
+#: What can be cut, in a row: which lock, and where it was held.
+LOCK, WHERE = 3, 5
 
 
 @click.command()
@@ -121,17 +121,21 @@ def _summary(found: Sequence[PastRun], limit: int) -> str:
 
 
 def _show(found: Sequence[PastRun], is_one_lock: bool) -> None:
-    rows = [_row(run) for run in found]
-    head = list(COLUMNS)
+    tasks = {run.task for run in found}
+    told = None  # what the line above the table says
     if is_one_lock:
-        click.echo(one_line(found[0].name))
-        rows, head = [[*row[:3], *row[4:]] for row in rows], [*head[:3], *head[4:]]
-    else:
-        _fit(rows, shutil.get_terminal_size((80, 24)).columns)
+        told = found[0].name
+    elif len(tasks) == 1:
+        told = found[0].task
+    if told:
+        click.echo(one_line(told))
+    rows = [list(COLUMNS), *(_row(run, told) for run in found)]
+    _fit(rows, shutil.get_terminal_size((80, 24)).columns)
+    head, *rows = ([cell for cell in row if cell] for row in rows)
     table(head, rows)
 
 
-def _row(run: PastRun) -> list[str]:
+def _row(run: PastRun, told: str | None) -> list[str]:
     took = run.took
     if run.how == "running":
         took = max(time.time() - run.began, 0.0)
@@ -139,33 +143,38 @@ def _row(run: PastRun) -> list[str]:
         time.strftime("%m-%d %H:%M:%S", time.localtime(run.began)),
         "-" if took is None else in_units(took),
         run.how,
-        one_line(_lock(run)),
+        "" if told == run.name else one_line(_lock(run, told)),
         (run.task_id or "-")[:8],
         one_line(f"{run.node or '-'}/{run.pid or '-'}"),
         str(run.turned_away),
     ]
 
 
-def _lock(run: PastRun) -> str:
-    """What tells the lock from others: no prefix, no slot, and of a digest its beginning."""
+def _lock(run: PastRun, told: str | None) -> str:
+    """What tells the lock from others: no prefix, no slot, no task that was told, and of a digest
+    its beginning.
+    """
     start = f"{run.task}:v1:"
-    if run.label is not None:
-        return f"{run.task or 'RedisLock'} {run.label}"
-    if run.task and run.name.startswith(start):
-        return f"{run.task} {run.name.removeprefix(start)[:8]}"
-    return run.name
+    if run.label is None and not (run.task and run.name.startswith(start)):
+        return run.name
+    own = run.label or run.name.removeprefix(start)[:8]
+    return own if run.task == told else f"{run.task or 'RedisLock'} {own}"
 
 
 def _fit(rows: list[list[str]], width: int) -> None:
-    """Cut what locks and workers are called until the rows fit, each in its middle."""
-    left = max(width - FIXED, 20)
-    where = max((len(row[5]) for row in rows), default=0)
-    lock = max((len(row[3]) for row in rows), default=0)
-    if lock + where > left:
-        where = min(where, max(left - lock, 10))
-        lock = min(lock, left - where)
+    """Cut what locks and workers are called until the rows fit: of the two, what is longer first.
+    The head is one of the rows, and a lock that is told above them is "".
+    """
+    if any(not row[LOCK] for row in rows):
+        rows[0][LOCK] = ""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    over = sum(widths) + 2 * (sum(map(bool, widths)) - 1) - width
+    while over > 0 and max(widths[LOCK], widths[WHERE]) > 8:
+        widths[LOCK if widths[LOCK] > widths[WHERE] else WHERE] -= 1
+        over -= 1
     for row in rows:
-        row[3], row[5] = _cut(row[3], lock), _cut(row[5], where)
+        for column in (LOCK, WHERE):
+            row[column] = _cut(row[column], widths[column])
 
 
 def _cut(text: str, width: int) -> str:
