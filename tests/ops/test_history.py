@@ -63,7 +63,7 @@ def some(app: Celery, store: Store) -> None:
 
 
 def table(app: Celery, *arguments: str) -> list[list[str]]:
-    result = run(app, "history", *arguments)
+    result = run(app, "history", *arguments, columns=80)
     assert result.exit_code == 0, result.output
     assert all(len(line) <= 80 for line in result.output.splitlines()), result.output
     return [line.split() for line in result.output.splitlines()]

@@ -61,12 +61,14 @@ def make_app(url: str, prefix: str, **conf: Any) -> Celery:
     return app
 
 
-def run(app: Any, *arguments: str, **more: Any) -> Result:
-    """One command, in this process, on a terminal where no line is too long. Its output is what it
+def run(app: Any, *arguments: str, columns: int = 1000, **more: Any) -> Result:
+    """One command, in this process, on a terminal with so many columns. Its output is what it
     prints after the line on stderr that says where it looks.
     """
     context = CLIContext(app=app, no_color=True, workdir=None)
-    result = CliRunner(env={"COLUMNS": "1000"}).invoke(redislock, arguments, obj=context, **more)
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(
+        redislock, arguments, obj=context, **more
+    )
     for stream in ("output_bytes", "stdout_bytes", "stderr_bytes"):  # in click 8.1, two are one
         written = getattr(result, stream, None)
         if written:
