@@ -12,6 +12,7 @@ from typing import Any
 
 from celery import Celery, shared_task
 from celery.result import AsyncResult
+from starlette.types import ASGIApp
 from typing_extensions import assert_type
 
 from celery_redislock import (
@@ -42,6 +43,7 @@ from celery_redislock.testing import (
     hold_lock,
     memory_locks,
 )
+from celery_redislock.web import asgi_app
 
 app = Celery("typed")
 
@@ -174,6 +176,12 @@ def operates() -> None:
     assert_type(break_locks(app, node="celery@web-1", by="me"), list[Found])
     assert_type(drop_waiting(app, task="*"), int)
     break_locks(app, name="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# -- the page ---------------------------------------------------------------------------------
+
+page: ASGIApp = asgi_app(app, allow_break=True, token="x" * 16, allowed_hosts=["localhost"])
+asgi_app(app, alow_break=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 # -- tests ------------------------------------------------------------------------------------
