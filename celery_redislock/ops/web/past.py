@@ -108,6 +108,8 @@ class Past:
         began = now
         if kind == "run" or found.state == "queued":
             began = holder.acquired_at or now
+        if last is None and kind == "run" and self._is_back(found, began):
+            return
         if last is not None:
             began = self._follow(last, began, now)
         plain = {k: v for k, v in found.to_dict().items() if k in _OF_RUN and v is not None}
@@ -119,6 +121,19 @@ class Past:
                 self._runs[found.name, holder.fence] = item
             if kind == "run" and holder.task_id is not None:
                 self._took[holder.task_id] = item
+
+    def _is_back(self, found: Found, began: float) -> bool:
+        """Whether this is a run whose lock had vanished, and that has taken it again."""
+        assert found.holder is not None
+        item = self._took.get(found.holder.task_id or "")
+        if item is None or (item["lock"], item["began"]) != (found.name, began):
+            return False
+        item["fence"] = found.holder.fence
+        for name in ("ended", "how"):
+            item.pop(name, None)
+        self._slots[found.key] = item
+        self._note(item)
+        return True
 
     def _follow(self, last: Item, began: float, now: float) -> float:
         """End what had the slot before. When the next has begun."""

@@ -60,6 +60,17 @@ def test_one_run_after_another_under_one_key_is_two_runs(past):
     assert (second["began"], second.get("ended")) == (T0 + 4, None)
 
 
+def test_a_run_that_takes_its_vanished_lock_again_is_one_run(past):
+    past.take_in(Seen(T0 + 1, [found("x", "a", 1)], {}))
+    past.take_in(Seen(T0 + 2, [], {}))
+    for second in (3, 4):
+        past.take_in(Seen(T0 + second, [found("x", "a", 2)], {}))
+    (run,) = only(past, "run")
+    assert "ended" not in run
+    past.take_in(Seen(T0 + 5, [], {}))
+    assert only(past, "run")[0]["ended"] == T0 + 5
+
+
 def test_a_lock_that_is_kept_is_no_run(past):
     past.take_in(Seen(T0 + 1, [found("x", "a")], {}))
     past.take_in(Seen(T0 + 2, [found("x", "a", state="cooling down")], {}))
