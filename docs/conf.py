@@ -81,7 +81,7 @@ def navigation() -> str:
 #: The headings of the front door, in order.
 HEADINGS = ["Tasks", "Locks outside of tasks", "Policies", "Errors", "Signals"]
 #: Modules with names of their own. One that is not there is left out.
-MODULES = ["signals", "operations", "testing", "prometheus", "otel"]
+MODULES = ["signals", "operations", "testing", "prometheus", "otel", "web"]
 #: Of classes that others of the package work with as well: what is for users.
 MEMBERS = {
     "SingletonTask": "lock, lock_key_for, lock_holder, break_lock, apply_async, apply",

@@ -48,7 +48,7 @@ def test_the_wheel_carries_every_module_script_and_type_marker(wheel):
     expected = {
         str(path.relative_to(ROOT))
         for path in source.rglob("*")
-        if path.suffix in (".py", ".lua", ".typed")
+        if path.suffix in (".py", ".lua", ".typed", ".html", ".css", ".js", ".svg")
     }
     assert {"celery_redislock/core/scripts/acquire.lua", "celery_redislock/py.typed"} <= expected
     names = zipfile.ZipFile(wheel).namelist()

@@ -13,6 +13,7 @@ from typing import Any
 from celery import Celery, shared_task
 from celery.result import AsyncResult
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 from typing_extensions import assert_type
 
 from celery_redislock import (
@@ -44,6 +45,7 @@ from celery_redislock.testing import (
     hold_lock,
     memory_locks,
 )
+from celery_redislock.web import asgi_app
 
 app = Celery("typed")
 
@@ -181,6 +183,12 @@ def operates() -> None:
 def export(registry: CollectorRegistry) -> None:
     registry.register(prometheus.Collector(app, every=5))
     prometheus.Collector(app, often=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+# -- the page ---------------------------------------------------------------------------------
+
+page: ASGIApp = asgi_app(app, allow_break=True, token="x" * 16, allowed_hosts=["localhost"])
+asgi_app(app, alow_break=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 # -- tests ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import click
 
 from ..worker import remote_control  # noqa: F401  for `celery inspect` and `celery control`
 from .commands import checks, export, history, looks, orders
+from .web.command import web
 
 
 @click.group(help="List, explain and break the locks of celery-redislock.")
@@ -25,5 +26,6 @@ redislock.add_command(orders.break_)
 redislock.add_command(orders.drop_waiting)
 redislock.add_command(orders.put_back)
 redislock.add_command(checks.watch)
+redislock.add_command(web)
 redislock.add_command(checks.doctor)
 redislock.add_command(export.export)

@@ -1,0 +1,265 @@
+"""Looks at the store for all who watch the page, while somebody does, and tells them what changed.
+
+Everything here happens in the server's event loop; only the look itself, and the listening for
+Celery's events, happen in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import time
+from typing import Any, Final
+
+from ...app.canonical import digest
+from ...app.settings import AppLocks, app_locks
+from ...core.holders import one_line
+from ...core.log import get_logger
+from ...errors import LockUnavailable
+from ..survey import Found
+from .hear import Ear
+from .look import Seen, look, look_at
+from .past import WINDOW, Past
+from .present import Present
+
+logger = get_logger()
+
+#: How many may watch at once.
+VIEWERS: Final = 100
+#: How many messages may wait for a slow viewer, before it gets the whole picture instead.
+BEHIND: Final = 16
+#: Seconds for which events are gathered.
+GATHER: Final = 0.25
+#: A look takes at most this share of the time: many locks are looked at less often.
+SHARE: Final = 1 / 3
+#: Seconds for which it goes on listening when nobody watches any more: a page that is loaded again
+#: has its past.
+LINGER: Final = 60.0
+
+
+class TooManyViewers(Exception):
+    """No more may watch."""
+
+
+class Viewer:
+    """One who watches: the messages that it has not got yet."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[str | None] = asyncio.Queue(BEHIND)
+        #: Whether it gets everything next, and not what changed.
+        self.needs_all = True
+
+    def put(self, text: str | None) -> None:
+        """Give it a message; None ends it."""
+        if text is None or self._queue.full():
+            self.needs_all = True
+            while not self._queue.empty():
+                self._queue.get_nowait()
+        if not self.needs_all or text is None:
+            self._queue.put_nowait(text)
+
+    async def get(self) -> str | None:
+        """The next message."""
+        return await self._queue.get()
+
+
+class Hub:
+    """What all viewers see.
+
+    Args:
+        app: the Celery app, its tasks loaded.
+        every: seconds between two looks.
+        may_break: whether the page offers to break locks.
+    """
+
+    def __init__(self, app: Any, every: float, may_break: bool) -> None:
+        self.locks: AppLocks = app_locks(app)
+        self._app = app
+        self._every = every
+        self._about = {"every": every, "may_break": may_break, "window": WINDOW, **_about(app)}
+        self._viewers: set[Viewer] = set()
+        self._present = Present(functools.partial(_ttl_of, app))
+        self._past = Past(self.locks.prefix)
+        self._seen: Seen | None = None
+        self._looked_at = float("-inf")
+        self._ahead = 0.0
+        self._trouble = ""
+        self._looking = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._ear: Ear | None = None
+        self._deafening: asyncio.TimerHandle | None = None
+        self._gathering: asyncio.TimerHandle | None = None
+        self._details: dict[str, tuple[float, dict[str, Any]]] = {}
+
+    # -- viewers ------------------------------------------------------------------------------
+
+    def join(self) -> Viewer:
+        """One more watches.
+
+        Raises:
+            TooManyViewers: no more may.
+        """
+        if len(self._viewers) >= VIEWERS:
+            raise TooManyViewers(f"{VIEWERS} watch already")
+        viewer = Viewer()
+        self._viewers.add(viewer)
+        if self._deafening is not None:
+            self._deafening.cancel()
+            self._deafening = None
+        if self._ear is None:
+            loop = asyncio.get_running_loop()
+            heard = functools.partial(_in_loop, loop, self._hear)
+            self._ear = Ear(self._app, self._past.cares_for, heard)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+        elif self._seen is not None or self._trouble:
+            self._send_all(viewer)
+        return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        """One less watches."""
+        self._viewers.discard(viewer)
+        if not self._viewers and self._ear is not None and self._deafening is None:
+            loop = asyncio.get_running_loop()
+            self._deafening = loop.call_later(LINGER, self._deafen)
+
+    def close(self) -> None:
+        """End everything: the server shuts down."""
+        for viewer in self._viewers:
+            viewer.put(None)
+        self._deafen()
+
+    def _deafen(self) -> None:
+        self._deafening = None
+        if self._ear is not None:
+            self._ear.stop()
+            self._ear = None
+
+    # -- looking ------------------------------------------------------------------------------
+
+    async def found(self) -> list[Found]:
+        """All locks, as of the latest look.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        return (await self._look(self._every)).found
+
+    async def detail(self, name: str) -> dict[str, Any]:
+        """All about the lock with that name, see `look_at`. The same for all who ask at a time.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        now = time.monotonic()
+        fresh = {k: v for k, v in self._details.items() if now - v[0] < self._every}
+        self._details = fresh
+        if name not in fresh:
+            found = await asyncio.to_thread(look_at, self._app, name)
+            self._details[name] = (time.monotonic(), found)
+            return found
+        return fresh[name][1]
+
+    def forget(self) -> None:
+        """Look again before the next answer: something was changed."""
+        self._looked_at = float("-inf")
+        self._details = {}
+
+    async def _look(self, at_most: float) -> Seen:
+        """What there is, not older than that."""
+        async with self._looking:
+            if self._seen is None or time.monotonic() - self._looked_at >= at_most:
+                began = time.monotonic()
+                self._seen = await asyncio.to_thread(look, self._app)
+                self._looked_at = began
+                self._ahead = self._seen.now - time.time()
+            return self._seen
+
+    async def _run(self) -> None:
+        """Look again and again, while anybody watches."""
+        while self._viewers:
+            began = time.monotonic()
+            try:
+                seen = await self._look(self._every / 2)
+            except LockUnavailable as exc:
+                self._tell_trouble(one_line(str(exc.reason)))
+            except Exception as exc:
+                logger.exception("redislock: the page cannot show the locks")
+                self._tell_trouble(one_line(f"{type(exc).__name__}: {exc}"))
+            else:
+                self._tell_seen(seen)
+            took = time.monotonic() - began
+            await asyncio.sleep(max(self._every - took, took * (1 / SHARE - 1), 0.05))
+
+    # -- telling ------------------------------------------------------------------------------
+
+    def _tell_trouble(self, why: str) -> None:
+        self._trouble = why
+        self._send({"trouble": why})
+
+    def _tell_seen(self, seen: Seen) -> None:
+        self._trouble = ""
+        change = self._present.update(seen)
+        self._past.take_in(seen)
+        self._send({"trouble": "", **change.to_dict(), "past": self._past.take_changes()})
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        self._past.hear(event, time.time() + self._ahead)
+        if self._gathering is None:
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(GATHER, self._tell_heard)
+
+    def _tell_heard(self) -> None:
+        self._gathering = None
+        changes = self._past.take_changes()
+        if changes and not self._trouble:
+            self._send({"past": changes})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        text = _dump({**message, **self._state()})
+        for viewer in self._viewers:
+            viewer.put(text)
+            if viewer.needs_all:
+                self._send_all(viewer)
+
+    def _send_all(self, viewer: Viewer) -> None:
+        message = {
+            "all": True,
+            "about": self._about,
+            "trouble": self._trouble,
+            "rows": self._present.rows(),
+            "past": self._past.items(),
+            **self._state(),
+        }
+        viewer.needs_all = False
+        viewer.put(_dump(message))
+
+    def _state(self) -> dict[str, Any]:
+        ear = self._ear
+        heard = {"any": ear.any, "trouble": ear.trouble} if ear else {"any": False, "trouble": ""}
+        return {"now": round(time.time() + self._ahead, 3), "events": heard}
+
+
+def _in_loop(loop: asyncio.AbstractEventLoop, call: Any, event: dict[str, Any]) -> None:
+    """Call it in the loop; never mind if that has ended."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call, event)
+
+
+def _dump(message: dict[str, Any]) -> str:
+    return json.dumps(message, separators=(",", ":"))
+
+
+def _ttl_of(app: Any, name: str) -> float | None:
+    options = getattr(app.tasks.get(name), "lock_options", None)
+    return options.lock_ttl if options else None
+
+
+def _about(app: Any) -> dict[str, Any]:
+    return {
+        "app": one_line(str(app.main or "")),
+        "server": app_locks(app).describe_server(),
+        "no_arguments": digest({}),
+    }

@@ -1,0 +1,86 @@
+"""One look at the store, for all who watch the page: the locks, who is next, and the time there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from ...app.settings import AppLocks, app_locks
+from ...core.keys import lock_keys
+from ..survey import Found, Waiting, all_locks, one_lock, room_of
+
+#: For how many locks the row names those that wait: the ones with the most waiters.
+NAMED_ROOMS: Final = 20
+#: How many of them it names.
+NAMED_WAITERS: Final = 3
+
+
+class Seen(NamedTuple):
+    """What one look has found.
+
+    Attributes:
+        now: Unix time in seconds, by the lock server's clock.
+        found: the locks.
+        next: for some of the locks, by name, the first that wait for them; "since" is the Unix
+            time from which on one waits, where that is known.
+    """
+
+    now: float
+    found: list[Found]
+    next: dict[str, list[dict[str, Any]]]
+
+
+def look(app: Any) -> Seen:
+    """Look at all locks of the app.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    locks = app_locks(app)
+    found = all_locks(locks, app)
+    now, _ = locks.store.looking.stored([])
+    waiting = {each.name: each.waiting for each in found if each.waiting and not each.is_aside}
+    most = sorted(waiting, key=lambda name: (-waiting[name], name))[:NAMED_ROOMS]
+    return Seen(now, found, {name: _first(app, locks, name, now) for name in most})
+
+
+def _first(app: Any, locks: AppLocks, name: str, now: float) -> list[dict[str, Any]]:
+    keys = lock_keys(locks.prefix, name)
+    first = _plain_all(room_of(locks.store, keys, app, NAMED_WAITERS).waiting)
+    for each in first:
+        age = each.pop("age", None)
+        if age is not None:
+            each["since"] = round(now - age, 1)
+    return first
+
+
+def look_at(app: Any, name: str) -> dict[str, Any]:
+    """All about the lock with that name, as plain data: what `show --json` gives, and the mark of
+    each holder.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    locks = app_locks(app)
+    room = room_of(locks.store, lock_keys(locks.prefix, name), app)
+    return {
+        "locks": [{**each.to_dict(), "holder": mark(each)} for each in one_lock(locks, name, app)],
+        "room": _plain_all(room.waiting),
+        "aside": _plain_all(room.aside),
+    }
+
+
+def _plain_all(those: Sequence[Waiting]) -> list[dict[str, Any]]:
+    """Those that wait, as plain data: only what is known."""
+    return [{k: v for k, v in each.to_dict().items() if v is not None} for each in those]
+
+
+def mark(found: Found) -> str | None:
+    """What tells this holder from the next one, and proves nothing to Redis: a digest of the
+    holder's token. None if there is nobody from whom the lock could be taken.
+    """
+    if found.token is None or found.is_aside:
+        return None
+    text = f"{found.key}\n{found.token}\n{found.state == 'reserved'}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

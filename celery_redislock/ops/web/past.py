@@ -1,0 +1,279 @@
+"""The last quarter of an hour: who ran, who waited, who was turned away. For the timeline.
+
+It is put together from what the looks at the store see, from Celery's events, and from the history
+that the locks keep. Bounded: what is too old goes, and of what is too much the oldest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from ...core.keys import name_of
+from ..survey import Found
+from .look import Seen
+
+Item = dict[str, Any]
+
+#: Seconds that are shown.
+WINDOW: Final = 900.0
+#: How many items are kept, and of how many locks.
+ITEMS, LANES = 10_000, 1_000
+#: Seconds within which marks of one kind are one mark with a count.
+TOGETHER: Final = 1.0
+#: Seconds by which an event of a run's end may come late. Who has the lock next has it before that.
+LATE: Final = 2.0
+#: What our events begin with.
+EVENTS: Final = "task-lock-"
+#: Celery's events of a task's end, and how it has ended then.
+ENDS: Final = {
+    "task-succeeded": "succeeded",
+    "task-failed": "failed",
+    "task-retried": "retried",
+    "task-revoked": "revoked",
+    "task-rejected": "rejected",
+}
+#: The states of a lock in which a body runs, and in which it is kept with none.
+RUNS: Final = frozenset({"held", "replaced"})
+KEPT: Final = frozenset({"held for retry", "cooling down", "queued"})
+#: Our events after which the task waits, and those after which it does not.
+WAITS: Final = frozenset({"deferred", "queued", "coalesced", "replacing"})
+ENDED: Final = frozenset({"skipped", "raised", "replaced", "revoked"})
+
+
+class Past:
+    """What happened.
+
+    Args:
+        prefix: of the locks' keys.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._items: dict[int, Item] = {}
+        self._ids = itertools.count(1)
+        self._changed: dict[int, Item] = {}
+        self._lanes: Counter[str] = Counter()
+        #: By the slot's key: the run that has it, or had it last.
+        self._slots: dict[str, Item] = {}
+        self._runs: dict[tuple[str, int], Item] = {}
+        self._waits: dict[tuple[str, str], Item] = {}
+        self._marks: dict[tuple[str, str], Item] = {}
+        #: By the task's id: what it took, and when, as an event said.
+        self._took: dict[str, Item] = {}
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def items(self) -> list[Item]:
+        """All of it, the oldest first."""
+        return list(self._items.values())
+
+    def take_changes(self) -> list[Item]:
+        """What is new or changed since the last call."""
+        changed, self._changed = self._changed, {}
+        return list(changed.values())
+
+    def cares_for(self, event: dict[str, Any]) -> bool:
+        """Whether this event of Celery's may say something. Safe in any thread."""
+        kind = str(event.get("type", ""))
+        return kind.startswith(EVENTS) or (kind in ENDS and event.get("uuid") in self._took)
+
+    # -- what the store shows -----------------------------------------------------------------
+
+    def take_in(self, seen: Seen) -> None:
+        """Take in what a look at the store has found."""
+        there = set()
+        for each in seen.found:
+            if each.state in RUNS | KEPT and each.holder is not None:
+                there.add(each.key)
+                self._see(each, seen.now)
+        for key, item in list(self._slots.items()):
+            if key not in there:
+                self._close(item, seen.now)
+                del self._slots[key]
+        for name, room in seen.next.items():
+            for waiter in room:
+                self._wait(name, waiter.get("since", seen.now), "queued", waiter)
+        self.prune(seen.now)
+
+    def _see(self, found: Found, now: float) -> None:
+        holder, kind = found.holder, "run" if found.state in RUNS else "kept"
+        assert holder is not None
+        last = self._slots.get(found.key)
+        who = (kind, holder.fence, holder.task_id, holder.attempt)
+        if last is not None and tuple(map(last.get, _WHO)) == who:
+            return
+        began = now
+        if kind == "run" or found.state == "queued":
+            began = holder.acquired_at or now
+        if last is None and kind == "run" and self._is_back(found, began):
+            return
+        if last is not None:
+            began = self._follow(last, began, now)
+        plain = {k: v for k, v in found.to_dict().items() if k in _OF_RUN and v is not None}
+        item = self._add(found.name, kind, began, **plain)
+        if item is not None:
+            self._slots[found.key] = item
+            self._end_wait(found.name, holder.task_id, began)
+            if kind == "run" and holder.fence is not None:
+                self._runs[found.name, holder.fence] = item
+            if kind == "run" and holder.task_id is not None:
+                self._took[holder.task_id] = item
+
+    def _is_back(self, found: Found, began: float) -> bool:
+        """Whether this is a run whose lock had vanished, and that has taken it again."""
+        assert found.holder is not None
+        item = self._took.get(found.holder.task_id or "")
+        if item is None or (item["lock"], item["began"]) != (found.name, began):
+            return False
+        item["fence"] = found.holder.fence
+        for name in ("ended", "how"):
+            item.pop(name, None)
+        self._slots[found.key] = item
+        self._note(item)
+        return True
+
+    def _follow(self, last: Item, began: float, now: float) -> float:
+        """End what had the slot before. When the next has begun."""
+        ended = last.get("ended")
+        if began == now:  # we do not know better
+            began = ended or now
+        if ended is None:
+            self._close(last, began)
+        elif began < ended < began + LATE:
+            last["ended"] = began
+            self._note(last)
+        return began
+
+    def _close(self, item: Item, at: float, how: str | None = None) -> None:
+        if item.get("ended") is None:
+            item["ended"] = max(at, item["began"])
+        elif how is None or item.get("how") == how:
+            return
+        if how is not None:
+            item["how"] = how
+        self._note(item)
+
+    # -- what Celery's events say -------------------------------------------------------------
+
+    def hear(self, event: dict[str, Any], now: float) -> None:
+        """Take in an event of Celery's.
+
+        Args:
+            event: the event.
+            now: Unix time in seconds, by the lock server's clock.
+        """
+        kind, task_id = str(event.get("type", "")), str(event.get("uuid", ""))
+        if kind in ENDS:
+            item = self._took.get(task_id)
+            # A look may have seen before that it has ended; and how is told once.
+            if item is not None and "how" not in item:
+                self._close(item, now, ENDS[kind])
+        elif kind.startswith(EVENTS):
+            name = name_of(self._prefix, str(event.get("redislock_key", "")))
+            if name is not None:
+                self._hear_ours(kind.removeprefix(EVENTS), name, task_id, event, now)
+
+    def _hear_ours(
+        self, what: str, name: str, task_id: str, event: dict[str, Any], now: float
+    ) -> None:
+        about = {to: event[of] for to, of in _OF_EVENT.items() if event.get(of) is not None}
+        about["task_id"] = task_id
+        if what == "acquired":
+            self._end_wait(name, task_id, now)
+            return
+        self._mark(name, what, now, about)
+        if what in WAITS:
+            self._wait(name, now, what, about)
+        elif what in ENDED:
+            self._end_wait(name, task_id, now, what)
+            run = self._took.get(task_id)
+            if what == "replaced" and run is not None and run["lock"] == name:
+                self._close(run, now, what)
+
+    def _mark(self, name: str, what: str, now: float, about: Item) -> None:
+        last = self._marks.get((name, what))
+        if last is not None and now - last["began"] < TOGETHER and last["id"] in self._items:
+            last.update(about, count=last["count"] + 1)
+            self._note(last)
+            return
+        item = self._add(name, "mark", now, what=what, count=1, **about)
+        if item is not None:
+            self._marks[name, what] = item
+
+    def _wait(self, name: str, since: float, how: str, about: Item) -> None:
+        task_id = about.get("task_id")
+        if not isinstance(task_id, str) or (name, task_id) in self._waits:
+            return
+        plain = {k: v for k, v in about.items() if k in _OF_RUN}
+        item = self._add(name, "wait", since, how=how, **plain)
+        if item is not None:
+            self._waits[name, task_id] = item
+
+    def _end_wait(self, name: str, task_id: str | None, at: float, how: str | None = None) -> None:
+        item = self._waits.pop((name, task_id or ""), None)
+        if item is not None:
+            self._close(item, at, how)
+
+    # -- what fits ----------------------------------------------------------------------------
+
+    def _add(self, name: str, kind: str, began: float, **about: Any) -> Item | None:
+        """A new item; None if there are too many locks."""
+        if name not in self._lanes and len(self._lanes) >= LANES:
+            return None
+        item: Item = {"id": next(self._ids), "lock": name, "kind": kind, "began": began, **about}
+        self._items[item["id"]] = item
+        self._lanes[name] += 1
+        self._note(item)
+        return item
+
+    def _note(self, item: Item) -> None:
+        if item["id"] in self._items:
+            self._changed[item["id"]] = item
+
+    def prune(self, now: float) -> None:
+        """Forget what is older than what is shown, and the oldest of what is too much."""
+        holding = {item["id"] for item in self._slots.values() if item.get("ended") is None}
+        too_many = len(self._items) - ITEMS
+        for item in list(self._items.values()):
+            until = item.get("ended") or item["began"]
+            if item["id"] not in holding and (until < now - WINDOW or too_many > 0):
+                self._forget(item)
+                too_many -= 1
+
+    def _forget(self, item: Item) -> None:
+        del self._items[item["id"]]
+        self._changed.pop(item["id"], None)
+        self._lanes[item["lock"]] -= 1
+        if not self._lanes[item["lock"]]:
+            del self._lanes[item["lock"]]
+        fence, task_id = item.get("fence"), item.get("task_id") or ""
+        of_item: Iterable[tuple[dict[Any, Item], Any]] = (
+            (self._runs, (item["lock"], fence)),
+            (self._waits, (item["lock"], task_id)),
+            (self._marks, (item["lock"], item.get("what"))),
+            (self._took, task_id),
+        )
+        for index, place in of_item:
+            if index.get(place) is item:
+                del index[place]
+
+
+#: What tells one holder of a slot from the next.
+_WHO: Final = ("kind", "fence", "task_id", "attempt")
+#: What is said of a run, and of one that waits.
+_OF_RUN: Final = frozenset(
+    {"key", "task", "task_id", "attempt", "node", "pid", "fence", "label", "state", "args"}
+)
+#: What is said of an event, and what the event calls it.
+_OF_EVENT: Final = {
+    "task": "redislock_task",
+    "attempt": "redislock_attempt",
+    "outcome": "redislock_outcome",
+    "by": "redislock_holder_task_id",
+    "reason": "redislock_reason",
+    "node": "hostname",
+    "label": "redislock_label",
+}

@@ -1,0 +1,62 @@
+"""Serves the page by itself, until it is interrupted: `celery redislock web`."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+import uvicorn
+
+from .app import Web
+
+#: Seconds for which answers that are on their way are waited for at the end.
+PATIENCE: Final = 2
+
+
+class Server(uvicorn.Server):
+    """Serves the page.
+
+    Args:
+        web: the page.
+    """
+
+    def __init__(self, web: Web) -> None:
+        config = uvicorn.Config(
+            web,
+            log_level="warning",
+            access_log=False,  # it would name the arguments that are in keys
+            server_header=False,
+            lifespan="off",
+            timeout_graceful_shutdown=PATIENCE,
+        )
+        super().__init__(config)
+        self._web = web
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams as well, which would never end by themselves."""
+        self._web.close()
+        await super().shutdown(sockets)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        OSError: it cannot.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=128)
+
+
+def serve(web: Web, listening: socket.socket) -> None:
+    """Serve until interrupted."""
+    with contextlib.suppress(KeyboardInterrupt):
+        Server(web).run(sockets=[listening])
+
+
+def hosts_of(host: str, allowed: Sequence[str], local: Sequence[str]) -> list[str]:
+    """The hosts at which a server that listens there answers."""
+    own = [] if host in ("", "0.0.0.0", "::") else [host]  # noqa: S104  the addresses of all
+    return [*local, *own, *allowed]

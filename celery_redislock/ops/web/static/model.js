@@ -1,0 +1,133 @@
+// What the server has told: the rows of the present, and the items of the past.
+import { taskOf, what } from "./format.js";
+
+export const TURNED_AWAY = new Set(["skipped", "raised", "replaced"]);
+
+export class Model {
+  rows = new Map();
+  items = new Map();
+  lanes = new Map(); // the items by their lock's name
+  about = {};
+  events = { any: false, trouble: "" };
+  trouble = "";
+  version = 0;
+  #offset = null;
+
+  // Unix time by the lock server's clock, between two messages too.
+  now() {
+    return performance.now() / 1000 + (this.#offset ?? 0);
+  }
+
+  apply(message) {
+    this.#setClock(message.now);
+    if (message.all) {
+      this.rows.clear();
+      this.items.clear();
+      this.lanes.clear();
+      this.about = message.about;
+    }
+    for (const row of message.rows ?? []) this.rows.set(row.id, row);
+    for (const [id, end] of Object.entries(message.leases ?? {})) {
+      const row = this.rows.get(Number(id));
+      if (row) row.expires_at = end;
+    }
+    for (const id of message.gone ?? []) this.rows.delete(id);
+    for (const item of message.past ?? []) this.#keep(item);
+    this.#forget();
+    if (message.trouble !== undefined) this.trouble = message.trouble;
+    this.events = message.events;
+    this.version += 1;
+  }
+
+  #setClock(now) {
+    const offset = now - performance.now() / 1000;
+    // What comes a little late must not let the bars jump.
+    if (this.#offset === null || Math.abs(offset - this.#offset) > 0.5) this.#offset = offset;
+  }
+
+  #keep(item) {
+    this.items.set(item.id, item);
+    if (!this.lanes.has(item.lock)) this.lanes.set(item.lock, new Map());
+    this.lanes.get(item.lock).set(item.id, item);
+  }
+
+  #forget() {
+    const since = this.now() - (this.about.window ?? 900);
+    const held = new Set([...this.rows.values()].map((row) => row.name));
+    for (const item of this.items.values()) {
+      const open = item.kind !== "mark" && item.ended === undefined && held.has(item.lock);
+      if (open || (item.ended ?? item.began) >= since) continue;
+      this.items.delete(item.id);
+      const lane = this.lanes.get(item.lock);
+      lane.delete(item.id);
+      if (!lane.size) this.lanes.delete(item.lock);
+    }
+  }
+
+  // How many were turned away from this lock in the window: as events told, or else the history.
+  turnedAway(name) {
+    let told = 0, kept = 0;
+    for (const item of this.lanes.get(name)?.values() ?? []) {
+      if (item.kind === "mark" && TURNED_AWAY.has(item.what)) told += item.count;
+      kept += item.turned_away ?? 0;
+    }
+    return Math.max(told, kept);
+  }
+
+  marks(kind) {
+    let sum = 0;
+    for (const item of this.items.values()) {
+      if (item.kind === "mark" && (kind === undefined ? TURNED_AWAY.has(item.what) : item.what === kind))
+        sum += item.count;
+    }
+    return sum;
+  }
+
+  totals() {
+    const totals = { held: 0, waiting: 0, aside: 0, away: 0, lost: this.marks("lost") };
+    const waiting = new Map();
+    for (const row of this.rows.values()) {
+      if (row.state === "set aside") totals.aside += row.waiting;
+      else waiting.set(row.name, row.waiting);
+      if (row.state === "held" || row.state === "replaced") totals.held += 1;
+    }
+    for (const each of waiting.values()) totals.waiting += each;
+    for (const name of this.lanes.keys()) totals.away += this.turnedAway(name);
+    return totals;
+  }
+
+  // The row of a lock that says most, by its name.
+  rowOf(name) {
+    let best = null;
+    for (const row of this.rows.values()) {
+      if (row.name === name && (best === null || best.state === "set aside")) best = row;
+    }
+    return best;
+  }
+}
+
+// -- search ---------------------------------------------------------------------------------------
+
+const FIELDS = { task: taskOf, label: what, node: (it) => it.node ?? "", state: (it) => it.state ?? "",
+  id: (it) => it.task_id ?? "", key: (it) => it.key ?? it.lock ?? "" };
+
+// A function that tells whether a row or an item is looked for.
+export function matcher(query, task, node) {
+  const tests = query.split(/\s+/).filter(Boolean).map(testOf);
+  if (task) tests.push((it) => taskOf(it) === task);
+  if (node) tests.push((it) => it.node === node);
+  return (it) => tests.every((test) => test(it));
+}
+
+function testOf(word) {
+  const [, field, rest] = /^(\w+):(.*)$/.exec(word) ?? [];
+  if (field in FIELDS && rest) {
+    const pattern = rest.split("*").map((part) => part.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+    const whole = new RegExp(pattern.join(".*"), "iu");
+    return (it) => whole.test(FIELDS[field](it));
+  }
+  const text = word.toLowerCase();
+  return (it) => [it.task, it.name, it.lock, it.label, it.node, it.task_id, it.key, it.state,
+    ...(it.next ?? []).flatMap((each) => [each.task_id, each.label])]
+    .some((each) => each && String(each).toLowerCase().includes(text));
+}

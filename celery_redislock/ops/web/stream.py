@@ -1,0 +1,65 @@
+"""Server-sent events: a response that goes on until the viewer leaves or the server ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from .hub import Hub, Viewer
+
+#: Seconds of silence after which something is sent, for proxies that close silent connections.
+PING: Final = 15.0
+_START: Final = {
+    "type": "http.response.start",
+    "status": 200,
+    # The last is for nginx, which would keep back what is sent.
+    "headers": [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")],
+}
+
+
+class Stream:
+    """The response to one viewer, which has joined already."""
+
+    def __init__(self, hub: Hub, viewer: Viewer) -> None:
+        self._hub = hub
+        self._viewer = viewer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        telling = asyncio.ensure_future(self._tell(send))
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait((telling, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._hub.leave(self._viewer)
+            for each in (telling, leaving):
+                each.cancel()
+            for each in (telling, leaving):
+                # A viewer that left in the middle of a message is no error.
+                with contextlib.suppress(asyncio.CancelledError, OSError):
+                    await each
+
+    async def _tell(self, send: Send) -> None:
+        await send(_START)
+        while True:
+            try:
+                text = await asyncio.wait_for(self._viewer.get(), PING)
+            except asyncio.TimeoutError:
+                await _send(send, b": nothing new\n\n")
+                continue
+            if text is None:
+                await send({"type": "http.response.body", "body": b""})
+                return
+            await _send(send, f"data: {text}\n\n".encode())
+
+
+async def _send(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the viewer has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
