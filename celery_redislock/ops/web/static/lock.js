@@ -3,7 +3,7 @@ import { arrange, clock, count, el, mark, plain, say, shortId, taskOf, units, wh
 import { Lease, about, whoWaits } from "./rows.js";
 import { Timeline, how, saidOf } from "./timeline.js";
 
-const MOST = 100;
+const MOST = 50;
 let token = ""; // for as long as the page is open
 
 export class LockPage {
