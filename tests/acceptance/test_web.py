@@ -82,3 +82,20 @@ def test_one_that_waits_and_then_runs_overlaps_nothing(viewer, hold, send, label
     assert runs[0]["ended"] <= runs[1]["began"]
     wait = eventually(lambda: [w for w in viewer.of(second, kind="wait") if "ended" in w], "over")
     assert wait[0]["began"] < runs[0]["ended"] <= wait[0]["ended"] < runs[1]["ended"]
+
+
+def test_runs_before_anybody_watched_come_from_the_history(
+    conf, redis_server, start_worker, sender, journal, queue, label
+):
+    start_worker(queues=queue, pool="solo")  # without -E
+    result = sender.send_task("skip", [label, 0.1, "raise"], queue=queue)
+    eventually(lambda: result.ready() and journal.read(label, "end"), "it has ended")
+    url = {"redislock_url": f"{redis_server.url}/0"}
+    app = make_app({**{k: v for k, v in conf.items() if not k.startswith("test_")}, **url})
+    with Site(app) as site:
+        told = messages(site)
+        items = [item for message in (next(told), next(told)) for item in message["past"]]
+        (run,) = [item for item in items if item.get("task_id") == result.id]
+        assert (run["kind"], run["task"], run["how"]) == ("run", "skip", "failed")
+        assert 0 < run["ended"] - run["began"] < 30
+        told.close()

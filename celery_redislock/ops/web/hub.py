@@ -20,7 +20,7 @@ from ...core.log import get_logger
 from ...errors import LockUnavailable
 from ..survey import Found
 from .hear import Ear
-from .look import Seen, look, look_at
+from .look import Seen, look, look_at, look_back
 from .past import WINDOW, Past
 from .present import Present
 
@@ -34,6 +34,8 @@ BEHIND: Final = 16
 GATHER: Final = 0.25
 #: A look takes at most this share of the time: many locks are looked at less often.
 SHARE: Final = 1 / 3
+#: Seconds between two looks at the history.
+LOOK_BACK: Final = 10.0
 #: Seconds for which it goes on listening when nobody watches any more: a page that is loaded again
 #: has its past.
 LINGER: Final = 60.0
@@ -85,6 +87,9 @@ class Hub:
         self._seen: Seen | None = None
         self._looked_at = float("-inf")
         self._ahead = 0.0
+        self._looked_back_at = float("-inf")
+        #: Why there is no history, in one line; "" if there is.
+        self._forgetful = ""
         self._trouble = ""
         self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -183,6 +188,7 @@ class Hub:
             began = time.monotonic()
             try:
                 seen = await self._look(self._every / 2)
+                await self._look_back(seen.now)
             except LockUnavailable as exc:
                 self._tell_trouble(one_line(str(exc.reason)))
             except Exception as exc:
@@ -192,6 +198,20 @@ class Hub:
                 self._tell_seen(seen)
             took = time.monotonic() - began
             await asyncio.sleep(max(self._every - took, took * (1 / SHARE - 1), 0.05))
+
+    async def _look_back(self, now: float) -> None:
+        """Now and then, take in what the history has kept. The page does without if it may not."""
+        if now - self._looked_back_at < LOOK_BACK:
+            return
+        # A little more than since the last time: what ended then may have been written later.
+        since = max(now - WINDOW, self._looked_back_at - LOOK_BACK)
+        self._looked_back_at = now
+        try:
+            self._past.remember(await asyncio.to_thread(look_back, self._app, since))
+            self._forgetful = ""
+        except LockUnavailable as exc:
+            self._forgetful = one_line(f"no history: {exc.reason}")
+            logger.debug("redislock: %s", self._forgetful)
 
     # -- telling ------------------------------------------------------------------------------
 
@@ -239,7 +259,8 @@ class Hub:
     def _state(self) -> dict[str, Any]:
         ear = self._ear
         heard = {"any": ear.any, "trouble": ear.trouble} if ear else {"any": False, "trouble": ""}
-        return {"now": round(time.time() + self._ahead, 3), "events": heard}
+        now = round(time.time() + self._ahead, 3)
+        return {"now": now, "events": heard, "forgetful": self._forgetful}
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, call: Any, event: dict[str, Any]) -> None:

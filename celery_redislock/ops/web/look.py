@@ -8,12 +8,15 @@ from typing import Any, Final, NamedTuple
 
 from ...app.settings import AppLocks, app_locks
 from ...core.keys import lock_keys
+from ..history import PastRun, past_runs
 from ..survey import Found, Waiting, all_locks, one_lock, room_of
 
 #: For how many locks the row names those that wait: the ones with the most waiters.
 NAMED_ROOMS: Final = 20
 #: How many of them it names.
 NAMED_WAITERS: Final = 3
+#: How many runs of the history are looked at at once.
+KEPT_RUNS: Final = 3000
 
 
 class Seen(NamedTuple):
@@ -53,6 +56,15 @@ def _first(app: Any, locks: AppLocks, name: str, now: float) -> list[dict[str, A
         if age is not None:
             each["since"] = round(now - age, 1)
     return first
+
+
+def look_back(app: Any, since: float) -> list[PastRun]:
+    """The runs that have ended since that Unix time, as the history has kept them.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    return past_runs(app_locks(app), since=since, limit=KEPT_RUNS)
 
 
 def look_at(app: Any, name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from ...core.keys import name_of
+from ..history import PastRun
 from ..survey import Found
 from .look import Seen
 
@@ -155,6 +156,24 @@ class Past:
         if how is not None:
             item["how"] = how
         self._note(item)
+
+    # -- what the history says ----------------------------------------------------------------
+
+    def remember(self, runs: Iterable[PastRun]) -> None:
+        """Take in runs that the history has kept. It knows best when and how they have ended."""
+        for run in sorted(runs, key=lambda run: run.began):
+            ended = run.began if run.ended is None else run.ended
+            said = {"ended": ended, "how": run.how, "turned_away": run.turned_away or None}
+            item = self._runs.get((run.name, run.fence))
+            if item is None:
+                plain = {k: v for k, v in run.to_dict().items() if k in _OF_RUN and v is not None}
+                item = self._add(run.name, "run", run.began, **plain)
+                if item is None:
+                    continue
+                self._runs[run.name, run.fence] = item
+            if any(item.get(name) != value for name, value in said.items()):
+                item.update({name: value for name, value in said.items() if value is not None})
+                self._note(item)
 
     # -- what Celery's events say -------------------------------------------------------------
 

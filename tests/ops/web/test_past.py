@@ -8,6 +8,7 @@ import pytest
 
 from celery_redislock.core.holders import Holder
 from celery_redislock.core.keys import lock_keys
+from celery_redislock.ops.history import PastRun
 from celery_redislock.ops.survey import Found
 from celery_redislock.ops.web.look import Seen
 from celery_redislock.ops.web.past import ITEMS, LANES, WINDOW, Past
@@ -153,6 +154,31 @@ def test_there_is_never_too_much_of_it(past):
     past.prune(T0 + 3 * WINDOW)
     assert past.items() == []
     assert not any(indices)
+
+
+def kept(name, task_id, fence, began, ended, how="succeeded", turned_away=0):
+    about = {"key": key_of(name), "name": name, "task": "t", "task_id": task_id, "attempt": 0}
+    about |= {"node": "w@one", "pid": 1, "label": None, "turned_away": turned_away}
+    return PastRun(**about, fence=fence, began=began, ended=ended, how=how)
+
+
+def test_the_history_brings_the_runs_that_no_look_has_seen(past):
+    past.remember([kept("x", "b", 2, T0 + 3, T0 + 4, "failed"), kept("x", "a", 1, T0, T0 + 2)])
+    runs = [(each["task_id"], each["began"], each["ended"], each["how"]) for each in past.items()]
+    assert runs == [("a", T0, T0 + 2, "succeeded"), ("b", T0 + 3, T0 + 4, "failed")]
+    past.take_changes()
+    past.remember([kept("x", "a", 1, T0, T0 + 2)])
+    assert past.take_changes() == [], "it is known"
+
+
+def test_the_history_knows_best_how_a_run_has_ended(past):
+    past.take_in(Seen(T0 + 1, [found("x", "a", 7)], {}))
+    past.take_in(Seen(T0 + 3, [], {}))
+    past.remember([kept("x", "a", 7, T0, T0 + 2.25, "died", turned_away=4)])
+    (run,) = past.items()
+    assert (run["ended"], run["how"], run["turned_away"]) == (T0 + 2.25, "died", 4)
+    past.remember([kept("y", "b", 8, T0, None, "lapsed")])
+    assert past.items()[-1]["ended"] == T0, "nobody knows when"
 
 
 # -- the present ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ export class Model {
   about = {};
   events = { any: false, trouble: "" };
   trouble = "";
+  forgetful = "";
   version = 0;
   #offset = null;
 
@@ -36,6 +37,7 @@ export class Model {
     this.#forget();
     if (message.trouble !== undefined) this.trouble = message.trouble;
     this.events = message.events;
+    this.forgetful = message.forgetful;
     this.version += 1;
   }
 

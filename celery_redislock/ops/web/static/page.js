@@ -161,6 +161,7 @@ function showLanes(matches) {
   if (!names.length) said.push("Nothing has happened yet. ");
   if (!model.events.any) said.push(model.events.trouble ? plain(model.events.trouble)
     : "No events of workers yet: with -E they tell who was turned away, and how runs end.");
+  if (model.forgetful) said.push(` ${plain(model.forgetful)}`);
   const key = JSON.stringify([said, hidden, allLanes]);
   if (note.dataset.key === key) return;
   note.dataset.key = key;
