@@ -298,6 +298,11 @@ class Facts:
         """Whether the process of this body, or its worker, was dead by then."""
         return min(self._death(start.pid), self._death(start.main)) <= by
 
+    def died_soon(self, pid: int | None, at: float) -> bool:
+        """Whether this process was dead right after that time."""
+        death = NEVER if pid is None else self._death(pid)
+        return at <= death and self.elapsed(at, death) <= SOON
+
     def conflicts_of(self, task_id: str) -> list[Event]:
         return [event for event in self.of_id[task_id] if event.kind == "conflict"]
 
@@ -589,6 +594,8 @@ def _one_outcome(facts: Facts, sent: Event, result: Event) -> Iterator[Violation
     if result.state == "SUCCESS" and result.get("value") not in results:
         yield Violation("result", f"{name} has a result that no run of it returned", (result,))
     excused = [b for b in returned if _may_run_again(facts, b, result.at)]
+    # Whose process died before it could store that leaves a copy, which runs.
+    skips = [e for e in skips if not facts.died_soon(e.get("pid"), e.at)]
     if skips and len(returned) > len(excused):
         ends = [b.end for b in returned if b.end is not None]
         yield Violation("outcome", f"{name} ran and was skipped", (*ends, *skips))

@@ -335,6 +335,14 @@ def test_a_message_whose_process_died_after_it_ran_may_be_skipped_later():
     assert conflict(story, "a", 3.0, "skipped").wrong() == []
 
 
+@pytest.mark.parametrize(("died", "wrong"), [(0.8, []), (3.5, ["outcome"])])
+def test_the_copy_of_a_message_whose_process_died_as_it_skipped_it_may_run(died, wrong):
+    story = Story().message("a", value="run-a").body(4.0, 5.0, run="run-a", task_id="a")
+    skipped = {"task": "job", "attempt": 0, "key": "k", "outcome": "skipped", "holder": "other"}
+    story.add("conflict", 0.5, id="a", pid=7, **skipped).add("dead", died, pids=[7])
+    assert story.wrong() == wrong
+
+
 def test_a_message_skipped_for_its_own_lock_is_found():
     story = Story().message("a", state="REVOKED", error="TaskSkipped")
     assert conflict(story, "a", 1.0, "skipped", holder="a").wrong() == ["own duplicate"]
