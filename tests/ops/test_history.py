@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from typing import Any
 
@@ -56,7 +57,7 @@ def some(app: Celery, store: Store) -> None:
             dataclasses.replace(duplicate, task="sync", history=50, turned_away=True)
         )
     store.locks.settle(made, run_end=past.end_text(fence, 2.0, past.FAILED))
-    ran(app, store, "account", "a" * 60)
+    ran(app, store, "account", "a")
     begin(app, store, "report", "dead")
     store.server.ask([("DEL", app.tasks["report"].lock_key_for("dead"))])
     begin(app, store, "report", "alive")
@@ -90,7 +91,8 @@ def test_the_runs_of_a_task_or_of_one_lock_are_shown(app: Celery) -> None:
     assert name == [app.tasks["sync"].lock_name(["a"], {})]
     assert row[3] == "succeeded"
     assert table(app, app.tasks["sync"].lock_key_for("a"))[2] == row
-    assert table(app, f"account:{'a' * 60}")[2][3] == "succeeded"
+    named, _, row, _ = table(app, "account:a")
+    assert (named, row[3]) == (["account:a"], "succeeded")
     assert table(app, "nobody") == [["no", "runs", "are", "kept", "that", "match"]]
     assert len(table(app, "--since", "1h")) == 7
 
@@ -153,3 +155,14 @@ def test_a_lock_is_called_by_its_label(app: Celery, store: Store) -> None:
     assert "sync order\\n4711" in run(app, "history").output
     (only,) = json.loads(run(app, "history", "sync", "--json").stdout)
     assert (only["label"], only["how"]) == ("order\n4711", "running")
+
+
+def test_the_telling_part_of_a_name_is_never_cut(app: Celery, store: Store) -> None:
+    name = f"eu-west-1/{'customer/' * 8}4711"
+    made = claim(app, "account", name, node=f"celery@{'long.' * 12}example.org")
+    reply = store.locks.acquire(dataclasses.replace(made, task="account", history=50))
+    assert isinstance(reply, Acquired)
+    (_, _, first, *more), pid = table(app, "account"), os.getpid()
+    shown = "".join([first[4], *(line[0] for line in more[:-1])])
+    assert shown == f"account:{name}"
+    assert first[6].endswith(f"/{pid}")

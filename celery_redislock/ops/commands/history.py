@@ -6,7 +6,6 @@ Celery loads this module at each start of any of its commands: it imports little
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,20 +13,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ...core.holders import one_line
 from ..command import duration, print_json, problem, with_app, with_args, with_json, with_kwargs
-from ..table import in_units, table
+from ..table import in_units
+from ..terminal import Column, cut_node, grid, plain, terminal_width, whole, wrap
 
 if TYPE_CHECKING:
     from ...app.settings import AppLocks
     from ..history import PastRun
 
-COLUMNS: Final = ("WHEN", "TOOK", "ENDED", "LOCK", "TASK ID", "WHERE", "SKIPS")
+HEAD: Final = ("WHEN", "TOOK", "ENDED", "LOCK", "TASK ID", "WHERE", "SKIPS")
+LOCK, WHERE = 3, 5
 #: Bars, from none to the most.
 BARS: Final = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS: Final = " .:-=+*#@"
-#: What can be cut, in a row: which lock, and where it was held.
-LOCK, WHERE = 3, 5
 
 
 @click.command()
@@ -72,7 +70,7 @@ def history(
     if as_json:
         print_json([run.to_dict() for run in found])
     elif found:
-        _show(found, is_one_lock="name" in wanted)
+        _show(found, is_one_lock="name" in wanted or found[0].name == target)
     click.echo(_summary(found, limit), err=as_json)
 
 
@@ -128,11 +126,15 @@ def _show(found: Sequence[PastRun], is_one_lock: bool) -> None:
     elif len(tasks) == 1:
         told = found[0].task
     if told:
-        click.echo(one_line(told))
-    rows = [list(COLUMNS), *(_row(run, told) for run in found)]
-    _fit(rows, shutil.get_terminal_size((80, 24)).columns)
-    head, *rows = ([cell for cell in row if cell] for row in rows)
-    table(head, rows)
+        click.echo("\n".join(wrap(plain(told), terminal_width())))
+    columns = [*map(Column, HEAD)]
+    columns[LOCK] = Column(HEAD[LOCK], whole)
+    columns[WHERE] = Column(HEAD[WHERE], _by_place, 12)
+    rows = [_row(run, told) for run in found]
+    if is_one_lock:
+        del columns[LOCK]
+        rows = [[*row[:LOCK], *row[LOCK + 1 :]] for row in rows]
+    click.echo("\n".join(grid(columns, rows)))
 
 
 def _row(run: PastRun, told: str | None) -> list[str]:
@@ -143,9 +145,9 @@ def _row(run: PastRun, told: str | None) -> list[str]:
         time.strftime("%m-%d %H:%M:%S", time.localtime(run.began)),
         "-" if took is None else in_units(took),
         run.how,
-        "" if told == run.name else one_line(_lock(run, told)),
+        _lock(run, told),
         (run.task_id or "-")[:8],
-        one_line(f"{run.node or '-'}/{run.pid or '-'}"),
+        f"{run.node or '-'}/{run.pid or '-'}",
         str(run.turned_away),
     ]
 
@@ -161,28 +163,10 @@ def _lock(run: PastRun, told: str | None) -> str:
     return own if run.task == told else f"{run.task or 'RedisLock'} {own}"
 
 
-def _fit(rows: list[list[str]], width: int) -> None:
-    """Cut what locks and workers are called until the rows fit: of the two, what is longer first.
-    The head is one of the rows, and a lock that is told above them is "".
-    """
-    if any(not row[LOCK] for row in rows):
-        rows[0][LOCK] = ""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    over = sum(widths) + 2 * (sum(map(bool, widths)) - 1) - width
-    while over > 0 and max(widths[LOCK], widths[WHERE]) > 8:
-        widths[LOCK if widths[LOCK] > widths[WHERE] else WHERE] -= 1
-        over -= 1
-    for row in rows:
-        for column in (LOCK, WHERE):
-            row[column] = _cut(row[column], widths[column])
-
-
-def _cut(text: str, width: int) -> str:
-    """Its beginning and its end: the end tells most."""
-    if len(text) <= width:
-        return text
-    end = (width - 2) * 2 // 3
-    return f"{text[: width - 2 - end]}..{text[len(text) - end :]}"
+def _by_place(text: str, width: int) -> list[str]:
+    """A node and a process, of which the process is never cut."""
+    node, _, pid = text.rpartition("/")
+    return [f"{cut_node(node, max(width - len(pid) - 1, 4))}/{pid}"]
 
 
 # -- skips by the hour ------------------------------------------------------------------------
@@ -199,7 +183,8 @@ def _show_skips(locks: AppLocks, task: str | None, as_json: bool) -> None:
     now = int(time.time() // 3600) * 3600
     last = [now - 3600 * ago for ago in range(HOURS - 1, -1, -1)]
     for name, counts in found.items():
-        click.echo(one_line(f"{name or 'RedisLock'}: {_told(counts)}"))
+        line = plain(f"{name or 'RedisLock'}: {_told(counts)}")
+        click.echo("\n".join(wrap(line, terminal_width())))
         click.echo(f"  |{_bars([counts.get(hour, 0) for hour in last])}|")
     if found:
         begins, ends = _hour(last[0]), _hour(now)
