@@ -91,9 +91,11 @@ def test_fastapi_triggers_coalesce_and_a_second_export_is_refused(label: str) ->
         said = answers("-m", "tests.recipes.fastapi_client", str(int(label[:8], 16)))
     assert said["statuses"] == [202, 202, 202, 202, 202, 409]
     assert said["ids"] == 4
-    # They are received in their order. Which of the pool's processes asks first is open.
-    assert said["states"][-1] == "SUCCESS"
-    assert {"SUCCESS", "REVOKED"} == set(said["states"][:-1])
+    # Which of the pool's processes asks first is open: one that runs may have begun after the last
+    # came, and then runs for that one too.
+    first, *others = said["states"]
+    assert first == "SUCCESS"
+    assert set(others) == {"SUCCESS", "REVOKED"}
     assert said["refused"]["task_id"] == said["export"]["task_id"]
     assert said["refused"]["detail"] in ("it waits in the queue", "it is running")
     assert said["exported"] == "SUCCESS"

@@ -16,8 +16,8 @@ from .terminal import (
     by_node,
     by_path,
     by_wrapping,
-    fields,
     grid,
+    named_values,
     plain,
     width_of,
 )
@@ -218,7 +218,7 @@ def described(each: Found) -> list[str]:
     told = {name: value for name, value in each.to_dict().items() if value is not None}
     told["held_for"] = "-" if each.held_for is None else in_units(each.held_for)
     told["lives_for"] = lives(each)
-    return fields((name, str(value)) for name, value in told.items())
+    return named_values((name, str(value)) for name, value in told.items())
 
 
 def count_of(found: Sequence[Found]) -> str:

@@ -246,7 +246,7 @@ def _narrowed(column: Column, need: int, most: int, keep_least: bool) -> int:
     return min(need, max(most, column.least, len(column.head)) if keep_least else most)
 
 
-def fields(values: Iterable[tuple[str, str]]) -> list[str]:
+def named_values(values: Iterable[tuple[str, str]]) -> list[str]:
     """The lines of names with their values, which are wrapped beside them; in a pipe each is on one
     line, whose width is known to whoever reads it.
     """

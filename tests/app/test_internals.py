@@ -32,6 +32,7 @@ PUBLIC = {
     *("celery.worker.control", "celery.worker.request", "celery.apps.worker"),
     *("celery.backends.base", "celery.backends.rpc", "celery.concurrency.prefork"),
     *("celery.concurrency.solo", "celery.utils.dispatch", "celery.utils.imports"),
+    "celery.utils.saferepr",
     *("celery.utils.time", "kombu", "kombu.serialization", "kombu.utils.url"),
 }
 #: Names with an underscore that are Python's, or, the last ones, of others: kombu's "JSON
@@ -71,7 +72,7 @@ def names_defined(tree: ast.Module) -> set[str]:
     """Every name that the module gives to something."""
     found = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             found.add(node.attr)

@@ -19,7 +19,7 @@ from ..command import (
     with_lock,
 )
 from ..table import ORDERS, described, in_order, locks_table, show_lines, summary, waiting_table
-from ..terminal import fields
+from ..terminal import named_values
 
 if TYPE_CHECKING:
     from ..survey import Waiting
@@ -139,4 +139,4 @@ def explain(app: Any, task: str, args: list[Any], kwargs: dict[str, Any], as_jso
         "standing": ", ".join(holders) or "nothing",
     }
     labels = {"standing": "found in Redis"}
-    show_lines(fields((labels.get(name, name), str(value)) for name, value in told.items()))
+    show_lines(named_values((labels.get(name, name), str(value)) for name, value in told.items()))

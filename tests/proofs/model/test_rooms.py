@@ -136,19 +136,16 @@ def play(machine: type[RoomMachine], **options: Any) -> None:
 
 
 def test_a_room_is_what_the_list_says_whatever_happens_in_which_order(machine) -> None:
-    play(machine)
-    assert machine.met >= {
-        "acquire: Acquired",
-        "acquire: Busy other",
-        "acquire: Busy own",
-        "acquire: Done",
-        "look: NoneType",
-        "look: Offered",
-        "look: gives up",
-        "park: Full",
-        "park: Parked",
-        "park: Turn",
+    answers = {
+        *("acquire: Acquired", "acquire: Busy other", "acquire: Busy own", "acquire: Done"),
+        *("look: NoneType", "look: Offered", "look: gives up"),
+        *("park: Full", "park: Parked", "park: Turn"),
     }
+    for _ in range(5):  # a hundred ways meet all of them nearly always
+        play(machine)
+        if machine.met >= answers:
+            return
+    raise AssertionError(f"never met: {answers - machine.met}")
 
 
 @pytest.mark.parametrize("how", BROKEN)
