@@ -47,6 +47,13 @@ FILES: Final = {
 LARGEST: Final = 65536
 
 
+class Plain(JSONResponse):
+    """JSON in ASCII: a label may be a text that UTF-8 cannot write."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, separators=(",", ":")).encode("ascii")
+
+
 class Web:
     """The ASGI app.
 
@@ -93,7 +100,7 @@ class Web:
 
     async def _locks(self, request: Request) -> Response:
         found = in_order(await self._hub.found(), "held")
-        return JSONResponse([each.to_dict() for each in found])
+        return Plain([each.to_dict() for each in found])
 
     async def _lock(self, request: Request) -> Response:
         key, name = (request.query_params.get(what) for what in ("key", "name"))
@@ -101,9 +108,11 @@ class Web:
             name = name_of(self._hub.locks.prefix, key)
         if name is None:
             raise HTTPException(400, "which lock? give key=..., or name=...")
-        return JSONResponse(await self._hub.detail(name))
+        return Plain(await self._hub.detail(name))
 
     async def _stream(self, request: Request) -> ASGIApp:
+        if request.method == "HEAD":  # it has no body, so nobody would watch
+            return Response(media_type="text/event-stream")
         try:
             return Stream(self._hub, self._hub.join())
         except TooManyViewers as exc:
@@ -131,7 +140,7 @@ class Web:
             "redislock: %s, held by %s, was broken by %s",
             broken.key, broken.holder or "nobody yet", by,
         )  # fmt: skip
-        return JSONResponse({"broken": [broken.to_dict()]})
+        return Plain({"broken": [broken.to_dict()]})
 
 
 def _break_if(app: Any, name: str, key: str, holder: str, by: str) -> Found | None:
@@ -186,9 +195,9 @@ def _read(name: str, media_type: str) -> Response:
 
 async def _unavailable(request: Request, exc: Exception) -> Response:
     reason = cast(LockUnavailable, exc).reason
-    return JSONResponse({"error": f"the lock server does not answer: {reason}"}, 503)
+    return Plain({"error": f"the lock server does not answer: {reason}"}, 503)
 
 
 async def _refused(request: Request, exc: Exception) -> Response:
     refused = cast(HTTPException, exc)
-    return JSONResponse({"error": refused.detail}, refused.status_code, refused.headers)
+    return Plain({"error": refused.detail}, refused.status_code, refused.headers)

@@ -93,6 +93,12 @@ def test_one_lock_is_told_with_those_that_wait(site, app):
     assert detail(site, name="nobody's")["locks"] == []
 
 
+def test_a_label_that_utf_8_cannot_write_is_told_as_json_can(site, app):
+    made, _ = take(app, "sync", "x", lock_label="order \ud800")
+    assert [each["label"] for each in site.get("api/locks").json()] == ["order \ud800"]
+    assert detail(site, name=made.keys.name)["locks"][0]["label"] == "order \ud800"
+
+
 def test_the_page_takes_nothing_from_elsewhere_and_has_nothing_within_its_text(site):
     html = site.get("").text
     assert not re.search(r"<(script|style)[^>]*>[^<]", html), "nothing inline"
@@ -205,6 +211,14 @@ def test_more_viewers_than_it_can_serve_are_refused(site, monkeypatch):
     again = messages(site)
     eventually(lambda: site.get("api/locks").status_code == 200, "it answers")
     assert eventually(lambda: next(again, None), "one has left, and another may watch")["all"]
+
+
+def test_to_ask_whether_there_is_a_stream_is_not_to_watch(site):
+    for _ in range(hub.VIEWERS + 1):
+        answer = site.http.head("/api/stream")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+    assert next(messages(site))["all"]
 
 
 def test_a_server_that_is_away_is_an_error_that_says_so(own_redis, label):
