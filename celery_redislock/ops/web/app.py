@@ -6,6 +6,7 @@ import asyncio
 import functools
 import hmac
 import json
+import time
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any, Final, cast
@@ -45,6 +46,8 @@ FILES: Final = {
 }
 #: The largest order, in bytes.
 LARGEST: Final = 65536
+#: Seconds between two lines in the log about wrong tokens.
+QUIET: Final = 60.0
 
 
 class Plain(JSONResponse):
@@ -74,6 +77,7 @@ class Web:
         if not every > 0:
             raise ConfigError(f"every={every!r} is not accepted; it must be seconds above 0")
         self._token = None if token is None else checked_token(token)
+        self._wrong_tokens, self._quiet_until = 0, float("-inf")
         self._hub = Hub(app, every, may_break=token is not None)
         routes = [
             Route("/", self._page),
@@ -123,14 +127,15 @@ class Web:
     async def _break(self, request: Request) -> Response:
         if self._token is None:
             raise HTTPException(403, "this page only reads: start it with --allow-break")
+        where = request.client.host if request.client else "an unknown address"
         if not has_token(request.headers.getlist("authorization"), self._token):
+            self._tell_wrong_token(where)
             wanted = {"WWW-Authenticate": "Bearer"}
             raise HTTPException(401, "the token is missing or wrong", wanted)
         key, holder = await _order(request)
         name = name_of(self._hub.locks.prefix, key)
         if name is None:
             raise HTTPException(404, "this is not the key of a lock")
-        where = request.client.host if request.client else "an unknown address"
         by = f"the page's user at {where}"
         broken = await asyncio.to_thread(_break_if, self._app, name, key, holder, by)
         self._hub.forget()
@@ -141,6 +146,17 @@ class Web:
             broken.key, broken.holder or "nobody yet", by,
         )  # fmt: skip
         return Plain({"broken": [broken.to_dict()]})
+
+    def _tell_wrong_token(self, where: str) -> None:
+        """Say so in the log, now and then: somebody may be guessing."""
+        self._wrong_tokens += 1
+        if time.monotonic() < self._quiet_until:
+            return
+        logger.warning(
+            "redislock: the page refused orders whose token is missing or wrong: %d, the last from"
+            " %s", self._wrong_tokens, where,
+        )  # fmt: skip
+        self._wrong_tokens, self._quiet_until = 0, time.monotonic() + QUIET
 
 
 def _break_if(app: Any, name: str, key: str, holder: str, by: str) -> Found | None:

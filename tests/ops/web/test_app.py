@@ -272,9 +272,12 @@ def test_requests_of_other_sites_are_refused(site):
     ):
         assert site.get("api/locks", origin=origin).status_code == 403, origin
         assert site.order({}, origin=origin, **bearer(TOKEN)).status_code == 403
-    assert site.get("api/locks", sec_fetch_site="cross-site").status_code == 403
     followed = {"sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
-    assert site.get("", sec_fetch_site="cross-site", **followed).status_code == 200, "a link"
+    for other in ("cross-site", "same-site"):  # the second is another port, or another name
+        assert site.get("api/locks", sec_fetch_site=other).status_code == 403
+        assert site.get("", sec_fetch_site=other, **followed).status_code == 200, "a link"
+    for own in ("same-origin", "none"):
+        assert site.get("api/locks", sec_fetch_site=own).status_code == 200
 
 
 # -- breaking ---------------------------------------------------------------------------------
@@ -307,6 +310,14 @@ def test_a_lock_is_broken_with_the_token_and_only_the_one_that_was_shown(site, a
     assert answer.status_code == 409
     assert "another run holds it" in answer.json()["error"]
     assert client.exists(key)
+
+
+def test_wrong_tokens_are_logged_once_for_many(site, caplog):
+    for _ in range(3):
+        assert site.order({}, **bearer("a-guess-of-the-token")).status_code == 401
+    (line,) = [each.getMessage() for each in caplog.records if "token" in each.getMessage()]
+    assert "127.0.0.1" in line
+    assert "a-guess" not in line
 
 
 def test_an_order_that_is_none_is_refused(site, app, client, label):
@@ -440,7 +451,8 @@ def test_the_command_prints_where_it_is_and_a_token_that_it_made(redis_server, t
     finally:
         process.terminate()
         _, errors = process.communicate(timeout=20)
-    assert errors.splitlines()[1:] == [], "no more than where the locks are; and it ends"
+    (told,) = errors.splitlines()[1:]  # after where the locks are; and it ends without a word
+    assert "token is missing or wrong: 1" in told
 
 
 def test_a_port_that_is_taken_is_an_error_in_one_line(app):
