@@ -6,6 +6,7 @@ import asyncio
 import functools
 import hmac
 import json
+import time
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any, Final, cast
@@ -45,6 +46,15 @@ FILES: Final = {
 }
 #: The largest order, in bytes.
 LARGEST: Final = 65536
+#: Seconds between two lines in the log about wrong tokens.
+QUIET: Final = 60.0
+
+
+class Plain(JSONResponse):
+    """JSON in ASCII: a label may be a text that UTF-8 cannot write."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, separators=(",", ":")).encode("ascii")
 
 
 class Web:
@@ -67,6 +77,7 @@ class Web:
         if not every > 0:
             raise ConfigError(f"every={every!r} is not accepted; it must be seconds above 0")
         self._token = None if token is None else checked_token(token)
+        self._wrong_tokens, self._quiet_until = 0, float("-inf")
         self._hub = Hub(app, every, may_break=token is not None)
         routes = [
             Route("/", self._page),
@@ -93,7 +104,7 @@ class Web:
 
     async def _locks(self, request: Request) -> Response:
         found = in_order(await self._hub.found(), "held")
-        return JSONResponse([each.to_dict() for each in found])
+        return Plain([each.to_dict() for each in found])
 
     async def _lock(self, request: Request) -> Response:
         key, name = (request.query_params.get(what) for what in ("key", "name"))
@@ -101,9 +112,11 @@ class Web:
             name = name_of(self._hub.locks.prefix, key)
         if name is None:
             raise HTTPException(400, "which lock? give key=..., or name=...")
-        return JSONResponse(await self._hub.detail(name))
+        return Plain(await self._hub.detail(name))
 
     async def _stream(self, request: Request) -> ASGIApp:
+        if request.method == "HEAD":  # it has no body, so nobody would watch
+            return Response(media_type="text/event-stream")
         try:
             return Stream(self._hub, self._hub.join())
         except TooManyViewers as exc:
@@ -114,14 +127,15 @@ class Web:
     async def _break(self, request: Request) -> Response:
         if self._token is None:
             raise HTTPException(403, "this page only reads: start it with --allow-break")
+        where = request.client.host if request.client else "an unknown address"
         if not has_token(request.headers.getlist("authorization"), self._token):
+            self._tell_wrong_token(where)
             wanted = {"WWW-Authenticate": "Bearer"}
             raise HTTPException(401, "the token is missing or wrong", wanted)
         key, holder = await _order(request)
         name = name_of(self._hub.locks.prefix, key)
         if name is None:
             raise HTTPException(404, "this is not the key of a lock")
-        where = request.client.host if request.client else "an unknown address"
         by = f"the page's user at {where}"
         broken = await asyncio.to_thread(_break_if, self._app, name, key, holder, by)
         self._hub.forget()
@@ -131,7 +145,18 @@ class Web:
             "redislock: %s, held by %s, was broken by %s",
             broken.key, broken.holder or "nobody yet", by,
         )  # fmt: skip
-        return JSONResponse({"broken": [broken.to_dict()]})
+        return Plain({"broken": [broken.to_dict()]})
+
+    def _tell_wrong_token(self, where: str) -> None:
+        """Say so in the log, now and then: somebody may be guessing."""
+        self._wrong_tokens += 1
+        if time.monotonic() < self._quiet_until:
+            return
+        logger.warning(
+            "redislock: the page refused orders whose token is missing or wrong: %d, the last from"
+            " %s", self._wrong_tokens, where,
+        )  # fmt: skip
+        self._wrong_tokens, self._quiet_until = 0, time.monotonic() + QUIET
 
 
 def _break_if(app: Any, name: str, key: str, holder: str, by: str) -> Found | None:
@@ -186,9 +211,9 @@ def _read(name: str, media_type: str) -> Response:
 
 async def _unavailable(request: Request, exc: Exception) -> Response:
     reason = cast(LockUnavailable, exc).reason
-    return JSONResponse({"error": f"the lock server does not answer: {reason}"}, 503)
+    return Plain({"error": f"the lock server does not answer: {reason}"}, 503)
 
 
 async def _refused(request: Request, exc: Exception) -> Response:
     refused = cast(HTTPException, exc)
-    return JSONResponse({"error": refused.detail}, refused.status_code, refused.headers)
+    return Plain({"error": refused.detail}, refused.status_code, refused.headers)

@@ -21,6 +21,9 @@ from ...errors import ConfigError
 LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
 #: The shortest token that is accepted, in characters.
 SHORTEST_TOKEN: Final = 16
+#: What a browser says of a request of another page. Those of one site are other ports of a machine,
+#: or other names of a domain: not this page either.
+OTHERS: Final = frozenset({"cross-site", "same-site"})
 
 #: What every answer says to the browser: nothing from elsewhere, nothing within the page's own
 #: text, no frame around it, and nothing is kept.
@@ -84,7 +87,7 @@ class Guard:
         for origin in headers.getlist("origin"):
             if origin.lower() not in own:
                 return 403, "requests from other sites are refused"
-        if headers.get("sec-fetch-site") == "cross-site" and not _leads_here(headers):
+        if headers.get("sec-fetch-site") in OTHERS and not _leads_here(headers):
             return 403, "requests from other sites are refused"
         return None
 

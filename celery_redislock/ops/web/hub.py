@@ -85,6 +85,8 @@ class Hub:
         self._present = Present(functools.partial(_ttl_of, app))
         self._past = Past(self.locks.prefix)
         self._seen: Seen | None = None
+        #: Whether the rows are what a look has found.
+        self._looked = False
         self._looked_at = float("-inf")
         self._ahead = 0.0
         self._looked_back_at = float("-inf")
@@ -220,7 +222,7 @@ class Hub:
         self._send({"trouble": why})
 
     def _tell_seen(self, seen: Seen) -> None:
-        self._trouble = ""
+        self._trouble, self._looked = "", True
         change = self._present.update(seen)
         self._past.take_in(seen)
         self._send({"trouble": "", **change.to_dict(), "past": self._past.take_changes()})
@@ -248,6 +250,7 @@ class Hub:
         message = {
             "all": True,
             "about": self._about,
+            "looked": self._looked,
             "trouble": self._trouble,
             "rows": self._present.rows(),
             "past": self._past.items(),

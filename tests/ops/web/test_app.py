@@ -93,6 +93,12 @@ def test_one_lock_is_told_with_those_that_wait(site, app):
     assert detail(site, name="nobody's")["locks"] == []
 
 
+def test_a_label_that_utf_8_cannot_write_is_told_as_json_can(site, app):
+    made, _ = take(app, "sync", "x", lock_label="order \ud800")
+    assert [each["label"] for each in site.get("api/locks").json()] == ["order \ud800"]
+    assert detail(site, name=made.keys.name)["locks"][0]["label"] == "order \ud800"
+
+
 def test_the_page_takes_nothing_from_elsewhere_and_has_nothing_within_its_text(site):
     html = site.get("").text
     assert not re.search(r"<(script|style)[^>]*>[^<]", html), "nothing inline"
@@ -207,6 +213,14 @@ def test_more_viewers_than_it_can_serve_are_refused(site, monkeypatch):
     assert eventually(lambda: next(again, None), "one has left, and another may watch")["all"]
 
 
+def test_to_ask_whether_there_is_a_stream_is_not_to_watch(site):
+    for _ in range(hub.VIEWERS + 1):
+        answer = site.http.head("/api/stream")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+    assert next(messages(site))["all"]
+
+
 def test_a_server_that_is_away_is_an_error_that_says_so(own_redis, label):
     with Site(make_app(own_redis.url, label)) as site:
         told = messages(site)
@@ -258,9 +272,12 @@ def test_requests_of_other_sites_are_refused(site):
     ):
         assert site.get("api/locks", origin=origin).status_code == 403, origin
         assert site.order({}, origin=origin, **bearer(TOKEN)).status_code == 403
-    assert site.get("api/locks", sec_fetch_site="cross-site").status_code == 403
     followed = {"sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
-    assert site.get("", sec_fetch_site="cross-site", **followed).status_code == 200, "a link"
+    for other in ("cross-site", "same-site"):  # the second is another port, or another name
+        assert site.get("api/locks", sec_fetch_site=other).status_code == 403
+        assert site.get("", sec_fetch_site=other, **followed).status_code == 200, "a link"
+    for own in ("same-origin", "none"):
+        assert site.get("api/locks", sec_fetch_site=own).status_code == 200
 
 
 # -- breaking ---------------------------------------------------------------------------------
@@ -293,6 +310,14 @@ def test_a_lock_is_broken_with_the_token_and_only_the_one_that_was_shown(site, a
     assert answer.status_code == 409
     assert "another run holds it" in answer.json()["error"]
     assert client.exists(key)
+
+
+def test_wrong_tokens_are_logged_once_for_many(site, caplog):
+    for _ in range(3):
+        assert site.order({}, **bearer("a-guess-of-the-token")).status_code == 401
+    (line,) = [each.getMessage() for each in caplog.records if "token" in each.getMessage()]
+    assert "127.0.0.1" in line
+    assert "a-guess" not in line
 
 
 def test_an_order_that_is_none_is_refused(site, app, client, label):
@@ -426,7 +451,8 @@ def test_the_command_prints_where_it_is_and_a_token_that_it_made(redis_server, t
     finally:
         process.terminate()
         _, errors = process.communicate(timeout=20)
-    assert errors.splitlines()[1:] == [], "no more than where the locks are; and it ends"
+    (told,) = errors.splitlines()[1:]  # after where the locks are; and it ends without a word
+    assert "token is missing or wrong: 1" in told
 
 
 def test_a_port_that_is_taken_is_an_error_in_one_line(app):

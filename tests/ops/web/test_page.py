@@ -212,6 +212,46 @@ def test_a_server_that_is_away_greys_the_last_picture_and_comes_back(page, own_r
     store_of(app).close()
 
 
+def test_a_server_that_never_answered_is_not_said_to_have_no_locks(page, own_redis, label):
+    app = make_app(own_redis.url, label)
+    own_redis.kill()
+    with Site(app) as site:
+        page.goto(site.url)
+        expect(page.locator("#live")).to_have_text("Redis does not answer")
+        expect(page.locator("#none")).to_have_text("Waiting for the first look.")
+        expect(page.locator("#trouble")).not_to_contain_text("said last")
+        own_redis.start()
+        expect(page.locator("#none")).to_contain_text("Nobody holds a lock")
+        page.goto("about:blank")
+    store_of(app).close()
+
+
+def test_the_keyboards_focus_stays_when_another_lock_goes(page, app):
+    made, _ = take(app, "sync", "first")
+    time.sleep(0.01)  # by the server's clock, the longest held is shown first
+    take(app, "report", "second")
+    take(app, "account", "third")
+    with opened(page, app):
+        expect(page.locator("#rows tr")).to_have_count(3)
+        link = page.locator("#rows tr", has_text="id-of-second").locator("a")
+        link.focus()
+        store_of(app).locks.settle(made)
+        expect(page.locator("#rows tr")).to_have_count(2)
+        expect(link).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.locator("#lock")).to_contain_text("id-of-second")
+
+
+def test_a_text_without_end_is_cut(page, app):
+    take(app, "sync", "x", lock_label="l" * 200_000, node="n" * 200_000)
+    with opened(page, app):
+        expect(page.locator("#rows tr")).to_have_count(1)
+        assert len(page.locator("#rows").text_content()) < 5000
+        page.locator("#rows a").click()
+        expect(page.locator("#lock dd").first).to_have_text("id-of-x")
+        assert len(page.locator("#lock").text_content()) < 5000
+
+
 def test_it_fits_a_telephone_and_the_dark(browser, app):
     take(app, "sync", "x")
     take(app, "account", "a-name-without-any-space" * 20, node="n" * 100, task_id="t" * 200)

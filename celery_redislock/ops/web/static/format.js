@@ -1,8 +1,10 @@
 // How things are said. What comes from tasks only ever becomes text here: `textContent`, never HTML.
 
+const LONGEST = 1000; // characters of one text
+
 // Characters that could move the cursor, end a line, or turn the text round, as an escape.
 export function plain(value) {
-  return String(value).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (each) => {
+  return cut(String(value), LONGEST).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (each) => {
     return `\\u{${each.codePointAt(0).toString(16)}}`;
   });
 }
@@ -94,9 +96,11 @@ export function mark(element, name, value) {
 }
 
 // Give the parent exactly these children, in this order, and keep those that it has.
+// Those that go, go first: an element that is moved loses the keyboard's focus.
 export function arrange(parent, children) {
+  const wanted = new Set(children);
+  for (const each of [...parent.children]) if (!wanted.has(each)) each.remove();
   children.forEach((child, place) => {
     if (parent.children[place] !== child) parent.insertBefore(child, parent.children[place] ?? null);
   });
-  while (parent.children.length > children.length) parent.lastElementChild.remove();
 }

@@ -12,6 +12,7 @@ export class Model {
   trouble = "";
   forgetful = "";
   version = 0;
+  looked = false; // whether the rows are what somebody has seen
   #offset = null;
 
   // Unix time by the lock server's clock, between two messages too.
@@ -26,7 +27,9 @@ export class Model {
       this.items.clear();
       this.lanes.clear();
       this.about = message.about;
+      this.looked = message.looked;
     }
+    if (message.trouble === "") this.looked = true;
     for (const row of message.rows ?? []) this.rows.set(row.id, row);
     for (const [id, end] of Object.entries(message.leases ?? {})) {
       const row = this.rows.get(Number(id));

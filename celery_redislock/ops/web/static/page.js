@@ -74,7 +74,7 @@ function showState() {
   say(at("live"), live ? "live" : connected ? "Redis does not answer" : model.version ? "reconnecting" : "connecting");
   mark(at("live"), "data-live", live);
   document.body.classList.toggle("stale", model.version > 0 && !live);
-  const why = trouble ? `The lock server does not answer, so this is what it said last. ${trouble}`
+  const why = trouble ? `The lock server does not answer${model.looked ? ", so this is what it said last" : ""}. ${trouble}`
     : "The page's server does not answer, so this is what it said last.";
   at("trouble").hidden = live || !model.version;
   if (!at("trouble").hidden) say(at("trouble"), plain(why));
@@ -126,7 +126,7 @@ function showAll() {
   const total = [...model.rows.values()].filter(isLock).length;
   say(at("count"), found === total ? count(total, "lock") : `${found.toLocaleString("en")} of ${count(total, "lock")}`);
   at("none").hidden = found > 0;
-  say(at("none"), !model.version ? "Waiting for the first look." : total ? "No lock matches." : "Nobody holds a lock, and nobody waits for one.");
+  say(at("none"), !model.looked ? "Waiting for the first look." : total ? "No lock matches." : "Nobody holds a lock, and nobody waits for one.");
   document.querySelector("#list table").hidden = found === 0;
   at("pages").hidden = pages < 2;
   say(at("page"), `page ${shown + 1} of ${pages}`);
