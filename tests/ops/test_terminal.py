@@ -11,6 +11,7 @@ from wcwidth import wcswidth, wcwidth
 
 from celery_redislock.ops.terminal import (
     Column,
+    by_node,
     by_path,
     by_wrapping,
     cut,
@@ -116,6 +117,15 @@ def test_columns_stay_aligned_and_take_only_what_they_need():
         "日本  yyyyyyyyyyyyyyyyyyyy  free",
     ]
     assert grid(TABLE, [], 80) == ["TASK  KEY  STATE"]
+
+
+def test_what_a_cut_leaves_is_for_the_other_columns():
+    columns = [Column("NODE", by_node), Column("KEY", by_wrapping, 12)]
+    node, key = "web-1@shop.eu-central-1.example.com", "k" * 29
+    assert grid(columns, [(node, key)], 41) == [
+        "NODE        KEY",
+        f"web-1@shop  {key}",
+    ]
 
 
 def test_a_huge_name_is_shown_at_once():
