@@ -142,6 +142,21 @@ class Naming(NamedTuple):
     def has_arguments(self) -> bool:
         return bool(self.words or self.args or self.kwargs)
 
+    @property
+    def text(self) -> str:
+        """The target.
+
+        Raises:
+            TargetError: it cannot be the name of a lock.
+        """
+        from ..tasks.target import TargetError
+
+        try:
+            self.target.encode()
+        except UnicodeEncodeError:
+            raise TargetError(f"no such lock: {self.target!r} is not valid text") from None
+        return self.target
+
     def locate(self, app: Any) -> Target:
         """The lock that is meant.
 
@@ -154,12 +169,8 @@ class Naming(NamedTuple):
 
         if not self.target:
             raise TargetError("which lock? Give a key, or a task and a call's arguments")
-        try:
-            self.target.encode()
-        except UnicodeEncodeError:
-            raise TargetError(f"no such lock: {self.target!r} is not valid text") from None
         arguments = [*map(word, self.words), *self.args]
-        meant = locate(app, self.target, arguments, self.kwargs)
+        meant = locate(app, self.text, arguments, self.kwargs)
         return pick(app, meant) if meant.keys.name == self.target else meant
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..app.settings import AppLocks, app_locks
 from ..core.holders import one_line
 from ..core.keys import lock_keys
 from ..tasks.target import Target, TargetError
+from .history import OUTSIDE, PastRun, past_runs
 from .survey import Found, all_locks, one_lock
-from .table import SHORT, digest_of, telling
+from .table import SHORT, digest_of, telling, telling_of
 
 
 def chosen(
@@ -46,20 +47,52 @@ def pick(app: Any, meant: Target) -> Target:
     locks, text = app_locks(app), meant.keys.name
     if text in app.tasks or one_lock(locks, text):
         return meant
-    names = sorted({each.name for each in all_locks(locks, app) if _is_shown_as(each, text)})
+    found = all_locks(locks, app)
+    name = _only({each.name for each in found if _is_shown_as(_Shown.present(each), text)}, text)
+    return meant if name is None else Target(lock_keys(locks.prefix, name))
+
+
+def pick_past(locks: AppLocks, text: str) -> str:
+    """The name of the lock that is meant, of those with a history: by its name, or by what
+    `history` shows of it, as `pick`.
+
+    Raises:
+        TargetError: there are several.
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    if past_runs(locks, name=text, limit=1, running=True):
+        return text
+    found = past_runs(locks, running=True)
+    return _only({run.name for run in found if _is_shown_as(_Shown.past(run), text)}, text) or text
+
+
+def _only(names: Collection[str], text: str) -> str | None:
+    """The only name, if there is one."""
     if len(names) > 1:
-        some = ", ".join(map(one_line, names[:3]))
+        some = ", ".join(map(one_line, sorted(names)[:3]))
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise TargetError(f"{one_line(text)} is not clear: {some}{more}")
-    return _target(locks, names) or meant
+    return next(iter(names), None)
 
 
-def _target(locks: AppLocks, names: Sequence[str]) -> Target | None:
-    return Target(lock_keys(locks.prefix, names[0])) if names else None
+class _Shown(NamedTuple):
+    """What a table shows of a lock."""
+
+    name: str
+    telling: str
+    task_id: str | None
+
+    @classmethod
+    def present(cls, each: Found) -> _Shown:
+        return cls(each.name, telling(each), each.holder.task_id if each.holder else None)
+
+    @classmethod
+    def past(cls, run: PastRun) -> _Shown:
+        return cls(run.name, telling_of(run.name, run.task or OUTSIDE, run.label), run.task_id)
 
 
-def _is_shown_as(each: Found, text: str) -> bool:
-    if text == telling(each):
+def _is_shown_as(shown: _Shown, text: str) -> bool:
+    if text == shown.telling:
         return True
-    beginnings = (digest_of(each.name), each.holder and each.holder.task_id)
+    beginnings = (digest_of(shown.name), shown.task_id)
     return len(text) >= SHORT and any(known and known.startswith(text) for known in beginnings)

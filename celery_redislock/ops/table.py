@@ -115,20 +115,34 @@ def _wide_row(each: Found) -> tuple[str, ...]:
 
 
 def telling(each: Found, digests: Mapping[str, str] | None = None) -> str:
-    """What tells this lock from others of its task: the label, the name without the task's, or
-    the beginning of the digest.
+    """What tells this lock from others of its task: see `telling_of`."""
+    label = each.holder.label if each.holder else None
+    return telling_of(each.name, each.task, label, digests)
+
+
+def telling_of(
+    name: str, task: str, label: str | None, digests: Mapping[str, str] | None = None
+) -> str:
+    """What tells a lock from others of its task: the label, the name without the task's, or the
+    beginning of the digest.
+
+    Args:
+        name: the lock's name.
+        task: the task's.
+        label: what the lock is called for people, if it is.
+        digests: how short each digest may be; eight characters else.
     """
-    if each.holder is not None and each.holder.label:
-        return each.holder.label
-    parts = _DIGEST_NAME.fullmatch(each.name)
+    if label:
+        return label
+    parts = _DIGEST_NAME.fullmatch(name)
     if parts is None:
-        own = each.name.removeprefix(f"{each.task}:") if each.task else each.name
-        return own or each.name
-    task, found = parts.groups()
+        own = name.removeprefix(f"{task}:") if task else name
+        return own or name
+    named, found = parts.groups()
     short = (digests or {}).get(found, found[:SHORT])
     if found == _NO_ARGUMENTS:
         short = "(no arguments)"
-    return short if task == each.task else f"{task}:{short}"
+    return short if named == task else f"{named}:{short}"
 
 
 def digest_of(name: str) -> str | None:

@@ -222,12 +222,31 @@ def _line(cells: Sequence[str], widths: Sequence[int], limit: int) -> str:
 
 
 def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], limit: int) -> list[int]:
-    """What each column gets. The widest of those that can be narrower give way first."""
+    """What each column gets."""
     by_column = list(zip(*cells, strict=True)) or [()] * len(columns)
     needed = [
         max([len(column.head), *map(width_of, texts)])
         for column, texts in zip(columns, by_column, strict=True)
     ]
+    widths = _shared_out(columns, needed, limit)
+    # What is cut may leave room: of a node the whole domain goes. That is for the others.
+    used = [
+        _used(column, texts, width) if width < need else need
+        for column, texts, width, need in zip(columns, by_column, widths, needed, strict=True)
+    ]
+    return _shared_out(columns, used, limit)
+
+
+def _used(column: Column, texts: Iterable[str], width: int) -> int:
+    """What its cells need of that width."""
+    fitted = [column.fit(text, width) if column.fit else [text] for text in texts]
+    if any(len(lines) > 1 for lines in fitted):
+        return max(len(column.head), *map(width_of, texts))
+    return max([len(column.head), *(width_of(line) for (line,) in fitted)])
+
+
+def _shared_out(columns: Sequence[Column], needed: Sequence[int], limit: int) -> list[int]:
+    """What each gets of the width. The widest of those that can be narrower give way first."""
     room = limit - 2 * (len(columns) - 1)
     for keep_least in (True, False):
         for most in range(min(max(needed), limit), 3, -1):
@@ -246,13 +265,24 @@ def _narrowed(column: Column, need: int, most: int, keep_least: bool) -> int:
     return min(need, max(most, column.least, len(column.head)) if keep_least else most)
 
 
+def paragraph(text: str) -> list[str]:
+    """The text on lines that fit the terminal; in a pipe on one, as its width is known to whoever
+    reads it.
+    """
+    return wrap(plain(text), terminal_width()) if _is_width_known() else [plain(text)]
+
+
+def _is_width_known() -> bool:
+    return shutil.get_terminal_size((0, 0)).columns > 0
+
+
 def named_values(values: Iterable[tuple[str, str]]) -> list[str]:
     """The lines of names with their values, which are wrapped beside them; in a pipe each is on one
     line, whose width is known to whoever reads it.
     """
     pairs = [(name, plain(value)) for name, value in values]
     widest = max((len(name) for name, _ in pairs), default=0)
-    is_known = shutil.get_terminal_size((0, 0)).columns > 0
+    is_known = _is_width_known()
     found = []
     for name, value in pairs:
         first, *more = wrap(value, terminal_width() - widest - 2) if is_known else [value]

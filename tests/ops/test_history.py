@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from typing import Any
 
 import pytest
 from celery import Celery
 
+from celery_redislock import SingletonTask
 from celery_redislock.app.settings import app_locks
 from celery_redislock.core import holders, past
 from celery_redislock.core.claims import Acquired
 from celery_redislock.core.store import Store
 from celery_redislock.errors import ConfigError
+from celery_redislock.ops.commands.history import _row
 from celery_redislock.ops.doctor.examine import examine
+from celery_redislock.ops.history import past_runs
 from tests.support.looking import claim, make_app, run
 from tests.support.servers import RedisServer
 
@@ -57,7 +59,7 @@ def some(app: Celery, store: Store) -> None:
             dataclasses.replace(duplicate, task="sync", history=50, turned_away=True)
         )
     store.locks.settle(made, run_end=past.end_text(fence, 2.0, past.FAILED))
-    ran(app, store, "account", "a")
+    ran(app, store, "account", "a" * 60)
     begin(app, store, "report", "dead")
     store.server.ask([("DEL", app.tasks["report"].lock_key_for("dead"))])
     begin(app, store, "report", "alive")
@@ -73,28 +75,92 @@ def table(app: Celery, *arguments: str) -> list[list[str]]:
 @pytest.mark.usefixtures("some")
 def test_the_last_runs_of_all_are_shown_the_newest_first(app: Celery) -> None:
     head, *rows, summary = table(app)
-    assert head == ["WHEN", "TOOK", "ENDED", "LOCK", "TASK", "ID", "WHERE", "SKIPS"]
-    assert [row[3] for row in rows] == ["running", "lapsed", "succeeded", "failed", "succeeded"]
+    assert head == ["WHEN", "TOOK", "ENDED", "TASK", "KEY", "ID", "NODE", "SKIPS"]
+    rows = [row for row in rows if len(row) > 1]  # the others go on with a long key
+    assert [row[2] for row in rows] == ["running", "lapsed", "succeeded", "failed", "succeeded"]
+    assert [row[3] for row in rows] == ["report", "report", "account", "sync", "sync"]
     assert [row[-1] for row in rows] == ["0", "0", "0", "3", "0"]
-    assert rows[1][2] == "-"
-    assert rows[2][2] == "1m30s"
+    assert rows[1][1] == "-"
+    assert rows[2][1] == "1m30s"
     assert " ".join(summary) == "5 runs; 1 lapsed: nobody released the lock"
 
 
 @pytest.mark.usefixtures("some")
 def test_the_runs_of_a_task_or_of_one_lock_are_shown(app: Celery) -> None:
-    task, _, *rows, _ = table(app, "sync")
-    assert task == ["sync"]
-    assert [row[3] for row in rows] == ["failed", "succeeded"]
-    assert [row[3] for row in table(app, "s?nc", "--limit", "1")[2:-1]] == ["failed"]
-    name, _, row, _ = table(app, "sync", "a")
-    assert name == [app.tasks["sync"].lock_name(["a"], {})]
-    assert row[3] == "succeeded"
+    task, head, *rows, _ = table(app, "sync")
+    assert (task, "TASK" in head) == (["sync"], False)
+    assert [row[2] for row in rows] == ["failed", "succeeded"]
+    assert [row[2] for row in table(app, "s?nc", "--limit", "1")[2:-1]] == ["failed"]
+    name, head, row, _ = table(app, "sync", "a")
+    assert (name, "KEY" in head) == ([app.tasks["sync"].lock_name(["a"], {})], False)
+    assert row[2] == "succeeded"
     assert table(app, app.tasks["sync"].lock_key_for("a"))[2] == row
-    named, _, row, _ = table(app, "account:a")
-    assert (named, row[3]) == (["account:a"], "succeeded")
+    assert table(app, f"account:{'a' * 60}")[2][2] == "succeeded"
     assert table(app, "nobody") == [["no", "runs", "are", "kept", "that", "match"]]
-    assert len(table(app, "--since", "1h")) == 7
+    assert len(table(app, "--since", "1h")) >= 7
+
+
+@pytest.mark.usefixtures("some")
+def test_a_lock_is_named_by_what_the_table_shows_of_it(app: Celery, store: Store) -> None:
+    name = app.tasks["sync"].lock_name(["a"], {})
+    digest = name.rpartition(":")[2]
+    assert table(app, digest[:8])[0] == [name]
+    assert table(app, digest)[0] == [name]
+    assert table(app, "id-of-a")[0] != [name], "too short"
+    assert table(app, "id-of-dead")[2][2] == "lapsed"
+    begin(app, store, "sync", "x", lock_label="order 4711")
+    begin(app, store, "report", "y", lock_label="order 4711")
+    begin(app, store, "sync", "z", lock_label="order 4712")
+    assert table(app, "order 4712")[0][-1] == "4712)"
+    unclear = run(app, "history", "order 4711")
+    assert (unclear.exit_code, "is not clear: report:v1:" in unclear.output) == (1, True)
+    assert "not valid text" in run(app, "history", "\udcff").output
+
+
+def test_what_tells_a_lock_is_never_cut_and_ids_and_nodes_are_as_in_list(
+    app: Celery, store: Store
+) -> None:
+    node, label = "celery@web-17.eu-central-1.example.com", "order 4711 of customer 12345"
+    long = "shop.warehouse.inventory.reconcile_every_location"
+
+    def body(label: str) -> None:
+        """Nothing."""
+
+    app.task(name=long, base=SingletonTask, shared=False)(body)
+    begin(app, store, long, "a", lock_label=label, node=node, task_id="0" * 36)
+    begin(app, store, "sync", "b", lock_label=label, node=node, task_id="f" * 36)
+    for columns in (80, 120):
+        head, *lines = run(app, "history", columns=columns).output.splitlines()[:-1]
+        key = slice(head.index("KEY"), head.index("ID"))
+        assert "".join("".join(line[key].split()) for line in lines) == 2 * "".join(label.split())
+        text = "\n".join(lines)
+        assert "00000000 " in text
+        assert "web-17" in text
+        assert "~" in text
+        assert ".." not in text
+
+
+@pytest.mark.usefixtures("some")
+def test_wide_shows_all_and_a_pipe_is_120_columns_wide(app: Celery, store: Store) -> None:
+    begin(app, store, "sync", "x", lock_label="order 4711")
+    wide = run(app, "history", "--wide", columns=60).output
+    for each in json.loads(run(app, "history", "--json").stdout):
+        for text in (each["key"], each["task_id"], str(each["pid"]), str(each["fence"])):
+            assert text in wide
+    assert wide.splitlines()[0].split()[-1] == "LABEL"
+    assert "order 4711" in wide
+    piped = run(app, "history", env={"COLUMNS": ""}).output.splitlines()
+    assert 80 < max(map(len, piped)) <= 120
+
+
+@pytest.mark.parametrize("days", [0, 3])
+def test_runs_of_other_days_show_the_day(app: Celery, store: Store, days: int) -> None:
+    begin(app, store, "sync", "a")
+    at = time.time() - 86400 * days
+    (run_,) = past_runs(app_locks(app), running=True)
+    row = _row(dataclasses.replace(run_, began=at), {}, {})
+    form = "%m-%d %H:%M" if days else "%H:%M:%S"
+    assert row["WHEN"] == time.strftime(form, time.localtime(at))
 
 
 @pytest.mark.usefixtures("some")
@@ -118,6 +184,8 @@ def test_skips_are_drawn_by_the_hour(app: Celery) -> None:
     assert first.startswith("sync: 3 turned away, at most 3 in an hour (")
     assert bars.count("█") == 1
     assert len(bars) == len(hours) == 52
+    long = run(app, "history", "--skips", columns=60).output.splitlines()
+    assert max(map(len, long)) <= 60
     assert "no duplicates were turned away" in run(app, "history", "--skips", "report").output
     assert "takes a task" in run(app, "history", "--skips", "sync", "a").output
 
@@ -136,8 +204,6 @@ def test_a_setting_that_is_not_accepted_is_refused(label: str, value: object) ->
 
 def test_doctor_names_the_rights_that_history_needs(own_redis: RedisServer, label: str) -> None:
     with own_redis.client() as client:
-        if int(client.info("server")["redis_version"].split(".")[0]) < 7:
-            pytest.skip("it cannot say what a user may do")
         rights = "ACL SETUSER some on >pw ~* +@all -ltrim -zcard"
         client.execute_command(*rights.split())
         app = make_app(own_redis.url.replace("://", "://some:pw@"), label)
@@ -152,17 +218,6 @@ def test_a_lock_is_called_by_its_label(app: Celery, store: Store) -> None:
     reply = store.locks.acquire(dataclasses.replace(made, value=value))
     assert isinstance(reply, Acquired)
     ran(app, store, "account", "a")
-    assert "sync order\\n4711" in run(app, "history").output
+    assert "order\\n4711" in run(app, "history").output
     (only,) = json.loads(run(app, "history", "sync", "--json").stdout)
     assert (only["label"], only["how"]) == ("order\n4711", "running")
-
-
-def test_the_telling_part_of_a_name_is_never_cut(app: Celery, store: Store) -> None:
-    name = f"eu-west-1/{'customer/' * 8}4711"
-    made = claim(app, "account", name, node=f"celery@{'long.' * 12}example.org")
-    reply = store.locks.acquire(dataclasses.replace(made, task="account", history=50))
-    assert isinstance(reply, Acquired)
-    (_, _, first, *more), pid = table(app, "account"), os.getpid()
-    shown = "".join([first[4], *(line[0] for line in more[:-1])])
-    assert shown == f"account:{name}"
-    assert first[6].endswith(f"/{pid}")

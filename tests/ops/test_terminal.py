@@ -11,13 +11,14 @@ from wcwidth import wcswidth, wcwidth
 
 from celery_redislock.ops.terminal import (
     Column,
+    by_node,
     by_path,
     by_wrapping,
     cut,
     cut_node,
     cut_path,
-    fields,
     grid,
+    named_values,
     plain,
     width_of,
     wrap,
@@ -118,6 +119,15 @@ def test_columns_stay_aligned_and_take_only_what_they_need():
     assert grid(TABLE, [], 80) == ["TASK  KEY  STATE"]
 
 
+def test_what_a_cut_leaves_is_for_the_other_columns():
+    columns = [Column("NODE", by_node), Column("KEY", by_wrapping, 12)]
+    node, key = "web-1@shop.eu-central-1.example.com", "k" * 29
+    assert grid(columns, [(node, key)], 41) == [
+        "NODE        KEY",
+        f"web-1@shop  {key}",
+    ]
+
+
 def test_a_huge_name_is_shown_at_once():
     _, *more = grid(TABLE, [("t" * 10**6, "k" * 10**6 + "end", "held")], 80)[1:]
     assert len(more) == 5
@@ -126,7 +136,7 @@ def test_a_huge_name_is_shown_at_once():
 
 def test_values_are_wrapped_beside_their_names(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    (first, second) = fields([("key", "k" * 60)])
+    (first, second) = named_values([("key", "k" * 60)])
     assert first == "key  " + "k" * 55
     assert second == "     " + "k" * 5
 

@@ -13,44 +13,56 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..command import duration, print_json, problem, with_app, with_args, with_json, with_kwargs
-from ..table import in_units
-from ..terminal import Column, cut_node, grid, plain, terminal_width, whole, wrap
+from ..command import (
+    Naming,
+    duration,
+    print_json,
+    problem,
+    with_app,
+    with_json,
+    with_lock_or_filters,
+)
+from ..table import aligned, digest_of, in_units, shortened, show_lines, telling_of
+from ..terminal import Column, by_cutting, by_node, by_path, by_wrapping, grid, paragraph
 
 if TYPE_CHECKING:
     from ...app.settings import AppLocks
     from ..history import PastRun
 
-HEAD: Final = ("WHEN", "TOOK", "ENDED", "LOCK", "TASK ID", "WHERE", "SKIPS")
-LOCK, WHERE = 3, 5
+#: Of a run, what fits a terminal; without what is told above the table.
+COLUMNS: Final = (
+    Column("WHEN"),
+    Column("TOOK"),
+    Column("ENDED"),
+    Column("TASK", by_path, 9),
+    Column("KEY", by_wrapping, 12),
+    Column("ID", by_cutting),
+    Column("NODE", by_node),
+    Column("SKIPS"),
+)
+#: Of a run, all.
+WIDE: Final = (
+    *("WHEN", "TOOK", "ENDED", "TASK", "KEY", "TASK ID", "NODE", "PID", "SKIPS", "FENCE", "LABEL"),
+)
 #: Bars, from none to the most.
 BARS: Final = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS: Final = " .:-=+*#@"
 
 
 @click.command()
-@click.argument("target", metavar="[TASK|KEY]", required=False)
-@click.argument("words", metavar="[ARG]...", nargs=-1)
-@with_args
-@with_kwargs
+@with_lock_or_filters
 @click.option("--since", callback=duration, default="0", help="Only of the last 90, 5m, 2h or 1d.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--skips", is_flag=True, help="Show the duplicates turned away in each hour instead.")
+@click.option("--wide", is_flag=True, help="Show all of it, however wide the terminal is.")
 @with_json
 @with_app
 def history(
-    app: Any,
-    target: str | None,
-    words: tuple[str, ...],
-    args: list[Any],
-    kwargs: dict[str, Any],
-    since: float,
-    limit: int,
-    skips: bool,
-    as_json: bool,
+    app: Any, naming: Naming, since: float, limit: int, skips: bool, wide: bool, as_json: bool
 ) -> None:
-    """Show the last runs of all locks, of a TASK (or a glob), or of one lock: a KEY, a lock's name,
-    or a TASK and a call's arguments. SKIPS counts the duplicates that each run turned away.
+    """Show the last runs of all locks, of a TASK (or a glob), or of one lock: named by its KEY or
+    name, by a TASK and a call's arguments, or by what the table shows of it. SKIPS counts the
+    duplicates that each run turned away.
 
     An ARG is read as JSON, or else as plain text.
     """
@@ -60,50 +72,34 @@ def history(
     if not locks.history:
         click.echo("redislock_history is 0: this app keeps no history", err=True)
     if skips:
-        if words or args or kwargs:
+        if naming.has_arguments:
             raise problem("--skips takes a task and no arguments: duplicates are counted by task")
-        _show_skips(locks, target, as_json)
+        _show_skips(locks, naming.target or None, as_json)
         return
-    wanted = _wanted(app, target, words, args, kwargs)
-    first = time.time() - since if since else None
-    found = _found(locks, wanted, target, first, limit)
+    found, is_one_lock = _found(app, naming, time.time() - since if since else None, limit)
     if as_json:
         print_json([run.to_dict() for run in found])
     elif found:
-        _show(found, is_one_lock="name" in wanted or found[0].name == target)
+        show_lines(_wide(found) if wide else _table(found, is_one_lock))
     click.echo(_summary(found, limit), err=as_json)
 
 
-def _wanted(
-    app: Any,
-    target: str | None,
-    words: Sequence[str],
-    args: list[Any],
-    kwargs: dict[str, Any],
-) -> dict[str, str]:
-    """What is meant: one lock, the runs of a task, or all."""
+def _found(app: Any, naming: Naming, since: float | None, limit: int) -> tuple[list[PastRun], bool]:
+    """The runs that are meant, and whether they are those of one lock."""
     from ...app.settings import app_locks
     from ...core.keys import name_of
-    from ...tasks.target import locate, word
-
-    if target is None:
-        return {}
-    arguments = [*map(word, words), *args]
-    if arguments or kwargs or name_of(app_locks(app).prefix, target) is not None:
-        return {"name": locate(app, target, arguments, kwargs).keys.name}
-    return {"task": target}
-
-
-def _found(
-    locks: AppLocks, wanted: dict[str, str], target: str | None, since: float | None, limit: int
-) -> list[PastRun]:
     from ..history import past_runs
+    from ..pick import pick_past
 
-    found = past_runs(locks, **wanted, since=since, limit=limit, running=True)
-    if not found and "task" in wanted and target is not None:
-        # No task of that name: a lock, perhaps.
-        found = past_runs(locks, name=target, since=since, limit=limit, running=True)
-    return found
+    locks, target = app_locks(app), naming.target
+    which: dict[str, Any] = {"since": since, "limit": limit, "running": True}
+    if not target and not naming.has_arguments:
+        return past_runs(locks, **which), False
+    if naming.has_arguments or name_of(locks.prefix, target) is not None:
+        return past_runs(locks, name=naming.locate(app).keys.name, **which), True
+    if found := past_runs(locks, task=target, **which):
+        return found, False
+    return past_runs(locks, name=pick_past(locks, naming.text), **which), True
 
 
 def _summary(found: Sequence[PastRun], limit: int) -> str:
@@ -118,62 +114,81 @@ def _summary(found: Sequence[PastRun], limit: int) -> str:
 # -- the table --------------------------------------------------------------------------------
 
 
-def _show(found: Sequence[PastRun], is_one_lock: bool) -> None:
-    tasks = {run.task for run in found}
-    told = None  # what the line above the table says
+def _table(found: Sequence[PastRun], is_one_lock: bool) -> list[str]:
+    """The lines of a table that fits the terminal. What all runs share is told above it."""
+    ids = shortened(run.task_id for run in found if run.task_id)
+    digests = shortened(digest for run in found if (digest := digest_of(run.name)))
+    rows = [_row(run, ids, digests) for run in found]
+    tasks, above, hidden = {run.task for run in found}, "", set()
     if is_one_lock:
-        told = found[0].name
+        above, hidden = _called(found[0]), {"TASK", "KEY"}
     elif len(tasks) == 1:
-        told = found[0].task
-    if told:
-        click.echo("\n".join(wrap(plain(told), terminal_width())))
-    columns = [*map(Column, HEAD)]
-    columns[LOCK] = Column(HEAD[LOCK], whole)
-    columns[WHERE] = Column(HEAD[WHERE], _by_place, 12)
-    rows = [_row(run, told) for run in found]
-    if is_one_lock:
-        del columns[LOCK]
-        rows = [[*row[:LOCK], *row[LOCK + 1 :]] for row in rows]
-    click.echo("\n".join(grid(columns, rows)))
+        above, hidden = rows[0]["TASK"], {"TASK"}
+    columns = [column for column in COLUMNS if column.head not in hidden]
+    told = paragraph(above) if above else []
+    return [*told, *grid(columns, [[row[column.head] for column in columns] for row in rows])]
 
 
-def _row(run: PastRun, told: str | None) -> list[str]:
-    took = run.took
-    if run.how == "running":
-        took = max(time.time() - run.began, 0.0)
-    return [
-        time.strftime("%m-%d %H:%M:%S", time.localtime(run.began)),
-        "-" if took is None else in_units(took),
+def _called(run: PastRun) -> str:
+    return f"{run.name} ({run.label})" if run.label else run.name
+
+
+def _row(run: PastRun, ids: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, str]:
+    from ..history import OUTSIDE
+
+    task = run.task or OUTSIDE
+    return {
+        "WHEN": _when(run.began),
+        "TOOK": _took(run),
+        "ENDED": run.how,
+        "TASK": task,
+        "KEY": telling_of(run.name, task, run.label, digests),
+        "ID": ids.get(run.task_id or "", "-"),
+        "NODE": run.node or "-",
+        "SKIPS": str(run.turned_away),
+    }
+
+
+def _wide(found: Sequence[PastRun]) -> list[str]:
+    head = WIDE if any(run.label for run in found) else WIDE[:-1]
+    return aligned(head, (_wide_row(run)[: len(head)] for run in found))
+
+
+def _wide_row(run: PastRun) -> tuple[str, ...]:
+    from ..history import OUTSIDE
+
+    return (
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.began)),
+        _took(run),
         run.how,
-        _lock(run, told),
-        (run.task_id or "-")[:8],
-        f"{run.node or '-'}/{run.pid or '-'}",
+        run.task or OUTSIDE,
+        run.key,
+        run.task_id or "-",
+        run.node or "-",
+        str(run.pid or "-"),
         str(run.turned_away),
-    ]
+        str(run.fence),
+        run.label or "-",
+    )
 
 
-def _lock(run: PastRun, told: str | None) -> str:
-    """What tells the lock from others: no prefix, no slot, no task that was told, and of a digest
-    its beginning.
-    """
-    start = f"{run.task}:v1:"
-    if run.label is None and not (run.task and run.name.startswith(start)):
-        return run.name
-    own = run.label or run.name.removeprefix(start)[:8]
-    return own if run.task == told else f"{run.task or 'RedisLock'} {own}"
+def _when(began: float) -> str:
+    """The time of today, or the day and the minute."""
+    at = time.localtime(began)
+    is_today = time.strftime("%x", at) == time.strftime("%x")
+    return time.strftime("%H:%M:%S" if is_today else "%m-%d %H:%M", at)
 
 
-def _by_place(text: str, width: int) -> list[str]:
-    """A node and a process, of which the process is never cut."""
-    node, _, pid = text.rpartition("/")
-    return [f"{cut_node(node, max(width - len(pid) - 1, 4))}/{pid}"]
+def _took(run: PastRun) -> str:
+    took = max(time.time() - run.began, 0.0) if run.how == "running" else run.took
+    return "-" if took is None else in_units(took)
 
 
 # -- skips by the hour ------------------------------------------------------------------------
 
 
 def _show_skips(locks: AppLocks, task: str | None, as_json: bool) -> None:
-    from ..history import HOURS, turned_away
+    from ..history import HOURS, OUTSIDE, turned_away
 
     found = turned_away(locks, task=task)
     if as_json:
@@ -183,8 +198,7 @@ def _show_skips(locks: AppLocks, task: str | None, as_json: bool) -> None:
     now = int(time.time() // 3600) * 3600
     last = [now - 3600 * ago for ago in range(HOURS - 1, -1, -1)]
     for name, counts in found.items():
-        line = plain(f"{name or 'RedisLock'}: {_told(counts)}")
-        click.echo("\n".join(wrap(line, terminal_width())))
+        show_lines(paragraph(f"{name or OUTSIDE}: {_told(counts)}"))
         click.echo(f"  |{_bars([counts.get(hour, 0) for hour in last])}|")
     if found:
         begins, ends = _hour(last[0]), _hour(now)
