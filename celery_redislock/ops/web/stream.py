@@ -12,6 +12,9 @@ from .hub import Hub, Viewer
 
 #: Seconds of silence after which something is sent, for proxies that close silent connections.
 PING: Final = 15.0
+#: Seconds for which a message may be on its way. Who does not take it by then, such as a machine
+#: that sleeps, has left: it comes again when it wakes.
+STALLED: Final = 30.0
 _START: Final = {
     "type": "http.response.start",
     "status": 200,
@@ -43,20 +46,20 @@ class Stream:
 
     async def _tell(self, send: Send) -> None:
         await send(_START)
-        while True:
-            try:
-                text = await asyncio.wait_for(self._viewer.get(), PING)
-            except asyncio.TimeoutError:
-                await _send(send, b": nothing new\n\n")
-                continue
-            if text is None:
-                await send({"type": "http.response.body", "body": b""})
-                return
-            await _send(send, f"data: {text}\n\n".encode())
+        with contextlib.suppress(asyncio.TimeoutError):  # it takes nothing
+            while (body := await self._next()) is not None:
+                message = {"type": "http.response.body", "body": body, "more_body": True}
+                await asyncio.wait_for(send(message), STALLED)
+        self._hub.leave(self._viewer)
+        await send({"type": "http.response.body", "body": b""})
 
-
-async def _send(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _next(self) -> bytes | None:
+        """What is sent next; None: nothing more."""
+        try:
+            text = await asyncio.wait_for(self._viewer.get(), PING)
+        except asyncio.TimeoutError:
+            return b": nothing new\n\n"
+        return None if text is None else f"data: {text}\n\n".encode()
 
 
 async def _left(receive: Receive) -> None:

@@ -19,7 +19,7 @@ from starlette.routing import Mount
 
 from celery_redislock import ConfigError
 from celery_redislock.app.entries import Entry
-from celery_redislock.ops.web import hub
+from celery_redislock.ops.web import hub, stream
 from celery_redislock.ops.web.app import FILES
 from celery_redislock.web import asgi_app
 from tests.support.looking import claim, make_app, run, take
@@ -219,6 +219,22 @@ def test_to_ask_whether_there_is_a_stream_is_not_to_watch(site):
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
     assert next(messages(site))["all"]
+
+
+def test_a_viewer_that_takes_nothing_gives_up_its_place(site, app, monkeypatch):
+    monkeypatch.setattr(hub, "VIEWERS", 1)
+    monkeypatch.setattr(stream, "STALLED", 0.3)
+    for number in range(40):  # more than the buffers of a connection hold
+        take(app, "sync", f"{number}", lock_label="x" * 200_000)
+    with socket.create_connection(("127.0.0.1", int(site.address.rpartition(":")[2]))) as stalled:
+        stalled.sendall(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert stalled.recv(12) == b"HTTP/1.1 200"
+
+        def may_watch():
+            with site.http.stream("GET", "/api/stream") as answer:
+                return answer.status_code == 200
+
+        eventually(may_watch, "another may watch")
 
 
 def test_a_server_that_is_away_is_an_error_that_says_so(own_redis, label):
