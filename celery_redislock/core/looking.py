@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ..errors import LockUnavailable
@@ -14,7 +15,7 @@ from .claims import Stored
 from .clock import clock
 from .keys import LockKeys
 from .restarts import info
-from .server import Server
+from .server import LOOKING_TTL, Server, read
 
 #: How many keys one step of a scan looks at: well below a millisecond of the server's time.
 SCAN_COUNT: Final = 500
@@ -207,6 +208,31 @@ class Looking:
         )
         # An error: the server does not know the command.
         return [reply == 1 for reply in replies]
+
+    def may_queue(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
+        """The same of any server: each is queued in a transaction, and that is discarded.
+
+        Returns:
+            None if this user may not do that.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        with self._server.connection("", LOOKING_TTL) as connection:
+            connection.send_command("MULTI")
+            # Before anything else is sent: without a transaction it would be run.
+            if isinstance(read(connection), ResponseError):
+                return None
+            all_of_them = [*commands, ("DISCARD",)]
+            connection.send_packed_command(connection.pack_commands(all_of_them))
+            *replies, discarded = [read(connection) for _ in all_of_them]
+            if isinstance(discarded, ResponseError):
+                raise RedisConnectionError(f"DISCARD: {discarded}")  # which ends the transaction
+        # Other errors are no denials: the server is full, say.
+        return [
+            not isinstance(reply, NoPermissionError) and "unknown command" not in str(reply)
+            for reply in replies
+        ]
 
     def reach(self) -> None:
         """Return if the server answers, be it that it denies this user even to ask for its time.

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from celery_redislock import Defer, SingletonTask
+from celery_redislock import Defer, LockUnavailable, SingletonTask
+from celery_redislock.app.settings import app_locks
 from celery_redislock.core.keys import lock_keys
 from celery_redislock.ops.doctor.patient import Patient
 from celery_redislock.ops.doctor.rights import COMMANDS
@@ -85,6 +86,8 @@ def test_a_server_that_evicts_or_is_full_or_restarts_empty_is_told(own_redis, do
         client.config_set("maxmemory-policy", "noeviction")
         client.config_set("maxmemory", str(int(client.info("memory")["used_memory"] * 1.02)))
         assert "of maxmemory is used" in doctor(own_redis.url)["memory"][0][1]
+        client.config_set("maxmemory", "1")
+        assert doctor(own_redis.url)["rights"][0][0] == "ok", "a full server denies no right"
 
 
 def test_a_replica_is_an_error_and_a_master_with_replicas_a_warning(
@@ -291,8 +294,35 @@ def test_warnings_end_with_an_error_only_if_asked(redis_server, doctor):
 
 def test_doctor_takes_no_lock_and_changes_nothing(own_redis, doctor):
     with own_redis.client() as client:
+        client.config_resetstat()
         doctor(own_redis.url)
         assert client.keys("*") == []
         stats = client.info("commandstats")
     asked = {command.split()[0] for command in COMMANDS} - {"eval", "time", "select"}
-    assert not asked & {name.removeprefix("cmdstat_") for name in stats}
+    ran = {name for name, each in stats.items() if each["calls"]}
+    assert not asked & {name.removeprefix("cmdstat_") for name in ran}
+
+
+def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
+    """Newer servers say it, and older ones as commands are queued in a transaction."""
+    looking = app_locks(make_app(own_redis.url, label)).store.looking
+    with own_redis.client() as client:
+        assert looking.may_queue([("set", "a", "b"), ("nonsense",), ("get", "a")]) == [
+            *(True, False, True),
+        ]
+        assert client.keys("*") == []
+        assert looking.round_trips(1), "the connection is in order"
+        for denied in ("multi", "discard", "rpush"):
+            rights = ["+@all", f"-{denied}"]
+            client.acl_setuser("poor", enabled=True, passwords="+x", keys=["*"], commands=rights)
+            url = own_redis.url.replace("://", "://poor:x@")
+            theirs = app_locks(make_app(url, label)).store.looking
+            asked = [("rpush", "a", "b"), ("lpush", "a", "b")]
+            if denied == "discard":
+                with pytest.raises(LockUnavailable):
+                    theirs.may_queue(asked)
+            else:
+                may = {"multi": None, "rpush": [False, True]}[denied]
+                assert theirs.may_queue(asked) == may
+            assert theirs.round_trips(1)
+        assert client.keys("*") == []
