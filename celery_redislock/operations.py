@@ -103,7 +103,7 @@ def drop_waiting(app: Any, locks: Iterable[Found] | None = None, *, task: str | 
         if task is None:
             raise ValueError("drop_waiting: of which locks? Give locks or task; task='*' is all")
         locks = orders.to_break(all_locks(own, app), task)
-    return orders.drop_waiting(app, own, [each for each in locks if each.waiting])
+    return sum(orders.drop_waiting(app, own, [each for each in locks if each.waiting]))
 
 
 def _locks(app: Any) -> AppLocks:

@@ -79,9 +79,7 @@ def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
             _say_server(ctx, app)
             return function(app, **options)
         except LockUnavailable as exc:
-            if is_denied(exc):
-                raise problem(f"no rights: {exc.reason}") from exc
-            raise problem(f"the lock server does not answer: {exc.reason}") from exc
+            raise problem(why(exc)) from exc
         except (ConfigError, TargetError) as exc:
             raise problem(exc) from exc
 
@@ -110,6 +108,13 @@ def is_denied(exc: LockUnavailable) -> bool:
     """Whether the server answers, and does not allow this user what was asked."""
     signs = ("NOPERM", "NoPermission", "no permissions")
     return any(sign in str(exc.reason) for sign in signs)
+
+
+def why(exc: LockUnavailable) -> str:
+    """What is wrong with the server, for people."""
+    if is_denied(exc):
+        return f"no rights: {exc.reason}"
+    return f"the lock server does not answer: {exc.reason}"
 
 
 def _say_server(ctx: click.Context, app: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from ..app.options import MAX_LIMIT
@@ -58,8 +58,9 @@ def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
     return holder is not None or each.state == "reserved"
 
 
-def drop_waiting(app: Any, locks: AppLocks, found: Iterable[Found]) -> int:
-    """Drop the tasks that wait for these locks, and store that they were skipped. How many.
+def drop_waiting(app: Any, locks: AppLocks, found: Iterable[Found]) -> Iterator[int]:
+    """Drop the tasks that wait for these locks, and store that they were skipped. How many, lock
+    by lock: the server may go away before the last.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -67,14 +68,12 @@ def drop_waiting(app: Any, locks: AppLocks, found: Iterable[Found]) -> int:
     holders: dict[str, str] = {}
     for each in found:
         holders[each.name] = holders.get(each.name) or (each.holder and each.holder.task_id) or ""
-    count = 0
     for name, by in holders.items():
         keys = lock_keys(locks.prefix, name)
         dropped = locks.store.rooms.drop_waiting(keys, LOOKING_TTL, by, locks.done_ttl)
-        count += len(dropped)
+        yield len(dropped)  # a worker stores their results, should that fail here
         for entry_id, entry in dropped.items():
             end_replaced(app, keys, LOOKING_TTL, entry_id, entry, by, unknown=True)
-    return count
 
 
 def put_back(app: Any, locks: AppLocks, keys: LockKeys) -> int:

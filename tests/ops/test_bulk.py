@@ -9,7 +9,9 @@ import pytest
 from celery_redislock import ConfigError, LockUnavailable
 from celery_redislock.core import holders
 from celery_redislock.core.keys import lock_keys
+from celery_redislock.core.rooms import Rooms
 from celery_redislock.operations import break_locks, drop_waiting, list_locks
+from celery_redislock.ops import orders
 from tests.ops.test_fits import park
 from tests.support.looking import claim, make_app, run, take
 from tests.support.servers import free_port
@@ -124,6 +126,59 @@ def test_a_long_preview_is_cut_and_json_stays_clean(app):
     assert "... and 5 more\nBreak 25 locks? [y/N]: " in refused.output
     done = run(app, "break", "--all", "--json", input="y\n")
     assert len(json.loads(done.stdout)["broken"]) == 25
+
+
+def cut_off_after(count, proxy, monkeypatch, owner, name):
+    """The server goes away when this was called so often."""
+    original, calls = getattr(owner, name), []
+
+    def then_away(*args, **options):
+        reply = original(*args, **options)
+        calls.append(1)
+        if len(calls) == count:
+            proxy.cut_off()
+        return reply
+
+    monkeypatch.setattr(owner, name, then_away)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_what_was_broken_is_told_if_the_server_goes_away_meanwhile(
+    app, label, proxy, monkeypatch, as_json
+):
+    for number in range(5):
+        take(app, "sync", str(number), token=f"t{number}")
+    far = make_app(proxy.url, label)
+    cut_off_after(2, proxy, monkeypatch, orders, "break_slot")
+    done = run(far, "break", "--all", "--force", *(["--json"] if as_json else []))
+    assert done.exit_code == 1
+    away = "the lock server does not answer: "
+    left_over = sum(each.state == "held" for each in list_locks(app))
+    assert left_over == 3
+    if as_json:
+        told = json.loads(done.stdout)
+        assert len(told["broken"]) == 2
+        assert told["error"].startswith(away)
+    else:
+        assert done.output.count("broke ") == 2
+    assert f"Error: {away}" in done.output
+
+
+@pytest.mark.parametrize("command", ["break", "drop-waiting"])
+def test_what_was_dropped_is_told_if_the_server_goes_away_meanwhile(
+    app, client, label, proxy, monkeypatch, command
+):
+    for name in ("one", "other"):
+        left(app, client, label=name, count=2)
+    far = make_app(proxy.url, label)
+    cut_off_after(1, proxy, monkeypatch, Rooms, "drop_waiting")
+    dropping = ["--drop-waiting"] if command == "break" else []
+    done = run(far, command, "--all", "--force", "--json", *dropping)
+    assert done.exit_code == 1
+    told = json.loads(done.stdout)
+    assert told["dropped"] == 2
+    assert "does not answer" in told["error"]
+    assert [each.waiting for each in list_locks(app)] == [2]
 
 
 def test_drop_waiting_leaves_the_holder_alone(app, client):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -12,6 +13,7 @@ from ..command import (
     Naming,
     print_json,
     problem,
+    why,
     with_app,
     with_filters,
     with_json,
@@ -21,6 +23,7 @@ from ..command import (
 from ..table import count_of, locks_table, show_lines, what_waited
 
 if TYPE_CHECKING:
+    from ...errors import LockUnavailable
     from ..survey import Found
 
 #: How many locks a preview shows.
@@ -59,10 +62,6 @@ def break_(
 
     It takes only the locks that it showed. A run that acquires one in the meantime keeps it.
     """
-    from ...app.settings import app_locks
-    from .. import orders
-
-    locks = app_locks(app)
     found, nobody = _to_break(app, naming, (task, node, older), all_)
     if not drop_waiting:
         found = [each for each in found if not each.is_aside and each.state != "free"]
@@ -72,21 +71,58 @@ def break_(
     if not force:
         dropping = f", and drop the tasks that {what_waited(found)}" if drop_waiting else ""
         _confirm(found, f"Break {count_of(held)}{dropping}?")
-    broken = []
-    for each in held:  # each is told at once: the server may go away before the last
-        is_broken = orders.break_slot(locks, each)
-        broken += [each] if is_broken else []
-        if not as_json:
-            _tell_broken(each, is_broken)
-    dropped = orders.drop_waiting(app, locks, found) if drop_waiting else 0
+    done = _carry_out(app, held, found if drop_waiting else (), None if as_json else _tell_broken)
     if as_json:
-        print_json({"broken": [each.to_dict() for each in broken], "dropped": dropped})
-    elif drop_waiting:
-        click.echo(f"dropped {dropped} that {what_waited(found)}")
-    elif waiting := sum({each.name: each.waiting for each in held}.values()):
+        broken = [each.to_dict() for each in done.broken]
+        print_json({"broken": broken, "dropped": done.dropped, **done.failed()})
+    elif drop_waiting and (done.dropped or done.trouble is None):
+        click.echo(f"dropped {done.dropped} that {what_waited(found)}")
+    elif waiting := sum({each.name: each.waiting for each in done.broken}.values()):
         click.echo(f"{waiting} still waiting: the next one gets its turn")
-    if len(broken) < len(held):
+    if done.trouble is not None:
+        raise done.trouble
+    if len(done.broken) < len(held):
         raise click.exceptions.Exit(1)
+
+
+@dataclasses.dataclass(slots=True)
+class _Done:
+    """What was carried out of an order, and what put an end to it."""
+
+    broken: list[Found] = dataclasses.field(default_factory=list)
+    dropped: int = 0
+    trouble: LockUnavailable | None = None
+
+    def failed(self) -> dict[str, str]:
+        """The same for programs, if there is any trouble."""
+        return {} if self.trouble is None else {"error": why(self.trouble)}
+
+
+def _carry_out(
+    app: Any,
+    held: Sequence[Found],
+    dropping: Iterable[Found],
+    tell: Callable[[Found, bool], None] | None = None,
+) -> _Done:
+    """Break the one and drop what waits for the other. If the server goes away meanwhile, what was
+    done until then is known.
+    """
+    from ...app.settings import app_locks
+    from ...errors import LockUnavailable
+    from .. import orders
+
+    locks, done = app_locks(app), _Done()
+    try:
+        for each in held:
+            is_broken = orders.break_slot(locks, each)
+            done.broken += [each] if is_broken else []
+            if tell is not None:
+                tell(each, is_broken)
+        for count in orders.drop_waiting(app, locks, dropping):
+            done.dropped += count
+    except LockUnavailable as exc:
+        done.trouble = exc
+    return done
 
 
 def _to_break(
@@ -158,9 +194,6 @@ def drop_waiting(
 
     The holders keep their locks. What waits in a pool slot is not dropped: revoke it.
     """
-    from ...app.settings import app_locks
-    from .. import orders
-
     found, _ = _to_break(app, naming, (task, None, 0.0), all_)
     found = [each for each in found if each.waiting]
     if not found:
@@ -169,11 +202,14 @@ def drop_waiting(
         locks = len({each.name for each in found})
         where = "1 lock" if locks == 1 else f"{locks} locks"
         _confirm(found, f"Drop the tasks that {what_waited(found)} for {where}?")
-    dropped = orders.drop_waiting(app, app_locks(app), found)
+    done = _carry_out(app, (), found)
     if as_json:
-        print_json({"dropped": dropped, "locks": [each.to_dict() for each in found]})
-    else:
-        click.echo(f"dropped {dropped} that {what_waited(found)}")
+        shown = [each.to_dict() for each in found]
+        print_json({"dropped": done.dropped, "locks": shown, **done.failed()})
+    elif done.dropped or done.trouble is None:
+        click.echo(f"dropped {done.dropped} that {what_waited(found)}")
+    if done.trouble is not None:
+        raise done.trouble
 
 
 # -- put-back ---------------------------------------------------------------------------------

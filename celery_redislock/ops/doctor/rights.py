@@ -42,8 +42,8 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
         if all(allowed):
             yield Finding(
                 UNKNOWN,
-                "a server older than Redis 7 tells rights only to a user that may MULTI and"
-                " DISCARD; no command that could be tried is denied",
+                "a server older than Redis 7 tells rights only to who may MULTI and DISCARD;"
+                " no command that could be tried is denied",
                 "compare `ACL GETUSER` with the ACL lines in docs/operations.md",
             )
             return
