@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from contextlib import contextmanager
@@ -85,7 +86,8 @@ def test_it_shows_the_locks_and_what_becomes_of_them_without_being_loaded_again(
         first = page.locator("#rows tr", has_text="sync")
         expect(first).to_contain_text("id-of-one")
         expect(first).to_contain_text("w@one")
-        expect(first.get_by_role("meter")).to_have_attribute("aria-valuemax", "60")
+        # The longest life that was seen: the app does not know the ttl of these.
+        expect(first.get_by_role("meter")).to_have_attribute("aria-valuemax", re.compile("^5.|60$"))
         left = int(first.get_by_role("meter").get_attribute("aria-valuenow"))
         assert 40 < left <= 60
         expect(tile(page, "held")).to_have_text("2")
