@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 #: The version of the digest's schema, part of every digest name. Raise it with any change below.
 SCHEMA: Final = "v1"
+_DIGEST_NAME: Final = re.compile(rf"(.*):{SCHEMA}:([0-9a-f]{{32}})", re.DOTALL)
 
 
 def canonical(value: Any) -> str:
@@ -168,3 +170,14 @@ _SHALLOW: Final = 20
 def digest(arguments: Mapping[str, Any]) -> str:
     """128 bits of SHA-256 over the canonical arguments, as 32 hex digits."""
     return hashlib.sha256(canonical(arguments).encode()).hexdigest()[:32]
+
+
+def digest_name(task: str, arguments: Mapping[str, Any]) -> str:
+    """The name of a task's lock that is told from others of that task by its arguments."""
+    return f"{task}:{SCHEMA}:{digest(arguments)}"
+
+
+def parts_of(name: str) -> tuple[str, str] | None:
+    """The task and the digest in the name of a lock, if they make it up."""
+    found = _DIGEST_NAME.fullmatch(name)
+    return (found[1], found[2]) if found else None

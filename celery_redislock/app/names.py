@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ..errors import ConfigError
-from .canonical import SCHEMA, canonical, digest
+from .canonical import canonical, digest_name
 from .signatures import call_signature, own_signature
 
 Signature = inspect.Signature
@@ -133,7 +133,7 @@ class KeyMaker:
         return name
 
     def _digest_name(self, arguments: Mapping[str, Any]) -> str:
-        return f"{self._task}:{SCHEMA}:{digest(arguments)}"
+        return digest_name(self._task, arguments)
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments that `lock_key` names, of this call.

@@ -225,6 +225,12 @@ def is_turn(value: bytes) -> bool:
     return b',"turn":' in value
 
 
+def turn_in(record: Mapping[str, Any]) -> str | None:
+    """The id of the entry for whose message a lock is kept, from what `decode` gave."""
+    turn = record.get("turn")
+    return turn if isinstance(turn, str) else None
+
+
 def decode(value: bytes) -> dict[str, Any] | None:
     """The fields of a lock's value, or None if it is not ours. Of a record of a newer version only
     the token and the version: the other fields may mean something else there.

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ..errors import LockUnavailable
@@ -15,7 +14,7 @@ from .claims import Stored
 from .clock import clock
 from .keys import LockKeys
 from .restarts import info
-from .server import LOOKING_TTL, Server, read
+from .server import Server
 
 #: How many keys one step of a scan looks at: well below a millisecond of the server's time.
 SCAN_COUNT: Final = 500
@@ -118,9 +117,9 @@ class Looking:
             aside=list(wire.pairs(scanned[1] if scanned else ()))[:most],
         )
 
-    def heads(self, rooms: Sequence[LockKeys]) -> tuple[float, list[tuple[int, str]]]:
-        """Of each of these waiting rooms, how many wait, and the first one's entry as it is
-        stored, "" if that is lost; and the server's time in Unix seconds.
+    def heads(self, rooms: Sequence[LockKeys]) -> tuple[float, list[tuple[int, str, str]]]:
+        """Of each of these waiting rooms, how many wait, and the first one's id and entry, which
+        are "" if they are lost; and the server's time in Unix seconds.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -133,12 +132,21 @@ class Looking:
         (seconds, micros), *replies = self._server.ask([("TIME",), *commands], wrong_type=True)
         lengths = [each if isinstance(each, int) else 0 for each in replies[::2]]
         firsts = [each[0] if each and isinstance(each, list) else b"" for each in replies[1::2]]
-        asked = [("HGET", keys.entries, each) for keys, each in zip(rooms, firsts, strict=True)]
-        entries = [
+        entries = self.entries(list(zip(rooms, firsts, strict=True)))
+        ids = [each.decode(errors="replace") for each in firsts]
+        return int(seconds) + int(micros) / 1e6, list(zip(lengths, ids, entries, strict=True))
+
+    def entries(self, wanted: Sequence[tuple[LockKeys, bytes | str]]) -> list[str]:
+        """The entries as they are stored, each by its room and its id; "" for one that is lost.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        asked = [("HGET", keys.entries, entry_id) for keys, entry_id in wanted]
+        return [
             each.decode(errors="replace") if isinstance(each, bytes) else ""
             for each in self._server.ask(asked, wrong_type=True)
         ]
-        return int(seconds) + int(micros) / 1e6, list(zip(lengths, entries, strict=True))
 
     def set_aside(self, asides: Sequence[bytes | str], most: int) -> list[list[tuple[str, str]]]:
         """About so many of the entries that were set aside, for each of these keys: ids, and what
@@ -189,51 +197,6 @@ class Looking:
         pairs = [reply for reply in replies if not isinstance(reply, ResponseError)]
         return {name: value for pair in pairs for name, value in wire.pairs(pair)}
 
-    def may(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
-        """Whether this user may run each of these commands, none of which is run.
-
-        Returns:
-            None if the server cannot say: it is older than Redis 7, or does not allow scripts.
-
-        Raises:
-            LockUnavailable: the server did not answer.
-        """
-        script = "return redis.acl_check_cmd and redis.acl_check_cmd(unpack(ARGV)) and 1 or 0"
-        known = "return redis.acl_check_cmd and 1 or 0"
-        (can_say,) = self._server.ask([("EVAL", known, 0)], errors=True)
-        if can_say != 1:
-            return None
-        replies = self._server.ask(
-            [("EVAL", script, 0, *command) for command in commands], errors=True
-        )
-        # An error: the server does not know the command.
-        return [reply == 1 for reply in replies]
-
-    def may_queue(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
-        """The same of any server: each is queued in a transaction, and that is discarded.
-
-        Returns:
-            None if this user may not do that.
-
-        Raises:
-            LockUnavailable: the server did not answer.
-        """
-        with self._server.connection("", LOOKING_TTL) as connection:
-            connection.send_command("MULTI")
-            # Before anything else is sent: without a transaction it would be run.
-            if isinstance(read(connection), ResponseError):
-                return None
-            all_of_them = [*commands, ("DISCARD",)]
-            connection.send_packed_command(connection.pack_commands(all_of_them))
-            *replies, discarded = [read(connection) for _ in all_of_them]
-            if isinstance(discarded, ResponseError):
-                raise RedisConnectionError(f"DISCARD: {discarded}")  # which ends the transaction
-        # Other errors are no denials: the server is full, say.
-        return [
-            not isinstance(reply, NoPermissionError) and "unknown command" not in str(reply)
-            for reply in replies
-        ]
-
     def reach(self) -> None:
         """Return if the server answers, be it that it denies this user even to ask for its time.
 
@@ -245,16 +208,6 @@ class Looking:
         except LockUnavailable as exc:
             if not isinstance(exc.__cause__, NoPermissionError):
                 raise
-
-    def denied(self, commands: Sequence[Sequence[str]]) -> list[bool]:
-        """Whether the server denies this user each of these commands. They are run, so they must
-        be such that change nothing.
-
-        Raises:
-            LockUnavailable: the server did not answer.
-        """
-        replies = self._server.ask(commands, errors=True)
-        return [isinstance(reply, NoPermissionError) for reply in replies]
 
     def round_trips(self, count: int) -> tuple[list[float], float]:
         """How many seconds each of so many round trips took, and the server's clock less ours.

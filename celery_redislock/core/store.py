@@ -7,6 +7,7 @@ from .done import DoneNotes
 from .history import History
 from .locks import Locks
 from .looking import Looking
+from .rights import Rights
 from .rooms import Rooms
 from .server import Server
 
@@ -24,6 +25,7 @@ class Store:
         rooms: who waits.
         done: what copies of messages are to do.
         looking: what there is, for people.
+        rights: what this user may do there.
         history: what was: past runs, and who was turned away.
     """
 
@@ -33,6 +35,7 @@ class Store:
         self.rooms = Rooms(self.server)
         self.done = DoneNotes(self.server)
         self.looking = Looking(self.server)
+        self.rights = Rights(self.server)
         self.history = History(self.server)
 
     def close(self) -> None:

@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from typing import Final
 
 from ..app.settings import AppLocks
-from ..core import parked
 from ..core.holders import one_line
 from ..core.keys import is_slot, key_parts, lock_keys, lock_pattern
-from .survey import BATCH, named, read_slots
+from .rooms import asides_of, heads_of
+from .survey import BATCH, awaited_in, read_slots
 
 #: What has no task counts for this one: foreign values, locks that are being handed over, and
 #: entries that cannot be read.
@@ -65,7 +65,9 @@ class _Count:
         self._store, self._prefix = locks.store, locks.prefix
         self.figures: defaultdict[str, Figures] = defaultdict(Figures)
         #: By their kind, the keys that are to be read, and the names of their locks.
-        self._noted: dict[str, list[tuple[bytes, str]]] = {"lock": [], "room": [], "aside": []}
+        self._noted: dict[str, list[tuple[bytes, str]]] = {
+            kind: [] for kind in ("lock", "room", "waiters", "aside")
+        }
         #: Hashes of the keys that came: a scan may give one twice.
         self._seen: set[int] = set()
         #: Hashes of the names of the locks that are taken.
@@ -95,7 +97,12 @@ class _Count:
                 self._of(self._awaited[name]).locks["free"] += 1
 
     def _read(self, all_of_them: bool = False) -> None:
-        reads = {"lock": self._read_slots, "room": self._read_rooms, "aside": self._read_asides}
+        reads = {
+            "lock": self._read_slots,
+            "room": self._read_rooms,
+            "waiters": self._read_waiters,
+            "aside": self._read_asides,
+        }
         for kind, read in reads.items():
             noted, size = self._noted[kind], BATCH if kind == "lock" else ROOMS
             while len(noted) >= size or (noted and all_of_them):
@@ -112,25 +119,24 @@ class _Count:
 
     def _read_rooms(self, rooms: list[tuple[bytes, str]]) -> None:
         keys = [lock_keys(self._prefix, name) for _, name in rooms]
-        now, heads = self._store.looking.heads(keys)
-        for (_, name), (length, entry) in zip(rooms, heads, strict=True):
-            if not length:
+        for (_, name), (count, first) in zip(rooms, heads_of(self._store, keys), strict=True):
+            if not count:
                 continue
-            task = named("", parked.parked_of(entry)).task
-            figures = self._of(task)
-            figures.waiting += length
-            arrived = parked.arrived_at(entry)
-            if arrived:
-                figures.oldest_waiter = max(figures.oldest_waiter, now - arrived)
-            self._awaited[name] = task
+            figures = self._of(first.task)
+            figures.waiting += count
+            figures.oldest_waiter = max(figures.oldest_waiter, first.age or 0.0)
+            self._awaited[name] = first.task
+
+    def _read_waiters(self, waiters: list[tuple[bytes, str]]) -> None:
+        counts = self._store.looking.lengths([], [key for key, _ in waiters])
+        for (_, name), count in zip(waiters, counts, strict=True):
+            if count:
+                self._awaited.setdefault(name, awaited_in(name, 0))
 
     def _read_asides(self, asides: list[tuple[bytes, str]]) -> None:
-        keys = [key for key, _ in asides]
-        counts = self._store.looking.lengths([], [], keys)
-        for count, entries in zip(counts, self._store.looking.set_aside(keys, 1), strict=True):
-            if count:
-                task = named(*entries[0]).task if entries else None
-                self._of(task).aside += count
+        for aside in asides_of(self._store, [key for key, _ in asides]):
+            if aside.total:
+                self._of(aside.task).aside += aside.total
 
     def _of(self, task: str | None) -> Figures:
         # A name can hold whatever a sender put there, also what no scrape can be encoded with.

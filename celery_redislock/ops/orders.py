@@ -12,7 +12,8 @@ from ..core.server import LOOKING_TTL
 from ..tasks.target import with_slots_of
 from ..tasks.turns import end_replaced
 from .pick import chosen, matches
-from .survey import Found, named
+from .rooms import named
+from .survey import Found
 
 #: The states in which a run holds the lock.
 RUNNING: Final = ("held", "replaced")

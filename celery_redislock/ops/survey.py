@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
-from ..app.entries import CorruptEntry, Entry
+from ..app.canonical import parts_of
 from ..app.options import MAX_LIMIT
 from ..app.settings import AppLocks
 from ..core import holders
 from ..core.claims import Stored
 from ..core.holders import Holder
-from ..core.keys import LockKeys, is_slot, key_parts, lock_keys, lock_pattern
-from ..core.parked import arrived_at, parked_of, task_id_of
+from ..core.keys import is_slot, key_parts, lock_keys, lock_pattern
 from ..core.store import Store
 from ..tasks.target import Target
+from .rooms import asides_of, entries_of, heads_of
 
 T = TypeVar("T")
 
 #: How many keys are read in one round trip.
 BATCH: Final = 500
-#: How many of those that wait, or were set aside, are named.
-NAMED: Final = 100
 #: The state of a row for all tasks of a lock that were set aside.
 ASIDE: Final = "set aside"
 
@@ -46,6 +43,7 @@ class Found:
         held_for: seconds since it was taken.
         lives_for: seconds until it expires, should the holder die now; None for ever.
         broken_by: who broke it, if that is its state and it is known.
+        turn: the id of the waiting room's entry for whose message it is kept, if it is.
         waiting: how many wait for the lock: in its waiting room, and in pool slots. Or how many
             were set aside.
     """
@@ -58,6 +56,7 @@ class Found:
     held_for: float | None = None
     lives_for: float | None = None
     broken_by: str | None = None
+    turn: str | None = dataclasses.field(default=None, repr=False)
     waiting: int = 0
 
     @property
@@ -100,59 +99,12 @@ class Found:
         }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Waiting:
-    """Who waits in a room, or was set aside.
-
-    Attributes:
-        task: the task's name; None if the entry cannot be read.
-        task_id: its id.
-        label: what the task calls the lock for people, if an app was given that can read that.
-        age: seconds since its arrival; None if that is not known.
-        args, kwargs: its arguments as Celery shows them: as `argsrepr` and `kwargsrepr` have them
-            where a caller set these. None if no app was given that can read them.
-    """
-
-    task: str | None
-    task_id: str
-    label: str | None = None
-    age: float | None = None
-    args: str | None = None
-    kwargs: str | None = None
-
-    @property
-    def called(self) -> str:
-        """Its label, and its arguments."""
-        given = [text for text in (self.args, self.kwargs) if text not in (None, "()", "[]", "{}")]
-        return "  ".join([*([self.label] if self.label else []), *map(str, given)])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
-
-
-class Room(NamedTuple):
-    """Who waits for a lock.
-
-    Attributes:
-        waiting: the first of those in its waiting room, in order.
-        total: how many are in there.
-        aside: some of those that were set aside.
-        aside_total: how many were.
-    """
-
-    waiting: list[Waiting]
-    total: int
-    aside: list[Waiting]
-    aside_total: int
-
-
 def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
     """Every lock that is held, or was broken, or is waited for; and what was set aside.
 
     Args:
         locks: the locks.
-        app: reads what those that wait for a free lock call it.
+        app: reads what those that wait call their lock.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -166,23 +118,48 @@ def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
     broken = [(key, name) for name, key in others["broken"].items() if name not in taken]
     for batch in _batches(broken):
         found.update(read_slots(store, batch, "broken"))
-    held = (dataclasses.replace(each, waiting=waiting.get(each.name, 0)) for each in found.values())
+    counted = [
+        dataclasses.replace(each, waiting=waiting.get(each.name, 0)) for each in found.values()
+    ]
+    held = _labelled(locks, counted, app)
     free = _free(locks, {name: waiting[name] for name in awaited}, app)
     aside = [(lock_keys(prefix, name).lock, name, key) for name, key in others["aside"].items()]
-    return [*held, *free, *_set_aside(store, aside)]
+    return [*held, *free, *_set_aside(store, aside, app)]
 
 
 def _free(locks: AppLocks, waiting: dict[str, int], app: Any) -> Iterator[Found]:
     """The locks with these names that nobody holds, for which so many wait. Their task is that of
-    the first who does.
+    the first in the room.
     """
     for batch in _batches(waiting.items()):
         keys = [lock_keys(locks.prefix, name) for name, _ in batch]
-        _, heads = locks.store.looking.heads(keys)
-        for each, (name, count), (_, entry) in zip(keys, batch, heads, strict=True):
-            first = named("", parked_of(entry), app)
-            holder = Holder(task=first.task, label=first.label) if first.task else None
+        heads = heads_of(locks.store, keys, app)
+        for each, (name, count), (room_count, first) in zip(keys, batch, heads, strict=True):
+            task = first.task or awaited_in(name, room_count)
+            holder = Holder(task=task, label=first.label) if task else None
             yield Found(key=each.lock, name=name, state="free", holder=holder, waiting=count)
+
+
+def awaited_in(name: str, in_room: int) -> str | None:
+    """The task of a lock that nobody holds, as its name tells it, if only pool slots wait."""
+    parts = parts_of(name)
+    return parts[0] if parts and not in_room else None
+
+
+def _labelled(locks: AppLocks, found: list[Found], app: Any) -> list[Found]:
+    """The same; a lock that is kept for a message of its room is called as that task calls it."""
+    wanted = [
+        (number, each)
+        for number, each in enumerate(found)
+        if each.turn and each.holder and not each.holder.label and app is not None
+    ]
+    for batch in _batches(wanted):
+        turns = [(lock_keys(locks.prefix, each.name), each.turn or "") for _, each in batch]
+        waiting = entries_of(locks.store, turns, app)
+        for (number, each), first in zip(batch, waiting, strict=True):
+            holder = dataclasses.replace(each.holder or Holder(), label=first.label)
+            found[number] = dataclasses.replace(each, holder=holder)
+    return found
 
 
 def _scan(store: Store, prefix: str) -> tuple[dict[bytes, Found], dict[str, dict[str, bytes]]]:
@@ -215,11 +192,12 @@ def one_lock(locks: AppLocks, name: str, app: Any = None) -> list[Found]:
     slots = [(key.encode(), name) for key in (keys.lock, *keys.slots)]
     found = [*read_slots(store, slots).values()]
     count = sum(store.looking.lengths([keys.room], [keys.waiters]))
-    found = [dataclasses.replace(each, waiting=count) for each in found]
+    counted = [dataclasses.replace(each, waiting=count) for each in found]
+    found = _labelled(locks, counted, app)
     if not found:
         found = [*_free(locks, {name: count} if count else {}, app)]
         found += read_slots(store, [(keys.broken.encode(), name)], "broken").values()
-    return [*found, *_set_aside(store, [(keys.lock, name, keys.aside.encode())])]
+    return [*found, *_set_aside(store, [(keys.lock, name, keys.aside.encode())], app)]
 
 
 def meant_by(locks: AppLocks, meant: Target, app: Any = None) -> list[Found]:
@@ -230,66 +208,6 @@ def meant_by(locks: AppLocks, meant: Target, app: Any = None) -> list[Found]:
     """
     found = one_lock(locks, meant.keys.name, app)
     return [each for each in found if meant.slot in ("", each.key)]
-
-
-def room_of(store: Store, keys: LockKeys, app: Any = None, most: int = NAMED) -> Room:
-    """Who waits for the lock, at most so many; with labels and arguments, for an app.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
-    room = store.looking.room(keys, most)
-
-    def about(entry_id: str, entry: str) -> Waiting:
-        arrived = arrived_at(entry)
-        age = max(room.now - arrived, 0.0) if arrived else None
-        return dataclasses.replace(named(entry_id, parked_of(entry), app), age=age)
-
-    waiting, aside = ([about(*each) for each in some] for some in (room.entries, room.aside))
-    return Room(waiting, room.total, aside, room.aside_total)
-
-
-def in_room(store: Store, keys: LockKeys, app: Any = None) -> list[Waiting]:
-    """The first of those that wait in the lock's room, in order. As `room_of`.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
-    return room_of(store, keys, app).waiting
-
-
-def aside_of(store: Store, keys: LockKeys, app: Any = None) -> list[Waiting]:
-    """About the first hundred of the lock's tasks that were set aside. As `room_of`.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
-    return room_of(store, keys, app).aside
-
-
-def named(entry_id: str, entry: str, app: Any = None) -> Waiting:
-    """Whose entry of a room this is; with label and arguments, if an app is given that can read
-    them.
-    """
-    task_id = task_id_of(entry_id)
-    try:
-        found = Entry.load(entry)
-    except CorruptEntry:
-        return Waiting(task=_task_of(entry), task_id=task_id)
-    if app is None:
-        return Waiting(task=found.task, task_id=task_id)
-    args, kwargs = found.arguments(app) or (None, None)
-    label = found.label(app)
-    return Waiting(task=found.task, task_id=task_id, label=label, args=args, kwargs=kwargs)
-
-
-def _task_of(entry: str) -> str | None:
-    """The task that an entry names which is otherwise not as ours are."""
-    try:
-        task = json.loads(entry)["task"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return task if isinstance(task, str) else None
 
 
 def _batches(items: Iterable[T]) -> Iterator[list[T]]:
@@ -331,6 +249,7 @@ def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None)
         token=record["token"],
         held_for=None if since is None else max(now - since, 0.0),
         lives_for=lives_for,
+        turn=holders.turn_in(record),
     )
 
 
@@ -346,17 +265,14 @@ def _state(holder: Holder | None) -> str:
     return "replaced" if holder.replaced_by is not None else "held"
 
 
-def _set_aside(store: Store, asides: list[tuple[str, str, bytes]]) -> Iterator[Found]:
+def _set_aside(store: Store, asides: list[tuple[str, str, bytes]], app: Any) -> Iterator[Found]:
     """What was set aside, given the lock's key, its name, and the key of what was set aside."""
     for batch in _batches(asides):
-        keys = [key for _, _, key in batch]
-        counts, entries = store.looking.lengths([], [], keys), store.looking.set_aside(keys, NAMED)
-        for (lock, name, _), count, some in zip(batch, counts, entries, strict=True):
-            tasks = {named(*each).task for each in some}
-            task = tasks.pop() if len(tasks) == 1 else None
-            holder = Holder(task=task) if task else None
-            if count:
-                yield Found(key=lock, name=name, state=ASIDE, holder=holder, waiting=count)
+        found = asides_of(store, [key for _, _, key in batch], app)
+        for (lock, name, _), aside in zip(batch, found, strict=True):
+            holder = Holder(task=aside.task, label=aside.label) if aside.task else None
+            if aside.total:
+                yield Found(key=lock, name=name, state=ASIDE, holder=holder, waiting=aside.total)
 
 
 def _count_waiting(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..app.canonical import SCHEMA, digest
+from ..app.canonical import digest, parts_of
 from .terminal import (
     Column,
     by_cutting,
@@ -23,7 +23,8 @@ from .terminal import (
 )
 
 if TYPE_CHECKING:
-    from .survey import Found, Waiting
+    from .rooms import Waiting
+    from .survey import Found
 
 #: By what a list can be sorted, and whether the largest come first.
 ORDERS: Final[dict[str, tuple[Callable[[Found], Any], bool]]] = {
@@ -60,7 +61,6 @@ WAITING: Final = (
 )
 #: How many characters of an id or a digest tell it from others, as a rule.
 SHORT: Final = 8
-_DIGEST_NAME: Final = re.compile(rf"(.*):{SCHEMA}:([0-9a-f]{{32}})", re.DOTALL)
 _NO_ARGUMENTS: Final = digest({})
 
 
@@ -85,9 +85,10 @@ def locks_table(found: Sequence[Found], wide: bool = False, width: int | None = 
 
 def _row(each: Found, ids: Mapping[str, str], digests: Mapping[str, str]) -> tuple[str, ...]:
     holder = each.holder
+    task = each.task or next(iter(parts_of(each.name) or ()), "")
     return (
-        each.task or "-",
-        telling(each, digests),
+        task or "-",
+        telling_of(each.name, task, holder.label if holder else None, digests),
         each.state,
         ids.get((holder and holder.task_id) or "", "-"),
         (holder and holder.node) or "-",
@@ -134,11 +135,11 @@ def telling_of(
     """
     if label:
         return label
-    parts = _DIGEST_NAME.fullmatch(name)
+    parts = parts_of(name)
     if parts is None:
         own = name.removeprefix(f"{task}:") if task else name
         return own or name
-    named, found = parts.groups()
+    named, found = parts
     short = (digests or {}).get(found, found[:SHORT])
     if found == _NO_ARGUMENTS:
         short = "(no arguments)"
@@ -147,8 +148,8 @@ def telling_of(
 
 def digest_of(name: str) -> str | None:
     """The digest of arguments in a lock's name, if it has one."""
-    parts = _DIGEST_NAME.fullmatch(name)
-    return parts and parts[2]
+    parts = parts_of(name)
+    return parts and parts[1]
 
 
 def shortened(texts: Iterable[str]) -> dict[str, str]:
@@ -169,9 +170,14 @@ def _shared(one: str, other: str) -> int:
 
 def lives(each: Found, ever: str = "for ever") -> str:
     """How long it lives, if its holder dies now."""
-    if each.state == "free" or each.is_aside:
+    if each.state in ("free", "broken") or each.is_aside:
         return "-"
     return ever if each.lives_for is None else in_units(each.lives_for)
+
+
+def moment(at: float) -> str:
+    """A Unix time for people, in their own time zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def in_units(seconds: float) -> str:
@@ -229,9 +235,14 @@ def show_lines(lines: Iterable[str], err: bool = False) -> None:
 
 def described(each: Found) -> list[str]:
     """All about a lock, in lines that fit the terminal."""
-    told = {name: value for name, value in each.to_dict().items() if value is not None}
-    told["held_for"] = "-" if each.held_for is None else in_units(each.held_for)
-    told["lives_for"] = lives(each)
+    told = {
+        **each.to_dict(),
+        "acquired_at": each.holder and each.holder.acquired_at and moment(each.holder.acquired_at),
+        "held_for": None if each.held_for is None else in_units(each.held_for),
+        "lives_for": None if lives(each) == "-" else lives(each),
+        "attempt": each.holder.attempt if each.holder and each.holder.task_id else None,
+    }
+    told = {name: value for name, value in told.items() if value is not None}
     return named_values((name, str(value)) for name, value in told.items())
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,7 +19,7 @@ from celery_redislock.core import holders
 from celery_redislock.core.holders import successor_text
 from celery_redislock.core.keys import lock_keys
 from celery_redislock.ops.backlog import backlog
-from celery_redislock.ops.survey import BATCH
+from celery_redislock.ops.survey import BATCH, all_locks
 from tests.support.looking import ROOT, claim, make_app, take
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
@@ -101,6 +102,36 @@ def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app, client,
     assert 0 < found["several"].oldest_holder < 60
     assert found["unique"].oldest_holder == 0, "nobody runs"
     assert (found["sync"].aside, found["report"].aside) == (2, 0)
+
+
+def test_list_and_the_figures_agree_on_whose_a_lock_is(app, client, label):
+    """Rooms whose holder died, those of others than the holder, and what was set aside."""
+    take(app, "report", "left")
+    client.delete(park(app, "report", "left", "next").lock)
+    take(app, "account", "shared")
+    keys = park(app, "account", "shared", "next")
+    client.delete(keys.lock)
+    client.rpush(lock_keys(label, "lost").room, "id:0.0", "other:0.0")
+    seconds, _ = client.time()
+    client.zadd(claim(app, "sync", "slots").keys.waiters, {"slot": (seconds + 60) * 1000})
+    take(app, "sync", "held")
+    for task in ("sync", "report"):  # two tasks that share a lock
+        entry = Entry.of(app.tasks[task], ["x"], {}, {"task_id": task, "headers": {}})
+        client.hset(lock_keys(label, "both").aside, f"{task}:0.0", f"|@0|{entry.dump()}")
+
+    found, listed = figures(app), all_locks(app_locks(app))
+    for state in ("free", "held"):
+        theirs = Counter(each.task or "unknown" for each in listed if each.state == state)
+        ours = {task: each.locks[state] for task, each in found.items() if each.locks[state]}
+        assert ours == theirs, state
+    aside = {each.task or "unknown": each.waiting for each in listed if each.is_aside}
+    assert (
+        aside == {"unknown": 2} == {task: each.aside for task, each in found.items() if each.aside}
+    )
+    rooms = {each.task or "unknown": each.waiting for each in listed if each.state == "free"}
+    assert rooms == {"report": 1, "account": 1, "unknown": 2, "sync": 1}
+    waiting = {task: each.waiting for task, each in found.items() if each.waiting}
+    assert waiting == {"report": 1, "account": 1, "unknown": 2}, "no pool slots"
 
 
 def test_a_room_that_cannot_be_read_counts_all_the_same(app, client, label):

@@ -73,6 +73,36 @@ def test_a_room_that_cannot_be_read_is_listed_without_a_task(app, client):
     assert json.loads(run(app, "list", "--json").output) == [found]
 
 
+def test_a_lock_and_its_room_are_called_by_the_label_whatever_becomes_of_them(app, client):
+    """Free, kept for the message of the next one, and with tasks that were set aside."""
+    keys = left(app, client)
+    store = app.tasks["report"].app_locks.store
+    store.rooms.look(keys, 60)
+    for command in (["list"], ["show", "report", "free"]):
+        (found,) = looked(app, *command)
+        assert (found["state"], found["label"]) == ("queued", "order 4711")
+    assert "order 4711" in run(app, "list").output
+    entries = {each: text for each, text in client.hgetall(keys.entries).items() if each[0] != "#"}
+    client.delete(keys.room, keys.lock, keys.entries)
+    client.hset(keys.aside, mapping=entries)
+    for command in (["list"], ["show", "order 4711"]):
+        (found,) = looked(app, *command)
+        assert (found["state"], found["label"]) == ("set aside", "order 4711")
+
+
+def looked(app, *command):
+    found = json.loads(run(app, *command, "--json").output)
+    return found if command == ("list",) else found["locks"]
+
+
+def test_a_lock_that_only_pool_slots_wait_for_is_the_tasks_in_its_name(app, client):
+    keys = claim(app, "sync", "x").keys
+    seconds, _ = client.time()
+    client.zadd(keys.waiters, {"someone": (seconds + 60) * 1000})
+    (found,) = json.loads(run(app, "list", "--task", "sync", "--json").output)
+    assert (found["task"], found["state"], found["waiting"]) == ("sync", "free", 1)
+
+
 def test_a_broken_lock_is_no_lock_and_its_room_is_free(app, client):
     made, _ = take(app, "report", "x")
     app.tasks["report"].app_locks.store.locks.break_lock(made.keys, 60)

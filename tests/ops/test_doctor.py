@@ -305,24 +305,24 @@ def test_doctor_takes_no_lock_and_changes_nothing(own_redis, doctor):
 
 def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
     """Newer servers say it, and older ones as commands are queued in a transaction."""
-    looking = app_locks(make_app(own_redis.url, label)).store.looking
+    store = app_locks(make_app(own_redis.url, label)).store
     with own_redis.client() as client:
-        assert looking.may_queue([("set", "a", "b"), ("nonsense",), ("get", "a")]) == [
+        assert store.rights.may_queue([("set", "a", "b"), ("nonsense",), ("get", "a")]) == [
             *(True, False, True),
         ]
         assert client.keys("*") == []
-        assert looking.round_trips(1), "the connection is in order"
+        assert store.looking.round_trips(1), "the connection is in order"
         for denied in ("multi", "discard", "rpush"):
             rights = ["+@all", f"-{denied}"]
             client.acl_setuser("poor", enabled=True, passwords="+x", keys=["*"], commands=rights)
             url = own_redis.url.replace("://", "://poor:x@")
-            theirs = app_locks(make_app(url, label)).store.looking
+            theirs = app_locks(make_app(url, label)).store
             asked = [("rpush", "a", "b"), ("lpush", "a", "b")]
             if denied == "discard":
                 with pytest.raises(LockUnavailable):
-                    theirs.may_queue(asked)
+                    theirs.rights.may_queue(asked)
             else:
                 may = {"multi": None, "rpush": [False, True]}[denied]
-                assert theirs.may_queue(asked) == may
-            assert theirs.round_trips(1)
+                assert theirs.rights.may_queue(asked) == may
+            assert theirs.looking.round_trips(1)
         assert client.keys("*") == []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 import uuid
 
 import pytest
@@ -133,6 +135,48 @@ def test_wide_shows_all_and_json_stays_as_it_was(app, client, label):
             *("held_for", "lives_for", "waiting", "fence", "replaced_by"),
         } <= set(each)
     assert wide.splitlines()[0].split()[-1] == "LABEL"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_break_tells_fits_too_and_is_one_line_in_a_pipe(app, width):
+    take(app, LONG, "4711", node=NODE, task_id=str(uuid.uuid4()), lock_label="order 4711")
+    done = run(app, "break", LONG, '"4711"', "--force", columns=width).output
+    assert max(map(wcswidth, done.splitlines())) <= width
+    take(app, LONG, "4711", token="other")
+    piped = run(app, "break", LONG, '"4711"', "--force", env={"COLUMNS": ""}).output
+    assert len(piped.splitlines()) == 1
+    assert claim(app, LONG, "4711").keys.lock in piped
+
+
+def test_a_broken_lock_has_the_task_of_its_name_and_no_life(app):
+    made, _ = take(app, "sync", "x")
+    app.tasks["sync"].app_locks.store.locks.break_lock(made.keys, 60)
+    _, row, _ = run(app, "list", "--all").output.splitlines()
+    digest = made.keys.name.rpartition(":")[2]
+    assert row.split() == ["sync", digest[:8], "broken", "-", "-", "-", "-", "0"]
+    shown = [line.split()[0] for line in run(app, "show", "sync", "x").output.splitlines()]
+    assert shown == ["key", "name", "state", "waiting", "broken_by"]
+
+
+def test_show_tells_the_time_for_people_and_who_waits_in_pool_slots(app, client):
+    made, reply = take(app, "report", "x")
+    seconds, _ = client.time()
+    slots = dict.fromkeys(("one", "other"), (seconds + 60) * 1000)
+    client.zadd(made.keys.waiters, slots)
+    text = run(app, "show", "report", "x").output
+    assert text.endswith("\nwaiting in pool slots: 2\n")
+    (since,) = re.findall(r"(?m)^acquired_at +(.*)$", text)
+    assert time.mktime(time.strptime(since, "%Y-%m-%d %H:%M:%S")) == reply.fence // 10**6
+    park(app, "report", "x", "waits")
+    text = run(app, "show", "report", "x").output
+    assert "\nwaiting: 1\n" in text
+    assert text.endswith("\nwaiting in pool slots: 2\n")
+
+
+def test_explain_takes_arguments_as_the_others_do(app):
+    words = run(app, "explain", "sync", "4711", "2").output
+    assert words == run(app, "explain", "sync", "--args", "[4711, 2]").output
+    assert "label=4711" in words
 
 
 def test_show_tells_how_many_wait_since_when_and_with_what(app):

@@ -22,7 +22,7 @@ from ..command import (
     with_json,
     with_lock_or_filters,
 )
-from ..table import aligned, digest_of, in_units, shortened, show_lines, telling_of
+from ..table import aligned, digest_of, in_units, moment, shortened, show_lines, telling_of
 from ..terminal import Column, by_cutting, by_node, by_path, by_wrapping, grid, paragraph
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _wide_row(run: PastRun) -> tuple[str, ...]:
     from ..history import OUTSIDE
 
     return (
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.began)),
+        moment(run.began),
         _took(run),
         run.how,
         run.task or OUTSIDE,

@@ -22,7 +22,7 @@ from ..table import ORDERS, described, in_order, locks_table, show_lines, summar
 from ..terminal import named_values
 
 if TYPE_CHECKING:
-    from ..survey import Waiting
+    from ..rooms import Waiting
 
 #: How many of those that wait are shown.
 SHOWN: Final = 100
@@ -89,7 +89,8 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
     An ARG is read as JSON, or else as plain text.
     """
     from ...app.settings import app_locks
-    from ..survey import meant_by, room_of
+    from ..rooms import room_of
+    from ..survey import meant_by
 
     locks = app_locks(app)
     meant = naming.locate(app)
@@ -106,6 +107,9 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
     for each in found:
         show_lines(described(each))
     _show_waiting("waiting", room.waiting, room.total)
+    counts = [each.waiting for each in found if not each.is_aside]
+    if (in_slots := max(counts, default=0) - room.total) > 0:
+        click.echo(f"\nwaiting in pool slots: {in_slots}")
     _show_waiting("set aside", room.aside, room.aside_total)
 
 
@@ -119,15 +123,27 @@ def _show_waiting(what: str, shown: Sequence[Waiting], total: int) -> None:
 
 @click.command()
 @click.argument("task")
+@click.argument("words", metavar="[ARG]...", nargs=-1)
 @with_args
 @with_kwargs
 @with_json
 @with_app
-def explain(app: Any, task: str, args: list[Any], kwargs: dict[str, Any], as_json: bool) -> None:
-    """Show a call's key, the reason for it, who holds it, and what would happen to the call now."""
+def explain(
+    app: Any,
+    task: str,
+    words: tuple[str, ...],
+    args: list[Any],
+    kwargs: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Show a call's key, the reason for it, who holds it, and what would happen to the call now.
+
+    An ARG is read as JSON, or else as plain text.
+    """
+    from ...tasks.target import word
     from ..explain import explain
 
-    found = explain(app, task, args, kwargs)
+    found = explain(app, task, [*map(word, words), *args], kwargs)
     if as_json:
         print_json(found)
         return

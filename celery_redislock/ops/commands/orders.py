@@ -21,6 +21,7 @@ from ..command import (
     with_lock_or_filters,
 )
 from ..table import count_of, locks_table, show_lines, what_waited
+from ..terminal import paragraph
 
 if TYPE_CHECKING:
     from ...errors import LockUnavailable
@@ -172,9 +173,10 @@ def _confirm(found: Sequence[Found], question: str) -> None:
 
 def _tell_broken(each: Found, is_broken: bool) -> None:
     if is_broken:
-        click.echo(one_line(f"broke {each.key}, held by {each.holder or 'nobody yet'}"))
+        text = f"broke {each.key}, held by {each.holder or 'nobody yet'}"
     else:
-        click.echo(one_line(f"did not break {each.key}: another run holds it now, or it is free"))
+        text = f"did not break {each.key}: another run holds it now, or it is free"
+    show_lines(paragraph(text))
 
 
 # -- drop-waiting -----------------------------------------------------------------------------
@@ -231,4 +233,4 @@ def put_back(app: Any, naming: Naming, as_json: bool) -> None:
     if as_json:
         print_json({"key": keys.lock, "put_back": count})
     else:
-        click.echo(one_line(f"put back {count}, waiting for {keys.lock} again"))
+        show_lines(paragraph(f"put back {count}, waiting for {keys.lock} again"))

@@ -41,5 +41,5 @@ def check_aside(patient: Patient) -> Iterator[Finding]:
     yield Finding(
         WARNING,
         f"{tasks} on {count_of(aside)}, such as {aside[0].key!r}: no worker took their turn",
-        "`celery redislock put-back KEY` lets them wait again; `break --drop-waiting` drops them",
+        "`celery redislock put-back KEY` lets them wait again; `drop-waiting KEY` drops them",
     )  # fmt: skip

@@ -31,14 +31,14 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
         [key if part == "{}" else part for part in command.split()]
         for command in (*COMMANDS, *EXTRA)
     ]
-    looking = patient.locks.store.looking
-    allowed = looking.may(commands)
+    rights = patient.locks.store.rights
+    allowed = rights.may(commands)
     if allowed is None:
-        allowed = looking.may_queue(commands)
+        allowed = rights.may_queue(commands)
     if allowed is None:
         # Of a key that is not there these change nothing; `x` is no script.
         commands = [words for words in commands if words[0] not in UNTRIED]
-        allowed = [not is_denied for is_denied in looking.denied(commands)]
+        allowed = [not is_denied for is_denied in rights.denied(commands)]
         if all(allowed):
             yield Finding(
                 UNKNOWN,

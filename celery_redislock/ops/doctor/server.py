@@ -176,4 +176,4 @@ def check_clock(patient: Patient) -> Iterator[Finding]:
             "synchronise both with NTP: expiry, Replace() and waiting times compare clocks",
         )  # fmt: skip
     else:
-        yield Finding(OK, f"the server's clock is {ahead * 1000:+.0f} ms off this machine's")
+        yield Finding(OK, f"the server's clock is {round(ahead * 1000):+d} ms off this machine's")

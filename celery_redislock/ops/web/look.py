@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 from ...app.settings import AppLocks, app_locks
 from ...core.keys import lock_keys
 from ..history import PastRun, past_runs
-from ..survey import Found, Waiting, all_locks, one_lock, room_of
+from ..rooms import Waiting, room_of
+from ..survey import Found, all_locks, one_lock
 
 #: For how many locks the row names those that wait: the ones with the most waiters.
 NAMED_ROOMS: Final = 20

@@ -1,0 +1,72 @@
+"""What a server allows this user, found without a change of anything there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError, ResponseError
+
+from .server import LOOKING_TTL, Server, read
+
+
+class Rights:
+    """The rights of this user in one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def may(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
+        """Whether this user may run each of these commands, none of which is run.
+
+        Returns:
+            None if the server cannot say: it is older than Redis 7, or does not allow scripts.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        script = "return redis.acl_check_cmd and redis.acl_check_cmd(unpack(ARGV)) and 1 or 0"
+        known = "return redis.acl_check_cmd and 1 or 0"
+        (can_say,) = self._server.ask([("EVAL", known, 0)], errors=True)
+        if can_say != 1:
+            return None
+        replies = self._server.ask(
+            [("EVAL", script, 0, *command) for command in commands], errors=True
+        )
+        # An error: the server does not know the command.
+        return [reply == 1 for reply in replies]
+
+    def may_queue(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
+        """The same of any server: each is queued in a transaction, and that is discarded.
+
+        Returns:
+            None if this user may not do that.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        with self._server.connection("", LOOKING_TTL) as connection:
+            connection.send_command("MULTI")
+            # Before anything else is sent: without a transaction it would be run.
+            if isinstance(read(connection), ResponseError):
+                return None
+            all_of_them = [*commands, ("DISCARD",)]
+            connection.send_packed_command(connection.pack_commands(all_of_them))
+            *replies, discarded = [read(connection) for _ in all_of_them]
+            if isinstance(discarded, ResponseError):
+                raise RedisConnectionError(f"DISCARD: {discarded}")  # which ends the transaction
+        # Other errors are no denials: the server is full, say.
+        return [
+            not isinstance(reply, NoPermissionError) and "unknown command" not in str(reply)
+            for reply in replies
+        ]
+
+    def denied(self, commands: Sequence[Sequence[str]]) -> list[bool]:
+        """Whether the server denies this user each of these commands. They are run, so they must
+        be such that change nothing.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        replies = self._server.ask(commands, errors=True)
+        return [isinstance(reply, NoPermissionError) for reply in replies]

@@ -1,0 +1,164 @@
+"""The tasks that wait for locks in Redis, or were set aside: who they are. Changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from ..app.entries import CorruptEntry, Entry
+from ..core.keys import LockKeys
+from ..core.parked import arrived_at, parked_of, task_id_of
+from ..core.store import Store
+
+#: How many of those that wait, or were set aside, are named.
+NAMED: Final = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """Who waits in a room, or was set aside.
+
+    Attributes:
+        task: the task's name; None if the entry cannot be read.
+        task_id: its id.
+        label: what the task calls the lock for people, if an app was given that can read that.
+        age: seconds since its arrival; None if that is not known.
+        args, kwargs: its arguments as Celery shows them: as `argsrepr` and `kwargsrepr` have them
+            where a caller set these. None if no app was given that can read them.
+    """
+
+    task: str | None
+    task_id: str
+    label: str | None = None
+    age: float | None = None
+    args: str | None = None
+    kwargs: str | None = None
+
+    @property
+    def called(self) -> str:
+        """Its label, and its arguments."""
+        given = [text for text in (self.args, self.kwargs) if text not in (None, "()", "[]", "{}")]
+        return "  ".join([*([self.label] if self.label else []), *map(str, given)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return dataclasses.asdict(self)
+
+
+class Room(NamedTuple):
+    """Who waits for a lock.
+
+    Attributes:
+        waiting: the first of those in its waiting room, in order.
+        total: how many are in there.
+        aside: some of those that were set aside.
+        aside_total: how many were.
+    """
+
+    waiting: list[Waiting]
+    total: int
+    aside: list[Waiting]
+    aside_total: int
+
+
+class Aside(NamedTuple):
+    """What was set aside of a lock.
+
+    Attributes:
+        total: how many tasks.
+        task: their task's name, if the first hundred are of one.
+        label: what all of these call the lock, for an app that can read that.
+    """
+
+    total: int
+    task: str | None
+    label: str | None
+
+
+def room_of(store: Store, keys: LockKeys, app: Any = None, most: int = NAMED) -> Room:
+    """Who waits for the lock, at most so many; with labels and arguments, for an app.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    room = store.looking.room(keys, most)
+
+    waiting, aside = (
+        [_aged(*each, room.now, app) for each in some] for some in (room.entries, room.aside)
+    )
+    return Room(waiting, room.total, aside, room.aside_total)
+
+
+def heads_of(store: Store, rooms: Sequence[LockKeys], app: Any = None) -> list[tuple[int, Waiting]]:
+    """Of each of these waiting rooms, how many wait, and the first of them. As `room_of`.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    now, heads = store.looking.heads(rooms)
+    return [(count, _aged(entry_id, entry, now, app)) for count, entry_id, entry in heads]
+
+
+def entries_of(
+    store: Store, wanted: Sequence[tuple[LockKeys, str]], app: Any = None
+) -> list[Waiting]:
+    """Whose entries these are, each by its room and its id. As `room_of`.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    entries = store.looking.entries(wanted)
+    pairs = zip(wanted, entries, strict=True)
+    return [named(entry_id, parked_of(entry), app) for (_, entry_id), entry in pairs]
+
+
+def asides_of(store: Store, keys: Sequence[bytes], app: Any = None) -> list[Aside]:
+    """What was set aside, by the keys of these.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    counts, entries = store.looking.lengths([], [], keys), store.looking.set_aside(keys, NAMED)
+    return [_aside(count, some, app) for count, some in zip(counts, entries, strict=True)]
+
+
+def _aside(count: int, some: Sequence[tuple[str, str]], app: Any) -> Aside:
+    those = [named(*each, app) for each in some]
+    tasks, labels = {each.task for each in those}, {each.label for each in those}
+    task = tasks.pop() if len(tasks) == 1 else None
+    label = labels.pop() if len(labels) == 1 and task else None
+    return Aside(count, task, label)
+
+
+def _aged(entry_id: str, entry: str, now: float, app: Any) -> Waiting:
+    """Whose entry this is, as it is stored, and since when that has waited."""
+    arrived = arrived_at(entry)
+    age = max(now - arrived, 0.0) if arrived else None
+    return dataclasses.replace(named(entry_id, parked_of(entry), app), age=age)
+
+
+def named(entry_id: str, entry: str, app: Any = None) -> Waiting:
+    """Whose entry of a room this is; with label and arguments, if an app is given that can read
+    them.
+    """
+    task_id = task_id_of(entry_id)
+    try:
+        found = Entry.load(entry)
+    except CorruptEntry:
+        return Waiting(task=_task_of(entry), task_id=task_id)
+    if app is None:
+        return Waiting(task=found.task, task_id=task_id)
+    args, kwargs = found.arguments(app) or (None, None)
+    label = found.label(app)
+    return Waiting(task=found.task, task_id=task_id, label=label, args=args, kwargs=kwargs)
+
+
+def _task_of(entry: str) -> str | None:
+    """The task that an entry names which is otherwise not as ours are."""
+    try:
+        task = json.loads(entry)["task"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return task if isinstance(task, str) else None
