@@ -144,7 +144,7 @@ def _filtered(
 
 def _past_run(prefix: str, run: Past, alive: set[int]) -> PastRun:
     name = _name(run.mark)
-    holder, label = Holder.from_dict(run.record), run.record.get("label")
+    holder = Holder.from_dict(run.record)
     return PastRun(
         key=lock_keys(prefix, name).lock,
         name=name,
@@ -154,7 +154,7 @@ def _past_run(prefix: str, run: Past, alive: set[int]) -> PastRun:
         node=holder.node,
         pid=holder.pid,
         fence=run.fence,
-        label=label if isinstance(label, str) else None,
+        label=holder.label,
         began=run.began,
         ended=None if run.took is None else run.began + run.took,
         how=run.how or (past.RUNNING if run.fence in alive else past.LAPSED),

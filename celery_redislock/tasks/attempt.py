@@ -51,7 +51,6 @@ class Attempt:
         reruns: it has run before, and its result is missing.
         parking: it is being put into the waiting room.
         is_noted: that it ends without a run was noted with the server's answer.
-        is_counted: that it is turned away was counted with the server's answer.
         label: what its lock is called for people, by `lock_label`; or None.
         is_counted: that it is turned away was counted with the server's answer.
     """
