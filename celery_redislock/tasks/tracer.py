@@ -21,7 +21,7 @@ from collections.abc import Callable
 from traceback import format_exception_only
 from typing import Any, Final
 
-from celery import states
+from celery import Task, states
 from celery.signals import task_failure, task_postrun, task_prerun
 
 from ..app.delivery import KEY, Kept, take_header
@@ -76,7 +76,7 @@ def _trace_locked(
             run.begin(args, kwargs)
             if run.ended is not None:
                 return _ended(task, run, uuid, args, kwargs)
-            if is_refusal(run.failure) and not hasattr(inner, "__wrapped__"):
+            if is_refusal(run.failure) and not _is_awaited(task, inner):
                 return _fail(task, run, uuid, args, kwargs)
             mark = (raw.get("properties") or {}).get(KEY) or {}
             raw["properties"] = {**(raw.get("properties") or {}), KEY: {**mark, "run": run}}
@@ -127,10 +127,17 @@ def _ended(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any
     return trace_of_end(EndInfo(exc), exc, states.IGNORED)
 
 
+def _is_awaited(task: LockedTask, inner: Tracer) -> bool:
+    """Whether somebody is to see a failure in Celery's tracer: a tool that wraps it, as Sentry's
+    does, or the task's own `before_start`, which may fail itself.
+    """
+    has_own_start = type(task).before_start is not Task.before_start
+    return has_own_start or hasattr(inner, "__wrapped__")
+
+
 def _fail(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any:
     """Fail a duplicate that was refused, as Celery's tracer does but for the traceback, which would
-    show this package alone, and costs the most. A tool that wraps that tracer, as Sentry's does, is
-    to see the failure there.
+    show this package alone, and costs the most.
     """
     attempt, error = run.attempt, run.failure
     assert attempt is not None
@@ -138,7 +145,6 @@ def _fail(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any:
     said = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
     with attempt.as_current():
         task_prerun.send(**said)
-        task.before_start(uuid, args, kwargs)
         info = EndInfo(error, "".join(format_exception_only(type(error), error)))
         store_failed(task, attempt.request, error, info.traceback)
         task.on_failure(error, uuid, args, kwargs, info)

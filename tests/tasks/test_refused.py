@@ -109,3 +109,23 @@ def test_where_no_info_is_wanted_it_is_not_logged(app, celerys, monkeypatch):
     finally:
         trace.logger.manager._clear_cache()
     assert celerys() == []
+
+
+def test_a_before_start_that_fails_is_what_the_task_fails_with(app):
+    class Base(SingletonTask):
+        abstract = True
+
+        def before_start(self, task_id, args, kwargs):
+            raise KeyError("it cannot start")
+
+    @app.task(name="refuses", shared=False, base=Base, on_conflict="raise")
+    def refuses(x):
+        """Nothing."""
+
+    app.conf.result_backend = "cache+memory://"
+    refuses.__trace__ = trace.build_tracer(refuses.name, refuses, app=app)
+    with hold_lock(refuses, 5):
+        request = {"id": "refused", "delivery_info": {}}
+        told = trace.trace_task(refuses, "refused", (5,), {}, request, app=app)
+    assert told.info.state == "FAILURE"
+    assert repr(app.AsyncResult("refused").result) == "KeyError('it cannot start')"
