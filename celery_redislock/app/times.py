@@ -29,7 +29,9 @@ def seconds_until(when: Any, timezone: Any = None) -> float | None:
         return None
 
 
-def has_passed(when: Any, timezone: Any = None) -> bool:
-    """Whether that time is over, as far as it is known. See `seconds_until`."""
+def has_passed(when: Any, timezone: Any = None, *, after: float = 0.0) -> bool:
+    """Whether that time is over now, or will be after so many seconds, as far as it is known. See
+    `seconds_until`.
+    """
     left = seconds_until(when, timezone)
-    return left is not None and left < 0
+    return left is not None and left < after

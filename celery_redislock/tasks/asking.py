@@ -122,7 +122,7 @@ def _put_off_behind(attempt: Attempt, outcome: Outcome, busy: Busy) -> NoReturn:
     """Look again later whether this task's other run, which has the lock, has ended."""
     countdown = backoff(attempt, attempt.delivery.deferrals, lease_of(attempt).ttl / 3)
     attempt.conflict_ended(outcome, busy.holder, countdown)
-    put_off(attempt, countdown)
+    put_off(attempt, countdown, is_alone=False)
 
 
 def _unless_done(attempt: Attempt, done: Done) -> Acquired | Busy | Done:

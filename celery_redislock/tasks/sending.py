@@ -24,9 +24,15 @@ SPREAD: Final = 1.25
 
 
 def put_off(
-    attempt: Attempt, countdown: float, *, cause: LockUnavailable | None = None
+    attempt: Attempt,
+    countdown: float,
+    *,
+    cause: LockUnavailable | None = None,
+    is_alone: bool = True,
 ) -> NoReturn:
-    """Publish the task again, to be run after a countdown.
+    """Publish the task again, to be run after a countdown; or end it, if it would expire before.
+
+    A message that expires is dropped by RabbitMQ, and its task would have no result.
 
     Args:
         attempt: the delivery that ends here.
@@ -34,18 +40,20 @@ def put_off(
             gives back what is not acknowledged in time, at most half of that time: a message that
             sleeps for longer is delivered twice, and each copy would be put off in turn.
         cause: why, if that is that the lock server does not answer.
+        is_alone: no other run of the task is known that may still give it a result.
 
     Raises:
         Deferred: it was published.
-        Expired: it has expired meanwhile.
+        Expired: it has expired, or will have when the countdown is over.
         Reject: it was not, and the broker still has the message.
     """
-    if has_passed(attempt.raw.get("expires"), attempt.task.app.timezone):
+    longest = longest_countdown(attempt.locks.visibility_timeout)
+    countdown = min(countdown * random.uniform(1.0, SPREAD), longest)
+    ahead = countdown if is_alone and not attempt.delivery.redelivered else 0.0
+    if has_passed(attempt.raw.get("expires"), attempt.task.app.timezone, after=ahead):
         attempt.end = End.TURNED_AWAY
         turns.end_expired(attempt.task, attempt.claim.keys, attempt.request, attempt.label)
         raise Expired
-    longest = longest_countdown(attempt.locks.visibility_timeout)
-    countdown = min(countdown * random.uniform(1.0, SPREAD), longest)
     header = attempt.delivery.next_header(outage=cause is not None)
     # A time limit may end it from here on, with a message on its way.
     attempt.delivery.copied = True

@@ -167,15 +167,16 @@ def say_set_aside(entry_id: str, keys: LockKeys, why: str) -> None:
 
 
 def end_expired(task: Any, keys: LockKeys, request: Any, label: str | None) -> None:
-    """End a task that expired while it waited: RabbitMQ would drop its message, and nobody would
-    hear of it.
+    """End a task that expired as it waited, or will: RabbitMQ would drop its message, and the task
+    would have no result.
     """
     store_expired(task, request)
     expired = {"terminated": False, "signum": None, "expired": True}
     celery_signals.task_revoked.send(sender=task, request=request, **expired)
     tell(
         Outcome.EXPIRED, Whose(keys.lock, task, request.id, request.retries or 0, label),
-        "redislock: %s[%s] has expired while it waited for %s", task.name, request.id, keys.lock,
+        "redislock: %s[%s] ends as expired: it cannot acquire %s in time",
+        task.name, request.id, keys.lock,
     )  # fmt: skip
 
 

@@ -62,6 +62,36 @@ def test_a_task_that_expires_as_it_waits_for_the_server_ends_so_and_does_not_van
     assert not journal.read(label, "start")
 
 
+def test_a_task_that_would_expire_before_it_is_run_again_ends_so_at_once(
+    start_worker, rabbitmq, conf, queue, journal, label
+):
+    """RabbitMQ would drop the message with which it is deferred, some time in that minute."""
+    conf = {**conf, "broker_url": rabbitmq.url}
+    worker = start_worker(queues=queue, conf=conf, concurrency=2)
+    with make_app({k: v for k, v in conf.items() if not k.startswith("test_")}) as app:
+        holder = app.send_task("defer_long", [label, 20], queue=queue)
+        eventually(lambda: journal.count(label, "start") == 1, "one has the lock")
+        second = app.send_task("defer_long", [label], queue=queue, expires=30)
+        eventually(lambda: second.state == "REVOKED", "its end is stored", 15)
+        assert holder.state != "SUCCESS", "it ended before the lock was free"
+    assert "ends as expired" in worker.log()
+    assert journal.count(label, "start") == 1
+
+
+def test_a_copy_behind_its_own_run_does_not_end_that_as_expired(
+    start_worker, conf, sender, queue, journal, label
+):
+    """The run that has the lock gives the task its result."""
+    worker = start_worker(queues=queue, conf=conf, concurrency=2)
+    sent = {"task_id": label, "queue": queue}
+    sender.send_task("defer_long", [label, 2], **sent)
+    eventually(lambda: journal.count(label, "start") == 1, "it runs")
+    sender.send_task("defer_long", [label, 2], **sent, expires=0.9)
+    eventually(lambda: "redelivered for" in worker.log(), "the copy meets its own run")
+    eventually(lambda: journal.count(label, "end") == 1, "the run ends")
+    assert "ends as expired" not in worker.log()
+
+
 def test_an_unreachable_server_lets_a_task_run_without_its_lock_if_it_says_so(
     locks_on, own_redis, sender, queue, label
 ):
