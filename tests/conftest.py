@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from celery_redislock.core.connections import pools_from_url
 from celery_redislock.core.store import Store
 from celery_redislock.testing import MemoryStore
-from tests.support import lateness
+from tests.support import lateness, sharing
 from tests.support.journal import Journal
 from tests.support.rights import as_user, denials, grant
 from tests.support.servers import Proxy, RabbitMQ, RedisServer, shared_rabbitmq
@@ -57,9 +57,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    lateness.await_cores()
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    with sharing.slot():
+        lateness.await_cores()
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -79,8 +81,8 @@ def _log_level() -> None:
     logging.getLogger().setLevel(logging.WARNING)
 
 
-@pytest.fixture
-def no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests' tasks do not get into every app of this process, as Celery shares them."""
     ours = {f for f in _state._on_app_finalizers if f.__module__ not in SHARING}
     monkeypatch.setattr(_state, "_on_app_finalizers", ours)

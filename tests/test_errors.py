@@ -21,9 +21,6 @@ from celery_redislock import (
     TaskSkipped,
 )
 
-pytestmark = pytest.mark.usefixtures("no_shared_tasks")
-
-
 HOLDER = Holder(
     task="pkg.task",
     task_id="0c1e",

@@ -22,7 +22,8 @@ from redis.retry import Retry
 from celery_redislock import LockLost, RedisLock
 from tests.proofs.stalls import below, stall
 from tests.support.lateness import Witness, elapsed
-from tests.support.servers import Proxy, RabbitMQ, RedisServer, SentinelSet
+from tests.support.servers import Proxy, RabbitMQ, RedisServer, SentinelSet, free_port
+from tests.support.sharing import Claims, slot
 from tests.support.waiting import eventually, never, within
 from tests.support.workers import ROOT, state_of
 
@@ -52,6 +53,36 @@ def seconds(call: Callable[[], object]) -> float:
     started = time.monotonic()
     call()
     return time.monotonic() - started
+
+
+# -- what suites share ------------------------------------------------------------------------
+
+HOLDS_A_SLOT = """
+import sys, time
+from pathlib import Path
+from tests.support.sharing import Claims, slot
+with slot(Claims("slots", Path(sys.argv[1])), 1):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_slot_of_another_suite_is_free_once_that_has_ended(tmp_path):
+    command = [sys.executable, "-c", HOLDS_A_SLOT, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout.readline() == b"held\n"
+            ours = Claims("slots", tmp_path)
+            assert not ours.claim(0)
+        finally:
+            other.kill()
+    with slot(ours, 1):
+        pass
+
+
+def test_a_port_is_given_once():
+    ports = [free_port() for _ in range(300)]
+    assert len(set(ports)) == 300
 
 
 # -- a machine that is late -------------------------------------------------------------------

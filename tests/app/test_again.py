@@ -14,7 +14,7 @@ from celery_redislock.app.delivery import KEY
 
 
 @pytest.fixture
-def app(no_shared_tasks):
+def app():
     app = Celery("again", broker="memory://", set_as_current=False)
     app.conf.task_default_queue = "again"
     app.task(name="job", shared=False)(job)

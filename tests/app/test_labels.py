@@ -11,8 +11,6 @@ from celery_redislock import ConfigError, SingletonTask
 from celery_redislock.app.labels import LONGEST, tidy
 from celery_redislock.testing import assert_locked, assert_skipped, hold_lock, memory_locks
 
-pytestmark = pytest.mark.usefixtures("no_shared_tasks")
-
 
 @pytest.fixture
 def app():

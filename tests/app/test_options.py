@@ -34,9 +34,6 @@ from tests.support.servers import free_port
 URL = "redis://127.0.0.1:1/0"  # never asked
 
 
-pytestmark = pytest.mark.usefixtures("no_shared_tasks")
-
-
 @pytest.fixture
 def make_app() -> Iterator[Callable[..., Celery]]:
     made = []

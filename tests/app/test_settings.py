@@ -20,9 +20,6 @@ from tests.support.servers import free_port
 __all__ = ["make_app"]  # fixtures
 
 
-pytestmark = pytest.mark.usefixtures("no_shared_tasks")
-
-
 def test_the_apps_defaults_stand_in_for_what_a_task_leaves_out(make_app) -> None:
     app = make_app(redislock_ttl=7, redislock_on_conflict="raise", redislock_on_lock_lost="abort")
     options = define(app).lock_options

@@ -15,8 +15,6 @@ from celery_redislock import (
 )
 from celery_redislock.core import holders
 
-pytestmark = pytest.mark.usefixtures("no_shared_tasks")
-
 
 @pytest.mark.parametrize(
     ("holder", "text"),

@@ -33,7 +33,7 @@ from celery_redislock.prometheus import Collector
 
 
 @pytest.fixture
-def app(redis_server, label, no_shared_tasks):
+def app(redis_server, label):
     app = make_app(redis_server.url, label)
     yield app
     app_locks(app).store.close()

@@ -15,8 +15,6 @@ from celery_redislock.ops.doctor.server import check_round_trip
 from tests.support.looking import make_app, run, take
 from tests.support.servers import free_port
 
-pytestmark = pytest.mark.usefixtures("no_shared_tasks")
-
 CHECKS = {
     *("tasks", "server", "version", "memory", "persistence", "replication", "rights"),
     *("round trip", "time-outs", "clock", "prefix", "set aside"),

@@ -104,8 +104,9 @@ def elapsed(since: float, until: float | None = None) -> float:
 def await_cores(most: float = 3.0) -> None:
     """Let others go on first, for so many seconds at most, while the cores are crowded.
 
-    Who starts yet more processes then makes all that run late, and is late itself: two suites side
-    by side, or one beside a build, take longer with this, and neither has tests that fail for it.
+    A test that starts yet more processes then makes all others late, and is late itself. Beside a
+    build, a suite takes longer with this, and has no tests that fail for it. Suites share the
+    machine by `sharing.slot`.
     """
     until = time.monotonic() + most
     while _running() > CROWDED * (os.cpu_count() or 1) and time.monotonic() < until:

@@ -20,21 +20,20 @@ from typing import Any, ClassVar
 
 import redis
 
+from . import sharing
 from .waiting import eventually
 
 
 def free_port() -> int:
-    """A port that nobody listens on.
+    """A port that nobody listens on, and that no other test of this machine is given.
 
     Below those that the kernel gives to outgoing connections: one of them could take it while
-    its server is being restarted. And of this pytest process's own share, for the same reason.
+    its server is being restarted.
     """
-    share = (32000 - 20000) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    first = 20000 + share * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
         # Not by `random`, which tests seed.
-        port = first + random.SystemRandom().randrange(share)
-        if port in _given:
+        port = random.SystemRandom().randrange(20000, 32000)
+        if port in _given or not sharing.ports.claim(port):
             continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -42,6 +41,7 @@ def free_port() -> int:
             return port
 
 
+#: This process's own claims: it could make them again.
 _given: set[int] = set()
 
 

@@ -12,8 +12,6 @@ from celery_redislock import Defer, LockConflict, Raise, SingletonTask
 from celery_redislock.app.internals import EXPECTED, TRACE_LOGGER
 from celery_redislock.testing import hold_lock, memory_locks
 
-pytestmark = pytest.mark.usefixtures("no_shared_tasks")
-
 
 @pytest.fixture
 def app():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import pytest
 from celery import Celery, signals
 
 from celery_redislock import SingletonTask
@@ -14,7 +13,6 @@ class Within:
     """A worker, as far as its start looks at it."""
 
 
-@pytest.mark.usefixtures("no_shared_tasks")
 def test_a_worker_within_another_program_says_at_once_what_is_wrong(caplog):
     app = Celery("within", set_as_current=False)
     app.conf.update(redislock_enabled=False, redislock_tasks={"no.such.task": {}})

@@ -1,0 +1,64 @@
+"""What the suites on this machine share: slots to run tests in, and ports.
+
+Two suites side by side then take twice as long, and none of their tests meets a machine that has
+twice as much to do, or a server of the other suite on its own port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+#: Tests that run at once for each core. Most of the time they wait.
+PER_CORE = 6
+
+
+class Claims:
+    """Numbers that each belong to one process at a time, until it lets go of them or ends.
+
+    Not by `flock`: a forked child would share that, and may outlive the test.
+
+    Args:
+        name: what the numbers are of.
+        folder: where they are kept; None for those of this machine and user.
+    """
+
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        folder = folder or Path(tempfile.gettempdir()) / f"redislock-tests-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        # Open as long as the process runs: closing it would let go of all.
+        self._file = (folder / name).open("wb")
+
+    def claim(self, number: int) -> bool:
+        """Whether the number is this process's now."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def let_go(self, number: int) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, number)
+
+
+ports = Claims("ports")
+slots = Claims("slots")
+
+
+@contextlib.contextmanager
+def slot(of: Claims = slots, count: int = PER_CORE * (os.cpu_count() or 1)) -> Iterator[None]:
+    """Wait for one of so many slots, and hold it."""
+    numbers = list(range(count))
+    random.SystemRandom().shuffle(numbers)  # not by `random`, which tests seed
+    while (held := next(filter(of.claim, numbers), None)) is None:
+        time.sleep(0.1)
+    try:
+        yield
+    finally:
+        of.let_go(held)
