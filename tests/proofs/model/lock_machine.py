@@ -569,7 +569,8 @@ class LockMachine(RuleBasedStateMachine):
                 lock, delay = self.model.lock, trouble.after
                 self.record = Record(0, 0)
                 if lock is not None:
-                    self.record = Record(lock.fence, lock.since + delay, lock.fence)
+                    since = lock.since + delay
+                    self.record = Record(lock.fence, since, lock.fence, lock.copy_seen)
             lost = losses.pop() if losses else ""
             self.pass_time(1 if lost == "for good" else trouble.after)
             if lost:

@@ -54,13 +54,15 @@ class Lock:
 
 
 class Record(NamedTuple):
-    """What a holder knows of its acquisition: its fence, and the server's time; and the counter
-    when it was last told that the lock is its own.
+    """What a holder knows of its acquisition: its fence, and the server's time; the counter when it
+    was last told that the lock is its own; and whether a copy of its message had come before it was
+    told of the acquisition.
     """
 
     fence: int
     since: int
     counter: int = 0
+    copy_seen: bool = False
 
 
 class Acquired(NamedTuple):
@@ -149,7 +151,7 @@ class Server:
         if self.lock is None and retake is not None and who.token not in self.broken:
             if self.counter > retake.counter:
                 return "not ours"  # or another's in between: that cannot be told apart
-            self.lock = Lock(self.now + TTL, by=who, fence=retake.fence, since=retake.since)
+            self.lock = Lock(self.now + TTL, "held", who, *retake[:2], retake.copy_seen)
             if retake.fence >= self._ahead:  # else the clock gives a higher one in any case
                 self.counter = max(self.counter, retake.fence)
             self._stands_for_a_ttl(self.lock)
@@ -185,7 +187,7 @@ class Server:
         lock = self.lock
         if lock is None or not self.is_held_by(who):
             return False
-        self.lock = Lock(self.now + ticks, "kept", who, record.fence, record.since)
+        self.lock = Lock(self.now + ticks, "kept", who, *record[:2], record.copy_seen)
         return True
 
     def break_lock(self) -> bool:

@@ -17,7 +17,7 @@ from celery_redislock.core.right import Right
 from celery_redislock.core.upkeep import Upkeep
 from tests.support.servers import RedisServer
 
-from .lock_machine import KEYS, NONE, SCENES, Client, LockMachine, wander
+from .lock_machine import KEYS, NONE, SCENES, Client, LockMachine, Trouble, wander
 from .lock_model import TTL
 from .virtual_time import TICK, Way, script
 
@@ -61,6 +61,36 @@ def test_who_is_woken_has_the_lock_though_the_server_forgot_the_script(server) -
         machine.be_woken(0)
         assert len(machine.holders) == 1
         machine.check()
+    finally:
+        machine.teardown()
+
+
+def holder_told_after_a_copy_came(server: RedisServer) -> tuple[LockMachine, Client]:
+    machine = type("Machine", (LockMachine,), {"server": server})()
+    holder = machine.deliver(0, "task", 0)
+    machine._ask(holder, trouble=Trouble(lost="for good"))
+    machine._ask(machine.deliver(1, "copy", 0))
+    machine._ask(holder)
+    return machine, holder
+
+
+def test_a_holder_that_is_told_late_takes_it_again_with_the_copy_that_came_before(server) -> None:
+    machine, holder = holder_told_after_a_copy_came(server)
+    try:
+        machine._restart()
+        machine._beat(holder, NONE)
+        machine.check()
+        assert machine.model.lock.copy_seen
+    finally:
+        machine.teardown()
+
+
+def test_a_holder_that_is_told_late_keeps_it_with_the_copy_that_came_before(server) -> None:
+    machine, holder = holder_told_after_a_copy_came(server)
+    try:
+        machine._hold(holder, 1, NONE)
+        machine.check()
+        assert machine.model.lock.copy_seen
     finally:
         machine.teardown()
 
@@ -219,7 +249,7 @@ def test_an_extension_that_retakes_past_its_right_is_found_out(server, monkeypat
     assert is_found_out(server, "held")
 
 
-# -- what was found, and is not mended yet ----------------------------------------------------
+# -- what it found ----------------------------------------------------------------------------
 
 
 def two_deliveries(server: RedisServer) -> tuple[LockMachine, Client, Client]:
