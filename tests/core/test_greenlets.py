@@ -130,7 +130,7 @@ def test_who_hears_of_a_lock_hears_it_in_a_greenlet_and_in_order(run, kind):
             time.sleep(0.3)  # a receiver that waits keeps nobody else waiting
         def on_lost(right):
             heard.append(("lost", threading.get_native_id() == here, right.lost))
-        lease = Lease(store, make_claim(label, ttl=1), on_lost=on_lost, on_extended=on_extended)
+        lease = Lease(store, make_claim(label, ttl=60), on_lost=on_lost, on_extended=on_extended)
         lease.take()
         heartbeat.beat_now(lease.upkeep)
         until(lambda: heard, "it is extended")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import getpass
+import itertools
 import json
 import random
 import re
@@ -56,6 +57,16 @@ def make_claim(
     run = {"task": "pkg.task", "task_id": task_id, "attempt": attempt, "nesting": nesting}
     value = holders.encode(token, ttl_ms=to_ms(ttl), **run)
     return Claim(lock_keys("redislock", name), token, ttl, value, task_id, attempt, nesting)
+
+
+def names_apart(label: str, count: int) -> list[str]:
+    """Names whose locks share no bucket: one could not be taken again after another was."""
+    found: dict[str, str] = {}
+    numbers = itertools.count()
+    while len(found) < count:
+        name = f"{label}{next(numbers)}"
+        found.setdefault(lock_keys("redislock", name).fence, name)
+    return list(found.values())
 
 
 def taken(reply: Any) -> Acquired:
@@ -223,7 +234,7 @@ def test_an_extension_gives_the_lock_its_whole_life_again(store, client, label) 
 
 
 def test_many_locks_are_extended_at_once_and_each_has_its_own_answer(store, client, label) -> None:
-    claims = [make_claim(f"{label}{number}", ttl=10 + number) for number in range(5)]
+    claims = [make_claim(name, ttl=10 + n) for n, name in enumerate(names_apart(label, 5))]
     replies = [taken(store.locks.acquire(claim)) for claim in claims]
     client.delete(claims[1].keys.lock)
     client.set(claims[2].keys.lock, "a thief")
@@ -883,7 +894,7 @@ def every_operation(store: Store, name: str, ttl: float) -> dict[str, Callable[[
 
 
 def test_scripts_that_the_server_forgot_are_sent_again(own_store, own_redis, label) -> None:
-    claims = [make_claim(f"{label}{number}") for number in range(3)]
+    claims = [make_claim(name) for name in names_apart(label, 3)]
     with own_redis.client() as client:
         client.script_flush()
         replies = [taken(own_store.locks.acquire(claim)) for claim in claims]
