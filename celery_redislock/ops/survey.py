@@ -42,6 +42,7 @@ class Found:
         token: what proves the holder's right.
         held_for: seconds since it was taken.
         lives_for: seconds until it expires, should the holder die now; None for ever.
+        expires_at: the Unix time of that, by the lock server's clock.
         broken_by: who broke it, if that is its state and it is known.
         turn: the id of the waiting room's entry for whose message it is kept, if it is.
         waiting: how many wait for the lock: in its waiting room, and in pool slots. Or how many
@@ -55,6 +56,7 @@ class Found:
     token: str | None = dataclasses.field(default=None, repr=False)
     held_for: float | None = None
     lives_for: float | None = None
+    expires_at: float | None = None
     broken_by: str | None = None
     turn: str | None = dataclasses.field(default=None, repr=False)
     waiting: int = 0
@@ -231,6 +233,7 @@ def read_slots(
 def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None) -> Found:
     text = key.decode()
     lives_for = stored.left / 1000 if stored.left >= 0 else None
+    expires_at = None if lives_for is None else now + lives_for
     record = None if stored.value is None else holders.decode(stored.value)
     if state is not None or record is None:
         by = None
@@ -238,7 +241,14 @@ def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None)
             text = text.replace("}:broken:", "}:lock:", 1)
             by = holders.last_breaker(stored.value or b"")
         state = state or "foreign"
-        return Found(key=text, name=name, state=state, lives_for=lives_for, broken_by=by)
+        return Found(
+            key=text,
+            name=name,
+            state=state,
+            lives_for=lives_for,
+            expires_at=expires_at,
+            broken_by=by,
+        )
     holder = holders.parse(stored.value, lives_for)
     since = None if holder is None else holder.acquired_at
     return Found(
@@ -249,6 +259,7 @@ def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None)
         token=record["token"],
         held_for=None if since is None else max(now - since, 0.0),
         lives_for=lives_for,
+        expires_at=expires_at,
         turn=holders.turn_in(record),
     )
 

@@ -68,8 +68,8 @@ class Present:
         plain = {k: v for k, v in found.to_dict().items() if v is not None and k not in RELATIVE}
         row: Row = {**plain, "id": old["id"] if old else next(self._ids)}
         row.update(_if_any(holder=mark(found), next=_next(found, seen, old)))
-        if found.lives_for is not None and not found.is_aside:
-            row["expires_at"] = round(seen.now + found.lives_for, 3)
+        if found.expires_at is not None and not found.is_aside:
+            row["expires_at"] = round(found.expires_at, 3)
             row["ttl"] = self._ttl(found, old if old and _same_holder(old, row) else None)
         return row
 

@@ -19,8 +19,10 @@ from starlette.routing import Mount
 
 from celery_redislock import ConfigError
 from celery_redislock.app.entries import Entry
-from celery_redislock.ops.web import hub, stream
+from celery_redislock.ops.survey import all_locks
+from celery_redislock.ops.web import hub, look, stream
 from celery_redislock.ops.web.app import FILES
+from celery_redislock.ops.web.present import Present
 from celery_redislock.web import asgi_app
 from tests.support.looking import claim, make_app, run, take
 from tests.support.rights import as_user, denials, grant
@@ -173,6 +175,19 @@ def test_what_stays_the_same_is_not_told_again(site, app):
         assert not message.get("rows")
         assert not message.get("leases"), "nobody extends these"
     told.close()
+
+
+def test_a_look_that_takes_its_time_tells_no_lease_again(app, monkeypatch):
+    def slowly(*arguments):
+        found = all_locks(*arguments)
+        time.sleep(0.5)  # the machine is late
+        return found
+
+    take(app, "sync", "one")
+    present = Present(lambda task: None)
+    present.update(look.look(app))
+    monkeypatch.setattr(look, "all_locks", slowly)
+    assert present.update(look.look(app)).to_dict() == {}
 
 
 def test_one_look_serves_all_who_watch_and_nobody_looks_when_they_left(own_redis, label):

@@ -23,8 +23,12 @@ def key_of(name, prefix="p"):
 
 def found(name, task_id, fence=1, state="held", began=T0, **more):
     holder = Holder(task="t", task_id=task_id, fence=fence, acquired_at=began, node="w@one")
-    fields = {"state": state, "holder": holder, "token": f"of-{task_id}", "lives_for": 30.0}
+    fields = {"state": state, "holder": holder, "token": f"of-{task_id}", **lives(T0, 30.0)}
     return Found(key=key_of(name), name=name, **{**fields, **more})
+
+
+def lives(now, seconds):
+    return {"lives_for": seconds, "expires_at": now + seconds}
 
 
 def event(kind, name, task_id, **more):
@@ -191,9 +195,9 @@ def test_only_what_differs_is_told():
     assert [row["name"] for row in change.rows] == ["one", "two"]
     assert change.rows[0]["ttl"] == 30.0
     assert "token" not in change.rows[0]
-    later = [dataclasses.replace(each, lives_for=29.05) for each in (one, two)]
+    later = [dataclasses.replace(each, **lives(T0 + 1, 29.05)) for each in (one, two)]
     assert present.update(Seen(T0 + 1, later, {})) == ([], {}, []), "the same leases"
-    extended = dataclasses.replace(one, lives_for=29.9)
+    extended = dataclasses.replace(one, **lives(T0 + 2, 29.9))
     change = present.update(Seen(T0 + 2, [extended], {}))
     assert (change.rows, change.leases) == ([], {1: T0 + 31.9})
     assert change.gone == [2]
