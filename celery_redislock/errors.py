@@ -75,10 +75,17 @@ class LockUnavailable(LockError):
 
 
 class TaskSkipped(LockError, TaskRevokedError):
-    """The task was a duplicate and ended without running. Its state is REVOKED."""
+    """The task was a duplicate, or an operator dropped it from its waiting room, and ended without
+    running. Its state is REVOKED.
+    """
 
     __module__ = "celery_redislock"
     _reason = "skipped as a duplicate, because another run holds the lock"
+
+    def __str__(self) -> str:
+        if self.holder is None and self.key:
+            return f"skipped, without a run: {one_line(self.key)}"
+        return super().__str__()
 
 
 class TaskReplaced(TaskSkipped):

@@ -97,6 +97,11 @@ def test_who_was_replaced_is_not_told_that_the_newer_run_holds_the_lock() -> Non
     assert str(TaskReplaced("two\nlines")) == "replaced by a newer run of two\\nlines"
 
 
+def test_what_was_dropped_is_not_told_that_another_run_holds_the_lock() -> None:
+    assert str(TaskSkipped("a key")) == "skipped, without a run: a key"
+    assert "another run holds the lock: a key" in str(TaskSkipped("a key", HOLDER))
+
+
 def test_every_error_is_a_lock_error_and_what_celery_takes_it_for() -> None:
     assert all(isinstance(error, LockError) for error in ERRORS)
     assert issubclass(TaskSkipped, TaskRevokedError)
