@@ -96,7 +96,7 @@ class LockRequest(Request):
         events = channel.wanted_by(self, self.task.worker_consumer)
         self._lock_token = stamp(self.request_dict, events, self.content_type)
         self._noted_at = 0.0
-        #: Whether it is one of several copies: then its run's done note stays.
+        #: Whether it may be one of several copies: then its run's done note stays.
         self._is_copy = is_copy(self.request_dict)
         #: What is kept for the message, until it is known to be settled.
         self._kept = Kept.of(self.request_dict)
