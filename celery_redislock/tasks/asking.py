@@ -164,7 +164,7 @@ def _has_ended(attempt: Attempt, done: Done) -> bool:
     if done.note.kind == notes.PUBLISHING:
         return False
     if proves_nothing(attempt.task, attempt.request):
-        return True  # it stores no result
+        return True  # no result could prove it
     return is_ready(attempt.task, attempt.request.id)
 
 

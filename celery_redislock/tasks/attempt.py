@@ -86,9 +86,9 @@ class Attempt:
         self.claim = self._claim()
         self.key = self.claim.keys.lock
         self.lease: Lease | None = None
-        # The broker may still have the message; or it may have waited here for longer than the
-        # visibility timeout, which is a second at least; or the broker may not have received the
-        # acknowledgement of the message that this one was deferred from.
+        # The broker still has the message; or the message waited here for longer than a visibility
+        # timeout may be, a second at least; or the broker did not receive the acknowledgement of
+        # the message that this one was deferred from.
         self._came_with_copies = not self.is_eager and bool(
             task.acks_late
             or task.acks_after_body

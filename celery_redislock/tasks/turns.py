@@ -41,7 +41,7 @@ SOON = 5.0
 
 
 def look_after(app: Any, keys: LockKeys, ttl: float) -> bool:
-    """Publish the task whose turn it is, report those set aside, and store results of the replaced.
+    """Publish the task whose turn it is, report tasks set aside, store results of replaced ones.
 
     Returns:
         Whether a task gave up waiting. The next may be about to.
