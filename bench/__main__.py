@@ -29,7 +29,7 @@ from .surroundings import in_words, surroundings
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 FOLDER = ROOT / "docs" / "bench"
-#: By name what people read. Each is a module with a `measure`.
+#: What people read of each section, by its name. Each is a module with a `measure`.
 SECTIONS = {
     "primitive": "acquire and release, uncontended, beside five locks and the floor",
     "contended": "one lock and many processes, beside the locks that wait",

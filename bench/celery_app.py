@@ -64,7 +64,7 @@ hold_task: Any = _contender.define(app, _lock_url, "hold", hold)
 
 @signals.worker_ready.connect
 def _ready(sender: Any, **_: Any) -> None:
-    # Celery makes log lines of what is printed, and of those there are no more.
+    # To the real stdout: Celery would log what is printed, and logging is off from here on.
     print(f"{sender.hostname} ready.", file=sys.__stdout__, flush=True)
     _be_quiet()
 

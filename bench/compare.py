@@ -11,7 +11,7 @@ from typing import Any
 from .report import Column, Table, ratio
 
 Range = Sequence[float]
-#: Of the surroundings, what a ratio may depend on.
+#: The surroundings that a ratio may depend on.
 _FACTS = ("cores", "processor", "system", "python", "redis-server", "packages")
 
 
@@ -20,7 +20,7 @@ class Compared:
     """A ratio here and as published: each the lowest, the median and the highest of its rounds.
 
     Attributes:
-        section: whose.
+        section: the section's name.
         name: of the row.
         figure: the heading of the column.
         published, here: the ratio.
@@ -49,8 +49,8 @@ class Compared:
 
 def compare(section: str, tables: Sequence[Table], published: Mapping[str, Any]) -> list[Compared]:
     """The ratios of these tables beside those of the section's JSON. Times are not compared: they
-    depend on the machine and its load. Nor is a row that either run has not measured, or a
-    contender beside itself.
+    depend on the machine and its load. Rows that only one run has measured, and a contender beside
+    itself, are left out.
     """
     known = {table["name"]: table["rows"] for table in published["tables"]}
     return [
@@ -79,7 +79,7 @@ def _name(label: Sequence[Column], row: Mapping[str, Any]) -> str:
 
 
 def _heading(columns: Sequence[Column], number: int) -> str:
-    """What people read above a ratio, with what it is a ratio of: the column before it."""
+    """The heading of a ratio, with that of the column before it, which it is a ratio of."""
     before, heading = columns[number - 1].heading, columns[number].heading
     same = sum(column.heading == heading for column in columns)
     return heading if same == 1 else f"{before.removesuffix(' µs')} {heading}"

@@ -19,7 +19,7 @@ from .report import Bars, Column, Table
 from .section import Run
 from .stats import evenness, percentile
 
-#: They take what is free. A floor has no way to wait.
+#: A floor cannot wait for a lock that is held.
 _LEFT_OUT = (FLOOR, FLOOR_CHECKED)
 _WITHOUT_HEARTBEAT = "celery-redislock, heartbeat=False"
 #: Seconds for which a section lasts.
@@ -55,7 +55,7 @@ def client(
 ) -> list[Section]:
     """Acquire, stay for a moment, release, and begin again at once."""
     mine = LOCKS[name](url, lock)
-    # First uses take longer than a section, and 64 of them leave nobody the time for one.
+    # The first use takes longer than a section, and 64 of them would leave time for none.
     mine.acquire()
     mine.release()
     ready()
@@ -97,7 +97,7 @@ def one_run(server: RedisServer, name: str, clients: int, seconds: float) -> dic
 def hand_overs(sections: Sequence[Section], until: float) -> tuple[float, list[float]]:
     """The share of releases after which another client came in, and how many seconds later.
 
-    Sections after `until` do not count: then some have ended already.
+    Sections after `until` do not count: some clients have ended by then.
     """
     ordered = sorted(section for section in sections if section[0] < until)
     pairs = list(pairwise(ordered))
@@ -108,7 +108,7 @@ def hand_overs(sections: Sequence[Section], until: float) -> tuple[float, list[f
 def commands_of_a_section(
     server: RedisServer, name: str, clients: int, seconds: float
 ) -> float | None:
-    """How many commands the server is sent for a section, by all clients."""
+    """How many commands all clients together send to the server for a section."""
     with server.client() as counter, ExitStack() as counting:
         sent: list[Counter[str]] = []
         found = _all_sections(

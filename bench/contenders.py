@@ -1,4 +1,4 @@
-"""The ways to keep a Celery task from overlapping itself that are compared.
+"""The compared ways to keep a Celery task from overlapping itself.
 
 Each is set up as its own documentation says, and imported only where it is used: some add
 receivers to Celery's signals, which would slow the others down. Locks are in database 0.
@@ -56,7 +56,7 @@ def _ours(**options: Any) -> Contender:
 
 
 def _policy(text: str) -> Any:
-    """A policy from how it is written."""
+    """The policy that is written like this."""
     import celery_redislock
 
     return eval(text, {"__builtins__": {}}, vars(celery_redislock))
@@ -94,7 +94,7 @@ def _cookbook(body: Body, url: str) -> Body:
 
 
 def _least(body: Body, url: str) -> Body:
-    """The least that is a lock, on one socket, through no client."""
+    """The simplest lock that is safe, on one socket, without a client library."""
     lock = functools.cache(lambda: Least(url))  # connected at first use: after the fork
 
     @functools.wraps(body)
@@ -111,7 +111,7 @@ def _least(body: Body, url: str) -> Body:
 
 
 def _redis_py(body: Body, url: str) -> Body:
-    """redis-py's `Lock` in the body; who does not get it ends."""
+    """redis-py's `Lock` in the body; a run that does not get it ends."""
     client = redis.Redis.from_url(url)
 
     @functools.wraps(body)
@@ -198,7 +198,7 @@ CONTENDERS = {
 
 
 def contender(name: str) -> Contender:
-    """One of `CONTENDERS`, or ours with the policy that this is and one lock for all calls."""
+    """One of `CONTENDERS`, or ours with this policy and one lock for all calls."""
     if name in CONTENDERS:
         return CONTENDERS[name]
     return _ours(on_conflict=name, lock_key="one-lock-for-all")

@@ -1,4 +1,4 @@
-"""What a server is asked, counted at the server."""
+"""Counts what a server is sent, at the server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _GREETINGS = frozenset({"HELLO", "AUTH", "CLIENT", "SELECT"})
 
 @contextmanager
 def commands(client: redis.Redis, db: int = 0) -> Iterator[Counter[str]]:
-    """The commands that this database is sent by all clients meanwhile, by name, in the end.
+    """The commands that all clients send to this database meanwhile, by name, known at the end.
 
-    Each is a round trip unless pipelined. Those that a script calls do not count: they are not
-    sent; nor does what a new connection says first. Everybody is slower meanwhile, so nothing is
-    timed in here.
+    Each is a round trip unless pipelined. Those that a script calls do not count, since they are
+    not sent; nor do the first commands of a new connection. All clients are slower meanwhile, so
+    nothing is timed in here.
     """
     found: Counter[str] = Counter()
     end = uuid.uuid4().hex

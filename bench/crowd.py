@@ -9,12 +9,12 @@ from multiprocessing.connection import Connection
 from threading import BrokenBarrierError
 from typing import Any
 
-#: Seconds within which all must have come to their start.
+#: Seconds within which all must be ready.
 _START = 60
-#: Seconds beyond its own time that one may take to come to its end.
+#: Seconds that one may take beyond its own time until it ends.
 _END = 120
 
-#: What the processes need, imported once for all. What is not installed is passed over.
+#: What the processes need, imported once for all. What is not installed is skipped.
 _IMPORTS = [
     *("bench.contended", "bench.heartbeats", "bench.market"),
     *("celery_redislock", "pottery", "redis_lock", "sherlock"),
@@ -34,8 +34,8 @@ def together(
     """Run each function in a process of its own.
 
     Args:
-        jobs: functions of a module, and their arguments behind the first, which is what one calls
-            when one is ready: it returns when all are.
+        jobs: functions of a module, and their arguments after the first. The first is for the
+            function to call when it is ready: it returns when all are.
         meanwhile: called here once all are ready.
 
     Returns:
@@ -81,5 +81,5 @@ def _answer(end: Connection) -> Any:
 
 
 def _end(process: Any) -> None:
-    process.kill()  # it has said what it had to say, or is not waited for
+    process.kill()  # it has answered, or is not waited for
     process.join()

@@ -1,4 +1,4 @@
-"""Many held locks, many rooms, a long room: what of our work grows with them, and how much."""
+"""Many held locks, many rooms, a long room: which of our work grows with them, and how much."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ TTL = 3600.0
 OWN = 100
 #: Commands below so many microseconds are not noted one by one.
 NOTED = 100
-#: Commands that are noted at most: a million locks are listed by some thousands that take so long.
+#: The most commands that are noted: listing a million locks takes some thousands that long.
 MOST_NOTED = 100_000
 #: What is measured once or twice, since it takes long.
 LIST = "list"
-#: By name what people read.
+#: What people read of each operation, by its name.
 OPERATIONS = {
     "acquire": "acquire",
     "release": "release",
@@ -84,9 +84,9 @@ class Asked:
     """What one operation asked of the server.
 
     Attributes:
-        seconds: that it took, for who asked.
-        commands: that were sent.
-        micros: of the server's time, for all of them.
+        seconds: the client's time.
+        commands: how many were sent.
+        micros: microseconds of the server's time, for all of them.
         slowest: milliseconds of the server's time, for the slowest of them.
         by: which one that was.
     """
@@ -100,7 +100,7 @@ class Asked:
 
 @contextmanager
 def asking(client: redis.Redis) -> Iterator[Asked]:
-    """Nobody else asks this server meanwhile."""
+    """What is asked of this server meanwhile. Nobody else may ask it."""
     found = Asked()
     client.slowlog_reset()
     client.config_resetstat()
@@ -109,7 +109,7 @@ def asking(client: redis.Redis) -> Iterator[Asked]:
     found.seconds = time.perf_counter() - began
     stats = client.info("commandstats")
     sent = {name.removeprefix("cmdstat_"): each for name, each in stats.items()}
-    # The others are then those of the scripts, and in their time.
+    # The other commands are then called by the scripts, and in their time.
     scripts = {name: each for name, each in sent.items() if name in ("evalsha", "eval")}
     for name, each in (scripts or sent).items():
         if not name.startswith(("config", "slowlog", "info")):
@@ -127,8 +127,8 @@ def asking(client: redis.Redis) -> Iterator[Asked]:
 
 
 def uninterrupted(noted: list[float], calls: int) -> float:
-    """The slowest of so many calls, of which these took long: one in a hundred is taken for one
-    that the machine interrupted.
+    """The slowest of so many calls, given those that took long. One in a hundred is left out: the
+    machine may have interrupted it.
     """
     rest = sorted(noted, reverse=True)[calls // 100 :]
     return rest[0] if rest else 0.0
@@ -146,7 +146,7 @@ class Scene:
         self.store: Store = app_locks(self.app).store
         self.sweeper = Sweeper(self.app)
         self._number = 0
-        #: The lock at whose room we look, and who holds it.
+        #: The lock whose room we look at, and its holder.
         self.keys = self.key("this")
         self.holder = self.acquire(self.claim(self.keys))
         self.own = [self.acquire(self.claim(self.key(f"own-{n}"))) for n in range(OWN)]
@@ -174,14 +174,14 @@ class Scene:
         return claim
 
     def park(self, claim: Claim, kind: str = "") -> None:
-        """As a task is that has some arguments."""
+        """Park a task that has some arguments."""
         entry = {"task": "shop.sync", "task_id": claim.task_id, "body": "[[], {}, {}]" * 20}
         text = json.dumps(entry, separators=(",", ":"))
         reply = self.store.rooms.park(claim, text, kind=kind)
         assert isinstance(reply, Parked), reply
 
     def move_to_the_middle(self, claim: Claim) -> None:
-        """As if so many had been parked since. It is the last."""
+        """Move the last entry there, as if so many had been parked after it."""
         room = claim.keys.room
         middle = self.client.lindex(room, self.client.llen(room) // 2).decode()
         if middle != claim.entry_id:
@@ -190,7 +190,7 @@ class Scene:
 
 
 def one_size(scene: Scene, times: int) -> dict[str, list[Asked]]:
-    """All operations, so many times. Then there is as much as before."""
+    """All operations, so many times. In the end there is as much as before."""
     found: dict[str, list[Asked]] = defaultdict(list)
 
     def ask(what: str, call: Callable[[], Any]) -> Any:
@@ -240,8 +240,8 @@ class Kind:
     Attributes:
         table: the table's name.
         title: its title.
-        heading: what there are so many of.
-        fill: puts more of them there: those with these numbers.
+        heading: what is counted.
+        fill: adds those with these numbers.
     """
 
     table: str
@@ -251,7 +251,7 @@ class Kind:
 
 
 def hold(scene: Scene, numbers: range) -> None:
-    """As `acquire.lua` does, without asking for each."""
+    """Set the keys that `acquire.lua` would, without a call for each."""
     with scene.client.pipeline(transaction=False) as pipeline:
         for number in numbers:
             claim = scene.claim(scene.key(f"held-{number}"))
@@ -263,7 +263,7 @@ def hold(scene: Scene, numbers: range) -> None:
 
 
 def open_rooms(scene: Scene, numbers: range) -> None:
-    """Each has a holder, and one who waits."""
+    """Each has a holder, and a task that waits."""
     for number in numbers:
         keys = scene.key(f"room-{number}")
         scene.acquire(scene.claim(keys))
@@ -283,7 +283,7 @@ KINDS = {
 
 
 def row(size: int, found: dict[str, list[Asked]]) -> dict[str, Any]:
-    # Of a command that is slow by itself each time is slow; the machine interrupts some.
+    # A command that is slow by itself is slow each time; the machine interrupts some.
     best = {what: min(asked, key=lambda each: each.slowest) for what, asked in found.items()}
     slowest = max(best, key=lambda what: best[what].slowest)
     return {

@@ -1,4 +1,4 @@
-"""A task that comes while its like runs: how soon after the end it starts, if at all."""
+"""A task that comes while one like it runs: how soon after that one's end it starts, if at all."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ WAITERS = (
     "celery-once",
     "celery-singleton",
 )
-#: Seconds that the first body takes, at random: whoever polls is met in any phase.
+#: Seconds that the first body takes, at random: it ends in any phase of those that poll.
 BODY = (0.2, 0.4)
 #: Seconds after which a duplicate that has not started will not: more than each waits.
 PATIENCE = 2.5
-#: Who has lost this many duplicates in a row is believed.
+#: A contender that has run none of this many duplicates is not tried further.
 GIVE_UP = 3
 
 

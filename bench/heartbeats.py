@@ -20,7 +20,7 @@ from .section import Run
 #: Seconds. A whole number: python-redis-lock takes no other.
 TTL = 3
 OURS, PEER = "celery-redislock", "python-redis-lock, auto_renewal"
-#: A thread and a connection each: more are refused by most machines.
+#: Each takes a thread and a connection: most machines refuse more.
 PEER_MOST = 1000
 
 
@@ -70,7 +70,7 @@ class Seen:
     """What was seen at the server.
 
     Attributes:
-        least: milliseconds that a lock had still to live, at least.
+        least: the fewest milliseconds that a lock still had to live.
         lapsed: how often one was found gone.
         commands: extensions.
         connections: of all clients but the one that looks.
@@ -90,7 +90,7 @@ def _sample(url: str, name: str, count: int) -> list[str]:
 
 
 def _watch(client: redis.Redis, keys: list[str], seconds: float, seen: Seen) -> None:
-    """Look how long these locks have still to live, again and again."""
+    """Look again and again how long these locks still have to live."""
     before = _extensions(client)
     seen.connections = int(client.info("clients")["connected_clients"]) - 1
     until = time.monotonic() + seconds
@@ -106,7 +106,7 @@ def _watch(client: redis.Redis, keys: list[str], seconds: float, seen: Seen) -> 
 
 
 def _extensions(client: redis.Redis) -> int:
-    """Scripts that were called so far: nothing else is, while locks are just held."""
+    """How many scripts were called so far: all of them extend, while locks are just held."""
     return int(client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"])
 
 
@@ -121,11 +121,11 @@ def holder(
     locks = list(_acquire(url, name, count))
     sent = _count_writes()
     ready()
-    time.sleep(TTL)  # as the one who watches
+    time.sleep(TTL)  # as `watch` does
     cpu, before = time.process_time(), len(sent)
     time.sleep(seconds)
     found = time.process_time() - cpu, len(sent) - before, threading.active_count()
-    time.sleep(0.5)  # the one who watches may end a little later
+    time.sleep(0.5)  # `watch` may end a little later
     del locks  # they lapse
     return found
 
@@ -149,7 +149,7 @@ def _acquire(url: str, name: str, count: int) -> Any:
 
 
 def _count_writes() -> list[None]:
-    """From now on, an entry for each time that something is written to a server."""
+    """A list that gets an entry for each write to a server from now on."""
     written: list[None] = []
     send = redis.Connection.send_packed_command
 

@@ -1,4 +1,4 @@
-"""Many distinct keys: the memory that a live lock takes, and what is left of those that were."""
+"""Many distinct keys: the memory that a live lock takes, and what is left of released ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.support.servers import RedisServer
 from .report import Column, Table
 from .section import Run
 
-#: Live locks that are weighed.
+#: Live locks that are measured.
 SAMPLE = 1000
-#: Held at once: each is an object in this process as well.
+#: The most that are held at once: each is an object in this process as well.
 HELD_MOST = 100_000
 
 
@@ -53,7 +53,7 @@ def one_count(server: RedisServer, count: int) -> dict[str, Any]:
 
 
 def kind(key: str) -> str:
-    """What a key is: of ours, what follows the hash tag."""
+    """The kind of a key: for ours, what follows the hash tag."""
     return key.split("}:")[-1].split(":")[0]
 
 

@@ -1,4 +1,4 @@
-"""The locks that are compared, each as its own documentation has it used, with its defaults.
+"""The compared locks, each used as its own documentation says, with its defaults.
 
 One object is made and used again and again. All have the same ttl, and every client is
 redis-py's with hiredis, which it uses by itself.
@@ -131,7 +131,7 @@ return 0
 
 
 class Least:
-    """`SET NX PX` and a script that deletes what is still one's own: the least that is a lock."""
+    """`SET NX PX` and a script that deletes only one's own lock: the simplest that is safe."""
 
     def __init__(self, url: str) -> None:
         self._call = Socket(url)

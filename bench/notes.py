@@ -18,11 +18,11 @@ from .section import Run
 from .stage import Stage
 
 POOLS = ("prefork", "threads", "solo", "gevent")
-#: Tasks a second for each worker, and seconds for which the last notes may take to be forgotten.
+#: Tasks a second for each worker, and seconds that forgetting the last notes may take.
 RATE, PATIENCE = 50, 30.0
 #: Seconds after which a Redis broker delivers again what is not acknowledged: kombu's default.
 VISIBILITY = 3600.0
-#: What the table reckons with.
+#: Tasks a second for which the table computes the memory.
 A_SECOND = 1000
 
 
@@ -46,7 +46,7 @@ def measure(run: Run) -> list[Table]:
 
 
 class Watched:
-    """A worker with a lock server of its own, into which one looks."""
+    """A worker with a lock server of its own, which is watched."""
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
@@ -83,7 +83,7 @@ class Watched:
         return [key for key in self._client.scan_iter(count=5000) if ":done:" in key]
 
     def look(self) -> None:
-        """How many there are, how old the oldest is, and what the server uses."""
+        """Note how many there are, how old the oldest is, and what the server uses."""
         keys = self.notes()
         asks = self._client.pipeline(transaction=False)
         for key in keys:
@@ -98,7 +98,7 @@ class Watched:
 
     def row(self) -> dict[str, Any]:
         left = self.notes()
-        # Of those that were forgotten since, with what the server's tables took for them.
+        # For each note that was forgotten since, with its share of the server's tables.
         gone = self._most - len(left)
         each = (self._used - self._memory()) / gone if gone else None
         return {

@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 from .report import Bars, Curves, Row, Table
 
 WIDTH, LEFT, RIGHT, TOP, ROW, BAR = 860, 260, 90, 44, 24, 14
-#: Of curves: where they are in the picture. Their names are on the right.
+#: Where curves are in the picture. Their names are on the right.
 CURVES_LEFT, CURVES_RIGHT, CURVES_HEIGHT = 70, 220, 320
 COLOURS = (
     *("#0969da", "#1a7f37", "#bf3989", "#9a6700", "#8250df", "#cf222e", "#0a7ea4", "#656d76"),
@@ -131,7 +131,7 @@ def _bars(rows: list[Row], bars: Bars) -> Iterator[str]:
 
 
 def lengths(figures: list[float], log: bool) -> list[float]:
-    """Of the bars, the longest being 1. Logarithmic ones begin at a power of ten."""
+    """The lengths of the bars; the longest is 1. Logarithmic ones begin at a power of ten."""
     if not figures:
         return []
     most = max(figures) or 1.0

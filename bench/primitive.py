@@ -1,4 +1,4 @@
-"""The lock primitive: acquire and release, nobody else there."""
+"""The lock primitive: acquire and release, uncontended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .stats import percentile, ratios
 
 #: Polls only if the lock is held, which it never is here.
 _LEFT_OUT = ("redis-py Lock, sleep=0.001",)
-#: Pairs in a row. Few, since the scheduler changes its mind about who runs on which core.
+#: Pairs in a row. Few, since the scheduler moves processes to other cores now and then.
 TURN = 20
 
 
@@ -49,7 +49,7 @@ def measure(run: Run) -> list[Table]:
 
 
 def one_round(locks: Mapping[str, Lock], found: Mapping[str, Taken], turns: int) -> None:
-    """Each lock has so many turns, in a new random order each time, without the collector."""
+    """Each lock has so many turns, in a new random order each time, without garbage collection."""
     times: dict[str, list[int]] = {name: [] for name in locks}
     cpu = dict.fromkeys(locks, 0.0)
     gc.collect()
@@ -66,7 +66,7 @@ def one_round(locks: Mapping[str, Lock], found: Mapping[str, Taken], turns: int)
 
 
 def one_turn(lock: Lock, times: list[int]) -> float:
-    """Some pairs in a row, each timed in nanoseconds. The seconds of CPU of all."""
+    """Some pairs in a row, each timed in nanoseconds. Returns the CPU seconds of all."""
     clock = time.perf_counter_ns
     lock.acquire()  # what was asleep since its last turn wakes up
     lock.release()

@@ -65,7 +65,7 @@ class Curves:
     Attributes:
         title: what is shown, with its unit.
         size: the key of the size.
-        lines: by the key of a figure, what its line is called.
+        lines: the name of each line, by the key of its figure.
     """
 
     title: str

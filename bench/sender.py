@@ -1,7 +1,7 @@
 """A process that sends one contender's tasks, and says how long that took.
 
 Reads requests from its standard input and writes answers to its standard output, a line of JSON
-each. In a process of its own, since some contenders work where tasks are sent.
+each. It has its own process, since some contenders do work where tasks are sent.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .celery_app import app
 
 
 def publish(task: str, first: int, count: int, queue: str) -> dict[str, float]:
-    """Send calls with one number each. The seconds and the CPU's seconds that it took."""
+    """Send calls with one number each. Returns the seconds and the CPU seconds of one call."""
     send = app.tasks[task].apply_async
-    send((first,), queue=queue)  # with it, what is made once is made
+    send((first,), queue=queue)  # the first also makes what is made once
     began, cpu = time.perf_counter(), time.process_time()
     for number in range(first + 1, first + count):
         send((number,), queue=queue)
@@ -28,7 +28,7 @@ def publish(task: str, first: int, count: int, queue: str) -> dict[str, float]:
 
 
 def send(task: str, args: list[Any], queue: str) -> dict[str, Any]:
-    """Send one call. Its id, or in what else it ended for the sender."""
+    """Send one call. Returns its id, or what else the sender got."""
     began = time.perf_counter()
     try:
         result = app.tasks[task].apply_async(args, queue=queue)

@@ -1,4 +1,4 @@
-"""A contender's processes: a worker and a sender. Nothing of them remains."""
+"""A contender's processes: a worker and a sender. They leave nothing behind."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Stage:
 
     Args:
         name: the contender's.
-        server: of the broker, of the results and of the notes.
-        locks: of the locks; the same by default.
+        server: for the broker, the results and the notes.
+        locks: for the locks; the same by default.
         pool: the worker's.
         concurrency: the worker's.
         settings: more of the app's.
@@ -138,7 +138,7 @@ class Stage:
         self.notes.close()
 
     def another_worker(self, queue: str) -> Worker:
-        """A worker with the same app. Whoever asks for it closes it."""
+        """A worker with the same app. The caller closes it."""
         worker = Worker(
             *("-l", "INFO", "--without-heartbeat"),
             conf=self.conf,
@@ -167,7 +167,7 @@ class Stage:
         """Send so many different calls, between two marks, to the frozen worker.
 
         Returns:
-            The seconds that sending one took, and of CPU.
+            The seconds that sending one took, and the CPU seconds.
         """
         assert self.sender is not None
         self._mark("first")
@@ -178,7 +178,7 @@ class Stage:
             self._mark("last")
 
     def drain(self, timeout: float = 120.0) -> tuple[float, float]:
-        """Let the worker do what was sent. Seconds between the marks, and of CPU, of all."""
+        """Let the worker do what was sent. Returns the seconds between the marks, and of CPU."""
         cpu = self.cpu()
         self.thaw()
         try:
@@ -205,16 +205,16 @@ class Stage:
         return sum(_cpu_of(pid) for pid in (self.worker.pid, *self.worker.children()))
 
     def written_by_children(self) -> int:
-        """Bytes that the pool's processes have written so far, but for those to sockets: to the
-        pipe to their main process, since they log nothing.
+        """Bytes that the pool's processes have written so far, except to sockets: they log nothing,
+        so all went into the pipe to their main process.
         """
         assert self.worker is not None
         return sum(_written_by(pid) for pid in self.worker.children())
 
     def commands_of_a_call(self, locks: RedisServer, calls: int = 50, times: int = 3) -> float:
-        """How many commands the locks' database is sent for a call, by sender and worker.
+        """How many commands sender and worker send to the locks' database for a call.
 
-        The fewest of some times: what is done every few seconds does not belong to a call.
+        The fewest of some tries: what is done every few seconds does not belong to a call.
         """
         found = []
         for _ in range(times):
@@ -226,7 +226,7 @@ class Stage:
 
 
 def _written_by(pid: int) -> int:
-    # As `write` counts it: what is sent to a socket goes another way.
+    # Bytes of `write` calls: data for a socket is sent by another call.
     fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
     return int(fields["wchar"])
 

@@ -23,7 +23,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def ratios(
     rounds: Mapping[str, Sequence[float]], reference: str
 ) -> dict[str, tuple[float, float, float]]:
-    """Each contender against the reference, round by round: the machine's mood cancels out.
+    """Each contender against the reference, round by round: the machine's load cancels out.
 
     Args:
         rounds: by contender, one figure for each round, in the same order of rounds for all.

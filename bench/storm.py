@@ -30,7 +30,7 @@ POLICIES = (
 PLAIN, STORM = "plain", "noop"
 POOLS = {"solo": 1, "prefork": 2}
 _WARM_UP = 50
-#: Duplicates of a policy that takes its time: Redis ends a `BLPOP` a tenth of a second late.
+#: How many duplicates a slow policy gets: Redis ends a `BLPOP` a tenth of a second late.
 FEW = 50
 
 
@@ -50,7 +50,7 @@ def measure(run: Run) -> list[Table]:
 
 
 def one_policy(policy: str, pool: str, rounds: int, calls: Mapping[str, int]) -> dict[str, Any]:
-    """On servers and workers of its own, since some leave thousands of tasks waiting."""
+    """Measure it on its own servers and workers, since some leave thousands of tasks waiting."""
     found: dict[str, list[float]] = defaultdict(list)
     moved, written = [], []
     with (

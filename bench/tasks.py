@@ -1,4 +1,4 @@
-"""What a whole task costs that does nothing: publishing it, and draining it in solo and prefork."""
+"""What a task that does nothing costs: publishing it, and draining it in solo and prefork."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .stage import ContenderError, Stage
 from .stats import percentile, ratios
 
 POOLS = {"solo": 1, "prefork": 2}
-#: A second for each task: see the notes.
+#: It takes a second for each task: see the notes.
 _LEFT_OUT = ("celery-heimdall",)
 #: By contender and by what was measured, a figure for each round.
 Figures = Mapping[str, Mapping[str, list[float]]]
@@ -64,7 +64,7 @@ def start(
     stack: ExitStack,
     run: Run,
 ) -> dict[str, Stage]:
-    """A frozen worker for each contender that can have one."""
+    """A frozen worker for each contender that works here."""
     stages = {}
     for name in names:
         try:

@@ -64,7 +64,7 @@ class _Recorder:
 
 
 def _make(metric: Metric, meter: Any) -> Any:
-    """What records a value with its attributes."""
+    """A function that records a value with its attributes."""
     name = f"redislock.{metric.name}"
     unit = "s" if metric.unit else "1"
     if metric.kind == "histogram":
@@ -81,9 +81,9 @@ class _Spans:
 
     def __init__(self, app: Any) -> None:
         self._app = weakref.ref(app)
-        # The heartbeat's thread has no current span.
+        # The holders' spans: the heartbeat's thread has no current span.
         self._of_holders: dict[tuple[str, str], Any] = {}
-        # Of tasks that have no span yet, by their ids. A worker asks for the lock before it begins.
+        # Conflicts of tasks that have no span yet, by id: a worker asks for the lock before that.
         self._untold: dict[str, list[dict[str, Any]]] = {}
 
     def connect(self) -> None:
@@ -92,7 +92,7 @@ class _Spans:
         signals.lock_conflict.connect(self._conflict, weak=False, dispatch_uid=id(self))
         signals.lock_lost.connect(self._lost, weak=False, dispatch_uid=id(self))
         signals.lock_recovered.connect(self._recovered, weak=False, dispatch_uid=id(self))
-        # Who makes the span may have connected before us, and ends it first, or connects after us.
+        # The span's maker may have connected before us, and ends it first; or connects after us.
         task_prerun.connect(self._begins, weak=False, dispatch_uid=id(self))
         task_postrun.connect(self._ends, weak=False, dispatch_uid=id(self))
 
@@ -132,7 +132,7 @@ class _Spans:
         if span is not None and is_own:
             _tell_conflict(span, said)
         elif span is not None:
-            # Of a task that the span's task sends, or that waited for the same lock.
+            # The conflict of a task that the span's task sends, or that waited for the same lock.
             span.add_event("redislock.conflict", {**said, "redislock.task_id": details.task_id})
         elif is_own:
             self._untold.setdefault(details.task_id, []).append(said)

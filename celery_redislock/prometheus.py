@@ -5,7 +5,7 @@
     own_registry.register(prometheus.Collector(app))   # the backlog, in an exporter of your own
 
 Each pool process counts for itself. With the prefork pool, give each worker its own empty directory
-in `PROMETHEUS_MULTIPROC_DIR` before it starts: it joins the counts.
+in `PROMETHEUS_MULTIPROC_DIR` before it starts: the counts are joined there.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ extra `web`.
     from celery_redislock.web import asgi_app
     application.mount("/locks", asgi_app(celery_app, allowed_hosts=["intern.example.com"]))
 
-Who may see it is for your project to decide: put it behind your own login.
+Your project decides who may see it: put it behind your own login.
 """
 
 from __future__ import annotations

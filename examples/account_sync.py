@@ -2,7 +2,7 @@
 
 Calls for one account exclude each other, whatever their other arguments are; calls for
 different accounts do not. A call that finds its account busy is deferred: it goes back to the
-broker under its own id, and comes again until its turn has come. None is lost.
+broker under its own id, and comes again until the account is free. None is lost.
 
 From the top of the repository, with a Redis at REDIS_URL (default: redis://localhost:6379/0):
 

@@ -1,13 +1,13 @@
 """Beat jobs that neither overlap themselves nor run twice for one tick.
 
-`report` is sent every second and takes three: what comes while it runs is skipped, the default.
-`digest` is sent every two seconds and is done at once; but a second beat runs by accident, and so
-every tick is fired twice. The second finds the lock still standing, for `lock_min_hold`.
+`report` is sent every second and takes three: ticks that come while it runs are skipped, the
+default. `digest` is sent every two seconds and is done at once; but a second beat runs by accident,
+and so every tick is fired twice. The second finds the lock still held, for `lock_min_hold`.
 
-What came too late is dropped: the messages expire (`expires` in the schedule), or a worker that was
+Late messages are dropped: they expire (`expires` in the schedule). Without that, a worker that was
 away would run all the ticks that it missed, one after another. And a job that hangs is noticed: a
-tick that is skipped is a line at WARNING if the run has held the lock for longer than
-`lock_warn_after`, and the signal names the run.
+skipped tick is a line at WARNING if the run has held the lock for longer than `lock_warn_after`,
+and the signal names the run.
 
 From the top of the repository, with a Redis at REDIS_URL (default: redis://localhost:6379/0):
 
@@ -72,7 +72,7 @@ def note(task, what, task_id):
 
 
 def watch(runs=3, patience=60):
-    """Print the next runs. What came before what is told by the order of the notes in Redis."""
+    """Print the next runs. The notes in Redis are in the order of what happened."""
     server.delete(NOTES)
     give_up = time.monotonic() + patience
     times, jobs = [], {report.name: ({}, {}, []), digest.name: ({}, {}, [])}

@@ -3,7 +3,8 @@
 A process takes the lock, makes sure that it has it, and is stopped right there for longer than
 the lock lives: by a signal here; by swap, a suspended machine or a long garbage collection
 elsewhere. Another process takes the lock and writes. The first one goes on where it was, and
-still believes. Only the database can refuse its write, and it does, by the fence.
+still believes that it has the lock. Only the database can refuse its write, and it does, by the
+fence.
 
 From the top of the repository, with a Redis at REDIS_URL (default: redis://localhost:6379/0):
 
@@ -44,7 +45,7 @@ def deposit(account, amount, stop=False):
 
 
 def write(account, balance, fence):
-    """Write, unless a higher fence has written before. This line gives the correctness."""
+    """Write, unless a higher fence has written before. This gives the correctness."""
     with sqlite3.connect(LEDGER) as db:
         update = "UPDATE accounts SET balance = ?, fence = ? WHERE name = ? AND fence <= ?"
         return db.execute(update, (balance, fence, account, fence)).rowcount == 1

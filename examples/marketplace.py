@@ -2,7 +2,7 @@
 
 Sellers list items: an item moves from the seller's inventory to the market. Buyers buy them: funds
 go one way and the item the other. Without a lock a buyer WATCHes the market, and everything that
-anybody does there meanwhile makes it begin anew. With a lock on the market it waits its turn.
+anybody does there meanwhile makes it start again. With a lock on the market it waits its turn.
 
 From the top of the repository, with a Redis at REDIS_URL (default: redis://localhost:6379/0):
 
@@ -44,7 +44,7 @@ class Tally:
 
 
 def list_item(client: redis.Redis, item: str, seller: str) -> bool:
-    """Move an item from the inventory to the market, unless it is not there any more."""
+    """Move an item from the inventory to the market, unless it is gone."""
     inventory = f"inventory:{seller}"
     with client.pipeline() as pipe:
         while True:
@@ -163,7 +163,7 @@ def buy(url: str, buyer: str, locked: bool, until: float) -> Tally:
 
 
 def trade(url: str, locked: bool, seconds: float, traders: int = 5) -> Tally:
-    """Let as many sellers as buyers loose on an empty market, each a thread. What all have done."""
+    """Run sellers and as many buyers on an empty market, each in a thread. Returns their total."""
     redis.Redis.from_url(url).delete(MARKET)
     until = time.monotonic() + seconds
     with ThreadPoolExecutor(2 * traders) as pool:

@@ -1,4 +1,4 @@
-"""Who holds and who waits, in figures for each task. Reads the server, and changes nothing."""
+"""Holders and waiting tasks, in figures for each task. Reads the server, and changes nothing."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..core.keys import is_slot, key_parts, lock_keys, lock_pattern
 from .rooms import asides_of, heads_of
 from .survey import BATCH, awaited_in, read_slots
 
-#: What has no task counts for this one: foreign values, locks that are being handed over, and
+#: Where things without a task are counted: foreign values, locks that are being handed over, and
 #: entries that cannot be read.
 NO_TASK: Final = "unknown"
 #: The states in which a run holds the lock.
 RUNNING: Final = ("held", "replaced")
-#: How many rooms are looked into in one round trip: their first entries hold arguments.
+#: How many rooms are read in one round trip: few, since their first entries hold arguments.
 ROOMS: Final = 50
 
 
 @dataclasses.dataclass(slots=True)
 class Figures:
-    """Of one task.
+    """The figures of one task.
 
     Attributes:
         locks: how many locks are in each state, as `survey.Found` names them. "queued" are those
@@ -43,10 +43,10 @@ class Figures:
 
 
 def backlog(locks: AppLocks) -> dict[str, Figures]:
-    """The figures of all tasks of which something is in the server, by their names.
+    """The figures of all tasks that have something in the server, by their names.
 
-    A waiting room counts for the task of its first entry: to read all of a long one would take
-    the server too long.
+    A waiting room counts for the task of its first entry: reading all of a long one would take the
+    server too long.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -59,12 +59,12 @@ def backlog(locks: AppLocks) -> dict[str, Figures]:
 
 
 class _Count:
-    """Adds up while the keys come in: of a million locks, not all are kept in memory."""
+    """Counts while the keys come in, so that a million locks are not all kept in memory."""
 
     def __init__(self, locks: AppLocks) -> None:
         self._store, self._prefix = locks.store, locks.prefix
         self.figures: defaultdict[str, Figures] = defaultdict(Figures)
-        #: By their kind, the keys that are to be read, and the names of their locks.
+        #: The keys that are to be read, with the names of their locks, by kind.
         self._noted: dict[str, list[tuple[bytes, str]]] = {
             kind: [] for kind in ("lock", "room", "waiters", "aside")
         }
@@ -72,7 +72,7 @@ class _Count:
         self._seen: set[int] = set()
         #: Hashes of the names of the locks that are taken.
         self._taken: set[int] = set()
-        #: By the names of the locks that tasks wait for, the first one's task.
+        #: The first task that waits for each lock, by the lock's name.
         self._awaited: dict[str, str | None] = {}
 
     def note(self, page: list[bytes]) -> None:
@@ -139,5 +139,5 @@ class _Count:
                 self._of(aside.task).aside += aside.total
 
     def _of(self, task: str | None) -> Figures:
-        # A name can hold whatever a sender put there, also what no scrape can be encoded with.
+        # A name can hold whatever a sender put there, even what no scrape can encode.
         return self.figures[one_line(task) if task else NO_TASK]

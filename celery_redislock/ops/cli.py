@@ -1,7 +1,7 @@
 """`celery redislock ...`: see locks, explain them, break them, and examine the set-up.
 
 Celery loads this module at each start of any of its commands, so it imports only what a command
-line needs; that it imports the package is what makes `redislock_tasks` work everywhere.
+line needs. This import of the package is what makes `redislock_tasks` work everywhere.
 """
 
 from __future__ import annotations

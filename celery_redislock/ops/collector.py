@@ -52,16 +52,16 @@ TOOK: Final = ("redislock_survey_duration_seconds", "How long the last survey to
 
 
 class Collector(registry.Collector):
-    """What waits and who holds, for each task, as gauges: for a registry of prometheus-client.
+    """Waiting tasks and holders, for each task, as gauges for a registry of prometheus-client.
 
-    A scrape looks at the lock server if the last look was long enough ago, and shows what the
-    last one found else: many scrapers cost no more than one. While the server does not answer,
-    `redislock_up` is 0 and the gauges of the tasks are not there.
+    A scrape looks at the lock server if the last look was long enough ago; else it shows what that
+    look found: many scrapers cost no more than one. While the server does not answer,
+    `redislock_up` is 0 and the gauges of the tasks are missing.
 
     Args:
         app: the Celery app.
-        every: seconds from the beginning of one look to the next, at least; as long as it took
-            passes after each. From 0.1.
+        every: the least seconds from the beginning of one look to the next. The pause after a look
+            is at least as long as the look took. From 0.1.
 
     Raises:
         ConfigError: `every` is no such number.
@@ -82,7 +82,7 @@ class Collector(registry.Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges, at a scrape. Waits a few seconds at most."""
-        # Of each process its own: the threads of a parent are not in a forked child.
+        # Each process has its own: a forked child does not have its parent's threads.
         surveys = self._surveys.setdefault(os.getpid(), _Surveys(self._survey, self._every))
         survey = surveys.latest()
         if survey is None:
@@ -95,7 +95,7 @@ class Collector(registry.Collector):
         yield GaugeMetricFamily(*TOOK, value=survey.took)
 
     def _survey(self) -> dict[str, Figures]:
-        """What is in the server, and zeros for the app's tasks of which nothing is."""
+        """What is in the server, and zeros for the app's other tasks."""
         figures = backlog(app_locks(self._app))
         for name, task in list(self._app.tasks.items()):
             if isinstance(task, SingletonTask):
@@ -117,7 +117,7 @@ class Collector(registry.Collector):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Survey:
-    """What a survey came to.
+    """The result of a survey.
 
     Attributes:
         figures: None if it failed.
@@ -131,8 +131,8 @@ class _Survey:
 
 
 class _Surveys:
-    """Makes surveys when they are asked for, one at a time and not too often, in a thread beside:
-    one that takes longer than a scrape may wait is there for the next scrape.
+    """Makes surveys on demand, one at a time and not too often, in another thread: one that takes
+    longer than a scrape may wait is ready for the next scrape.
     """
 
     def __init__(self, survey: Callable[[], dict[str, Figures]], every: float) -> None:
@@ -170,7 +170,7 @@ class _Surveys:
             self._ended.set()
 
     def _try(self) -> dict[str, Figures] | None:
-        """The figures, or None; each new trouble is logged once."""
+        """The figures, or None; each new error is logged once."""
         before, self._trouble = self._trouble, ""
         try:
             figures = self._survey()

@@ -29,7 +29,7 @@ def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 
 def _json_of(kind: type[Any]) -> Callable[[click.Context, click.Parameter, str], Any]:
-    """JSON of that type."""
+    """A parser of JSON of that type."""
 
     def parse(ctx: click.Context, param: click.Parameter, value: str) -> Any:
         try:
@@ -66,7 +66,7 @@ def problem(text: object) -> click.ClickException:
 
 
 def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the command its app, and say what goes wrong in one line."""
+    """Give the command its app, and report errors in one line."""
 
     @click.pass_context
     @functools.wraps(function)
@@ -105,7 +105,7 @@ def _app(ctx: click.Context) -> Any:
 
 
 def is_denied(exc: LockUnavailable) -> bool:
-    """Whether the server answers, and does not allow this user what was asked."""
+    """Whether the server answered, but denied this user the command."""
     signs = ("NOPERM", "NoPermission", "no permissions")
     return any(sign in str(exc.reason) for sign in signs)
 
@@ -118,7 +118,7 @@ def why(exc: LockUnavailable) -> str:
 
 
 def _say_server(ctx: click.Context, app: Any) -> None:
-    """Which server is looked at: on stderr, so that the rest can be piped."""
+    """Say which server is used: on stderr, so that the rest can be piped."""
     from ..app.settings import app_locks
 
     locks = app_locks(app)
@@ -134,7 +134,7 @@ class Naming(NamedTuple):
         target: a lock's whole key, its name, a task's name, or what `list` shows of a lock; ""
             if none is named.
         words: for a task, the call's first arguments as they were typed.
-        args: for a task, the call's arguments behind these.
+        args: for a task, the call's arguments after these.
         kwargs: for a task, the call's keyword arguments.
     """
 
@@ -180,12 +180,12 @@ class Naming(NamedTuple):
 
 
 def with_lock(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the command take what names a lock, as `naming`."""
+    """Give the command arguments that name a lock, as `naming`."""
     return _with_naming(function, required=True)
 
 
 def with_lock_or_filters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same where the command has filters, which need no lock that is named."""
+    """The same for a command with filters, which need no named lock."""
     return _with_naming(function, required=False)
 
 
@@ -210,7 +210,7 @@ def _with_naming(function: Callable[..., Any], required: bool) -> Callable[..., 
 
 
 def with_filters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the command take what chooses locks."""
+    """Give the command options that filter locks."""
     for option in (
         click.option(
             "--older", callback=duration, default="0", help="Only held at least this long: 90, 5m."

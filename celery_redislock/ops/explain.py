@@ -17,7 +17,7 @@ def explain(app: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     """All about the lock of one call, as plain data, in the order in which to show it.
 
     Raises:
-        TargetError: there is no such task, or its arguments are others.
+        TargetError: there is no such task, or the arguments do not fit it.
         LockUnavailable: the server did not answer, or does not allow it.
     """
     task = locked_task(app, name)

@@ -1,4 +1,4 @@
-"""What was: the last runs of the locks, and the duplicates that were turned away."""
+"""The past: the last runs of the locks, and the duplicates that were turned away."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class PastRun:
         fence: the fencing token of its acquisition.
         label: what the task's `lock_label` made of the call, or None.
         began: when it took the lock: Unix time by the lock server's clock.
-        ended: when it gave it back; None if it runs, or if that is not known: it lapsed.
+        ended: when it released it; None if it runs, or if that is not known, since it lapsed.
         how: "succeeded", "failed", "retried", "ignored", "rejected", "replaced" (by a newer run),
-            "lost" (the lock was its own no more), "broken" (by an operator), "died" (its process),
-            "terminated" (the worker ended its process), "not run" (it had the lock, and its body
-            was not entered), "released" (a `RedisLock`), "lapsed" (nobody released it: its worker
+            "lost" (it owned the lock no more), "broken" (by an operator), "died" (its process),
+            "terminated" (the worker ended its process), "not run" (it had the lock, but its body
+            did not run), "released" (a `RedisLock`), "lapsed" (nobody released it: its worker
             died or was cut off), or "running".
         turned_away: how many duplicates ended without a run because of it.
     """
@@ -79,7 +79,7 @@ def past_runs(
     limit: int | None = None,
     running: bool = False,
 ) -> list[PastRun]:
-    """The runs that are kept, the one that began last first.
+    """The runs that are kept, in the order of their beginnings, the latest first.
 
     Args:
         locks: the app's locks.
@@ -88,7 +88,7 @@ def past_runs(
         name: only of the lock with this name.
         since: only those that ended later than this Unix time, or began later.
         limit: at most so many.
-        running: also those that have their lock still.
+        running: also those that still have their lock.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -114,7 +114,7 @@ def _read(
     runs = list(history.runs(lists, most))
     alive = history.running(prefix, [run for run in runs if run.how is None])
     doubtful = [run for run in runs if run.how is None and run.fence not in alive]
-    # They lapsed, or have ended since they were read: a run's lock goes as its end is written down.
+    # They lapsed, or ended after they were read: a run's lock is released as its end is recorded.
     where = {
         (lock_keys(prefix, _name(run.mark)).history, run.record.get("task") or "")
         for run in doubtful
@@ -170,7 +170,7 @@ def turned_away(locks: AppLocks, *, task: str | None = None) -> dict[str, dict[i
         task: only of this task, or of tasks that match this glob.
 
     Returns:
-        For each task, by the hour's beginning as a Unix time, how many; hours without any are left
+        For each task, the count by the hour's beginning as a Unix time; hours without any are left
         out.
 
     Raises:

@@ -17,18 +17,18 @@ from .survey import Found
 
 #: The states in which a run holds the lock.
 RUNNING: Final = ("held", "replaced")
-#: The others in which it is kept for somebody, or waited for.
+#: The other states, in which it is kept for somebody, or tasks wait for it.
 KEPT: Final = ("held for retry", "cooling down", "queued", "reserved", "free")
 
 
 def to_break(
     found: Sequence[Found], task: str | None = None, node: str | None = None, older: float = 0.0
 ) -> list[Found]:
-    """Of all locks those that a task's or node's order to break them means.
+    """The locks that are meant by an order to break those of a task or a node.
 
-    Of a node these are the locks of its runs: what is kept for a message is not the node's, and
-    outlives it. What was set aside is meant if nobody else's task has the lock: whoever drops that
-    drops all who wait for the lock.
+    For a node these are the locks of its runs: a lock that is kept for a message is not the node's,
+    and outlives it. What was set aside is included if no other task has the lock: dropping that
+    drops all tasks that wait for the lock.
     """
     some = [
         each
@@ -60,8 +60,8 @@ def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
 
 
 def drop_waiting(app: Any, locks: AppLocks, found: Iterable[Found]) -> Iterator[int]:
-    """Drop the tasks that wait for these locks, and store that they were skipped. How many, lock
-    by lock: the server may go away before the last.
+    """Drop the tasks that wait for these locks, and store that they were skipped. Yields how many,
+    lock by lock: the server may go away before the last.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -72,13 +72,13 @@ def drop_waiting(app: Any, locks: AppLocks, found: Iterable[Found]) -> Iterator[
     for name, by in holders.items():
         keys = lock_keys(locks.prefix, name)
         dropped = locks.store.rooms.drop_waiting(keys, LOOKING_TTL, by, locks.done_ttl)
-        yield len(dropped)  # a worker stores their results, should that fail here
+        yield len(dropped)  # a worker stores their results if that fails here
         for entry_id, entry in dropped.items():
             end_replaced(app, keys, LOOKING_TTL, entry_id, entry, by, unknown=True)
 
 
 def put_back(app: Any, locks: AppLocks, keys: LockKeys) -> int:
-    """Let the tasks of this lock that were set aside wait again. How many."""
+    """Let the tasks of this lock that were set aside wait again. Returns how many."""
     entries = locks.store.looking.all_set_aside(keys)
     keys = with_slots_of(app, keys, {named(*each).task for each in entries.items()})
     return sum(locks.store.rooms.put_back(keys, entry_id, LOOKING_TTL) for entry_id in entries)

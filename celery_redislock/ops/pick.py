@@ -1,4 +1,4 @@
-"""Which locks are meant: by filters, or by what `list` shows of one."""
+"""Finds the locks that are meant: by filters, or by what `list` shows of one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def chosen(
     node: str | None = None,
     older: float = 0.0,
 ) -> list[Found]:
-    """Those of a task and on a node that match, if they are given, and held for so many seconds."""
+    """Those whose task and node match, if given, and that are held for at least so many seconds."""
     return [
         each
         for each in found
@@ -37,8 +37,8 @@ def matches(name: str, glob: str) -> bool:
 
 
 def pick(app: Any, meant: Target) -> Target:
-    """The lock with the name that is meant; or else the only one that `list` shows so: by its
-    label, its key without the task, or at least eight characters of its digest or its task's id.
+    """The lock with the name that is meant; or else the only one that `list` shows like that: by
+    its label, its key without the task, or at least eight characters of its digest or task's id.
 
     Raises:
         TargetError: there are several.

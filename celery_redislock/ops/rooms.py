@@ -1,4 +1,4 @@
-"""The tasks that wait for locks in Redis, or were set aside: who they are. Changes nothing."""
+"""The tasks that wait for locks in Redis, or were set aside. Reads, and changes nothing."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..core.keys import LockKeys
 from ..core.parked import arrived_at, parked_of, task_id_of
 from ..core.store import Store
 
-#: How many of those that wait, or were set aside, are named.
+#: How many tasks that wait, or were set aside, are named.
 NAMED: Final = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """Who waits in a room, or was set aside.
+    """A task that waits in a room, or was set aside.
 
     Attributes:
         task: the task's name; None if the entry cannot be read.
         task_id: its id.
-        label: what the task calls the lock for people, if an app was given that can read that.
+        label: the lock's name for people, if an app was given that can tell it.
         age: seconds since its arrival; None if that is not known.
         args, kwargs: its arguments as Celery shows them: as `argsrepr` and `kwargsrepr` have them
             where a caller set these. None if no app was given that can read them.
@@ -48,10 +48,10 @@ class Waiting:
 
 
 class Room(NamedTuple):
-    """Who waits for a lock.
+    """The tasks that wait for a lock.
 
     Attributes:
-        waiting: the first of those in its waiting room, in order.
+        waiting: the first tasks in its waiting room, in order.
         total: how many are in there.
         aside: some of those that were set aside.
         aside_total: how many were.
@@ -64,12 +64,12 @@ class Room(NamedTuple):
 
 
 class Aside(NamedTuple):
-    """What was set aside of a lock.
+    """The tasks of a lock that were set aside.
 
     Attributes:
-        total: how many tasks.
-        task: their task's name, if the first hundred are of one.
-        label: what all of these call the lock, for an app that can read that.
+        total: how many.
+        task: their name, if the first hundred have the same.
+        label: their name of the lock for people, if these have the same, and the app can tell it.
     """
 
     total: int
@@ -78,7 +78,7 @@ class Aside(NamedTuple):
 
 
 def room_of(store: Store, keys: LockKeys, app: Any = None, most: int = NAMED) -> Room:
-    """Who waits for the lock, at most so many; with labels and arguments, for an app.
+    """The tasks that wait for the lock, at most so many; with labels and arguments, for an app.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -92,7 +92,7 @@ def room_of(store: Store, keys: LockKeys, app: Any = None, most: int = NAMED) ->
 
 
 def heads_of(store: Store, rooms: Sequence[LockKeys], app: Any = None) -> list[tuple[int, Waiting]]:
-    """Of each of these waiting rooms, how many wait, and the first of them. As `room_of`.
+    """For each of these waiting rooms, how many tasks wait, and the first of them. As `room_of`.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -104,7 +104,7 @@ def heads_of(store: Store, rooms: Sequence[LockKeys], app: Any = None) -> list[t
 def entries_of(
     store: Store, wanted: Sequence[tuple[LockKeys, str]], app: Any = None
 ) -> list[Waiting]:
-    """Whose entries these are, each by its room and its id. As `room_of`.
+    """The tasks of these entries, each given by its room and its id. As `room_of`.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -115,7 +115,7 @@ def entries_of(
 
 
 def asides_of(store: Store, keys: Sequence[bytes], app: Any = None) -> list[Aside]:
-    """What was set aside, by the keys of these.
+    """What was set aside, under each of these keys.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -133,16 +133,14 @@ def _aside(count: int, some: Sequence[tuple[str, str]], app: Any) -> Aside:
 
 
 def _aged(entry_id: str, entry: str, now: float, app: Any) -> Waiting:
-    """Whose entry this is, as it is stored, and since when that has waited."""
+    """The task of an entry as it is stored, with its age."""
     arrived = arrived_at(entry)
     age = max(now - arrived, 0.0) if arrived else None
     return dataclasses.replace(named(entry_id, parked_of(entry), app), age=age)
 
 
 def named(entry_id: str, entry: str, app: Any = None) -> Waiting:
-    """Whose entry of a room this is; with label and arguments, if an app is given that can read
-    them.
-    """
+    """The task of an entry; with label and arguments, if an app is given that can read them."""
     task_id = task_id_of(entry_id)
     try:
         found = Entry.load(entry)
@@ -156,7 +154,7 @@ def named(entry_id: str, entry: str, app: Any = None) -> Waiting:
 
 
 def _task_of(entry: str) -> str | None:
-    """The task that an entry names which is otherwise not as ours are."""
+    """The task that an entry names which cannot be read otherwise."""
     try:
         task = json.loads(entry)["task"]
     except (ValueError, TypeError, KeyError, RecursionError):

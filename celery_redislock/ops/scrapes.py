@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 
 class Scrapes:
-    """An HTTP server with the metrics of one collector. It listens from when it is made, and
-    answers while it is entered.
+    """An HTTP server with the metrics of one collector. It listens once it is made, and answers
+    inside its `with` block.
 
-    prometheus-client's own cannot be ended in its older versions.
+    prometheus-client's own server cannot be stopped in older versions.
 
     Args:
         collector: of prometheus-client's kind.
@@ -26,7 +26,7 @@ class Scrapes:
         url: where the metrics are.
 
     Raises:
-        OSError: one cannot listen there.
+        OSError: it cannot listen there.
     """
 
     def __init__(self, collector: Any, host: str, port: int) -> None:
@@ -62,4 +62,4 @@ class _Handler(WSGIRequestHandler):
     """Does not log each scrape."""
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base calls it so
-        """Says nothing."""
+        """Log nothing."""

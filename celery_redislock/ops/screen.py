@@ -1,4 +1,4 @@
-"""A terminal that is drawn anew and scrolled with keys. Without one, what is drawn is printed."""
+"""Draws on a terminal, which keys scroll. Where there is none, it prints instead."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import click
 
 from .terminal import cut
 
-#: Another screen, so that what was there comes back; no cursor.
+#: The alternate screen, so that what was on the terminal comes back; no cursor.
 ENTER: Final = "\x1b[?1049h\x1b[?25l"
 LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 HELP: Final = "arrows, PgUp, PgDn: scroll   q: quit"
@@ -45,12 +45,12 @@ class Screen:
         self._offset = 0
 
     def show(self, head: Sequence[str], body: Sequence[str]) -> None:
-        """Draw this, where the body was scrolled to."""
+        """Draw this, with the body scrolled as before."""
         self._head, self._body = list(head), list(body)
         self._draw()
 
     def wait(self, seconds: float) -> bool:
-        """Do what keys say for so long. False if one says to quit."""
+        """Obey keys for so many seconds. False if one says to quit."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             for key in _pressed(left):
@@ -79,7 +79,7 @@ class Screen:
 
 
 class Printed:
-    """What takes a screen's place where there is none, such as in a pipe."""
+    """Takes a screen's place where there is none, such as in a pipe."""
 
     def show(self, head: Sequence[str], body: Sequence[str]) -> None:
         """Print this."""
@@ -93,7 +93,7 @@ class Printed:
 
 @contextlib.contextmanager
 def screen() -> Iterator[Screen | Printed]:
-    """The terminal, or what takes its place. It is put in order again whatever happens."""
+    """The terminal, or what takes its place. It is restored whatever happens."""
     if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         yield Printed()
         return
@@ -108,7 +108,7 @@ def screen() -> Iterator[Screen | Printed]:
 
 
 def _write(text: str) -> None:
-    """As it is: `click.echo` takes out what draws where it is to use no colors."""
+    """Write it unchanged: where there are to be no colors, `click.echo` strips what draws."""
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -37,16 +37,16 @@ class Found:
             newer run waits for its end), "reserved" (it is being handed to a waiter), "foreign" (a
             value that is not a lock of ours), "broken" (and nobody has taken it since), "free"
             (and somebody waits for it), or "set aside" (tasks of its room, whose turn nobody took).
-        holder: who holds it, or held it last. Of a free lock: the task of the first who waits. Of
-            what was set aside: the task, if all are of one.
+        holder: who holds it, or held it last. For a free lock: the first task that waits. For what
+            was set aside: the task, if all have the same.
         token: what proves the holder's right.
         held_for: seconds since it was taken.
-        lives_for: seconds until it expires, should the holder die now; None for ever.
+        lives_for: seconds until it expires if the holder dies now; None for ever.
         expires_at: the Unix time of that, by the lock server's clock.
         broken_by: who broke it, if that is its state and it is known.
-        turn: the id of the waiting room's entry for whose message it is kept, if it is.
-        waiting: how many wait for the lock: in its waiting room, and in pool slots. Or how many
-            were set aside.
+        turn: the id of the waiting room's entry that it is kept for, if any.
+        waiting: how many tasks wait for the lock: in its waiting room, and in pool slots. Or how
+            many were set aside.
     """
 
     key: str
@@ -70,7 +70,7 @@ class Found:
 
     @property
     def is_aside(self) -> bool:
-        """Whether this is what was set aside, and no lock."""
+        """Whether this is what was set aside, and not a lock."""
         return self.state == ASIDE
 
     @property
@@ -106,7 +106,7 @@ def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
 
     Args:
         locks: the locks.
-        app: reads what those that wait call their lock.
+        app: reads the labels of tasks that wait.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -130,8 +130,8 @@ def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
 
 
 def _free(locks: AppLocks, waiting: dict[str, int], app: Any) -> Iterator[Found]:
-    """The locks with these names that nobody holds, for which so many wait. Their task is that of
-    the first in the room.
+    """The locks that nobody holds, given by name how many tasks wait for each. Their task is the
+    first in the room.
     """
     for batch in _batches(waiting.items()):
         keys = [lock_keys(locks.prefix, name) for name, _ in batch]
@@ -143,13 +143,13 @@ def _free(locks: AppLocks, waiting: dict[str, int], app: Any) -> Iterator[Found]
 
 
 def awaited_in(name: str, in_room: int) -> str | None:
-    """The task of a lock that nobody holds, as its name tells it, if only pool slots wait."""
+    """The task in the name of a lock that nobody holds, if tasks wait for it in pool slots only."""
     parts = parts_of(name)
     return parts[0] if parts and not in_room else None
 
 
 def _labelled(locks: AppLocks, found: list[Found], app: Any) -> list[Found]:
-    """The same; a lock that is kept for a message of its room is called as that task calls it."""
+    """The same, with the task's label for each lock that is kept for a message of its room."""
     wanted = [
         (number, each)
         for number, each in enumerate(found)
@@ -203,7 +203,7 @@ def one_lock(locks: AppLocks, name: str, app: Any = None) -> list[Found]:
 
 
 def meant_by(locks: AppLocks, meant: Target, app: Any = None) -> list[Found]:
-    """The same of the lock that is meant; if one of its slots is, of that one only.
+    """The same for the lock that is meant; only that slot, if one of its slots is meant.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.

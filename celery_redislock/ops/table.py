@@ -36,7 +36,7 @@ ORDERS: Final[dict[str, tuple[Callable[[Found], Any], bool]]] = {
     "node": (lambda each: ((each.holder and each.holder.node) or "", each.key), False),
 }
 
-#: Of a lock, what fits a terminal.
+#: The columns of a lock that fit a terminal.
 COLUMNS: Final = (
     Column("TASK", by_path, 14),
     Column("KEY", by_wrapping, 12),
@@ -47,11 +47,11 @@ COLUMNS: Final = (
     Column("LIVES"),
     Column("WAIT"),
 )
-#: Of a lock, all.
+#: All columns of a lock.
 WIDE: Final = (
     *("TASK", "KEY", "STATE", "TASK ID", "NODE", "PID", "HELD", "LIVES", "WAITING", "FENCE"),
 )
-#: Of a task that waits.
+#: The columns of a task that waits.
 WAITING: Final = (
     Column("#"),
     Column("TASK", by_path),
@@ -65,7 +65,7 @@ _NO_ARGUMENTS: Final = digest({})
 
 
 def in_order(found: Iterable[Found], order: str, reverse: bool = False) -> list[Found]:
-    """These in one of the orders."""
+    """The locks in one of the orders."""
     by, largest_first = ORDERS[order]
     return sorted(found, key=by, reverse=largest_first is not reverse)
 
@@ -130,8 +130,8 @@ def telling_of(
     Args:
         name: the lock's name.
         task: the task's.
-        label: what the lock is called for people, if it is.
-        digests: how short each digest may be; eight characters else.
+        label: the lock's name for people, if any.
+        digests: the short form of each digest; eight characters else.
     """
     if label:
         return label
@@ -153,7 +153,7 @@ def digest_of(name: str) -> str | None:
 
 
 def shortened(texts: Iterable[str]) -> dict[str, str]:
-    """For each text the shortest beginning that no other one has; at least eight characters."""
+    """For each text its shortest unique beginning; at least eight characters."""
     known = sorted(set(texts))
     shared = [0, *(_shared(one, other) for one, other in pairwise(known)), 0]
     return {
@@ -163,7 +163,7 @@ def shortened(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _shared(one: str, other: str) -> int:
-    """With how many characters both begin."""
+    """The length of their common beginning."""
     pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return sum(1 for _ in pairs)
 
@@ -223,7 +223,7 @@ def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table whose cells are as short as they are to be."""
+    """Print a table without cutting its cells."""
     show_lines(aligned(head, rows))
 
 
@@ -261,5 +261,5 @@ def summary(found: Sequence[Found], with_broken: bool = True) -> str:
 
 
 def what_waited(found: Sequence[Found]) -> str:
-    """What tasks did that are dropped with these locks."""
+    """What the tasks did that are dropped with these locks."""
     return "waited or were set aside" if any(each.is_aside for each in found) else "waited"

@@ -14,13 +14,13 @@ from typing import Final
 
 from ..core.holders import one_line
 
-#: The width where there is no terminal: in a pipe or a file. The variable COLUMNS says otherwise.
+#: The width without a terminal: in a pipe or a file. The variable COLUMNS overrides it.
 PIPED: Final = 120
-#: No table is narrower: such a terminal breaks its lines.
+#: No table is narrower; a narrower terminal breaks its lines.
 NARROWEST: Final = 60
-#: What a wrapped cell takes at most, in lines; the middle of the rest is cut.
+#: The most lines that a wrapped cell takes; a longer text loses its middle.
 LINES: Final = 6
-#: After these, and at spaces, a name is broken. Nothing is left out there.
+#: A name is broken after these, and at spaces. Nothing is left out there.
 _BREAKS: Final = frozenset(":/.,;=_-)]}")
 _EMOJI: Final = "\ufe0f"
 
@@ -40,7 +40,7 @@ def plain(text: str) -> str:
 
 
 def width_of(text: str) -> int:
-    """How many columns a text takes; never less than it does."""
+    """How many columns a text takes at most."""
     return len(text) if text.isascii() else sum(map(_width, text))
 
 
@@ -50,7 +50,7 @@ def _width(char: str) -> int:
     category = unicodedata.category(char)
     if category in ("Mn", "Me"):
         return 0
-    # Newer versions of Unicode make symbols wide that were not.
+    # Newer versions of Unicode make symbols wide that were narrow.
     may_be_wide = category == "So" or char >= "\U0001d300"
     return 2 if may_be_wide or unicodedata.east_asian_width(char) in "WF" else 1
 
@@ -68,7 +68,7 @@ def _first(text: str, width: int) -> str:
 
 
 def _last(text: str, width: int) -> str:
-    """As much of its end."""
+    """As much of the text's end as fits."""
     return _first(text[::-1], width)[::-1] if width > 0 else ""
 
 
@@ -78,7 +78,7 @@ def cut(text: str, width: int, head: float = 0.5) -> str:
     Args:
         text: the text.
         width: the columns that it may take.
-        head: the share of its beginning in what is left.
+        head: the beginning's share of what is left.
     """
     if width_of(text) <= width:
         return text
@@ -87,7 +87,7 @@ def cut(text: str, width: int, head: float = 0.5) -> str:
 
 
 def cut_path(text: str, width: int) -> str:
-    """A task's name that keeps its end: its packages become letters, and then they go."""
+    """A task's name cut to keep its end: its packages become letters, and then they go."""
     parts = text.split(".")
     for number, part in enumerate(parts[:-1]):
         if width_of(".".join(parts)) <= width:
@@ -100,8 +100,8 @@ def cut_path(text: str, width: int) -> str:
 
 
 def cut_node(text: str, width: int) -> str:
-    """A node's name that keeps its host: the domain goes first, then the name of the worker, if
-    that is the one that all have.
+    """A node's name cut to keep its host: the domain goes first, then the worker's name, if that is
+    the default one.
     """
     worker, at, host = text.rpartition("@")
     while width_of(f"{worker}{at}{host}") > width and "." in host.strip("."):
@@ -112,12 +112,12 @@ def cut_node(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int, most: int | None = None) -> list[str]:
-    """The text on lines of that width: broken at spaces, or after a sign of a name.
+    """The text on lines of that width: broken at spaces, or after punctuation in a name.
 
     Args:
         text: the text.
         width: of a line.
-        most: lines, if there are to be no more; what does not fit is cut from the middle.
+        most: lines, None for any number; what does not fit is cut from the middle.
     """
     if most is None:
         return list(_wrapped(text, width, _break_in))
@@ -145,7 +145,7 @@ def _wrapped(text: str, width: int, break_in: Callable[[str], int]) -> Iterator[
 
 
 def _break_in(line: str) -> int:
-    """Where to break what fills a line."""
+    """Where to break a full line."""
     space = line.rfind(" ") + 1
     if space > len(line) // 3:
         return space
@@ -158,10 +158,10 @@ class Column:
     """A column of a table.
 
     Attributes:
-        head: what stands above it.
+        head: its heading.
         fit: makes lines of a cell that is too wide; None for a column that is never narrower than
             its cells.
-        least: it gets no narrower than this, if that can be.
+        least: its least width, if that is possible.
     """
 
     head: str
@@ -222,14 +222,14 @@ def _line(cells: Sequence[str], widths: Sequence[int], limit: int) -> str:
 
 
 def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], limit: int) -> list[int]:
-    """What each column gets."""
+    """The width of each column."""
     by_column = list(zip(*cells, strict=True)) or [()] * len(columns)
     needed = [
         max([len(column.head), *map(width_of, texts)])
         for column, texts in zip(columns, by_column, strict=True)
     ]
     widths = _shared_out(columns, needed, limit)
-    # What is cut may leave room: of a node the whole domain goes. That is for the others.
+    # A cut cell may leave room, as a node's domain goes as a whole. Other columns get that room.
     used = [
         _used(column, texts, width) if width < need else need
         for column, texts, width, need in zip(columns, by_column, widths, needed, strict=True)
@@ -238,7 +238,7 @@ def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], limit: in
 
 
 def _used(column: Column, texts: Iterable[str], width: int) -> int:
-    """What its cells need of that width."""
+    """How much of that width its cells need."""
     fitted = [column.fit(text, width) if column.fit else [text] for text in texts]
     if any(len(lines) > 1 for lines in fitted):
         return max(len(column.head), *map(width_of, texts))
@@ -246,7 +246,7 @@ def _used(column: Column, texts: Iterable[str], width: int) -> int:
 
 
 def _shared_out(columns: Sequence[Column], needed: Sequence[int], limit: int) -> list[int]:
-    """What each gets of the width. The widest of those that can be narrower give way first."""
+    """The width of each column. Of those that can be narrower, the widest shrink first."""
     room = limit - 2 * (len(columns) - 1)
     for keep_least in (True, False):
         for most in range(min(max(needed), limit), 3, -1):
@@ -266,9 +266,7 @@ def _narrowed(column: Column, need: int, most: int, keep_least: bool) -> int:
 
 
 def paragraph(text: str) -> list[str]:
-    """The text on lines that fit the terminal; in a pipe on one, as its width is known to whoever
-    reads it.
-    """
+    """The text on lines that fit the terminal; in a pipe on one line, which the reader can wrap."""
     return wrap(plain(text), terminal_width()) if _is_width_known() else [plain(text)]
 
 
@@ -278,7 +276,7 @@ def _is_width_known() -> bool:
 
 def named_values(values: Iterable[tuple[str, str]]) -> list[str]:
     """The lines of names with their values, which are wrapped beside them; in a pipe each is on one
-    line, whose width is known to whoever reads it.
+    line, which the reader can wrap.
     """
     pairs = [(name, plain(value)) for name, value in values]
     widest = max((len(name) for name, _ in pairs), default=0)

@@ -1,8 +1,8 @@
 """Raises `LockLost` inside a running body, from the heartbeat's thread.
 
-Where a body runs decides how: in a process's main thread (prefork, solo) a signal also ends a
-blocking call; in a thread (threads pool) it is raised at the next bytecode; a greenlet of gevent is
-thrown into at its next switch.
+How depends on where the body runs. In a process's main thread (prefork, solo) a signal does it,
+which also ends a blocking call; a thread (threads pool) raises it at its next bytecode, a gevent
+greenlet at its next switch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SIGNAL: Final = signal.SIGUSR2
 
 
 class Abort:
-    """Aims at the body that the current thread, or greenlet, is about to run."""
+    """Raises in the body that the current thread, or greenlet, is about to run."""
 
     def __init__(self) -> None:
         self._mutex = native_lock()
@@ -36,7 +36,7 @@ class Abort:
         self._armed = True
 
     def disarm(self) -> None:
-        """From here on `fire` does nothing, and what was fired and not yet raised is called off."""
+        """From here on `fire` does nothing. What was fired but not yet raised is cancelled."""
         with self._mutex:
             self._armed = False
             fired = self._fired
@@ -47,7 +47,7 @@ class Abort:
                 pass
 
     def fire(self) -> None:
-        """Raise `LockLost` in the body. Without effect before `arm` and after `disarm`."""
+        """Raise `LockLost` in the body. Does nothing before `arm` and after `disarm`."""
         with self._mutex:
             if not self._armed or self._fired:
                 return
@@ -77,9 +77,9 @@ class _Thread:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(self._ident, ctypes.py_object(LockLost))
 
     def call_off(self) -> None:
-        # Not by setting None: Python would believe for ever that something is pending, and look at
-        # every call; under a profiler Python 3.11 then hangs. What is pending is raised at
-        # once, here or on the way here.
+        # Do not set None: Python would believe for ever that an exception is pending, and check at
+        # every call; under a profiler Python 3.11 then hangs. A pending one is raised at once, in
+        # this loop or before it.
         try:
             for _ in range(10):
                 pass
@@ -101,8 +101,8 @@ class _Greenlet:
         self._hub.call_soon(self._throw)
 
     def _throw(self) -> None:
-        # In the hub, so nothing comes in between. `gevent.kill` would do it a little later, when
-        # the body may have ended.
+        # This runs in the hub, so nothing comes in between. `gevent.kill` would throw a little
+        # later, when the body may have ended.
         if self._pending and not self._greenlet.dead:
             self._greenlet.throw(LockLost())
 
@@ -111,7 +111,7 @@ class _Greenlet:
 
 
 class _MainThread:
-    #: The body that the main thread runs, if it is to end. One at a time.
+    #: The abort that the main thread is to raise next, if any.
     due: Abort | None = None
 
     def __init__(self, abort: Abort) -> None:
@@ -128,14 +128,14 @@ class _MainThread:
 
 
 def _handler(signum: int, frame: Any) -> None:
-    # Stays installed: a signal that comes late must not end the process, its default action.
+    # Stays installed: the default action of a late signal would end the process.
     due, _MainThread.due = _MainThread.due, None
     if due is not None:
         raise LockLost
 
 
 def _install_handler() -> bool:
-    """Whether the signal is ours. One that the user handles is left to the user."""
+    """Install our handler, unless the user has one. Returns whether ours is installed."""
     current = signal.getsignal(_SIGNAL)
     if current is _handler:
         return True

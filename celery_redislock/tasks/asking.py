@@ -1,5 +1,5 @@
-"""Asking for the lock, and what is neither ours nor an ordinary conflict: a copy of a message, a
-retry that came early, a server that does not answer.
+"""Asks for the lock, and handles what is neither success nor an ordinary conflict: a copy of a
+message, a retry that came early, a server that does not answer.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .settle import End, settle_kept
 
 logger = get_logger()
 
-#: Seconds that a retry waits in place for its earlier attempt, which is just ending.
+#: Seconds that a retry waits in place for its earlier attempt to end.
 EARLIER: Final = 1.0
 #: Seconds for which a finished attempt's result may still be on its way to the backend.
 RESULT_DUE: Final = 5.0
 
 
 def policy_of(attempt: Attempt) -> Policy:
-    """What a duplicate does."""
+    """The policy for a duplicate."""
     policy = attempt.options.on_conflict
     return policy.eager() if attempt.is_eager else policy
 
 
 def ask(attempt: Attempt) -> Acquired | Busy | Done:
-    """Ask for the lock. If a conflict can end in one way only, it is noted with the answer."""
+    """Ask for the lock. If a conflict can end in one way only, the server notes that at once."""
     policy = policy_of(attempt)
     is_noted = (
         policy.turns_away
@@ -62,19 +62,20 @@ def lease_of(attempt: Attempt) -> Lease:
 def resolve(
     attempt: Attempt, question: Callable[[], Acquired | Busy | Done]
 ) -> Acquired | Busy | None:
-    """Ask for the lock, and deal with all but an ordinary conflict.
+    """Ask for the lock, and handle every answer but an ordinary conflict.
 
     Args:
-        attempt: who asks.
+        attempt: the attempt that asks.
         question: asks once, or waits.
 
     Returns:
-        `Acquired`, or `Busy` with somebody else, or None: the task is to run without its lock.
+        `Acquired`; `Busy` if somebody else has it; None if the task is to run without its lock.
 
     Raises:
         Deferred: another copy of this message, or its earlier attempt, has the lock.
         AlreadyDone: another copy has run.
-        LockUnavailable: the server could not be asked, and the task says to raise that.
+        Skipped: a newer run has replaced it.
+        LockUnavailable: the server could not be asked, and the task is to fail for that.
     """
     try:
         reply = question()
@@ -90,7 +91,7 @@ def resolve(
                 # An eager retry runs inside its earlier attempt, under that one's lock.
                 return None
             elif attempt.reruns:
-                # It has run to its end: it is no duplicate of anybody.
+                # It has run to its end, so it is not a duplicate.
                 _redelivered(attempt, reply)
             else:
                 return reply
@@ -101,7 +102,7 @@ def resolve(
 
 
 def _redelivered(attempt: Attempt, busy: Busy) -> NoReturn:
-    """Another copy of the message that the holder is running. Not a duplicate: if the holder
+    """Put off a copy of a message whose run has the lock. It is not a duplicate: if the holder
     dies, this copy is all that is left of the task.
     """
     attempt.delivery.redelivered = True
@@ -110,7 +111,7 @@ def _redelivered(attempt: Attempt, busy: Busy) -> NoReturn:
 
 
 def _await_earlier(attempt: Attempt) -> Acquired | Busy | Done:
-    """A retry that came before its earlier attempt, which published it, has ended."""
+    """Wait a moment for the earlier attempt, which published this retry and has not ended yet."""
     lease = lease_of(attempt)
     reply = wait_for(lease, min(EARLIER, lease.ttl / 3), attempt.heard)
     if isinstance(reply, Busy) and reply.relation == "earlier":
@@ -119,32 +120,32 @@ def _await_earlier(attempt: Attempt) -> Acquired | Busy | Done:
 
 
 def _put_off_behind(attempt: Attempt, outcome: Outcome, busy: Busy) -> NoReturn:
-    """Look again later whether this task's other run, which has the lock, has ended."""
+    """Put the task off until its other run, which has the lock, may have ended."""
     countdown = backoff(attempt, attempt.delivery.deferrals, lease_of(attempt).ttl / 3)
     attempt.conflict_ended(outcome, busy.holder, countdown)
     put_off(attempt, countdown, is_alone=False)
 
 
 def _unless_done(attempt: Attempt, done: Done) -> Acquired | Busy | Done:
-    """End a copy of a message whose task has run; ask again if it is not one, or has not quite."""
+    """End a copy of a message whose task has run; ask again if it is none, or the run died."""
     delivery, lease = attempt.delivery, lease_of(attempt)
     if done.note.replaced_by is not None:
         if attempt.began and is_ready(attempt.task, attempt.request.id):
-            _already_done(attempt)  # it ended in its grace, in a result of its own
+            _already_done(attempt)  # it ended within its grace, with a result of its own
         end_as_replaced(attempt, done.note.replaced_by)
     if done.note.is_of_another_message(delivery.sent):
         return lease.take(again=True)
-    # Somebody may send a task again under the same id. A copy was about before it ended, itself
-    # or as what it was deferred from.
+    # A task may be sent again under the same id. A copy, or the message it was deferred from,
+    # existed before the run ended.
     if not delivery.redelivered and max(delivery.age, delivery.waited) < done.age:
         return lease.take(again=True)
-    # What it is deferred to must be known for a copy too, though it is received later.
+    # The message it is deferred to must be known as a copy too, though it is received later.
     delivery.redelivered = True
     if _has_ended(attempt, done):
         _already_done(attempt)
     if done.age < RESULT_DUE:
         put_off(attempt, 1.0)
-    # It ended, and died before Celery had stored what it ended in, or published what follows it.
+    # Its process died after the body, before Celery stored the result or published what follows.
     logger.warning("redislock: %s ended without a result; it runs again", attempt)
     attempt.reruns = True
     return lease.take(again=True)
@@ -157,18 +158,18 @@ def _already_done(attempt: Attempt) -> NoReturn:
 
 
 def _has_ended(attempt: Attempt, done: Done) -> bool:
-    """Whether all that was to come of the run has come."""
+    """Whether the run is complete: its result is stored, and what follows it is published."""
     if done.note.kind == notes.ENDED:
         return True
     if done.note.kind == notes.PUBLISHING:
         return False
     if proves_nothing(attempt.task, attempt.request):
-        return True  # nothing was to come
+        return True  # no result could prove it
     return is_ready(attempt.task, attempt.request.id)
 
 
 def unless_unlocked(attempt: Attempt, error: LockUnavailable) -> None:
-    """The lock server cannot be asked: return if the task is to run all the same."""
+    """The lock server cannot be asked: return if the task is to run without its lock."""
     choice = attempt.options.on_redis_error
     if choice == "run":
         attempt.end = End.UNLOCKED
@@ -205,6 +206,6 @@ def store_end(attempt: Attempt, error: TaskSkipped) -> None:
 
 
 def give_up_kept(attempt: Attempt, end: End) -> None:
-    """The task will not take the lock that is kept for its message."""
+    """Give up the lock that is kept for the task's message: the task will not take it."""
     kept, attempt.delivery.kept = attempt.delivery.kept, None
     settle_kept(attempt.task.app, kept, end)

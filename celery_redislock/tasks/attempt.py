@@ -1,4 +1,4 @@
-"""One delivery of a locked task where it runs: what it is, what it holds, what is said of it."""
+"""One delivery of a locked task in a worker: what it is, what it holds, what is reported of it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from . import turns
 from .locked import LockedTask
 from .settle import End
 
-#: Seconds that a message has waited in its worker from which another copy of it may be about.
+#: Another copy of a message may exist once it has waited in its worker for so many seconds.
 COPIED_FROM: Final = 1.0
 
 
 class Attempt:
-    """A delivery, its claim, and its state. The steps are functions over it.
+    """A delivery, its claim, and its state. The steps are functions that take it.
 
     Args:
         task: the task.
@@ -46,16 +46,16 @@ class Attempt:
         Exception: what a `lock_key` callable raises.
 
     Attributes:
-        end: how the delivery ends, as far as it is known by now.
+        end: how the delivery ends, as far as is known by now.
         goes: the body is to run.
         reruns: it has run before, and its result is missing.
         parking: it is being put into the waiting room.
-        is_noted: that it ends without a run was noted with the server's answer.
-        label: what its lock is called for people, by `lock_label`; or None.
-        is_counted: that it is turned away was counted with the server's answer.
+        is_noted: the server noted, as it answered, that the task ends without a run.
+        label: the lock's name for people, from `lock_label`; or None.
+        is_counted: the server counted, as it answered, that the task is turned away.
     """
 
-    # Defaults of the class: one of these is made for each task that runs, and few change them.
+    # Class attributes: an instance is made for each task that runs, and few need other values.
     end = End.CANNOT_RUN
     goes = reruns = parking = is_noted = is_counted = False
     asks_since = 0.0
@@ -86,9 +86,9 @@ class Attempt:
         self.claim = self._claim()
         self.key = self.claim.keys.lock
         self.lease: Lease | None = None
-        # The broker has the message still, or had it for as long as a visibility timeout, and none
-        # is shorter than a second; or it did not hear that what this one was deferred from is
-        # acknowledged.
+        # The broker still has the message; or the message waited here for longer than a visibility
+        # timeout may be, a second at least; or the broker did not receive the acknowledgement of
+        # the message that this one was deferred from.
         self._came_with_copies = not self.is_eager and bool(
             task.acks_late
             or task.acks_after_body
@@ -99,7 +99,7 @@ class Attempt:
 
     @property
     def may_have_copies(self) -> bool:
-        """Whether another copy of its message may be about."""
+        """Whether another copy of its message may exist."""
         return self._came_with_copies or self.delivery.copied
 
     def _claim(self) -> Claim:
@@ -123,7 +123,7 @@ class Attempt:
             label=self.label,
         )
         kept = delivery.kept
-        # Another lock: the sender's code, or that of an older release, is not this worker's.
+        # It may be for another lock: the sender, or an older release, had other code.
         is_ours = kept is not None and kept.mark == keys.mark
         policy = self.options.on_conflict
         turns_away = (policy.eager() if self.is_eager else policy).turns_away
@@ -139,7 +139,7 @@ class Attempt:
         )
 
     def _arrival(self) -> tuple[float | None, float | None]:
-        """Since when this run has been here, for one that would replace it: a time, or an age."""
+        """When this run arrived, for one that would replace it: a time, or an age."""
         delivery = self.delivery
         if not self.options.on_conflict.replaces or self.began:
             return None, None
@@ -169,7 +169,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
-        """Be the running task, for receivers, policies and log lines."""
+        """Make this the running task, for receivers, policies and log lines."""
         if self.is_eager:
             yield
             return
@@ -183,19 +183,19 @@ class Attempt:
     # -- the lock -------------------------------------------------------------------------
 
     def heard(self, reply: Any) -> None:
-        """Publish the message of who got the turn when this one asked for the lock."""
+        """Note when this one arrived. Publish the message that got the turn as this one asked."""
         if isinstance(reply, Busy) and reply.offered is not None:
             turns.publish(self.task.app, self.claim.keys, self.claim.ttl, reply.offered)
         delivery = self.delivery
         is_first = isinstance(reply, Busy) and delivery.arrived is None and not self.began
         if is_first and delivery.received is not None:
-            # At the latest. By its age as it hears the answer, which may be late, it would seem to
-            # have come before a holder that began earlier.
+            # The latest possible time: its age is taken from when it asked. Taken from a late
+            # answer, it would seem to have come before a holder that began earlier.
             delivery.arrived = reply.at - (reply.sent_at - delivery.received)
 
     def note(self, kind: str) -> str:
         """The kind of done note that this attempt leaves: a lasting one if another copy of the
-        message may be about even when this one is acknowledged.
+        message may exist even after this one is acknowledged.
         """
         is_copied = self.delivery.redelivered or self.delivery.copied
         return notes.lasting(kind) if is_copied else kind
@@ -209,10 +209,10 @@ class Attempt:
                 self.locks.store.done.mark_done(self.claim, self.note(notes.EXPECTS_RESULT))
 
     def count_turned_away(self, holder: Holder | None) -> None:
-        """Count that it ends without a run, unless the server did so as it answered."""
+        """Count that it ends without a run, unless the server counted it as it answered."""
         fence = None if holder is None else holder.fence
         if self.claim.history and not self.is_counted:
-            with contextlib.suppress(LockUnavailable):  # it is one more
+            with contextlib.suppress(LockUnavailable):  # the count is one too low then
                 self.locks.store.history.turn_away(self.claim, fence)
 
     @property
@@ -231,7 +231,7 @@ class Attempt:
             label=self.label,
         )
 
-    # -- what is said of it ---------------------------------------------------------------
+    # -- what is reported of it -----------------------------------------------------------
 
     def conflict_ended(
         self, outcome: Outcome, holder: Holder | None, countdown: float | None = None
@@ -251,9 +251,7 @@ class Attempt:
         )  # fmt: skip
 
     def _remarkable_age(self, outcome: Outcome, holder: Holder | None) -> float | None:
-        """For how many seconds the holder that turned it away has held the lock, if that is
-        suspiciously long.
-        """
+        """The age in seconds of the holder that turned it away, if that is suspiciously old."""
         is_away = outcome in (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
         if not is_away or holder is None or holder.acquired_at is None or holder.queued:
             return None
@@ -264,11 +262,11 @@ class Attempt:
 
     @property
     def whose(self) -> Whose:
-        """Of which run something is told."""
+        """The run that a report is about."""
         return Whose(self.key, self.task, self.raw.get("id"), self.claim.attempt, self.label)
 
     def tell(self, outcome: Outcome, *line: Any, emits: bool = True, **more: Any) -> None:
-        """Tell an outcome of this run. An eager one has no events. See `outcomes.tell`."""
+        """Tell an outcome of this run. An eager run sends no events. See `outcomes.tell`."""
         tell(outcome, self.whose, *line, emits=emits and not self.is_eager, **more)
 
     def __str__(self) -> str:
@@ -278,7 +276,7 @@ class Attempt:
 
 
 def ends_message(task: Any, flag: str) -> bool:
-    """Whether that failure of a run ends its message; else it may come back.
+    """Whether such a failure of a run ends its message. If not, the message may come back.
 
     Args:
         task: the Celery task.

@@ -1,4 +1,4 @@
-"""What a locked task's class is checked for when Celery binds it to an app."""
+"""Checks a locked task's class when Celery binds it to an app."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .locked import LockedTask
 #: What a task may override with a value: Celery's own attributes, and the options.
 _SETTABLE: Final = frozenset(dir(Task)).union(OPTIONS)
 
-#: What the tasks run that some app is configured for. Celery binds every task to every other
-#: app too, which may be there for something else and know no Redis; it must not fail for that.
+#: The functions of tasks for which some app has a lock server. Celery binds every task to every
+#: other app too; such an app may serve another purpose without Redis, and must not fail for that.
 _at_home: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> None:
-    """Check the task's options and the app's settings, and keep them with the class, resolved.
+    """Check the task's options and the app's settings, and store the resolved options in the class.
 
     Args:
         cls: the task's own class.
-        door: the class that users derive theirs from. What it has itself is no option of theirs.
+        door: the class that users subclass. Its own attributes are not options of theirs.
         app: the Celery app.
 
     Raises:
@@ -80,28 +80,28 @@ def _require_server(cls: type[LockedTask], app: Any, locks: AppLocks) -> None:
 
 
 def is_celerys_own(cls: type[Any]) -> bool:
-    """Whether the task is one of Celery's. With Celery(task_cls=SingletonTask) also chord_unlock
-    and its like are bound.
+    """Whether the task is one of Celery's. With Celery(task_cls=SingletonTask), chord_unlock and
+    the like are bound too.
     """
     return str(cls.name).startswith("celery.") and cls.__module__.startswith("celery.")
 
 
 def _is_fallback(app: Any) -> bool:
-    # gevent's patching touches Celery's lazy names, at which Celery makes it. Nothing runs there.
+    # Celery makes it when gevent's patching touches Celery's lazy names. Nothing runs in it.
     if is_nobodys_app(app):
         return True
-    # The same goes for the one that pytest-celery has as a template for its containers.
+    # The same goes for the app that pytest-celery has as a template for its containers.
     template = sys.modules.get("pytest_celery.vendors.worker.content.app")
     return app is getattr(template, "app", None)
 
 
 def _taken(door: type[LockedTask]) -> frozenset[str]:
-    """What a task may override with a method and cannot set as an option."""
+    """Names that a task may override with a method, but not set as an option."""
     return frozenset(vars(door)).union(vars(LockedTask)) - _SETTABLE
 
 
 def _own_attributes(cls: type[Any], door: type[LockedTask]) -> Iterator[tuple[str, Any]]:
-    """What the task and its bases below ours set or annotate, and the bases above do not know."""
+    """What the task and its bases below ours set or annotate, and no base above ours has."""
     mro = cls.__mro__
     known = {name for base in mro[mro.index(LockedTask) + 1 :] for name in vars(base)}
     for base in mro[: mro.index(door)]:

@@ -1,5 +1,5 @@
-"""The body of a locked task under its lock: it runs, hears if the lock is lost, and then the lock
-is given back, or left to the task's retry.
+"""Runs the body of a locked task under its lock, tells it if the lock is lost, and then releases
+the lock, or leaves it to the task's retry.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ logger = get_logger()
 
 
 class LockedBody:
-    """What becomes of one lease of an attempt, which is made with it.
+    """The body of an attempt, and the lease that it runs under, which is made here.
 
     Attributes:
-        note: what a copy of the message is told of the end, see `notes`.
-        how: what the history says of it, see `past`.
+        note: what copies of the message are told of the end, see `notes`.
+        how: how the run ended, for the history, see `past`.
     """
 
-    # Defaults of the class: one of these is made for each task that runs, and few change them.
+    # Class attributes: an instance is made for each task that runs, and few need other values.
     note, how = "", past.NOT_RUN
     _retry: Retry | None = None
     _ran = _succeeded = False
-    #: What the server said as the lock was given back, until who is next is published.
+    #: The server's reply to the release, until the message that is next has been published.
     _following: Settled | None = None
 
     def __init__(self, attempt: Attempt) -> None:
@@ -59,13 +59,13 @@ class LockedBody:
 
     @property
     def has_lock(self) -> bool:
-        """Whether the lock was taken, also if it is lost or given back by now."""
+        """Whether the lock was acquired, even if it is lost or released by now."""
         return self._lease.fence > 0
 
     # -- the body -------------------------------------------------------------------------
 
     def run(self, body: Callable[[], Any]) -> Any:
-        """Run it, and remember how it ended. The lock is taken."""
+        """Run the body, whose lock is acquired, and remember how it ended."""
         attempt, lease = self._attempt, self._lease
         self._say_acquired(attempt, lease)
         setattr(attempt.request, LEASE, lease)
@@ -73,7 +73,7 @@ class LockedBody:
         try:
             result = self._guarded(attempt, body)
         except Retry as exc:
-            # The next attempt's message is out: nothing more is to be expected of this one.
+            # The next attempt's message is published: nothing of this one is outstanding.
             self._retry, self.note, self.how = exc, notes.ENDED, past.RETRIED
             raise
         except LockLost as exc:
@@ -104,8 +104,8 @@ class LockedBody:
         return self._note_of_end(attempt, "errbacks") if attempt.acks_failures else ""
 
     def _note_of_end(self, attempt: Attempt, *follow: str) -> str:
-        """What proves that all of the run's end was reached: its result, which Celery stores last.
-        Where none is stored we say so ourselves, as Celery returns.
+        """What proves to a copy that the run is complete: its result, which Celery stores last.
+        Where none is stored, we note it ourselves when Celery returns.
         """
         request = attempt.request
         if not any(getattr(request, name, None) for name in (*follow, "chord")):
@@ -126,7 +126,7 @@ class LockedBody:
             abort.disarm()
             if exc.key is not None:
                 raise
-            # It was raised from the outside, where no arguments can be given.
+            # It was raised from outside, where it cannot be given arguments.
             raise LockLost(attempt.key, attempt.as_holder) from None
 
     def _say_acquired(self, attempt: Attempt, lease: Lease) -> None:
@@ -144,14 +144,14 @@ class LockedBody:
     # -- the end --------------------------------------------------------------------------
 
     def give_back(self) -> None:
-        """Give the lock back, or leave it to the retry. Safe to call again."""
+        """Release the lock, or leave it to the retry. Safe to call again."""
         attempt, lease = self._attempt, self._lease
-        # The body forked, and the fork ends here too?
+        # The lease is inherited if the body forked, and this is the fork.
         if lease.given_back or lease.inherited:
             return
         retry = self._retry
         if lease.replaced_by is not None:
-            # The next run is not this task's.
+            # The next run under the lock is another task's.
             if retry is not None:
                 self._call_off(attempt, retry, lease.replaced_by)
             retry = lease.heir = None
@@ -170,10 +170,10 @@ class LockedBody:
             self._say_released(attempt, lease, owned, kept)
 
     def hand_over(self) -> None:
-        """Publish the message of who has the turn now. Safe to call again.
+        """Publish the message that has the turn now. Safe to call again.
 
-        Not before Celery has stored the result: a broker that does not answer would hold that up,
-        and a copy of the message, which finds none, would run again.
+        Not before Celery has stored the result: a broker that does not answer would delay that,
+        and a copy of the message that finds no result would run again.
         """
         following, self._following = self._following, None
         if following is None:
@@ -182,15 +182,15 @@ class LockedBody:
         try:
             turns.follow(attempt.task.app, attempt.claim.keys, attempt.claim.ttl, following)
         except SoftTimeLimitExceeded:
-            # The task has its result. Whose turn lapses is offered again.
+            # The task has its result, and a turn that lapses is offered again.
             logger.warning(
                 "redislock: %s reached its time limit as it published who is next", attempt
             )
 
     def _holds_for(self, attempt: Attempt, retry: Retry) -> bool:
-        """Whether the lock is kept for the retry: if it is to be, and is the retry's lock."""
+        """Whether the lock is to be kept for the retry, and is the lock that the retry needs."""
         options = attempt.options
-        # With a scope the retry's message is the heir, if any.
+        # With another scope the retry's message is the heir, if any.
         if options.lock_across_retries != "hold" or options.lock_scope != "running":
             return False
         sig = getattr(retry, "sig", None)
@@ -211,7 +211,7 @@ class LockedBody:
         )  # fmt: skip
 
     def _call_off(self, attempt: Attempt, retry: Retry, by: Holder) -> None:
-        """The retry is published. It must not run after the newer run, with what is older."""
+        """Cancel the published retry: it must not run older work after the newer run."""
         text = successor_text(by.task or "", by.task_id or "")
         claim = attempt.claim
         try:

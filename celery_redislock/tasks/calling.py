@@ -1,4 +1,4 @@
-"""What a call of a locked task does: where Celery calls it, the body runs under the lock."""
+"""What a call of a locked task does: when Celery calls it, the body runs under the lock."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .tracer import run_of
 
 #: Marks the `__call__` that takes the lock.
 _OUTERMOST: Final = "_redislock_outermost"
-#: In the request while the body is due, whoever's `__call__` comes to it.
+#: In the request until the body begins, through whichever `__call__` Celery enters.
 DUE: Final = "_redislock_due"
 
 
 def call_under_lock(cls: type[Any]) -> None:
-    """Make the outermost `__call__` of this very class one under the lock.
+    """Make the `__call__` of this very class, the outermost one, run under the lock.
 
-    Celery calls the task, and a subclass or a mixin may have a `__call__` of its own, before ours
-    or behind, which need not call ours: all of it is the task's body.
+    A subclass or a mixin may have a `__call__` of its own, before or after ours, which need not
+    call ours: all of it is the task's body.
     """
     inner = cls.__call__
     if getattr(inner, _OUTERMOST, False):
@@ -37,7 +37,7 @@ def call_under_lock(cls: type[Any]) -> None:
 
 
 def next_call(task: LockedTask) -> Callable[..., Any]:
-    """What a call runs: another base's `__call__`, if there is one, else the task's `run`.
+    """What our `__call__` runs: that of the next base that has one, else the task's `run`.
 
     Celery's own `__call__` would push a second request.
     """
@@ -61,7 +61,7 @@ def _run_under_lock(task: LockedTask, body: Callable[[], Any], args: Any, kwargs
     if run is None and request.is_eager:
         return _run_eagerly(task, request, body, args, kwargs)
     if run is None:
-        return body()  # our tracer let it go without a lock
+        return body()  # our tracer took no lock for it
     try:
         return run.go(body, request)
     except BaseException as exc:
@@ -90,10 +90,10 @@ def _run_eagerly(
 
 
 def _below_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this package that it begins with.
+    """A traceback without the frames of this package at its beginning.
 
-    They say nothing to who reads it. And each costs some kilobytes in what a pool process sends of
-    an exception: above 64, Celery's cold shutdown may hang (the pipe holds no more).
+    They tell a reader nothing, and each adds some kilobytes to what a pool process sends of an
+    exception: above 64, which is all that the pipe holds, Celery's cold shutdown may hang.
     """
     while traceback is not None and traceback.tb_next is not None:
         package = str(traceback.tb_frame.f_globals.get("__package__"))

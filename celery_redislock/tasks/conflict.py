@@ -1,4 +1,4 @@
-"""What a policy can do with a task that met a held lock: the verbs, as a worker does them."""
+"""What a policy can do with a task that met a held lock: the verbs, as a worker runs them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .refused import refused
 from .sending import put_off
 from .settle import End
 
-#: What `run` returns, for the policy to hand on.
+#: What `run` returns, for the policy to return.
 RUN: Final = object()
 
 
@@ -42,7 +42,7 @@ class TaskConflict:
     """The `policies.Conflict` of a task in a worker.
 
     Attributes:
-        result: what the task returns if it ended in a result without a run.
+        result: what the task returns if it ended with a result but without a run.
     """
 
     _attempt: Attempt
@@ -54,8 +54,9 @@ class TaskConflict:
         """Let the policy end the conflict.
 
         Raises:
-            Ignore: it ended without a run, and without a result.
-            ConfigError: the policy used no verb.
+            Ignore: it ended without a run, and the task returns nothing.
+            LockConflict: the policy refused it.
+            ConfigError: the policy did not end the conflict.
         """
         policy.act(self)
         if not self._attempt.goes and self._attempt.end is not End.TURNED_AWAY:
@@ -85,12 +86,12 @@ class TaskConflict:
     def waited(self) -> float:
         return self._attempt.delivery.waited
 
-    # -- the ends without a run -----------------------------------------------------------
+    # -- ends without a run ---------------------------------------------------------------
 
     def skip(self, result: Any = NO_RESULT) -> Any:
         attempt = self._attempt
         attempt.end = End.TURNED_AWAY
-        # Before the result is stored: until it is, a copy runs if nobody stores one.
+        # Before the result is stored: if it never is, a copy of the message runs.
         attempt.mark_done()
         attempt.count_turned_away(self.holder)
         if not isinstance(result, type(NO_RESULT)):
@@ -113,7 +114,7 @@ class TaskConflict:
     def defer(self, countdown: float) -> Any:
         if self._attempt.is_eager:
             return self.skip()  # nobody would run what is published
-        # It gives up its turn: it comes back by itself.
+        # It gives up its turn, since it comes back by itself.
         give_up_kept(self._attempt, End.TURNED_AWAY)
         self._attempt.conflict_ended(Outcome.DEFERRED, self.holder, countdown)
         return put_off(self._attempt, countdown)
@@ -132,7 +133,7 @@ class TaskConflict:
             self._busy = reply
             if not reply.for_message or attempt.delivery.gave_up or attempt.is_eager:
                 return False
-            # That message needs a pool slot, perhaps this one.
+            # The message that the lock is kept for needs a pool slot, perhaps this one.
             return self._park(None, timeout, newest=False)
         if reply is None:
             self._unlocked = True
@@ -156,7 +157,7 @@ class TaskConflict:
             self.skip()
         self._begin_to_wait()
         if attempt.began and attempt.delivery.arrived is None:
-            # A copy of a run that died: it does not end what came since, and runs after it.
+            # A copy of a run that died: it must not end newer runs, and runs after them.
             return self._park(None, None, newest=True)
         return self._park(None, None, newest=True, grace=grace)
 
@@ -181,7 +182,7 @@ class TaskConflict:
         while True:
             reply = self._park_once(limit, give_up, newest, grace)
             if isinstance(reply, Busy):
-                self._busy = reply  # it was free for a moment
+                self._busy = reply  # the lock was free for a moment
                 continue
             self._unlocked = reply is None
             return not isinstance(reply, Full)
@@ -201,7 +202,7 @@ class TaskConflict:
         entry = Entry.of(
             attempt.task, request.args, request.kwargs, options, delivery.content_type
         ).dump()
-        # From here on it may be published from the room, also if the answer is lost, or is that
+        # From here on it may be published from the room, even if the answer is lost, or says that
         # it need not wait.
         attempt.parking = delivery.copied = True
         try:

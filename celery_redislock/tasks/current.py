@@ -12,7 +12,7 @@ from .ends import LEASE, UNLOCKED
 class _CurrentLock:
     """The lock of the task that runs in this thread, for code that has no `self`.
 
-    Has what `self.lock` has; called, it gives the lease itself, or None.
+    Has the attributes of `self.lock`. A call returns the lease itself, or None.
     """
 
     def __call__(self) -> Lease | None:

@@ -1,4 +1,4 @@
-"""What ends a delivery without its body, as Celery's own exceptions."""
+"""What ends a delivery without its body: exceptions that Celery takes for its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from celery.exceptions import Ignore
 
 
 class Skipped(Ignore):
-    """Ends a skipped task, whose result is stored, without another. Seen by `LockRequest`.
+    """Ends a skipped task, whose result is stored already. `LockRequest` sees it.
 
     Its only argument is that result, a `TaskSkipped`.
     """
@@ -55,7 +55,7 @@ LEASE: Final = "_redislock_lease"
 class EndInfo:
     """What a pool process tells the main one of a task that ended without its body.
 
-    Celery makes a picklable traceback of it, with every code position of its longest function.
+    Celery's own has a picklable traceback, with every code position of Celery's longest function.
     """
 
     tb = None
@@ -68,7 +68,7 @@ class EndInfo:
 
     @property
     def exc_info(self) -> tuple[Any, Any, Any]:
-        """As of an `ExceptionInfo`."""
+        """As an `ExceptionInfo` has it."""
         return self.type, self.exception, None
 
     def __str__(self) -> str:

@@ -29,10 +29,10 @@ class LockedTask(Task):
         lock_options: the options, resolved; None while the task is not bound, or not locked.
         runs_in_children: whether processes of this worker's pool hold the task's locks. Set in
             its main process.
-        acks_after_body: whether a message is acknowledged only after its task has run, also
-            without `acks_late`: by the loop that runs it.
-        hears_acks: whether it is known of this worker's broker that it gives a message to nobody
-            again that is acknowledged on the connection on which it came.
+        acks_after_body: whether a message is acknowledged only after its task has run even
+            without `acks_late`, since one loop does both.
+        hears_acks: whether this worker's broker is known never to deliver a message again that
+            was acknowledged on the connection on which it came.
         worker_consumer: this worker's consumer. Set in its main process.
     """
 
@@ -115,7 +115,7 @@ class LockedTask(Task):
         Args:
             args: the call's arguments.
             kwargs: the call's keyword arguments.
-            serializer: the one of the message, if it is not the task's.
+            serializer: the message's, if it is not the task's.
 
         Raises:
             ConfigError: the task's options are wrong.
@@ -173,7 +173,7 @@ class LockedTask(Task):
     # -- whether a run takes it -----------------------------------------------------------
 
     def _takes_lock(self, is_eager: bool) -> bool:
-        """Whether a run takes the lock, or is refused since the options or settings are wrong."""
+        """Whether a run takes the lock, or is refused because options or settings are wrong."""
         if self._redislock_error is not None:
             return True
         if self.lock_options is None or self.lock_options.lock_scope == "queued":

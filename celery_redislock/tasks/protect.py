@@ -17,7 +17,7 @@ _PROTECTED: Final = "_redislock_protected"
 
 
 def protect_tasks(app: Any) -> list[tuple[str, str]]:
-    """Make the tasks that `redislock_tasks` names locked ones, with the options it gives.
+    """Lock the tasks that `redislock_tasks` names, with the options that it gives.
 
     Returns:
         The names and globs that protect no task, each with the reason.
@@ -73,7 +73,7 @@ def _pattern_for(name: str, wanted: Mapping[str, Any]) -> str | None:
 
 
 def pattern_of(task: Any) -> str | None:
-    """The entry of `redislock_tasks` that protects the task, or None if it has options itself."""
+    """The entry of `redislock_tasks` that protects the task, or None."""
     pattern: str | None = vars(type(task)).get(_PROTECTED)
     return pattern
 

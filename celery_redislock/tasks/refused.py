@@ -1,9 +1,9 @@
 """What Celery logs of a refused duplicate (`Raise`).
 
-Where its tracer has it (eager, or Sentry wraps the tracer; see `tracer.py`), Celery would log an
-ERROR with this package's own traceback. The failure is meant, and a line of ours names the holder:
-so Celery's line is what it writes of an error that is expected, one in `Task.throws`. That option
-itself would hide it from Sentry too, and conflicts of locks that the body takes.
+Where it fails in Celery's tracer (eager, or Sentry wraps the tracer; see `tracer.py`), Celery would
+log an ERROR with this package's own traceback. The failure is intended, and a line of ours names
+the holder, so Celery's line becomes that of an expected error, one in `Task.throws`. That option
+itself would also hide it from Sentry, and hide conflicts of locks that the body takes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MARK: Final = "_redislock_refused"
 
 
 def refused(error: LockConflict) -> LockConflict:
-    """The error, known as what ends a refused duplicate."""
+    """The error, marked as what ends a refused duplicate."""
     setattr(error, _MARK, True)
     return error
 
@@ -36,8 +36,8 @@ class _Filter(logging.Filter):
 
 
 def is_refusal(error: Any) -> bool:
-    """Whether that is what the task fails with."""
-    # Some releases of Celery log it with what carries it to the main process.
+    """Whether the error ends a refused duplicate."""
+    # Some releases of Celery log it wrapped in what carries it to the main process.
     error = getattr(error, "exc", error)
     return isinstance(error, LockConflict) and hasattr(error, _MARK)
 

@@ -1,7 +1,7 @@
 """Uniqueness while queued: the lock is taken where a task is sent, and kept for its message.
 
-The reservation is kept under the lock's own key, with a token that travels with the message. With
-that token the first of the message's copies takes the lock over. The reservation is short while the
+The reservation is kept under the lock's own key, with a token that travels with the message. The
+first copy of the message takes the lock over with that token. The reservation is short while the
 message is published, and long once the broker has it: a sender that dies or hangs leaves no lock
 without a message.
 """
@@ -34,13 +34,13 @@ logger = get_logger()
 #: Seconds that a reservation lasts while its message is published.
 PUBLISHING: Final = 30.0
 
-#: What a message says if somebody who does not see this call's result waits for its task: the
+#: Options of a call whose task is awaited by something that does not see the call's result: the
 #: rest of a chain, a chord, a group, or the attempt that it continues.
 _CANVAS: Final = (
     *("chain", "chord", "group_id", "group_index", "root_id", "parent_id"),
     *("reply_to", "retries", "replaced_task_nesting"),
 )
-#: What else binds the call to this very message: an id that is known, or callbacks.
+#: Other options that tie the call to this very message: an id that is known, or callbacks.
 _BINDING: Final = ("task_id", "link", "link_error")
 
 
@@ -61,7 +61,7 @@ def publish_reserved(
     except Exception:
         if not is_in_canvas:
             raise
-        return send(**options)  # the worker meets it too, and the task fails for all to see
+        return send(**options)  # the worker gets the same error, and the task fails for all to see
     return Sending(task, send, keys, label, options, is_in_canvas, own).send()
 
 
@@ -72,10 +72,10 @@ class Sending:
         task: the task.
         publish: Celery's `apply_async`, given the options.
         keys: the keys of the call's lock.
-        label: what that lock is called for people, or None.
+        label: that lock's name for people, or None.
         options: the options of the call.
-        is_in_canvas: somebody who does not see what the call returns waits for its task.
-        own: the lease of the task that is running here, if it is one.
+        is_in_canvas: something that does not see what the call returns waits for its task.
+        own: the lease of the task that is running here, if any.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Sending:
             if self._lock_options.on_redis_error == "raise" and not self._is_in_canvas:
                 raise
             logger.warning("redislock: %s is sent without a reservation: %s", self, exc)
-            return None  # it may have been made, and its answer lost: its token is sent along
+            return None  # it may have been made and the answer lost, so its token is sent along
 
     def _claim(self) -> Claim:
         ttl = self._lock_options.lock_ttl
@@ -156,7 +156,7 @@ class Sending:
 
     def _publish_reserved(self) -> Any:
         header = {"v": VERSION, **self._reservation.header}
-        if self._is_bound:  # by an id of the caller's, perhaps: it may be sent again under it
+        if self._is_bound:  # perhaps by the caller's own id, under which it may be sent again
             header["sent"] = self._reservation.token
         headers = {**(self._options.get("headers") or {}), KEY: header}
         return self._publish(**{**self._options, "headers": headers})

@@ -1,8 +1,8 @@
 """One run of a locked task: its beginning, its body, and its end.
 
 The lock is taken before Celery's tracer is entered, so that nothing of the task runs without it. It
-is released as the body ends: Celery publishes callbacks, chain links and the result after that, and
-they may need it.
+is released as the body ends: after that Celery publishes callbacks and chain links, which may need
+the lock, and stores the result.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Run:
     Attributes:
         ended: what ended the delivery without its body, or None.
         failure: what the task fails with instead of its body, or None.
-        value: what it returns instead of its body's result, if it neither ended nor goes.
+        value: what it returns instead of its body's result, if the body is not to run.
         completed: Celery has done all that follows the body.
     """
 
-    # Defaults of the class: one of these is made for each task that runs, and few change them.
+    # Class attributes: an instance is made for each task that runs, and few need other values.
     attempt: Attempt | None = None
     ended: BaseException | None = None
     failure: Exception | None = None
@@ -50,15 +50,15 @@ class Run:
     def __init__(self, task: LockedTask, raw: dict[str, Any]) -> None:
         self._task = task
         self._raw = raw
-        #: What is kept for the message, as long as there is no attempt that knows it.
+        #: What is kept for the message, until an attempt has it.
         self._kept = Kept.of(raw)
         self._end = End.CANNOT_RUN
 
     # -- the beginning --------------------------------------------------------------------
 
     def begin(self, args: Any, kwargs: Mapping[str, Any], request: Any = None) -> None:
-        """Take the lock, or end. What goes wrong is kept, and raised where the body would run, so
-        that the task fails as Celery's tasks do.
+        """Take the lock, or end. An error is kept, and raised where the body would run, so that
+        the task fails as Celery's tasks do.
         """
         try:
             self._task._refuse_if_misconfigured()
@@ -73,14 +73,14 @@ class Run:
             if isinstance(exc, SoftTimeLimitExceeded) and self.attempt is not None:
                 self._fails_beside_a_copy(self.attempt)
         except BaseException:
-            self._end = End.COMES_BACK  # the worker ends, and so the broker has the message
+            self._end = End.COMES_BACK  # the worker ends, so the broker keeps the message
             raise
 
     def _ask(self, attempt: Attempt) -> None:
         self._body = LockedBody(attempt)
         kept = attempt.delivery.kept
         if kept is not None and kept.mark and kept.mark != attempt.claim.keys.mark:
-            # The task's lock is another one by now. What was kept is for those who still have it.
+            # The task has another lock by now. What was kept is for those that use the old one.
             give_up_kept(attempt, End.CANNOT_RUN)
         attempt.asks_since = clock()
         if isinstance(reply := self._first_answer(attempt), Acquired):
@@ -92,7 +92,7 @@ class Run:
             attempt.end = End.RAN
 
     def _first_answer(self, attempt: Attempt) -> Any:
-        """What the server says first, or that it could not be asked."""
+        """The server's first answer, or why it could not be asked."""
         try:
             return ask(attempt)
         except LockUnavailable as exc:
@@ -121,7 +121,7 @@ class Run:
         self._leave_room(attempt)
 
     def _leave_room(self, attempt: Attempt) -> None:
-        """It does not wait on in the room: it has given up, or failed as it was put there."""
+        """Take it out of the room, if it gave up waiting, or failed while it was put there."""
         claim = attempt.claim
         if attempt.parking or attempt.delivery.gave_up:
             attempt.delivery.kept = Kept(claim.keys.mark, claim.kept, claim.entry_id)
@@ -130,7 +130,7 @@ class Run:
     # -- the body -------------------------------------------------------------------------
 
     def go(self, body: Callable[[], Any], request: Any) -> Any:
-        """Run the body, if it is to run, and give the lock back. Where Celery calls the task."""
+        """Run the body, if it is to run, and release the lock. Called as Celery calls the task."""
         if self.failure is not None:
             raise self.failure
         attempt, locked = self.attempt, self._body
@@ -139,8 +139,8 @@ class Run:
         attempt.runs_with(request)
         if not attempt.goes:
             return self.value
-        # A soft time limit may be raised at any bytecode, also within the inner `finally`. It
-        # is raised once: the outer one completes what it cut short.
+        # A soft time limit may be raised at any bytecode, even in the inner `finally`. It is
+        # raised once, so the outer `finally` completes what it cut short.
         try:
             try:
                 return locked.run(body) if locked.has_lock else body()

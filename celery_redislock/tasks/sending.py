@@ -1,4 +1,4 @@
-"""Publishing a task again as it came: same id, same everything."""
+"""Publishes a task again as it came: same id, same everything."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .settle import End
 
 logger = get_logger()
 
-#: What a countdown is multiplied by at most, at random, so that not all come back at once.
+#: A countdown is multiplied by a random factor up to this, so that not all come back at once.
 SPREAD: Final = 1.25
 
 
@@ -37,15 +37,16 @@ def put_off(
     Args:
         attempt: the delivery that ends here.
         countdown: seconds until it is run; up to a quarter is added at random. With a broker that
-            gives back what is not acknowledged in time, at most half of that time: a message that
+            redelivers what is not acknowledged in time, at most half of that time: a message that
             sleeps for longer is delivered twice, and each copy would be put off in turn.
-        cause: why, if that is that the lock server does not answer.
+        cause: the lock server's error, if the task is put off for that.
         is_alone: no other run of the task is known that may still give it a result.
 
     Raises:
         Deferred: it was published.
         Expired: it has expired, or will have when the countdown is over.
-        Reject: it was not, and the broker still has the message.
+        Reject: it was not published, and the broker still has the message.
+        Exception: it was not published, and the broker has the message no more.
     """
     longest = longest_countdown(attempt.locks.visibility_timeout)
     countdown = min(countdown * random.uniform(1.0, SPREAD), longest)
@@ -55,7 +56,7 @@ def put_off(
         turns.end_expired(attempt.task, attempt.claim.keys, attempt.request, attempt.label)
         raise Expired
     header = attempt.delivery.next_header(outage=cause is not None)
-    # A time limit may end it from here on, with a message on its way.
+    # From here on a time limit may end it with its next message already on the way.
     attempt.delivery.copied = True
     try:
         _publish(attempt, countdown, header)
@@ -77,7 +78,7 @@ def backoff(attempt: Attempt, tries: int, most: float) -> float:
 
 
 def longest_countdown(visible: float | None) -> float:
-    """The longest countdown with a broker that delivers again after so many seconds, or never."""
+    """The longest countdown with a broker that redelivers after so many seconds; None: never."""
     return float("inf") if visible is None else visible / 2
 
 

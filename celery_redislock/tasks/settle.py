@@ -1,4 +1,4 @@
-"""The one end of a delivery: what it holds is given back, given up, or passed on.
+"""The one end of a delivery: what it holds is released, given up, or passed on.
 
 A delivery of a locked task holds at most a lock, and what is kept for its message: a turn in a
 waiting room, or a reservation from when it was sent. The message's header names both by key and
@@ -26,7 +26,7 @@ logger = get_logger()
 class End(enum.Enum):
     """How a delivery ends. `passes_on`: what is kept for it is kept for the message that follows.
 
-    docs/ends.md has the table, all rows of which a test walks.
+    docs/ends.md has the table, and a test walks all its rows.
     """
 
     RAN = ("ran", False)
@@ -45,7 +45,7 @@ class End(enum.Enum):
 def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
     """Give up what is kept for a message, unless its end passes that on. Safe to do twice.
 
-    What the server does not hear now it hears later: this is tried again beside.
+    If the server does not answer, another thread tries again later.
     """
     if kept is None or end.passes_on:
         return
@@ -61,7 +61,7 @@ def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
 
 
 def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
-    """The same, in a thread: it asks the lock server and the broker, and must not wait here."""
+    """The same, in another thread: it may wait for the lock server and the broker."""
     if kept is not None and not end.passes_on:
         errands.add(lambda: _give_up(app, kept))
 
@@ -75,7 +75,7 @@ def _give_up(app: Any, kept: Kept) -> None:
     except ValueError:
         logger.warning("redislock: a message does not name a valid lock: %r", kept.mark)
         return
-    # Without a token of its own it must not be taken for what has none: a lock that cools down.
+    # Without a token it must not match a lock that has none, since that one cools down.
     claim = Claim(keys, kept.token or new_token(), UNKNOWN_TTL, "")
     reply = locks.store.locks.settle(claim, take_out=kept.entry_id)
     follow(app, keys, UNKNOWN_TTL, reply)

@@ -1,4 +1,4 @@
-"""Which lock an operator means: by its whole key, its name, or a task and a call's arguments."""
+"""Finds the lock that an operator means: by its key, its name, or a task and a call's arguments."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def keys_of_call(app: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, 
     """The keys of the lock for a call of that task.
 
     Raises:
-        TargetError: there is no such task, or its arguments are others.
+        TargetError: there is no such task, or the arguments do not fit it.
     """
     task = locked_task(app, name)
     try:
@@ -85,7 +85,7 @@ def locate(
         kwargs: for a task, the call's keyword arguments.
 
     Raises:
-        TargetError: the arguments are not the task's, or there is no such task for them.
+        TargetError: the arguments do not fit, or there is no such task.
     """
     prefix = app_locks(app).prefix
     name = name_of(prefix, target)
@@ -104,7 +104,7 @@ def _is_locked(task: Any) -> bool:
 
 
 def with_slots_of(app: Any, keys: LockKeys, tasks: Iterable[str | None]) -> LockKeys:
-    """The same lock with all slots that its tasks give it: a key or a name does not tell them."""
+    """The same lock with all slots that its tasks give it, which a key or a name does not tell."""
     known = (app.tasks.get(name) for name in tasks)
     limits = [task.lock_options.lock_limit for task in known if _is_locked(task)]
     limit = max([len(keys.slots) + 1, *limits])

@@ -19,7 +19,7 @@ from .locked import LockedTask
 from .reserve import publish_reserved
 from .tracer import TracerAttribute
 
-#: What Celery's `apply_async` takes after the task's own arguments.
+#: The parameters of Celery's `apply_async` after the task's own arguments.
 _POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
 
 
@@ -131,7 +131,7 @@ class SingletonTask(LockedTask):
 
     @staticmethod
     def _name_message(options: dict[str, Any]) -> None:
-        """Give the message an identity: a task may be sent again under an id of the caller's."""
+        """Give the message an identity: a caller may send a task again under the same id."""
         if options.get("task_id") and not options.get("retries"):
             header = {"v": VERSION, "sent": new_token()}
             options["headers"] = {KEY: header, **(options.get("headers") or {})}

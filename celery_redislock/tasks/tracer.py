@@ -1,16 +1,16 @@
-"""Where a worker traces a locked task: around Celery's own tracer.
+"""Traces a locked task in a worker, around Celery's own tracer.
 
-`Task.__trace__` is the attribute under which Celery keeps a task's tracer. On a locked task it is a
-property that puts ours around it: the lock is asked for before Celery's is entered, and a duplicate
-ends without it. When Celery's has returned, however it did, everything that the delivery held is
-settled.
+`Task.__trace__` is the attribute where Celery keeps a task's tracer. On a locked task it is a
+property that wraps that tracer in ours. Ours asks for the lock before it enters Celery's, and a
+duplicate ends without Celery's. However Celery's ends, ours then settles everything that the
+delivery held.
 
 A duplicate that ends sends Celery's `task_prerun` and `task_postrun` one after the other, with
 state IGNORED, or FAILURE if it is refused: tools pair them. One that waits sends the first when its
 body is about to run.
 
 Tools that make spans of these signals need nothing else. Sentry's wraps Celery's tracer instead,
-with a scope for each task; ours is around it, and so makes one too.
+with a scope for each task. Ours runs outside that scope, and so makes one too.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _trace_locked(
     task: LockedTask, inner: Tracer, uuid: str, args: Any, kwargs: Any, raw: dict[str, Any]
 ) -> Any:
     run = Run(task, raw)
-    # A soft time limit may be raised at any bytecode, also within the inner `finally`. It is
-    # raised once: the outer one completes what it cut short.
+    # A soft time limit may be raised at any bytecode, even in the inner `finally`. It is raised
+    # once, so the outer `finally` completes what it cut short.
     try:
         try:
             run.begin(args, kwargs)
@@ -90,8 +90,8 @@ def _trace_locked(
 
 
 def _scope() -> contextlib.AbstractContextManager[Any]:
-    """Where Sentry keeps what receivers and policies tell it of this task, lest it tells that of
-    the process's next task. Without Sentry 2 or later in this process: nothing.
+    """A scope for what receivers and policies tell Sentry of this task, so that it is not reported
+    with the process's next task. Does nothing without Sentry 2 or later in this process.
     """
     sentry = sys.modules.get("sentry_sdk")
     isolation_scope = getattr(sentry, "isolation_scope", contextlib.nullcontext)
@@ -100,7 +100,7 @@ def _scope() -> contextlib.AbstractContextManager[Any]:
 
 
 def run_of(request: Any) -> Run | None:
-    """The run of this request, if our tracer has begun it. Given once."""
+    """The run of this request, if our tracer has begun it. Returned only once."""
     mark = (request.properties or {}).get(KEY)
     return mark.pop("run", None) if isinstance(mark, dict) else None
 
@@ -108,8 +108,8 @@ def run_of(request: Any) -> Run | None:
 def trace_unlocked(
     task: LockedTask, inner: Tracer, uuid: str, args: Any, kwargs: Any, raw: dict[str, Any]
 ) -> Any:
-    """Trace a task that takes no lock when it runs: it is switched off, or is unique only until it
-    starts. What is kept for the message is given up first.
+    """Trace a task that takes no lock when it runs: locks are switched off, or it is unique only
+    until it starts. What is kept for the message is given up first.
     """
     settle_kept(task.app, Kept.of(raw), End.UNLOCKED)
     take_header(raw)
@@ -128,16 +128,16 @@ def _ended(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any
 
 
 def _is_awaited(task: LockedTask, inner: Tracer) -> bool:
-    """Whether somebody is to see a failure in Celery's tracer: a tool that wraps it, as Sentry's
-    does, or the task's own `before_start`, which may fail itself.
+    """Whether the failure must happen in Celery's tracer: a tool wraps it, as Sentry's does, or
+    the task has a `before_start` of its own, which may fail itself.
     """
     has_own_start = type(task).before_start is not Task.before_start
     return has_own_start or hasattr(inner, "__wrapped__")
 
 
 def _fail(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any:
-    """Fail a duplicate that was refused, as Celery's tracer does but for the traceback, which would
-    show this package alone, and costs the most.
+    """Fail a refused duplicate as Celery's tracer does, but without the traceback, which would show
+    only this package, and costs the most.
     """
     attempt, error = run.attempt, run.failure
     assert attempt is not None

@@ -1,14 +1,14 @@
-"""Publishes the task in a waiting room whose turn it is.
+"""Publishes the message of the task in a waiting room that has its turn.
 
-The server decides whose that is, and keeps the lock for it under a token that travels with the
-message. Nothing is lost if whoever publishes dies: the turn expires, and is offered again. It is
-offered a bounded number of times, in growing pauses, since three things look alike from outside:
+The server decides which task that is, and keeps the lock for it under a token that travels with the
+message. Nothing is lost if the publisher dies: the turn expires, and is offered again. It is
+offered a bounded number of times, with growing pauses, since three cases look alike from outside:
 
 * The broker lost the message. The next offer publishes it again.
 * It waits in a long queue. A worker that receives it says so, and it is not sent again meanwhile.
   If no worker does, the entry is set aside in the end; the message takes its place when it comes.
-* A worker that knows no lock has run it. Where this package is installed, that worker gives up the
-  turn; elsewhere the stored result says so, when the turn is offered again.
+* A worker that takes no lock for it has run it. If it has this package, that worker gives up the
+  turn; if not, the stored result shows it when the turn is offered again.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
 
 logger = get_logger()
 
-#: What is due within so many seconds is looked after by the process that knows of it: the workers
-#: that look after the rooms may learn of it too late.
+#: A room that is due within so many seconds is looked after by the process that knows of it: the
+#: workers that look after the rooms may learn of it too late.
 SOON = 5.0
 
 
 def look_after(app: Any, keys: LockKeys, ttl: float) -> bool:
-    """Publish whose turn it is, set aside whose turn nobody takes, and store what others ended in.
+    """Publish the task whose turn it is, report tasks set aside, store results of replaced ones.
 
     Returns:
-        Whether one gave up. Then the next may be about to.
+        Whether a task gave up waiting. The next may be about to.
 
     Raises:
         LockUnavailable: the server did not answer in time.
@@ -55,13 +55,13 @@ def look_after(app: Any, keys: LockKeys, ttl: float) -> bool:
 
 
 def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> None:
-    """Do what a reply of the server asks for. What cannot be done now is logged: others do it.
+    """Do what a reply of the server asks for. What fails is logged, and done by others later.
 
     Args:
         app: the Celery app.
         keys: the keys of the lock that was asked about.
-        ttl: seconds, which say how long the server may take to answer.
-        reply: who has the turn now, and when to look again.
+        ttl: seconds, which bound how long the server may take to answer.
+        reply: which task has the turn now, and when to look again.
     """
     if reply.offered is not None:
         publish(app, keys, ttl, reply.offered)
@@ -70,7 +70,7 @@ def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> Non
 
 
 def follow_look(app: Any, keys: LockKeys, ttl: float, look: Look) -> None:
-    """As `follow`, with what only a look at the room tells."""
+    """As `follow`, and with what only a look at the room tells."""
     for entry_id in look.aside:
         say_set_aside(entry_id, keys, "no worker took its turn")
     for entry_id, (successor, text) in look.ended.items():
@@ -80,7 +80,7 @@ def follow_look(app: Any, keys: LockKeys, ttl: float, look: Look) -> None:
 
 
 def publish(app: Any, keys: LockKeys, ttl: float, offered: Offered) -> None:
-    """Publish the message of who has the turn, or of the next if it needs none any more."""
+    """Publish the task that has the turn, or the next one if that task needs no turn any more."""
     following: Offered | None = offered
     declined: list[str] = []
     try:
@@ -93,8 +93,8 @@ def publish(app: Any, keys: LockKeys, ttl: float, offered: Offered) -> None:
 def _publish_one(
     app: Any, keys: LockKeys, ttl: float, offered: Offered, declined: list[str]
 ) -> Offered | None:
-    """Who is to be published next, if this one was not. Who is for others is added to `declined`:
-    of two of them each would be offered while the other one is declined.
+    """Publish one task; return the next to publish if this one was not. A task that only others can
+    publish is added to `declined`: else two such tasks would be offered in turn without end.
     """
     store = app_locks(app).store
     try:
@@ -102,7 +102,7 @@ def _publish_one(
             return None
         return _take_out(app, keys, ttl, offered).offered
     except SoftTimeLimitExceeded:
-        raise  # of the task that released
+        raise  # it is the limit of the task that released
     except NotOurs as exc:
         logger.debug(
             "redislock: another worker must publish %s, which waits for %s: %s",
@@ -132,7 +132,7 @@ def _take_out(
 
 
 def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
-    """Whether it is on its way. If not, it has ended."""
+    """Publish the message. False if it was not needed: its task has ended."""
     entry = Entry.load(offered.entry)
     task, args, kwargs, options, own = entry.load_for(app)
     if has_passed(options.get("expires"), app.timezone):
@@ -150,13 +150,13 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
 
 
 def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
-    """Whether a worker that knows no lock has run it: its result came after it was parked."""
+    """Whether a worker that takes no lock has run it: its result came after it was parked."""
     parked_at = header.get("parked_at")  # an older release does not say
     return parked_at is not None and ended_since(task, entry.task_id, parked_at)
 
 
 def say_set_aside(entry_id: str, keys: LockKeys, why: str) -> None:
-    """The one line of an entry that was set aside."""
+    """Report that an entry was set aside, in one line."""
     task_id = task_id_of(entry_id)
     tell(
         Outcome.SET_ASIDE, Whose(keys.lock, task_id=task_id),
@@ -189,18 +189,18 @@ def end_replaced(
     successor: str,
     unknown: bool = False,
 ) -> None:
-    """Store what a task ended in that was replaced in the room. Safe to do twice.
+    """Store the result of a task that was replaced in, or dropped from, the room. Safe to do twice.
 
-    Whatever goes wrong is logged, and a worker that looks after the rooms tries again.
+    An error is logged, and a worker that looks after the rooms tries again.
 
     Args:
         app: the Celery app.
         keys: the lock's keys.
-        ttl: seconds, which say how long the server may take to answer.
+        ttl: seconds, which bound how long the server may take to answer.
         entry_id: the entry's id.
         text: what was parked.
         successor: the id of the task that replaced it; "" if an operator dropped it.
-        unknown: also of a task that the app does not know. If not, that is left to other workers.
+        unknown: also for a task that the app does not know, which is else left to other workers.
     """
     try:
         if _store_replaced(app, keys, entry_id, text, successor, unknown):
@@ -224,7 +224,7 @@ def end_replaced(
 def _store_replaced(
     app: Any, keys: LockKeys, entry_id: str, text: str, successor: str, unknown: bool
 ) -> bool:
-    """Whether that is done: it is for others if the task is another project's."""
+    """Whether it was stored. The result of another project's task is left to others."""
     try:
         entry = Entry.load(text)
         task, args, kwargs, options, own = entry.load_for(app, unknown)

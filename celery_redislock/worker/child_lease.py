@@ -1,8 +1,8 @@
 """What a worker's main process does for the lock that a child holds.
 
-A child that is killed has no chance to release its lock, and one that holds the interpreter's
-lock, or is stopped, none to extend it. The main process knows key and token of what each child
-runs: it extends the lock beside the child's own heartbeat, and releases it once the child is gone.
+A child that is killed cannot release its lock, and one that is stopped, or keeps the GIL, cannot
+extend it. The main process knows the key and token of what each child runs: it extends the lock
+beside the child's own heartbeat, and releases it once the child is gone.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ..tasks.turns import follow
 
 logger = get_logger()
 
-#: Seconds after which a child that is to end, and survives the first signal, is killed.
+#: Seconds after which a child that is to end and survived the first signal is killed.
 KILL_AFTER: Final = 5.0
 
 
 class ChildLease:
     """What the main process knows of a lock that a child may hold: enough to extend it, and to
-    release it when the child is dead. Never to take it.
+    release it when the child is dead. It never acquires it.
 
     Attributes:
         child_is_to_end: this process has ended the child, or is about to. Celery forgets the
@@ -60,8 +60,8 @@ class ChildLease:
         self._beat_every = beat_every(self.ttl, options.on_conflict.replaces)
         self._began = clock()
         self.next_beat = self._began + self._beat_every
-        #: When the server last said that the child has the lock, and whether it does; None while
-        #: it was not asked.
+        #: When the server last said that the child has the lock, and whether it has it by the last
+        #: answer; None until the server was asked.
         self._confirmed_at: float | None = None
         self._held: bool | None = None
 
@@ -71,7 +71,7 @@ class ChildLease:
 
     @cached_property
     def claim(self) -> Claim:
-        """The child's claim. Made when it is needed: most tasks end before."""
+        """The child's claim. Made only when needed: most tasks end before that."""
         keys = self._task.lock_keys_for(*self._arguments)
         told = {"task": self._task.name, "history": self._task.app_locks.history}
         return Claim(keys, self.token, self.ttl, "", *self._attempt, **told)
@@ -82,7 +82,7 @@ class ChildLease:
 
     @property
     def known_claim(self) -> Claim | None:
-        """The claim; None if the arguments give no name, which the child says as the task fails."""
+        """The claim; None if the arguments give no lock name, for which the task fails."""
         try:
             return self.claim
         except Exception as exc:
@@ -92,9 +92,9 @@ class ChildLease:
             return None
 
     def child_ended(self) -> None:
-        """The child is gone, and this was the last that it took: release what it left."""
+        """The child is gone, and this was its last task: release the lock that it left."""
         self._child_is_dead = True
-        heartbeat.discard(self)  # first, or an extension could meet the release
+        heartbeat.discard(self)  # first, or an extend could cross the release
         try:
             claim = self.known_claim
             if claim is None:
@@ -115,12 +115,12 @@ class ChildLease:
         tell(
             Outcome.RECOVERED, Whose(key, self._task, task_id, attempt, self._label),
             "redislock: released %s: its holder, pid %d, died", key, self._pid,
-            # If this worker ended the child, that has an event, whose state this one would hide.
+            # If this worker ended the child, that sent an event whose state this one would hide.
             emits=not self.child_is_to_end, details={"how": "freed"}, reason="freed",
         )  # fmt: skip
 
     def report(self) -> dict[str, Any] | None:
-        """What this process knows of it, as plain data; None if the child has ended it."""
+        """What this process knows of it, as plain data; None if the child cannot hold the lock."""
         now = clock()
         if not self._may_hold:
             return None
@@ -155,7 +155,7 @@ class ChildLease:
         return request is not None and is_active(request)
 
     def extension(self, now: float) -> Extension | None:
-        """Never takes a lock that is missing: the child may just have released it."""
+        """Never retakes a lock that is missing: the child may just have released it."""
         if not self._may_hold:
             heartbeat.discard(self)
             return None
@@ -179,7 +179,7 @@ class ChildLease:
                 self._make_room(reply.replaced_by, reply.ends_in)
 
     def _make_room(self, by: Holder, ends_in: float) -> None:
-        """Terminate the child in another's favour, when its time is over."""
+        """Terminate the child in favour of a newer run, when its grace is over."""
         request = self._request()
         if ends_in > 0:
             self.next_beat = min(self.next_beat, clock() + ends_in)

@@ -23,7 +23,7 @@ LAST_WAIT: Final = 3.0
 
 
 class ChildWatch:
-    """Waits for the ends of processes, with one sleeping daemon thread for each."""
+    """Waits for processes to end, with one sleeping daemon thread for each."""
 
     def __init__(self) -> None:
         self._callbacks: dict[int, Callable[[], Any]] = {}
@@ -34,11 +34,11 @@ class ChildWatch:
         os.register_at_fork(after_in_child=self._forget)
 
     def on_exit(self, pid: int, callback: Callable[[], Any]) -> None:
-        """Call this when the process is gone, instead of what was to be called before.
+        """Call this when the process is gone, instead of an earlier callback for it.
 
         At once if it already is. The call comes from another thread.
         """
-        # In this order, and the other way round in _wait: whatever comes in between, it is called.
+        # This order, and the reverse in _wait: so it is called whatever comes in between.
         self._callbacks[pid] = callback
         if pid not in self._threads:
             thread = threading.Thread(

@@ -1,10 +1,10 @@
 """Forgets the done notes of tasks that have ended and whose messages are acknowledged.
 
-A done note is for copies of its message. There is none to come if the broker has heard the
-acknowledgement in time, and it has if the connection on which that was sent lives on. So the note
-is forgotten once it has lived on for a minute. In any other case the note stays: if the worker is
-killed, loses its connection, or held the message for long; if the lock server does not answer; if
-the note says that another copy was seen.
+A done note is for copies of its message. No copy comes if the broker received the acknowledgement
+in time, and it did if the connection that carried it lives on. So the note is forgotten once that
+connection has lived on for a minute. In any other case the note stays: if the worker is killed,
+loses its connection, or held the message for long; if the lock server does not answer; if the note
+says that another copy was seen.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ logger = get_logger()
 REMEMBERED: Final = 60.0
 #: Seconds between looks at what has ended since.
 LOOK_EVERY: Final = 0.5
-#: Seconds within which a message is acknowledged once Celery was asked to: it leaves that to its
-#: loop.
+#: Seconds within which Celery acknowledges a message once it is asked to: its loop does that later.
 ACKNOWLEDGED_WITHIN: Final = 30.0
-#: Seconds by which two clocks may differ after that time.
+#: Seconds by which the server's clock and ours may drift apart while a note is remembered.
 CLOCKS_DIFFER: Final = 0.1
-#: Notes that are remembered at most here. A key takes some 200 bytes.
+#: How many notes are remembered here at most. A key takes some 200 bytes.
 MOST: Final = 100_000
 
 
@@ -61,11 +60,11 @@ class Finished(Protocol):
     def message(self) -> Any: ...
 
     def finished_note(self) -> FinishedNote | None:
-        """Its done note; None if that stays."""
+        """Its done note; None if that is to stay."""
 
 
 class Batch(NamedTuple):
-    """The keys of notes that were acknowledged at the same time on the same connection."""
+    """The keys of notes whose messages were acknowledged at one time on one connection."""
 
     at: float
     locks: AppLocks
@@ -87,7 +86,7 @@ class FinishedNotes:
         self._busy = False
 
     def add(self, request: Finished) -> None:
-        """Forget its done note, if one is left, when it is not needed any more."""
+        """Forget the request's done note, if it left one, once that is not needed any more."""
         self._requests.append((clock(), request))
         if not self._busy:
             self._busy = True
@@ -106,7 +105,7 @@ class FinishedNotes:
                 self._busy = False
                 if not self._requests:
                     return
-                self._busy = True  # added in between, by one who saw that this thread is busy
+                self._busy = True  # added in between by a caller that saw this thread busy
 
     def _take_acknowledged(self, now: float) -> None:
         room = MOST - sum(len(batch.keys) for batch in self._batches)
@@ -119,7 +118,7 @@ class FinishedNotes:
             elif is_acknowledged and room > 0 and (note := _note_of(request)) is not None:
                 found.setdefault(note[:3], []).append(note.key)
                 room -= 1
-        at = clock()  # now all of these notes are left
+        at = clock()  # by now all of these notes are written
         self._batches.extend(Batch(at, *where, keys) for where, keys in found.items())
 
     def _forget_those_due(self, now: float) -> None:
@@ -130,7 +129,7 @@ class FinishedNotes:
 def _note_of(request: Finished) -> FinishedNote | None:
     try:
         return request.finished_note()
-    except Exception as exc:  # of the user's `lock_key`, which its run has met too
+    except Exception as exc:  # from the user's `lock_key`; the run had it too
         logger.debug("redislock: the arguments of a task give no lock name: %s", exc)
         return None
 
@@ -138,8 +137,8 @@ def _note_of(request: Finished) -> FinishedNote | None:
 def _forget(batch: Batch, now: float) -> None:
     if not is_connected_still(batch.consumer, batch.connection):
         return
-    # One that has longer to live was left since, by the run of another message with the same id.
-    # Two clocks measure that, the server's and ours.
+    # A note with longer to live is newer, from the run of another message with the same id. Two
+    # clocks measure that, the server's and ours.
     most = batch.locks.done_ttl - (now - batch.at) + CLOCKS_DIFFER
     try:
         batch.locks.store.done.forget(batch.keys, most)

@@ -1,6 +1,6 @@
 """`celery inspect locks` and `celery control break_lock`: what the workers themselves know.
 
-They answer from their own memory, in the worker's main process, so that it can be compared with
+They answer from the memory of the worker's main process, so that the answer can be compared with
 what is in the store. In a prefork worker that process knows its children's locks.
 """
 
@@ -23,10 +23,10 @@ from .child_lease import ChildLease
 
 @inspect_command(help="List the locks that this worker holds, from its own memory.")
 def locks(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
-    """What this worker's runs hold, the longest first.
+    """The locks that this worker's runs hold, the one held longest first.
 
     Returns:
-        For each, plain data. `held` is True, False (the server has said that this run has not got
+        Plain data for each. `held` is True, False (the server has said that this run does not have
         the lock: it waits, or has lost it), or None: prefork's main process has not asked yet.
     """
     found = [report for _, report in _reports()]
@@ -39,8 +39,8 @@ def locks(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
     help="Take a lock away from the runs of this worker that hold it.",
 )
 def break_lock(state: Any, target: Sequence[Any] | str = (), **kwargs: Any) -> dict[str, Any]:
-    """Break a lock that a run of this worker holds; by its exact token, so that whoever has it by
-    then keeps it. What no worker holds is for `celery redislock break`.
+    """Break a lock that a run of this worker holds, by its exact token: a run that acquires it in
+    between keeps it. `celery redislock break` is for locks that no worker holds.
     """
     words = [target] if isinstance(target, str) else list(target)
     if not words:

@@ -1,5 +1,5 @@
 """A locked task's request in the worker's main process: it mints the token, settles what is kept
-for the message, and tells of what ends a child.
+for the message, and handles the end of a child.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _children: Final = ChildWatch()
 
 
 class Requests:
-    """A set of requests that live. One thread may add to it while another one goes through it."""
+    """A weak set of requests. One thread may add to it while another one iterates over it."""
 
     def __init__(self) -> None:
         self._refs: weakref.WeakValueDictionary[int, LockRequest] = weakref.WeakValueDictionary()
@@ -75,34 +75,34 @@ _sleeping: Final = Requests()
 #: Requests whose messages came from a waiting room, where it is noted that they are here.
 _from_rooms: Final = Requests()
 
-#: Seconds that a message has waited here from which its run may have left a done note: a little
-#: less than `COPIED_FROM`, since the run has begun a little later.
+#: Once a message has waited here for so many seconds, its run may have left a done note: a little
+#: less than `COPIED_FROM`, since the run begins a little later.
 NOTED_FROM: Final = COPIED_FROM - 0.1
-#: Seconds between two questions about the tasks of dead children to a server that does not answer.
+#: Seconds until a server that did not answer is asked again about the tasks of dead children.
 ASK_AGAIN: Final = 10.0
 
 
 class LockRequest(Request):
     """A request for a locked task."""
 
-    #: Until when the lock server, which did not answer, is not asked about dead children's tasks.
+    #: When the lock server, which did not answer, may be asked again about dead children's tasks.
     _not_asked_until = 0.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._received = clock()
-        #: The broker's connection on which the message came: how many there were before.
+        #: The connection to the broker on which the message came: how many there were before it.
         self._came_on = times_connected(self.task.worker_consumer)
         events = channel.wanted_by(self, self.task.worker_consumer)
         self._lock_token = stamp(self.request_dict, events, self.content_type)
         self._noted_at = 0.0
-        #: Whether there may be more copies of it: so its run's done note stays.
+        #: Whether it may be one of several copies: then its run's done note stays.
         self._is_copy = is_copy(self.request_dict)
         #: What is kept for the message, until it is known to be settled.
         self._kept = Kept.of(self.request_dict)
         if self._kept is not None:
             self._note_received(self._kept)
-        #: Of the lock that the child may hold, once one has the task.
+        #: For the lock that the child may hold, once a child has the task.
         self._lease: ChildLease | None = None
         #: In whose favour the child was terminated, and under which lock.
         self._replaced: TaskReplaced | None = None
@@ -122,7 +122,7 @@ class LockRequest(Request):
         """Acknowledge the message, before or after its run. The run's done note may then go."""
         super().acknowledge()
         task = self.task
-        # What else leaves one has waited here: see `Attempt.may_have_copies`.
+        # Any other run leaves one only if it waited here: see `Attempt.may_have_copies`.
         if (
             task.hears_acks
             and not self._is_copy
@@ -131,8 +131,8 @@ class LockRequest(Request):
             finished_notes.add(self)
 
     def finished_note(self) -> FinishedNote | None:
-        """The done note of the run, which is not needed for long once the message is acknowledged;
-        None if it is: the broker may have given the message to another worker by now.
+        """The run's done note, if that is not needed for long once the message is acknowledged;
+        None if the broker may have given the message to another worker by now.
         """
         consumer, locks = self.task.worker_consumer, self.task.app_locks
         visible = locks.visibility_timeout
@@ -169,10 +169,10 @@ class LockRequest(Request):
             self._lease.child_is_to_end, self._lease.how = True, how
 
     def end_child(self, error: TaskReplaced, signum: int) -> None:
-        """Terminate the child, in another's favour.
+        """Terminate the child in favour of a newer run.
 
-        In the consumer's thread, which is the one that gives tasks to children, lest it be another
-        task that ends: while this one is active its child has no other.
+        Runs in the consumer's thread, the one that gives tasks to children: while this request is
+        active, its child has no other task, which would end instead.
         """
         if not is_active(self):
             return
@@ -185,8 +185,8 @@ class LockRequest(Request):
         terminate_child(self.task.worker_consumer, self.worker_pid, signum)
 
     def send_event(self, kind: str, **event: Any) -> Any:
-        """An event of the task's own. A task that was shown as waiting must not be shown so for
-        ever: in monitors, our event's state outdoes the state REVOKED.
+        """Send an event of the task. In monitors, the state of our waiting events outranks REVOKED:
+        one more event keeps a revoked task from being shown as waiting for ever.
         """
         super().send_event(kind, **event)
         header = self.request_dict.get(KEY) if kind == "task-revoked" else None
@@ -213,7 +213,7 @@ class LockRequest(Request):
             _from_rooms.discard(self)
 
     def still_here(self) -> None:
-        """Note it again, when it is time; never again once the task is over, or its child dead."""
+        """Note it again when that is due, but not once the task is over, or its child dead."""
         kept = self._kept
         sleeps = self.eta is not None and self.time_start is None and not was_revoked(self)
         if kept is None or not (sleeps or is_here(self)):
@@ -222,8 +222,8 @@ class LockRequest(Request):
             self.note_here(kept)
 
     def settle(self, end: End) -> None:
-        """Give up what is kept for the message. In a thread: it asks the lock server and the
-        broker, and this one serves them all.
+        """Settle what is kept for the message, in another thread: that may wait for the lock server
+        and the broker, and this thread serves all requests.
         """
         kept, self._kept = self._kept, None
         settle_beside(self.task.app, kept, end)
@@ -244,8 +244,8 @@ class LockRequest(Request):
         error = error_of(exc_info)
         if isinstance(error, Skipped):
             if was_cancelled(self):
-                # The connection to the broker was lost when the child had ended it and we had not
-                # heard of that: Celery has stored RETRY since, and what we acknowledge comes once.
+                # The connection to the broker was lost after the child had ended it and before we
+                # heard of that. Celery has stored RETRY since, and the message does not come again.
                 store_skipped(self.task, context_of(self), *error.args)
             self._announce_skipped()
         is_gone = isinstance(error, Terminated | WorkerLostError | SystemExit)
@@ -296,8 +296,8 @@ class LockRequest(Request):
         return label
 
     def _announce_replaced(self, error: TaskReplaced) -> None:
-        """The child was terminated. As Celery does with a revoked task, but with a result that says
-        by whom, and that ends its chain.
+        """End the task of a terminated child as Celery ends a revoked one, but with a result that
+        says by whom it was replaced, and that ends its chain.
         """
         say_ended(self)
         store_skipped(self.task, context_of(self), error)
@@ -322,7 +322,7 @@ def settle_revoked() -> None:
 
 
 def note_received() -> None:
-    """Note again of what messages from waiting rooms are still here, unless their tasks run.
+    """Note again which messages from waiting rooms are still here, unless their tasks run.
 
     Raises:
         LockUnavailable: the server did not answer in time.
@@ -333,7 +333,7 @@ def note_received() -> None:
 
 @cache
 def lock_request(base: type[Any]) -> type[Any]:
-    """The request class of a locked task that has this one without a lock."""
+    """The request class of a locked task whose class would be this one without a lock."""
     if issubclass(base, LockRequest):
         return base
     if base is Request:

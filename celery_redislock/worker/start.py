@@ -1,5 +1,5 @@
-"""A worker's start, and messages of which only its main process hears. Part of every import of the
-package, so what only workers need is imported when one starts.
+"""A worker's start, and messages that only its main process sees. Every import of the package
+imports this, so what only workers need is imported when one starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..tasks.task import SingletonTask
 
 logger = get_logger()
 
-#: What is to be warned of once Celery has set up its log: what is logged before is in no logfile.
+#: Warnings to log once Celery has set up its log: earlier lines are in no logfile.
 _warnings: Final[weakref.WeakKeyDictionary[Any, list[tuple[Any, ...]]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -39,7 +39,7 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
             if isinstance(task, SingletonTask) and task.lock_options is None:
                 task.bind(app)
     except ConfigError as exc:
-        # A receiver's ordinary errors are only logged, and the worker would go on without locks.
+        # Celery only logs a receiver's ordinary errors: the worker would go on without locks.
         raise SystemExit(f"redislock: {exc}") from exc
     found = _warnings[app] = [
         ("redislock: redislock_tasks[%r] %s", pattern, why) for pattern, why in idle
@@ -49,19 +49,19 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
         found += _look_at_server(app)
     from celery.apps.worker import Worker  # only workers need it
 
-    if not isinstance(sender, Worker):  # one within another program, whose log is there
+    if not isinstance(sender, Worker):  # one within another program, whose log is set up
         _on_log_is_there(sender, sender)
 
 
 def _on_log_is_there(sender: Any, instance: Any, **kwargs: Any) -> None:
-    """In the same process, when Celery has set up its log, and has not connected to the broker."""
+    """In the same process, when Celery has set up its log, but not yet connected to the broker."""
     for warning in _warnings.pop(instance.app, ()):
         logger.warning(*warning)
     _say_where(instance.app)
 
 
 def _say_where(app: Any) -> None:
-    """Say where the locks are, and of how many tasks, if there are any."""
+    """Log where the locks are and how many tasks have them, if any."""
     count = sum(
         isinstance(task, SingletonTask) and bool(task.lock_options) for task in app.tasks.values()
     )
@@ -84,8 +84,8 @@ def _on_worker_ready(sender: Any, **kwargs: Any) -> None:
 
 
 def _has_rooms(app: Any) -> bool:
-    """Whether tasks of this worker may wait in rooms: of this release, or of one before it, which
-    the setting that says where they are outlives.
+    """Whether tasks of this worker may wait in rooms. If it has no locks now, tasks of an earlier
+    release may, as long as the lock server is set.
     """
     if not has_locks(app):
         return has_setting(app, "redislock_url")
@@ -105,13 +105,13 @@ def _on_task_received(sender: Any, request: Any, **kwargs: Any) -> None:
 
 
 def _on_task_unknown(sender: Any, message: Any, **kwargs: Any) -> None:
-    """The same, and this worker does not know the task, which Celery has failed."""
+    """The same for a task that this worker does not know, and that Celery has failed."""
     settle_beside(sender.app, Kept.of(message.headers or {}), End.CANNOT_RUN)
 
 
 def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
-    """What to warn of: a server that may evict locks. The pool's processes inherit which server it
-    is, and so know a restarted one.
+    """Warnings: the server does not answer, or may evict locks. The pool's processes inherit which
+    server it is, and so notice a restart.
     """
     locks = app_locks(app)
     if locks.server is None:

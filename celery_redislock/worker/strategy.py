@@ -1,4 +1,4 @@
-"""What a locked task is in a worker's main process."""
+"""Prepares a locked task in a worker's main process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..core.forks import between_forks
 from ..tasks.task import SingletonTask
 from .request import lock_request
 
-#: Brokers of which it is known when they give back what is not acknowledged: when the connection
-#: is lost, or after the visibility timeout that the app's settings say.
+#: Brokers that are known to redeliver an unacknowledged message only when the connection is lost,
+#: or after the visibility timeout in the app's settings.
 BROKERS: Final = ("amqp", "redis")
 
 

@@ -20,10 +20,10 @@ from .request import note_received, settle_revoked
 
 logger = get_logger()
 
-#: Seconds between looks at which rooms are due. One worker of those that know the same tasks does.
+#: Seconds between looks at which rooms are due. Of the workers that know the same tasks, one looks.
 SWEEP_EVERY: Final = 2.0
-#: Seconds for which those of one room give up that have waited long enough: by the hundred, but for
-#: a broker that does not answer one is enough.
+#: Seconds for which a sweep lets tasks of one room give up whose wait is over: enough for hundreds,
+#: but for one only if the broker does not answer.
 GIVE_UPS_FOR: Final = 0.5
 
 
@@ -35,7 +35,7 @@ class Sweeper:
         prefix = app_locks(app).prefix
         self._buckets = in_all_buckets(prefix, "rooms")
         known = sorted(name for name in app.tasks if not name.startswith("celery."))
-        # Of two fleets with other tasks, or another broker, neither can stand in for the other.
+        # Fleets with different tasks or brokers cannot do each other's work.
         fleet = "\n".join([app.main or "", broker_of(app), *known])
         self._turn = f"{prefix}:sweep:{hashlib.sha256(fleet.encode()).hexdigest()[:16]}"
 
@@ -43,7 +43,7 @@ class Sweeper:
         threading.Thread(target=self._run, name="redislock-sweeper", daemon=True).start()
 
     def sweep(self) -> None:
-        """Look after the rooms that are due within the next moments, each at its time.
+        """Look after the rooms that are due soon, each at its time.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -61,7 +61,7 @@ class Sweeper:
                 pass
 
     def _look_after(self, mark: str) -> bool:
-        """One room's trouble must not keep the others from being looked at. Whether one gave up."""
+        """Look after one room, whose errors must not stop the others. Whether a task gave up."""
         try:
             keys = keys_of_mark(app_locks(self._app).prefix, mark)
             with between_forks:

@@ -1,4 +1,4 @@
-"""The demo's command: what it is told, what it ends in, and that it ends."""
+"""The demo's command: its options, its exit status, and its deadline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .screen import PlainScreen, Screen
 from .stage import NoRedisError, Stage, StageError, find_redis_server, shield
 from .story import Story
 
-#: Seconds after which the story is broken off. It takes little more than 20 on a quiet machine.
+#: Seconds after which the story is aborted. It takes little more than 20 on a quiet machine.
 _DEADLINE: Final = 90.0
 
 #: Terminals on which nothing can be drawn.
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\nEnded by {signal.Signals(exc.signum).name}; nothing remains.", file=sys.stderr)
         return 128 + exc.signum
     except BrokenPipeError:
-        # Nobody reads on. Python would complain when it flushes stdout at its end.
+        # Nobody reads any more. Python would complain when it flushes stdout at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _DOES_NOT_HOLD
 
@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def make_screen(*, plain: bool, quiet: bool) -> Screen:
-    """The best screen that there can be.
+    """The best screen for this output.
 
     Args:
         plain: draw no timeline, even if it could be.

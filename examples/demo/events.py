@@ -1,4 +1,4 @@
-"""What happens in the demo's processes, written by them to a list on the embedded server.
+"""Events of the demo's processes, which write them to a list on the embedded server.
 
 Times are of the monotonic clock, which all processes of a machine share.
 """

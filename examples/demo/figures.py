@@ -11,7 +11,7 @@ from typing import Any, Final
 from . import scenes
 from .history import History, Run
 
-#: The scenes: which rows they are about, and how the summary calls them.
+#: The scenes: which rows they are about, and their names in the summary.
 SCENES: Final = {
     "beat": ((scenes.REPORT,), "report, fired by beat"),
     "callers": (scenes.SYNC_ROWS, f"sync, {scenes.CALLERS} callers"),
@@ -28,7 +28,7 @@ class Tally:
 
     Attributes:
         fired: tasks that were sent.
-        ran: bodies that came to their end.
+        ran: bodies that ended.
         skipped: duplicates that ended without running.
         deferred: how often duplicates were put off; each of them still runs.
         interrupted: runs whose process was killed.
@@ -45,7 +45,7 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What the demo ends in.
+    """The demo's result.
 
     Attributes:
         scenes: the tally of each scene.
@@ -81,7 +81,7 @@ def figures_of(history: History, problems: Sequence[str] = ()) -> Figures:
 
     Args:
         history: what happened.
-        problems: what went wrong otherwise.
+        problems: what else went wrong.
     """
     tallies = {name: _tally(history, rows) for name, (rows, _) in SCENES.items()}
     recovered = _recovered(history)
@@ -143,7 +143,7 @@ def _broken(history: History, tallies: dict[str, Tally], recovered: float | None
 
 
 def _fates(history: History, rows: tuple[str, ...]) -> Iterator[str]:
-    """Every task that was fired must have run, or been skipped or killed, and that once."""
+    """Every task that was fired must have run, or been skipped or killed, exactly once."""
     fates = Counter(run.task_id for run in history.runs_of(*rows))
     fates.update(event.task_id for event in history.duplicates("skipped", *rows))
     fired = set(history.fired(*rows))
@@ -158,7 +158,7 @@ def _fates(history: History, rows: tuple[str, ...]) -> Iterator[str]:
 
 
 def _disorder(history: History, rows: tuple[str, ...]) -> Iterator[str]:
-    """What the lock says of itself must agree with the bodies."""
+    """What the lock reports must agree with what the bodies wrote down."""
     for row in rows:
         fences = [run.fence for run in history.runs_of(row)]
         if any(later <= earlier for earlier, later in pairwise(fences)):
@@ -214,7 +214,7 @@ def _line(label: str, cells: Sequence[object]) -> str:
 
 
 def verdict_of(figures: Figures) -> list[str]:
-    """What the table comes to, in words."""
+    """The table's result, in words."""
     took, broken = figures.recovered_ms, len(figures.problems)
     recovered = "nothing ran after the kill"
     if took is not None:

@@ -46,7 +46,7 @@ class History:
         self.lost: list[Event] = []
         self.acquisitions: Counter[str] = Counter()
         self.releases: Counter[str] = Counter()
-        #: Releases that found the lock not to be theirs any more.
+        #: Releases of locks that were not theirs any more.
         self.disowned: list[Event] = []
         self._fired: dict[str, list[str]] = defaultdict(list)
         self._arrivals: list[Event] = []
@@ -109,11 +109,11 @@ class History:
         return [task_id for row in rows for task_id in self._fired[row]]
 
     def runs_of(self, *rows: str) -> list[Run]:
-        """Their runs, in the order of their starts."""
+        """The runs under these locks, in the order of their starts."""
         return sorted((run for run in self.runs if run.row in rows), key=lambda run: run.start)
 
     def ended(self, *rows: str) -> list[Run]:
-        """The runs that came to their own end."""
+        """The runs that ended by themselves."""
         return [run for run in self.runs_of(*rows) if run.end is not None]
 
     def killed(self, *rows: str) -> list[Run]:
@@ -125,7 +125,7 @@ class History:
         return next((run for run in self.runs_of(row) if run.until == math.inf), None)
 
     def duplicates(self, outcome: str, *rows: str) -> list[Event]:
-        """The conflicts that ended so. One task may have been deferred many times."""
+        """The conflicts with this outcome. One task may have been deferred many times."""
         return [
             event
             for event in self._conflicts

@@ -45,7 +45,7 @@ class Interrupts:
     def listen(self) -> None:
         """Note signals from now on, until the process ends."""
         for signum in _SIGNALS:
-            # What nohup, or a shell for its background jobs, had ignored stays so.
+            # A signal that nohup, or a shell for its background jobs, ignores stays ignored.
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, self._note)
 

@@ -21,9 +21,9 @@ IMPORT: Final = "import"
 IMPORT_TAKES: Final = 4.0
 KILLED_AFTER: Final = 2.0
 
-#: Seconds for which a dead holder's lock would stand, if only its ttl freed it.
+#: Seconds for which a dead holder's lock would remain if only its ttl freed it.
 LOCK_TTL: Final = 30
-#: Seconds within which the next run must have started after the kill. Usually it is a twentieth.
+#: Seconds within which the next run must start after the kill. Usually it takes a twentieth.
 RECOVERY: Final = 2.0
 
 NODES: Final = ("one", "two")
@@ -32,7 +32,7 @@ CONCURRENCY: Final = 3
 
 
 def row_of(task: str, account: int | None = None) -> str:
-    """The row of the timeline, which is the lock, that a task belongs to."""
+    """The row of the timeline that a task belongs to. Each lock has one."""
     return task if account is None else f"account {account}"
 
 

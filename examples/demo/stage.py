@@ -1,4 +1,4 @@
-"""The demo's processes: Redis, two workers and beat; and that nothing of them remains."""
+"""The demo's processes: Redis, two workers and beat. It leaves nothing of them behind."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Stage:
         self.url = f"redis://127.0.0.1:{self.port}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="redislock-demo-"))
-        # Whatever loses its parent on the way comes to us, to be reaped at the end.
+        # A process that loses its parent on the way becomes our child, to be reaped at the end.
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def __enter__(self) -> Stage:
@@ -143,7 +143,7 @@ class Stage:
                 preexec_fn=_die_with_parent(),
             )
 
-    # -- how they are ---------------------------------------------------------------------
+    # -- their state ----------------------------------------------------------------------
 
     def check(self) -> None:
         """Return if all processes run.
@@ -190,11 +190,11 @@ def _free_port() -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process with its whole group, and return when there is none left of it."""
+    """Kill a process with its whole group, and return when none of it is left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    # A worker's pool processes came to us when it died.
+    # A worker's pool processes became our children when it died.
     give_up = time.monotonic() + _PATIENCE
     while time.monotonic() < give_up:
         try:
@@ -206,7 +206,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """For a new process: to be killed by the kernel when we are. Linux only."""
+    """What a new process calls so that the kernel kills it when we are killed. Linux only."""
     parent = os.getpid()
 
     def set_up() -> None:

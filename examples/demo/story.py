@@ -1,4 +1,4 @@
-"""The story that the demo tells, scene by scene. It goes on when something has happened."""
+"""The demo's story, scene by scene. Each step waits until something has happened."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Story:
 
     def _finish(self) -> None:
         self._screen.caption("Beat is stopped, and the last report comes to its end.")
-        # Right after a firing, lest one be cut in two.
+        # Right after a firing, so that none is cut short.
         before = len(self.history.fired(scenes.REPORT))
         self._until(lambda: len(self.history.fired(scenes.REPORT)) > before, "beat fires again")
         self._stage.end_beat()

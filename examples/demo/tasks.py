@@ -38,7 +38,7 @@ from . import scenes
 from .events import Event, Log
 
 #: The embedded server, and which of the demo's processes this is. Port 0 is nobody's: imported
-#: outside of the demo, the module must not meet a server that is somebody's.
+#: outside the demo, the module must not reach anybody's server.
 URL: Final = os.environ.get("REDISLOCK_DEMO_URL", "redis://127.0.0.1:0")
 NODE: Final = os.environ.get("REDISLOCK_DEMO_NODE", "caller")
 
@@ -98,7 +98,7 @@ def record(
     row: str = "",
     **data: Any,
 ) -> None:
-    """Write an event; what is not given is of here and now."""
+    """Write an event; by default it is of this process, and of now."""
     log.write(
         Event(
             kind=kind,
@@ -124,7 +124,7 @@ def _work(task: Any, row: str, seconds: float) -> None:
 def record_what_is_fired() -> None:
     """Write down every task that this process sends from now on.
 
-    Not in the workers: there it would also be a deferred task, which is not fired again.
+    Not in the workers: they also send deferred tasks, which are not fired again.
     """
     signals.before_task_publish.connect(_before_publish, weak=False)
     signals.after_task_publish.connect(_after_publish, weak=False)

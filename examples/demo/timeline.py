@@ -17,13 +17,13 @@ from .figures import Figures, table_of, verdict_of
 from .history import History
 from .screen import Screen
 
-#: Seconds that there is room for; if the machine is slow, all that have passed.
+#: Seconds that there is room for; more if the machine is slow.
 _SPAN: Final = 20.0
 _TICK: Final = 5
-#: Columns for what stands left of the time.
+#: Columns for the labels, left of the time.
 _LABEL: Final = 20
 _WIDEST: Final = 140
-#: Lines that a caption may have; as many are kept for it, lest the drawing jump.
+#: Lines that a caption may have. It always gets as many, so that the drawing does not jump.
 _CAPTION: Final = 2
 #: Seconds below which an arrival that is followed by its start has not waited.
 _WAITED: Final = 0.2
@@ -57,12 +57,12 @@ ASCII: Final = Glyphs("[", "=", "x", ">", ".", "K", "-", "v")
 
 
 class LiveScreen(Screen):
-    """Draws the timeline again and again in its place, and leaves the last one standing."""
+    """Redraws the timeline in place, and leaves the last drawing on the terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
-        # Cropped: what is higher than the terminal could not be drawn over. And without a
-        # thread: it is drawn when the story says so.
+        # Cropped: a drawing that is higher than the terminal could not be drawn over. And without
+        # a thread: the story says when to draw.
         self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
         self._started = time.monotonic()
         self._origin: float | None = None
@@ -122,7 +122,7 @@ class Scale:
         self.span = max(_SPAN, now - origin)
 
     def column(self, at: float) -> int:
-        """The column of a time, within bounds; what has not ended, ends now."""
+        """The column of a time, within bounds; a run that has not ended ends now."""
         passed = min(at, self.now) - self.origin
         return min(max(int(passed / self.span * self.columns), 0), self.columns - 1)
 

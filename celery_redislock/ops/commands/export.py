@@ -48,7 +48,7 @@ def export(app: Any, port: int, host: str, every: float) -> None:
             "export needs prometheus-client: pip install 'celery-redislock[prometheus]'"
         ) from None
 
-    # Unless the project has configured it. What goes wrong while it runs is logged.
+    # For errors while it runs. Does nothing if the project has configured its log.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with _told_to_end() as told:
         try:
@@ -62,7 +62,7 @@ def export(app: Any, port: int, host: str, every: float) -> None:
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[threading.Event]:
-    """What SIGTERM and Ctrl-C set."""
+    """An event that SIGTERM and Ctrl-C set."""
     told = threading.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(each, lambda *_: told.set()) for each in signals]

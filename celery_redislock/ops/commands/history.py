@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...app.settings import AppLocks
     from ..history import PastRun
 
-#: Of a run, what fits a terminal; without what is told above the table.
+#: The columns of a run that fit a terminal.
 COLUMNS: Final = (
     Column("WHEN"),
     Column("TOOK"),
@@ -40,7 +40,7 @@ COLUMNS: Final = (
     Column("NODE", by_node),
     Column("SKIPS"),
 )
-#: Of a run, all.
+#: All columns of a run.
 WIDE: Final = (
     *("WHEN", "TOOK", "ENDED", "TASK", "KEY", "TASK ID", "NODE", "PID", "SKIPS", "FENCE", "LABEL"),
 )
@@ -173,7 +173,7 @@ def _wide_row(run: PastRun) -> tuple[str, ...]:
 
 
 def _when(began: float) -> str:
-    """The time of today, or the day and the minute."""
+    """The time, if that is today; else the day and the minute."""
     at = time.localtime(began)
     is_today = time.strftime("%x", at) == time.strftime("%x")
     return time.strftime("%H:%M:%S" if is_today else "%m-%d %H:%M", at)

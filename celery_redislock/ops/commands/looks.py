@@ -24,7 +24,7 @@ from ..terminal import named_values
 if TYPE_CHECKING:
     from ..rooms import Waiting
 
-#: How many of those that wait are shown.
+#: How many waiting tasks are shown.
 SHOWN: Final = 100
 
 

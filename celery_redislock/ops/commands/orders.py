@@ -88,14 +88,14 @@ def break_(
 
 @dataclasses.dataclass(slots=True)
 class _Done:
-    """What was carried out of an order, and what put an end to it."""
+    """What was done of an order, and the error that ended it."""
 
     broken: list[Found] = dataclasses.field(default_factory=list)
     dropped: int = 0
     trouble: LockUnavailable | None = None
 
     def failed(self) -> dict[str, str]:
-        """The same for programs, if there is any trouble."""
+        """The error for programs, if there is one."""
         return {} if self.trouble is None else {"error": why(self.trouble)}
 
 
@@ -105,8 +105,8 @@ def _carry_out(
     dropping: Iterable[Found],
     tell: Callable[[Found, bool], None] | None = None,
 ) -> _Done:
-    """Break the one and drop what waits for the other. If the server goes away meanwhile, what was
-    done until then is known.
+    """Break the locks in `held`, and drop what waits for those in `dropping`. If the server goes
+    away meanwhile, the result tells what was done until then.
     """
     from ...app.settings import app_locks
     from ...errors import LockUnavailable
@@ -129,7 +129,7 @@ def _carry_out(
 def _to_break(
     app: Any, naming: Naming, filters: tuple[str | None, str | None, float], all_: bool
 ) -> tuple[list[Found], str]:
-    """What is there of the locks that are meant, and what to say if nobody holds them."""
+    """What there is of the locks that are meant, and what to say if nobody holds them."""
     from ...app.settings import app_locks
     from .. import orders
     from ..survey import all_locks, meant_by
@@ -147,7 +147,7 @@ def _to_break(
 
 
 def _many(naming: Naming, filters: Sequence[Any], all_: bool) -> bool:
-    """Whether locks are meant that have something in common, and not one lock.
+    """Whether all locks that have something in common are meant, and not one lock.
 
     Raises:
         ClickException: both are, or neither.

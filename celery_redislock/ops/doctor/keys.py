@@ -1,4 +1,4 @@
-"""What is in the server that should not be there."""
+"""Whether there is anything in the server that should not be there."""
 
 from __future__ import annotations
 

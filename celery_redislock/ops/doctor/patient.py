@@ -35,7 +35,7 @@ class Patient:
 
     @cached_property
     def info(self) -> dict[str, str]:
-        """What the server says of itself; nothing if it may not."""
+        """What the server says of itself; nothing if this user may not ask."""
         try:
             return self.locks.store.looking.server_info()
         except LockUnavailable:

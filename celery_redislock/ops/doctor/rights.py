@@ -8,7 +8,7 @@ from typing import Final
 from .finding import ERROR, OK, UNKNOWN, WARNING, Finding
 from .patient import Patient
 
-#: What workers and senders ask of the server, each with arguments of its form. `{}` is a key.
+#: The commands of workers and senders, each with arguments of the right form. `{}` is a key.
 COMMANDS: Final = (
     *("blpop {} 0", "del {}", "eval x 0", "evalsha x 0", "exists {}", "get {}", "hdel {} a"),
     *("hexists {} a", "hget {} a", "hrandfield {} 1", "hset {} a b", "lindex {} 0"),
@@ -20,7 +20,7 @@ COMMANDS: Final = (
 FOR_HISTORY: Final = ("lset {} 0 a", "ltrim {} 0 1", "zcard {}")
 #: What is also good to have.
 EXTRA: Final = ("info", *FOR_HISTORY)
-#: Those that cannot be tried: with them something would be there that was not, or is waited for.
+#: Commands that cannot be tried: they would change something, or block.
 UNTRIED: Final = frozenset({"blpop", "hset", "lpush", "rpush", "select", "set", "zadd"})
 
 
@@ -36,7 +36,7 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
     if allowed is None:
         allowed = rights.may_queue(commands)
     if allowed is None:
-        # Of a key that is not there these change nothing; `x` is no script.
+        # These change nothing where there is no such key; `x` is no script.
         commands = [words for words in commands if words[0] not in UNTRIED]
         allowed = [not is_denied for is_denied in rights.denied(commands)]
         if all(allowed):

@@ -37,7 +37,7 @@ def check_names(patient: Patient) -> Iterator[Finding]:
 
 
 def check_beat(patient: Patient) -> Iterator[Finding]:
-    """Whether what beat sends is forgotten that no worker took in time."""
+    """Whether a task that beat sends expires if no worker takes it in time."""
     names = {task.name: task for task in patient.tasks}
     entries = patient.app.conf.beat_schedule or {}
     found = [
@@ -98,7 +98,7 @@ def _time_limit(task: SingletonTask, app: Any) -> float | None:
 
 
 def check_visibility(patient: Patient) -> Iterator[Finding]:
-    """Whether the broker delivers messages again while they are still good."""
+    """Whether the broker may redeliver messages before they are acknowledged or due."""
     visible = patient.locks.visibility_timeout
     if visible is None:
         yield Finding(OK, "the broker does not deliver messages again after a time")

@@ -51,7 +51,7 @@ QUIET: Final = 60.0
 
 
 class Plain(JSONResponse):
-    """JSON in ASCII: a label may be a text that UTF-8 cannot write."""
+    """JSON in ASCII: a label may be a text that UTF-8 cannot encode."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, separators=(",", ":")).encode("ascii")
@@ -67,7 +67,7 @@ class Web:
         every: seconds between two looks at the locks.
 
     Raises:
-        ConfigError: an argument, or a setting of the app.
+        ConfigError: an argument, or a setting of the app, is wrong.
     """
 
     def __init__(self, app: Any, token: str | None, hosts: Sequence[str], every: float) -> None:
@@ -160,7 +160,7 @@ class Web:
 
 
 def _break_if(app: Any, name: str, key: str, holder: str, by: str) -> Found | None:
-    """Break the slot if its holder is still the one that was shown. Who had it."""
+    """Break the slot if its holder is still the one that was shown. Returns who had it."""
     locks = app_locks(app)
     for each in one_lock(locks, name):
         shown = mark(each)

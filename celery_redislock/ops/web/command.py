@@ -1,4 +1,4 @@
-"""`celery redislock web`. Celery imports this at each of its starts: the server comes later."""
+"""`celery redislock web`. Celery imports this at each start, so the server is imported later."""
 
 from __future__ import annotations
 

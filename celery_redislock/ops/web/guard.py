@@ -1,7 +1,7 @@
-"""Who may ask: stands before everything that is served. Pure ASGI.
+"""Refuses forbidden requests, in front of everything that is served. Pure ASGI.
 
-A browser that is on a page of somebody else's must not reach this one through its user: such a
-page has a name of its own that leads here (DNS rebinding), or its script sends requests here.
+A foreign page in a user's browser must not reach this one: such a page may have a host name that
+leads here (DNS rebinding), or its script may send requests here.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import ConfigError
 
-#: The hosts at which it answers, unless it is told others.
+#: The hosts at which it answers by default.
 LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
 #: The shortest token that is accepted, in characters.
 SHORTEST_TOKEN: Final = 16
-#: What a browser says of a request of another page. Those of one site are other ports of a machine,
-#: or other names of a domain: not this page either.
+#: How a browser marks requests of other pages. Pages of the same site may have other ports of a
+#: machine, or other names of a domain: they are not this page either.
 OTHERS: Final = frozenset({"cross-site", "same-site"})
 
-#: What every answer says to the browser: nothing from elsewhere, nothing within the page's own
-#: text, no frame around it, and nothing is kept.
+#: The headers of every response: the browser is to load nothing from elsewhere, run nothing inline,
+#: put the page into no frame, and store nothing.
 HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"
@@ -44,14 +44,14 @@ HEADERS: Final = {
 
 
 class Guard:
-    """Refuses foreign `Host` and `Origin` headers, and gives every answer its headers.
+    """Refuses foreign `Host` and `Origin` headers, and gives every response its headers.
 
     Args:
         app: what is served.
         hosts: the hosts at which it answers, without port; "*" for any.
 
     Raises:
-        ConfigError: one of them is none.
+        ConfigError: one of the hosts is not valid.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
@@ -107,7 +107,7 @@ def checked_host(host: str) -> str:
     """The host as `Host` headers have it.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not valid.
     """
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
@@ -120,7 +120,7 @@ def checked_host(host: str) -> str:
 
 
 def checked_token(token: str) -> str:
-    """The token, if it is one.
+    """The token, if it is valid.
 
     Raises:
         ConfigError: it is too short, or cannot be sent in a header.

@@ -1,4 +1,4 @@
-"""One look at the store, for all who watch the page: the locks, who is next, and the time there."""
+"""One look at the store, for all viewers: the locks, the next tasks, and the server's time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..history import PastRun, past_runs
 from ..rooms import Waiting, room_of
 from ..survey import Found, all_locks, one_lock
 
-#: For how many locks the row names those that wait: the ones with the most waiters.
+#: For how many locks the row names waiting tasks: the locks with the most of them.
 NAMED_ROOMS: Final = 20
 #: How many of them it names.
 NAMED_WAITERS: Final = 3
-#: How many runs of the history are looked at at once.
+#: How many runs of the history are read at once.
 KEPT_RUNS: Final = 3000
 
 
@@ -26,8 +26,8 @@ class Seen(NamedTuple):
     Attributes:
         now: Unix time in seconds, by the lock server's clock.
         found: the locks.
-        next: for some of the locks, by name, the first that wait for them; "since" is the Unix
-            time from which on one waits, where that is known.
+        next: for some of the locks, by name, the first tasks that wait; "since" is the Unix time
+            since when a task waits, where that is known.
     """
 
     now: float
@@ -85,13 +85,13 @@ def look_at(app: Any, name: str) -> dict[str, Any]:
 
 
 def _plain_all(those: Sequence[Waiting]) -> list[dict[str, Any]]:
-    """Those that wait, as plain data: only what is known."""
+    """Waiting tasks as plain data, with only what is known."""
     return [{k: v for k, v in each.to_dict().items() if v is not None} for each in those]
 
 
 def mark(found: Found) -> str | None:
     """What tells this holder from the next one, and proves nothing to Redis: a digest of the
-    holder's token. None if there is nobody from whom the lock could be taken.
+    holder's token. None if there is no holder to break the lock of.
     """
     if found.token is None or found.is_aside:
         return None

@@ -1,7 +1,7 @@
-"""The last quarter of an hour: who ran, who waited, who was turned away. For the timeline.
+"""The last quarter of an hour, for the timeline: what ran, what waited, what was turned away.
 
-It is put together from what the looks at the store see, from Celery's events, and from the history
-that the locks keep. Bounded: what is too old goes, and of what is too much the oldest.
+It combines what looks at the store find, Celery's events, and the history that the locks keep. It
+is bounded: it drops what is too old, and the oldest if there is too much.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Item = dict[str, Any]
 
 #: Seconds that are shown.
 WINDOW: Final = 900.0
-#: How many items are kept, and of how many locks.
+#: How many items are kept, and for how many locks.
 ITEMS, LANES = 10_000, 1_000
 #: Seconds within which marks of one kind are one mark with a count.
 TOGETHER: Final = 1.0
-#: Seconds by which an event of a run's end may come late. Who has the lock next has it before that.
+#: Seconds by which the event of a run's end may be late: the next run may have the lock by then.
 LATE: Final = 2.0
 #: What our events begin with.
 EVENTS: Final = "task-lock-"
-#: Celery's events of a task's end, and how it has ended then.
+#: Celery's events of a task's end, and how it ended.
 ENDS: Final = {
     "task-succeeded": "succeeded",
     "task-failed": "failed",
@@ -36,7 +36,7 @@ ENDS: Final = {
     "task-revoked": "revoked",
     "task-rejected": "rejected",
 }
-#: The states of a lock in which a body runs, and in which it is kept with none.
+#: The states of a lock in which a body runs, and those in which it is kept without one.
 RUNS: Final = frozenset({"held", "replaced"})
 KEPT: Final = frozenset({"held for retry", "cooling down", "queued"})
 #: Our events after which the task waits, and those after which it does not.
@@ -62,7 +62,7 @@ class Past:
         self._runs: dict[tuple[str, int], Item] = {}
         self._waits: dict[tuple[str, str], Item] = {}
         self._marks: dict[tuple[str, str], Item] = {}
-        #: By the task's id: what it took, and when, as an event said.
+        #: By the task's id: its last run.
         self._took: dict[str, Item] = {}
 
     # -- reading ------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Past:
         return True
 
     def _follow(self, last: Item, began: float, now: float) -> float:
-        """End what had the slot before. When the next has begun."""
+        """End what had the slot before. Returns when the next began."""
         ended = last.get("ended")
         if began == now:  # we do not know better
             began = ended or now
@@ -160,7 +160,7 @@ class Past:
     # -- what the history says ----------------------------------------------------------------
 
     def remember(self, runs: Iterable[PastRun]) -> None:
-        """Take in runs that the history has kept. It knows best when and how they have ended."""
+        """Take in runs that the history has kept. It knows best when and how they ended."""
         for run in sorted(runs, key=lambda run: run.began):
             ended = run.began if run.ended is None else run.ended
             said = {"ended": ended, "how": run.how, "turned_away": run.turned_away or None}
@@ -187,7 +187,7 @@ class Past:
         kind, task_id = str(event.get("type", "")), str(event.get("uuid", ""))
         if kind in ENDS:
             item = self._took.get(task_id)
-            # A look may have seen before that it has ended; and how is told once.
+            # A look may have seen its end already; how it ended is set once.
             if item is not None and "how" not in item:
                 self._close(item, now, ENDS[kind])
         elif kind.startswith(EVENTS):
@@ -253,7 +253,7 @@ class Past:
             self._changed[item["id"]] = item
 
     def prune(self, now: float) -> None:
-        """Forget what is older than what is shown, and the oldest of what is too much."""
+        """Forget items older than the window, and the oldest ones if there are too many."""
         holding = {item["id"] for item in self._slots.values() if item.get("ended") is None}
         too_many = len(self._items) - ITEMS
         for item in list(self._items.values()):
@@ -282,11 +282,11 @@ class Past:
 
 #: What tells one holder of a slot from the next.
 _WHO: Final = ("kind", "fence", "task_id", "attempt")
-#: What is said of a run, and of one that waits.
+#: The fields of a run, and of a task that waits.
 _OF_RUN: Final = frozenset(
     {"key", "task", "task_id", "attempt", "node", "pid", "fence", "label", "state", "args"}
 )
-#: What is said of an event, and what the event calls it.
+#: The fields of a mark, and what the event calls them.
 _OF_EVENT: Final = {
     "task": "redislock_task",
     "attempt": "redislock_attempt",

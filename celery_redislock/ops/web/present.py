@@ -22,8 +22,8 @@ class Change(NamedTuple):
 
     Attributes:
         rows: the rows that are new or changed.
-        leases: of the other rows, by their ids, when the lease ends, where that changed.
-        gone: the ids of the rows that are there no more.
+        leases: when the lease ends, for other rows where that changed, by their ids.
+        gone: the ids of rows that are gone.
     """
 
     rows: list[Row]
@@ -31,7 +31,7 @@ class Change(NamedTuple):
     gone: list[int]
 
     def to_dict(self) -> dict[str, Any]:
-        """Only what there is."""
+        """Only the fields that are not empty."""
         return {name: value for name, value in self._asdict().items() if value}
 
 
@@ -77,12 +77,12 @@ class Present:
         """How long the lease is when it has just been extended, as far as we know."""
         known = (found.task and self._ttl_of(found.task)) or 0.0
         lives = found.lives_for or 0.0
-        # Rounded up: it is extended each third of it, and then lives for a little less.
+        # The most that was seen: it is extended each third of it, and found a little shorter.
         return float(max(known, lives if lives > known else 0.0, old["ttl"] if old else 0.0))
 
 
 def _next(found: Found, seen: Seen, old: Row | None) -> list[dict[str, Any]]:
-    """The first that wait. Since when is known to a tenth of a second: what was said stays."""
+    """The first tasks that wait. "since" is known to a tenth of a second only: the first stays."""
     said = {each["task_id"]: each for each in (old or {}).get("next", ())}
     return [
         {**each, **{k: v for k, v in said.get(each["task_id"], {}).items() if k == "since"}}
@@ -99,7 +99,7 @@ def _if_any(**fields: Any) -> Row:
 
 
 def _compare(old: Row | None, new: Row, change: Change) -> None:
-    """Note how the row has changed. A lease whose end moves by a hair is the same lease."""
+    """Note how the row has changed. A lease whose end moves by less than `SLACK` is the same."""
     if old is None:
         change.rows.append(new)
         return

@@ -11,7 +11,7 @@ import uvicorn
 
 from .app import Web
 
-#: Seconds for which answers that are on their way are waited for at the end.
+#: Seconds that the server's end waits for responses that are on their way.
 PATIENCE: Final = 2
 
 
@@ -44,7 +44,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket that listens there.
 
     Raises:
-        OSError: it cannot.
+        OSError: it cannot listen.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=128)

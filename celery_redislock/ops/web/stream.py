@@ -12,13 +12,13 @@ from .hub import Hub, Viewer
 
 #: Seconds of silence after which something is sent, for proxies that close silent connections.
 PING: Final = 15.0
-#: Seconds for which a message may be on its way. Who does not take it by then, such as a machine
-#: that sleeps, has left: it comes again when it wakes.
+#: Seconds for which a message may be on its way. A viewer that has not taken it by then, such as a
+#: machine that sleeps, has left; it joins again when it wakes.
 STALLED: Final = 30.0
 _START: Final = {
     "type": "http.response.start",
     "status": 200,
-    # The last is for nginx, which would keep back what is sent.
+    # The last is for nginx, which would buffer what is sent.
     "headers": [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")],
 }
 
@@ -54,7 +54,7 @@ class Stream:
         await send({"type": "http.response.body", "body": b""})
 
     async def _next(self) -> bytes | None:
-        """What is sent next; None: nothing more."""
+        """What to send next; None if there is nothing more."""
         try:
             text = await asyncio.wait_for(self._viewer.get(), PING)
         except asyncio.TimeoutError:

@@ -1,4 +1,4 @@
-"""The Celery app. It reads what begins with CELERY_ in Django's settings."""
+"""The Celery app. It reads those of Django's settings that begin with CELERY_."""
 
 import os
 

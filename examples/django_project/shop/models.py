@@ -1,4 +1,4 @@
-"""A product, and what of it stands in the search index."""
+"""A product, and its entry in the search index."""
 
 from django.db import models
 

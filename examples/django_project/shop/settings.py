@@ -1,4 +1,4 @@
-"""Django's settings, as few as will do."""
+"""Django's settings, as few as possible."""
 
 import os
 from pathlib import Path

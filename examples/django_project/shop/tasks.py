@@ -16,14 +16,14 @@ def index_product(product_id):
 
 @shared_task(base=SingletonTask, bind=True, lock_key="shop.index")
 def rebuild_index(self):
-    """Never beside itself, nor beside `manage.py rebuild_index`."""
+    """Never runs beside itself, nor beside `manage.py rebuild_index`."""
     for product_id in Product.objects.values_list("pk", flat=True):
         self.lock.ensure()
         write_entry(product_id)
 
 
 def write_entry(product_id):
-    """Write what the product is now, in one statement: two runs may be at it."""
+    """Write the product's present state in one statement: two runs may do so at once."""
     Entry.objects.get_or_create(product_id=product_id)
     price = Product.objects.filter(pk=product_id).values("price")
     Entry.objects.filter(pk=product_id).update(price=price, times=F("times") + 1)
