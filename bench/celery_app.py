@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import redis
 from celery import Celery, signals
 
 from .contenders import NOTES_DB, contender
+from .locks import Socket
 
 CONF = json.loads(os.environ["TEST_CONF"])
 URL = CONF["bench_url"]
@@ -34,6 +36,17 @@ def mark(label: str) -> None:
 @app.task(name="plain", ignore_result=True)
 def plain(number: int) -> None:
     """Do nothing, protected by nothing."""
+
+
+@app.task(name="asks", ignore_result=True)
+def asks(number: int) -> None:
+    """Ask the locks' server one thing, as cheaply as can be: no lock can be looked at for less."""
+    _socket_of(os.getpid())(b"GET", b"nothing")
+
+
+@functools.cache
+def _socket_of(pid: int) -> Socket:
+    return Socket(_lock_url)
 
 
 def noop(number: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import redis
 
@@ -19,6 +21,10 @@ from .stats import percentile, ratios
 
 #: Polls only if the lock is held, which it never is here.
 _LEFT_OUT = ("redis-py Lock, sleep=0.001",)
+#: The lock that most would take otherwise.
+USUAL = "redis-py Lock"
+#: Where the client and the server run.
+LAYOUTS = ("any core", "one core")
 #: Pairs in a row. Few, since the scheduler moves processes to other cores now and then.
 TURN = 20
 
@@ -39,13 +45,33 @@ def measure(run: Run) -> list[Table]:
     names = [n for n in LOCKS if n not in _LEFT_OUT and (n == FLOOR or run.wants(n))]
     with RedisServer() as server, server.client() as client:
         locks = {name: LOCKS[name](server.url, f"primitive-{i}") for i, name in enumerate(names)}
-        found = {name: Taken() for name in names}
+        found = {layout: {name: Taken() for name in names} for layout in LAYOUTS}
         one_round(locks, {name: Taken() for name in names}, 3)
         for number in range(1, rounds + 1):
-            one_round(locks, found, turns)
+            one_round(locks, found["any core"], turns)
+            with on_one_core(os.getpid(), server.pid):
+                one_round(locks, found["one core"], turns)
             run.say(f"round {number} of {rounds}: {len(names)} locks, {turns * TURN} pairs each")
         sent = {name: commands_of_a_pair(client, locks[name]) for name in names}
     return [table(found, sent, rounds, turns)]
+
+
+@contextlib.contextmanager
+def on_one_core(*pids: int) -> Iterator[None]:
+    """Let these processes, with all their threads, share one core meanwhile."""
+    threads = [int(each) for pid in pids for each in os.listdir(f"/proc/{pid}/task")]
+    cores = os.sched_getaffinity(0)
+    _let_run_on(threads, {max(cores)})
+    try:
+        yield
+    finally:
+        _let_run_on(threads, cores)
+
+
+def _let_run_on(threads: list[int], cores: set[int]) -> None:
+    for each in threads:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(each, cores)
 
 
 def one_round(locks: Mapping[str, Lock], found: Mapping[str, Taken], turns: int) -> None:
@@ -88,21 +114,29 @@ def commands_of_a_pair(client: redis.Redis, lock: Lock, pairs: int = 50) -> floa
     return round(sent.total() / pairs, 2)
 
 
-def table(found: Mapping[str, Taken], sent: Mapping[str, float], rounds: int, turns: int) -> Table:
-    against = ratios({name: taken.medians() for name, taken in found.items()}, FLOOR)
+def table(
+    found: Mapping[str, Mapping[str, Taken]], sent: Mapping[str, float], rounds: int, turns: int
+) -> Table:
+    medians = {k: {name: each.medians() for name, each in v.items()} for k, v in found.items()}
+    against = ratios(medians["any core"], FLOOR)
+    usual = {layout: ratios(medians[layout], USUAL) if USUAL in sent else {} for layout in LAYOUTS}
     rows = []
-    for name, taken in found.items():
-        every = [each for one in taken.pairs for each in one]
+    for name, taken in found["any core"].items():
+        alone = found["one core"][name]
         rows.append(
             {
                 "name": name,
-                "p50": percentile(every, 0.5) / 1000,
-                "p99": percentile(every, 0.99) / 1000,
+                "p50": percentile(_every(taken), 0.5) / 1000,
+                "p99": percentile(_every(taken), 0.99) / 1000,
                 "cpu": percentile(taken.cpu, 0.5) * 1e6,
                 "ratio": against[name],
                 "times": against[name][1],
+                "usual": usual["any core"].get(name),
+                "one core p50": percentile(_every(alone), 0.5) / 1000,
+                "one core usual": usual["one core"].get(name),
                 "commands": sent[name],
                 "rounds": taken.medians(),
+                "one core rounds": alone.medians(),
             }
         )
     return Table(
@@ -114,6 +148,9 @@ def table(found: Mapping[str, Taken], sent: Mapping[str, float], rounds: int, tu
             Column("p99", "p99 µs", ",.0f"),
             Column("cpu", "CPU µs", ",.0f"),
             Column("ratio", "against the floor", ratio),
+            Column("usual", f"against {USUAL}", ratio),
+            Column("one core p50", "one core, p50 µs", ",.0f"),
+            Column("one core usual", f"one core, against {USUAL}", ratio),
             Column("commands", "commands", "g"),
         ],
         rows,
@@ -124,7 +161,12 @@ def table(found: Mapping[str, Taken], sent: Mapping[str, float], rounds: int, tu
             f" replies read by hiredis: `SET name token NX PX {TTL * 1000}` and `DEL name`. The"
             " second floor deletes only what is its own, by `EVALSHA`, as every safe lock must.",
             "*CPU*: of the client's process in user and system mode, all threads, for a pair.",
-            "*Against the floor*: the median of the rounds' ratios of medians, and their extremes.",
+            "*Against*: the median of the rounds' ratios of medians, and their extremes. *One core*"
+            ": the client and the server share one; elsewhere the kernel chooses.",
         ],
         Bars("Acquire and release, uncontended: times the floor", "times"),
     )
+
+
+def _every(taken: Taken) -> list[int]:
+    return [each for one in taken.pairs for each in one]

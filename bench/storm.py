@@ -27,7 +27,7 @@ POLICIES = (
     "Coalesce()",
     "Replace(grace=60)",
 )
-PLAIN, STORM = "plain", "noop"
+PLAIN, ASKS, STORM = TASKS = "plain", "asks", "noop"
 POOLS = {"solo": 1, "prefork": 2}
 _WARM_UP = 50
 #: How many duplicates a slow policy gets: Redis ends a `BLPOP` a tenth of a second late.
@@ -36,7 +36,7 @@ FEW = 50
 
 def measure(run: Run) -> list[Table]:
     rounds = run.size(9, 3)
-    calls = {STORM: run.size(1000, 60), PLAIN: run.size(1000, 60)}
+    calls = dict.fromkeys(TASKS, run.size(1000, 60))
     rows = []
     for policy in POLICIES:
         if run.wants(policy):
@@ -64,11 +64,11 @@ def one_policy(policy: str, pool: str, rounds: int, calls: Mapping[str, int]) ->
         stage.sender.send("hold", ["storm"], "held")
         stage.note("start:storm")
         stage.freeze()
-        for task in (PLAIN, STORM):
+        for task in TASKS:
             stage.publish(_WARM_UP, task)
             stage.drain()
         for _ in range(rounds):
-            for task in random.sample((PLAIN, STORM), 2):
+            for task in random.sample(TASKS, len(TASKS)):
                 before = bytes_moved(client), stage.written_by_children()
                 stage.publish(calls[task], task)
                 seconds, _ = stage.drain()
@@ -83,6 +83,7 @@ def one_policy(policy: str, pool: str, rounds: int, calls: Mapping[str, int]) ->
         "duplicate": percentile(found[STORM], 0.5) * 1e6,
         "plain": percentile(found[PLAIN], 0.5) * 1e6,
         "ratio": (against := ratios(found, PLAIN)[STORM]),
+        "asks": ratios(found, ASKS)[STORM],
         "times": against[1],
         "rounds": dict(found),
     }
@@ -102,20 +103,25 @@ def table(rows: list[dict[str, Any]], rounds: int, calls: Mapping[str, int]) -> 
             Column("name", "policy"),
             Column("solo duplicate", "solo µs", ",.0f"),
             Column("solo ratio", "against plain", ratio),
+            Column("solo asks", "against asking", ratio),
             Column("prefork duplicate", "prefork µs", ",.0f"),
             Column("prefork ratio", "against plain", ratio),
+            Column("prefork asks", "against asking", ratio),
             Column("commands", "commands", "g"),
             Column("bytes", "bytes", ",.0f"),
             Column("pipe", "pipe bytes", ",.0f"),
         ],
         rows,
         [
-            f"{rounds} rounds of {calls[STORM]:,} duplicates and {calls[PLAIN]:,} plain tasks that"
-            " do nothing, drained in turns by the same worker, results ignored; prefork has"
+            f"{rounds} rounds of {calls[STORM]:,} duplicates, {calls[PLAIN]:,} plain tasks that do"
+            f" nothing, and {calls[ASKS]:,} that only ask the locks' server, drained in turns by"
+            " the same worker, results ignored; prefork has"
             f" {POOLS['prefork']} processes. Another worker runs the task whose duplicates they"
             " are.",
             "*Against plain*: the time of a duplicate against that of a plain task in the same"
-            " round, the median of the rounds, and their extremes.",
+            " round, the median of the rounds, and their extremes. *Against asking*: against a task"
+            " whose body sends one `GET` to the locks' server, through no client: no task that must"
+            " look whether a lock is held costs less.",
             "*Commands* and *bytes*, in both directions: between the workers and the locks' server,"
             " a server of its own, for a duplicate. *Pipe bytes*: what a pool process writes to"
             " its worker's main process, for a duplicate.",

@@ -19,6 +19,8 @@ from .stats import percentile, ratios
 POOLS = {"solo": 1, "prefork": 2}
 #: It takes a second for each task: see the notes.
 _LEFT_OUT = ("celery-heimdall",)
+#: What most would write otherwise.
+USUAL = "redis-py Lock in the body"
 #: By contender and by what was measured, a figure for each round.
 Figures = Mapping[str, Mapping[str, list[float]]]
 
@@ -111,6 +113,10 @@ def table(
             for kind in kinds:
                 pairs = {"its": beside[name][kind], "mine": figures[kind]}
                 row[f"{kind} ratio"] = ratios(pairs, "its")["mine"]
+            if USUAL in found and USUAL not in errors:
+                for pool in POOLS:
+                    pairs = {n: found[n][f"{pool} drain"] for n in {name, USUAL}}
+                    row[f"{pool} usual"] = ratios(pairs, USUAL)[name]
             row["solo times"] = row["solo drain ratio"][1]
             row["commands"] = sent[name]
         rows.append(row)
@@ -120,9 +126,11 @@ def table(
         Column("publish ratio", "against plain", ratio),
         Column("solo drain", "solo µs", ",.0f"),
         Column("solo drain ratio", "against plain", ratio),
+        Column("solo usual", "against redis-py's", ratio),
         Column("solo cpu", "CPU µs", ",.0f"),
         Column("prefork drain", "prefork µs", ",.0f"),
         Column("prefork drain ratio", "against plain", ratio),
+        Column("prefork usual", "against redis-py's", ratio),
         Column("prefork cpu", "CPU µs", ",.0f"),
         Column("commands", "commands", "g"),
     ]
@@ -145,6 +153,7 @@ def table(
             "*Against plain*: against the plain task right before it, the median of the rounds'"
             " ratios, and their extremes. *CPU*: of the worker, with its pool, in the mean."
             " *Commands*: those that the locks' database is sent.",
+            f"*Against redis-py's*: against the {USUAL} in the same round.",
             "celery-heimdall with `unique_lock_blocking=False`: by default each task waits a"
             " second, `unique_lock_timeout`, for the lock that its own sending took, then runs.",
         ],
