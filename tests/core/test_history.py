@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 import zlib
 from collections.abc import Callable, Iterator
 
@@ -189,6 +190,20 @@ def test_a_busy_task_does_not_push_out_a_daily_job(own_store, own_redis, make, l
     assert 10 <= busy <= 10 + SLACK
     with own_redis.client() as client:
         assert all(client.pttl(key) > 0 for key in client.keys("*:history*"))
+
+
+def test_a_rare_job_keeps_its_runs_for_ninety_days_after_the_last(store, inside, make) -> None:
+    """It runs less often than every five days, so its list is seldom cut."""
+    days = 86_400
+    mine = [run(store, make()) for _ in range(2)]
+    index, runs = make().keys.history, make().runs_key
+    for key in (index, runs):
+        inside.expire(key, 70 * days)  # so long ago was the first
+    inside.zincrby(index, -20 * days, "pkg.task")
+    mine.append(run(store, make()))
+    assert min(inside.ttl(index), inside.ttl(runs)) > 89 * days
+    assert inside.zscore(index, "pkg.task") > time.time() - days
+    assert [each.fence for each in kept(store, make())] == mine
 
 
 def test_without_history_nothing_is_written(store, inside, make) -> None:

@@ -32,6 +32,8 @@ local waiter_ttl, kept_opening, parent = unpack(ARGV, 9)
 
 local RECORDS_OF_A_RUN = 3  -- in the history
 local CUT_AFTER = 48        -- so many
+local KEPT_FOR = 90 * 86400 -- seconds for which a task's runs are kept after the last one
+local RENEW_AFTER = 10 * 86400
 
 -- include values.lua
 
@@ -55,7 +57,8 @@ local function take(slot, condition)
   redis.call('SET', counter, fence)
   if runs_kept ~= '0' then
     local length = redis.pcall('RPUSH', runs, stored, mark)
-    if type(length) == 'number' and length % CUT_AFTER < RECORDS_OF_A_RUN then
+    if type(length) == 'number' and (length % CUT_AFTER < RECORDS_OF_A_RUN
+        or redis.call('PTTL', runs) < (KEPT_FOR - RENEW_AFTER) * 1000) then
 -- include cut.lua
     end
   end

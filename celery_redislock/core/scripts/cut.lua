@@ -1,6 +1,5 @@
 -- Part of acquire.lua, only where it is time for this: cuts a list of runs, see history.lua. A bucket
 -- has room for so many, in equal shares for its tasks: none pushes out another's.
-local KEPT_FOR = 90 * 86400  -- seconds for which a task's runs are kept after the last one
 local history, task = string.match(runs, '^([^}]*}:history):(.*)$')
 redis.pcall('ZADD', history, time[1], task)
 redis.pcall('ZREMRANGEBYSCORE', history, '-inf', time[1] - KEPT_FOR)
