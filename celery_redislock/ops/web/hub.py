@@ -89,7 +89,8 @@ class Hub:
         self._looked = False
         self._looked_at = float("-inf")
         self._ahead = 0.0
-        self._looked_back_at = float("-inf")
+        #: Up to when the history has been read, by the lock server's clock.
+        self._known_to = float("-inf")
         #: Why there is no history, in one line; "" if there is.
         self._forgetful = ""
         self._trouble = ""
@@ -203,14 +204,13 @@ class Hub:
 
     async def _look_back(self, now: float) -> None:
         """Now and then, take in what the history has kept. The page does without if it may not."""
-        if now - self._looked_back_at < LOOK_BACK:
+        if now - self._known_to < LOOK_BACK:
             return
-        # A little more than since the last time: what ended then may have been written later.
-        since = max(now - WINDOW, self._looked_back_at - LOOK_BACK)
-        self._looked_back_at = now
+        # From a little before what is known: what ended then may have been written later.
+        since = max(now - WINDOW, self._known_to - LOOK_BACK)
         try:
             self._past.remember(await asyncio.to_thread(look_back, self._app, since))
-            self._forgetful = ""
+            self._known_to, self._forgetful = now, ""
         except LockUnavailable as exc:
             self._forgetful = one_line(f"no history: {exc.reason}")
             logger.debug("redislock: %s", self._forgetful)

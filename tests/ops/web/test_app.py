@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import re
@@ -19,6 +20,7 @@ from starlette.routing import Mount
 
 from celery_redislock import ConfigError
 from celery_redislock.app.entries import Entry
+from celery_redislock.core import past
 from celery_redislock.ops.web import hub, stream
 from celery_redislock.ops.web.app import FILES
 from celery_redislock.web import asgi_app
@@ -250,6 +252,30 @@ def test_a_server_that_is_away_is_an_error_that_says_so(own_redis, label):
         own_redis.start()
         assert next(each for each in told if each.get("trouble") == "")
         told.close()
+
+
+def test_a_history_that_cannot_be_read_at_first_is_read_from_its_beginning_later(
+    own_redis, label, monkeypatch
+):
+    monkeypatch.setattr(hub, "LOOK_BACK", 0.2)
+    owner = make_app(own_redis.url, label)
+    locks = owner.tasks["sync"].app_locks.store.locks
+    made = dataclasses.replace(claim(owner, "sync", "x"), task="sync", history=50)
+    fence = locks.acquire(made).fence
+    locks.settle(made, run_end=past.end_text(fence, 0.1, past.FAILED))
+    time.sleep(0.6)  # it ended longer ago than the page looks back from the last moment known
+    denied = "-zrangebyscore"
+    with own_redis.client() as client:
+        client.acl_setuser("some", True, passwords="+pw", keys="*", commands=["+@all", denied])
+        with Site(make_app(own_redis.url.replace("://", "://some:pw@"), label)) as site:
+            told = messages(site)
+            first = next(told)
+            assert (first["trouble"], first["past"]) == ("", [])
+            assert first["forgetful"].startswith("no history: ")
+            client.execute_command("ACL", "SETUSER", "some", denied.replace("-", "+"))
+            (run,) = next(each["past"] for each in told if not each["forgetful"])
+            assert (run["task_id"], run["how"]) == ("id-of-x", "failed")
+            told.close()
 
 
 # -- who may ask ------------------------------------------------------------------------------
