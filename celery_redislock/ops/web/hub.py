@@ -18,8 +18,8 @@ from ...app.settings import AppLocks, app_locks
 from ...core.holders import one_line
 from ...core.log import get_logger
 from ...errors import LockUnavailable
+from ..hear import Ear
 from ..survey import Found
-from .hear import Ear
 from .look import Seen, look, look_at, look_back
 from .past import WINDOW, Past
 from .present import Present
@@ -118,8 +118,7 @@ class Hub:
             self._deafening = None
         if self._ear is None:
             loop = asyncio.get_running_loop()
-            heard = functools.partial(_in_loop, loop, self._hear)
-            self._ear = Ear(self._app, self._past.cares_for, heard)
+            self._ear = Ear(self._app, functools.partial(self._hand_over, loop))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         elif self._seen is not None or self._trouble:
@@ -142,7 +141,7 @@ class Hub:
     def _deafen(self) -> None:
         self._deafening = None
         if self._ear is not None:
-            self._ear.stop()
+            self._ear.close()
             self._ear = None
 
     # -- looking ------------------------------------------------------------------------------
@@ -227,6 +226,12 @@ class Hub:
         self._past.take_in(seen)
         self._send({"trouble": "", **change.to_dict(), "past": self._past.take_changes()})
 
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, event: dict[str, Any]) -> None:
+        """In the ear's thread: have the event heard in the loop. Never mind if that has ended."""
+        if self._past.cares_for(event):
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._hear, event)
+
     def _hear(self, event: dict[str, Any]) -> None:
         self._past.hear(event, time.time() + self._ahead)
         if self._gathering is None:
@@ -264,12 +269,6 @@ class Hub:
         heard = {"any": ear.any, "trouble": ear.trouble} if ear else {"any": False, "trouble": ""}
         now = round(time.time() + self._ahead, 3)
         return {"now": now, "events": heard, "forgetful": self._forgetful}
-
-
-def _in_loop(loop: asyncio.AbstractEventLoop, call: Any, event: dict[str, Any]) -> None:
-    """Call it in the loop; never mind if that has ended."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(call, event)
 
 
 def _dump(message: dict[str, Any]) -> str:
