@@ -5,15 +5,14 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from ..app.settings import app_locks
-from ..core.holders import one_line
 from ..errors import LockUnavailable
 from .command import is_denied
+from .hear import Ear
 from .screen import screen
 from .survey import Found, all_locks
 from .table import in_units, locks_table, summary
@@ -26,21 +25,18 @@ NO_CONFLICT: Final = ("acquired", "recovered", "revoked")
 
 
 class Rates:
-    """Counts the workers' events, in a thread beside."""
+    """Counts the workers' events."""
 
     def __init__(self, app: Any) -> None:
-        self._app = app
         self._counts: collections.Counter[str] = collections.Counter()
         self._since = time.monotonic()
-        self.trouble = ""
-        #: Whether any event of ours came: workers send them with -E.
-        self.any = False
-        threading.Thread(target=self._run, name="redislock-watch", daemon=True).start()
+        self.ear = Ear(app, self._count)
 
     @property
     def heard(self) -> str:
         """Why the rates may not be what happens; "" if events come."""
-        return "" if self.any else f" ({self.trouble or 'no events yet: workers need -E'})"
+        why = self.ear.trouble or ("" if self.ear.any else "no events yet: workers need -E")
+        return f" ({why})" if why else ""
 
     def take(self) -> dict[str, float]:
         """Conflicts and lost locks per second since the last call."""
@@ -49,20 +45,9 @@ class Rates:
         seconds, self._since = now - self._since, now
         return {kind: counts[kind] / max(seconds, 0.001) for kind in ("conflicts", "lost")}
 
-    def _run(self) -> None:
-        while True:
-            try:
-                with self._app.connection_for_read() as connection:
-                    receiver = self._app.events.Receiver(connection, handlers={"*": self._count})
-                    receiver.capture(limit=None, timeout=None, wakeup=False)
-            except Exception as exc:
-                self.trouble = one_line(f"no events: {exc}")
-                time.sleep(1.0)
-
     def _count(self, event: dict[str, Any]) -> None:
         kind = str(event.get("type", ""))
         if kind.startswith(EVENTS):
-            self.any, self.trouble = True, ""
             kind = kind.removeprefix(EVENTS)
             if kind not in NO_CONFLICT:
                 self._counts["lost" if kind == "lost" else "conflicts"] += 1
@@ -73,16 +58,20 @@ class Watch:
 
     Args:
         app: the Celery app.
+        rates: of what its workers tell.
         choose: which locks to show, in which order.
         limit: how many at most.
     """
 
     def __init__(
-        self, app: Any, choose: Callable[[list[Found]], list[Found]], limit: int | None
+        self,
+        app: Any,
+        rates: Rates,
+        choose: Callable[[list[Found]], list[Found]],
+        limit: int | None,
     ) -> None:
-        self._app, self._choose, self._limit = app, choose, limit
+        self._app, self._rates, self._choose, self._limit = app, rates, choose, limit
         self._locks = app_locks(app)
-        self._rates = Rates(app)
         self._found: list[Found] = []
         self._seen_at: float | None = None
         self.trouble: LockUnavailable | None = None
@@ -148,8 +137,9 @@ def watch(
     Raises:
         LockUnavailable: the server does not allow it; or it did not answer the last time.
     """
-    with contextlib.suppress(KeyboardInterrupt), screen() as drawn:
-        watched = Watch(app, choose, limit)
+    rates = Rates(app)
+    with contextlib.closing(rates.ear), contextlib.suppress(KeyboardInterrupt), screen() as drawn:
+        watched = Watch(app, rates, choose, limit)
         for number in itertools.count(1):
             watched.look()
             drawn.show(*watched.picture())

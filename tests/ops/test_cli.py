@@ -466,6 +466,7 @@ def test_watch_draws_holders_and_counts_events(app):
     taken = rates.take()
     assert taken["conflicts"] == 2 * taken["lost"] > 0
     assert rates.take()["conflicts"] == 0
+    rates.ear.close()
 
 
 def test_watch_does_not_count_what_was_set_aside_among_those_that_wait(app, client):

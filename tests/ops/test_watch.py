@@ -79,8 +79,8 @@ def open_terminal(conf, label, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
     environment["PYTHONPATH"] = installed(tmp_path)
 
-    def start(url, *arguments):
-        own = {"redislock_url": url, "redislock_prefix": label}
+    def start(url, *arguments, **more):
+        own = {"redislock_url": url, "redislock_prefix": label, **more}
         environment["TEST_CONF"] = json.dumps({**conf, **own})
         opened.append(Terminal(environment, "watch", "--every", "0.2", *arguments))
         return opened[-1]
@@ -141,6 +141,26 @@ def test_it_begins_without_a_server_and_a_signal_leaves_the_terminal_in_order(op
     terminal.process.send_signal(signal.SIGTERM)
     assert terminal.process.wait(60) == 128 + signal.SIGTERM
     assert terminal.is_in_order
+
+
+def test_a_broker_that_is_away_is_said_and_forgotten_once_it_is_back(
+    redis_server, own_redis, open_terminal
+):
+    own_redis.kill()
+    terminal = open_terminal(redis_server.url, broker_url=own_redis.url)
+    terminal.shows("OperationalError:")  # in two lines
+    own_redis.start()
+    terminal.shows("(no events yet: workers need -E)")
+    with make_app(own_redis.url, "any", broker_url=own_redis.url) as app:
+
+        def is_heard():
+            with app.events.default_dispatcher() as events:
+                events.send("task-lock-skipped", uuid="x")
+            return not any("no events" in line for line in terminal.picture)
+
+        eventually(is_heard, "an event comes")
+    own_redis.kill()
+    terminal.shows("(no events: ")
 
 
 def test_in_a_pipe_it_prints_and_says_if_the_server_was_away_at_the_end(redis_server, label):

@@ -18,8 +18,8 @@ from ...app.settings import AppLocks, app_locks
 from ...core.holders import one_line
 from ...core.log import get_logger
 from ...errors import LockUnavailable
+from ..hear import Ear
 from ..survey import Found
-from .hear import Ear
 from .look import Seen, look, look_at, look_back
 from .past import WINDOW, Past
 from .present import Present
@@ -89,7 +89,8 @@ class Hub:
         self._looked = False
         self._looked_at = float("-inf")
         self._ahead = 0.0
-        self._looked_back_at = float("-inf")
+        #: Up to when the history has been read, by the lock server's clock.
+        self._known_to = float("-inf")
         #: Why there is no history, in one line; "" if there is.
         self._forgetful = ""
         self._trouble = ""
@@ -117,8 +118,7 @@ class Hub:
             self._deafening = None
         if self._ear is None:
             loop = asyncio.get_running_loop()
-            heard = functools.partial(_in_loop, loop, self._hear)
-            self._ear = Ear(self._app, self._past.cares_for, heard)
+            self._ear = Ear(self._app, functools.partial(self._hand_over, loop))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         elif self._seen is not None or self._trouble:
@@ -141,7 +141,7 @@ class Hub:
     def _deafen(self) -> None:
         self._deafening = None
         if self._ear is not None:
-            self._ear.stop()
+            self._ear.close()
             self._ear = None
 
     # -- looking ------------------------------------------------------------------------------
@@ -203,14 +203,13 @@ class Hub:
 
     async def _look_back(self, now: float) -> None:
         """Now and then, take in what the history has kept. The page does without if it may not."""
-        if now - self._looked_back_at < LOOK_BACK:
+        if now - self._known_to < LOOK_BACK:
             return
-        # A little more than since the last time: what ended then may have been written later.
-        since = max(now - WINDOW, self._looked_back_at - LOOK_BACK)
-        self._looked_back_at = now
+        # From a little before what is known: what ended then may have been written later.
+        since = max(now - WINDOW, self._known_to - LOOK_BACK)
         try:
             self._past.remember(await asyncio.to_thread(look_back, self._app, since))
-            self._forgetful = ""
+            self._known_to, self._forgetful = now, ""
         except LockUnavailable as exc:
             self._forgetful = one_line(f"no history: {exc.reason}")
             logger.debug("redislock: %s", self._forgetful)
@@ -226,6 +225,12 @@ class Hub:
         change = self._present.update(seen)
         self._past.take_in(seen)
         self._send({"trouble": "", **change.to_dict(), "past": self._past.take_changes()})
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, event: dict[str, Any]) -> None:
+        """In the ear's thread: have the event heard in the loop. Never mind if that has ended."""
+        if self._past.cares_for(event):
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._hear, event)
 
     def _hear(self, event: dict[str, Any]) -> None:
         self._past.hear(event, time.time() + self._ahead)
@@ -264,12 +269,6 @@ class Hub:
         heard = {"any": ear.any, "trouble": ear.trouble} if ear else {"any": False, "trouble": ""}
         now = round(time.time() + self._ahead, 3)
         return {"now": now, "events": heard, "forgetful": self._forgetful}
-
-
-def _in_loop(loop: asyncio.AbstractEventLoop, call: Any, event: dict[str, Any]) -> None:
-    """Call it in the loop; never mind if that has ended."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(call, event)
 
 
 def _dump(message: dict[str, Any]) -> str:

@@ -106,8 +106,8 @@ def test_it_shows_the_locks_and_what_becomes_of_them_without_being_loaded_again(
         assert page.evaluate("window.loadedOnce")
 
 
-def test_marks_come_from_the_workers_events(page, redis_server, label):
-    app = make_app(redis_server.url, label, broker_url=f"{redis_server.url}/4")
+def test_marks_come_from_the_workers_events(page, redis_server, proxy, label):
+    app = make_app(redis_server.url, label, broker_url=f"{proxy.url}/4")
     made, _ = take(app, "sync", "x")
     about = {"redislock_key": made.keys.lock, "redislock_task": "sync", "name": "sync"}
     with opened(page, app), app.events.default_dispatcher() as events:
@@ -128,6 +128,10 @@ def test_marks_come_from_the_workers_events(page, redis_server, label):
         expect(page.locator("#lanes rect.waiting.open")).to_have_count(0)
         events.send("task-lock-lost", uuid="id-of-x", redislock_reason="it expired", **about)
         expect(tile(page, "lost")).to_have_text("1")
+        proxy.cut_off()
+        expect(page.locator("#lanes-note")).to_contain_text("no events: ")
+        proxy.reconnect()
+        expect(page.locator("#lanes-note")).to_be_empty()
     store_of(app).close()
 
 

@@ -159,8 +159,8 @@ function showLanes(matches) {
   const note = at("lanes-note");
   const said = [];
   if (!names.length) said.push("Nothing has happened yet. ");
-  if (!model.events.any) said.push(model.events.trouble ? plain(model.events.trouble)
-    : "No events of workers yet: with -E they tell who was turned away, and how runs end.");
+  if (model.events.trouble) said.push(plain(model.events.trouble));
+  else if (!model.events.any) said.push("No events of workers yet: with -E they tell who was turned away, and how runs end.");
   if (model.forgetful) said.push(` ${plain(model.forgetful)}`);
   const key = JSON.stringify([said, hidden, allLanes]);
   if (note.dataset.key === key) return;

@@ -1,0 +1,69 @@
+"""Listens to Celery's events, in a thread beside: for the live table and for the page."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from ..core.holders import one_line
+from ..core.log import get_logger
+
+logger = get_logger()
+
+#: Seconds before it tries again to reach the broker.
+AGAIN: Final = 2.0
+
+
+class Ear:
+    """Hands over Celery's events as they come, until it is closed.
+
+    Args:
+        app: the Celery app.
+        heard: what takes an event. Called in the thread.
+    """
+
+    def __init__(self, app: Any, heard: Callable[[dict[str, Any]], None]) -> None:
+        self._app = app
+        self._heard = heard
+        self._closed = threading.Event()
+        #: Whether any event of a worker's tasks came: workers send them with -E.
+        self.any = False
+        #: Why none can come, in one line; "" if they can.
+        self.trouble = "no events: not yet connected to the broker"
+        threading.Thread(target=self._run, name="redislock-ear", daemon=True).start()
+
+    def close(self) -> None:
+        """Let it end, within a few seconds. Waits for nothing."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                with self._app.connection_for_read() as connection:
+                    self._listen(connection)
+            except Exception as exc:
+                self.trouble = one_line(f"no events: {type(exc).__name__}: {exc}")
+                logger.debug("redislock: %s", self.trouble)
+                self._closed.wait(AGAIN)
+
+    def _listen(self, connection: Any) -> None:
+        # `Receiver` would try for some seconds before it says that the broker is away; and its
+        # `capture` makes a second connection, without end, and logs a traceback at each try.
+        connection.ensure_connection(max_retries=len(connection.alt))
+        receiver = self._app.events.Receiver(connection, handlers={"*": self._take})
+        (consumer,) = receiver.get_consumers(connection.Consumer, None)
+        with consumer:
+            while not self._closed.is_set():
+                with contextlib.suppress(TimeoutError):
+                    connection.drain_events(timeout=1.0)
+                connection.heartbeat_check()
+                self.trouble = ""
+
+    def _take(self, event: dict[str, Any]) -> None:
+        kind = str(event.get("type", ""))
+        # Whoever sends a task may say so, and a worker without -E says only that it is alive.
+        if kind.startswith("task-") and kind != "task-sent":
+            self.any = True
+        self._heard(event)
