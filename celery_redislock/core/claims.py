@@ -163,7 +163,7 @@ class Busy(NamedTuple):
 
 
 class Done(NamedTuple):
-    """This very attempt ended, `age` seconds ago, or must not run."""
+    """The very same attempt ended, `age` seconds ago, or must not run."""
 
     note: Note
     age: float
