@@ -157,10 +157,10 @@ class Locks:
             purpose: whose connections to use.
 
         Returns:
-            For each: `Extended`, or the `LockUnavailable` that it met.
+            For each: `Extended`, or `LockUnavailable`.
 
         Raises:
-            LockUnavailable: none of them could be asked for.
+            LockUnavailable: the server could not be asked at all.
         """
         calls = [wire.extend_question(each) for each in extensions]
         ttl = min(e.claim.ttl for e in extensions) if ttl is None else ttl

@@ -31,7 +31,7 @@ local value, ttl, mark, entry_id, note_if_busy, runs_kept, how, again = unpack(A
 local waiter_ttl, kept_opening, parent = unpack(ARGV, 9)
 
 local RECORDS_OF_A_RUN = 3  -- in the history
-local CUT_AFTER = 48        -- so many
+local CUT_AFTER = 48        -- records, before a list of runs is cut again
 
 -- include values.lua
 
@@ -181,7 +181,7 @@ local function met(i, slot, holder)
   elseif mine < theirs then
     return not again and {'done', ENDED_NOTE, -1} or nil
   elseif holder.queued then
-    return settled(slot, 'XX')  -- kept for this very message, which does not say so
+    return settled(slot, 'XX')  -- kept for this very message, though it does not say so
   end
   if not string.find(current[i], REDELIVERED, 1, true) then
     current[i] = with(current[i], REDELIVERED)

@@ -1,6 +1,6 @@
 -- Take a lock away from whoever holds it: an operator's order.
 --
--- KEYS  1 lock  2 marks of the broken  3 waiters  4 wake list  5 room  6 the bucket's rooms
+-- KEYS  1 lock  2 marks of broken locks  3 waiters  4 wake list  5 room  6 the bucket's rooms
 --       7 the prefix of the keys of runs in the bucket's history  8.. the lock's further slots
 -- ARGV  1 the lock's mark   2 the opening of the only value to break, or ""
 --       3 who breaks it, for the holder: JSON with exactly two quotes

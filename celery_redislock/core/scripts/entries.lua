@@ -44,7 +44,7 @@ local function id_of(task_id, nesting, attempt)
   return string.format('%s:%d.%d', task_id, nesting, attempt)
 end
 
--- Task id, nesting and attempt, as texts; nil if it is no id.
+-- Task id, nesting and attempt, as texts; nil if it is not an id.
 local function parts_of(id)
   return string.match(id, '^(.*):(%d+)%.(%d+)$')
 end
@@ -53,7 +53,7 @@ local function entry_text(gives_up_at, kind, arrived, parked)
   return string.format('%s|%s@%.0f|%s', gives_up_at, kind, arrived, parked)
 end
 
--- The kind, and the ms of the arrival as a text; nil if it is no entry.
+-- The kind, and the ms of the arrival as a text; nil if it is not an entry.
 local function head_of(entry)
   return string.match(entry, '^%d*|([^|@]*)@?(%d*)|')
 end

@@ -1,6 +1,6 @@
 -- Extend a lock that is still ours; optionally take it again if it has vanished.
 --
--- KEYS  1 lock  2 fence counter of the bucket  3 marks of the broken   4.. the lock's further slots
+-- KEYS  1 lock  2 fence counter of the bucket  3 marks of broken locks   4.. the lock's further slots
 -- ARGV  1 value as stored, opening with {"token":"<token>"   2 ttl in ms
 --       3 "1" take it again if it is missing, "0" do not   4 fence
 --       5 ms since the acquisition after which it is no longer extended, or ""
@@ -48,7 +48,7 @@ local by = broken_by(redis.call('GET', broken), opening)
 if by then
   return {0, counter, by}
 end
--- The server came back empty, failed over, or evicted the key.
+-- The key is gone: the server came back empty, failed over, or evicted it.
 if not free or retakes ~= '1' then
   return {0, counter}
 end

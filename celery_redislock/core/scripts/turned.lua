@@ -3,7 +3,7 @@
 --
 -- Needs the locals `runs`, the key of the runs of the duplicate's task, see history.lua, and
 -- `time`, TIME's reply. Each bucket has this key:
---   turned   task -> "<hours since 1970>:<duplicates>;" for each hour with any, the last first
+--   turned   task -> "<hours since 1970>:<duplicates>;" for each hour with any, newest first
 
 local HOURS_KEPT = 48
 local LENGTH_KEPT = 16 * HOURS_KEPT  -- an hour that is cut in two is not read

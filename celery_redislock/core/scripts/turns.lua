@@ -6,7 +6,7 @@
 -- Needs these locals:
 --   slots, room, entries, deadlines, aside, rooms, ended, waiters   keys
 --   wake         the wake list's key, in those that let a waiter in
---   mark         the lock's, in `rooms`
+--   mark         the lock's mark, in `rooms`
 --   turn_token   the token of the turn that may be given
 --   publishes    whether the caller can publish a task
 --   time         TIME's reply
@@ -106,7 +106,7 @@ end
 
 local function give_turn(slot, id, entry, state)
   local pause, kind = PAUSE, 'reserved'
-  local tokens = string.sub(state.tokens .. ' ' .. turn_token, -256)  -- those of the last offers
+  local tokens = string.sub(state.tokens .. ' ' .. turn_token, -256)  -- of the last offers
   if publishes and not is_sent(state) then
     kind, pause = 'publish', PAUSE * 2 ^ state.offers
     -- Beside waiters the turn ends sooner. Its message is not sent again because of that.
