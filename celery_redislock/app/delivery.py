@@ -126,7 +126,7 @@ class Delivery:
         deferrals: how often the task was deferred before.
         outages: how many of the last deferrals in a row were because the lock server was not
             available.
-        since: Unix time at which the task first met a held lock, or None.
+        since: Unix time at which the task first met a held lock or was first deferred, or None.
         copied: there may be another copy of its message: it may have been published again or put
             into a waiting room.
         gave_up: its time in the waiting room is over.
@@ -250,7 +250,7 @@ class Delivery:
 
     @property
     def waited(self) -> float:
-        """Seconds since the task first met a held lock, by the clocks of the machines involved."""
+        """Seconds since `since`, by the clocks of the machines involved."""
         return 0.0 if self.since is None else max(time.time() - self.since, 0.0)
 
     @property
