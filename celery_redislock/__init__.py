@@ -23,7 +23,7 @@ from .signals import (
 )
 from .tasks.current import current_lock
 from .tasks.task import SingletonTask
-from .worker import start as _start  # noqa: F401  connects what a worker's start does
+from .worker import start as _start  # noqa: F401  connects receivers for a worker's start
 
 __all__ = [
     "Coalesce",

@@ -1,4 +1,4 @@
-"""The errors of the package. Each carries its data as attributes and survives pickle and JSON.
+"""The errors of the package. Each has its data as attributes and survives pickle and JSON.
 
 A JSON result backend rebuilds an exception as ``cls(*args)`` from the class's `__module__`. So
 `args` holds plain data, and `__module__` is the package.

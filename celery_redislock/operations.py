@@ -1,4 +1,4 @@
-"""What `celery redislock` does, from Python: list locks, break them, drop the tasks that wait.
+"""`celery redislock` from Python: list locks, break them, drop waiting tasks.
 
     from celery_redislock.operations import break_locks, list_locks
 
@@ -6,7 +6,7 @@
         print(lock.task, lock.key, lock.held_for)
     break_locks(app, node="celery@web-1")
 
-The app must know its tasks: call this where they are imported.
+The app must know its tasks: call this where the tasks are imported.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def list_locks(
 
     Args:
         app: the Celery app.
-        task: only of this task, or of tasks that match this glob.
-        node: only held on this node, or on nodes that match this glob.
-        older: only held for at least so many seconds.
+        task: only locks of this task, or of tasks that match this glob.
+        node: only locks held on this node, or on nodes that match this glob.
+        older: only locks held for at least this many seconds.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -49,19 +49,19 @@ def break_locks(
     older: float = 0.0,
     by: str | None = None,
 ) -> list[Found]:
-    """Take locks away from their holders. These run on, and learn that they lost them.
+    """Take locks away from their holders. The holders run on, and learn that they lost the lock.
 
-    A lock that somebody else has by now is left alone, as is a value that is no lock of ours. If
-    the server goes away meanwhile, some of them are broken: call it again.
+    A lock that has another holder by now is left alone, as is a value that is not a lock of ours.
+    If the server goes away meanwhile, some of the locks are broken: call it again.
 
     Args:
         app: the Celery app.
-        locks: these, which `list_locks` gave; instead of what follows.
-        task: those of this task, or of tasks that match this glob; "*" for all.
-        node: those of runs on this node, or on nodes that match this glob. What is kept for a
-            message in the queue is not the node's.
-        older: those held for at least so many seconds.
-        by: who does it, which the holders are told; None for this process's user and host.
+        locks: these locks, from `list_locks`; instead of task, node and older.
+        task: locks of this task, or of tasks that match this glob; "*" for all.
+        node: locks of runs on this node, or on nodes that match this glob. A lock that is kept for
+            a message in the queue belongs to no node.
+        older: locks held for at least this many seconds.
+        by: who breaks them, for the holders; None for this process's user and host.
 
     Returns:
         The locks that were broken.
@@ -81,14 +81,14 @@ def break_locks(
 
 
 def drop_waiting(app: Any, locks: Iterable[Found] | None = None, *, task: str | None = None) -> int:
-    """Drop the tasks that wait in the rooms of locks or were set aside: they end as with `Skip()`.
+    """Drop the tasks that wait for locks or were set aside: they end as with `Skip()`.
 
-    So do tasks of others that wait for the same lock.
+    Tasks with another name that wait for the same lock are dropped too.
 
     Args:
         app: the Celery app.
-        locks: of these, which `list_locks` gave; instead of the task.
-        task: of this task's locks, or of those of tasks that match this glob; "*" for all.
+        locks: these locks, from `list_locks`; instead of task.
+        task: locks of this task, or of tasks that match this glob; "*" for all.
 
     Returns:
         How many were dropped.

@@ -1,7 +1,7 @@
 """What a duplicate does: one small class for each policy. Pure; the worker implements the verbs.
 
-A policy's `act` gets the conflict, and ends it with one of the conflict's verbs. To write your
-own policy, subclass `Policy` or one of the policies here:
+A policy's `act` gets the conflict, and ends it with one of its verbs (methods). To write your own
+policy, subclass `Policy` or one of the policies here:
 
     class SkipAtNight(Policy):
         def act(self, conflict):
@@ -56,7 +56,7 @@ class Conflict(Protocol):
     def waited(self) -> float: ...
 
     def skip(self, result: Any = NO_RESULT) -> Any:
-        """End the task without running it: with the result, or as REVOKED without one."""
+        """End the task without running it: with this result, or as REVOKED without one."""
 
     def defer(self, countdown: float) -> Any:
         """Publish the task again with this countdown in seconds."""
@@ -106,12 +106,12 @@ class Conflict(Protocol):
 class Policy(abc.ABC):
     """What a duplicate does. Policies are shared by all calls and keep no state.
 
-    All but `act` says beforehand what it may do; by default, that nothing is known.
+    Everything but `act` describes the policy beforehand; the defaults fit an unknown one.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # With an `act` of its own, a subclass no longer does what its parent says of itself.
+        # A subclass with its own `act` no longer does what its parent's attributes say.
         parents = [each for each in cls.__bases__ if issubclass(each, Policy)]
         if any(each.act not in (cls.act, Policy.act) for each in parents):
             for name in {"parks", "turns_away", "describe"} - {*vars(cls)}:
@@ -127,26 +127,26 @@ class Policy(abc.ABC):
         """Whether it may end the holder. If so, holders ask every second whether they must end."""
         return False
 
-    #: Whether no conflict ends in a run. What finds one then leaves the done note at once.
+    #: Whether no conflict ends in a run. The script that finds one then leaves the note at once.
     turns_away = False
-    #: Whether those that it turns away end as failed.
+    #: Whether the tasks that it turns away end as failed.
     fails = False
 
     @property
     def one_run(self) -> str:
-        """Why it needs a lock that only one may hold; "" if it does not."""
+        """Why it needs a lock with a limit of 1; "" if it does not."""
         return ""
 
     def longest_countdown(self) -> float:
-        """Seconds for which it may put a task off, without the random part, as far as is known."""
+        """The longest countdown that it may use, in seconds, without the random part."""
         return 0.0
 
     def eager(self) -> Policy:
-        """What acts in its place in eager mode, where nobody runs what is published."""
+        """The policy for eager mode, in which nobody runs what is published."""
         return self
 
     def describe(self, waiting: int = 0) -> str:
-        """What would happen to a duplicate that comes now, while so many wait in the room."""
+        """What would happen to a duplicate now, while this many tasks wait in the room."""
         return f"{self!r}, your own policy, would decide"
 
     @abc.abstractmethod
@@ -276,7 +276,7 @@ class Wait(_Bounded):
         then = self.then.eager()
         if then is self.then:
             return self
-        # A copy: a subclass may be made of other arguments.
+        # A copy: a subclass may take other arguments.
         policy = copy.copy(self)
         object.__setattr__(policy, "then", then)
         return policy

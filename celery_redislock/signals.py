@@ -5,8 +5,8 @@
         DUPLICATES.labels(sender.name, details.outcome).inc()
 
 All details have the lock's whole `key` and its `label` (None without `lock_label`), and the `task`,
-`task_id` and `attempt` (its number of retries). The sender is the task. If a receiver fails, that
-is logged and has no other effect.
+`task_id` and `attempt` (its number of retries). The sender is the task. If a receiver fails, the
+error is logged and has no other effect.
 
 `lock_lost`, `lock_extended` and `lock_recovered` are sent from the heartbeat's thread (under gevent
 and eventlet: from a greenlet), so their receivers must not block. For a "freed" lock,

@@ -1,7 +1,7 @@
 """For tests of code that uses locks: locks in memory, without a Redis server.
 
-The memory is fakeredis with this package's own scripts, so the same rules hold. It belongs to this
-process: a worker must run in this process too, with the solo or threads pool. With pytest, the
+The memory is fakeredis with this package's own scripts, so the same rules apply. It belongs to
+this process: a worker must run in this process too, in the solo or threads pool. With pytest, the
 fixtures `redislock_memory`, `held_lock` and `lose_lock` need no import.
 
     def test_a_second_sync_of_an_account_is_skipped(redislock_memory, held_lock):
@@ -57,8 +57,8 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Seconds within which a holder in this process learns that its lock is gone. On an idle machine
-#: it takes a millisecond.
+#: The most seconds until a holder in this process learns that its lock is gone. On an idle machine
+#: it is a millisecond.
 _SOON: Final = 10.0
 
 
@@ -76,7 +76,7 @@ class MemoryStore(Store):
         #: A client of this server.
         self.client = self.new_client()
         pools = pools_like(self.client)
-        # Not the store's own hook: this server never restarts.
+        # Not with the store's own hook: this server never restarts.
         super().__init__(
             lambda timeout, on_connect: pools(timeout, self._on_connect), _MemoryServer
         )
@@ -163,7 +163,7 @@ def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
         stand_in.current = before
 
 
-# -- what others do ---------------------------------------------------------------------------
+# -- other holders ----------------------------------------------------------------------------
 
 
 class HeldLock:
@@ -264,7 +264,7 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
         for each in held:
             heartbeat.beat_now(each)
         time.sleep(0.001)
-    time.sleep(0.001)  # an abort is on its way to this thread
+    time.sleep(0.001)  # time for an abort to reach this thread
 
 
 def _lock_of(what: Any, args: Any, kwargs: Any) -> tuple[Store, LockKeys, float]:

@@ -1,1 +1,1 @@
-"""What belongs to an app and to a message of it."""
+"""What belongs to an app and to its messages."""

@@ -1,8 +1,8 @@
-"""Publishing a task's message again as it came, whoever does that.
+"""Publishing a task's message again as it came, in whatever process.
 
-Tools that trace put the sender's trace into a message's headers, where a task is sent. Whoever
-publishes a message again is not its sender: it may be the holder of its lock, or an operator. So
-such a message has the headers with which it came, and no others but Celery's.
+Tracing tools put the sender's trace into a message's headers when a task is sent. A process that
+publishes a message again is not its sender: it may be the holder of its lock, or an operator's. So
+the message keeps the headers with which it came, and gets no others but Celery's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from celery.app.task import Context
 from .delivery import KEY
 from .internals import outside_of_tasks, serializer_of
 
-#: Sentry, for one, looks for its headers within one of this name.
+#: Sentry, for one, looks for its headers within a header of this name.
 _NESTED: Final = "headers"
 
 
@@ -26,13 +26,13 @@ def message_options(
     header: Mapping[str, Any],
     content_type: str | None,
 ) -> dict[str, Any]:
-    """What it takes to publish a task as it came: id, callbacks, expiry, route, format and all.
+    """The options that publish a task as it came: id, callbacks, expiry, route, format and all.
 
     Args:
         task: the task.
         raw: the request as Celery hands it to the tracer.
         request: the same, as the task sees it.
-        header: ours, under its key.
+        header: our header, under its key.
         content_type: of the message.
     """
     options = dict(task.signature_from_request(request).options)
@@ -52,7 +52,7 @@ def message_options(
 
 
 def publish_again(app: Any, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> None:
-    """Publish a task with the headers in these options: as no task's child, and in no other trace.
+    """Publish a task with the headers in these options, as no task's child and in no new trace.
 
     Args:
         app: the Celery app.
@@ -74,8 +74,8 @@ def publish_again(app: Any, name: str, args: Any, kwargs: Any, options: Mapping[
 
 
 class _AsItCame:
-    """A producer of messages that have these headers, and no others but Celery's. It has the last
-    word: tools add theirs before.
+    """A producer of messages with these headers, and no others but Celery's. It comes last, after
+    tools have added theirs.
     """
 
     def __init__(self, producer: Any, headers: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ def _headers(raw: Mapping[str, Any], shown: Mapping[str, Any] | None) -> dict[st
 
     Args:
         raw: the request as Celery hands it to the tracer.
-        shown: those that the task sees, and that Celery's retry sends: if some are nested, these.
+        shown: those that the task sees and that a retry sends; if some are nested, only these.
     """
     found = dict(shown or {})
     if raw.get(_NESTED):
@@ -106,6 +106,6 @@ def _headers(raw: Mapping[str, Any], shown: Mapping[str, Any] | None) -> dict[st
 
 
 def _custom(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a message's headers, at its top, that are not Celery's."""
+    """The headers at the top level of a message that are not Celery's."""
     others = Context({k: v for k, v in headers.items() if k != _NESTED})
     return others.as_execution_options()["headers"] or {}

@@ -1,4 +1,4 @@
-"""Arguments as text: the same for equal ones, on every Python version, and its digest. Pure."""
+"""Arguments as text, the same for equal ones on every Python version; and its digest. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _DIGEST_NAME: Final = re.compile(rf"(.*):{SCHEMA}:([0-9a-f]{{32}})", re.DOTALL)
 def canonical(value: Any) -> str:
     """A text that is the same for equal values and differs for different ones.
 
-    A JSON-like grammar: what JSON has is written as JSON, with a mapping's items in order;
-    other types are marked by name. Tuples are lists, as they arrive as lists. How deep a value
-    is nested does not matter.
+    It is like JSON: the types of JSON are written as JSON, with a mapping's items in order; other
+    types are marked by name. Tuples are written as lists, since they arrive as lists. Values may be
+    nested to any depth.
 
     Raises:
         TypeError: a type that no serializer of a Celery message would carry unchanged, or a
@@ -34,8 +34,8 @@ def canonical(value: Any) -> str:
 
 
 def _text(value: Any, levels: int) -> str:
-    """The text of a value. So many levels are written by recursion, which is the fastest way."""
-    # The common types are found at once: this is done for each argument of each run.
+    """The text of a value. Up to `levels` are written by recursion, which is the fastest way."""
+    # Look up the common types first: this is done for each argument of each run.
     write = _PLAIN.get(type(value))
     if write is not None:
         return write(value)
@@ -72,7 +72,7 @@ def _set(value: Iterable[Any], levels: int) -> str:
 
 
 class _Written:
-    """A container whose text is known, in its place within the one above it."""
+    """The text of a container, in that container's place."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -100,7 +100,7 @@ class _Level:
         self._contents[self._at] = written
 
     def text(self) -> str:
-        """The whole text. All containers in it are written."""
+        """The whole text, once all containers in it are written."""
         contents: Any = self._contents
         if self._is_mapping:
             contents = dict(zip(contents[::2], contents[1::2], strict=True))
@@ -142,12 +142,12 @@ def _named(value: uuid.UUID | Decimal) -> str:
     return f'{type(value).__name__}"{value}"'
 
 
-#: How each plain type is written. The first that fits: a bool is an int, a datetime a date.
+#: How each plain type is written. The first match counts: a bool is an int, a datetime a date.
 _WRITERS: Final[tuple[tuple[tuple[type[Any], ...], Callable[[Any], str]], ...]] = (
-    ((str,), encode_basestring_ascii),  # what `json.dumps` comes to, ten times as fast
+    ((str,), encode_basestring_ascii),  # the same as `json.dumps`, ten times as fast
     ((bool, type(None)), json.dumps),
     ((float,), _float),
-    ((int,), int.__repr__),  # what `json.dumps` comes to
+    ((int,), int.__repr__),  # the same as `json.dumps`
     ((bytes, bytearray, memoryview), _bytes),
     ((datetime, date, time), _moment),
     ((uuid.UUID, Decimal), _named),
@@ -173,11 +173,11 @@ def digest(arguments: Mapping[str, Any]) -> str:
 
 
 def digest_name(task: str, arguments: Mapping[str, Any]) -> str:
-    """The name of a task's lock that is told from others of that task by its arguments."""
+    """The name of a task's lock for these arguments."""
     return f"{task}:{SCHEMA}:{digest(arguments)}"
 
 
 def parts_of(name: str) -> tuple[str, str] | None:
-    """The task and the digest in the name of a lock, if they make it up."""
+    """The task and the digest in a lock's name, or None if the name is of another form."""
     found = _DIGEST_NAME.fullmatch(name)
     return (found[1], found[2]) if found else None

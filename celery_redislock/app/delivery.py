@@ -1,10 +1,10 @@
 """What travels with a message beside the task: our header, and the token of its delivery.
 
-The token is minted once for each delivery, in the worker's main process, and handed to the pool in
-the message's *properties*: there a retry does not copy it into the next message, as it would a
-header. The header says what is kept for the message (a reservation from when it was sent, or a turn
-in a waiting room), by key and token: whoever has the message can settle that, whatever the task is
-by then. It is taken out before the body runs.
+The token is minted once for each delivery, in the worker's main process, and passed to the pool in
+the message's *properties*: a retry copies headers into the next message, but not these. The header
+says what is kept for the message (a reservation from when it was sent, or a turn in a waiting
+room), by mark and token: any process that has the message can settle that, whatever the task is by
+then. The header is removed before the body runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..core.parked import id_of
 from ..errors import ConfigError
 
 KEY: Final = "redislock"
-#: The version of the header. A release reads its own and all before.
+#: The version of the header. A release reads its own version and all earlier ones.
 VERSION: Final = 2
 
 
@@ -52,8 +52,10 @@ def stamp(
 
 
 def is_copy(raw: Mapping[str, Any]) -> bool:
-    """Whether the message is known to be a copy, or was published instead of one that may come
-    back. Of a request as the worker's main process makes it.
+    """Whether the message is known to be a copy, or replaces one that may come back.
+
+    Args:
+        raw: the request as the worker's main process has it.
     """
     header = raw.get(KEY)
     if not isinstance(header, Mapping):
@@ -63,10 +65,10 @@ def is_copy(raw: Mapping[str, Any]) -> bool:
 
 
 def take_header(raw: dict[str, Any]) -> Any:
-    """Take our header out of a request, lest a retry copies it into the next message."""
+    """Take our header out of a request, so that a retry does not copy it into the next message."""
     header = raw.pop(KEY, None)
     if raw.get("headers") and KEY in raw["headers"]:
-        # A copy: the user's, or the caller's, is not ours to change.
+        # A new dict: the old one may be the user's or the caller's.
         raw["headers"] = {k: v for k, v in raw["headers"].items() if k != KEY}
     return header
 
@@ -75,9 +77,9 @@ class Kept(NamedTuple):
     """What is kept for a message.
 
     Attributes:
-        mark: of the lock's keys; "" if an older release did not say.
-        token: under which the lock is kept; "" if it is not.
-        entry_id: of the message's entry in the waiting room; "" if it does not come from there.
+        mark: the mark of the lock's keys; "" if an older release did not say.
+        token: the token under which the lock is kept; "" if it is not.
+        entry_id: the id of the message's entry in the waiting room; "" if it is not from there.
     """
 
     mark: str
@@ -86,7 +88,7 @@ class Kept(NamedTuple):
 
     @property
     def header(self) -> dict[str, Any]:
-        """What a header says of it."""
+        """The part of a header that says so."""
         found: dict[str, Any] = {"kept": [self.mark, self.token]}
         if self.entry_id:
             found["parked"] = True
@@ -98,7 +100,7 @@ class Kept(NamedTuple):
         header = raw.get(KEY)
         if not isinstance(header, Mapping):
             return None
-        # "reserved": so an older release calls it.
+        # Older releases call it "reserved".
         pair = header.get("kept") or header.get("reserved") or ("", "")
         task_id, attempt, nesting = attempt_of(raw)
         entry_id = id_of(task_id, nesting, attempt) if header.get("parked") else ""
@@ -119,13 +121,15 @@ class Delivery:
         received: when the worker got it, on `clock`; None if nobody noted it.
         arrived: Unix time at which the task first met a worker, by the lock server's clock; None
             while that is not known.
-        redelivered: the broker said that it had delivered the message before, or a deferral did.
+        redelivered: the broker, or an earlier deferral's header, said that the message had been
+            delivered before.
         deferrals: how often the task was deferred before.
-        outages: how often in a row, up to now, because the lock server was not available.
-        since: Unix time at which the task first met a held lock, or None.
-        copied: it was published again, perhaps, or put into a waiting room: there may be another
-            copy of its message.
-        gave_up: it waited there for as long as it would.
+        outages: how many of the last deferrals in a row were because the lock server was not
+            available.
+        since: Unix time at which the task first met a held lock or was first deferred, or None.
+        copied: there may be another copy of its message: it may have been published again or put
+            into a waiting room.
+        gave_up: its time in the waiting room is over.
         kept: what is kept for the message and is not settled yet, or None.
         sent: the identity of the message, which all copies of it share; "" if it has none.
         content_type: of the message, or None.
@@ -148,12 +152,12 @@ class Delivery:
 
     @classmethod
     def take_from(cls, raw: dict[str, Any], kept: Kept | None) -> Delivery:
-        """Read a delivery from its request, and take our header out of that.
+        """Read a delivery from its request, and take our header out of the request.
 
         Args:
             raw: the request.
-            kept: what is kept for its message. The caller has read it before: it is to be settled
-                also if the rest cannot be read.
+            kept: what is kept for its message. The caller has read it already: it must be settled
+                even if the rest cannot be read.
 
         Raises:
             ConfigError: a newer release wrote the header.
@@ -166,7 +170,7 @@ class Delivery:
             received=mark.get("received"),
             redelivered=bool((raw.get("delivery_info") or {}).get("redelivered")),
             kept=kept,
-            # kombu's own transports name each message, and name it the same when they restore it.
+            # kombu's own transports give each message a tag, and keep it when they restore it.
             sent=str(properties.get("delivery_tag") or ""),
             content_type=mark.get("content_type"),
             events=bool(mark.get("events")),
@@ -186,10 +190,10 @@ class Delivery:
         self.deferrals = int(header.get("deferrals", 0))
         self.outages = int(header.get("outages", 0))
         self.since = header.get("since")
-        # "first_received": an older release, by a worker's clock.
+        # "first_received" is from an older release, by a worker's clock.
         self.arrived = header.get("arrived", header.get("first_received"))
         self.gave_up = bool(header.get("gave_up"))
-        # A header of an older release names none, and the broker's is of this very copy.
+        # An older release's header has none, and the broker's tag is of this copy only.
         self.sent = header.get("sent") or ""
 
     @property
@@ -198,8 +202,8 @@ class Delivery:
         return self.kept is not None and bool(self.kept.entry_id)
 
     def next_header(self, *, outage: bool) -> dict[str, Any]:
-        """The header of the message that this delivery is deferred to. What is kept for this one
-        is kept for that one.
+        """The header of the message to which this delivery is deferred. What is kept for this
+        message is kept for that one.
         """
         header = {
             "v": VERSION,
@@ -215,12 +219,12 @@ class Delivery:
         return {KEY: header}
 
     def parked_header(self, broker: str, label: str | None = None) -> dict[str, Any]:
-        """The header of the message of a task that waited in a room. It may be published twice,
-        so each is a copy. Who publishes it adds what is kept for it.
+        """The header of the message of a task that waits in a room. It may be published twice, so
+        it says that it is a copy. The publisher adds what is kept for the message.
 
         Args:
             broker: a digest of the broker that the message belongs to.
-            label: of its lock, for whoever looks into the room; None if it has none.
+            label: the lock's label, for people who look into the room; or None.
         """
         header: dict[str, Any] = {
             "v": VERSION,
@@ -239,17 +243,17 @@ class Delivery:
 
     @property
     def met_lock(self) -> bool:
-        """Whether it, or an earlier one of its task, met a held lock, and so may have ended in an
-        event that monitors show as a state.
+        """Whether this delivery, or an earlier one of its task, met a held lock: monitors may then
+        show an event of ours as the task's state.
         """
         return bool(self.deferrals or self.parked or self.redelivered)
 
     @property
     def waited(self) -> float:
-        """Seconds since the task first met a held lock, by the clocks of the machines involved."""
+        """Seconds since `since`, by the clocks of the machines involved."""
         return 0.0 if self.since is None else max(time.time() - self.since, 0.0)
 
     @property
     def age(self) -> float:
-        """Seconds since the worker got it; without end if nobody noted when."""
+        """Seconds since the worker got it; infinite if nobody noted when."""
         return float("inf") if self.received is None else clock() - self.received

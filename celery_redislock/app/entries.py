@@ -1,4 +1,4 @@
-"""A task in a waiting room: a JSON text with all that it takes to publish it as it came."""
+"""A task in a waiting room: a JSON text with all that is needed to publish it as it came."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from kombu.utils.url import parse_url
 from .delivery import KEY
 from .internals import serializer_of
 
-#: Seconds for which an entry waits for a worker that can publish it: of a release that knows its
-#: task, or of the app that has its broker.
+#: Seconds for which an entry waits for a worker that can publish it: one that knows its task, or
+#: one of the app that has its broker.
 UNKNOWN: Final = 60.0
 ELSEWHERE: Final = 600.0
 
 
 class CorruptEntry(Exception):
-    """What is in the room cannot be read."""
+    """The entry cannot be read."""
 
 
 class NotOurs(Exception):
     """The entry cannot be published by this worker; another one can.
 
     Attributes:
-        aside_after: seconds after which the entry is set aside, if no other one does.
+        aside_after: seconds after which the entry is set aside, if no other worker publishes it.
     """
 
     def __init__(self, why: str, aside_after: float) -> None:
@@ -40,7 +40,7 @@ class NotOurs(Exception):
 
 
 class Waiter(NamedTuple):
-    """What it takes to publish the message of a task that waits."""
+    """What is needed to publish the message of a waiting task."""
 
     task: Any
     args: list[Any]
@@ -50,7 +50,7 @@ class Waiter(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A task that waits. A field more, and a worker of an older release could not read it.
+    """A waiting task. Do not add fields: workers of older releases could not read it.
 
     Attributes:
         task: the task's name.
@@ -74,7 +74,7 @@ class Entry(NamedTuple):
         options: Mapping[str, Any],
         content_type: str | None = None,
     ) -> Entry:
-        """The entry of a task's message, which came as `content_type`; None for the task's own."""
+        """The entry of a task's message in this content type; None: by the task's serializer."""
         content = [args, kwargs, dict(options)]
         serializer = serializer_of(content_type) or task.serializer
         content_type, encoding, body = serialization.dumps(content, serializer=serializer)
@@ -88,7 +88,7 @@ class Entry(NamedTuple):
         """The entry that `dump` wrote.
 
         Raises:
-            CorruptEntry: it did not write this.
+            CorruptEntry: `dump` did not write this.
         """
         try:
             entry = cls(**json.loads(text))
@@ -105,8 +105,8 @@ class Entry(NamedTuple):
         """Arguments, keyword arguments and options.
 
         Raises:
-            NotOurs: the app does not accept the format, or cannot decode what is in it.
-            CorruptEntry: the body is none.
+            NotOurs: the app does not accept the content type.
+            CorruptEntry: the body cannot be decoded, or is not what `of` wrote.
         """
         body: Any = self.body
         encoding = self.encoding
@@ -117,7 +117,7 @@ class Entry(NamedTuple):
             accept = serialization.prepare_accept_content(app.conf.accept_content)
             content = serialization.loads(body, self.content_type, encoding, accept=accept)
         except SoftTimeLimitExceeded:
-            raise  # of the task that released: it says nothing of the entry
+            raise  # the releasing task's, not the entry's fault
         except serialization.ContentDisallowed as exc:
             raise NotOurs(
                 f"its content type, {self.content_type}, is not accepted", UNKNOWN
@@ -131,7 +131,7 @@ class Entry(NamedTuple):
             raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
 
     def label(self, app: Any) -> str | None:
-        """What its lock is called for people; None if it is not, or this app cannot read that."""
+        """Its lock's label; None if it has none, or this app cannot read it."""
         try:
             options = self.content(app)[2]
             label = (options.get("headers") or {})[KEY]["label"]
@@ -140,8 +140,8 @@ class Entry(NamedTuple):
         return label if isinstance(label, str) else None
 
     def arguments(self, app: Any) -> tuple[str, str] | None:
-        """Its arguments and keyword arguments as Celery shows them: as `argsrepr` and `kwargsrepr`
-        have them, where a caller set these. None if this app cannot read them.
+        """Its arguments and keyword arguments as Celery shows them: `argsrepr` and `kwargsrepr`, if
+        the caller set these. None if this app cannot read them.
         """
         try:
             args, kwargs, options = self.content(app)
@@ -155,14 +155,14 @@ class Entry(NamedTuple):
         return args_shown, kwargs_shown
 
     def load_for(self, app: Any, unknown: bool = False) -> Waiter:
-        """What waits, for a worker that is one to publish its message.
+        """What a worker needs to publish the message.
 
         Args:
             app: the worker's app.
-            unknown: also if the app does not know the task, only to store what it ends in.
+            unknown: also if the app does not know the task, to store its result only.
 
         Raises:
-            NotOurs: it is not.
+            NotOurs: another worker must publish it.
             CorruptEntry: it cannot be read.
         """
         task = app.tasks.get(self.task)
@@ -179,7 +179,7 @@ class Entry(NamedTuple):
         return Waiter(task, args, kwargs, options, header)
 
     def request(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Context:
-        """The request of a task that waits, as far as backends ask for it."""
+        """The request of a waiting task, with what backends read of it."""
         return Context(
             task=self.task,
             id=self.task_id,

@@ -1,5 +1,5 @@
-"""Runs one thing after another in a thread beside, and tries again what the lock server did not
-answer: there may be many at once, and whoever has them to do must not wait.
+"""Does background work on locks, one errand after another in a thread, and again until the lock
+server answers. There may be many errands at once, and the code that adds them must not wait.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .internals import at_pool_process_exit
 
 logger = get_logger()
 
-#: Seconds between two tries of what the lock server did not answer.
+#: Seconds between two tries if the lock server does not answer.
 TRY_AGAIN: Final = 0.25
-#: Seconds after which it is given up. What is left behind expires.
+#: Seconds after which an errand is given up. What it leaves behind expires.
 GIVE_UP: Final = 3600.0
-#: Seconds that the end of the process waits for what is to be done.
+#: Seconds that the process waits at its end for what is left to do.
 LAST_WAIT: Final = 2.0
 
 Errand = Callable[[], Any]
@@ -33,7 +33,7 @@ Errand = Callable[[], Any]
 class Errands:
     """A queue with a thread that ends when nothing is left to do.
 
-    A `queue.Queue` would block all greenlets where it is not patched.
+    Not a `queue.Queue`: where it is not patched it would block all greenlets.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Errands:
         timer.start()
 
     def finish(self) -> None:
-        """Wait for what is to be done, for a moment."""
+        """Wait for what is left to do, for at most `LAST_WAIT`."""
         give_up = time.monotonic() + LAST_WAIT
         while self._busy and time.monotonic() < give_up:
             time.sleep(0.01)
@@ -74,7 +74,7 @@ class Errands:
                 give_up, errand = self._waiting.popleft()
             except IndexError:
                 self._busy = False
-                if self._waiting:  # added in between, by one who saw that this thread is busy
+                if self._waiting:  # added in between, when this thread still counted as busy
                     self._busy = True
                     continue
                 return

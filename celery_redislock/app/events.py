@@ -1,7 +1,8 @@
-"""Celery events of what became of a lock, for Flower and others. Sent by the worker's main process.
+"""Celery events about locks, for Flower and others. Sent by the worker's main process.
 
-It has a connection for events, batches them, and knows whether anybody wants them. A pool process
-hands it a datagram, which takes microseconds, opens no connection, and can neither wait nor fail.
+The main process has a connection for events, batches them, and knows whether anybody wants them. A
+pool process sends it a datagram, which takes microseconds, needs no connection, and neither waits
+nor fails.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ LARGEST: Final = 65536
 
 
 class Channel:
-    """From the pool's processes to the main one."""
+    """A channel from the pool's processes to the main process."""
 
     def __init__(self) -> None:
         self._read = self._write = -1
         self._reads_in: int | None = None
         self._consumer: Any = None
         self._teller = AT_ONCE
-        #: Whether anybody wants events, as of the latest message that came.
+        #: Whether anybody wants events, as of the last message that arrived.
         self.wanted = False
 
     def open(self) -> None:
-        """In the worker's main process, before its pool starts."""
+        """Open it, in the worker's main process, before its pool starts."""
         if self._write >= 0:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -43,7 +44,7 @@ class Channel:
         os.set_blocking(self._write, False)
 
     def wanted_by(self, request: Any, consumer: Any) -> bool:
-        """Whether this worker sends events of that request's task. In its main process."""
+        """Whether this worker sends events for that request's task. For its main process."""
         eventer = request.eventer
         if eventer is None or not eventer.enabled or not request.task.send_events:
             self.wanted = False
@@ -58,7 +59,7 @@ class Channel:
         return self.wanted
 
     def send(self, kind: str, task_id: str | None, content: dict[str, Any]) -> None:
-        """Hand an event over. Lost if the main process is behind with a thousand others."""
+        """Pass an event to the main process. Lost if that is a thousand events behind."""
         if not self.wanted or self._write < 0 or not task_id:
             return
         try:
@@ -83,7 +84,7 @@ class Channel:
 
 
 def _publish(consumer: Any, kind: str, task_id: str, content: dict[str, Any]) -> None:
-    """In the consumer's thread, whose connection it is."""
+    """Send an event, in the consumer's thread, which owns the connection."""
     dispatcher = consumer.event_dispatcher
     if dispatcher is None:
         return
@@ -100,7 +101,7 @@ def emit(kind: str, outcome: str, key: str, **content: Any) -> None:
     """Send an event of a task that runs in a worker, if that worker sends events.
 
     Args:
-        kind: its type, after "task-lock-".
+        kind: the event's type, after "task-lock-".
         outcome: as in the log.
         key: the lock's key.
         content: as `core.log.fields` takes it.
@@ -109,7 +110,7 @@ def emit(kind: str, outcome: str, key: str, **content: Any) -> None:
     event = {name: value for name, value in found.items() if value is not None}
     event["name"] = found["redislock_task"]
     if kind in ("skipped", "replaced"):
-        # What Flower shows of a task that ended: why it did.
+        # Flower shows this as the reason why a task ended.
         by = found["redislock_holder"] or "an unknown holder"
         why = f"{found['redislock_key']} is held by" if kind == "skipped" else "in favour of"
         event["exception"] = f"{outcome}: {why} {by}"

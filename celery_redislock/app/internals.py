@@ -1,12 +1,12 @@
 """Every private name of Celery, kombu and billiard that this package uses, each with the reason.
 
-Where a release of Celery renames one, this is the place to mend. The rest of the package calls the
+If a release of Celery renames one, only this module must change. The rest of the package calls the
 functions here, and uses no such name itself; `HOOKS` lists those that our classes override.
 tests/app/test_internals.py checks both, and that the installed Celery has all of them.
 
 A name is private if it begins with an underscore, or if Celery's documentation does not say what
-others may do with it. Public modules of Celery's are imported where they are used. What only
-workers need is imported here by the function that needs it.
+others may do with it. Public modules of Celery are imported where they are used. What only workers
+need is imported here by the function that needs it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 # The stack of running tasks. `send_task` makes the task on top the parent of what it sends, and has
-# no way to say that it is not. Without it a task that is published again would be its own child,
+# no option against that. Without the stack, a task that is published again would be its own child,
 # and log lines and receivers of a conflict would not know their task.
 from celery._state import _task_stack
 
 # Called for each app when it is complete. Without it `redislock_tasks` would not protect the tasks
-# of a process that is no worker, such as one that calls them eagerly.
+# of a process that is not a worker, such as one that calls them eagerly.
 from celery._state import connect_on_app_finalize as on_app_complete
 
 # The names of Celery's own settings. Without them a misspelt one of ours would not be found.
@@ -65,13 +65,13 @@ __all__ = [
 
 
 class Hook(NamedTuple):
-    """What a class of ours overrides, and Celery calls.
+    """An attribute that a class of ours overrides, and that Celery calls.
 
     Attributes:
-        owner: the class of Celery's.
+        owner: Celery's class.
         name: the attribute.
-        takes: its first parameters; none if it is no method.
-        why: what it is overridden for, and so what breaks if Celery does not call it any more.
+        takes: its first parameters; none if it is not a method.
+        why: why it is overridden, and so what breaks if Celery no longer calls it.
     """
 
     owner: str
@@ -118,8 +118,8 @@ def outside_of_tasks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_running(task: Any, request: Any) -> Iterator[None]:
-    """Make this the running task, with this request, before Celery's tracer does: for receivers,
-    policies and log lines.
+    """Make this the running task, with this request, before Celery's tracer does: receivers,
+    policies and log lines need it.
     """
     _task_stack.push(task)
     task.request_stack.push(request)
@@ -131,8 +131,8 @@ def as_running(task: Any, request: Any) -> Iterator[None]:
 
 
 def running_task() -> Any:
-    """The running task itself, or None. `celery.current_task` is a proxy, which is slower to ask,
-    and is no task to `is`.
+    """The running task itself, or None. `celery.current_task` is a proxy: it is slower, and `is`
+    never finds it equal to a task.
     """
     return _task_stack.top
 
@@ -141,14 +141,14 @@ def running_task() -> Any:
 
 
 def real_app(app: Any) -> Any:
-    """The app itself: `current_app` is a proxy, and would be no key for what is kept for an app."""
+    """The app itself: `current_app` is a proxy, which cannot be the key of an app's data."""
     resolve = getattr(app, "_get_current_object", None)
     return app if resolve is None else resolve()
 
 
 def is_nobodys_app(app: Any) -> bool:
-    """Whether nobody configured this app: Celery makes it when it is asked for its current app and
-    has none, and binds every shared task to it.
+    """Whether nobody configured this app: Celery makes it if it is asked for the current app and
+    there is none, and binds every shared task to it.
     """
     from celery import _state
 
@@ -156,15 +156,15 @@ def is_nobodys_app(app: Any) -> bool:
 
 
 def tasks_so_far(app: Any) -> Mapping[str, Any]:
-    """The tasks that the app has by now. `app.tasks` would complete the app, which may be what is
-    under way.
+    """The tasks that the app has by now. `app.tasks` would complete the app, which may be under way
+    already.
     """
     tasks: Mapping[str, Any] = app._tasks
     return tasks
 
 
 class _Pending:
-    """Looks like a task that waits to be made."""
+    """Looks like a task that is still to be made."""
 
     def __init__(self, callback: Callable[[], Any]) -> None:
         self._callback = callback
@@ -174,26 +174,26 @@ class _Pending:
 
 
 def after_registration(app: Any, callback: Callable[[], Any]) -> None:
-    """Call this when all tasks that wait to be registered now are, before any is bound.
+    """Call this when all tasks that are pending now are registered, before any is bound.
 
-    No signal comes at that time: `on_after_finalize` is sent after the tasks were bound.
+    No signal is sent at that time: `on_after_finalize` comes after the tasks were bound.
     """
     app._pending.append(_Pending(callback))
 
 
 def is_decorated(attributes: Mapping[str, Any]) -> bool:
-    """Whether these are the attributes of a class that `@app.task` made of a function. Its
-    annotations are the function's, and no options.
+    """Whether these are the attributes of a class that `@app.task` made from a function. Its
+    annotations are the function's, not options.
     """
     return "_decorated" in attributes
 
 
 def check_arguments(task: Any, args: Any, kwargs: Any) -> None:
-    """Raise what Celery says of arguments that do not fit, in its own words.
+    """Raise Celery's own error if arguments do not fit. A task that was written as a class has no
+    such check.
 
     Raises:
-        TypeError: they do not fit. It may also not be known: a task that was written as a class
-            has no such check.
+        TypeError: they do not fit.
     """
     header = getattr(task, "__header__", None)
     if header is not None:
@@ -201,8 +201,8 @@ def check_arguments(task: Any, args: Any, kwargs: Any) -> None:
 
 
 def without_models(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments as `apply_async` sends them: of a task with `pydantic=True`, models are
-    dicts. Without it the sender would find another lock than the worker.
+    """The arguments as `apply_async` sends them: models become dicts if the task has
+    `pydantic=True`. Else the sender would compute another lock than the worker.
     """
     dump = getattr(task, "_dump_pydantic_arguments", None)
     return (args, kwargs) if dump is None else dump(args, kwargs)
@@ -214,19 +214,19 @@ def without_models(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 def serializer_of(content_type: str | None) -> str | None:
     """The name of the serializer that writes this content type; None if none does.
 
-    Without it a task would be published again in another format than it came in.
+    Needed to publish a task again in the format in which it came.
     """
-    # kombu tells the type of a name in public, and the name of a type only here.
+    # kombu's public functions give the type for a name, but not the name for a type.
     from kombu.serialization import registry
 
     return registry.type_to_name.get(content_type) if content_type else None
 
 
 def least_countdown(app: Any) -> float:
-    """The shortest countdown in seconds that the broker takes; 0.0 where any will do.
+    """The shortest countdown in seconds that the broker accepts; 0.0 for any.
 
-    With quorum queues RabbitMQ itself delays messages, by whole seconds, and Celery raises for
-    less than one.
+    With quorum queues RabbitMQ itself delays messages, by whole seconds, and Celery raises for less
+    than one.
     """
     from celery.utils.quorum_queues import detect_quorum_queues
 
@@ -236,18 +236,18 @@ def least_countdown(app: Any) -> float:
 
 # -- in a pool process ------------------------------------------------------------------------
 
-#: The logger on which Celery says what a task ended in. Without it a duplicate that was refused
-#: would be an ERROR with a traceback of ours.
+#: The logger on which Celery reports how a task ended. Without it a refused duplicate would be an
+#: ERROR with a traceback of ours.
 TRACE_LOGGER: Final = "celery.app.trace"
-#: How it describes an error in `Task.throws`, in the field `description` of its line.
+#: Celery's description of an error in `Task.throws`, in the field `description` of its log line.
 EXPECTED: Final = "raised expected"
 
 
 def trace_of_end(info: Any, error: BaseException, state: str) -> Any:
-    """What a tracer returns of a task that ended without its body.
+    """What a tracer returns for a task that ended without running its body.
 
     Args:
-        info: as an `ExceptionInfo`, for the main process.
+        info: the error as an `ExceptionInfo`, for the main process.
         error: what ended it.
         state: the task's state.
     """
@@ -257,7 +257,7 @@ def trace_of_end(info: Any, error: BaseException, state: str) -> Any:
 
 
 def at_pool_process_exit(callback: Callable[[], Any]) -> None:
-    """Call this when this pool process ends, which it does without `atexit`."""
+    """Call this when this pool process ends: such a process does not run `atexit`."""
     from billiard.util import Finalize
 
     Finalize(None, callback, exitpriority=10)
@@ -265,12 +265,12 @@ def at_pool_process_exit(callback: Callable[[], Any]) -> None:
 
 # -- in a worker's main process ---------------------------------------------------------------
 #
-# Which requests a worker knows is in `celery.worker.state`. What has become of one is in attributes
-# of the request, and its methods look at them: what they say of a task comes once.
+# `celery.worker.state` has the requests that a worker knows. Attributes of a request say what
+# became of it; its methods check them, so that each outcome is stored and reported once.
 
 
 def is_active(request: Any) -> bool:
-    """Whether the pool runs the request. A child has no other task meanwhile, so it may be
+    """Whether the pool runs the request. Its child has no other task then, so the child may be
     terminated, and its lock may be extended.
     """
     from celery.worker import state
@@ -286,7 +286,7 @@ def is_here(request: Any) -> bool:
 
 
 def is_revoked(request: Any) -> bool:
-    """Whether somebody has revoked the task by now, by its id or a stamp. Celery looks at that
+    """Whether somebody has revoked the task by now, by its id or a stamp. Celery checks that only
     when the task is due, and until then a turn would be kept for it.
     """
     from celery.worker import state
@@ -306,22 +306,22 @@ def _listed(value: Any) -> set[Any]:
 
 def call_in_consumer(consumer: Any, call: Callable[..., Any], *args: Any) -> None:
     """Call this in the consumer's thread, which gives tasks to children and owns the connections.
-    Else what is sent there, and what ends a child, could meet what that thread does.
+    In another thread, sending a message or ending a child could interfere with it.
     """
     consumer.call_soon(call, *args)
 
 
 def times_connected(consumer: Any) -> int:
-    """How often the worker has connected to the broker. What came on an earlier connection may have
-    been given to another worker.
+    """How often the worker has connected to the broker. Messages from an earlier connection may
+    have been given to another worker.
     """
     times: int = consumer.restart_count
     return times
 
 
 def is_connected_still(consumer: Any, times: int) -> bool:
-    """Whether the worker has still the connection to the broker before which it had so many. One
-    that is lost is not counted as such before Celery has cleaned up.
+    """Whether the worker still has the connection of the time when `times_connected` was `times`. A
+    lost connection is not counted until Celery has cleaned up.
     """
     connection = consumer.connection
     is_connected = connection is not None and connection.connected
@@ -329,19 +329,19 @@ def is_connected_still(consumer: Any, times: int) -> bool:
 
 
 def broker_of_consumer(consumer: Any) -> str:
-    """What kind of broker the worker's messages come from, such as "amqp" or "redis"."""
+    """The kind of broker that the worker's messages come from, such as "amqp" or "redis"."""
     kind: str = consumer.conninfo.get_transport_cls().driver_type
     return kind
 
 
 def terminate_child(consumer: Any, pid: int, signum: int) -> None:
-    """Send the signal to a pool process, as a revocation does. The pool makes another one."""
+    """Send the signal to a pool process, as a revocation does. The pool replaces the process."""
     consumer.pool.terminate_job(pid, signum)
 
 
 def say_ended(request: Any) -> None:
-    """Tell the worker that the request has ended, as `Request.on_failure` does. Else it would wait
-    for it when it shuts down.
+    """Tell the worker that the request has ended, as `Request.on_failure` does. Else the worker
+    would wait for it at shutdown.
     """
     from celery.worker import state
 
@@ -349,29 +349,29 @@ def say_ended(request: Any) -> None:
 
 
 def was_revoked(request: Any) -> bool:
-    """Whether Celery has stored and said that the task is revoked."""
+    """Whether Celery has stored and reported that the task is revoked."""
     return bool(request._already_revoked)
 
 
 def mark_revoked(request: Any) -> None:
-    """Store and say nothing more of the task: we have."""
+    """Keep Celery from storing and reporting how the task ended: we have done so."""
     request._already_revoked = True
 
 
 def was_cancelled(request: Any) -> bool:
-    """Whether the connection to the broker was lost, and Celery has stored RETRY. The broker gives
-    the message to another worker.
+    """Whether the connection to the broker was lost, and Celery has stored RETRY. The broker will
+    deliver the message again.
     """
     return bool(request._already_cancelled)
 
 
 def context_of(request: Any) -> Any:
-    """The request as a task would see it, which is what backends and signals take."""
+    """The request as a task sees it, for backends and signals."""
     return request._context
 
 
 def error_of(exc_info: Any) -> BaseException:
-    """What a task failed with, without what carried it here from a pool process."""
+    """The error with which a task failed, without the wrapper that a pool process puts on it."""
     from billiard.einfo import ExceptionWithTraceback
 
     error: Any = exc_info.exception

@@ -1,4 +1,4 @@
-"""What a call's lock is called for people: `lock_label`. A lock's name may be a digest."""
+"""`lock_label`: a lock's name for people, since the name itself may be a digest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .names import KeyMaker, Normalise
 
 logger = get_logger()
 
-#: The longest label, in characters. It is stored with each holder and each task that waits.
+#: The longest label, in characters. It is stored with each holder and each waiting task.
 LONGEST: Final = 100
 _CUT: Final = "..."
 
@@ -24,7 +24,7 @@ class LabelMaker:
     Args:
         task: the task's name.
         function: what the task runs, for its signature.
-        template: the option `lock_label`, formatted as a template that is a `lock_key`.
+        template: the option `lock_label`, formatted like a `lock_key` template.
         normalise: as `KeyMaker` takes it.
 
     Raises:
@@ -40,8 +40,8 @@ class LabelMaker:
         self._has_warned = False
 
     def label(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        """The label of a call with these arguments, as they arrive at the worker; None if the
-        template does not fit them, of which the first is warned of. Free of control characters.
+        """The label of a call with these arguments, as they arrive at the worker; None, with one
+        warning, if the template does not fit them. Free of control characters.
         """
         try:
             return tidy(self._maker.name(args, kwargs))
@@ -58,6 +58,6 @@ class LabelMaker:
 
 
 def tidy(text: str) -> str:
-    """The text in one line, and cut for all to see if it is too long."""
+    """The text in one line, visibly cut if it is too long."""
     text = one_line(text[: LONGEST + 1])
     return text if len(text) <= LONGEST else text[: LONGEST - len(_CUT)] + _CUT

@@ -1,6 +1,6 @@
-"""What is measured, for Prometheus and OpenTelemetry alike, from the library's own signals.
+"""The metrics, for Prometheus and OpenTelemetry, from the library's own signals.
 
-Labels are the task's name and the outcome, never a key: keys come from arguments, without end.
+Labels are the task's name and the outcome, never a key: keys come from arguments, without limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Metric(NamedTuple):
         kind: "counter", "histogram", or "gauge", which goes up and down.
         name: without the prefix, and without the unit.
         unit: "seconds" or "".
-        text: what it means.
+        text: its meaning.
         labels: the names of its labels.
         buckets: the upper bounds of a histogram.
     """
@@ -68,14 +68,14 @@ METRICS: Final = (
 
 
 class Recorder(Protocol):
-    """Where measurements go. Called from any thread, also the heartbeat's: it must not wait."""
+    """Takes the measurements. Called from any thread, also the heartbeat's: it must not wait."""
 
     def record(self, metric: Metric, value: float, **labels: str) -> None:
         """Observe in a histogram, or add to a counter or gauge."""
 
 
 class Measures:
-    """Records what the signals of one app's tasks say."""
+    """Records the signals of one app's tasks."""
 
     def __init__(self, app: Any, recorder: Recorder) -> None:
         self._app = weakref.ref(app)

@@ -1,7 +1,7 @@
 """From a call's arguments to the name of its lock. Pure.
 
-One call has one name wherever it is computed: at the sender before publishing, in the worker's
-main process, and in the pool; on every Python version; whichever way the arguments are passed.
+A call has the same name wherever it is computed: at the sender before publishing, in the worker's
+main process, and in the pool; on every Python version; by position or by name.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ Normalise = Callable[[Any], Any]
 class KeyMaker:
     """Makes the lock names of one task's calls.
 
-    Under a decorator that gives arguments of its own, an argument that `lock_key` names is the
-    caller's, by position or name. `call_signature` says how they are told apart. Where they cannot
-    be, the call is refused: it must not share the lock of another one.
+    Under a decorator that adds arguments of its own, an argument that `lock_key` names is the
+    caller's, by position or name. `call_signature` says how they are told apart. If they cannot be
+    told apart, the call is refused: it must not share another call's lock.
 
     Args:
         task: the task's name.
         function: what the task runs, for its signature.
-        lock_key: the option of that name.
-        normalise: carries a value through the task's serializer and back, so that a default
-            of the signature is what it would be had it been sent.
-        option: what the option is called in messages. Another one's template, too, is formatted
-            with a call's arguments.
+        lock_key: the value of the option.
+        normalise: carries a value through the task's serializer and back, so that a default in the
+            signature is as if it had been sent.
+        option: the option's name in messages: another option may be such a template too.
 
     Raises:
         ConfigError: `lock_key` does not fit the signature.
@@ -59,7 +58,7 @@ class KeyMaker:
             for name, parameter in self._signature.parameters.items()
             if parameter.default is not parameter.empty
         }
-        #: Whether a name depends on which argument is which.
+        #: Whether the name depends on how arguments are bound to parameters.
         self.binds = not callable(lock_key)
         self._kwargs_name = _name_of_kind(self._signature, inspect.Parameter.VAR_KEYWORD)
         self._names = _plain_names(self._signature)
@@ -94,7 +93,7 @@ class KeyMaker:
         return self._name(tuple(args), kwargs)
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that go into the name, with those that the call leaves to their defaults.
+        """The arguments that go into the name, with the defaults of those that the call leaves out.
 
         Raises:
             TypeError: the arguments do not fit the task's signature.
@@ -136,19 +135,18 @@ class KeyMaker:
         return digest_name(self._task, arguments)
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that `lock_key` names, of this call.
+        """The arguments of this call that `lock_key` names.
 
-        An argument of **kwargs that the call leaves out has no entry, and so its own key. Any other
-        is never left out: a decorator may give it, and two different calls would have one key.
+        An argument of **kwargs that the call leaves out has no entry: that gives a key of its own.
+        No other argument is left out: a decorator may fill it in, and different calls would have
+        the same key.
 
         Raises:
             TypeError: the call lacks one of them, or it cannot be told which argument it is.
         """
         bound = self._fitted(args, kwargs)
         if bound is None:
-            bound = dict(
-                kwargs
-            )  # a decorator takes other arguments: only names tell which is which
+            bound = dict(kwargs)  # a decorator takes other arguments: only names tell them apart
         elif self._kwargs_name and (extra := bound.get(self._kwargs_name)):
             bound = {**extra, **bound}
         named = {name: bound[name] for name in self._chosen if name in bound}
@@ -167,8 +165,8 @@ class KeyMaker:
     def _refuse_if_in_front(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Refuse a call that would also fit if a decorator put an argument in front of its own.
 
-        Whether one does is not told. A named argument is the caller's, so nothing is in front if
-        the first one is named.
+        It is not known whether one does. A named argument is the caller's, so no argument is in
+        front if `lock_key` names the first one.
         """
         if not args:
             return
@@ -208,12 +206,12 @@ class KeyMaker:
         return dict(self._outer.bind(*args, **kwargs).arguments) if bound is None else bound
 
     def _fitted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The call's arguments by their names, with defaults. Under a decorator some may lack, and
-        None says that they do not fit.
+        """The call's arguments by their names, with defaults. Under a decorator some may be
+        missing; None if they do not fit.
         """
         names = self._names
         if names and (not kwargs or kwargs.keys() <= {*names[len(args) :]}):
-            # What `bind` would come to, in a fifth of the time.
+            # The same as `bind`, in a fifth of the time.
             arguments = {**self._defaults, **dict(zip(names, args, strict=False)), **kwargs}
             if len(arguments) == len(names) >= len(args):
                 return arguments
@@ -257,15 +255,15 @@ class KeyMaker:
 
 
 def _default(name: str, value: Any, normalise: Normalise) -> Any:
-    """A parameter's default as it would arrive, had the caller passed it."""
+    """A parameter's default as it would arrive if the caller had passed it."""
     dump = getattr(type(value), "model_dump", None)
     try:
         if dump is not None and not hasattr(type(value), "__json__"):
             value = dump(value, mode="json")  # as Celery sends a pydantic model
         value = normalise(value)
         canonical(value)
-    except Exception:  # whatever a serializer raises for what it cannot carry
-        # No caller can send this value, so its name can stand for it.
+    except Exception:  # anything that a serializer raises for a value that it cannot carry
+        # No caller can send this value, so the parameter's name can represent it.
         return {"__default__": name}
     return value
 
@@ -275,7 +273,7 @@ def _name_of_kind(signature: Signature, kind: Any) -> str | None:
 
 
 def _plain_names(signature: Signature) -> tuple[str, ...]:
-    """The parameters' names, if each may be given by its position or by its name; else nothing."""
+    """The parameters' names if each can be passed by position or by name; else nothing."""
     parameters = signature.parameters.values()
     plain = all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
     return tuple(signature.parameters) if plain else ()
@@ -295,7 +293,7 @@ def _template_fields(where: str, template: str) -> list[str]:
 
 
 def _fields(template: str) -> Iterator[str]:
-    """The fields of a template, also those within a format."""
+    """The fields of a template, also those within format specs."""
     for _, field, spec, conversion in string.Formatter().parse(template):
         if field is None:
             continue
@@ -324,7 +322,7 @@ def _check_callable(task: str, function: Callable[..., Any], calls: Signature) -
 
 
 def _some_call_fits(task: Signature, other: Signature) -> bool:
-    """Whether any call that the task accepts is one that the other accepts as well."""
+    """Whether there is a call that both the task and the other accept."""
     parameters = task.parameters.values()
     kinds = {p.kind for p in parameters}
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -339,7 +337,7 @@ def _some_call_fits(task: Signature, other: Signature) -> bool:
         if not must <= may:
             continue
         try:
-            # Beside what it must pass, let the call pass just what the other still asks for.
+            # Beside what it must pass, the call passes only what the other still needs.
             asked = set(_names_left(other, other.bind_partial(*args).arguments))
             if inspect.Parameter.VAR_KEYWORD in kinds:
                 may |= asked

@@ -1,6 +1,6 @@
 """The options of a task and the settings of an app, checked and resolved once. Pure.
 
-A typo must never mean "no lock": whatever is unknown or wrong is refused here, by name.
+A typo must never mean "no lock": anything unknown or wrong is refused here, by name.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class _Unset:
 
 UNSET: Final = _Unset()
 
-#: The most that may hold one lock at once: each slot is a key that every acquire looks at.
+#: The most holders of one lock at once: each slot is a key that every acquire reads.
 MAX_LIMIT: Final = 1000
-#: By default the holder's age, in lifetimes of its lock, above which a duplicate warns of it.
+#: The default of `lock_warn_after`, the holder's age above which a duplicate warns: in ttls.
 WARN_AFTER_TTLS: Final = 10
 
 
@@ -54,22 +54,22 @@ class LockOptions(NamedTuple):
     @property
     def parks(self) -> bool:
         """Whether a duplicate of the task may be put into the waiting room."""
-        # Nobody holds a pool slot to wait for one who needs a slot.
+        # A task must not hold a pool slot while it waits for a message that needs a slot.
         return self.on_conflict.parks or self.lock_scope == "queued+running"
 
 
 #: The task options.
 OPTIONS: Final = LockOptions._fields
 
-#: The task option that each app-wide default stands in for.
+#: The task option that each app-wide default is for.
 DEFAULTS: Final = {
     "redislock_ttl": "lock_ttl",
     "redislock_on_conflict": "on_conflict",
     "redislock_on_lock_lost": "on_lock_lost",
 }
 
-#: Options of other packages, each with what is used here instead. Left over on a task they would
-#: do nothing, and whoever set them would believe in a lock of theirs.
+#: Options of other packages, each with its replacement here. Left over on a task they would do
+#: nothing, and their user would rely on a lock that does not exist.
 LEFTOVERS: Final = {
     "unique_on": "of celery-singleton; use lock_key, such as lock_key=['account_id']",
     "raise_on_duplicate": "of celery-singleton; use on_conflict='raise', or, with"
@@ -218,7 +218,7 @@ def resolve(where: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -
 
     Args:
         where: the task, for messages.
-        given: the task's own options; UNSET means that it leaves that one to the app.
+        given: the task's own options; UNSET leaves one to the app.
         settings: the app's `redislock_*` settings that are set.
 
     Returns:
@@ -279,23 +279,23 @@ def _refuse_against_scope(where: str, scope: str, given: Mapping[str, Any]) -> N
 def refuse_unknown_options(
     where: str, attributes: Iterable[tuple[str, Any]], taken: Collection[str]
 ) -> None:
-    """Refuse what looks like one of our options and is not.
+    """Refuse attributes that look like our options and are not.
 
     Args:
         where: the task, for messages.
-        attributes: names and values; UNSET is the value of what is only annotated.
-        taken: names of the base class that are no options. Methods may override them.
+        attributes: names and values; UNSET for a name that is only annotated.
+        taken: names of the base class that are not options. Methods may override them.
 
     Raises:
         ConfigError: a value under a name that is taken, an unknown `lock_*` or `redislock_*`
-            name, an unknown `on_*` that is no hook, an option of another package, or a near miss
-            of another option.
+            name, an unknown `on_*` that is not a hook, an option of another package, or a near
+            miss of another option.
     """
     for name, value in attributes:
         if name in OPTIONS:
             continue
         if name in LEFTOVERS:
-            # A method or a property of that name is the user's own.
+            # A method or a property with that name is the user's own.
             if not hasattr(type(value), "__get__"):
                 refuse_unknown_option(where, name)
             continue
@@ -311,7 +311,7 @@ def refuse_unknown_options(
 
 
 def refuse_unknown_option(where: str, name: str) -> NoReturn:
-    """Refuse an option that does not exist, and say what there is instead.
+    """Refuse an option that does not exist, and name what to use instead.
 
     Raises:
         ConfigError: always.
@@ -329,7 +329,7 @@ def _looks_like_an_option(name: str, value: Any) -> bool:
         return True
     if _close_matches(name, OPTIONS, cutoff=0.8):
         return True
-    # A hook of the user's own may be called on_something, and be None where there is none.
+    # A user's own hook may be named on_something, and be None if it is not set.
     is_hook = value is None or value is UNSET or callable(value) or hasattr(type(value), "__get__")
     return name.startswith("on_") and not is_hook
 
@@ -338,10 +338,10 @@ def refuse_unknown_settings(names: Iterable[str]) -> None:
     """Refuse settings that do not exist and look like ours: `redislock_*`, `redis_lock_*`.
 
     Raises:
-        ConfigError: such a name.
+        ConfigError: there is such a name.
     """
     for name in names:
-        # Of "block" and "clock" we know nothing.
+        # "block" and "clock" are not ours.
         ours = name.startswith("redislock_") or (
             "redis" in name and re.search("(?<![bc])lock", name)
         )
@@ -356,6 +356,6 @@ def _unknown(where: str, kind: str, name: str, accepted: tuple[str, ...]) -> str
 
 
 def _close_matches(name: str, accepted: tuple[str, ...], cutoff: float = 0.6) -> list[str]:
-    import difflib  # where there is something to look for: a twentieth of the package's import
+    import difflib  # only if needed: it is a twentieth of the package's import time
 
     return difflib.get_close_matches(name, accepted, n=1, cutoff=cutoff)

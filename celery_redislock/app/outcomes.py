@@ -1,6 +1,6 @@
-"""What becomes of a task and its lock, told by one function: as a line of the log, a signal, and a
-Celery event. `core` knows none of them: of what a lease finds out it writes the lines itself, and
-its owner tells the rest.
+"""What becomes of a task and its lock. One function reports it: as a log line, a signal, and a
+Celery event. `core` does not know signals and events: it only logs what a lease finds out, and the
+lease's owner reports the rest.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _CONFLICT: Final = (signals.lock_conflict, signals.ConflictDetails)
 
 
 class Outcome(enum.Enum):
-    """What there is to tell.
+    """An outcome that is reported.
 
     Attributes:
-        label: what it is called in the log, in events, and in `ConflictDetails`.
+        label: its name in the log, in events, and in `ConflictDetails`.
         event: the type of its event, after "task-lock-", or None. Celery's monitors show it as the
-            task's state, in capitals. A copy of a message whose task runs or has run has none: it
-            would be taken for the state of that run.
-        level: that of its log line, unless the caller says another.
+            task's state, in capitals. Outcomes of a copy of a message whose task runs or has run
+            have none: it would be taken for the state of that run.
+        level: the level of its log line, unless the caller gives another.
         signal: its signal, or None.
         details: the class of what the signal carries.
     """
@@ -46,7 +46,7 @@ class Outcome(enum.Enum):
     RETRIED_EARLY = "retried early", None, logging.INFO, *_CONFLICT
     ALREADY_DONE = "already done", None, logging.INFO, *_CONFLICT
     NOT_SENT = "not sent", None, logging.INFO, *_CONFLICT
-    # Of a run and its lock.
+    # What happened to a run and its lock.
     ACQUIRED = (
         *("acquired", "acquired", logging.DEBUG),
         *(signals.lock_acquired, signals.AcquiredDetails),
@@ -65,7 +65,7 @@ class Outcome(enum.Enum):
     # The lock server cannot be asked.
     UNAVAILABLE = "unavailable", "deferred", logging.ERROR
     RUN_UNLOCKED = "run unlocked", None, logging.ERROR
-    # Of a task that waits in a room, or of what an operator did.
+    # What happened to a task in a waiting room, or what an operator did.
     EXPIRED = "expired", "revoked"
     DROPPED = ("dropped",)
     SET_ASIDE = "set aside", None, logging.ERROR
@@ -87,7 +87,7 @@ class Outcome(enum.Enum):
 
 
 class Whose(NamedTuple):
-    """Of whom something is told: a lock, and a run of a task, as far as they are known."""
+    """The lock and the run that a report is about, as far as they are known."""
 
     key: str
     task: Any = None
@@ -97,7 +97,7 @@ class Whose(NamedTuple):
 
     @property
     def run(self) -> dict[str, Any]:
-        """The run, as log lines, signals and events name it."""
+        """The run, for log lines, signals and events."""
         name = None if self.task is None else self.task.name
         return {
             "task": name,
@@ -118,17 +118,17 @@ def tell(
     emits: bool = True,
     **facts: Any,
 ) -> None:
-    """Tell an outcome to all who want to hear of it.
+    """Report an outcome: log line, signal and event.
 
     Args:
-        outcome: what became of it.
-        whose: of whom that is.
+        outcome: the outcome.
+        whose: the lock and the run.
         text: the log line; "" for none.
         arguments: what goes into the line.
-        level: the line's, if it is not the outcome's.
-        logged: fields of the line alone.
-        details: what its signal says beside; None: it is not sent.
-        emits: whether its event is sent, if it has one.
+        level: of the line; None for the outcome's.
+        logged: fields of the line only.
+        details: further fields of the signal; None: it is not sent.
+        emits: whether the event is sent, if the outcome has one.
         facts: fields of the line and of the event, as `core.log.fields` takes them.
     """
     level = outcome.level if level is None else level
@@ -152,7 +152,7 @@ def tell_conflict(
     level: int | None = None,
     emits: bool = True,
 ) -> None:
-    """Tell how a conflict ended. See `tell`."""
+    """Report how a conflict ended. See `tell`."""
     facts: dict[str, Any] = {"holder": holder, "countdown": countdown}
     details = {**facts, "outcome": outcome.label}
     tell(outcome, whose, text, *arguments, level=level, details=details, emits=emits, **facts)

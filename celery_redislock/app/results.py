@@ -1,4 +1,4 @@
-"""The results of tasks that end without a run, as Celery's backends store them."""
+"""Results of tasks that end without a run, as Celery's backends store them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import TaskSkipped
 
 
 def store_skipped(task: Any, request: Any, error: TaskSkipped) -> None:
-    """Store that a task was skipped: state REVOKED, for chords and chains a failure."""
+    """Store that a task was skipped: state REVOKED, which chords and chains take for a failure."""
     # mark_as_revoked would leave the rest of a chain pending for ever.
     task.backend.mark_as_failure(
         request.id,
@@ -25,7 +25,7 @@ def store_skipped(task: Any, request: Any, error: TaskSkipped) -> None:
 
 
 def store_failed(task: Any, request: Any, error: Exception, traceback: str) -> None:
-    """Store that a task failed; its chord, chain and errbacks hear of it."""
+    """Store that a task failed, also for its chord, chain and errbacks."""
     task.backend.mark_as_failure(
         request.id,
         error,
@@ -37,7 +37,7 @@ def store_failed(task: Any, request: Any, error: Exception, traceback: str) -> N
 
 
 def store_expired(task: Any, request: Any) -> None:
-    """As Celery does for a message that it gets too late."""
+    """Store that a task expired, as Celery does for a message that arrives too late."""
     task.backend.mark_as_revoked(
         request.id, "expired", request=request, store_result=stores_errors(task, request)
     )
@@ -55,8 +55,8 @@ def ignores_result(task: Any, request: Context) -> bool:
 
 
 def proves_nothing(task: Any, request: Context) -> bool:
-    """Whether no result can be asked for that would prove that this call has ended."""
-    # Here, because it is seldom asked, and senders need no backends.
+    """Whether there is no result to ask for, as a proof that this call has ended."""
+    # Imported here: this is seldom asked, and senders need no backends.
     from celery.backends.base import DisabledBackend
     from celery.backends.rpc import RPCBackend
 
@@ -64,12 +64,12 @@ def proves_nothing(task: Any, request: Context) -> bool:
 
 
 def is_ready(task: Any, task_id: str) -> bool:
-    """Whether a result is stored. RETRY is none: that is what an earlier attempt ended in."""
+    """Whether a result is stored. RETRY is not one: it is how an earlier attempt ended."""
     return task.backend.get_state(task_id) in states.READY_STATES
 
 
 def ended_since(task: Any, task_id: str, since: float) -> bool:
-    """Whether a result was stored after that Unix time, by the clocks of the machines involved."""
+    """Whether a result was stored since that Unix time, by the clocks of the machines involved."""
     meta = task.backend.get_task_meta(task_id, cache=False)
     if meta.get("status") not in states.READY_STATES:
         return False

@@ -1,6 +1,6 @@
 """What belongs to one Celery app: its `redislock_*` settings and its lock server.
 
-Nothing here is a module's global: two apps in one process keep two servers.
+There are no module globals: two apps in one process may have two servers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Server(NamedTuple):
 
 
 class NoServer(ConfigError):
-    """No setting tells where the locks are."""
+    """No setting says where the locks are."""
 
 
 class AppLocks:
@@ -39,7 +39,7 @@ class AppLocks:
 
     Args:
         app: the Celery app.
-        known: what was read before, whose connections are kept if the server is the same.
+        known: the settings as read before; their connections are kept if the server is the same.
 
     Raises:
         ConfigError: an unknown or wrong setting.
@@ -58,15 +58,15 @@ class AppLocks:
         )
         self.server = _server(app.conf, self.settings)
         self.visibility_timeout = _visibility_timeout(app.conf)
-        #: Seconds for which a finished attempt is remembered: a copy of its message may come
-        #: as late as the broker gives it back.
+        #: Seconds for which a finished attempt is remembered: a copy of its message may come when
+        #: the broker delivers it again.
         self.done_ttl = DONE_TTL + (self.visibility_timeout or 0.0)
         self._store: Store | None = None
         if known is not None and known.server == self.server:
             self._store = known._store
             return
         if self.server is not None:
-            # Raises what is wrong with it. Once: this comes with every task that is bound.
+            # Raises if it is wrong. Only for a new server: this runs whenever a task is bound.
             pools_from_url(self.server.url, self.server.options)
         if known is not None and known._store is not None:
             known._store.close()
@@ -83,7 +83,7 @@ class AppLocks:
 
     @property
     def knows_store(self) -> bool:
-        """Whether it is known where the locks are: in a server, or in what takes its place."""
+        """Whether it is known where the locks are: in a server, or in a stand-in."""
         return self.server is not None or stand_in.current is not None
 
     @property
@@ -95,7 +95,7 @@ class AppLocks:
         """Where the locks are.
 
         Raises:
-            NoServer: no setting tells.
+            NoServer: no setting says so.
         """
         if stand_in.current is not None:
             return Server("", {})
@@ -112,7 +112,7 @@ class AppLocks:
         all keys. Connects to nothing.
 
         Raises:
-            NoServer: no setting tells.
+            NoServer: no setting says so.
         """
         server = self.require_server()
         if stand_in.current is not None:
@@ -156,7 +156,7 @@ def setting_names(app: Any) -> Iterator[str]:
         name = str(key).lower()
         if head and name.startswith(head):
             name = name.removeprefix(head)
-        elif name != key:  # capitals: of a module of settings that are not all for Celery
+        elif name != key:  # capitals: from a settings module that is not only for Celery
             continue
         if name not in CELERYS_SETTINGS:
             yield name
@@ -206,8 +206,8 @@ def _of_broker(conf: Any) -> Server | None:
 
 
 def _visibility_timeout(conf: Any) -> float | None:
-    """Seconds after which the broker gives an unacknowledged message to another worker, if it
-    does so by time.
+    """Seconds after which the broker delivers an unacknowledged message again; None if it does not
+    do so by time.
     """
     url = conf.broker_read_url or conf.broker_url
     first = url[0] if isinstance(url, list | tuple) and url else url
@@ -219,7 +219,7 @@ def _visibility_timeout(conf: Any) -> float | None:
 
 
 def _derived(url: str, options: Mapping[str, Any] | None, use_ssl: Any) -> Server:
-    """What there says how to connect; what says how to queue, or when to give up, stays there."""
+    """The server of another setting, with its options for connecting only."""
     kept = {k: v for k, v in (options or {}).items() if k in TRANSPORT_OPTIONS}
     if isinstance(use_ssl, Mapping):
         kept.update((k, v) for k, v in use_ssl.items() if k in TRANSPORT_OPTIONS)

@@ -1,12 +1,12 @@
 """What a task's function takes, and whether it is async: also under decorators. Pure.
 
 A call binds to the outermost wrapper. That often takes `*args, **kwargs`, and fills in some
-arguments of the function that it wraps. Signatures do not tell which; its source mostly does.
+arguments of the function that it wraps. Signatures do not say which; its source mostly does.
 
-Why read source at all? Under `def wrapper(*args, **kwargs)` the call `sync(5)` may be passed on as
+Why read the source? Under `def wrapper(*args, **kwargs)` the call `sync(5)` may be passed on as
 `f(5)`, as `f(5, session=s)` or as `f(s, 5)`, and `functools.wraps` makes all three look the same.
 Without the source, each call by position whose named argument is not the first would have to be
-refused. What the source does not tell is refused, and never guessed: see `KeyMaker`.
+refused. If the source does not say, the call is refused. Nothing is guessed: see `KeyMaker`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class CallSignature(NamedTuple):
     """The arguments of a function's calls.
 
     Attributes:
-        signature: the arguments, as a caller gives them.
+        signature: the arguments that a caller gives.
         lax: a decorator may fill in some of them, or take more.
-        told: it is known that no decorator fills in others in front of them.
-        hides: those behind a decorator's own arguments are not known.
+        told: it is known how many arguments decorators put in front of them.
+        hides: the arguments behind a decorator's own are not known.
     """
 
     signature: inspect.Signature
@@ -44,11 +44,11 @@ class CallSignature(NamedTuple):
 
 
 def call_signature(function: Any) -> CallSignature:
-    """The arguments that a caller of the function gives, whatever its decorators make of them.
+    """The arguments that a caller of the function gives, before its decorators change them.
 
-    A wrapper without `*args` and `**kwargs` says itself what it takes. Any other takes its own
-    arguments, and then those of what it wraps, without the ones that it fills in front. How many
-    that are is read in its source. If that does not tell, it is taken for one that fills in none.
+    A wrapper without `*args` and `**kwargs` takes what its signature says. Any other takes its own
+    arguments, and then those of what it wraps, without those that it puts in front. Its source says
+    how many these are. If it does not, the wrapper is assumed to put none there.
     """
     is_method = inspect.ismethod(function)
     layers = list(_layers(function.__func__ if is_method else function))
@@ -61,20 +61,20 @@ def call_signature(function: Any) -> CallSignature:
 
 
 def own_signature(function: Any) -> inspect.Signature:
-    """What a wrapper takes itself, whatever it wraps. One that does not say may take anything."""
+    """What a wrapper itself takes, whatever it wraps. Without a signature it may take anything."""
     try:
         return inspect.signature(function, follow_wrapped=False)
-    except ValueError:  # it is not written in Python, such as functools.lru_cache
+    except ValueError:  # not written in Python, such as functools.lru_cache
         if getattr(function, "__wrapped__", None) is None:
             raise
         return inspect.signature(lambda *args, **kwargs: None)
 
 
 def is_async(function: Any) -> bool:
-    """Whether a call of the function gives something to be awaited, as far as that can be told.
+    """Whether a call of the function returns something to await, as far as that can be known.
 
-    A wrapper may run the `async def` that it wraps. So it is only taken for async itself if its
-    source says that it returns what that gives.
+    A wrapper may run the `async def` that it wraps. So it counts as async only if its source says
+    that it returns the wrapped function's result.
     """
     if inspect.ismethod(function):
         function = function.__func__
@@ -88,7 +88,7 @@ def is_async(function: Any) -> bool:
 
 
 def _layers(function: Any) -> Iterator[_Function]:
-    """The function and what it wraps, from the outside in. One with `__signature__` is the last."""
+    """The function and what it wraps, from the outside in, up to one with `__signature__`."""
     seen = set()
     while function is not None and id(function) not in seen:
         seen.add(id(function))
@@ -99,7 +99,7 @@ def _layers(function: Any) -> Iterator[_Function]:
 
 
 def _through(wrapper: _Function, wrapped: _Function, inner: CallSignature) -> CallSignature:
-    """The arguments of a wrapper's calls, from those of what it wraps."""
+    """The arguments of a wrapper's calls, given those of what it wraps."""
     signature = own_signature(wrapper)
     own, behind = _by_kind(signature), _by_kind(inner.signature)
     if not own.rest and not own.more:
@@ -129,12 +129,12 @@ def _through(wrapper: _Function, wrapped: _Function, inner: CallSignature) -> Ca
     ]
     try:
         return CallSignature(inspect.Signature(parameters), True, told, inner.hides)
-    except ValueError:  # such as a name that comes twice
+    except ValueError:  # such as a name that is there twice
         return hidden
 
 
 class _Kinds(NamedTuple):
-    """Parameters: those with a place, `*args`, those that have only a name, and `**kwargs`."""
+    """Parameters: positional ones, `*args`, keyword-only ones, and `**kwargs`."""
 
     places: list[_Parameter]
     rest: list[_Parameter]
@@ -165,7 +165,7 @@ def _without_self(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _filled_in_front(wrapper: _Function, wrapped: _Function) -> int | None:
-    """How many arguments the wrapper gives before those of its `*args`; None if it is not told."""
+    """How many arguments the wrapper passes before its `*args`; None if the source does not say."""
     definition, names = _definition(wrapper), _names_of(wrapped, wrapper)
     if definition is None or definition.args.vararg is None:
         return None
@@ -178,7 +178,7 @@ def _filled_in_front(wrapper: _Function, wrapped: _Function) -> int | None:
 
 
 def _returns_what_it_calls(wrapper: _Function, wrapped: _Function) -> bool:
-    """Whether the wrapper returns the result of what it wraps as it is, perhaps by a variable."""
+    """Whether the wrapper returns the wrapped function's result as it is, perhaps by a variable."""
     definition, names = _definition(wrapper), _names_of(wrapped, wrapper)
     if definition is None:
         return False
@@ -195,7 +195,7 @@ def _returns_what_it_calls(wrapper: _Function, wrapped: _Function) -> bool:
 
 
 def _kept(nodes: Sequence[ast.AST], is_it: Callable[[ast.expr], bool]) -> set[str]:
-    """The variables that such a value is assigned to, and no other."""
+    """The variables to which such a value, and no other, is assigned."""
     kept = {
         target.id
         for node in nodes
@@ -211,7 +211,7 @@ def _definition(wrapper: Any) -> ast.FunctionDef | None:
     code = getattr(wrapper, "__code__", None)
     if code is None:
         return None
-    # Not `inspect.getsource`, which gives that of what is wrapped, and looks at all modules.
+    # Not `inspect.getsource`: it gives the source of what is wrapped, and searches all modules.
     lines = linecache.getlines(code.co_filename, wrapper.__globals__)[code.co_firstlineno - 1 :]
     try:
         (definition,) = ast.parse(textwrap.dedent("".join(inspect.getblock(lines)))).body
@@ -238,8 +238,8 @@ def _content(cell: Any) -> Any:
 
 
 def _given(call: ast.Call, names: Collection[str]) -> list[ast.expr] | None:
-    """The positional arguments that a call gives to the function of these names; None if it does
-    not call it. A helper that is given the function calls it with the arguments that follow.
+    """The positional arguments that a call passes to the function with these names; None if it does
+    not call it. A helper that gets the function is assumed to call it with the arguments after it.
     """
     if _is_name(call.func, names):
         return call.args
@@ -250,8 +250,8 @@ def _given(call: ast.Call, names: Collection[str]) -> list[ast.expr] | None:
 
 
 def _place_of(rest: str, bound: Collection[str], given: list[ast.expr]) -> int | None:
-    """After how many arguments `*rest` comes, or the `*bound.args` that are the same; None if they
-    do not, or after another `*`.
+    """How many arguments come before `*rest`, or before `*bound.args`, which is the same; None if
+    neither is there, or another `*` is before it.
     """
     for place, each in enumerate(given):
         if isinstance(each, ast.Starred):
@@ -266,7 +266,7 @@ def _place_of(rest: str, bound: Collection[str], given: list[ast.expr]) -> int |
 
 
 def _is_bound(value: ast.expr, rest: str) -> bool:
-    """Whether it is `signature.bind(*rest, **kwargs)`, or `bind_partial`."""
+    """Whether it is `signature.bind(*rest, **kwargs)` or the same with `bind_partial`."""
     return (
         isinstance(value, ast.Call)
         and isinstance(value.func, ast.Attribute)
@@ -276,7 +276,7 @@ def _is_bound(value: ast.expr, rest: str) -> bool:
 
 
 def _own_nodes(definition: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function's body, without those of functions within."""
+    """The nodes of a function's body, without those of inner functions."""
     for node in ast.iter_child_nodes(definition):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield node

@@ -10,11 +10,11 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 
 def seconds_until(when: Any, timezone: Any = None) -> float | None:
-    """Seconds from now; None if that is not known. What is wrong with it is for Celery to say.
+    """Seconds from now; None if that is not known. Celery reports what is wrong with the time.
 
     Args:
         when: a number of seconds, or a time as messages and callers give it.
-        timezone: that of a time that says none; None for UTC.
+        timezone: for a time without one; None for UTC.
     """
     if when is None or isinstance(when, bool):
         return None
@@ -30,7 +30,7 @@ def seconds_until(when: Any, timezone: Any = None) -> float | None:
 
 
 def has_passed(when: Any, timezone: Any = None, *, after: float = 0.0) -> bool:
-    """Whether that time is over now, or will be after so many seconds, as far as it is known. See
+    """Whether that time is over, or will be after so many seconds, as far as that is known. See
     `seconds_until`.
     """
     left = seconds_until(when, timezone)

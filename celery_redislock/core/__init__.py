@@ -1,1 +1,1 @@
-"""A lock in Redis, and nothing of Celery."""
+"""A lock in Redis. Nothing here knows Celery."""

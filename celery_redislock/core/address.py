@@ -12,11 +12,11 @@ from .holders import one_line
 
 
 def address_of(pools: PoolFactory) -> str:
-    """Which server these connections go to, as a URL without user and password: a password that
-    was typed in the wrong place of `redislock_url` is taken for a user's name.
+    """The URL of the server that these connections go to, as redis-py read the URL and the options.
+    Connects to nothing.
 
-    It is what redis-py made of the URL and the options, whichever of them said so. Connects to
-    nothing.
+    Without password, and without user: a password in the wrong place of `redislock_url` is read as
+    a user's name.
     """
     pool: Any = pools(1.0, _never_called)
     given = pool.connection_kwargs

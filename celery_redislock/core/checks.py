@@ -1,4 +1,4 @@
-"""What users give, checked: a ttl, seconds, the prefix. Pure."""
+"""Checks of what users set: a ttl, seconds, the prefix. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ..errors import ConfigError
 
 #: The shortest lifetime that leaves a heartbeat (a third of it) room to be late.
 MIN_TTL: Final = 0.1
-#: The longest: thirty years, which every timer on the way can count.
+#: The longest: thirty years, which every timer involved can count.
 MAX_SECONDS: Final = 1e9
 #: What a ttl may be, in words.
 TTL: Final = f"a number of seconds from {MIN_TTL} to {MAX_SECONDS:g}"
 
 
-#: What a number of runs that are kept may be, in words.
+#: What the number of runs to keep may be, in words.
 HISTORY: Final = "a whole number from 0 to 100000"
 
 
 def is_int(value: Any) -> bool:
-    """Whether it is an int. True and False are none."""
+    """Whether it is an int. True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -33,7 +33,7 @@ def ttl(value: Any) -> float:
     """A ttl in seconds.
 
     Raises:
-        ValueError: it is no number, or too small or too large.
+        ValueError: it is not a number, or too small or too large.
     """
     if not is_number(value) or not MIN_TTL <= value <= MAX_SECONDS:
         raise ValueError
@@ -44,7 +44,7 @@ def history(value: Any) -> int:
     """How many runs are kept.
 
     Raises:
-        ValueError: it is no whole number, or too small or too large.
+        ValueError: it is not a whole number, or too small or too large.
     """
     if not is_int(value) or not 0 <= value <= 100_000:
         raise ValueError
@@ -52,14 +52,14 @@ def history(value: Any) -> int:
 
 
 def checked(where: str, option: str, value: Any, check: Callable[[Any], Any], accepted: str) -> Any:
-    """What the check makes of the value.
+    """The value that the check returns.
 
     Args:
         where: what the option belongs to, for the message.
         option: its name as the user wrote it.
         value: its value as the user wrote it.
         check: raises `ValueError` for what is not accepted.
-        accepted: what is, in words.
+        accepted: what is accepted, in words.
 
     Raises:
         ConfigError: the value is not accepted.
@@ -73,7 +73,7 @@ def checked(where: str, option: str, value: Any, check: Callable[[Any], Any], ac
 
 
 def check_seconds(where: str, name: str, value: Any, *, none: bool = False) -> None:
-    """Refuse what is no number of seconds.
+    """Refuse what is not a number of seconds.
 
     Args:
         where: what it belongs to, for the message.
@@ -95,7 +95,7 @@ def check_prefix(prefix: Any) -> str:
     """The prefix of all keys.
 
     Raises:
-        ConfigError: it is not a non-empty string without braces, which mark a hash tag.
+        ConfigError: it is not a string, is empty, or has braces, which mark a hash tag.
     """
     if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
         raise ConfigError(

@@ -16,7 +16,7 @@ from .notes import Note
 #: Seconds for which a finished attempt is remembered, against copies of its message that were
 #: delivered before it ended.
 DONE_TTL: Final = 600.0
-#: What came of an extension: extended, taken again since it had vanished, or another has it.
+#: The outcome of an extension: extended, taken again after it vanished, or no longer ours.
 EXTENDED: Final = 1
 RETAKEN: Final = 2
 NOT_OURS: Final = 0
@@ -24,7 +24,7 @@ NOT_OURS: Final = 0
 
 def new_token() -> str:
     """A token: 128 random bits as hex digits."""
-    return os.urandom(16).hex()  # what `secrets` does, whose import takes milliseconds
+    return os.urandom(16).hex()  # as `secrets` does, whose import takes milliseconds
 
 
 @lru_cache
@@ -32,7 +32,7 @@ def to_ms(seconds: float) -> int:
     return max(1, math.ceil(seconds * 1000))
 
 
-# Frozen, one would take six times as long to make.
+# Not frozen: making one would take six times as long.
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Claim:
     """One delivery's claim to a lock. Never changed.
@@ -47,16 +47,15 @@ class Claim:
         nesting: how often the task replaced itself: the replacement has the same id and retries.
         kept: the token under which the lock is kept for the message, or "".
         parked: the message was sent from a waiting room.
-        parent: the id of the task that this one may have been put in the place of, or "".
-        sent: the identity of the message, "" if it has none. All copies of it have the same.
+        parent: the id of the task that may have replaced itself with this one, or "".
+        sent: the identity of the message, the same for all its copies; "" if it has none.
         done_ttl: seconds for which a finished attempt is remembered.
         task: the task's name, or "" for a `RedisLock`.
-        history: how many runs the lock's bucket keeps in its history, in which the run is then
-            written down; 0 for none.
-        turned_away: if the lock is busy when it is first asked for, the task ends without a run.
-        entry_id: what this attempt of its task is called in a waiting room.
-        done_key: the key of its done marker.
-        runs_key: that of the runs of its task in the bucket's history.
+        history: how many runs the lock's bucket keeps in its history; 0: none, nor this one.
+        turned_away: if the lock is busy at the first try, the task ends without a run.
+        entry_id: the id of this attempt of the task in a waiting room.
+        done_key: the key of its done note.
+        runs_key: the key of its task's runs in the bucket's history.
     """
 
     keys: LockKeys
@@ -94,14 +93,14 @@ class Claim:
 
 
 class Offered(NamedTuple):
-    """Somebody in a waiting room who has the turn, or gives up: its message is to be published.
+    """An entry of a waiting room that has the turn, or gives up: its message is to be published.
 
     Attributes:
         entry_id: its id.
         entry: what was parked.
-        token: under which the lock is kept for it; "" if it gives up.
+        token: the token under which the lock is kept for it; "" if it gives up.
         arrived: Unix time of its arrival, by the lock server's clock; None if that is not known.
-        publish: the message is to be published. If not, a worker has it, or others publish it.
+        publish: publish the message. If False, a worker has it, or others publish it.
         again: it was offered before.
     """
 
@@ -114,7 +113,7 @@ class Offered(NamedTuple):
 
     @property
     def gives_up(self) -> bool:
-        """Whether it waited for as long as it would."""
+        """Whether its time to wait is over."""
         return not self.token
 
 
@@ -127,12 +126,12 @@ class Acquired(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What settling met.
+    """What settling found.
 
     Attributes:
         ours: the lock, or what was kept for the message, was ours.
-        due_in: seconds after which the waiting room is to be looked at; None if it is empty.
-        offered: who in the room has the turn now, or None.
+        due_in: seconds until the next look at the waiting room; None if it is empty.
+        offered: the entry that has the turn now, or None.
     """
 
     ours: bool
@@ -141,17 +140,17 @@ class Settled(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """Somebody else has the lock, for `remaining` seconds if they die now.
+    """Somebody else has the lock, for `remaining` more seconds if that holder dies now.
 
     Attributes:
         holder: who has it.
         remaining: seconds.
         relation: see `acquire.lua`.
-        at: Unix time of the answer, by the lock server's clock.
-        sent_at: when the question was sent, on `clock`.
-        offered: who in the waiting room got the turn by this question, or None.
-        for_message: it is kept for a message in the queue, be it a retry, for as long as that may
-            take. A turn, which is kept for seconds, is not meant.
+        at: Unix time of the reply, by the lock server's clock.
+        sent_at: when the request was sent, on `clock`.
+        offered: the entry of the waiting room that got the turn by this request, or None.
+        for_message: it is kept for a message in the queue, or a retry, for as long as that may
+            take. Not for a turn, which is kept for seconds.
     """
 
     holder: Holder | None
@@ -164,14 +163,14 @@ class Busy(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The very same attempt has ended, `age` seconds ago, or is not to run."""
+    """The very same attempt ended, `age` seconds ago, or must not run."""
 
     note: Note
     age: float
 
 
 class Parked(NamedTuple):
-    """The task waits in the room, instead of those that it replaced: entries by their ids."""
+    """The task waits in the room. `replaced`: the entries that it replaced, by their ids."""
 
     replaced: dict[str, str]
     offered: Offered | None = None
@@ -179,7 +178,7 @@ class Parked(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """It need not wait: the lock is free, or this very task's. Ask for it again."""
+    """It need not wait: the lock is free, or this very task's. Acquire it again."""
 
     replaced: dict[str, str]
 
@@ -189,25 +188,25 @@ class Reserved(NamedTuple):
 
 
 class Older(NamedTuple):
-    """What it would replace is newer: the task with that id, or who holds the lock."""
+    """What it would replace is newer: the task with this id, or the lock's holder."""
 
     task_id: str
     holder: Holder | None = None
 
 
 class Full(NamedTuple):
-    """As many wait as may."""
+    """The waiting room is full."""
 
 
 class Look(NamedTuple):
     """What a look at a waiting room found.
 
     Attributes:
-        due_in: seconds after which to look again; None if the room is empty.
-        offered: who is to be published now, or None.
-        aside: the ids of those that were set aside.
-        ended: by their ids, what was replaced and may have no result yet: the task id of the
-            successor, and the entry.
+        due_in: seconds until the next look; None if the room is empty.
+        offered: the entry to publish now, or None.
+        aside: the ids of the entries that were set aside.
+        ended: entries that were replaced and may have no result yet: by their ids, the task id of
+            the successor, and what was parked.
     """
 
     due_in: float | None
@@ -220,8 +219,8 @@ class Stored(NamedTuple):
     """What is stored under a key.
 
     Attributes:
-        exists: something is.
-        value: its text, or None if it is no string.
+        exists: whether something is.
+        value: its text, or None if it is not a string.
         left: milliseconds to live, -1 for ever.
     """
 
@@ -238,10 +237,10 @@ class Extension(NamedTuple):
         stored: the value as the server has it; its opening is enough if `retake` is False.
         fence: the acquisition's fence.
         retake: take the lock again if it has vanished.
-        counter: the bucket's counter when the lock was last known to be ours. If a lock that
-            vanished may have been another's since, it is not taken again.
-        max_hold: seconds after which it is not extended any more, counted by the server, for one
-            who does not know since when it is held; None if the holder itself counts.
+        counter: the bucket's counter when the lock was last known to be ours. A lock that vanished
+            is not taken again if another may have had it since.
+        max_hold: seconds after which it is no longer extended, counted by the server, for a caller
+            that does not know when it was acquired; None if the holder itself counts.
     """
 
     claim: Claim
@@ -253,14 +252,14 @@ class Extension(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """What an extension met.
+    """The reply to an extension.
 
     Attributes:
         outcome: `EXTENDED`, `RETAKEN` or `NOT_OURS`.
         counter: the bucket's counter.
-        replaced_by: who waits for the run to end, or None.
-        ends_in: seconds after which it is ended, in that one's favour.
-        broken_by: who broke the lock, an operator; "" if that is not known; None if nobody did.
+        replaced_by: the newer run that waits for this one to end, or None.
+        ends_in: seconds after which this run is ended for the newer one.
+        broken_by: the operator who broke the lock; "" if not known; None if nobody did.
     """
 
     outcome: int

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-# CLOCK_MONOTONIC stops while a machine is suspended, and Redis goes on. Where there is a clock that
-# goes on too, a holder that wakes up knows that its lock has expired.
+# CLOCK_MONOTONIC stops while a machine is suspended, but Redis goes on. With a clock that goes on
+# too, a holder knows after the suspension that its lock has expired.
 _CLOCK_ID = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

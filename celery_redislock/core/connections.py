@@ -1,7 +1,7 @@
 """Connections to the lock server: from a URL, or like a client that the user has.
 
-Ours differ from redis-py's defaults (several seconds, many tries): a lock's operations must
-fail fast, so timeouts come from the lock's ttl, and whoever needs another try decides it.
+redis-py's defaults (several seconds, many tries) do not fit: a lock's operations must fail fast.
+So timeouts come from the lock's ttl, and the caller decides whether to try again.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ CONNECTION_OPTIONS: Final = (
 TRANSPORT_OPTIONS: Final = (*CONNECTION_OPTIONS, "master_name", "sentinel_kwargs")
 SCHEMES: Final = ("redis", "rediss", "unix", "redis+socket", "socket", "sentinel")
 
-#: Seconds for which a used connection is taken to be alive. A server that went away meanwhile
-#: is noticed by the next exchange.
+#: Seconds for which a used connection is assumed to be alive. If the server went away meanwhile,
+#: the next exchange fails.
 TRUSTED: Final = 0.5
 
-#: How redis-py names what the `ssl` module and Celery's URLs call otherwise.
+#: redis-py's names for values that the `ssl` module and Celery's URLs name otherwise.
 _CERT_REQS: Final = {
     "CERT_REQUIRED": "required",
     "CERT_OPTIONAL": "optional",
@@ -80,8 +80,8 @@ def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFa
         options: some of `TRANSPORT_OPTIONS`.
 
     Returns:
-        A function of a timeout in seconds, for connecting and for each command, and of what
-        to call with each new connection.
+        A function of two arguments: a timeout in seconds, for connecting and for each command, and
+        what to call with each new connection.
 
     Raises:
         ConfigError: the URL or an option is not accepted. The message shows no password.
@@ -112,7 +112,7 @@ def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFa
             make = _sentinel_pools(url, options, kwargs)
         else:
             make = _url_pools(url, kwargs)
-        make(1.0, _nothing).make_connection()  # opens none, and refuses what it does not know
+        make(1.0, _nothing).make_connection()  # opens none, but refuses unknown options
     except ConfigError:
         raise
     except (TypeError, ValueError, redis.RedisError) as exc:
@@ -149,7 +149,7 @@ def pools_like(client: redis.Redis) -> PoolFactory:
     kwargs["connection_class"] = pool.connection_class
     service = pool.service_name if isinstance(pool, SentinelConnectionPool) else None
     manager = pool.sentinel_manager if service is not None else None
-    del pool  # what is kept for as long as a pool is there must not keep it there
+    del pool  # `make` lives as long as the pool does, and must not keep the pool alive
 
     def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
         fit = {**kwargs, **_fit(timeout, on_connect)}
@@ -169,16 +169,16 @@ def _sentinel_like(theirs: Any, timeout: float) -> Any:
 
 
 def checkout(pool: redis.ConnectionPool) -> Any:
-    """A connection of the pool, connected. redis-py 5.0 wants the name of a command, later
-    versions warn of one.
+    """A connection of the pool, connected. redis-py 5.0 needs the name of a command; later
+    versions warn of it.
     """
     try:
         return pool.get_connection("EVALSHA") if _WANTS_COMMAND else pool.get_connection()
     except (redis.RedisError, OSError):
         raise
     except BaseException:
-        # Cut short in the middle of the handshake. redis-py puts the connection back as it is,
-        # and the next user would read answers that are not his.
+        # The handshake was interrupted. redis-py puts the connection back as it is, and its next
+        # user would read replies to somebody else's commands.
         pool.disconnect(inuse_connections=False)
         raise
 
@@ -186,9 +186,9 @@ def checkout(pool: redis.ConnectionPool) -> Any:
 class Connections:
     """A pool's connections, handed out without asking the pool each time.
 
-    redis-py's pool takes a mutex, counts for its metrics and looks at the socket for each exchange,
-    which costs as much as the exchange itself. Here a connection that was used a moment ago is used
-    again as it is; one that was not goes through the pool, which looks whether it is still alive.
+    For each exchange redis-py's pool takes a mutex, updates metrics and checks the socket, which
+    costs as much as the exchange itself. Here a connection that was used a moment ago is used again
+    as it is; any other goes through the pool, which checks whether it is still alive.
     """
 
     def __init__(self, make_pool: Callable[[], redis.ConnectionPool]) -> None:
@@ -198,22 +198,22 @@ class Connections:
 
     def _begin(self) -> None:
         self.pool = self._make_pool()
-        # Taken and put back by one operation each: no mutex that a fork could leave locked.
+        # Taking and putting back are one operation each: no mutex that a fork could leave locked.
         self._idle: list[tuple[Any, float]] = []
 
     def take(self) -> Any:
         """A connection that nobody else uses, connected.
 
         Raises:
-            redis.RedisError, OSError: none can be had.
+            redis.RedisError, OSError: there is none to be had.
         """
         try:
             connection, used_at = self._idle.pop()
         except IndexError:
             return checkout(self.pool)
         is_fresh = clock() - used_at < TRUSTED
-        # Not a parent's, who forked without Python's notice, as uWSGI does. And of the server that
-        # the sentinels now call the master.
+        # Not one that was inherited by a fork that Python did not notice, such as uWSGI's; and only
+        # to the server that the sentinels now call the master.
         if is_fresh and connection.pid == os.getpid() and self.pool.owns_connection(connection):
             return connection
         self.pool.release(connection)
@@ -226,7 +226,7 @@ class Connections:
         return now
 
     def drop(self, connection: Any) -> None:
-        """The exchange on it was cut short, or its server is to be left."""
+        """Close this one: its exchange was cut short, or its server is not to be used any more."""
         connection.disconnect()
         self.pool.release(connection)
 
@@ -240,8 +240,8 @@ _all_connections: Final[weakref.WeakSet[Connections]] = weakref.WeakSet()
 
 
 def _begin_again() -> None:
-    """In a forked child: its parent's connections are not its own. Nor are the pools: redis-py 8.1
-    asks an inherited pool for its mutex, which a thread of the parent may have held at the fork.
+    """In a forked child: replace the connections, which are the parent's, and the pools: redis-py
+    8.1 takes an inherited pool's mutex, which a thread of the parent may have held at the fork.
     """
     for connections in list(_all_connections):
         connections._begin()
@@ -264,7 +264,7 @@ def pack(arguments: tuple[str | int | bytes, ...]) -> bytes:
 
 
 def pack_parts(arguments: tuple[str | int | bytes, ...]) -> bytes:
-    """A part of a command, without how many arguments the command has."""
+    """Arguments as they are sent, without the head that counts a command's arguments."""
     if pack_command is not None:
         packed: bytes = pack_command(arguments)
         return packed[packed.index(b"\n") + 1 :]
@@ -281,7 +281,7 @@ def _impatient(timeout: float) -> dict[str, Any]:
         "socket_connect_timeout": timeout,
         "retry": Retry(NoBackoff(), 0),
         "retry_on_error": [],
-        # As many as there are threads or greenlets that ask or wait; redis-py 8 stops at 100.
+        # Each thread or greenlet that asks or waits needs one; redis-py 8 stops at 100.
         "max_connections": 2**31,
     }
 
@@ -309,7 +309,7 @@ def _wants_tls(kwargs: Mapping[str, Any]) -> bool:
 
 def _scheme(url: Any) -> str:
     if not isinstance(url, str) or "://" not in url:
-        return f"a {type(url).__name__} that is not a URL"  # it may hold a password all the same
+        return f"a {type(url).__name__} that is not a URL"  # it may contain a password nevertheless
     return url.split("://")[0]
 
 
@@ -319,8 +319,8 @@ def _for_redis_py(url: str) -> str:
         # kombu calls the database virtual_host, as with every transport.
         scheme, rest = "unix", rest.replace("virtual_host=", "db=")
     base, _, query = rest.partition("?")
-    # A URL's options win over arguments in redis-py, and this may be the result backend's URL
-    # with timeouts that suit results: take what says how to connect, leave the rest.
+    # In redis-py a URL's options win over arguments, and this may be the result backend's URL, with
+    # timeouts that suit results: keep only what says how to connect.
     pairs = [
         (name, str(_CERT_REQS.get(value, value)))
         for name, value in parse_qsl(query)

@@ -1,4 +1,4 @@
-"""The done notes in a server: what a copy of a message is to do. What they say is in `notes`."""
+"""The done notes in a server: what a copy of a message must do. `notes` has their format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .claims import Claim, to_ms
 from .keys import head_of
 from .server import UNKNOWN_TTL, Server
 
-#: Notes that are forgotten in one round trip at most. The server does nothing else meanwhile.
+#: The most notes deleted in one round trip. The server does nothing else meanwhile.
 AT_ONCE: Final = 500
 
 
 class DoneNotes:
-    """The done notes of one server, those that no script leaves."""
+    """The done notes of one server, beside those that scripts leave."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -36,12 +36,12 @@ class DoneNotes:
             connection.read_response()
 
     def note_replaced(self, claim: Claim, attempt: int, by: str, seconds: float) -> None:
-        """Say to a later attempt of this task, which is on its way, that it is not to run.
+        """Tell a later attempt of this task, which is on its way, not to run.
 
         Args:
             claim: the claim of this attempt.
             attempt: the later one.
-            by: in whose favour, as `holders.successor_text`.
+            by: the task that replaces it, as `holders.successor_text`.
             seconds: until it arrives.
 
         Raises:
@@ -51,12 +51,12 @@ class DoneNotes:
         self._note(later, notes.encode_replaced(by), seconds)
 
     def forget(self, keys: Sequence[str], most: float) -> None:
-        """Forget these notes: the broker gives no copy of their messages to anybody. Those stay
-        that are lasting, or tell of one that was replaced, see `notes`.
+        """Delete these notes: the broker will not deliver a copy of their messages. Notes that are
+        lasting, or that tell of a replaced task, stay: see `notes`.
 
         Args:
             keys: their keys.
-            most: seconds that each has to live at most; one that has more was left later.
+            most: seconds to live; a note that has more was left later, and stays.
 
         Raises:
             LockUnavailable: the server did not answer.

@@ -1,9 +1,9 @@
-"""Threads in a process that forks: none of them is in the middle of something when it does.
+"""Keeps a process from forking while one of our threads is in the middle of something.
 
-A forked child is a copy of the moment, with no thread in it but the one that forked. A mutex that
-another one held then, be it of a connection pool, a metric or a producer, is held in the child for
-ever. A prefork worker's main process forks whenever a child has died, which is just when our
-threads have something to do for the dead one.
+A forked child has only the thread that forked. A mutex that another thread held at the fork, such
+as a connection pool's, a metric's or a producer's, stays locked in the child for ever. A prefork
+worker's main process forks whenever a child has died, just when our threads are busy with the dead
+one's lock.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, Final
 
 from .clock import clock
 
-#: Seconds that a fork waits at most for a thread, once: what hangs must not stop the worker, which
-#: forks all its children in a row and kills those that it does not hear of within seconds.
+#: The most seconds that a fork waits for a thread, once: a thread that hangs must not stop the
+#: worker, which forks all its children in a row and kills those that do not report within seconds.
 LONGEST_WAIT: Final = 0.2
 #: Seconds between looks.
 LOOK_EVERY: Final = 0.001
 
 
 class ForkGate:
-    """A context manager for what threads do beside a process's own work. Forks come between.
+    """A context manager for the work of our background threads: forks wait until it is done.
 
-    Only where it is in use: elsewhere a body may fork, in whose midst an exception may be raised
-    that must not be lost, or a greenlet. It has no mutex itself: each of its steps is one operation
-    on a set or a number. Do not nest it.
+    Only where `use` was called: elsewhere a task's body may fork, where an exception from outside
+    must not be lost, or a greenlet. It has no mutex itself: each step is one operation on a set or
+    a number. Do not nest it.
     """
 
     def __init__(self) -> None:
@@ -39,20 +39,20 @@ class ForkGate:
     def _begin(self) -> None:
         self._in_use = False
         self._inside: set[int] = set()
-        #: Those inside that a fork has waited for long enough.
+        #: Threads inside that a fork has stopped waiting for.
         self._given_up: set[int] = set()
-        # No flag, which would stay up for good if `_open` were cut short.
+        # A time, not a flag: that would stay set for ever if `_open` were cut short.
         self._closed_until = 0.0
 
     def use(self) -> None:
-        """From now on this process's forks wait. Not those of its children."""
+        """From now on forks of this process wait, but not forks of its children."""
         self._in_use = True
 
     def __enter__(self) -> None:
         me = threading.get_ident()
         self._given_up.discard(me)
         while True:
-            self._inside.add(me)  # first, or a fork that begins now would not see it
+            self._inside.add(me)  # first: else a fork that begins now would not see it
             if clock() >= self._closed_until:
                 return
             self._inside.discard(me)

@@ -1,9 +1,9 @@
 """Native threads in a process whose threads are greenlets, by gevent or eventlet.
 
-Ours stay native, or a greenlet that computes would stop them. They may change plain state and talk
-to Redis. They must not log, send a signal or call what users gave us: the locks there are those of
-greenlets, and a greenlet that waits for one which a native thread holds may wait for ever. So a
-native thread hands all of this to the greenlets.
+Our threads stay native: a greenlet that computes would stop them otherwise. They may change plain
+state and talk to Redis. They must not log, send a signal or call users' code, which take greenlets'
+locks: a greenlet that waits for such a lock while a native thread holds it may wait for ever. So a
+native thread hands all of this to a greenlet.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Call = Callable[[], Any]
 
 
 def patched_by() -> str | None:
-    """Who has made greenlets of threads here: "gevent", "eventlet", or None."""
+    """What has turned threads into greenlets here: "gevent", "eventlet", or None."""
     if "gevent.monkey" in sys.modules:
         from gevent import monkey
 
@@ -57,13 +57,13 @@ def _native(by: str) -> Any:
     return patcher.original("_thread")
 
 
-#: Those of our threads that run beside greenlets, by their idents. No thread survives a fork.
+#: The idents of our native threads that run beside greenlets. No thread survives a fork.
 _beside_greenlets: Final[set[int]] = set()
 os.register_at_fork(after_in_child=_beside_greenlets.clear)
 
 
 def native_lock() -> Any:
-    """A mutex that native threads and greenlets may share. Whoever holds it must not switch."""
+    """A mutex that native threads and greenlets may share. Its holder must not switch greenlets."""
     by = patched_by()
     return _native(by).allocate_lock() if by else threading.Lock()
 
@@ -98,14 +98,14 @@ class Hub(Protocol):
     """What runs the greenlets of a thread."""
 
     def call_soon(self, call: Call) -> bool:
-        """Call this in the hub's thread, where it must not wait for anything. From any thread.
+        """Call this in the hub's thread, where it must not wait. May be used in any thread.
 
         Returns:
-            False if there is no such hub any more.
+            False if the hub is gone.
         """
 
     def spawn(self, call: Call) -> None:
-        """Call this in a greenlet of its own. In the hub's thread."""
+        """Call this in a new greenlet. To be used in the hub's thread."""
 
 
 class _Gevent:
@@ -127,7 +127,7 @@ class _Gevent:
 
 
 class _Eventlet:
-    """Eventlet has no such call. A greenlet sleeps on a pipe, as one of `eventlet.tpool` does."""
+    """Eventlet has no such call. So a greenlet waits for a pipe, as in `eventlet.tpool`."""
 
     def __init__(self) -> None:
         import eventlet
@@ -164,12 +164,12 @@ class _Eventlet:
 #: One for each hub of eventlet.
 _eventlets: Final[weakref.WeakKeyDictionary[Any, _Eventlet]] = weakref.WeakKeyDictionary()
 
-# A forked child has the pipe in common with its parent, who would read what is the child's.
+# A forked child shares the pipe with its parent, which would read what is meant for the child.
 os.register_at_fork(after_in_child=_eventlets.clear)
 
 
 def hub_here() -> Hub | None:
-    """The hub of this greenlet; None where threads are threads."""
+    """The hub of this greenlet; None where threads are not patched."""
     by = patched_by()
     if by == "gevent":
         return _Gevent()
@@ -181,14 +181,14 @@ def hub_here() -> Hub | None:
     return None
 
 
-# -- from the ones to the others --------------------------------------------------------------
+# -- from native threads to greenlets ---------------------------------------------------------
 
 
 class Teller:
-    """Tells people and users' code what a native thread found out, one thing after another.
+    """Reports what a native thread found out, to logs and users' code, one thing after another.
 
-    Where threads are threads, and where a greenlet itself found it out, it is told at once. Else it
-    is told in a greenlet, as soon as the running one lets others run.
+    At once where threads are not patched, or if a greenlet itself found it out. Else in a greenlet,
+    as soon as the running one lets others run.
     """
 
     def __init__(self, hub: Hub | None) -> None:
@@ -197,7 +197,7 @@ class Teller:
         self._tells = False
 
     def tell(self, call: Call) -> None:
-        """Call what tells it."""
+        """Make this call, which reports something."""
         if self._hub is None or not _is_beside_greenlets():
             call()
             return
@@ -206,7 +206,7 @@ class Teller:
             self._run()
 
     def tell_bug(self, where: str, error: Exception) -> None:
-        """Log an error that a thread did not expect, and after which it continues."""
+        """Log an unexpected error in a thread, which continues."""
         line = "redislock: unexpected error %s; continuing"
         self.tell(partial(logger.error, line, where, exc_info=error))
 
@@ -229,11 +229,11 @@ class Teller:
             self._tells = False
 
 
-#: Where threads are threads.
+#: For threads that are not patched.
 AT_ONCE: Final = Teller(None)
 
 
 def teller_here() -> Teller:
-    """One that tells in this greenlet's thread."""
+    """One that reports in this greenlet's thread."""
     hub = hub_here()
     return AT_ONCE if hub is None else Teller(hub)

@@ -1,9 +1,9 @@
-"""The heartbeat: one native daemon thread a process, which keeps every held lock alive.
+"""The heartbeat: one native daemon thread per process, which keeps every held lock alive.
 
 It is native also where threads are patched: a greenlet starves while another one computes. There a
-greenlet tells what it found out, see `greenlets`.
-All locks of a server that are due go out in one round trip. In a prefork worker the main process
-has one too, for the locks that its children hold.
+greenlet reports what it found out, see `greenlets`.
+All locks of a server that are due are extended in one round trip. In a prefork worker the main
+process has a heartbeat too, for the locks that its children hold.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .store import Store
 
 #: Seconds between tries while a server is not reachable.
 RETRY_EVERY: Final = 0.1
-#: Locks that are due within this part of their interval go along with those that are due now.
+#: Locks that are due within this part of their interval are extended with those that are due now.
 EARLY: Final = 0.25
 #: Seconds between looks at whether an extension is still under way.
 IN_FLIGHT: Final = 0.001
@@ -39,7 +39,7 @@ class Extendable(Protocol):
     Attributes:
         ttl: seconds that the lock outlives its holder.
         next_beat: when it is to be extended next, on `clock`.
-        store: where it is.
+        store: the store that has it.
     """
 
     ttl: float
@@ -49,17 +49,17 @@ class Extendable(Protocol):
     def store(self) -> Store: ...
 
     def extension(self, now: float) -> Extension | None:
-        """What an extension that is sent now says. None if it may not be extended now: it has said
-        then when to ask next, or is discarded.
+        """The extension to send now. None if it must not be extended now: then it has set
+        `next_beat`, or is discarded.
         """
 
     def answered(self, reply: Extended | LockUnavailable, sent_at: float, discarded: bool) -> None:
-        """What the server said to an extension, or why it could not be asked.
+        """Take the reply to an extension.
 
         Args:
-            reply: that.
+            reply: the server's reply, or why there is none.
             sent_at: when the extension was sent, on `clock`.
-            discarded: the lease was discarded meanwhile, without waiting for this answer.
+            discarded: the lease was discarded meanwhile, without waiting for this reply.
         """
 
 
@@ -73,14 +73,14 @@ class Heartbeat:
         self._reset()
 
     def _reset(self) -> None:
-        # Weak: a lock that its owner forgot must expire, not live as long as the process.
+        # Weak: a lock that its owner dropped must expire, not live as long as the process.
         self._leases: set[_Ref] = set()
         self._alarm = _Alarm()
         self._sleeping_until = 0.0
         self._idle = IDLE
         self._thread_id: int | None = None
         self._in_flight: frozenset[_Ref] = frozenset()
-        #: Those of which an extension was not answered: it may reach the server at any time.
+        #: Leases with an unanswered extension, which may reach the server at any time.
         self._unanswered: frozenset[_Ref] = frozenset()
         self._starting = native_lock()
         self._calls: deque[Callable[[], None]] = deque()
@@ -99,17 +99,16 @@ class Heartbeat:
             self._alarm.ring()
 
     def discard(self, lease: Extendable) -> bool:
-        """Stop extending this lease. An extension under way is waited for, within bounds.
+        """Stop extending this lease. Waits for an extension under way, within bounds.
 
         Returns:
-            Whether an extension may still reach the server: one was under way, or one was never
-            answered.
+            Whether an extension may still reach the server: one was under way, or never answered.
         """
         ref = weakref.ref(lease)
         self._leases.discard(ref)
         if ref not in self._in_flight:
             return ref in self._unanswered
-        # No lock is taken to wait: an exception from outside, such as a soft time limit, could
+        # Do not take a lock to wait: an exception from outside, such as a soft time limit, could
         # leave it locked, and the heartbeat would stop.
         give_up = clock() + lease.ttl / 6
         while ref in self._in_flight and clock() < give_up:
@@ -123,7 +122,7 @@ class Heartbeat:
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """Call this in the heartbeat's thread, if there is one, or in a greenlet where threads are
-        patched. A finalizer may use it: it waits for no lock.
+        patched. Safe in a finalizer: it waits for no lock.
         """
         self._calls.append(call)
         self._alarm.ring()
@@ -137,7 +136,7 @@ class Heartbeat:
                         self._teller.tell(self._calls.popleft())
                 self._sleep()
             except Exception as exc:
-                # A renewal thread that dies in silence is a double execution.
+                # If this thread died in silence, a task would run twice.
                 self._teller.tell_bug("in the heartbeat", exc)
                 self._alarm.wait(RETRY_EVERY)
 
@@ -156,12 +155,12 @@ class Heartbeat:
         now = clock()
         until = min((lease.next_beat for lease in self.live()), default=None)
         if until is None:
-            # As if there were one: else each lock that is taken and soon released would have to
-            # wake this thread. Longer and longer if there is none.
+            # Sleep as if there were a lease: else each lock that is taken and soon released would
+            # have to wake this thread. Longer and longer while there is none.
             until = now + self._idle
             self._idle = min(2 * self._idle, IDLE)
         self._sleeping_until = min(until, now + IDLE)
-        # A lease that was added before the line above saw an older time to sleep until.
+        # A lease that was added before the line above saw an older `_sleeping_until`.
         until = min((lease.next_beat for lease in self.live()), default=self._sleeping_until)
         self._alarm.wait(max(min(until, self._sleeping_until) - clock(), 0.0))
         self._sleeping_until = 0.0
@@ -175,8 +174,8 @@ class Heartbeat:
         for lease in leases:
             if lease.next_beat <= now + EARLY * lease.ttl / 3:
                 batches.setdefault(lease.store, []).append(lease)
-        # A server that hangs must not cost the locks of another one: each gets only as long as
-        # the shortest ttl of all allows.
+        # A server that hangs must not cost another one's locks: each server gets only as long as
+        # the shortest ttl allows.
         shortest = min(lease.ttl for lease in leases)
         for store, batch in batches.items():
             self._extend(store, batch, shortest)
@@ -190,12 +189,12 @@ class Heartbeat:
         ]
         self._in_flight = frozenset(ref for ref, _, _ in asked)
         try:
-            # Discarded between the collection and the line above: it must not be extended.
+            # Leases discarded between the collection and the line above must not be extended.
             asked = [each for each in asked if each[0] in self._leases]
             replies = _extend_all(store, [extension for _, _, extension in asked], shortest)
             pairs = list(zip(asked, replies, strict=True))
             silent = {ref for (ref, *_), reply in pairs if isinstance(reply, LockUnavailable)}
-            if silent:  # before whoever waits for the answer goes on
+            if silent:  # before a caller that waits for the reply goes on
                 self._unanswered = _living(self._unanswered | silent)
         finally:
             self._in_flight = frozenset()
@@ -219,7 +218,7 @@ def _living(refs: frozenset[_Ref]) -> frozenset[_Ref]:
 
 
 class _Alarm:
-    """A sleep that another thread, or greenlet, can end. Made of one native lock."""
+    """A sleep that another thread or greenlet can end. Made of one native lock."""
 
     def __init__(self) -> None:
         self._lock = native_lock()
@@ -229,7 +228,7 @@ class _Alarm:
         self._lock.acquire(timeout=seconds)
 
     def ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # rung before
+        with contextlib.suppress(RuntimeError):  # already rung
             self._lock.release()
 
 

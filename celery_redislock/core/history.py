@@ -1,5 +1,5 @@
-"""What a server remembers of past runs, and of duplicates that were turned away. The scripts that
-take and release locks write most of it down.
+"""What a server remembers of past runs, and of duplicates that were turned away. Most of it is
+written by the scripts that take and release locks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class History:
 
         Args:
             prefix: what every key begins with.
-            name: a lock's name, if only its own bucket is meant.
+            name: a lock's name, for only its bucket; None for all.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -50,19 +50,19 @@ class History:
         """The runs that are kept in these lists.
 
         Args:
-            lists: of each, the key of its bucket's history, and the task.
-            most: how many runs are wanted of each, the newest; None for all.
+            lists: for each, the key of its bucket's history, and the task.
+            most: how many runs of each are wanted, the newest; None for all.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        # Between the records of one run there may be others'.
+        # The records of other runs may come between those of one run.
         first = 0 if most is None else -past.RECORDS * (most + 10)
         for reply in self._ask([("LRANGE", runs_of(*each), first, -1) for each in lists], []):
             yield from past.runs_in(reply)
 
     def running(self, prefix: str, runs: Sequence[Past]) -> set[int]:
-        """The fences of those of these runs that still have their locks.
+        """The fences of those runs that still have their locks.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -78,7 +78,7 @@ class History:
         }
 
     def turned_away(self, prefix: str) -> dict[str, dict[int, int]]:
-        """How many duplicates of each task were turned away, by the hour, as a Unix time.
+        """How many duplicates of each task were turned away in each hour, a Unix time.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -97,7 +97,7 @@ class History:
 
         Args:
             claim: the duplicate's claim.
-            fence: that of the run that was in its way, if it is known.
+            fence: of the run that was in its way; None if not known.
 
         Raises:
             LockUnavailable: the server did not answer.
@@ -106,7 +106,7 @@ class History:
         self._server.once(claim.ttl, lua.TURN_AWAY, keys, (fence or "",))
 
     def _ask(self, commands: Iterable[Sequence[Any]], instead: Any) -> Iterator[Any]:
-        """The replies to these commands, or what is said instead for a key of another type."""
+        """The replies to these commands; `instead` for each key of another type."""
         iterator = iter(commands)
         while batch := list(itertools.islice(iterator, AT_ONCE)):
             for reply in self._server.ask(batch, wrong_type=True):
@@ -114,7 +114,7 @@ class History:
 
 
 def _slots(prefix: str, mark: str) -> tuple[str, ...]:
-    """The keys of the lock that has this mark; none if it is no mark."""
+    """The keys of the lock with this mark; none if it is not a mark."""
     try:
         keys = keys_of_mark(prefix, mark)
     except ValueError:

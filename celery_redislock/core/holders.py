@@ -1,7 +1,7 @@
 """Who holds a lock: the record in Redis that is the lock's value.
 
-The token proves ownership and is compared by the scripts; the rest explains, for people. The
-scripts' part of it is in `scripts/values.lua` and `scripts/records.lua`.
+The token proves ownership: scripts compare it. The rest explains, for people. The scripts' part of
+it is in `scripts/values.lua` and `scripts/records.lua`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any, Final
 
 
 def one_line(text: str) -> str:
-    """The text with what could end a line, move the cursor or turn the text round as an escape:
-    names come from arguments, and ids from whoever sent the message.
+    """The text in one line: characters that could end it, move the cursor or reverse the text are
+    escaped. Names come from arguments, and ids from whoever sent the message.
     """
     if text.isprintable():
         return text
@@ -43,13 +43,13 @@ class Holder:
         pid: the process.
         acquired_at: Unix time in seconds, by the Redis server's clock.
         fence: the fencing token of the holder's acquisition.
-        ttl: seconds for which the lock lives on, should the holder die now; None if it has
-            no expiry, which a lock of ours never has.
+        ttl: seconds until the lock expires if the holder dies now; None if it does not expire,
+            which is never so for a lock of ours.
         held_for_retry: no attempt is running; the lock is kept for the task's next attempt.
-        cooling_down: it has ended; the lock is held on until `lock_min_hold` is over.
-        queued: it is not running yet; its message waits in the queue.
-        replaced_by: the id of the task that waits for it to end, by `Replace`; or None.
-        label: what the task calls the lock for people, by `lock_label`; or None.
+        cooling_down: the run has ended; the lock is kept until `lock_min_hold` is over.
+        queued: the task is not running yet; its message waits in the queue.
+        replaced_by: the id of the task that waits for this run to end (`Replace`); or None.
+        label: the lock's name for people, by `lock_label`; or None.
     """
 
     task: str | None = None
@@ -67,13 +67,13 @@ class Holder:
     label: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain data, which `from_dict` takes back."""
+        """The fields as plain data, for `from_dict`."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Holder:
-        """Build a holder from plain data. Unknown fields are ignored; if another has a type that
-        we never record, the data is not ours, and all that is known is the ttl.
+        """Build a holder from plain data. Unknown fields are ignored. If a known field has a type
+        that we never record, the data is not ours, and only the ttl is known.
         """
         fields = {name: data[name] for name in _TYPES if name in data}
         if all(isinstance(value, _TYPES[name]) for name, value in fields.items()):
@@ -120,13 +120,13 @@ _TYPES: Final[dict[str, Any]] = {
     "replaced_by": str | None,
     "label": str | None,
 }
-#: The version of the records that we write. Those without one are of version 1.
+#: The version of the records that we write. A record without one is of version 1.
 VERSION: Final = 2
 #: What follows the token of a record, up to the task's name.
 _VERSION_AND_TASK: Final = f'","v":{VERSION},"task":'
-#: What the scripts write as it is in a text.
+#: Characters that scripts write into a text as they are.
 _PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}-_.:@ ")
-#: The most characters of a text that says who broke a lock.
+#: The most characters of the text that says who broke a lock.
 _LONGEST_BREAKER: Final = 100
 #: The last Unix time that a datetime can show.
 _LAST_TIME: Final = 253402300799
@@ -138,9 +138,9 @@ _newer_was_told = False
 def parse(value: bytes | None, ttl: float | None) -> Holder | None:
     """The holder that a lock's value records.
 
-    Returns None if nobody holds the lock, which is also so while it is reserved for a waiter.
-    A value that is not ours gives a holder without fields: held, by whom we cannot tell. A record
-    of a newer version gives a holder with the names that it has, and no more.
+    Returns None if nobody holds the lock, or it is reserved for a waiter. A value that is not ours
+    gives a holder without fields: the lock is held, but it is unknown by whom. A record of a newer
+    version gives a holder with only its task, id and label.
     """
     if value is None:
         return None
@@ -162,7 +162,7 @@ def parse(value: bytes | None, ttl: float | None) -> Holder | None:
 
 
 def successor_text(task: str, task_id: str) -> str:
-    """A task and its id as JSON. The scripts look for its end by its quotes: there are four."""
+    """A task and its id as JSON with exactly four quotes, by which the scripts find its end."""
     return f'["{_without_quotes(task)}","{_without_quotes(task_id)}"]'
 
 
@@ -172,7 +172,7 @@ def _without_quotes(text: str) -> str:
 
 
 def successor_of(text: bytes) -> Holder | None:
-    """Who replaces the holder: from a lock's value, or from `successor_text`."""
+    """The task that replaces the holder, from a lock's value or a `successor_text`."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -190,12 +190,12 @@ def _successor(found: Any) -> Holder | None:
 
 
 def breaker_text(by: str) -> str:
-    """Who breaks a lock, as JSON. The scripts look for its end by its quotes: there are two."""
+    """Who breaks a lock, as JSON with exactly two quotes, by which the scripts find its end."""
     return f'"{_without_quotes(one_line(by[:_LONGEST_BREAKER]))}"'
 
 
 def breaker_of(text: bytes) -> str:
-    """Who broke a lock, from `breaker_text`; "" if that is not known."""
+    """Who broke a lock, from a `breaker_text`; "" if not known."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -204,14 +204,14 @@ def breaker_of(text: bytes) -> str:
 
 
 def last_breaker(marks: bytes) -> str | None:
-    """Who broke a lock last, from the marks that `break.lua` adds up; None if that is not known."""
+    """Who broke a lock last, from the marks that `break.lua` collects; None if not known."""
     found = re.search(rb',"by":("[^"]*")$', marks)
     return (breaker_of(found[1]) or None) if found else None
 
 
 def user_here() -> str:
     """The user and the host of this process, such as "anna@host"."""
-    import getpass  # where an operator breaks a lock; the rest needs none of what it imports
+    import getpass  # only when an operator breaks a lock: its imports take time
 
     try:
         user = getpass.getuser()
@@ -226,14 +226,14 @@ def is_turn(value: bytes) -> bool:
 
 
 def turn_in(record: Mapping[str, Any]) -> str | None:
-    """The id of the entry for whose message a lock is kept, from what `decode` gave."""
+    """The id of the entry for whose message a lock is kept, from a record of `decode`."""
     turn = record.get("turn")
     return turn if isinstance(turn, str) else None
 
 
 def decode(value: bytes) -> dict[str, Any] | None:
-    """The fields of a lock's value, or None if it is not ours. Of a record of a newer version only
-    the token and the version: the other fields may mean something else there.
+    """The fields of a lock's value, or None if it is not ours. Only token and version if the record
+    is of a newer version: its other fields may mean something else.
     """
     record = _record(value)
     if record is not None and _is_newer(record):
@@ -242,7 +242,7 @@ def decode(value: bytes) -> dict[str, Any] | None:
 
 
 def _is_newer(record: Mapping[str, Any]) -> bool:
-    """Whether a newer release than this one wrote the record. Logs the first of the process."""
+    """Whether a newer release than this one wrote the record. Logs the first one in a process."""
     global _newer_was_told  # one warning for all apps: it is about what is installed
     version = record.get("v")
     if not isinstance(version, int | float) or not version > VERSION:
@@ -297,7 +297,7 @@ def encode(
 
     The scripts add to it before the closing brace: when it was acquired, and what became of it.
     """
-    # Put together by hand, which takes a third of the time: this is done for each run.
+    # Without `json`, which takes three times as long: this is done for each run.
     value = (
         f'{{"token":"{token}{_VERSION_AND_TASK}{_text(task)},"task_id":{_text(task_id)}'
         f',"attempt":{attempt:d},"nesting":{nesting:d},"node":{_text(node or _host())}'
@@ -335,7 +335,7 @@ def held_for_retry(value: str) -> str:
 def kept_in_queue(
     value: str, token: str, *, task: str, attempt: int, nesting: int, label: str | None = None
 ) -> str:
-    """The value of a lock that its holder leaves to a message of its own, with that token."""
+    """The value of a lock that its holder leaves to its task's next message, with that token."""
     changed = {"token": token, "task": task, "attempt": attempt, "nesting": nesting, "label": label}
     record = {**json.loads(value), **changed, "queued": True}
     if label is None:

@@ -1,4 +1,4 @@
-"""The keys of a lock: how they are named, and what a key that was found belongs to. Pure."""
+"""The keys of a lock: their names, and which lock a key belongs to. Pure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 import zlib
 from typing import Final, NamedTuple
 
-#: Hash tags, and so fence counters. Fixed for ever: two versions must agree on a lock's key.
+#: Hash tags, and so fence counters. Fixed for ever: all releases must agree on a lock's key.
 BUCKETS: Final = 1024
 
 
 class LockKeys(NamedTuple):
     """The keys of one lock. All are in one hash slot.
 
-    `fence` is shared by all the locks of the bucket, so that a counter which outlives its
-    lock costs nothing per lock. So is `rooms`, in which those are found where somebody waits, by
-    their `mark`; and `history`, which names the tasks whose last runs are kept. A lock that several
-    may hold has `slots` beside `lock`, one for each more.
+    The locks of a bucket share three keys: `fence`, so that a counter that outlives its lock costs
+    nothing per lock; `rooms`, the `mark`s of locks with a waiting room; and `history`, the tasks
+    whose last runs are kept. A lock that several may hold has one key in `slots` for each further
+    holder.
     """
 
     name: str
@@ -37,7 +37,7 @@ class LockKeys(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """What it takes to find these keys again."""
+        """The lock's slots and name, from which `keys_of_mark` makes these keys again."""
         return f"{len(self.slots) + 1}|{self.name}"
 
     def done_by(self, entry_id: str) -> str:
@@ -46,7 +46,7 @@ class LockKeys(NamedTuple):
 
 
 def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
-    """The Redis keys of the lock with that name, which so many may hold at once."""
+    """The Redis keys of the lock with that name, which up to `limit` may hold at once."""
     bucket = zlib.crc32(name.encode("utf-8", "surrogatepass")) % BUCKETS
     head = f"{prefix}:{{{bucket}}}"
     return LockKeys(
@@ -74,22 +74,22 @@ def head_of(key: str) -> str:
 
 
 def keys_of_mark(prefix: str, mark: str) -> LockKeys:
-    """The keys that gave this mark."""
+    """The keys with this mark."""
     limit, _, name = mark.partition("|")
     return lock_keys(prefix, name, int(limit))
 
 
 def lock_pattern(prefix: str) -> str:
-    """A pattern, as `SCAN` takes it, of all keys that say who holds a lock or waits for one, and
-    which were broken.
+    """A pattern for `SCAN`: the keys that say who holds a lock or waits for it, which tasks were
+    set aside, and which locks were broken.
     """
     literal = re.sub(r"([*?\[\]\\^-])", r"\\\1", prefix)
     return f"{literal}:{{*}}:[ablrw]*"
 
 
 def key_parts(prefix: str, key: bytes) -> tuple[str, str] | None:
-    """What kind of key it is, such as "lock", "lock2" or "room", and the lock's name; or None if it
-    is none of ours.
+    """The kind of a key, such as "lock", "lock2" or "room", and the lock's name; None if the key is
+    not ours.
     """
     head, _, rest = key.partition(b"}:")
     kind, colon, name = rest.partition(b":")
@@ -108,12 +108,12 @@ def in_all_buckets(prefix: str, kind: str) -> list[str]:
 
 
 def runs_of(history: str, task: str) -> str:
-    """The key of the last runs of a task in the bucket of that history."""
+    """The key of a task's last runs in the bucket with that history."""
     return f"{history}:{task}"
 
 
 def name_of(prefix: str, key: str) -> str | None:
-    """The name of the lock whose key this is, also that of one of its slots; or None."""
+    """The name of the lock whose key, or slot's key, this is; or None."""
     kind, name = key_parts(prefix, key.encode(errors="replace")) or ("", "")
     return name if is_slot(kind) else None
 

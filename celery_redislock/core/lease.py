@@ -22,8 +22,8 @@ logger = get_logger()
 
 
 class Heir(NamedTuple):
-    """To whom a lock is left: what makes the new value from the old one, and for how many
-    seconds it is kept.
+    """How a lock is left to another message: what makes the new value from the old one, and for how
+    many seconds it is kept.
     """
 
     value: Callable[[str], str]
@@ -36,7 +36,7 @@ class Lease:
 
     Attributes:
         key: the lock's whole key in Redis.
-        token: what proves the ownership.
+        token: the proof of ownership.
         ttl: seconds that the lock outlives a dead holder.
         right: the right to the lock, once it is acquired.
         upkeep: what extends it.
@@ -75,23 +75,23 @@ class Lease:
 
     @property
     def fence(self) -> int:
-        """An int that rises with every acquisition of the key. Hand it to the resource, which
-        refuses a lower one than it has seen: that, and not the lock, gives correctness (Kleppmann,
-        "How to do distributed locking", 2016). 0 while not acquired.
+        """An int that rises with every acquisition of the key. Pass it to the resource, which must
+        refuse a lower one than it has seen: that gives correctness, the lock alone does not
+        (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
         """
         return self.right.fence
 
     @property
     def label(self) -> str | None:
-        """What the task calls the lock for people, by `lock_label`; None if it does not."""
+        """The lock's name for people, by `lock_label`; or None."""
         return self.right.holder.label
 
     @property
     def lost(self) -> bool:
-        """True once ownership can no longer be confirmed, or a newer run waits for this one to end;
-        and then for good.
+        """True once ownership can no longer be confirmed, or a newer run waits for this one to end.
+        Then it stays True.
 
-        Past the deadline the server is asked once more, which may take a twelfth of the ttl.
+        Past the deadline it asks the server once more, which may take a twelfth of the ttl.
         """
         right = self.right
         if right.lost or right.replaced_by is not None:
@@ -100,7 +100,7 @@ class Lease:
             return False
         if not right.given_back and clock() >= right.deadline:
             if self.inherited:
-                return True  # in a forked child nobody keeps track of it, or may extend it
+                return True  # a forked child must not extend the lock
             self.upkeep.confirm()
         return right.lost
 
@@ -125,17 +125,17 @@ class Lease:
 
     @property
     def replaced_by(self) -> Holder | None:
-        """The task in whose favour the run is to end, or None."""
+        """The task for which this run must end, or None."""
         return self.right.replaced_by
 
     @property
     def given_back(self) -> bool:
-        """Whether there is nothing of ours on the server, as far as we know."""
+        """Whether the server has nothing of ours, as far as we know."""
         return self.right.given_back or not self._asked
 
     @property
     def is_held(self) -> bool:
-        """Whether this process takes itself for the holder. Does not ask the server."""
+        """Whether this process believes that it holds the lock. Does not ask the server."""
         right = self.right
         if self.given_back or self.inherited or right.lost:
             return False
@@ -164,11 +164,11 @@ class Lease:
         return reply
 
     def take_when_woken(self, seconds: float, how: str = "woken") -> Acquired | Busy | Done | None:
-        """Sleep until the lock is handed on, or for so many seconds, and try to take it then. See
+        """Sleep until the lock is handed on, at most this many seconds, then try to take it. See
         `Locks.acquire_when_woken`.
 
         Returns:
-            None if the answer was heard so late that the right has ended: ask again.
+            None if the answer came so late that the right has ended: ask again.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -178,7 +178,7 @@ class Lease:
         if not isinstance(reply, Acquired):
             self._asked = False
             return reply
-        # The right counts from before the sleep: there is no knowing when it ended.
+        # The right counts from before the sleep: nobody knows when the sleep ended.
         now = clock()
         if now >= reply.sent_at + self.ttl:
             return None
@@ -193,7 +193,7 @@ class Lease:
             heartbeat.add(self.upkeep)
 
     def release(self, note: str = "", always: bool = False, min_hold: float = 0.0) -> bool:
-        """Give the lock back, as a holder that publishes no task. See `settle`.
+        """Give the lock back, without publishing the next task. See `settle`.
 
         Returns:
             Whether the lock was still ours.
@@ -210,16 +210,16 @@ class Lease:
         publishes: bool = True,
         how: str = past.NOT_RUN,
     ) -> Settled | None:
-        """Give the lock back. Safe to call twice, late, or by a loser. See `Locks.settle`; `how` is
-        what the history says of the end.
+        """Give the lock back. Safe to call twice, late, or by a loser. See `Locks.settle`. `how` is
+        how the run ended, for the history.
 
         Returns:
-            What the server said; None if it was not asked, or did not answer.
+            The server's reply; None if it was not asked, or did not answer.
         """
         if not self._may_give_back():
             return None
         try:
-            # Never confirmed: the server may have taken it and its answer got lost.
+            # If it was never confirmed, the server may have taken it, and the reply got lost.
             reply = self.store.locks.settle(
                 self.claim,
                 note,
@@ -239,7 +239,7 @@ class Lease:
         return reply._replace(ours=reply.ours and not self.right.lost)
 
     def leave_to(self, heir: Heir, how: str = past.NOT_RUN) -> bool:
-        """Leave the lock to a message of the task's own. `how` is what the history says of the end.
+        """Leave the lock to a message of this task. `how` is how the run ended, for the history.
 
         Returns:
             Whether the lock was still ours.
@@ -271,7 +271,7 @@ class Lease:
     def _may_give_back(self) -> bool:
         if self.given_back or self.inherited:
             return False
-        # The heartbeat first: an extension sent after the release could revive the key.
+        # Stop the heartbeat first: an extension sent after the release could revive the key.
         if heartbeat.discard(self.upkeep):
             self.upkeep.unanswered = True
         return True

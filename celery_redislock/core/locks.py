@@ -1,7 +1,7 @@
 """The locks of a server: taking, keeping and giving back.
 
 What must get through, such as `acquire` and `settle`, is tried again, within bounds that come from
-the lock's ttl; the rest is tried once, and whoever calls it decides.
+the lock's ttl. The rest is tried once, and the caller decides.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Locks:
 
         Args:
             claim: the claim. Asking again with the same one is safe.
-            how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait. Who
-                waits leaves a lock alone that is kept for one who was woken.
+            how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait. "wait"
+                does not take a lock that is kept for a waiter that was woken.
             hold_off: seconds that the caller can wait for the holders of a restarted server;
                 None for as long as that takes, a third of the ttl.
             again: run also if this attempt is known to have run before.
-            note: if another has it the task ends without a run: the kind of done note that is
-                to be left then, see `notes`; "" for none.
+            note: the kind of done note to leave if the lock is busy and the task thus ends without
+                a run, see `notes`; "" for none.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -80,12 +80,12 @@ class Locks:
     def acquire_when_woken(
         self, claim: Claim, seconds: float, how: str = "woken"
     ) -> Acquired | Busy | Done:
-        """Block until the lock is handed on, or this many seconds (at most `wire.MAX_BLOCK`), and
-        take it then or learn why not. See `acquire`.
+        """Block until the lock is handed on, at most this many seconds and `wire.MAX_BLOCK`; then
+        take it or learn why not. See `acquire`.
 
-        The two are sent together: the server comes to the second when the first has ended, so that
-        whoever is woken has the lock without another round trip. One that nobody woke asks as if it
-        were: at worst it takes what is kept for another, who then waits on.
+        The acquire request is pipelined behind the block, so a waiter that is woken has the lock
+        without another round trip. A waiter whose block times out asks like one that was woken: at
+        worst it takes a lock that is kept for another waiter, which then waits on.
 
         Raises:
             LockUnavailable: the server did not answer in time, or has just come back.
@@ -101,8 +101,8 @@ class Locks:
                 )
                 answer = wire.acquire_reply(reply, claim, sent_at)
                 if isinstance(slept, ResponseError) and isinstance(answer, Busy):
-                    raise slept  # who did not sleep must not ask again at once
-                # Another thread may have met a new server meanwhile.
+                    raise slept  # without a sleep, the caller must not ask again at once
+                # Another thread may have noticed a new server meanwhile.
                 self._server.watch.admit(claim.ttl)
         except HeldOff as exc:
             raise exc.for_users(claim.keys.lock) from None
@@ -112,8 +112,8 @@ class Locks:
         """Keep the lock for a message that is about to be sent, or learn who has it.
 
         Raises:
-            LockUnavailable: the server did not answer in time, or it has just come back, and
-                who holds its locks is not known yet.
+            LockUnavailable: the server did not answer in time, or has just come back, and it is
+                not known yet who holds its locks.
         """
         names = claim.keys
         keys = (
@@ -130,7 +130,7 @@ class Locks:
         return wire.reserve_reply(reply)
 
     def keep_reserved(self, claim: Claim, seconds: float) -> bool:
-        """Let a reservation last for so many seconds. False if there is none any more.
+        """Let a reservation last for this many seconds. False if it is gone.
 
         Raises:
             LockUnavailable: the server did not answer.
@@ -157,10 +157,10 @@ class Locks:
             purpose: whose connections to use.
 
         Returns:
-            For each: `Extended`, or the `LockUnavailable` that it met.
+            For each: `Extended`, or `LockUnavailable`.
 
         Raises:
-            LockUnavailable: none of them could be asked for.
+            LockUnavailable: the server could not be asked at all.
         """
         calls = [wire.extend_question(each) for each in extensions]
         ttl = min(e.claim.ttl for e in extensions) if ttl is None else ttl
@@ -193,15 +193,15 @@ class Locks:
 
         Args:
             claim: the claim, by its token: to the lock, or to what is kept for a message.
-            note: the kind of done note that is to be left, see `notes`; "" for none: the attempt
-                did not run to its end.
+            note: the kind of done note to leave, see `notes`; "" for none: the attempt did not run
+                to its end.
             always: leave the note also if no copy of the message was seen.
             once: try only once.
-            min_hold: seconds since the acquisition for which the lock is kept on, nobody's.
+            min_hold: seconds since the acquisition for which the lock is kept on, for nobody.
             stray: an extension of this claim may still be on its way to the server.
             take_out: the id of the entry that leaves the waiting room, or "".
-            aside: it is set aside, not dropped.
-            publishes: the caller publishes the message of who has the turn then.
+            aside: that entry is set aside, not dropped.
+            publishes: the caller publishes the message of the task that then has the turn.
             run_end: how the run ended, see `past.end_text`; "" if there was none.
             purpose: whose connections to use.
 
@@ -231,8 +231,8 @@ class Locks:
         return Settled(ours > 0, wire.seconds(due), wire.offered(offered))
 
     def leave(self, claim: Claim, value: str, ttl: float, run_end: str = "") -> bool:
-        """Put another value in the place of ours, for at most this many seconds. The attempt ends,
-        in `run_end`, see `past.end_text`.
+        """Replace our value with another one, for at most this many seconds. The attempt ends, as
+        `run_end` says, see `past.end_text`.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -249,8 +249,8 @@ class Locks:
         Args:
             keys: the lock's keys.
             ttl: seconds, which say how long the server may take to answer.
-            token: break the lock only if it is held under this one; None: whoever holds it.
-            by: who does it, which the holder is told; None for this process's user and host.
+            token: break the lock only if it is held under this one; None for any.
+            by: who breaks it, for the holder; None for this process's user and host.
 
         Raises:
             LockUnavailable: the server did not answer in time.

@@ -1,4 +1,4 @@
-"""What a log line says: one line whatever the names hold, and its fields for machines. Pure."""
+"""Log records: one line each, whatever the names contain, and fields for machines. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from .holders import Holder, one_line
 
-#: The fields that every record of ours has, None where there is nothing to say.
+#: The fields of every record of ours; None where there is nothing to say.
 FIELDS: Final = (
     "redislock_outcome",
     "redislock_key",
@@ -54,7 +54,7 @@ def fields(
 
 
 class _OneLine:
-    """An argument of a log line whose text stays on the line."""
+    """An argument of a log line, as text in one line."""
 
     def __init__(self, argument: Any) -> None:
         self._argument = argument
@@ -67,7 +67,7 @@ class _OneLine:
 
 
 class _Filter(logging.Filter):
-    """Gives every record all the fields, and no argument a way out of its line."""
+    """Gives every record all the fields, and keeps its arguments in one line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
@@ -87,7 +87,7 @@ def _tamed(argument: Any) -> Any:
 
 
 def get_logger(name: str = "celery_redislock") -> logging.Logger:
-    """The logger with that name, which keeps one line an outcome."""
+    """The logger with that name. Each of its records is one line."""
     found = logging.getLogger(name)
     if not any(isinstance(known, _Filter) for known in found.filters):
         found.addFilter(_Filter())

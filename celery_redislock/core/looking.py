@@ -1,4 +1,4 @@
-"""Looking at a server, for people: it changes nothing."""
+"""What is in a server, for people. Changes nothing there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .keys import LockKeys
 from .restarts import info
 from .server import Server
 
-#: How many keys one step of a scan looks at: well below a millisecond of the server's time.
+#: Keys that one step of a scan looks at: well below a millisecond of the server's time.
 SCAN_COUNT: Final = 500
 
 
@@ -26,9 +26,9 @@ class Room(NamedTuple):
     Attributes:
         now: the server's time in Unix seconds.
         total: how many wait.
-        entries: of the first of them, ids and what is stored.
+        entries: the first of them: ids, and what is stored.
         aside_total: how many were set aside.
-        aside: the same of about as many of these.
+        aside: the same for about as many of these.
     """
 
     now: float
@@ -45,7 +45,7 @@ class Looking:
         self._server = server
 
     def scan(self, pattern: str) -> Iterator[list[bytes]]:
-        """All keys that match, by and by; some perhaps twice. Never `KEYS`.
+        """All keys that match, step by step; some perhaps twice. Never by `KEYS`.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -79,7 +79,7 @@ class Looking:
         sets: Sequence[bytes | str],
         hashes: Sequence[bytes | str] = (),
     ) -> list[int]:
-        """How long these lists, sorted sets and hashes are; 0 for what is of another type.
+        """The lengths of these lists, sorted sets and hashes; 0 for a key of another type.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -93,7 +93,7 @@ class Looking:
         return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
 
     def room(self, keys: LockKeys, most: int) -> Room:
-        """The first of those in a waiting room, and about so many that were set aside.
+        """The first entries of a waiting room, and about as many that were set aside.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -118,8 +118,8 @@ class Looking:
         )
 
     def heads(self, rooms: Sequence[LockKeys]) -> tuple[float, list[tuple[int, str, str]]]:
-        """Of each of these waiting rooms, how many wait, and the first one's id and entry, which
-        are "" if they are lost; and the server's time in Unix seconds.
+        """The server's time in Unix seconds, and for each of these waiting rooms: how many wait,
+        and the first one's id and entry, "" if they are lost.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -137,7 +137,7 @@ class Looking:
         return int(seconds) + int(micros) / 1e6, list(zip(lengths, ids, entries, strict=True))
 
     def entries(self, wanted: Sequence[tuple[LockKeys, bytes | str]]) -> list[str]:
-        """The entries as they are stored, each by its room and its id; "" for one that is lost.
+        """These entries as they are stored, given their rooms and ids; "" for one that is lost.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -149,8 +149,7 @@ class Looking:
         ]
 
     def set_aside(self, asides: Sequence[bytes | str], most: int) -> list[list[tuple[str, str]]]:
-        """About so many of the entries that were set aside, for each of these keys: ids, and what
-        was parked.
+        """About `most` of the entries set aside under each of these keys: ids, and what was parked.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -163,7 +162,7 @@ class Looking:
         ]
 
     def all_set_aside(self, keys: LockKeys) -> dict[str, str]:
-        """All entries of a lock that were set aside: by their ids, what was parked.
+        """What was parked in all entries of a lock that were set aside, by their ids.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -178,7 +177,7 @@ class Looking:
                 return found
 
     def server_info(self) -> dict[str, str]:
-        """What the server says of itself.
+        """The reply to INFO, as a dict.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -187,7 +186,7 @@ class Looking:
         return info(reply)
 
     def server_config(self, *names: str) -> dict[str, str]:
-        """These of the server's settings; nothing if it does not tell.
+        """These settings of the server; without those that it does not tell.
 
         Raises:
             LockUnavailable: the server did not answer.
@@ -198,10 +197,10 @@ class Looking:
         return {name: value for pair in pairs for name, value in wire.pairs(pair)}
 
     def reach(self) -> None:
-        """Return if the server answers, be it that it denies this user even to ask for its time.
+        """Return if the server answers, even if only that this user may not ask for its time.
 
         Raises:
-            LockUnavailable: it does not.
+            LockUnavailable: it does not answer.
         """
         try:
             self.round_trips(1)
@@ -210,7 +209,7 @@ class Looking:
                 raise
 
     def round_trips(self, count: int) -> tuple[list[float], float]:
-        """How many seconds each of so many round trips took, and the server's clock less ours.
+        """The seconds that each of this many round trips took, and the server's clock minus ours.
 
         Raises:
             LockUnavailable: the server did not answer.

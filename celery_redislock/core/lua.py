@@ -1,4 +1,4 @@
-"""The Lua scripts, with what they include."""
+"""The Lua scripts, with their included parts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .connections import pack, pack_parts
 
 
 class RecurringKeys(tuple[str, ...]):
-    """Keys that are likely to be sent again, and so are packed once: no attempt's of a task."""
+    """Keys that are likely to be sent again, so they are packed once. Not keys of task attempts."""
 
     __slots__ = ()
 
 
 class Script:
-    """A script of `scripts/`, read when it is first used: a sender of tasks needs none."""
+    """A script of `scripts/`. Read at first use: a process that only sends tasks needs none."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -33,20 +33,20 @@ class Script:
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def packed(self, keys: tuple[str, ...], arguments: tuple[Any, ...]) -> bytes:
-        """The command that calls it, if the server knows it, as it is sent."""
+        """The packed command that calls it, if the server knows it."""
         if not isinstance(keys, RecurringKeys):
             return pack(("EVALSHA", self.sha, len(keys), *keys, *arguments))
         count = 3 + len(keys) + len(arguments)
         return b"*%d\r\n%b%b" % (count, _packed_head(self.sha, keys), pack_parts(arguments))
 
     def packed_text(self, keys: tuple[str, ...], arguments: tuple[Any, ...]) -> bytes:
-        """The command that calls it, and has the server know it."""
+        """The packed command that calls it and makes it known to the server."""
         return pack(("EVAL", self.text, len(keys), *keys, *arguments))
 
 
 @lru_cache(maxsize=128)
 def _packed_head(sha: str, keys: RecurringKeys) -> bytes:
-    """How a call of this script for these keys begins."""
+    """The start of a packed call of this script with these keys."""
     return pack_parts(("EVALSHA", sha, len(keys), *keys))
 
 

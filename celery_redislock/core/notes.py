@@ -1,9 +1,8 @@
-"""The done note: what other copies of a message are told of an attempt that has ended. Pure.
+"""The done note: it tells other copies of a message that an attempt has ended. Pure.
 
-The scripts store and give it as it is. It begins with a kind; the identity of the message follows,
-so that a task that is sent again under the same id is not taken for a copy. A `LASTING` note has
-that before it all: it stays also when the broker has heard that the message is done, since another
-copy of it may be about.
+The scripts store it as it is. It is a kind and the identity of the message, so that a task that is
+sent again under the same id is not taken for a copy. A lasting note begins with `LASTING`: it stays
+after the message is acknowledged, since there may be another copy.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Final, NamedTuple
 from . import holders
 from .holders import Holder
 
-#: The attempt has ended, and nothing of it is to be expected.
+#: The attempt has ended, and no result is to be expected.
 ENDED: Final = "0"
-#: Its body has ended, and a result is to be expected that proves the rest.
+#: Its body has ended. Its result, once stored, proves that the rest was done too.
 EXPECTS_RESULT: Final = "1"
-#: Its body has ended. Celery publishes what comes after it, and stores no result that proves it.
+#: Its body has ended. Celery publishes what comes after it, and stores no result as a proof.
 PUBLISHING: Final = "c"
 _REPLACED: Final = "r"
 LASTING: Final = "+"
@@ -29,7 +28,7 @@ class Note(NamedTuple):
     Attributes:
         kind: `ENDED`, `EXPECTS_RESULT` or `PUBLISHING`.
         sent: the identity of the attempt's message, "" if it has none.
-        replaced_by: the attempt is not to run, in favour of this one.
+        replaced_by: the task for which the attempt must not run, or None.
     """
 
     kind: str
@@ -37,27 +36,27 @@ class Note(NamedTuple):
     replaced_by: Holder | None = None
 
     def is_of_another_message(self, sent: str) -> bool:
-        """Whether it tells of another message than the one with this identity."""
+        """Whether it is about another message than the one with this identity."""
         return bool(sent and self.sent and sent != self.sent)
 
 
 def encode(kind: str, sent: str) -> str:
-    """The note's text; "" if `kind` is "", which leaves none."""
+    """The note's text; "", for no note, if `kind` is ""."""
     return f"{kind}{sent}" if kind else ""
 
 
 def lasting(kind: str) -> str:
-    """The kind of the same note as a lasting one; "" if it is "", which leaves none."""
+    """The same kind for a lasting note; "", for no note, if it is ""."""
     return f"{LASTING}{kind}" if kind else ""
 
 
 def encode_replaced(by: str) -> str:
-    """The text of the note that says by whom an attempt was replaced: `holders.successor_text`."""
+    """The note that an attempt was replaced by the task in this `holders.successor_text`."""
     return f"{_REPLACED}{by}"
 
 
 def decode(text: bytes) -> Note:
-    """The note with that text. What an older release wrote has no identity."""
+    """The note with that text. A note of an older release has no identity."""
     text = text.removeprefix(LASTING.encode())
     kind, rest = text[:1].decode(errors="replace"), text[1:]
     if kind == _REPLACED:

@@ -1,6 +1,6 @@
 """What is in a waiting room, as text: ids, entries, and those that were replaced. Pure.
 
-The scripts write it and read it, too: see `scripts/entries.lua`.
+The scripts read and write it too: see `scripts/entries.lua`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import re
 
 
 def id_of(task_id: str, nesting: int, attempt: int) -> str:
-    """What an attempt of a task is called, in a room and where it is noted that it has run."""
+    """The id of a task's attempt, in a waiting room and in the key of its done note."""
     return f"{task_id}:{nesting}.{attempt}"
 
 
 def task_id_of(entry_id: str) -> str:
-    """The id of the task whose attempt this is."""
+    """The id of the task in an entry's id."""
     return entry_id.rpartition(":")[0]
 
 
 def parked_of(entry: str) -> str:
-    """What was parked: an entry without the head that the scripts put before it."""
+    """What was parked: an entry without the head that the scripts add."""
     return entry.split("|", 2)[-1]
 
 
@@ -31,6 +31,6 @@ def arrived_at(entry: str) -> float | None:
 
 
 def ended_of(text: str) -> tuple[str, str]:
-    """Of one that was replaced: the id of the task that did, and what was parked."""
+    """For a replaced entry: the id of the task that replaced it, and what was parked."""
     successor, entry = json.loads(text)
     return successor, parked_of(entry)

@@ -17,27 +17,27 @@ RETRIED: Final = "retried"
 IGNORED: Final = "ignored"
 REJECTED: Final = "rejected"
 REPLACED: Final = "replaced"
-#: The lock was its own no more, and it may have overlapped with another run.
+#: It no longer had the lock, and may have overlapped with another run.
 LOST: Final = "lost"
 #: An operator took the lock away.
 BROKEN: Final = "broken"
-#: The process that ran it died, and its worker released the lock; or the worker ended that process
-#: itself: a time limit, a revoked task.
+#: Its process died, and the worker released the lock; or the worker itself ended that process, for
+#: a time limit or a revoked task.
 DIED: Final = "died"
 TERMINATED: Final = "terminated"
 #: The lock was taken, and the body was never entered.
 NOT_RUN: Final = "not run"
-#: A `RedisLock`, which does not say how its holder's work ended.
+#: A `RedisLock` was released; it does not know how the work ended.
 RELEASED: Final = "released"
-#: How runs are shown that no record ends: they still have the lock; or nobody released it.
+#: How runs without a recorded end are shown: they still have the lock; or nobody released it.
 RUNNING: Final = "running"
 LAPSED: Final = "lapsed"
 
-#: Of two records of one run's end the lower is right. A release that is sent twice finds the lock
-#: gone at the second time.
+#: If a run has two recorded ends, the one with the lower number is right: a release that is sent
+#: twice finds the lock gone the second time. Others are 1.
 _IN_DOUBT: Final = {LOST: 2, BROKEN: 0}
 
-#: How many elements of a list a run takes: a value, a mark, and an end.
+#: Elements of the list per run: a value, a mark, and an end.
 RECORDS: Final = 3
 
 _END: Final = re.compile(r"(\d+)\|(\d+)\|([^|]*)(?:\|(\d+))?")
@@ -48,7 +48,7 @@ class Past(NamedTuple):
     """A run that had a lock.
 
     Attributes:
-        mark: the lock's, see `keys`.
+        mark: the lock's mark, see `keys`.
         record: the lock's value.
         fence: the fencing token of its acquisition.
         began: Unix time, by the lock server's clock.
@@ -73,10 +73,10 @@ class _End(NamedTuple):
 
 
 def end_text(fence: int, took: float, how: str) -> str:
-    """The end of a run, as it is written down. Who does not know its fence says only how it ended.
+    """The end of a run, as it is written down. A caller that lacks the fence writes only `how`.
 
     Args:
-        fence: that of the acquisition.
+        fence: of the acquisition.
         took: seconds since the acquisition.
         how: how it ended.
     """
@@ -89,7 +89,7 @@ def is_whole(run_end: str) -> bool:
 
 
 def runs_in(records: Iterable[bytes]) -> list[Past]:
-    """The runs of which these records tell. What is not of our making is left out."""
+    """The runs in these records. Records that are not ours are left out."""
     begins: list[Past] = []
     ends: dict[int, _End] = {}
     texts = [each.decode(errors="replace") for each in records]
@@ -124,8 +124,8 @@ def _surer(one: _End, other: _End | None) -> _End:
 
 
 def per_hour(text: bytes) -> dict[int, int]:
-    """How many duplicates of a task were turned away, by the hour: a Unix time. What was cut off is
-    left out.
+    """How many duplicates of a task were turned away in each hour, a Unix time. An hour that was
+    cut off is left out.
     """
     found = _HOUR.findall(text.decode(errors="replace"))
     return {int(hour) * 3600: int(count) for hour, count in found}

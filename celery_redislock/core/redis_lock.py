@@ -25,11 +25,11 @@ logger = get_logger()
 
 
 class _ThreadLease(Lease):
-    """What a thread acquired through a `RedisLock`. Only that thread has a reference to it.
+    """A thread's acquisition of a `RedisLock`. Only that thread has a reference to it.
 
     Attributes:
         thread: the thread's name.
-        stray_release_is_told: a warning was logged that another thread tried to release it.
+        stray_release_is_told: the warning that another thread tried to release it was logged.
     """
 
     stray_release_is_told = False
@@ -39,8 +39,8 @@ class _ThreadLease(Lease):
         self.thread = threading.current_thread().name
 
     def __del__(self) -> None:
-        # The garbage collector calls this at any place, where a log handler's lock may be held.
-        # So the heartbeat's thread logs it.
+        # The garbage collector may call this anywhere, also while a log handler's lock is held. So
+        # the heartbeat's thread logs it.
         if self._beats and self.is_held:
             heartbeat.call_soon(partial(_say_dropped, self.key, self.ttl, self.thread))
 
@@ -76,10 +76,10 @@ class RedisLock:
         reentrant: the thread that holds the lock may acquire it again, and releases it as
             often. The count dies with the lock.
         timeout: seconds that `with` waits before it raises `LockConflict`; None for ever. The
-            default is that of Redis in Action, 6.2.3.
+            default is from Redis in Action, 6.2.3.
         prefix: what every key begins with.
-        history: how many runs the lock's bucket keeps, for `celery redislock history`, as the
-            setting `redislock_history` says; 0 writes none down.
+        history: how many runs the lock's bucket keeps for `celery redislock history`, like the
+            setting `redislock_history`; 0 records no run.
 
     Raises:
         ConfigError: an argument is not accepted.
@@ -131,7 +131,7 @@ class RedisLock:
 
     @property
     def lost(self) -> bool:
-        """True if this thread acquired the lock and can no longer confirm that it is its own."""
+        """True if this thread acquired the lock and can no longer confirm that it holds it."""
         lease = self._lease
         return lease is not None and lease.lost
 
@@ -164,7 +164,7 @@ class RedisLock:
             Whether the lock was taken.
 
         Raises:
-            LockConflict: this very thread holds the lock, so waiting for ever would be just that.
+            LockConflict: this thread itself holds the lock, so it would wait for ever.
             LockUnavailable: the server did not answer in time.
         """
         _check_timeout(timeout)
@@ -183,7 +183,7 @@ class RedisLock:
             reply = lease.take(hold_off=0) if timeout == 0 else wait_for(lease, timeout)
             taken = isinstance(reply, Acquired)
         except BaseException:
-            # The server may have taken the lock for us and the answer got lost.
+            # The server may have given us the lock, and the reply got lost.
             lease.release()
             raise
         if taken:
@@ -211,18 +211,18 @@ class RedisLock:
             try:
                 return lease.release()
             finally:
-                lease.release()  # again, if an exception from the outside cut it short
+                lease.release()  # again, if an exception from outside interrupted it
         finally:
             self._mine.lease = None
 
     def extend(self) -> bool:
-        """Let the lock live for another ttl from now.
+        """Extend the lock to a whole ttl from now.
 
         Returns:
             True.
 
         Raises:
-            LockLost: this thread does not hold the lock any more.
+            LockLost: this thread does not hold the lock, or lost it.
             LockUnavailable: the server did not answer in time.
         """
         self.ensure()
@@ -283,7 +283,7 @@ _stores_of_urls: dict[str, Store] = {}
 
 
 def _store_for(client_or_url: redis.Redis | str) -> Store:
-    """The store for this server: locks made one by one share its connections."""
+    """The store for this server: all its locks share connections."""
     if isinstance(client_or_url, str):
         url = client_or_url
         return _stores_of_urls.get(url) or _stores_of_urls.setdefault(

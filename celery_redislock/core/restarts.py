@@ -1,4 +1,4 @@
-"""Notices that a server is not the one that we talked to before."""
+"""Notices that a server restarted or was replaced, and may have forgotten locks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class ServerWatch:
     """Notices that the server is not the one that we talked to before.
 
     A server that came back empty, or a promoted replica, has forgotten locks that are held. Their
-    holders take them again within ttl / 3; until then nobody may take a new lock: a client-side
-    form of the delayed restart of https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
+    holders take them again within ttl / 3. Until then nobody may take a new lock: a client-side
+    form of the delayed restart in https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
     """
 
     def __init__(self) -> None:
@@ -27,23 +27,23 @@ class ServerWatch:
         self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def on_connect(self, connection: Any) -> None:
-        """Set up a new connection and learn which server it leads to."""
+        """Set up a new connection and learn which server it is to."""
         connection.on_connect()
         run_id, uptime = _identity(connection)
         now = clock()
-        # It may say one too many, as the difference of two whole numbers of seconds.
+        # The uptime may be a second too long: it is the difference of two whole numbers.
         started_at = now - max(uptime - 1, 0.0)
         if run_id is None:
-            # It does not tell which it is: whenever a connection broke it may be another.
+            # The server does not tell its id: after a broken connection it may be another one.
             if self._broken or connection in self._connected:
                 self._changed_at = now
         elif self._run_id is None:
-            # The first that this process sees. If it was away before, it may have forgotten.
+            # The first one that this process sees. If it was away before, it may have forgotten.
             if self._broken:
                 self._changed_at = started_at
         elif run_id != self._run_id:
-            # A server younger than our last contact was restarted; an older one was promoted,
-            # and there is no telling when.
+            # A server younger than our last contact was restarted; an older one was promoted, at an
+            # unknown time.
             restarted = uptime < now - self._last_contact
             self._changed_at = started_at if restarted else now
         self._connected.add(connection)
@@ -73,7 +73,7 @@ class ServerWatch:
 
 
 def _identity(connection: Any) -> tuple[str | None, float]:
-    """The server's run id and its uptime in seconds; no run id if it does not tell."""
+    """The server's run id, or None if it does not tell; and its uptime in seconds."""
     try:
         connection.send_command("INFO", "server", check_health=False)
         fields = info(connection.read_response())
@@ -87,7 +87,7 @@ def info(reply: bytes) -> dict[str, str]:
 
 
 class HeldOff(Exception):
-    """A server came back, and for so many seconds nobody may take a new lock there."""
+    """A server came back, and for this many seconds nobody may take a new lock there."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -1,4 +1,4 @@
-"""The right to a lock: until when it is ours on this process's own clock, and how it was lost."""
+"""The right to a lock: how long it is ours, on this process's own clock, and how it was lost."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Right:
     """The right to a lock that was acquired.
 
     It ends ttl after the last successful acquire or extend was *sent*. Any thread may find out that
-    it was lost, or that the run is to end in another's favour. That is said once, and not any more
-    when the lock was given back.
+    it was lost, or that the run must end for another one. That is reported once, and not after the
+    lock was given back.
 
     Attributes:
         key: the lock's whole key in Redis.
@@ -34,15 +34,15 @@ class Right:
         acquired_at: when, on `clock`.
         deadline: when the right ends, on `clock`.
         given_back: it was given back, or that was tried.
-        lost: ownership cannot be confirmed any more. For good.
-        replaced_by: the task in whose favour the run is to end, or None.
+        lost: ownership can no longer be confirmed. Never False again.
+        replaced_by: the task for which the run must end, or None.
         lost_because: why it was lost, for people.
-        loss_is_told: everybody who is to hear of the loss has.
-        teller: what says so, where threads are patched.
+        loss_is_told: the loss was logged, and `on_lost` was called.
+        teller: what reports it, where threads are patched.
         pid: the process that has it.
     """
 
-    # Defaults of the class: one of these is made for each task that runs, and few change them.
+    # Defaults on the class: one of these is made for each task that runs, and few change them.
     fence = 0
     stored = ""
     acquired_at = deadline = 0.0
@@ -66,16 +66,16 @@ class Right:
         self.renew(acquired.sent_at)
 
     def renew(self, sent_at: float) -> None:
-        """What was sent then was answered: it is ours."""
+        """What was sent at that time was confirmed: the lock is ours."""
         self.deadline = sent_at + self.ttl
 
     @property
     def holder(self) -> Holder:
-        """The holder, as the server's record names it."""
+        """The holder in the stored value."""
         return holders.parse(self.stored.encode(), None) or Holder()
 
     def report(self) -> dict[str, Any]:
-        """What this process knows of it, as plain data, without asking the server."""
+        """What this process knows of the lock, as plain data. Does not ask the server."""
         now = clock()
         holder = self.holder
         return {
@@ -95,7 +95,7 @@ class Right:
     # -- its end --------------------------------------------------------------------------
 
     def lose(self, reason: str) -> None:
-        """Ownership cannot be confirmed any more."""
+        """Ownership can no longer be confirmed."""
         with self._mutex:
             if self.lost or self.given_back:
                 return
@@ -105,7 +105,7 @@ class Right:
         self.teller.tell(partial(self._say_lost, reason, is_news))
 
     def be_replaced(self, by: Holder) -> None:
-        """The run is to end: another one waits to take its place."""
+        """The run must end: another one waits to take its place."""
         with self._mutex:
             told, self.replaced_by = self.replaced_by is not None, by
             if told or self.lost or self.given_back:
@@ -113,14 +113,14 @@ class Right:
         self.lost_because = f"{by.task_id} replaces it"
         self.teller.tell(partial(self._say_replaced, by))
 
-    # -- what is said of it ---------------------------------------------------------------
+    # -- reporting it ---------------------------------------------------------------------
 
     def warn(self, text: str, *arguments: Any, **more: Any) -> None:
-        """Log a warning, in whichever thread may."""
+        """Log a warning, in a thread that may log."""
         self.teller.tell(partial(logger.warning, text, *arguments, **more))
 
     def fields(self, outcome: str, **more: Any) -> dict[str, Any]:
-        """What its log lines say to machines: of whom the lock is, if a task holds it."""
+        """The fields of its log lines for machines: the task that holds the lock, if one does."""
         own = self.holder
         return fields(
             outcome, self.key, task=own.task, task_id=own.task_id, attempt=own.attempt,
@@ -128,8 +128,8 @@ class Right:
         )  # fmt: skip
 
     def say_not_released(self, error: LockUnavailable) -> None:
-        """Say that the server did not answer when the lock was given back."""
-        # If it was never confirmed, whoever asked for it says that it could not be taken.
+        """Log that the server did not answer when the lock was given back."""
+        # If it was never confirmed, the caller reports that it could not be taken.
         logger.log(
             logging.WARNING if self.fence else logging.DEBUG,
             "redislock: could not release %s; it expires within %g s: %s",

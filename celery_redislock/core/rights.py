@@ -1,4 +1,4 @@
-"""What a server allows this user, found without a change of anything there."""
+"""What a server allows this user. Nothing is changed there to find out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Rights:
         self._server = server
 
     def may(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
-        """Whether this user may run each of these commands, none of which is run.
+        """Whether this user may run each of these commands. None is run.
 
         Returns:
             None if the server cannot say: it is older than Redis 7, or does not allow scripts.
@@ -33,11 +33,11 @@ class Rights:
         replies = self._server.ask(
             [("EVAL", script, 0, *command) for command in commands], errors=True
         )
-        # An error: the server does not know the command.
+        # An error means that the server does not know the command.
         return [reply == 1 for reply in replies]
 
     def may_queue(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
-        """The same of any server: each is queued in a transaction, and that is discarded.
+        """The same for any server: the commands are queued in a transaction, which is discarded.
 
         Returns:
             None if this user may not do that.
@@ -47,15 +47,15 @@ class Rights:
         """
         with self._server.connection("", LOOKING_TTL) as connection:
             connection.send_command("MULTI")
-            # Before anything else is sent: without a transaction it would be run.
+            # Read this before more is sent: without a transaction the commands would be run.
             if isinstance(read(connection), ResponseError):
                 return None
             all_of_them = [*commands, ("DISCARD",)]
             connection.send_packed_command(connection.pack_commands(all_of_them))
             *replies, discarded = [read(connection) for _ in all_of_them]
             if isinstance(discarded, ResponseError):
-                raise RedisConnectionError(f"DISCARD: {discarded}")  # which ends the transaction
-        # Other errors are no denials: the server is full, say.
+                raise RedisConnectionError(f"DISCARD: {discarded}")  # ends the transaction
+        # Other errors, such as a full server, are not denials.
         return [
             not isinstance(reply, NoPermissionError) and "unknown command" not in str(reply)
             for reply in replies
@@ -63,7 +63,7 @@ class Rights:
 
     def denied(self, commands: Sequence[Sequence[str]]) -> list[bool]:
         """Whether the server denies this user each of these commands. They are run, so they must
-        be such that change nothing.
+        not change anything.
 
         Raises:
             LockUnavailable: the server did not answer.

@@ -22,12 +22,11 @@ from .claims import (
 from .keys import LockKeys
 from .server import Server, read
 
-#: Seconds after which others store the end of an entry that was replaced, if nobody has.
+#: Seconds after which others store the result of a replaced entry, if nobody has.
 ENDED_AGAIN: Final = 5.0
-#: Seconds for which a worker that has received a message is believed to run it. It says so again.
+#: Seconds for which a worker that has received a message is assumed to run it. It confirms that.
 RECEIVED_FOR: Final = 30.0
-#: How many entries of a waiting room are dropped in one step: about a millisecond of the server's
-#: time.
+#: Entries of a waiting room dropped in one step: about a millisecond of the server's time.
 DROP_COUNT: Final = 50
 
 
@@ -55,15 +54,15 @@ class Rooms:
 
         Args:
             claim: the task's claim.
-            entry: what it takes to publish it again.
-            kind: what it replaces: those of the same kind that wait; "" for none.
+            entry: what is needed to publish it again.
+            kind: it replaces the waiting entries of the same kind; "" replaces none.
             limit: how many may wait; None for any number.
             give_up: seconds for which it waits; None for ever.
             in_front: before all others, not after them.
-            replace: in whose favour those end that it replaces, as `holders.successor_text`, and
-                after how many seconds the holder does too; None leaves that one alone.
+            replace: this task, for those that it replaces, as `holders.successor_text`, and the
+                seconds after which the holder is ended; None instead of these leaves it alone.
             arrived: Unix time of the task's arrival by the lock server's clock, to tell which of
-                two is newer; None if only its age is known.
+                two tasks is newer; None if only its age is known.
             age: seconds since a worker received it.
             began: it has run before, so others of its kind are newer: it replaces none, and
                 waits before them.
@@ -102,17 +101,18 @@ class Rooms:
         aside_after: float | None = None,
         passed_over: Sequence[str] = (),
     ) -> Look:
-        """Look after a waiting room: who has the turn now, or gives up.
+        """Look after a waiting room: which entry has the turn now, or gives up.
 
-        It stays in the room until it takes the lock, so nothing is lost if whoever asked dies.
+        The entry stays in the room until its task takes the lock, so it is not lost if the caller
+        dies.
 
         Args:
             keys: the lock's keys.
             ttl: seconds, which say how long the server may take to answer.
-            declined: the id of who has the turn, and cannot be published here: others do.
-            aside_after: seconds after which that one is set aside, if no others do; None for
+            declined: the id of an entry that has the turn, and that others must publish.
+            aside_after: seconds after which that entry is set aside if nobody does; None for
                 never.
-            passed_over: the ids of those that were found before not to be published here.
+            passed_over: the ids of other entries that cannot be published here.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -137,8 +137,8 @@ class Rooms:
         Args:
             keys: the lock's keys.
             entry_id: the entry's id.
-            token: of the turn that the message was sent for. An entry that has been put into the
-                room anew since waits for another message.
+            token: of the turn that the message was sent for. An entry that was parked again since
+                then waits for another message.
             ttl: seconds, which say how long the server may take to answer.
 
         Returns:
@@ -165,7 +165,7 @@ class Rooms:
 
         Args:
             claim: of the delivery that has ended.
-            kept_token: under which the lock is kept for that delivery's own message, if it is.
+            kept_token: the token under which the lock is kept for that delivery's message, or None.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -194,15 +194,15 @@ class Rooms:
             connection.read_response()
 
     def due_rooms(self, rooms: Sequence[str], ahead: float, ttl: float) -> list[tuple[float, str]]:
-        """In how many seconds to look at which waiting rooms, the first of them first.
+        """When to look at which waiting rooms, in order of time.
 
         Args:
             rooms: the keys to look into.
-            ahead: only those that are due within so many seconds.
+            ahead: only rooms that are due within this many seconds.
             ttl: seconds, which say how long the server may take to answer.
 
         Returns:
-            Seconds, and the mark of the lock.
+            For each, the seconds until then and the lock's mark.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -222,7 +222,7 @@ class Rooms:
         return sorted((max(float(due) - now, 0) / 1000, mark.decode()) for mark, due in pairs)
 
     def take_turn(self, key: str, seconds: float) -> bool:
-        """Whether nobody else did this within so many seconds.
+        """Whether nobody else called this within so many seconds.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -234,14 +234,14 @@ class Rooms:
     def drop_waiting(
         self, keys: LockKeys, ttl: float, in_favour_of: str, done_ttl: float
     ) -> dict[str, str]:
-        """Take everybody out of the waiting room, and what was set aside. Nobody will run; their
-        results are still to be stored, by the caller, or else by a worker.
+        """Drop all entries of the waiting room, and those set aside. Their tasks will not run. The
+        caller must store their results; if it does not, a worker does.
 
         Args:
             keys: the lock's keys.
             ttl: seconds, which say how long the server may take to answer.
             in_favour_of: the id of the task whose duplicates they are, or "".
-            done_ttl: seconds for which a message of theirs may still be on its way.
+            done_ttl: seconds for which their messages may still be on their way.
 
         Returns:
             What was parked, by entry ids.

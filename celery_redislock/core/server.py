@@ -1,7 +1,6 @@
 """A server: connections, one exchange on one of them, and trying again.
 
-Whatever goes wrong on the way leaves here as `LockUnavailable`: busy, lost and broken stay three
-things.
+Whatever goes wrong here is raised as `LockUnavailable`: busy, lost and broken stay three things.
 """
 
 from __future__ import annotations
@@ -30,18 +29,16 @@ from .restarts import HeldOff, ServerWatch
 
 T = TypeVar("T")
 
-#: The longest that an acquire or release goes on trying to reach the server, in seconds.
+#: The most seconds that an acquire or release tries to reach the server.
 MAX_TRYING: Final = 2.0
-#: The ttl where a lock's own is not known: it says how long the server may take to answer.
+#: The ttl if a lock's own is not known: it says how long the server may take to answer.
 UNKNOWN_TTL: Final = 6.0
 #: The same for people, who can wait longer than a worker.
 LOOKING_TTL: Final = 12.0
 
 
 def patience(ttl: float) -> float:
-    """Seconds within which the last try to reach the server begins, so that it ends within
-    ttl / 3.
-    """
+    """Seconds within which the last try to reach the server must begin, to end within ttl / 3."""
     return min(ttl / 3 - operation_timeout(ttl), MAX_TRYING)
 
 
@@ -93,7 +90,7 @@ class Server:
         arguments: tuple[Any, ...],
         purpose: str = "main",
     ) -> Any:
-        """What a script replies, when the server answers."""
+        """Call a script until the server answers, within bounds. Returns the reply."""
         _, reply = self.persist(self.once, ttl, script, keys, arguments, False, purpose)
         return reply
 
@@ -106,7 +103,7 @@ class Server:
         takes: bool = False,
         purpose: str = "main",
     ) -> tuple[float, Any]:
-        """Call a script. When that was sent, and the reply.
+        """Call a script once. Returns when it was sent, on `clock`, and the reply.
 
         Raises:
             LockUnavailable: the server did not answer.
@@ -141,7 +138,7 @@ class Server:
         again = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if again:
             commands = [commands[i] for i in again]
-            commands[0] = script.packed_text(*calls[again[0]])  # the others find it there
+            commands[0] = script.packed_text(*calls[again[0]])  # makes it known for the others
             connection.send_packed_command([b"".join(commands)])
             for i in again:
                 replies[i] = read(connection)
@@ -162,14 +159,14 @@ class Server:
         Args:
             connection: to this server.
             wake: the list's key.
-            seconds: for which to block at most.
-            ttl: seconds, which say how long the server may take to answer when those are over.
+            seconds: the longest block.
+            ttl: seconds, which say how long the server may take to answer after the block.
             script: the script.
             keys: its keys.
             arguments: its arguments.
 
         Returns:
-            What the list gave, or the `ResponseError` for it; and what the script replied.
+            The list's reply or `ResponseError`, and the script's reply.
         """
         block = pack(("BLPOP", wake, f"{seconds:.3f}"))
         connection.send_packed_command([block + script.packed(keys, arguments)])
@@ -183,7 +180,7 @@ class Server:
         return slept, reply
 
     def persist(self, call: Callable[..., T], ttl: float, *arguments: Any) -> T:
-        """Try until the server answers, or the patience that the ttl allows is over."""
+        """Try until the server answers, or until the patience that the ttl allows is over."""
         began = clock()
         pause = 0.02
         while True:
@@ -211,7 +208,7 @@ class Server:
             commands: the commands.
             key: the lock that they are about, or "".
             ttl: seconds, which say how long the server may take to answer.
-            errors: give what the server refuses as a `ResponseError` among the replies.
+            errors: return a refusal as a `ResponseError` among the replies, do not raise it.
             wrong_type: the same, only for keys of another type.
         """
         if not commands:
@@ -228,11 +225,11 @@ class Server:
 
 
 class Exchange:
-    """A connection for one exchange. One that is cut short, by whatever, closes it: what it left
-    unread must never be taken for the answer to the next question.
+    """A connection for one exchange. If the exchange is interrupted, the connection is closed:
+    an unread reply must never be taken for the reply to the next command.
 
-    No generator: one that is cut short is ended by the garbage collector, at any time, and would
-    then ask for the pool's lock, which this very thread may hold.
+    Not a generator: the garbage collector ends an interrupted one at any time, which would take the
+    pool's lock, and this very thread may hold it.
     """
 
     __slots__ = ("_connection", "_connections", "_key", "_watch")
@@ -253,7 +250,7 @@ class Exchange:
         if exc is None:
             self._watch.answered(self._connections.put_back(self._connection))
             return
-        # A server that is not the master is left: its name may lead to another by now.
+        # Leave a server that is not the master: its name may lead to another one by now.
         is_answer = isinstance(exc, ResponseError) and not is_not_master(exc)
         if is_answer or isinstance(exc, HeldOff):
             self._connections.put_back(self._connection)
@@ -278,7 +275,7 @@ def is_not_master(error: Any) -> bool:
     """Whether a server says that it is not the master any more, or not yet."""
     if isinstance(error, MasterDownError | ReadOnlyError):
         return True
-    # So Redis 6 says it, where it is a script that would write.
+    # How Redis 6 says it if a script wants to write.
     return isinstance(error, ResponseError) and "-READONLY " in str(error)
 
 

@@ -1,4 +1,4 @@
-"""A store that stands in for every lock server of this process. In production there is none.
+"""A store that replaces every lock server of this process, in tests. None in production.
 
 See `testing`, which sets it.
 """
@@ -11,16 +11,16 @@ from .store import Store
 
 
 class StandIn(NamedTuple):
-    """What stands in.
+    """What replaces the lock servers.
 
     Attributes:
         store: where all locks are taken.
-        eager: eager calls take them, too, whatever the apps' settings say.
+        eager: eager calls take them too, whatever the apps' settings say.
     """
 
     store: Store
     eager: bool
 
 
-#: What stands in now, or None.
+#: The one in use now, or None.
 current: StandIn | None = None

@@ -1,4 +1,4 @@
-"""The only door to Redis: what to ask a server for, by whom it concerns."""
+"""The only access to Redis: what a server can be asked, by subject."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Store:
 
     Args:
         pools: makes connection pools to the server.
-        kind: how the server is asked, in tests.
+        kind: the class of `server`; tests set another one.
 
     Attributes:
-        server: how it is asked.
-        locks: taking, keeping and giving back.
-        rooms: who waits.
-        done: what copies of messages are to do.
-        looking: what there is, for people.
+        server: the server itself.
+        locks: taking, keeping and giving back locks.
+        rooms: the waiting rooms.
+        done: the done notes, for copies of messages.
+        looking: what is there, for people.
         rights: what this user may do there.
-        history: what was: past runs, and who was turned away.
+        history: past runs, and duplicates that were turned away.
     """
 
     def __init__(self, pools: PoolFactory, kind: type[Server] = Server) -> None:

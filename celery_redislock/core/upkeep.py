@@ -1,4 +1,4 @@
-"""What keeps an acquired lock alive: its extensions, and what follows from their answers."""
+"""Keeps an acquired lock alive: its extensions, and what follows from the replies."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .store import Store
 
 logger = get_logger()
 
-#: The part of the ttl between two extensions: a third, less a little, so that a holder finds out
+#: The part of the ttl between two extensions: a little less than a third, so that a holder notices
 #: that the server came back empty before anybody else may take a lock there.
 BEAT_EVERY: Final = 0.3
-#: Seconds between two extensions, at most, of one who may be replaced, and so is to hear of it.
+#: The most seconds between two extensions of a run that may be replaced, so that it hears of that.
 LISTEN_EVERY: Final = 1.0
-#: Why a lock is lost if the server says no more than that it is. An operator's mark expires.
+#: Why a lock was lost, if the server says no more than that. An operator's mark expires.
 GONE: Final = "it expired or was broken, or another run may have acquired it"
-#: Why it is lost if the mark is there.
+#: Why it was lost, if there is that mark.
 BROKEN: Final = "an operator broke it"
 
 
@@ -35,12 +35,12 @@ def beat_every(ttl: float, listens: bool) -> float:
 class Upkeep:
     """Extends an acquired lock, by the heartbeat or at once.
 
-    The heartbeat refers to it weakly, so that a lock that its owner forgot expires. Nothing that
-    outlives the lease may refer to it otherwise.
+    The heartbeat has a weak reference to it, so that a lock that its owner dropped expires. Nothing
+    that outlives the lease may have a strong one.
 
     Attributes:
         store: where the lock is.
-        claim: which lock, and by which token.
+        claim: the lock and the token.
         right: the right that it renews.
         ttl: seconds that the lock outlives its holder.
         next_beat: when it is to be extended next, on `clock`.
@@ -48,7 +48,7 @@ class Upkeep:
         unanswered: an extension may reach the server at any time.
     """
 
-    # Defaults of the class, as in `Right`.
+    # Defaults on the class, as in `Right`.
     next_beat = 0.0
     counter = 0
     unanswered = False
@@ -80,7 +80,7 @@ class Upkeep:
     # -- for the heartbeat ----------------------------------------------------------------
 
     def extension(self, now: float) -> Extension | None:
-        """What an extension that is sent now says; None if the lock is not extended any more.
+        """The extension to send now; None if the lock is no longer extended.
 
         While the right lasts, a lock that vanished is taken again.
         """
@@ -90,9 +90,9 @@ class Upkeep:
         return self._extension(now)
 
     def answered(self, reply: Extended | LockUnavailable, sent_at: float, discarded: bool) -> None:
-        """What the server said to it, or that it could not be asked."""
+        """Take the reply to an extension. See `Extendable`."""
         if discarded:
-            # Released while we asked, and not waited for long enough.
+            # Released while we asked: the release stopped waiting for this reply.
             if isinstance(reply, Extended) and reply.outcome == RETAKEN:
                 self._undo_retake()
         elif isinstance(reply, LockUnavailable):
@@ -112,7 +112,7 @@ class Upkeep:
         return self._max_hold is not None and now >= self.right.acquired_at + self._max_hold
 
     def _let_expire(self) -> None:
-        """It was held for `max_hold`: it is lost when its right ends."""
+        """It was held for `max_hold`: it is lost when the right ends."""
         right = self.right
         if clock() >= right.deadline:
             heartbeat.discard(self)
@@ -131,7 +131,7 @@ class Upkeep:
     def _extended(self, reply: Extended, sent_at: float) -> None:
         right = self.right
         self.counter = reply.counter
-        # Who was woken has had it for a shorter time than the right counts from.
+        # A waiter that was woken acquired the lock later than its right counts from.
         due = max(right.deadline - self.ttl + self._beat_every, right.acquired_at)
         late = max(sent_at - due, 0.0)
         retaken = reply.outcome == RETAKEN
@@ -163,12 +163,12 @@ class Upkeep:
                 "redislock: could not extend %s, will try again: %s", right.key, error.reason
             )
         self._troubled = True
-        # The last try comes when the right ends, not after it.
+        # The last try is when the right ends, not after it.
         self.next_beat = min(again_at, right.deadline)
 
     def _undo_retake(self) -> None:
-        """An extension took the lock again that had vanished, and that we could not leave to the
-        next attempt, or could not release: release it.
+        """Release the lock: it had vanished, so that it could not be released or left to the next
+        attempt, and then an extension took it again.
         """
         try:
             self.store.locks.settle(self.claim, publishes=False, purpose="heartbeat")
@@ -178,14 +178,14 @@ class Upkeep:
     # -- at once --------------------------------------------------------------------------
 
     def confirm(self) -> None:
-        """Ask once more, past the deadline: an extension proves that nobody else had it."""
+        """Ask once more, past the deadline: a success proves that nobody else had the lock."""
         if self._was_held_too_long(clock()):
             self._lose_for_max_hold()
         else:
             self.extend_now()
 
     def extend_now(self) -> bool:
-        """Extend the lock. False, and lost, if it is not ours any more.
+        """Extend the lock. False if it is no longer ours; then it is lost.
 
         Raises:
             LockUnavailable: the server did not answer, and the right has not yet ended.

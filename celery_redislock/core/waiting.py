@@ -13,7 +13,7 @@ from .heartbeat import RETRY_EVERY
 from .lease import Lease
 from .wire import MAX_BLOCK
 
-#: Seconds between looks at a key whose owner, not one of us, wakes nobody.
+#: Seconds between looks at a key that is not a lock of ours: its owner wakes nobody.
 FOREIGN: Final = 0.5
 
 
@@ -23,12 +23,12 @@ def wait_for(
     on_busy: Callable[[Busy], None] | None = None,
     for_message: bool = True,
 ) -> Acquired | Busy | Done:
-    """Wait until the lock is taken. Woken by the release, and when the holder's life ends.
+    """Wait until the lock is taken. Looks again when it is released, and when it can have expired.
 
     Args:
-        lease: what is to take it.
+        lease: the lease that takes it.
         timeout: seconds; None waits for ever.
-        on_busy: told of each answer that somebody else has the lock.
+        on_busy: called with each reply that somebody else has the lock.
         for_message: wait also while the lock is kept for a message in the queue.
 
     Raises:
@@ -36,7 +36,7 @@ def wait_for(
     """
     give_up = None if timeout is None else clock() + timeout
     reply: Acquired | Busy | Done | None = None
-    is_listed = False  # among the lock's waiters, of whom a release wakes one
+    is_listed = False  # among the lock's waiters; a release wakes one of them
     while True:
         left = None if give_up is None else max(give_up - clock(), 0.0)
         goes_on = left != 0
@@ -48,7 +48,7 @@ def wait_for(
         if not _is_waited_for(reply) or not goes_on:
             return reply
         if reply.for_message and not for_message:
-            reply, is_listed = lease.take("last", left), False  # it waits here no more
+            reply, is_listed = lease.take("last", left), False  # it no longer waits here
             if not _is_waited_for(reply) or reply.for_message:
                 return reply
             if on_busy is not None:
@@ -63,16 +63,16 @@ def wait_for(
             is_listed = not is_last
         except LockUnavailable:
             time.sleep(min(pause, RETRY_EVERY))
-            reply = None  # ask: that says so, after its tries
+            reply = None  # ask again: that raises, after its tries
 
 
 def _is_waited_for(reply: Acquired | Busy | Done) -> TypeGuard[Busy]:
-    """Whether somebody else has the lock. "own" is another copy of a task's message that got it."""
+    """Whether somebody else has the lock. "own": another copy of this message has it."""
     return isinstance(reply, Busy) and reply.relation != "own"
 
 
 def _pause(busy: Busy, ttl: float) -> float:
-    """Seconds until to look again. A holder that dies sends no wake-up: when its lock can have
+    """Seconds until the next look. A holder that dies wakes nobody, so look when its lock can have
     expired.
     """
     pause = min(busy.remaining + 0.001, ttl / 3, MAX_BLOCK)

@@ -1,4 +1,4 @@
-"""What the scripts are asked and how their replies are read, once for each. Pure."""
+"""How the scripts are called and their replies are read, once for each. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .lua import RecurringKeys
 RESERVE: Final = 0.1
 #: The longest single block on a wake list, in seconds.
 MAX_BLOCK: Final = 5.0
-#: Seconds after which a waiter that has not asked again is taken for dead.
+#: Seconds after which a waiter that has not asked again counts as dead.
 WAITER_TTL: Final = MAX_BLOCK + 2.0
 
 
@@ -54,7 +54,7 @@ def acquire_question(
 
 
 def keys_of(claim: Claim, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Keys as they are packed fastest: those of a `RedisLock` are the same each time."""
+    """Keys in the form that is packed fastest: those of a `RedisLock` are the same each time."""
     return names if claim.task_id else RecurringKeys(names)
 
 
@@ -122,7 +122,7 @@ def offered(reply: Sequence[Any]) -> Offered | None:
 
 
 def holder_of(value: Any, left: int) -> Holder | None:
-    """Who holds the key that `GET` and `PTTL` gave this of."""
+    """The holder of a key, from its `GET` and `PTTL`."""
     if isinstance(value, ResponseError):
         value = b""  # held, by something of another type
     return holders.parse(value, left / 1000 if left >= 0 else None)
@@ -134,7 +134,7 @@ def pairs(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
 
 
 def entries_of(flat: Sequence[bytes]) -> list[tuple[str, str]]:
-    """Entries of a room by their ids, as a hash has them."""
+    """The ids of a hash of entries, and what was parked."""
     return [(each, parked.parked_of(text)) for each, text in pairs(flat)]
 
 

@@ -1,4 +1,4 @@
--- Take a lock, or learn who has it. Idempotent: asked again with its own token it says "yours".
+-- Take a lock, or learn who has it. Idempotent: asked again with its token, it says "acquired".
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt
 --       5 room: ids in order  6 entries of the room  7 the bucket's rooms  8 deadlines  9 aside
@@ -6,8 +6,8 @@
 --       12.. the lock's further slots, if several may hold it at once
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's mark
 --       4 this attempt: <task id, or "">:<how often the task replaced itself>.<attempt>
---       5 if it is busy the task ends without a run: "<ms>:<the done note that says so>", or ":" for no
---       note; "" if it may not
+--       5 if the lock is busy, the task ends without a run: "<ms>:<the done note to leave>", or ":"
+--       for no note; "" if the task may still run
 --       6 how many runs the bucket's history keeps; "0" if there is none
 --       and, unless it is the plain case:
 --       7 how: "try" once, "wait", "woken" after a wait, which may only have timed out, or "last"
@@ -15,13 +15,13 @@
 --       8 "1" take it also if this attempt has run before
 --       9 ms after which a waiter that has not asked again is dead
 --       10 the opening of the value that is kept for the message, or ""
---       11 the id of the task that this one may have been put in the place of, or ""
--- Reply the fence, a number, which is the time of the acquisition in us: the value has both
---       {"acquired", value as stored, fence}  where that is not so
---       {"done", the note, ms for which we will know, or -1}
---           this attempt has run before, or is not to run; see `notes` in docs/how-it-works.md
---       {"busy", value, ms to live (-1: for ever), relation, now in ms, and if somebody in the room
---           got the turn: see turns.lua}, relation being
+--       11 the id of the task that may have replaced itself with this one, or ""
+-- Reply the fence, a number, if it is the time of the acquisition in us
+--       {"acquired", value as stored, fence}  if it is not
+--       {"done", the note, ms until it expires, or -1}
+--           this attempt has run before, or must not run; see `notes` in docs/how-it-works.md
+--       {"busy", value, ms to live (-1: for ever), relation, now in ms, and the turn given, if any:
+--           see turns.lua}. The relation is
 --           "other" | "own" this very attempt | "earlier" this task's earlier attempt
 --           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
 
@@ -30,18 +30,18 @@ local slots = {lock, unpack(KEYS, 12)}
 local value, ttl, mark, entry_id, note_if_busy, runs_kept, how, again = unpack(ARGV)
 local waiter_ttl, kept_opening, parent = unpack(ARGV, 9)
 
-local RECORDS_OF_A_RUN = 3  -- in the history
-local CUT_AFTER = 48        -- so many
-local KEPT_FOR = 90 * 86400 -- seconds for which a task's runs are kept after the last one
-local RENEW_AFTER = 10 * 86400
+local RECORDS_OF_A_RUN = 3      -- in the history
+local CUT_AFTER = 48            -- records, before a list of runs is cut again
+local KEPT_FOR = 90 * 86400     -- seconds for which a task's runs are kept after the last one
+local RENEW_AFTER = 10 * 86400  -- seconds after which a list that is seldom cut is kept for longer
 
 -- include values.lua
 
 local time = redis.call('TIME')
 
--- Redis's own condition decides: NX for a free slot, XX for one that is kept for us.
+-- Redis's own condition decides: NX for a free slot, XX for a slot that is kept for us.
 local function take(slot, condition)
-  -- Above all before, also if the counter is gone; above the last one, also if the clock was set back.
+  -- The time keeps the fence rising if the counter is lost; the counter, if the clock goes back.
   local micros = string.format('%06d', time[2])
   local fence = time[1] .. micros
   local number = tonumber(fence)
@@ -62,11 +62,11 @@ local function take(slot, condition)
 -- include cut.lua
     end
   end
-  -- The number alone is read fastest, and says it all.
+  -- A number is the fastest reply to read.
   return is_ahead and {'acquired', stored, fence} or number
 end
 
--- Most often nobody has it, this attempt has not run before, and nobody is in the room or set aside.
+-- Usually the lock is free, this attempt has not run before, and no task is parked or set aside.
 if not how and #slots == 1 and redis.call('EXISTS', done_note, room, aside) == 0 then
   local reply = take(lock, 'NX')
   if reply then
@@ -84,7 +84,7 @@ local publishes = task_id ~= ''
 -- include turned.lua
 
 local function settled(slot, condition)
-  -- First what frees memory: a server without any refuses the others as a first write.
+  -- Free memory first: a server that is out of memory refuses the other writes as a first one.
   if how ~= 'try' then
     redis.call('ZREM', waiters, opening)
   end
@@ -112,7 +112,7 @@ for i, slot in ipairs(slots) do
   end
 end
 
--- The order of a task's runs under one id: a replacement starts counting its retries anew.
+-- The order of a task's runs under one id: a replacement counts its retries from 0.
 local function order(nestings, attempts)
   return (tonumber(nestings) or 0) * 1000000 + (tonumber(attempts) or 0)
 end
@@ -131,11 +131,11 @@ local function runs_itself()
   return false
 end
 
--- Of a message that is kept since it was sent no other copy has run; of one that was parked one may.
+-- Kept since the message was sent: no copy of it has run. Kept for a turn: a copy may have run.
 local is_first = kept and not turn_of(current[kept])
 if task_id ~= '' and not again and not is_first then
   local done = redis.call('GET', done_note)
-  -- What is to end for a newer run, and still runs, may yet end in a result of its own.
+  -- A run that must end for a newer one, and still runs, may yet have a result of its own.
   if done and not (string.sub(done, 1, 1) == REPLACED_NOTE and runs_itself()) then
     return {'done', done, redis.call('PTTL', done_note)}
   end
@@ -166,8 +166,8 @@ local function busy(i, relation, offered)
   return {'busy', text or '', redis.call('PTTL', slots[i]), relation, now, unpack(offered or {})}
 end
 
--- The reply to one who meets another run of its own task, or of the task in whose place it was put;
--- nil if it is a stranger's like any other.
+-- The reply if the holder is another run of this task, or of the task that replaced itself with
+-- this one; else nil.
 local function met(i, slot, holder)
   local theirs = order(holder.nesting, holder.attempt)
   local is_own = task_id ~= '' and holder.task_id == task_id
@@ -175,7 +175,7 @@ local function met(i, slot, holder)
   if holder.cooling or not (is_own or is_child) then
     return nil
   elseif mine > theirs then
-    -- Kept for us; or its holder has let a heartbeat pass, so it is dead or has given up.
+    -- The lock is kept for us; or its holder missed a heartbeat, so it is dead or has given up.
     if holder.held or holder.queued
         or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
       return settled(slot, 'XX')
@@ -184,7 +184,7 @@ local function met(i, slot, holder)
   elseif mine < theirs then
     return not again and {'done', ENDED_NOTE, -1} or nil
   elseif holder.queued then
-    return settled(slot, 'XX')  -- kept for this very message, which does not say so
+    return settled(slot, 'XX')  -- kept for this very message, though it does not say so
   end
   if not string.find(current[i], REDELIVERED, 1, true) then
     current[i] = with(current[i], REDELIVERED)
@@ -193,7 +193,7 @@ local function met(i, slot, holder)
   return busy(i, 'own')
 end
 
--- A slot of this task's own comes before a free one: its other run is not to be run beside.
+-- A slot of this task's own comes before a free one: the task must not run beside its other run.
 local free, reserved, other, relation
 for i, slot in ipairs(slots) do
   local holder = record_of(current[i])
@@ -222,7 +222,7 @@ if free then
   return settled(slots[free], 'NX')
 end
 if reserved then
-  -- Who will not wait may go first: nobody runs, and it must not be refused.
+  -- A task that does not wait may go first: no run holds the lock, so the task must not be refused.
   if how ~= 'wait' then
     return settled(slots[reserved], 'XX')
   end

@@ -1,10 +1,10 @@
 -- Take a lock away from whoever holds it: an operator's order.
 --
--- KEYS  1 lock  2 marks of the broken  3 waiters  4 wake list  5 room  6 the bucket's rooms
---       7 what the keys of runs in the bucket's history begin with  8.. the lock's further slots
--- ARGV  1 the lock's mark   2 the opening of the only value that is to be broken, or ""
---       3 who breaks it, as JSON without other quotes than its own two, for the holder
--- Reply the values that stood there, if they are locks of ours
+-- KEYS  1 lock  2 marks of broken locks  3 waiters  4 wake list  5 room  6 the bucket's rooms
+--       7 the prefix of the keys of runs in the bucket's history  8.. the lock's further slots
+-- ARGV  1 the lock's mark   2 the opening of the only value to break, or ""
+--       3 who breaks it, for the holder: JSON with exactly two quotes
+-- Reply the values that were broken; what is not a lock of ours is left alone
 
 local lock, marks, waiters, wake, room, rooms, history = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 8)}
@@ -15,7 +15,7 @@ local mark, meant_opening, by = unpack(ARGV)
 -- include entries.lua
 -- include history.lua
 
--- Where runs are kept, and this was one. What it ended in, if it has ended, is known.
+-- Only for a run, if its task's runs are kept. If it has ended, its end is written down already.
 local function note_broken(value, holder)
   local runs = history .. (type(holder.task) == 'string' and holder.task or '')
   local is_over = holder.held or holder.cooling or holder.queued
@@ -29,8 +29,8 @@ for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
   local holder = record_of(current)
   if holder and (meant_opening == '' or is_under(current, meant_opening)) then
-    -- The mark lives as long as the holder may believe in its right, lest it take the lock again.
-    -- One that was broken just before may believe so too.
+    -- The mark lives as long as the holder, or one that was broken just before, may believe that it
+    -- has the lock: neither may take it again.
     longest = math.max(tonumber(holder.ttl_ms) or 0, redis.call('PTTL', slot), longest)
     local earlier = string.sub(redis.call('GET', marks) or '', -8192)
     redis.call('SET', marks, earlier .. broken_mark(holder.token, by), 'PX', longest)

@@ -1,5 +1,5 @@
--- Part of acquire.lua, only where it is time for this: cuts a list of runs, see history.lua. A bucket
--- has room for so many, in equal shares for its tasks: none pushes out another's.
+-- Part of acquire.lua, when a list of runs is due for a cut, see history.lua. The tasks of a bucket
+-- share its room equally, so that none pushes out another's runs.
 local history, task = string.match(runs, '^([^}]*}:history):(.*)$')
 redis.pcall('ZADD', history, time[1], task)
 redis.pcall('ZREMRANGEBYSCORE', history, '-inf', time[1] - KEPT_FOR)
@@ -8,7 +8,7 @@ local tasks = tonumber(redis.pcall('ZCARD', history)) or 0
 local share = tasks > 0 and math.ceil(runs_kept / tasks) or 0
 local reply = share > 0 and redis.pcall('LTRIM', runs, -RECORDS_OF_A_RUN * share, -1)
 if not reply or reply.err then
-  redis.pcall('DEL', runs)  -- what may not be cut would grow for ever
+  redis.pcall('DEL', runs)  -- a list that cannot be cut would grow for ever
 else
   redis.pcall('PEXPIRE', runs, KEPT_FOR * 1000)
 end

@@ -1,8 +1,8 @@
--- Take out who waits in a waiting room: an operator's order. What they end in is stored afterwards.
+-- Take tasks out of a waiting room: an operator's order. Their results are stored afterwards.
 --
--- KEYS  1 room  2 entries  3 the bucket's rooms  4 ended  5 what the lock's done notes begin with
+-- KEYS  1 room  2 entries  3 the bucket's rooms  4 ended  5 the prefix of the lock's done notes
 --       6 deadlines  7 aside
--- ARGV  1 the lock's mark   2 the id of the task that they are said to be duplicates of, or ""
+-- ARGV  1 the lock's mark   2 the id of the task whose duplicates they are said to be, or ""
 --       3 the done notes' ttl in ms   4 how many at most
 -- Reply for each: id, entry or ""
 
@@ -16,7 +16,7 @@ local mark, in_favour_of, done_ttl, most = unpack(ARGV)
 local reply = {}
 local function drop(id, entry)
   if entry then
-    -- Its message may be on its way: it had the turn, perhaps.
+    -- It may have had the turn, and its message may be on its way.
     redis.call('SET', note_key(done, id), lasting(ENDED_NOTE), 'PX', done_ttl)
     redis.call('HSET', ended, id, ended_text(in_favour_of, entry))
   end
@@ -36,7 +36,7 @@ for i = 1, #put_aside, 2 do
   drop(put_aside[i], put_aside[i + 1])
 end
 if #reply > 0 then
-  -- If whoever asked dies now, a worker that looks after rooms stores their results.
+  -- If the caller dies now, a worker that looks after rooms stores their results.
   look_now()
 end
 return reply

@@ -1,26 +1,27 @@
--- Part of other scripts: what is in a waiting room. `core/parked.py` has it in Python;
+-- Part of other scripts: what is in a waiting room. `core/parked.py` is the same in Python;
 -- tests/core/test_formats.py compares the two.
 --
 -- Needs the local `entries`; `take_out` needs `room` and `deadlines` too, `look_now` needs `room`,
 -- `rooms` and `mark`. `entries` is a hash:
 --   id -> "<ms at which it gives up>|<kind>@<ms of its arrival>|<what was parked>"
 --   "#" id -> "<offers>|<ms of the first>|<flag>|<until ms>|<tokens of the turns offered>"
---   and those in kinds.lua
+--   and the fields in kinds.lua
 -- An id is "<task id>:<how often the task replaced itself>.<attempt>".
 
-local GIVEN = 'u'               -- the turn is given, and its message is not published
-local PUBLISHED = 'p'           -- it is, and not for lost until then
+local GIVEN = 'u'               -- the turn is given, and its message is not yet published
+local PUBLISHED = 'p'           -- its message is published, and not taken for lost before `till`
 local RECEIVED = 'r'            -- a worker has received the message
 local GIVING_UP = 'g'           -- published as giving up
-local GIVING_UP_RECEIVED = 'h'  -- and received so
+local GIVING_UP_RECEIVED = 'h'  -- received as giving up
 
--- Of what TIME says: all times in a room are this server's, in ms.
+-- The ms of a reply of TIME: all times in a room are this server's, in ms.
 local function ms_of(time)
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Whether `entries` says who in the room is of which kind. A release that does not write that down
--- notes whole ms, in whatever script it changes the room; we note half a ms, as long as it is right.
+-- Whether `entries` has correct lists of the kinds in the room. An older release writes no lists,
+-- and whole ms into `rooms` whenever it changes a room; we write half a ms while the lists are
+-- correct.
 local has_lists
 local function is_listed()
   if has_lists == nil then
@@ -30,7 +31,7 @@ local function is_listed()
   return has_lists
 end
 
--- A worker that looks after rooms is to look at this one then.
+-- Have a worker look at this room at that time.
 local function look_at(ms)
   redis.call('ZADD', rooms, string.format(is_listed() and '%.0f.5' or '%.0f', ms), mark)
 end
@@ -43,7 +44,7 @@ local function id_of(task_id, nesting, attempt)
   return string.format('%s:%d.%d', task_id, nesting, attempt)
 end
 
--- Task id, nesting and attempt, as texts; nil if it is no id.
+-- Task id, nesting and attempt, as texts; nil if it is not an id.
 local function parts_of(id)
   return string.match(id, '^(.*):(%d+)%.(%d+)$')
 end
@@ -52,7 +53,7 @@ local function entry_text(gives_up_at, kind, arrived, parked)
   return string.format('%s|%s@%.0f|%s', gives_up_at, kind, arrived, parked)
 end
 
--- The kind, and the ms of the arrival as a text; nil if it is no entry.
+-- The kind, and the ms of the arrival as a text; nil if it is not an entry.
 local function head_of(entry)
   return string.match(entry, '^%d*|([^|@]*)@?(%d*)|')
 end
@@ -79,9 +80,9 @@ local function gives_up_by(state)
   return state.flag == GIVING_UP or state.flag == GIVING_UP_RECEIVED
 end
 
--- Out of the room. Reply what was parked there, or false. If that was lost, who knows that the id
--- `is_there` says so: to look for one that is not is a walk through the whole room. First is what a
--- server without memory does not refuse.
+-- Take an entry out of the room. Reply the entry, or false. `is_there`: the id is in the room, even
+-- if its entry is lost; to look for one that is not there is a walk through the whole room. The
+-- first write is one that a server without memory allows.
 local function take_out(id, is_there)
   local entry = redis.call('HGET', entries, id)
   redis.call('HDEL', entries, id, '#' .. id)
@@ -92,13 +93,13 @@ local function take_out(id, is_there)
   return entry
 end
 
--- Some of a hash, flat: all of one that nobody empties would stop the server. Which ones is chance, so
--- that none is kept from its turn by others that stay.
+-- Some fields of a hash, flat: reading all of a large one would block the server. They are random,
+-- so that fields that stay do not keep others from their turn.
 local function some_of(hash, most)
   return redis.call('HRANDFIELD', hash, most, 'WITHVALUES') or {}
 end
 
--- Of one that was replaced and may have no result yet: the successor's task id, and its entry.
+-- A replaced entry that may have no result yet: its successor's task id, and the entry.
 local function ended_text(successor, entry)
   return cjson.encode({successor, entry})
 end

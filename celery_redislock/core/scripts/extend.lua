@@ -1,12 +1,12 @@
 -- Extend a lock that is still ours; optionally take it again if it has vanished.
 --
--- KEYS  1 lock  2 fence counter of the bucket  3 marks of the broken   4.. the lock's further slots
+-- KEYS  1 lock  2 fence counter of the bucket  3 marks of broken locks   4.. the lock's further slots
 -- ARGV  1 value as stored, opening with {"token":"<token>"   2 ttl in ms
 --       3 "1" take it again if it is missing, "0" do not   4 fence
---       5 ms since the acquisition after which it is not extended any more, or ""
+--       5 ms since the acquisition after which it is no longer extended, or ""
 --       6 the counter as it was when the lock was last known to be ours
 -- Reply {1 extended | 2 was missing, taken again | 0 not ours any more, counter}
---       {1, counter, the value, ms after which the run is to be ended}  another one replaces it
+--       {1, counter, the value, ms until the run is ended}  another run replaces it
 --       {0, counter, who, as JSON, or "" if that is not known}  an operator broke it
 
 local lock, fence_counter, broken = unpack(KEYS)
@@ -48,11 +48,11 @@ local by = broken_by(redis.call('GET', broken), opening)
 if by then
   return {0, counter, by}
 end
--- The server came back empty, failed over, or evicted the key.
+-- The key is gone: the server came back empty, failed over, or evicted it.
 if not free or retakes ~= '1' then
   return {0, counter}
 end
--- Somebody has taken a lock of this bucket since: this one, perhaps, and given it back.
+-- Somebody has taken a lock of this bucket since: perhaps this one, and released it.
 if tonumber(counter) > tonumber(last_counter) then
   return {0, counter}
 end

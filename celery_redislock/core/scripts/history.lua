@@ -1,17 +1,17 @@
--- Part of other scripts, behind values.lua: how a run ended, for the history. `core/past.py` has it in
--- Python; tests/core/test_formats.py compares the two.
+-- Part of other scripts, after values.lua: how a run ended, for the history. `core/past.py` is the
+-- same in Python; tests/core/test_formats.py compares the two.
 --
--- Of all keys of a bucket that begin so there are:
---   history           the tasks with runs that are kept -> the time at which that was last noted
---   history ":" task  the runs of that task ("": of none) in this bucket, as a list:
---       <the lock's value>, <the lock's mark>                    one has begun: two elements
---       <fence>|<ms for which it had the lock>|<how>             and has ended; or with
+-- Each bucket has these keys:
+--   history           the tasks whose runs are kept -> the time at which that was last noted
+--   history ":" task  the runs of that task ("" for no task) in this bucket, as a list:
+--       <the lock's value>, <the lock's mark>                    a run has begun: two elements
+--       <fence>|<ms for which it had the lock>|<how>             a run has ended; or
 --       <fence>|<ms>|<how>|<how many duplicates it turned away>
--- What is for the history must not fail a script, or be its first write: the server may be without
--- memory, the user without the right.
+-- Writing history must not fail a script, or be its first write: the server may be out of memory,
+-- or the user may lack the right.
 
--- `runs` is the list's key, `ended` the record, "" for none. Without a value, the lock was not the
--- run's own any more.
+-- `runs` is the list's key, `ended` the record, "" for none. Without a value, the run no longer had
+-- the lock.
 local function note_end(runs, ended, value)
   if ended == '' then
     return
@@ -19,7 +19,7 @@ local function note_end(runs, ended, value)
   if not value then
     ended = string.match(ended, '^.*|') .. 'lost'
   elseif string.find(value, REPLACED, 1, true) then
-    ended = string.gsub(ended, 'terminated$', 'replaced')  -- by whom, its process may not know yet
+    ended = string.gsub(ended, 'terminated$', 'replaced')  -- its process may not know that yet
   end
   if value and string.find(value, TURNED_AWAY, 1, true) then
     ended = ended .. '|' .. string.match(value, TURNED_AWAY .. '(%d+)')

@@ -13,7 +13,7 @@ local opening, value, ttl, done_ttl, run_end = unpack(ARGV)
 -- include values.lua
 -- include history.lua
 
--- Whether a copy of the message was seen is not looked up here.
+-- The note lasts in any case: whether a copy of the message was seen is not looked up here.
 redis.call('SET', done_note, lasting(ENDED_NOTE), 'PX', done_ttl)
 local slot, current = slot_under(opening)
 note_end(runs, run_end, slot and current)

@@ -1,12 +1,12 @@
--- Part of other scripts, behind entries.lua: who in a waiting room is of one kind, without a walk
--- through all of it, which would stop the server. `entries` has these fields, too:
+-- Part of other scripts, after entries.lua: the entries of one kind in a waiting room, without a
+-- walk through all of it, which would block the server. `entries` also has these fields:
 --   "|" kind "|" -> ids of that kind as JSON, in the order of the room; some may have left
 
 local function field_of(kind)
   return '|' .. kind .. '|'
 end
 
--- Those of the kind that wait are these, in this order.
+-- Store the ids of that kind in the room, in this order.
 local function list(kind, ids)
   if kind ~= '' then
     redis.call('HSET', entries, field_of(kind), cjson.encode(ids))
@@ -26,8 +26,8 @@ local function list_all()
   has_lists = true
 end
 
--- Those of the kind that wait, in their order. Asked before one is added, also one of no kind: the
--- lists of a room that is empty are right.
+-- The ids of that kind in the room, in order. Call this before an entry is added, also one of no
+-- kind: the lists of an empty room are correct.
 local function ids_of(kind)
   if not is_listed() and kind ~= '' then
     list_all()

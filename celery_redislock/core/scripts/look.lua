@@ -1,16 +1,17 @@
--- Look after a waiting room: who is to be published now, who is set aside, whose end is to be stored.
+-- Look after a waiting room: which entry to publish, which to set aside, which results to store.
 --
--- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 ended: id -> JSON of its successor's task
---       id and its entry  6 deadlines: id -> ms at which it gives up  7 aside  8 waiters
+-- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 ended: id -> JSON of its successor's
+--       task id and its entry  6 deadlines: id -> ms at which it gives up  7 aside  8 waiters
 --       9 wake list  10.. the lock's further slots
--- ARGV  1 the lock's mark  2 a new token  3 the id of an entry that this caller cannot publish, or ""
---       4 ms after which others look whether a replaced one got its result
---       5 ms after which that one is set aside, if nobody else can publish it; "" for never
+-- ARGV  1 the lock's mark  2 a new token
+--       3 the id of an entry that this caller declines, since it cannot publish it; or ""
+--       4 ms after which others check that a replaced entry got its result
+--       5 ms after which that entry is set aside, if nobody else can publish it; "" for never
 --       6 ms for which a free lock is kept for a waiter
---       7.. the ids of those that this caller has found before that it cannot publish
--- Reply {ms until the room is to be looked at, or -1, {who is to be published, see turns.lua, or
---       {"give up", id, entry, "", offers}}, {ids that were set aside}, {id, entry, and so on, of
---       those that ended}}
+--       7.. the ids of other entries that this caller cannot publish
+-- Reply {ms until the next look, or -1, {the entry to publish, see turns.lua, or
+--       {"give up", id, entry, "", offers}}, {ids that were set aside}, {ids and values of some of
+--       `ended`}}
 
 local lock, room, entries, rooms, ended, deadlines, aside, waiters, wake = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 10)}
@@ -20,7 +21,7 @@ for i = 7, #ARGV do
   passed_over[ARGV[i]] = true
 end
 
-local AT_ONCE = 50  -- of those that gave up or were replaced, so many are looked at; then others are due
+local AT_ONCE = 50  -- the most entries that gave up, or were replaced, looked at in one call
 
 local time = redis.call('TIME')
 local publishes = true
@@ -33,12 +34,12 @@ if declined ~= '' and redis.call('HEXISTS', entries, declined) == 1 then
   local state = state_of(declined)
   state.offers, state.flag = math.max(state.offers - 1, 0), GIVEN
   save_state(declined, state)
-  -- Each time that its message was sent all the same, by one who is gone perhaps, it gets longer.
+  -- Longer for each time that somebody, who may be gone by now, did publish it.
   local patience = (tonumber(aside_after) or math.huge) * (state.offers + 1)
   if state.first and now - state.first > patience then
     set_aside(declined)
     end_turn(declined)
-    -- The room has waited for long: the next need not wait as long for one who knows it.
+    -- The room has waited long already: the next entry waits less for a worker that knows it.
     local following = redis.call('LINDEX', room, 0)
     if following then
       local its = state_of(following)
@@ -48,7 +49,7 @@ if declined ~= '' and redis.call('HEXISTS', entries, declined) == 1 then
   end
 end
 
--- One whose time is over; or nil, if nobody's is, or a message need not be sent for it.
+-- An entry whose time is over; nil if it has left, or needs no message now.
 local function give_up(id)
   local entry, state = redis.call('HGET', entries, id), state_of(id)
   if not entry then
@@ -80,7 +81,7 @@ local function gives_up()
   end
 end
 
--- A turn whose message was left to others to publish.
+-- A turn that was given by somebody who cannot publish.
 local function unpublished()
   for _, slot in ipairs(slots) do
     local current = redis.pcall('GET', slot)

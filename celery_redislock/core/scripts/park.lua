@@ -3,23 +3,23 @@
 -- KEYS  1 lock  2 room: entry ids in order  3 entries, see entries.lua
 --       4 the bucket's rooms: mark -> ms at which to look at it
 --       5 ended: id -> JSON of its successor's task id and its entry
---       6 what the lock's done notes begin with  7 deadlines: id -> ms at which it gives up  8 aside
+--       6 the prefix of the lock's done notes  7 deadlines: id -> ms at which it gives up  8 aside
 --       9 waiters  10.. the lock's further slots
--- ARGV  1 entry id  2 entry  3 kind: an earlier entry of the same kind is replaced; "" replaces none
---       4 how many may wait, or ""  5 ms after which it gives up, or ""  6 "1" to the front
+-- ARGV  1 entry id  2 entry  3 kind: it replaces earlier entries of the same kind; "" replaces none
+--       4 how many may wait, or ""  5 ms after which it gives up, or ""  6 "1" at the front
 --       7 the lock's mark  8 task id  9 a token for a turn  10 the done notes' ttl in ms
---       11 ms after which others look whether a replaced one got its result
---       12 ms after which the holder is to be ended, or "" if it is left alone
---       13 this task and its id, as a JSON list of two, with no other quotes in it, for the replaced
+--       11 ms after which others check that a replaced entry got its result
+--       12 ms after which the holder is ended, or "" if it is left alone
+--       13 this task's name and id, for what it replaces: a JSON list with exactly four quotes
 --       14 when this task arrived, in ms of this server's clock, or "" if only its age is known
---       15 "1" it has begun before, so others of its kind are newer: it goes before them, and replaces none
+--       15 "1" it has begun before, so others of its kind are newer: it goes first, replacing none
 --       16 its age in ms: how long ago a worker received it
--- Reply {"parked", {for each that it replaced: id, entry}, {who got the turn, see turns.lua}, ms
---       until the room is to be looked at}
---       {"full"}  as many wait as may
---       {"older", task id}  the one that it would replace arrived later, and waits
---       {"older", task id, value}  the same, and runs
---       {"ask", as "parked"}  its turn has come, or the lock is this very task's: ask for it again
+-- Reply {"parked", {id and entry of each that it replaced}, {the turn given, see turns.lua}, ms
+--       until the next look at the room}
+--       {"full"}  no more may wait
+--       {"older", task id}  the task that it would replace arrived later, and waits
+--       {"older", "", value}  the task that it would replace arrived later, and has the lock
+--       {"ask", as in "parked", {}}  it has its turn, or this very task has the lock: acquire again
 
 local lock, room, entries, rooms, ended, done, deadlines, aside, waiters = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 10)}
@@ -63,12 +63,12 @@ local function parked(reply)
 end
 
 if redis.call('HEXISTS', entries, id) == 1 then
-  -- By another copy of its message, or it had its turn too early. The message ends here.
+  -- Another copy of its message parked it, or it had its turn too early. The message ends here.
   redis.call('HDEL', entries, '#' .. id)
   return parked({'parked', {}})
 end
 
--- One that a worker kept back must not end one that came after it.
+-- A task that a worker kept back must not end one that arrived after it.
 local function is_newer(than)
   return than and than > arrived
 end
@@ -98,7 +98,7 @@ if limit and redis.call('LLEN', room) - #replaced >= limit then
   return {'full'}
 end
 
--- The newest gets the oldest's turn; one that has begun goes before those that are newer.
+-- The newest gets the oldest's place; one that has begun goes before those that are newer.
 if not others[1] or redis.call('LINSERT', room, 'BEFORE', others[1], id) < 1 then
   redis.call(in_front == '1' and 'LPUSH' or 'RPUSH', room, id)
 end
@@ -110,7 +110,7 @@ for _, other in ipairs(replaced) do
   if end_turn(other[1]) then
     is_free = true
   end
-  -- Its message may be on its way: it had the turn, perhaps.
+  -- It may have had the turn, and its message may be on its way.
   redis.call('SET', note_key(done, other[1]), REPLACED_NOTE .. successor, 'PX', done_ttl)
   redis.call('HSET', ended, other[1], ended_text(task_id, other[2]))
   reply[2][#reply[2] + 1] = other[1]
@@ -120,8 +120,8 @@ local of_kind = began == '1' and others or {}
 table.insert(of_kind, 1, id)
 list(kind, of_kind)
 
--- Tell the holder that it is replaced, and by whom. What does not run, or not yet, is replaced now.
--- The note says so to every copy of its message: what was replaced stays replaced.
+-- Tell the holder that it is replaced, and by whom. If no run has the lock, the lock is freed now.
+-- The note tells every copy of the holder's message: what was replaced stays replaced.
 local function replace(slot)
   local current, holder = holder_in(slot)
   if not holder or holder.cooling or holder.turn then
@@ -138,7 +138,7 @@ local function replace(slot)
     redis.call('DEL', slot)
     is_free = true
   elseif holder.token ~= '' then
-    -- The newest is named; the time counts from the first.
+    -- The newest successor is named; the time counts from the first.
     local at = replaced_at(current) or now + replace_after
     redis.call('SET', slot, to_be_replaced(current, at, successor), 'KEEPTTL')
   end

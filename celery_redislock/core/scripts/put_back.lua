@@ -1,4 +1,4 @@
--- Put an entry that was set aside back into the waiting room, behind the others: an operator's order.
+-- Put an entry that was set aside back at the end of the waiting room: an operator's order.
 --
 -- KEYS  1 room  2 entries  3 aside  4 the bucket's rooms
 -- ARGV  1 the entry's id  2 the lock's mark
@@ -21,7 +21,7 @@ if redis.call('HEXISTS', entries, id) == 0 then
   list(kind, ids)
   redis.call('RPUSH', room, id)
   redis.call('HSET', entries, id, entry)
-  -- It was offered before: whoever publishes it looks whether it has run elsewhere.
+  -- It was offered before: whoever publishes it checks whether it has run elsewhere.
   save_state(id, {offers = 1, flag = '', till = 0, tokens = ''})
 end
 redis.call('HDEL', aside, id)

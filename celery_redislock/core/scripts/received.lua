@@ -4,7 +4,7 @@
 -- KEYS  1 entries
 -- ARGV  1 the entry's id  2 ms for which this is believed  3 the token of the turn that the message
 --       was sent for; "" it was sent to give up
--- Reply 1 noted | 0 it waits for no such message: it has left, or was put there again
+-- Reply 1 noted | 0 the entry waits for no such message: it has left, or was parked again
 
 local entries = KEYS[1]
 local id, believed_for, turn_token = unpack(ARGV)

@@ -1,4 +1,4 @@
--- Part of other scripts, behind values.lua: what a lock's value says, and what becomes of it.
+-- Part of other scripts, after values.lua: reads a lock's value, and changes it.
 
 local RESERVED = '{"token":"","reserved":true}'  -- kept for a waiter that was woken
 
@@ -10,12 +10,12 @@ local function opening_of(token)
   return '{"token":"' .. token .. '"'
 end
 
--- Another token than this value's, and than it would give at any other time.
+-- A token other than this value's, and other than that of any other time.
 local function next_token(value, time)
   return token_of(value) .. '.' .. time[1] .. time[2]
 end
 
--- The record that a value is, or nil if it is not a lock of ours.
+-- A value as a record, or nil if it is not a lock of ours.
 local function record_of(value)
   local ok, record = pcall(cjson.decode, type(value) == 'string' and value)
   return ok and type(record) == 'table' and type(record.token) == 'string' and record or nil
@@ -38,7 +38,7 @@ local function acquired_at(value)
   return tonumber(string.match(value, '"acquired_at":([%d.]+)'))
 end
 
--- Nobody's any more: without the token nobody extends or releases it.
+-- Without its token nobody extends or releases it any more.
 local function cooling_down(value, opening)
   return '{"token":"","cooling":true' .. string.sub(value, #opening + 1)
 end
@@ -61,18 +61,18 @@ local function with_one_more_turned_away(value)
   return with(alone, TURNED_AWAY .. (turned_away_by(value) + 1))
 end
 
--- The end of the run that has this value, now, as history.lua has it.
+-- What history.lua writes if the run with this value ends now.
 local function ended_now(value, how, time)
   local seconds = time[1] + time[2] / 1000000 - (acquired_at(value) or time[1])
   return string.format('%s|%.0f|%s', fence_of(value), math.max(seconds * 1000, 0), how)
 end
 
--- When the run is to end in another's favour, in ms; or nil.
+-- When the run must end for a newer one, in ms; or nil.
 local function replaced_at(value)
   return string.find(value, REPLACED, 1, true) and tonumber(string.match(value, REPLACED .. '(%d+)'))
 end
 
--- The newest successor is named; `successor` is JSON without other quotes than its own four.
+-- The newest successor is named; `successor` is JSON with exactly four quotes.
 local function to_be_replaced(value, at, successor)
   local alone = string.gsub(value, ',"replaced":%d+,"by":%["[^"]*","[^"]*"%]', '')
   return with(alone, string.format(',"replaced":%.0f,"by":%s', at, successor))
@@ -84,7 +84,7 @@ local function turn_value(token, who, id, nesting, attempt, ttl, time)
     opening_of(token), who, attempt, nesting, ttl, cjson.encode(id), acquired_now(time))
 end
 
--- Whose turn a value is, or nil.
+-- The id of the entry whose turn a value is, or nil.
 local function turn_of(value)
   if type(value) == 'string' and string.find(value, ',"turn":', 1, true) then
     local record = record_of(value)
@@ -92,13 +92,13 @@ local function turn_of(value)
   end
 end
 
--- What is added to `broken`: the token that was broken, and who did that, which is JSON without other
--- quotes than its own two; "" if it is not known.
+-- What is added to `broken`: the token that was broken, and who broke it, as JSON with exactly two
+-- quotes; "" if that is not known.
 local function broken_mark(token, by)
   return opening_of(token) .. (by ~= '' and ',"by":' .. by or '')
 end
 
--- Who broke the lock that opens so, as it was added, "" if that is not known; nil if nobody did.
+-- Who broke the lock with this opening, as it was added; "" if not known; nil if nobody did.
 local function broken_by(marks, opening)
   local _, last = string.find(marks or '', opening, 1, true)
   return last and (string.match(marks, '^,"by":("[^"]*")', last + 1) or '')

@@ -1,22 +1,22 @@
--- Settle what a delivery holds: its lock, the turn or reservation that is kept for it, and its entry
--- in the waiting room. Safe to call twice, late, or by one who never had them.
+-- Settle what a delivery holds: its lock, the turn or reservation that is kept for it, and its
+-- entry in the waiting room. Safe to call twice, late, or for what it never held.
 --
 -- KEYS  1 lock  2 waiters  3 wake list  4 done note of this attempt
---       5 fence counter of the bucket  6 room  7 the bucket's rooms  8 entries  9 deadlines  10 aside
---       11 ended  12 the runs of the task, see history.lua  13.. the lock's further slots
+--       5 fence counter of the bucket  6 room  7 the bucket's rooms  8 entries  9 deadlines
+--       10 aside  11 ended  12 the runs of the task, see history.lua  13.. the lock's further slots
 -- ARGV  1 the opening of the value that is given back, {"token":"<token>"
---       2 the done note that is to be left, or ""
+--       2 the done note to leave, or ""
 --       3 "1" leave it in any case, "0" only if another copy of the message was seen
 --       4 the done note's ttl in ms   5 ms for which a freed lock is kept for a waiter
 --       6 the lock's mark   7 "1" the caller can publish a task, "0" it cannot
---       8 the run's end, for the history: "<fence>|<ms>|<how>", or only "<how>" if the server is to tell
+--       8 the run's end, for the history: "<fence>|<ms>|<how>", or only "<how>" if the server adds
 --       the rest; "" for none
 --       and, unless it is the plain case:
 --       9 "1" an extension may still be on its way: it must not take the lock again
 --       10 ms since the acquisition for which the lock is kept on, or "0"
---       11 the id of the entry that leaves the room, or ""   12 "1" set that one aside
--- Reply 1 given back | 0 not ours any more; or, if somebody is in the room:
---       {the same, ms until the room is to be looked at, and if somebody got the turn: see turns.lua}
+--       11 the id of the entry that leaves the room, or ""   12 "1" set that entry aside
+-- Reply 1 given back | 0 not ours any more; or, if the room is not empty, or 11 is given:
+--       {the same, ms until the next look at the room, and the turn given, if any: see turns.lua}
 
 local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, aside, ended = unpack(KEYS)
 local runs = unpack(KEYS, 12)
@@ -43,17 +43,17 @@ local function leave_note()
   if leaves_note and (is_replaced or not slot)
       and string.sub(redis.call('GET', done_note) or '', 1, 1) == REPLACED_NOTE then
     redis.call('PEXPIRE', done_note, done_ttl)
-    return  -- it says that a copy is not to run, whatever became of this run's result
+    return  -- it says that no copy may run, whatever this run's result is
   end
   if leaves_note then
     redis.call('SET', done_note, note, 'PX', done_ttl)
   elseif is_replaced then
-    -- It said that a copy is not to run: there is none. The message of one that died comes back.
+    -- It said that no copy may run: there is none. Only the message of a run that died comes back.
     redis.call('DEL', done_note)
   end
 end
 
--- Most often nobody waits, and the lock need not be kept on.
+-- Usually nobody waits, and the lock is not kept on.
 if slot and not stray and redis.call('EXISTS', waiters, room) == 0 then
   redis.call('DEL', slot)
   leave_note()
@@ -70,7 +70,7 @@ local publishes, turn_token = can_publish == '1', next_token(opening, time)
 local function rest_of_min_hold()
   local ms = tonumber(min_hold) or 0
   local since = ms > 0 and acquired_at(current)
-  -- Never for longer than that: the clock may have been set back meanwhile.
+  -- Never longer than `min_hold`: the clock may have been set back meanwhile.
   return since and math.min(math.ceil(since * 1000 + ms - now), ms) or 0
 end
 
@@ -98,7 +98,7 @@ if slot then
     redis.call('DEL', slot)
   end
 end
--- It may have been given a turn after whoever leaves last heard of it.
+-- The entry may have got a turn that the caller has not heard of.
 local freed = id ~= '' and end_turn(id)
 
 local first, offered = redis.call('LINDEX', room, 0), nil
@@ -114,11 +114,11 @@ if first or id ~= '' then
   reply = {reply, set_due(), unpack(offered or {})}
 end
 
--- Last: a server without memory refuses this as a first write, and not after one that frees some.
+-- Last: a server without memory refuses this as a first write, but not after one that frees some.
 leave_note()
 note_end(runs, run_end, slot and current)
 if stray == '1' then
-  -- It says what the counter was when it was sent, and is refused if that has moved.
+  -- That extension says what the counter was when it was sent, and is refused if it has moved.
   local highest = math.max(tonumber(redis.call('GET', counter) or 0) + 1, time[1] * 1000000 + time[2])
   redis.call('SET', counter, string.format('%.0f', highest))
 end

@@ -1,4 +1,4 @@
--- Count a duplicate that ended without a run: one that waited first, or that nobody knew would.
+-- Count a duplicate that ended without a run, where acquire.lua did not know that it would.
 --
 -- KEYS  1 lock  2 the runs of the duplicate's task, see history.lua   3.. the lock's further slots
 -- ARGV  1 the fence of the run that was in its way, or "" if that is not known

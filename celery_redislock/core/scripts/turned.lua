@@ -1,12 +1,12 @@
--- Part of other scripts, behind records.lua: counts a duplicate that ends without a run, for its task
--- and hour, and for the run that has the lock. `core/past.py` reads it.
+-- Part of other scripts, after records.lua: counts a duplicate that ends without a run, for its
+-- task and hour, and for the run that has the lock. `core/past.py` reads the counts.
 --
--- Needs the locals `runs`, the key of the runs of the duplicate's task, see history.lua, and `time`,
--- what TIME says. Of each bucket there is:
---   turned   task -> "<hours since 1970>:<duplicates>;" for each hour with any, the last first
+-- Needs the locals `runs`, the key of the runs of the duplicate's task, see history.lua, and
+-- `time`, TIME's reply. Each bucket has this key:
+--   turned   task -> "<hours since 1970>:<duplicates>;" for each hour with any, newest first
 
 local HOURS_KEPT = 48
-local LENGTH_KEPT = 16 * HOURS_KEPT  -- what is cut in two is not read
+local LENGTH_KEPT = 16 * HOURS_KEPT  -- an hour that is cut in two is not read
 local LAST_RECORDS = 24              -- among these is the end of a run that ended just now
 
 local bucket, task = string.match(runs, '^([^}]*}:)history:(.*)$')
@@ -24,7 +24,7 @@ local function count_for_task()
   end
 end
 
--- The run has ended, and its lock is kept on: its end is written down already.
+-- The run has ended, and its lock is kept on: count it at its end, which is already written down.
 local function count_after_end(value)
   local its_task = record_of(value).task
   local list = bucket .. 'history:' .. (type(its_task) == 'string' and its_task or '')

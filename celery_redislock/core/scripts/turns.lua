@@ -1,21 +1,21 @@
 -- Part of other scripts: the waiting room, and whose turn it is.
 --
--- A turn is a reservation. The slot holds a token of its own until the message that is sent for it
--- comes, or until the turn lapses. The entry stays in the room until its task takes the lock.
+-- A turn is a reservation. The slot has the turn's own token until the message that is sent for it
+-- arrives, or until the turn lapses. The entry stays in the room until its task takes the lock.
 --
--- Needs these locals, as the scripts name them:
+-- Needs these locals:
 --   slots, room, entries, deadlines, aside, rooms, ended, waiters   keys
 --   wake         the wake list's key, in those that let a waiter in
---   mark         the lock's, in `rooms`
---   turn_token   of the turn that may be given
+--   mark         the lock's mark, in `rooms`
+--   turn_token   the token of the turn that may be given
 --   publishes    whether the caller can publish a task
---   time         what TIME says
+--   time         TIME's reply
 
 local now = ms_of(time)
 
-local PAUSE = 5000          -- how long the first turn lasts, in ms. Doubled with each offer
-local OFFERS = 4            -- so often is a turn offered; then the entry is set aside
-local BESIDE_WAITERS = 1000 -- the most if pool slots wait: the message may need one of them
+local PAUSE = 5000          -- how long the first turn lasts, in ms; doubled with each offer
+local OFFERS = 4            -- how often a turn is offered before the entry is set aside
+local BESIDE_WAITERS = 1000 -- the longest while tasks wait in pool slots: it may need one
 
 local put_aside = {}  -- ids, for the log
 local function set_aside(id)
@@ -26,7 +26,7 @@ local function set_aside(id)
   end
 end
 
--- It leaves the room. Reply the slot that its turn kept, which is free now, or nil.
+-- End the turn of an entry that leaves the room. Reply the slot that this frees, or nil.
 local function end_turn(id)
   local freed
   for _, slot in ipairs(slots) do
@@ -53,13 +53,13 @@ local function wake_one(ms)
   redis.call('PEXPIRE', wake, ms)
 end
 
--- Without the reservation whoever asks next would take the lock before the waiter wakes.
+-- Without the reservation, the next one to ask would take the lock before the waiter wakes.
 local function let_waiter_in(slot, ms)
   redis.call('SET', slot, RESERVED, 'PX', ms)
   wake_one(ms)
 end
 
--- The ids from which the next in line comes: as many may be away, or have a turn, and no more.
+-- The ids among which the next in line is: if all of them are away or have a turn, there is none.
 local function front()
   return redis.call('LRANGE', room, 0, #slots + 15)
 end
@@ -80,13 +80,13 @@ local function is_sent(state)
   return state.flag ~= '' and state.flag ~= GIVEN and state.till > now
 end
 
--- A worker has its message, and no room for it; or it gives up. It keeps its place, and others go
--- before it: the lock is not shut for one who comes some time.
+-- A worker has its message, and no free pool slot; or it gives up. It keeps its place, and others
+-- go before it: the lock does not wait for a task that comes some time.
 local function is_away(state)
   return is_sent(state) and state.flag ~= PUBLISHED
 end
 
--- Nobody took any of its turns. Who looks sets it aside, and says so; for the others it is not there.
+-- Nobody took any of its turns. look.lua sets it aside and reports it; the others pass over it.
 local function is_spent(id, state, turns)
   return state.offers >= OFFERS and state.till <= now and not turns[id]
 end
@@ -106,10 +106,10 @@ end
 
 local function give_turn(slot, id, entry, state)
   local pause, kind = PAUSE, 'reserved'
-  local tokens = string.sub(state.tokens .. ' ' .. turn_token, -256)  -- those of the last offers
+  local tokens = string.sub(state.tokens .. ' ' .. turn_token, -256)  -- of the last offers
   if publishes and not is_sent(state) then
     kind, pause = 'publish', PAUSE * 2 ^ state.offers
-    -- Beside waiters the turn ends before. Its message is not sent again for that.
+    -- Beside waiters the turn ends sooner. Its message is not sent again because of that.
     save_state(id, {
       offers = state.offers + 1, first = state.first or now, flag = PUBLISHED, till = now + pause,
       tokens = tokens,
@@ -126,8 +126,8 @@ local function give_turn(slot, id, entry, state)
   return {kind, id, entry, turn_token, state.offers}
 end
 
--- The first who waits and may have the next turn, as id, entry, state; or nil. Who asks for the lock
--- itself, `here`, is not away.
+-- The first entry that may have the next turn, as id, entry, state; or nil. `here`, which asks for
+-- the lock itself, is not away.
 local function next_in_line(here)
   local turns = turns_given()
   for _, id in ipairs(front()) do
@@ -150,8 +150,8 @@ local function free_slot()
   end
 end
 
--- Give a free slot to the next in line. Reply {"publish" | "reserved", id, entry, token, how often it
--- was offered before}, or nil.
+-- Give a free slot to the next in line. Reply {"publish" | "reserved", id, entry, token, how often
+-- it was offered before}, or nil.
 local function offer()
   local slot = free_slot()
   if slot then
@@ -160,19 +160,19 @@ local function offer()
   end
 end
 
--- Whether one in a pool slot may go before the room: nobody there can take a turn now, or who is
--- first had its turn, and its message may need that very slot.
+-- Whether a waiter in a pool slot may go before the room: no entry can take a turn now, or the
+-- first one had its turn, and its message may need that very slot.
 local function waiters_go_first()
   local first = redis.call('LINDEX', room, 0)
   return not next_in_line() or is_sent(state_of(first)) and not turns_given()[first]
 end
 
--- Note when the room is to be looked at next. Reply the ms until then, or -1 if it is empty.
+-- Note the time of the next look at the room. Reply the ms until then, or -1 if the room is empty.
 local function set_due(least)
   local first = redis.call('LINDEX', room, 0)
   if not first and not least then
     redis.call('DEL', entries, deadlines)
-    -- Who was replaced there may be without a result: then it is still looked after.
+    -- A replaced entry may have no result yet: then the room is still looked after.
     if redis.call('EXISTS', ended) == 0 then
       redis.call('ZREM', rooms, mark)
     end
@@ -182,7 +182,7 @@ local function set_due(least)
   for _, slot in ipairs(slots) do
     local left = redis.call('PTTL', slot)
     if left == -2 then
-      due = math.min(due, now + BESIDE_WAITERS)  -- somebody is woken, or gives up
+      due = math.min(due, now + BESIDE_WAITERS)  -- a waiter takes it, or gives up
     elseif left >= 0 then
       due = math.min(due, now + left + 1)
     end

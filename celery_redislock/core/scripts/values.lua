@@ -1,18 +1,18 @@
--- Part of other scripts: a lock's value and a done note, as texts. What it takes most often;
--- records.lua has the rest. `core/holders.py` and `core/notes.py` have both in Python, and
+-- Part of other scripts: a lock's value and a done note, as texts. What is needed most often;
+-- records.lua has the rest. `core/holders.py` and `core/notes.py` are the same in Python;
 -- tests/core/test_formats.py compares the two.
 --
 -- A value is JSON that opens with the token of whoever may extend or release it; "" is nobody's.
--- What scripts add to it comes at its end.
+-- Scripts add to it at its end.
 
 local REDELIVERED = ',"redelivered":true'  -- another copy of the holder's message was seen
-local REPLACED = ',"replaced":'            -- the ms at which the run is to end; then for whom
+local REPLACED = ',"replaced":'            -- the ms at which the run must end; then its successor
 
 local TURNED_AWAY = ',"turned_away":'      -- how many duplicates ended without a run
 
--- What a done note begins with: the attempt is not to run, since another task replaced it; it is over.
+-- How a done note begins: the attempt must not run, since another task replaced it; it is over.
 local REPLACED_NOTE, ENDED_NOTE = 'r', '0'
--- And before that: it stays though the message is acknowledged, since another copy may be about.
+-- Before that: the note stays after the message is acknowledged, since there may be another copy.
 local LASTING = '+'
 
 -- The same note as a lasting one.
@@ -26,7 +26,7 @@ local function acquired(value, fence, seconds, micros)
     .. ',"acquired_at":' .. seconds .. '.' .. micros .. '}'
 end
 
--- Whether there is a value, and it has the token with which this opens.
+-- Whether there is a value with this opening.
 local function is_under(value, opening)
   return type(value) == 'string' and string.sub(value, 1, #opening) == opening
 end
