@@ -11,6 +11,7 @@ from typing import Any, Final
 from celery.app.task import Context
 
 from ..app.delivery import Delivery, Kept, attempt_of
+from ..app.errands import errands
 from ..app.events import channel
 from ..app.internals import as_running
 from ..app.outcomes import Outcome, Whose, tell, tell_conflict
@@ -19,10 +20,13 @@ from ..core import holders, notes
 from ..core.claims import Busy, Claim, to_ms
 from ..core.holders import Holder
 from ..core.lease import Lease
+from ..core.log import get_logger
 from ..errors import LockUnavailable
 from . import turns
 from .locked import LockedTask
 from .settle import End
+
+logger = get_logger()
 
 #: Another copy of a message may exist once it has waited in its worker for so many seconds.
 COPIED_FROM: Final = 1.0
@@ -205,8 +209,17 @@ class Attempt:
         the lock free must not run instead.
         """
         if self.may_have_copies and not self.is_noted:
-            with contextlib.suppress(LockUnavailable):  # a copy may run
-                self.locks.store.done.mark_done(self.claim, self.note(notes.EXPECTS_RESULT))
+            try:
+                self._mark_done()
+            except LockUnavailable as exc:
+                logger.warning(
+                    "redislock: a copy of %s may run until its end can be noted: %s",
+                    self, exc.reason,
+                )  # fmt: skip
+                errands.add(self._mark_done)
+
+    def _mark_done(self) -> None:
+        self.locks.store.done.mark_done(self.claim, self.note(notes.EXPECTS_RESULT))
 
     def count_turned_away(self, holder: Holder | None) -> None:
         """Count that it ends without a run, unless the server counted it as it answered."""
@@ -237,7 +250,7 @@ class Attempt:
         self, outcome: Outcome, holder: Holder | None, countdown: float | None = None
     ) -> None:
         """Tell how a conflict ended."""
-        age = self._remarkable_age(outcome, holder)
+        age = _remarkable_age(outcome, holder, self.options.lock_warn_after)
         after = f" for {countdown:.1f} s" if countdown is not None else ""
         by = f"is held by {holder}" if holder else "has no known holder"
         if outcome is Outcome.REPLACED:
@@ -249,16 +262,6 @@ class Attempt:
             holder=holder, countdown=countdown,
             level=logging.WARNING if age is not None else None, emits=not self.is_eager,
         )  # fmt: skip
-
-    def _remarkable_age(self, outcome: Outcome, holder: Holder | None) -> float | None:
-        """The age in seconds of the holder that turned it away, if that is suspiciously old."""
-        is_away = outcome in (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
-        if not is_away or holder is None or holder.acquired_at is None or holder.queued:
-            return None
-        warn_after = self.options.lock_warn_after
-        assert warn_after is not None
-        age = time.time() - holder.acquired_at
-        return age if age >= warn_after and not holder.cooling_down else None
 
     @property
     def whose(self) -> Whose:
@@ -284,3 +287,17 @@ def ends_message(task: Any, flag: str) -> bool:
     """
     acks = getattr(task, flag, None)
     return bool(task.acks_on_failure_or_timeout if acks is None else acks) or not task.acks_late
+
+
+def _remarkable_age(
+    outcome: Outcome, holder: Holder | None, warn_after: float | None
+) -> float | None:
+    """For how many seconds the holder that turned it away has held the lock, if that is
+    suspiciously long.
+    """
+    is_away = outcome in (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
+    if not is_away or holder is None or holder.acquired_at is None or holder.queued:
+        return None
+    assert warn_after is not None
+    age = time.time() - holder.acquired_at
+    return age if age >= warn_after and not holder.cooling_down else None
