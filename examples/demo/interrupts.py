@@ -38,9 +38,13 @@ class Interrupts:
     """
 
     def __init__(self, seconds: float) -> None:
+        self._signum: int | None = None
+        self.prolong(seconds)
+
+    def prolong(self, seconds: float) -> None:
+        """Let the deadline be so many seconds from now."""
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
-        self._signum: int | None = None
 
     def listen(self) -> None:
         """Note signals from now on, until the process ends."""

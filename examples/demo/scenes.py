@@ -26,6 +26,10 @@ LOCK_TTL: Final = 30
 #: Seconds within which the next run must start after the kill. Usually it takes a twentieth.
 RECOVERY: Final = 2.0
 
+#: With --web: seconds for which jobs go on after the play, and seconds between imports and syncs.
+GOES_ON_FOR: Final = 300.0
+NEXT_AFTER: Final = 5.0
+
 NODES: Final = ("one", "two")
 #: Room for all that can run or wait at once: a report, three syncs, a duplicate or two.
 CONCURRENCY: Final = 3

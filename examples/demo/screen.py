@@ -23,6 +23,9 @@ class Screen:
     def caption(self, text: str) -> None:
         """Say what is going on."""
 
+    def note(self, text: str) -> None:
+        """Say something that stays to be read."""
+
     def begin(self) -> None:
         """The stage is set: from here on there is something to see."""
 
@@ -45,6 +48,9 @@ class PlainScreen(Screen):
 
     def caption(self, text: str) -> None:
         self._print(time.monotonic(), f"-- {text}")
+
+    def note(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
 
     def event(self, event: Event, history: History) -> None:
         text = _sentence(event, history)

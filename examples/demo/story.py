@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import redis
 
@@ -27,9 +27,15 @@ _TICK: Final = 0.05
 
 
 class Story:
-    """Plays on a stage, shows it on a screen, and keeps its history."""
+    """Plays on a stage, shows it on a screen, and keeps its history.
 
-    def __init__(self, stage: Stage, screen: Screen, interrupts: Interrupts) -> None:
+    Args:
+        web: whether the page is served beside it.
+    """
+
+    def __init__(
+        self, stage: Stage, screen: Screen, interrupts: Interrupts, *, web: bool = False
+    ) -> None:
         os.environ["REDISLOCK_DEMO_URL"] = stage.url
         from . import tasks  # its app reads the URL when it is imported
 
@@ -37,9 +43,12 @@ class Story:
         self._stage = stage
         self._screen = screen
         self._interrupts = interrupts
+        self._web = web
         self.history = History()
         #: What the story waits for, in words.
         self.pending = ""
+        #: Where the page is; "" without it.
+        self.page_url = ""
 
     def play(self) -> None:
         """Tell all of it.
@@ -55,6 +64,21 @@ class Story:
         self._kill_a_run()
         self._finish()
 
+    def go_on(self) -> NoReturn:
+        """Let the same jobs come again and again, for those who look at the page. What they do is
+        not shown on the screen, and not counted.
+
+        Raises:
+            Interrupted, TooLate, StageError: as in `play`. Nothing else ends it.
+        """
+        self._stage.start_beat()
+        while True:
+            self._tasks.import_prices.delay()
+            self._tasks.import_prices.delay()
+            self._pause(scenes.NEXT_AFTER)
+            self._call()
+            self._pause(scenes.NEXT_AFTER)
+
     # -- the scenes -----------------------------------------------------------------------
 
     def _set_the_stage(self) -> None:
@@ -64,7 +88,12 @@ class Story:
         self._stage.start_redis()
         self._await_redis()
         for node in scenes.NODES:
-            self._stage.start_worker(node)
+            # The page's marks are Celery's events.
+            self._stage.start_worker(node, *(["-E"] if self._web else []))
+        if self._web:
+            self._stage.start_page()
+            self.page_url = self._until(self._stage.page_url, "the page is served")
+            self._screen.note(f"The page is at {self.page_url}")
         self._until(lambda: self.history.ready >= set(scenes.NODES), "the workers are ready")
         self._stage.start_beat()
         self._tasks.record_what_is_fired()
@@ -84,6 +113,11 @@ class Story:
             "Ten callers ask at once for a sync of one of three accounts. Each account is synced"
             " by one at a time; the others are deferred, and none is lost."
         )
+        self._call()
+        ended = self.history.ended
+        self._until(lambda: len(ended(*scenes.SYNC_ROWS)) >= scenes.CALLERS, "the syncs have run")
+
+    def _call(self) -> None:
         at_once = threading.Barrier(scenes.CALLERS)
 
         def ask(account: int) -> None:
@@ -93,8 +127,6 @@ class Story:
         with ThreadPoolExecutor(scenes.CALLERS) as callers:
             # list: what a caller raised is raised here.
             list(callers.map(ask, islice(cycle(scenes.ACCOUNTS), scenes.CALLERS)))
-        ended = self.history.ended
-        self._until(lambda: len(ended(*scenes.SYNC_ROWS)) >= scenes.CALLERS, "the syncs have run")
 
     def _kill_a_run(self) -> None:
         row, history = scenes.IMPORT, self.history
@@ -158,6 +190,13 @@ class Story:
         while not (value := condition()):
             self._tick()
         return value
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._interrupts.check()
+            self._stage.check()
+            time.sleep(_TICK)
 
     def _tick(self) -> None:
         self._interrupts.check()

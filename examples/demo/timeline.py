@@ -80,6 +80,10 @@ class LiveScreen(Screen):
         self._caption = text
         self._draw()
 
+    def note(self, text: str) -> None:
+        # Above the drawing, while there is one.
+        self._console.print(Text(text, "bold"))
+
     def begin(self) -> None:
         self._origin = time.monotonic()
 
