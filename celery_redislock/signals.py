@@ -14,8 +14,8 @@ and eventlet: from a greenlet), so their receivers must not block. For a "freed"
 task runs.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: `NamedTuple` would compile each annotation again, which
+# takes as long as all the rest of it.
 from typing import NamedTuple
 
 from celery.utils.dispatch import Signal

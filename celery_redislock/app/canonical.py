@@ -16,7 +16,8 @@ from typing import Any, Final
 
 #: The version of the digest's schema, part of every digest name. Raise it with any change below.
 SCHEMA: Final = "v1"
-_DIGEST_NAME: Final = re.compile(rf"(.*):{SCHEMA}:([0-9a-f]{{32}})", re.DOTALL)
+#: Compiled when it is first used: only who looks at locks takes their names apart.
+_DIGEST_NAME: Final = rf"(?s)(.*):{SCHEMA}:([0-9a-f]{{32}})"
 
 
 def canonical(value: Any) -> str:
@@ -179,5 +180,5 @@ def digest_name(task: str, arguments: Mapping[str, Any]) -> str:
 
 def parts_of(name: str) -> tuple[str, str] | None:
     """The task and the digest in a lock's name, or None if the name is of another form."""
-    found = _DIGEST_NAME.fullmatch(name)
+    found = re.fullmatch(_DIGEST_NAME, name)
     return (found[1], found[2]) if found else None

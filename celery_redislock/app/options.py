@@ -3,8 +3,8 @@
 A typo must never mean "no lock": anything unknown or wrong is refused here, by name.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: `NamedTuple` would compile each annotation again, which
+# takes as long as all the rest of it.
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple, NoReturn

@@ -1,7 +1,7 @@
 """A claim to a lock, and what the server answers to it. Pure."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: `NamedTuple` would compile each annotation again, which
+# takes as long as all the rest of it.
 import dataclasses
 import math
 import os

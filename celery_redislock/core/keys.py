@@ -1,7 +1,7 @@
 """The keys of a lock: their names, and which lock a key belongs to. Pure."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: `NamedTuple` would compile each annotation again, which
+# takes as long as all the rest of it.
 import re
 import zlib
 from typing import Final, NamedTuple

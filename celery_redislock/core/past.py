@@ -40,8 +40,9 @@ _IN_DOUBT: Final = {LOST: 2, BROKEN: 0}
 #: Elements of the list per run: a value, a mark, and an end.
 RECORDS: Final = 3
 
-_END: Final = re.compile(r"(\d+)\|(\d+)\|([^|]*)(?:\|(\d+))?")
-_HOUR: Final = re.compile(r"(\d+):(\d+);")
+#: Compiled when they are first used: only who looks at the past reads these texts.
+_END: Final = r"(\d+)\|(\d+)\|([^|]*)(?:\|(\d+))?"
+_HOUR: Final = r"(\d+):(\d+);"
 
 
 class Past(NamedTuple):
@@ -96,7 +97,7 @@ def runs_in(records: Iterable[bytes]) -> list[Past]:
     for text, following in itertools.zip_longest(texts, texts[1:], fillvalue=""):
         if text.startswith("{"):
             begins += _begin(text, following)
-        elif found := _END.fullmatch(text):
+        elif found := re.fullmatch(_END, text):
             fence, ms, how, count = found.groups()
             end = _End(int(ms) / 1000, how, int(count or 0))
             ends[int(fence)] = _surer(end, ends.get(int(fence)))
@@ -127,5 +128,5 @@ def per_hour(text: bytes) -> dict[int, int]:
     """How many duplicates of a task were turned away in each hour, a Unix time. An hour that was
     cut off is left out.
     """
-    found = _HOUR.findall(text.decode(errors="replace"))
+    found = re.findall(_HOUR, text.decode(errors="replace"))
     return {int(hour) * 3600: int(count) for hour, count in found}

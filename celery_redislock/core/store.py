@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 from .connections import PoolFactory
 from .done import DoneNotes
 from .history import History
 from .locks import Locks
-from .looking import Looking
-from .rights import Rights
 from .rooms import Rooms
 from .server import Server
+
+if TYPE_CHECKING:
+    from .looking import Looking
+    from .rights import Rights
 
 
 class Store:
@@ -34,9 +39,19 @@ class Store:
         self.locks = Locks(self.server)
         self.rooms = Rooms(self.server)
         self.done = DoneNotes(self.server)
-        self.looking = Looking(self.server)
-        self.rights = Rights(self.server)
         self.history = History(self.server)
+
+    @cached_property
+    def looking(self) -> Looking:
+        from .looking import Looking  # only operators look, and a worker that starts
+
+        return Looking(self.server)
+
+    @cached_property
+    def rights(self) -> Rights:
+        from .rights import Rights  # only `doctor` asks
+
+        return Rights(self.server)
 
     def close(self) -> None:
         """Close every connection."""
