@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from ..errors import LockLost, LockUnavailable
@@ -41,9 +42,11 @@ class Lease:
         right: the right to the lock, once it is acquired.
         upkeep: what extends it.
         heir: the task's next message, to which the lock is left instead of being released.
+        unheard: how the lock was given back, if the server did not answer: to be called again.
     """
 
     heir: Heir | None = None
+    unheard: Callable[[], Settled] | None = None
     _asked = False
 
     def __init__(
@@ -218,22 +221,24 @@ class Lease:
         """
         if not self._may_give_back():
             return None
+        settle = partial(
+            self.store.locks.settle,
+            self.claim,
+            note,
+            always,
+            min_hold=min_hold,
+            take_out=take_out,
+            publishes=publishes,
+            run_end=self._end(how),
+            stray=self.upkeep.unanswered,
+        )
         try:
             # If it was never confirmed, the server may have taken it, and the reply got lost.
-            reply = self.store.locks.settle(
-                self.claim,
-                note,
-                always,
-                once=not self.fence,
-                min_hold=min_hold,
-                stray=self.upkeep.unanswered,
-                take_out=take_out,
-                publishes=publishes,
-                run_end=self._end(how),
-            )
+            reply = settle(once=not self.fence)
         except LockUnavailable as exc:
             self.right.given_back = True
             self.right.say_not_released(exc)
+            self.unheard = settle
             return None
         self.right.given_back = True
         return reply._replace(ours=reply.ours and not self.right.lost)

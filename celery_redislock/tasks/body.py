@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
+from ..app.errands import errands
 from ..app.outcomes import Outcome
 from ..app.results import proves_nothing
 from ..core import holders, notes, past
@@ -166,8 +168,15 @@ class LockedBody:
             settled = lease.settle(note, copies, min_hold, how=self.how)
             if settled is not None:
                 owned, self._following = settled.ours, settled
+            elif lease.unheard is not None:
+                errands.add(partial(self._give_back_again, lease.unheard))
         if lease.fence and self._ran:
             self._say_released(attempt, lease, owned, kept)
+
+    def _give_back_again(self, give_back: Callable[[], Settled]) -> None:
+        """The server did not answer: without this the lock would be held until it expires."""
+        attempt = self._attempt
+        turns.follow(attempt.task.app, attempt.claim.keys, attempt.claim.ttl, give_back())
 
     def hand_over(self) -> None:
         """Publish the message that has the turn now. Safe to call again.

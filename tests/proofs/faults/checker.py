@@ -675,6 +675,9 @@ def _why_it_may_vanish(facts: Facts, sent: Event, state: str) -> str | None:
         return "retry not published by Celery" if may else None
     if any(e.kind == "end" and e.outcome == "retried" for e in since) or _deferred(since):
         return _TRANSPORT if may else None
+    if _is_already_done(since) and "retried" in ends:
+        # RabbitMQ was not asked to confirm the retry's message, and the connection broke.
+        return _TRANSPORT if may else None
     return None
 
 
@@ -715,6 +718,10 @@ def _died_with(facts: Facts, taken: Taken, pid: int, died_at: float) -> bool:
     return max(before, after) < NOISE
 
 
+def _is_already_done(trail: list[Event]) -> bool:
+    return any(e.kind == "conflict" and e.outcome == "already done" for e in trail)
+
+
 def _deferred(trail: list[Event]) -> bool:
     outcomes = ("deferred", "redelivered", "retried early")
     return any(e.kind == "conflict" and e.outcome in outcomes for e in trail)
@@ -733,7 +740,8 @@ def no_attempt_completes_twice(facts: Facts, verdict: Verdict) -> Iterator[Viola
                 may = _may_run_again(facts, earlier, later.start.at)
                 # Celery alone runs each copy: of what the broker delivers again, and of what was
                 # published again since its turn had lapsed.
-                copied = later.start.get("redelivered") or facts.offered_again(task_id)
+                copied = any(run.start.get("redelivered") for run in (earlier, later))
+                copied = copied or facts.offered_again(task_id)
                 may = may or (not later.start.token and copied)
                 if earlier.outcome not in COMPLETED or may or later.start.at > excused_from:
                     verdict.again += 1

@@ -92,7 +92,10 @@ def older_after_newer(
 
 
 def _first_came(trail: list[Event]) -> tuple[float, float]:
-    def first(kind: str) -> float:
-        return min((event.at for event in trail if event.kind == kind), default=float("nan"))
-
-    return first("received"), first("asks")
+    """When a worker first had it, and when it first asked the lock server and had an answer: by a
+    question that it did not hear the server does not know who came.
+    """
+    answered = {event.token for event in trail if event.kind in ("took", "refused")}
+    received = [event.at for event in trail if event.kind == "received"]
+    asked = [event.at for event in trail if event.kind == "asks" and event.token in answered]
+    return min(received, default=float("nan")), min(asked, default=float("nan"))

@@ -111,6 +111,8 @@ def stays(events: Iterable[Event]) -> list[Stay]:
     inside: dict[tuple[str, str], Stay] = {}
     #: Who left before it was written that it had come.
     early: dict[tuple[str, str], tuple[str, Event]] = {}
+    #: The turns of those who were not, or not yet, known to be in the room.
+    early_turns: dict[tuple[str, str], list[Event]] = defaultdict(list)
 
     def leave(where: tuple[str, str], how: str, event: Event) -> Stay | None:
         stay = inside.pop(where, None)
@@ -131,8 +133,10 @@ def stays(events: Iterable[Event]) -> list[Stay]:
                 # Of several the first: one that had begun is put ahead of those that came since.
                 places = [stay for stay in left if stay is not None]
                 place = min(places, key=lambda stay: stay.began.at, default=None)
-                inside[where] = Stay(event, place)
-                found.append(inside[where])
+                inside[where] = stay = Stay(event, place)
+                found.append(stay)
+                given = early_turns.pop(where, [])
+                stay.turns += [turn for turn in given if turn.at > event.asked]
                 how, gone = early.pop(where, ("", event))
                 if how and gone.at > event.asked:
                     earlier = leave(where, how, gone)
@@ -142,6 +146,8 @@ def stays(events: Iterable[Event]) -> list[Stay]:
         elif event.kind in ("took", "out", "aside"):
             leave((event.key, event.entry), "aside" if event.get("aside") else event.kind, event)
         elif event.kind == "turn":
+            if (event.key, event.entry) not in inside:
+                early_turns[event.key, event.entry].append(event)
             for stay in reversed(found):
                 if (stay.parked.key, stay.entry) == (event.key, event.entry):
                     stay.turns.append(event)

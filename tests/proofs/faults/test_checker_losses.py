@@ -95,6 +95,21 @@ def test_a_message_that_the_broker_still_has_is_said_to_be_there():
     assert "the broker still has it, unacked" in violation.message
 
 
+def test_a_retry_that_a_broken_connection_lost_is_the_transports_loss():
+    """Its message was not confirmed, and a copy of the one before is not to run."""
+
+    def story(outcome, **case):
+        story = sent(**case).body(1.1, 1.4, task_id="a", outcome=outcome)
+        story.received(2.0, redelivered=True).add(
+            "conflict", 2.1, id="a", task="job", attempt=0, key="k", outcome="already done", pid=1
+        )
+        return story.add("acked", 2.2, id="a", main=OTHER_MAIN, tag="t1")
+
+    assert losses(story("retried", allows=["vanished"])) == (1, 0)
+    assert losses(story("retried")) == (0, 1)
+    assert losses(story("rejected")) == (0, 1)
+
+
 def deferred(*, taken_at):
     """Its first message was got, and put off by a second one, which nobody got."""
     story = sent().received(1.1).add("published", 1.2, id="a", task="job", pid=CHILD, main=MAIN)

@@ -9,9 +9,13 @@ from tests.proofs.faults.test_checker_rooms import RoomStory
 class ReplaceStory(RoomStory):
     """Histories of runs that end others."""
 
-    def came(self, task_id, at):
+    def came(self, task_id, at, heard=True):
         self.add("received", at, id=task_id, main=MAIN, redelivered=False)
-        return self.asks(f"{task_id}:0.0", at + 0.01)
+        self.asks(f"{task_id}:0.0", at + 0.01, token=f"of-{task_id}")
+        about = {"id": task_id, "entry": f"{task_id}:0.0", "key": "k", "pid": CHILD, "main": MAIN}
+        if heard:
+            self.add("refused", at + 0.02, token=f"of-{task_id}", asked=at + 0.01, **about)
+        return self
 
     def replaces(self, newer, at, key="k"):
         return self.parked(f"{newer}:0.0", at, newest="t", replaces=True, in_front=True, key=key)
@@ -66,9 +70,9 @@ def test_a_third_one_may_end_the_newer_one():
     assert story.wrong() == []
 
 
-def side_by_side(first_came, second_came):
+def side_by_side(first_came, second_came, second_heard=True):
     """`one` runs, and then `two`."""
-    story = ReplaceStory().came("one", first_came).came("two", second_came)
+    story = ReplaceStory().came("one", first_came).came("two", second_came, heard=second_heard)
     for number, task_id in enumerate(("one", "two")):
         story.replaces(task_id, 1.0 + number / 100).took(f"{task_id}:0.0", 2.0 + number)
         story.body(2.0 + number, 2.5 + number, task_id=task_id)
@@ -79,6 +83,10 @@ def test_an_older_one_that_runs_after_a_newer_one_is_found():
     assert "older last" not in side_by_side(0.5, 0.9)
     assert "older last" in side_by_side(0.9, 0.5)
     assert "older last" not in side_by_side(0.52, 0.5)
+
+
+def test_a_question_that_the_server_did_not_hear_tells_it_of_nobody():
+    assert "older last" not in side_by_side(0.9, 0.5, second_heard=False)
 
 
 def says_replaced(story, about="new", error="TaskReplaced"):

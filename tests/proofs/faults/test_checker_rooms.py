@@ -384,17 +384,32 @@ def test_whom_a_command_replaced_whose_answer_was_lost_is_not_in_the_answer_to_t
     assert story(asked=1.8) == []
 
 
+def test_a_turn_may_be_written_before_the_parking():
+    """The release that gave it came between the parking and the answer to it."""
+
+    def story(turn_at):
+        story = RoomStory().parked("a:0.0", 1.0, asked=0.9).turn("a:0.0", turn_at)
+        story.add("received", 4.0, id="a", main=MAIN, redelivered=False, tag="t")
+        story.took("newcomer:0.0", 4.1).body(4.1, 4.5, task_id="newcomer")
+        return story.took("a:0.0", 5.0).wrong()
+
+    assert story(turn_at=0.95) == []
+    assert story(turn_at=0.8) == ["overtook"]
+
+
 def test_without_a_lock_each_message_runs_that_a_room_published():
-    def story(again, token):
+    def story(again, token, redelivered=False):
         story = RoomStory().parked("a:0.0", 0.1).turn("a:0.0", 0.2).turn("a:0.0", 0.8, again=again)
         story.body(1.0, 1.5, run="first", task_id="a").out("a:0.0", 1.0)
         story.body(2.0, 2.5, run="second", task_id="a")
         for event in story.events:
             if event.kind == "start":
                 event.fields["token"] = token
+                event.fields["redelivered"] = redelivered and event.run == "first"
         return story.wrong()
 
     assert "twice" not in story(again=True, token=None)
+    assert "twice" not in story(again=False, token=None, redelivered=True)
     assert "twice" in story(again=False, token=None)
     assert "twice" in story(again=True, token="held")
 
