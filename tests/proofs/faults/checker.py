@@ -1063,6 +1063,9 @@ def rooms_go_on(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """While somebody waits in a room, somebody runs under its lock every now and then."""
     for key, in_room in facts.rooms.items():
         runs = [at for b in facts.by_key[key] for at in (b.start.at, b.inside_until)]
+        # One that had its turn and needs this lock no more has run elsewhere, or without a lock.
+        gone = [each for each in in_room if each.how == "out" and not each.gives_up(each.left_by)]
+        runs += [each.left_by for each in gone if each.turns]
         for stay in in_room:
             begin = stay.parked.at
             if not stay.how:

@@ -358,6 +358,15 @@ def test_a_room_in_which_nobody_has_his_turn_for_long_is_found():
     assert waits(1.7 + STUCK).wrong() == ["stuck"]
 
 
+def test_a_room_goes_on_too_if_one_has_its_turn_and_needs_the_lock_no_more():
+    def story(gives_up):
+        story = waits(1.7 + STUCK).parked("b:0.0", 0.9).turn("b:0.0", 1.9, gives_up=gives_up)
+        return story.out("b:0.0", 2.0).wrong()
+
+    assert story(gives_up=False) == []
+    assert story(gives_up=True) == ["stuck"]
+
+
 def test_a_room_in_which_others_have_their_turns_goes_on():
     assert waits(1.7 + STUCK).body(9.0, 9.5).wrong() == []
 
