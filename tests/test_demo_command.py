@@ -22,6 +22,14 @@ from .support.lateness import elapsed
 from .support.servers import redis_server_binary
 from .support.waiting import eventually
 
+#: Starts a command as from a terminal. In the background a shell has SIGINT ignored, and so would
+#: the demo.
+FROM_A_TERMINAL = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
 
 class Demo:
     """The command in a process, with a mark on all that it starts, and its own /tmp."""
@@ -31,7 +39,7 @@ class Demo:
         self.folder = folder
         binary = Path(redis_server_binary()).parent
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "examples.demo", *arguments],
+            [sys.executable, "-c", FROM_A_TERMINAL, "-m", "examples.demo", *arguments],
             env={
                 **os.environ,
                 "DEMO_MARK": self.mark,
