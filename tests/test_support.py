@@ -74,6 +74,8 @@ def test_a_slot_of_another_suite_is_free_once_that_has_ended(tmp_path):
             assert other.stdout.readline() == b"held\n"
             ours = Claims("slots", tmp_path)
             assert not ours.claim(0)
+            with slot(ours, 1, most=0.3):
+                assert not ours.claim(0), "it goes on without one"
         finally:
             other.kill()
     with slot(ours, 1):

@@ -52,13 +52,19 @@ slots = Claims("slots")
 
 
 @contextlib.contextmanager
-def slot(of: Claims = slots, count: int = PER_CORE * (os.cpu_count() or 1)) -> Iterator[None]:
-    """Wait for one of so many slots, and hold it."""
+def slot(
+    of: Claims = slots, count: int = PER_CORE * (os.cpu_count() or 1), most: float = 600.0
+) -> Iterator[None]:
+    """Wait for one of so many slots, and hold it. After so many seconds go on without one: a suite
+    that hangs must not make others hang.
+    """
     numbers = list(range(count))
     random.SystemRandom().shuffle(numbers)  # not by `random`, which tests seed
-    while (held := next(filter(of.claim, numbers), None)) is None:
+    until = time.monotonic() + most
+    while (held := next(filter(of.claim, numbers), None)) is None and time.monotonic() < until:
         time.sleep(0.1)
     try:
         yield
     finally:
-        of.let_go(held)
+        if held is not None:
+            of.let_go(held)
