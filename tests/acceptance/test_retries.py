@@ -19,6 +19,7 @@ IMPATIENT = {
         "visibility_timeout": 1,
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": 1,  # a worker may be killed as it restores
     }
 }
 QUEUE = "retries"

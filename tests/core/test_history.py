@@ -29,7 +29,7 @@ def make(label: str) -> Make:
     def make(name: str = "lock", task: str = "pkg.task", **options: object) -> Claim:
         token = new_token()
         value = holders.encode(token, ttl_ms=to_ms(30), task=task, task_id=token, node="w@h")
-        keys, history = lock_keys("redislock", f"{label}{name}"), options.pop("history", 5)
+        keys, history = lock_keys(label, f"{label}{name}"), options.pop("history", 5)
         claim = Claim(keys, token, 30.0, value, token, task=task, history=history)
         return dataclasses.replace(claim, **options)
 
@@ -62,19 +62,19 @@ def in_one_bucket(label: str) -> Iterator[str]:
             yield str(number)
 
 
-def test_a_run_is_written_down_as_it_begins_and_as_it_ends(store, make) -> None:
+def test_a_run_is_written_down_as_it_begins_and_as_it_ends(store, make, label) -> None:
     claim = make()
     reply = store.locks.acquire(claim)
     (begun,) = kept(store, claim)
     assert (begun.fence, begun.how, begun.took) == (reply.fence, None, None)
     assert (begun.mark, begun.record["task_id"]) == (claim.keys.mark, claim.task_id)
-    assert store.history.running("redislock", [begun]) == {reply.fence}
+    assert store.history.running(label, [begun]) == {reply.fence}
     store.locks.settle(claim, run_end=past.end_text(reply.fence, 1.5, past.FAILED))
     (ended,) = kept(store, claim)
     assert (ended.how, ended.took, ended.turned_away) == ("failed", 1.5, 0)
     assert ended.began == begun.began
-    assert store.history.running("redislock", [begun]) == set()
-    tasks = store.history.tasks("redislock", claim.keys.name)
+    assert store.history.running(label, [begun]) == set()
+    tasks = store.history.tasks(label, claim.keys.name)
     assert list(tasks) == [claim.keys.history]
     assert "pkg.task" in tasks[claim.keys.history]
 
@@ -145,12 +145,12 @@ def test_duplicates_are_counted_for_the_run_and_for_the_hour(store, inside, make
     store.locks.acquire(make(turned_away=True), "wait")
     store.history.turn_away(duplicate, reply.fence)
     store.history.turn_away(duplicate, reply.fence - 1)  # another run's
-    assert sum(store.history.turned_away("redislock")[task].values()) == 5
+    assert sum(store.history.turned_away(label)[task].values()) == 5
     store.locks.settle(holder, run_end=past.end_text(reply.fence, 1.0, past.SUCCEEDED), min_hold=30)
     store.locks.acquire(make(task=task, turned_away=True))
     (only,) = kept(store, holder)
     assert only.turned_away == 5
-    assert sum(store.history.turned_away("redislock")[task].values()) == 6
+    assert sum(store.history.turned_away(label)[task].values()) == 6
     value = holders.decode(inside.get(holder.keys.lock).encode())
     assert value["turned_away"] == 5
 
