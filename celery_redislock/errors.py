@@ -84,7 +84,7 @@ class TaskSkipped(LockError, TaskRevokedError):
 
     def __str__(self) -> str:
         if self.holder is None and self.key:
-            return f"skipped, without a run: {one_line(self.key)}"
+            return f"skipped without running: {one_line(self.key)}"
         return super().__str__()
 
 

@@ -14,8 +14,8 @@ and eventlet: from a greenlet), so their receivers must not block. For a "freed"
 task runs.
 """
 
-# No `from __future__ import annotations`: `NamedTuple` would compile each annotation again, which
-# takes as long as all the rest of it.
+# No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
+# which doubles the time to make the class.
 from typing import NamedTuple
 
 from celery.utils.dispatch import Signal

@@ -98,7 +98,7 @@ def test_who_was_replaced_is_not_told_that_the_newer_run_holds_the_lock() -> Non
 
 
 def test_what_was_dropped_is_not_told_that_another_run_holds_the_lock() -> None:
-    assert str(TaskSkipped("a key")) == "skipped, without a run: a key"
+    assert str(TaskSkipped("a key")) == "skipped without running: a key"
     assert "another run holds the lock: a key" in str(TaskSkipped("a key", HOLDER))
 
 

@@ -46,9 +46,9 @@ class Errands:
         self._waiting: deque[tuple[float, Errand]] = deque()
         self._busy = False
 
-    def add(self, errand: Errand) -> None:
-        """Do this soon, and again until the lock server answers."""
-        self._waiting.append((clock() + GIVE_UP, errand))
+    def add(self, errand: Errand, most: float = GIVE_UP) -> None:
+        """Do this soon, and again until the lock server answers, for so many seconds at most."""
+        self._waiting.append((clock() + most, errand))
         if self._finishes_in != os.getpid():
             self._finishes_in = os.getpid()
             at_pool_process_exit(self.finish)

@@ -29,9 +29,7 @@ def seconds_until(when: Any, timezone: Any = None) -> float | None:
         return None
 
 
-def has_passed(when: Any, timezone: Any = None, *, after: float = 0.0) -> bool:
-    """Whether that time is over, or will be after so many seconds, as far as that is known. See
-    `seconds_until`.
-    """
+def has_passed(when: Any, timezone: Any = None) -> bool:
+    """Whether that time is over, as far as that is known. See `seconds_until`."""
     left = seconds_until(when, timezone)
-    return left is not None and left < after
+    return left is not None and left < 0

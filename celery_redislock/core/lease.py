@@ -42,11 +42,12 @@ class Lease:
         right: the right to the lock, once it is acquired.
         upkeep: what extends it.
         heir: the task's next message, to which the lock is left instead of being released.
-        unheard: how the lock was given back, if the server did not answer: to be called again.
+        unheard: the release to repeat, with its `note` and `always`, if the server did not answer
+            it; else None.
     """
 
     heir: Heir | None = None
-    unheard: Callable[[], Settled] | None = None
+    unheard: Callable[..., Settled] | None = None
     _asked = False
 
     def __init__(
@@ -224,8 +225,6 @@ class Lease:
         settle = partial(
             self.store.locks.settle,
             self.claim,
-            note,
-            always,
             min_hold=min_hold,
             take_out=take_out,
             publishes=publishes,
@@ -234,7 +233,7 @@ class Lease:
         )
         try:
             # If it was never confirmed, the server may have taken it, and the reply got lost.
-            reply = settle(once=not self.fence)
+            reply = settle(note=note, always=always, once=not self.fence)
         except LockUnavailable as exc:
             self.right.given_back = True
             self.right.say_not_released(exc)

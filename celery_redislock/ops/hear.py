@@ -50,7 +50,7 @@ class Ear:
 
     def _listen(self, connection: Any) -> None:
         # `Receiver` would try for some seconds before it says that the broker is away; and its
-        # `capture` makes a second connection, without end, and logs a traceback at each try.
+        # `capture` opens a second connection, retries it for ever, and logs a traceback each time.
         connection.ensure_connection(max_retries=len(connection.alt))
         receiver = self._app.events.Receiver(connection, handlers={"*": self._take})
         (consumer,) = receiver.get_consumers(connection.Consumer, None)

@@ -34,7 +34,7 @@ class Rates:
 
     @property
     def heard(self) -> str:
-        """Why the rates may not be what happens; "" if events come."""
+        """Why the rates may be wrong or missing; "" if events come."""
         why = self.ear.trouble or ("" if self.ear.any else "no events yet: workers need -E")
         return f" ({why})" if why else ""
 

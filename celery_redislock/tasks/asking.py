@@ -5,6 +5,7 @@ message, a retry that came early, a server that does not answer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NoReturn
 
 from ..app.outcomes import Outcome
@@ -122,8 +123,8 @@ def _await_earlier(attempt: Attempt) -> Acquired | Busy | Done:
 def _put_off_behind(attempt: Attempt, outcome: Outcome, busy: Busy) -> NoReturn:
     """Put the task off until its other run, which has the lock, may have ended."""
     countdown = backoff(attempt, attempt.delivery.deferrals, lease_of(attempt).ttl / 3)
-    attempt.conflict_ended(outcome, busy.holder, countdown)
-    put_off(attempt, countdown, is_alone=False)
+    say = partial(attempt.conflict_ended, outcome, busy.holder, countdown)
+    put_off(attempt, countdown, is_alone=False, say=say)
 
 
 def _unless_done(attempt: Attempt, done: Done) -> Acquired | Busy | Done:
@@ -182,11 +183,12 @@ def unless_unlocked(attempt: Attempt, error: LockUnavailable) -> None:
         attempt.end = End.UNLOCKED
         raise error
     countdown = backoff(attempt, attempt.delivery.outages, 60.0)
-    attempt.tell(
+    say = partial(
+        attempt.tell,
         Outcome.UNAVAILABLE, "redislock: %s is deferred for %.1f s: %s", attempt, countdown, error,
         logged={"reason": error.reason}, countdown=countdown,
     )  # fmt: skip
-    put_off(attempt, countdown, cause=error)
+    put_off(attempt, countdown, cause=error, say=say)
 
 
 def end_as_replaced(attempt: Attempt, by: Holder) -> NoReturn:

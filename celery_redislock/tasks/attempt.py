@@ -216,7 +216,7 @@ class Attempt:
                     "redislock: a copy of %s may run until its end can be noted: %s",
                     self, exc.reason,
                 )  # fmt: skip
-                errands.add(self._mark_done)
+                errands.add(self._mark_done, most=self.claim.ttl)
 
     def _mark_done(self) -> None:
         self.locks.store.done.mark_done(self.claim, self.note(notes.EXPECTS_RESULT))

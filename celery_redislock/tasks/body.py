@@ -168,15 +168,25 @@ class LockedBody:
             settled = lease.settle(note, copies, min_hold, how=self.how)
             if settled is not None:
                 owned, self._following = settled.ours, settled
-            elif lease.unheard is not None:
-                errands.add(partial(self._give_back_again, lease.unheard))
+            elif lease.unheard is not None and lease.fence:
+                again = partial(self._give_back_again, lease.unheard, copies)
+                errands.add(again, most=lease.right.deadline - clock())
         if lease.fence and self._ran:
             self._say_released(attempt, lease, owned, kept)
 
-    def _give_back_again(self, give_back: Callable[[], Settled]) -> None:
-        """The server did not answer: without this the lock would be held until it expires."""
-        attempt = self._attempt
-        turns.follow(attempt.task.app, attempt.claim.keys, attempt.claim.ttl, give_back())
+    def _give_back_again(self, give_back: Callable[..., Settled], copies: bool) -> None:
+        """Repeat the release that the server did not answer. Otherwise the lock would stay until it
+        expires. After that nothing is repeated: the lock may have had other holders since.
+        """
+        attempt, right = self._attempt, self._lease.right
+        if clock() >= right.deadline:
+            return
+        note = self.note
+        settled = give_back(note=attempt.note(note), always=copies)
+        if note != self.note and copies:  # all that follows the body was done meanwhile
+            attempt.locks.store.done.mark_done(attempt.claim, attempt.note(self.note))
+        logger.info("redislock: %s is released now", attempt.key)
+        turns.follow(attempt.task.app, attempt.claim.keys, attempt.claim.ttl, settled)
 
     def hand_over(self) -> None:
         """Publish the message that has the turn now. Safe to call again.

@@ -7,6 +7,7 @@ import dataclasses
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 from ..app.again import message_options
@@ -116,8 +117,9 @@ class TaskConflict:
             return self.skip()  # nobody would run what is published
         # It gives up its turn, since it comes back by itself.
         give_up_kept(self._attempt, End.TURNED_AWAY)
-        self._attempt.conflict_ended(Outcome.DEFERRED, self.holder, countdown)
-        return put_off(self._attempt, countdown)
+        attempt, holder = self._attempt, self.holder
+        say = partial(attempt.conflict_ended, Outcome.DEFERRED, holder, countdown)
+        return put_off(attempt, countdown, say=say)
 
     # -- waiting --------------------------------------------------------------------------
 

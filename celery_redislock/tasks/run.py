@@ -169,6 +169,7 @@ class Run:
             end = self._end if self._end is End.COMES_BACK else attempt.end
             settle_kept(self._task.app, attempt.delivery.kept, end)
         elif self.completed and locked.note == notes.PUBLISHING and attempt.may_have_copies:
+            locked.note = notes.ENDED  # also for a release that is repeated
             self._confirm(attempt)
 
     def _confirm(self, attempt: Attempt) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 
 from ..app.again import message_options, publish_again
 from ..app.internals import least_countdown
-from ..app.times import has_passed
+from ..app.times import seconds_until
 from ..core.log import get_logger
 from ..errors import LockUnavailable
 from . import turns
@@ -21,6 +22,8 @@ logger = get_logger()
 
 #: A countdown is multiplied by a random factor up to this, so that not all come back at once.
 SPREAD: Final = 1.25
+#: Seconds before its expiry at which a task is put off at the latest, if the server is away.
+IN_TIME: Final = 1.0
 
 
 def put_off(
@@ -29,6 +32,7 @@ def put_off(
     *,
     cause: LockUnavailable | None = None,
     is_alone: bool = True,
+    say: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Publish the task again, to be run after a countdown; or end it, if it would expire before.
 
@@ -41,20 +45,26 @@ def put_off(
             sleeps for longer is delivered twice, and each copy would be put off in turn.
         cause: the lock server's error, if the task is put off for that.
         is_alone: no other run of the task is known that may still give it a result.
+        say: says that it is put off. Not called if it has expired.
 
     Raises:
         Deferred: it was published.
         Expired: it has expired, or will have when the countdown is over.
         Reject: it was not published, and the broker still has the message.
-        Exception: it was not published, and the broker has the message no more.
+        Exception: it was not published, and the broker no longer has the message.
     """
     longest = longest_countdown(attempt.locks.visibility_timeout)
     countdown = min(countdown * random.uniform(1.0, SPREAD), longest)
+    left = seconds_until(attempt.raw.get("expires"), attempt.task.app.timezone)
+    if cause is not None and left is not None and left > 2 * IN_TIME:
+        countdown = min(countdown, left - IN_TIME)  # the server may answer any moment
     ahead = countdown if is_alone and not attempt.delivery.redelivered else 0.0
-    if has_passed(attempt.raw.get("expires"), attempt.task.app.timezone, after=ahead):
+    if left is not None and left < ahead:
         attempt.end = End.TURNED_AWAY
+        attempt.mark_done()
         turns.end_expired(attempt.task, attempt.claim.keys, attempt.request, attempt.label)
         raise Expired
+    say()
     header = attempt.delivery.next_header(outage=cause is not None)
     # From here on a time limit may end it with its next message already on the way.
     attempt.delivery.copied = True
@@ -78,7 +88,11 @@ def backoff(attempt: Attempt, tries: int, most: float) -> float:
 
 
 def longest_countdown(visible: float | None) -> float:
-    """The longest countdown with a broker that redelivers after so many seconds; None: never."""
+    """The longest countdown in seconds.
+
+    Args:
+        visible: seconds after which the broker redelivers; None if it never does.
+    """
     return float("inf") if visible is None else visible / 2
 
 

@@ -75,7 +75,21 @@ def test_a_task_that_would_expire_before_it_is_run_again_ends_so_at_once(
         eventually(lambda: second.state == "REVOKED", "its end is stored", 15)
         assert holder.state != "SUCCESS", "it ended before the lock was free"
     assert "ends as expired" in worker.log()
+    assert f"[{second.id}] deferred" not in worker.log(), "it is said once what becomes of it"
     assert journal.count(label, "start") == 1
+
+
+def test_a_task_that_expires_soon_is_tried_again_before_that_though_the_server_is_long_away(
+    locks_on, own_redis, sender, queue, label
+):
+    """It would be put off for a minute, and has a few seconds left."""
+    worker = locks_on(own_redis)
+    own_redis.kill()
+    outages = {"redislock": {"v": 2, "deferrals": 6, "outages": 6, "since": time.time()}}
+    result = sender.send_task("skip", [label, 0.1], queue=queue, headers=outages, expires=12)
+    eventually(lambda: "is deferred for" in worker.log(), "it is deferred")
+    own_redis.start()
+    assert result.get(timeout=30)
 
 
 def test_a_copy_behind_its_own_run_does_not_end_that_as_expired(

@@ -25,18 +25,19 @@ class Claims:
     Not by `flock`: a forked child would share that, and may outlive the test.
 
     Args:
-        name: what the numbers are of.
+        name: what the numbers identify, such as "ports".
         folder: where they are kept; None for those of this machine and user.
     """
 
     def __init__(self, name: str, folder: Path | None = None) -> None:
         folder = folder or Path(tempfile.gettempdir()) / f"redislock-tests-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
+        self.worth_waiting = True
         # Open as long as the process runs: closing it would let go of all.
         self._file = (folder / name).open("wb")
 
     def claim(self, number: int) -> bool:
-        """Whether the number is this process's now."""
+        """Try to claim the number. True if this process has it now."""
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
         except (BlockingIOError, PermissionError):
@@ -55,13 +56,14 @@ slots = Claims("slots")
 def slot(
     of: Claims = slots, count: int = PER_CORE * (os.cpu_count() or 1), most: float = 600.0
 ) -> Iterator[None]:
-    """Wait for one of so many slots, and hold it. After so many seconds go on without one: a suite
-    that hangs must not make others hang.
+    """Wait for one of so many slots, and hold it. After so many seconds go on without one, and from
+    then on do not wait: a suite that hangs must not make others hang.
     """
     numbers = list(range(count))
     random.SystemRandom().shuffle(numbers)  # not by `random`, which tests seed
     until = time.monotonic() + most
-    while (held := next(filter(of.claim, numbers), None)) is None and time.monotonic() < until:
+    while (held := next(filter(of.claim, numbers), None)) is None and of.worth_waiting:
+        of.worth_waiting = time.monotonic() < until
         time.sleep(0.1)
     try:
         yield

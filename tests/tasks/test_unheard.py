@@ -10,6 +10,8 @@ from celery import Celery
 from celery.app.trace import build_tracer, trace_task
 
 from celery_redislock import Policy, SingletonTask
+from celery_redislock.app.errands import errands
+from celery_redislock.core import notes
 from tests.support.waiting import eventually
 
 
@@ -24,7 +26,8 @@ def run(task: Any, task_id: str, **info: Any) -> None:
     """Run it as a worker does."""
     app = task.app
     task.__trace__ = build_tracer(task.name, task, app=app)
-    request = {"id": task_id, "hostname": "w@h", "delivery_info": {"routing_key": "q", **info}}
+    request = {"id": task_id, "hostname": "w@h", "callbacks": info.pop("callbacks", None)}
+    request["delivery_info"] = {"routing_key": "q", **info}
     trace_task(task, task_id, (task_id,), {}, request, app=app)
 
 
@@ -38,6 +41,38 @@ def test_a_lock_is_released_long_before_its_ttl_is_over(app, proxy, client, labe
     assert client.exists(cuts.lock_key_for(label))
     proxy.reconnect()
     eventually(lambda: not client.exists(cuts.lock_key_for(label)), "it is released")
+
+
+def test_a_lock_that_was_never_confirmed_is_not_released_again(app, proxy, label):
+    """It expires by its ttl, and an outage of an hour must not keep all tasks of that hour."""
+
+    @app.task(base=SingletonTask, shared=False, name="put_off")
+    def put_off(label):
+        """Never run."""
+
+    proxy.cut_off()
+    run(put_off, label)
+    assert not errands._waiting
+    assert not errands._busy
+
+
+def test_a_late_release_says_what_became_of_the_run_since(app, proxy, client, label):
+    """Celery has published what follows it by then: a copy is not to run."""
+
+    @app.task(base=SingletonTask, shared=False, name="cuts", lock_ttl=600)
+    def cuts(label):
+        proxy.cut_off()
+
+    @app.task(shared=False, name="follows")
+    def follows():
+        """Nothing."""
+
+    run(cuts, label, callbacks=[follows.si()], redelivered=True)
+    proxy.reconnect()
+    eventually(lambda: not client.exists(cuts.lock_key_for(label)), "it is released")
+    eventually(lambda: not errands._busy, "all is done")
+    (note,) = client.keys(f"*:done:*{label}*")
+    assert client.get(note).startswith(notes.lasting(notes.ENDED))
 
 
 def test_a_copy_of_what_was_skipped_does_not_run_when_the_lock_is_free(

@@ -91,6 +91,7 @@ class Hub:
         self._ahead = 0.0
         #: Up to when the history has been read, by the lock server's clock.
         self._known_to = float("-inf")
+        self._looked_back_at = float("-inf")
         #: Why there is no history, in one line; "" if there is.
         self._forgetful = ""
         self._trouble = ""
@@ -104,7 +105,7 @@ class Hub:
     # -- viewers ------------------------------------------------------------------------------
 
     def join(self) -> Viewer:
-        """One more watches.
+        """A viewer joins.
 
         Raises:
             TooManyViewers: no more may.
@@ -126,7 +127,7 @@ class Hub:
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
-        """One less watches."""
+        """A viewer leaves."""
         self._viewers.discard(viewer)
         if not self._viewers and self._ear is not None and self._deafening is None:
             loop = asyncio.get_running_loop()
@@ -203,8 +204,9 @@ class Hub:
 
     async def _look_back(self, now: float) -> None:
         """Now and then, take in what the history has kept. The page does without if it may not."""
-        if now - self._known_to < LOOK_BACK:
+        if time.monotonic() - self._looked_back_at < LOOK_BACK:
             return
+        self._looked_back_at = time.monotonic()
         # From a little before what is known: what ended then may have been written later.
         since = max(now - WINDOW, self._known_to - LOOK_BACK)
         try:
