@@ -5,6 +5,7 @@ A typo must never mean "no lock": anything unknown or wrong is refused here, by 
 
 # No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
 # which doubles the time to make the class.
+import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
@@ -355,6 +356,8 @@ def _unknown(where: str, kind: str, name: str, accepted: tuple[str, ...]) -> str
     return f"{where}: unknown {kind} {name!r}{hint} Accepted: {', '.join(sorted(accepted))}"
 
 
+# Tasks have the same attributes again and again, and comparing takes longer than all else here.
+@functools.lru_cache(maxsize=1024)
 def _close_matches(name: str, accepted: tuple[str, ...], cutoff: float = 0.6) -> list[str]:
     import difflib  # only if needed: it is a twentieth of the package's import time
 

@@ -153,6 +153,8 @@ def setting_names(app: Any) -> Iterator[str]:
     """The names of the app's settings that are not Celery's, without their namespace."""
     head = f"{app.namespace}_".lower() if app.namespace else ""
     for key in app.conf:
+        if key in CELERYS_SETTINGS:
+            continue  # at once: there are hundreds, and this is done whenever a task is bound
         name = str(key).lower()
         if head and name.startswith(head):
             name = name.removeprefix(head)
@@ -166,6 +168,8 @@ def _settings(conf: Any) -> dict[str, Any]:
     """The `redislock_*` settings that are set, whatever their namespace and case."""
     found = {}
     for key in conf:
+        if key in CELERYS_SETTINGS:
+            continue
         name = str(key).lower()
         start = name.find("redislock_")
         if start == 0 or (start > 0 and name[start - 1] == "_" and str(key).isupper()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import types
@@ -19,11 +20,11 @@ from celery_redislock.app import internals
 from celery_redislock.worker.request import LockRequest
 
 ROOT = Path(internals.__file__).parents[1]
-MODULES = {
-    str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+MODULES = [
+    str(path.relative_to(ROOT))
     for path in sorted(ROOT.rglob("*.py"))
     if path != Path(internals.__file__)
-}
+]
 #: Modules of Celery's whose documentation says what others may do with them, or that are the place
 #: of a class that it describes.
 PUBLIC = {
@@ -52,6 +53,11 @@ CELERYS = {
 #: Where classes of Celery's have subclasses.
 SUBCLASSES = ("tasks/locked.py", "tasks/task.py", "worker/request.py")
 OURS = {"LockRequest": "celery.worker.request:Request", "SingletonTask": "celery.app.task:Task"}
+
+
+@functools.cache  # each process of pytest's collects this module, and one of them runs it
+def parsed(module: str) -> ast.Module:
+    return ast.parse((ROOT / module).read_text(encoding="utf-8"))
 
 
 def names_used(tree: ast.Module, of_self: bool = True) -> set[str]:
@@ -92,20 +98,22 @@ def modules_imported(tree: ast.Module) -> set[str]:
     return {name for name in found if re.match(r"(celery|kombu|billiard|vine)\b(?!_)", name)}
 
 
-DEFINED = set().union(*map(names_defined, MODULES.values()))
+@functools.cache
+def all_names_defined() -> set[str]:
+    return set().union(*(names_defined(parsed(module)) for module in MODULES))
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_other_module_uses_a_private_name(module):
-    used = names_used(MODULES[module])
+    used = names_used(parsed(module))
     own = {name for name in used if name.startswith("_redislock") or name == "__default__"}
     hooks = {hook.name for hook in internals.HOOKS}
-    assert used - DEFINED - OTHERS - own - hooks == set()
-    assert modules_imported(MODULES[module]) <= PUBLIC
+    assert used - all_names_defined() - OTHERS - own - hooks == set()
+    assert modules_imported(parsed(module)) <= PUBLIC
     if module.startswith("core/"):
         return  # it knows no Celery, which import-linter checks
     # A name that our classes have, and Celery's too, may be theirs.
-    assert names_used(MODULES[module], of_self=module in SUBCLASSES) & CELERYS == set()
+    assert names_used(parsed(module), of_self=module in SUBCLASSES) & CELERYS == set()
 
 
 @pytest.mark.parametrize("hook", internals.HOOKS, ids=lambda hook: hook.name)
