@@ -14,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -59,10 +60,16 @@ class Forked:
     def wait(self, timeout: float = float("inf")) -> int:
         end = time.monotonic() + timeout
         while (code := self.poll()) is None:
-            if time.monotonic() > end:
+            left = end - time.monotonic()
+            if left <= 0:
                 raise subprocess.TimeoutExpired("celery", timeout)
-            time.sleep(0.01)
+            self._await_exit(left)
         return code
+
+    def _await_exit(self, most: float) -> None:
+        # It is not our child; a file descriptor of any process tells when that exits.
+        with open(os.pidfd_open(self.pid), "rb", buffering=0) as exited:
+            select.select([exited], [], [], None if most == float("inf") else most)
 
     def send_signal(self, signum: int) -> None:
         if self.poll() is None:

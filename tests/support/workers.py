@@ -103,9 +103,10 @@ class Worker(Process):
 
     def ready(self) -> Worker:
         def is_ready() -> bool:
-            if self.popen.poll() is not None:
+            log = self.log()
+            if not is_running(self.pid):
                 raise AssertionError(f"the worker ended at its start:\n{self.log()}")
-            return f"{self.node} ready." in self.log()
+            return f"{self.node} ready." in log
 
         eventually(is_ready, f"{self.node} is ready", 60)
         return self
