@@ -45,6 +45,6 @@ UNIQUE: dict[str, dict[str, Any]] = {
         "on_conflict": Replace(grace=0),
     },
     "unique_short": {"lock_scope": "queued+running", "lock_ttl": 1, "lock_queued_ttl": 30},
-    "unique_lost": {"lock_scope": "queued+running", "lock_ttl": 0.5, "lock_queued_ttl": 1},
+    "unique_lost": {"lock_scope": "queued+running", "lock_ttl": 10, "lock_queued_ttl": 1},
     "unique_late": {"lock_scope": "queued+running", "acks_late": True},
 }
