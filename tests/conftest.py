@@ -42,8 +42,10 @@ LONG = (
     *("proofs/model/test_rooms", "acceptance/test_releases", "acceptance/test_ends"),
     *("proofs/faults/test_short_", "proofs/faults/test_broken_rooms", "acceptance/test_retries"),
     *("acceptance/test_turns_nobody_takes", "proofs/faults/test_faults", "core/test_store"),
+    *("core/test_redis_lock", "test_demo_command", "acceptance/deliveries/test_notes"),
     *("acceptance/test_outages", "acceptance/test_rooms", "acceptance/test_scopes"),
-    *("acceptance/deliveries/test_newest", "acceptance/test_exits", "core/test_redis_lock"),
+    *("acceptance/deliveries/test_newest", "acceptance/test_exits", "core/test_greenlets"),
+    *("test_migrating", "acceptance/test_lost", "acceptance/test_replace", "ops/web/"),
     *("proofs/model/", "acceptance/", "test_pages", "test_demo"),
 )
 

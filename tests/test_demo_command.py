@@ -71,7 +71,8 @@ class Demo:
             seen.append(line)
             if text in line:
                 return line
-        raise AssertionError(f"it ended without saying {text!r}:\n{''.join(seen)}")
+        _, _, err = self.wait()
+        raise AssertionError(f"it ended without saying {text!r}:\n{''.join(seen)}{err}")
 
     def wait(self) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=120)

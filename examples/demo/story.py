@@ -39,6 +39,9 @@ class Story:
         os.environ["REDISLOCK_DEMO_URL"] = stage.url
         from . import tasks  # its app reads the URL when it is imported
 
+        # Before several threads send at once: Celery's proxy of a task, evaluated by two of them at
+        # the same time, fails in one with an AttributeError.
+        tasks.app.finalize()
         self._tasks = tasks
         self._stage = stage
         self._screen = screen

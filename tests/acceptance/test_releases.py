@@ -49,6 +49,30 @@ def waiting(request, start_worker, sender, conf, lock_conf, lock_client, journal
     return waiting
 
 
+# The longest first: pytest-xdist gives whoever has two tests left its next file.
+@pytest.mark.timeout(240)
+def test_what_waits_under_a_name_that_nobody_knows_is_ended_or_set_aside_and_blocks_nobody(
+    waiting, sender, conf, lock_conf, journal, label, queue
+):
+    new, results, room = waiting("name")
+
+    def has_ended(each):
+        return each.ready() or set_aside(new.log(), each.id)
+
+    eventually(lambda: all(map(has_ended, results)), "both have ended or were set aside", 120)
+    eventually(room.is_empty, "the room is empty", 60)
+    fresh = sender.send_task("renamed_job", [label, 0.1], queue=queue)
+    assert fresh.get(timeout=15) == label
+    for each in results:
+        if each.ready():
+            assert isinstance(each.result, NotRegistered), each.result
+        else:
+            assert len(set_aside(new.log(), each.id)) == 1, "one line for each"
+            found = listed(TWO, {**conf, **lock_conf, "test_change": "name"})
+            assert any(label in row["key"] for row in found), "`list` shows what was set aside"
+        assert starts(journal, label, each.id) == 0
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("change", ["lock_key", "date", "base", "disabled"])
 def test_what_waits_runs_once_in_a_release_with_another_key_or_without_a_lock(
@@ -80,26 +104,3 @@ def test_what_waits_with_arguments_that_do_not_bind_any_more_ends_with_its_error
     fresh = sender.send_task("job", [label, 0.1, 5], queue=queue)
     assert fresh.get(timeout=15) == label
     assert not any(starts(journal, label, each.id) for each in results)
-
-
-@pytest.mark.timeout(240)
-def test_what_waits_under_a_name_that_nobody_knows_is_ended_or_set_aside_and_blocks_nobody(
-    waiting, sender, conf, lock_conf, journal, label, queue
-):
-    new, results, room = waiting("name")
-
-    def has_ended(each):
-        return each.ready() or set_aside(new.log(), each.id)
-
-    eventually(lambda: all(map(has_ended, results)), "both have ended or were set aside", 120)
-    eventually(room.is_empty, "the room is empty", 60)
-    fresh = sender.send_task("renamed_job", [label, 0.1], queue=queue)
-    assert fresh.get(timeout=15) == label
-    for each in results:
-        if each.ready():
-            assert isinstance(each.result, NotRegistered), each.result
-        else:
-            assert len(set_aside(new.log(), each.id)) == 1, "one line for each"
-            found = listed(TWO, {**conf, **lock_conf, "test_change": "name"})
-            assert any(label in row["key"] for row in found), "`list` shows what was set aside"
-        assert starts(journal, label, each.id) == 0
