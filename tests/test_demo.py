@@ -322,3 +322,14 @@ def test_the_front_door_does_not_lead_to_the_demo():
     code = "import sys, celery_redislock; print([m for m in sys.modules if '.demo' in m])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+def test_the_tasks_are_ready_before_callers_share_them():
+    """Threads that evaluate Celery's proxy of a task at once may fail with an AttributeError."""
+    code = (
+        "from types import SimpleNamespace; from examples.demo.story import Story;"
+        "Story(SimpleNamespace(url='redis://127.0.0.1:1'), None, None);"
+        "from examples.demo import tasks; print(tasks.app.finalized)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "True"
