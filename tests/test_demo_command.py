@@ -104,7 +104,7 @@ def test_the_figures_hold_and_nothing_remains(start_demo):
     figures = json.loads(out)
     assert (status, figures["problems"]) == (0, []), err
     assert err == ""
-    assert elapsed(began) < 60
+    assert elapsed(began) < 60  # half of it is plenty, unless the machine is crowded
     beat, callers, kill = (figures["scenes"][name] for name in ("beat", "callers", "kill"))
     assert beat["fired"] == beat["ran"] + beat["skipped"]
     assert beat["ran"] >= 2

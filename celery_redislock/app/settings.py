@@ -152,9 +152,7 @@ def has_locks(app: Any) -> bool:
 def setting_names(app: Any) -> Iterator[str]:
     """The names of the app's settings that are not Celery's, without their namespace."""
     head = f"{app.namespace}_".lower() if app.namespace else ""
-    for key in app.conf:
-        if key in CELERYS_SETTINGS:
-            continue  # at once: there are hundreds, and this is done whenever a task is bound
+    for key in _not_celerys(app.conf):
         name = str(key).lower()
         if head and name.startswith(head):
             name = name.removeprefix(head)
@@ -164,12 +162,15 @@ def setting_names(app: Any) -> Iterator[str]:
             yield name
 
 
+def _not_celerys(conf: Any) -> Iterator[str]:
+    # Celery's own are hundreds, and this is done whenever a task is bound: no more than a look.
+    return (key for key in conf if key not in CELERYS_SETTINGS)
+
+
 def _settings(conf: Any) -> dict[str, Any]:
     """The `redislock_*` settings that are set, whatever their namespace and case."""
     found = {}
-    for key in conf:
-        if key in CELERYS_SETTINGS:
-            continue
+    for key in _not_celerys(conf):
         name = str(key).lower()
         start = name.find("redislock_")
         if start == 0 or (start > 0 and name[start - 1] == "_" and str(key).isupper()):

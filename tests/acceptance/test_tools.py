@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import uuid
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,6 @@ import pytest
 
 from tests.acceptance.looking import starts
 from tests.support.waiting import eventually
-
-# Found, not imported: only the worker needs them, and each process of pytest's collects this.
-if not (find_spec("sentry_sdk") and find_spec("opentelemetry.instrumentation")):
-    pytest.skip("it needs Sentry's and OpenTelemetry's packages", allow_module_level=True)
 
 WORKERS = [
     ("prefork", ["sentry"]),
@@ -59,6 +54,9 @@ def tools(
     pool, tools = request.param
     file = tmp_path_factory.mktemp("told") / "told"
     file.touch()
+    # Here, not above: each process of pytest's collects this module, and one of them runs it.
+    pytest.importorskip("sentry_sdk")
+    pytest.importorskip("opentelemetry.instrumentation.celery")
     queue = f"tools{uuid.uuid4().hex}"
     worker = start_module_worker(
         app="tests.acceptance.apps.traced", pool=pool, queues=queue,
