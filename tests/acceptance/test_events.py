@@ -199,14 +199,20 @@ def test_a_dead_childs_lock_is_recovered_also_if_celery_forgets_the_task_before_
 ):
     start_worker("-E", queues=queue, concurrency=1, conf={"redislock_url": proxy.url})
     rounds = itertools.count()
+    noticed = float("-inf")
 
     def forgotten_first():
         """A task of a killed child, whose lock was freed when Celery had forgotten it. None if
-        Celery took longer to notice, as it sometimes does, or the release was given up.
+        Celery took longer to notice, or the release was given up.
+
+        Celery notices at once, or when it looks at its children every five seconds. The next one
+        dies shortly before such a look: right after one, it would never be noticed in time.
         """
+        nonlocal noticed
         one = f"{label}-{next(rounds)}"
         result = sender.send_task("long_ttl", [one, 60.0], queue=queue)
         (entry,) = eventually(lambda: journal.read(one, "start"), "it runs")
+        eventually(lambda: time.monotonic() > noticed + 4.5, "Celery looks soon")
         proxy.to_server.block()
         os.kill(entry.pid, signal.SIGKILL)
         try:
@@ -217,6 +223,8 @@ def test_a_dead_childs_lock_is_recovered_also_if_celery_forgets_the_task_before_
             return None
         finally:
             proxy.heal()
+            monitor.await_kind(result, "task-failed")
+            noticed = time.monotonic()
         return result
 
     first = eventually(forgotten_first, "Celery notices in time", 60)
