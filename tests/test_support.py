@@ -209,26 +209,24 @@ def test_new_connections_on_a_blocked_way_are_accepted_and_left_alone(proxy) -> 
         way.unblock()
 
 
-def test_an_old_request_still_arrives_after_its_client_is_gone(proxy, client, label) -> None:
-    with hasty(proxy.port) as mine:
-        assert mine.ping()
-        proxy.to_server.block()
-        with pytest.raises(redis.TimeoutError):
-            mine.set(label, "late", ex=60)
-    assert not client.exists(label)
+def test_an_old_request_still_arrives_after_its_client_is_gone(
+    proxy, through, client, label
+) -> None:
+    proxy.to_server.block()
+    through.connection.send_command("SET", label, "late", "EX", 60)
+    through.close()
+    never(lambda: client.exists(label), "it went through", 0.2)
     proxy.to_server.unblock()
     eventually(lambda: client.get(label) == "late", "the request of before is executed")
 
 
 def test_a_reply_on_a_blocked_way_is_held_back(proxy, through, client, label) -> None:
-    with hasty(proxy.port) as mine:
-        assert mine.ping()
-        proxy.to_client.block()
-        with pytest.raises(redis.TimeoutError):
-            mine.set(label, "executed", ex=60)
-        assert client.get(label) == "executed"
+    proxy.to_client.block()
+    through.connection.send_command("SET", label, "executed", "EX", 60)
+    eventually(lambda: client.get(label) == "executed", "the request is executed")
+    assert not through.connection.can_read(0.2)
     proxy.to_client.unblock()
-    assert through.ping()
+    assert through.connection.read_response() == "OK"
 
 
 def test_a_lost_reply_is_that_of_a_command_that_was_executed(proxy, through, client, label) -> None:
