@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cache
 from json.encoder import encode_basestring_ascii
+from types import NoneType
 from typing import Any, Final
 
 
@@ -68,7 +69,7 @@ class Holder:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for `from_dict`."""
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in _TYPES}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Holder:
@@ -106,19 +107,19 @@ class Holder:
 
 
 _TYPES: Final[dict[str, Any]] = {
-    "task": str | None,
-    "task_id": str | None,
+    "task": (str, NoneType),
+    "task_id": (str, NoneType),
     "attempt": int,
-    "node": str | None,
-    "pid": int | None,
-    "acquired_at": int | float | None,
-    "fence": int | None,
-    "ttl": int | float | None,
+    "node": (str, NoneType),
+    "pid": (int, NoneType),
+    "acquired_at": (int, float, NoneType),
+    "fence": (int, NoneType),
+    "ttl": (int, float, NoneType),
     "held_for_retry": bool,
     "cooling_down": bool,
     "queued": bool,
-    "replaced_by": str | None,
-    "label": str | None,
+    "replaced_by": (str, NoneType),
+    "label": (str, NoneType),
 }
 #: The version of the records that we write. A record without one is of version 1.
 VERSION: Final = 2
@@ -167,6 +168,8 @@ def successor_text(task: str, task_id: str) -> str:
 
 
 def _without_quotes(text: str) -> str:
+    if _PLAIN.issuperset(text):
+        return text
     units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H").tolist()
     return "".join(chr(unit) if chr(unit) in _PLAIN else f"\\u{unit:04x}" for unit in units)
 

@@ -4,6 +4,7 @@
 # which doubles the time to make the class.
 import re
 import zlib
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 #: Hash tags, and so fence counters. Fixed for ever: all releases must agree on a lock's key.
@@ -45,6 +46,7 @@ class LockKeys(NamedTuple):
         return f"{self.done}:{entry_id}"
 
 
+@lru_cache(maxsize=256)  # duplicates come in a row
 def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
     """The Redis keys of the lock with that name, which up to `limit` may hold at once."""
     bucket = zlib.crc32(name.encode("utf-8", "surrogatepass")) % BUCKETS

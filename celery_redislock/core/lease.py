@@ -240,7 +240,7 @@ class Lease:
             self.unheard = settle
             return None
         self.right.given_back = True
-        return reply._replace(ours=reply.ours and not self.right.lost)
+        return reply._replace(ours=False) if self.right.lost else reply
 
     def leave_to(self, heir: Heir, how: str = past.NOT_RUN) -> bool:
         """Leave the lock to a message of this task. `how` is how the run ended, for the history.

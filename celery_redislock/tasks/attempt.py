@@ -252,13 +252,14 @@ class Attempt:
         """Tell how a conflict ended."""
         age = _remarkable_age(outcome, holder, self.options.lock_warn_after)
         after = f" for {countdown:.1f} s" if countdown is not None else ""
-        by = f"is held by {holder}" if holder else "has no known holder"
-        if outcome is Outcome.REPLACED:
-            by = f"is taken over by {holder}"
+        # The holder is made a text only if the line is logged.
+        by = "has no known holder%.0s"
+        if holder is not None:
+            by = "is taken over by %s" if outcome is Outcome.REPLACED else "is held by %s"
         since = f", for {age:.0f} s" if age is not None else ""
         tell_conflict(
-            outcome, self.whose, "redislock: %s %s%s: %s %s%s",
-            self, outcome.label, after, self.key, by, since,
+            outcome, self.whose, f"redislock: %s %s%s: %s {by}%s",
+            self, outcome.label, after, self.key, holder, since,
             holder=holder, countdown=countdown,
             level=logging.WARNING if age is not None else None, emits=not self.is_eager,
         )  # fmt: skip

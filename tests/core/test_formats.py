@@ -1,7 +1,7 @@
 """What stands in Redis is written and read alike in Lua and in Python.
 
-`values.lua` and `records.lua` are beside `holders` and `notes`, `entries.lua` beside `parked`.
-`kinds.lua` has what only scripts read.
+`values.lua`, `runs.lua` and `records.lua` are beside `holders` and `notes`, `entries.lua` beside
+`parked`. `kinds.lua` has what only scripts read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.core.test_scripts import FOLDER
 Lua = Callable[..., Any]
 
 #: The parts that own what stands in Redis.
-OWNERS = ("values", "records", "entries", "kinds", "history")
+OWNERS = ("values", "runs", "records", "entries", "kinds", "history")
 TOKEN = "0123456789abcdef"
 KEYS = lock_keys("redislock", "formats")
 #: Ids of tasks may be any text.

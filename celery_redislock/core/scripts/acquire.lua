@@ -66,11 +66,38 @@ local function take(slot, condition)
   return is_ahead and {'acquired', stored, fence} or number
 end
 
--- Usually the lock is free, this attempt has not run before, and no task is parked or set aside.
-if not how and #slots == 1 and redis.call('EXISTS', done_note, room, aside) == 0 then
-  local reply = take(lock, 'NX')
-  if reply then
-    return reply
+-- Usually the lock is free, this attempt has not run before, and nobody else waits for the lock, in a
+-- pool slot or in the room.
+local has_one_slot = #slots == 1
+if has_one_slot and redis.call('EXISTS', lock, done_note, waiters, entries, aside) == 0 then
+  return take(lock, 'NX')
+end
+
+-- include runs.lua
+-- include turned.lua
+
+-- The reply if somebody else has the slot, with this value.
+local function busy_with(slot, value, relation, now, offered)
+  local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
+  if ms and relation ~= 'own' and relation ~= 'earlier' then
+    redis.pcall('SET', done_note, note, 'PX', ms)
+  end
+  if note_if_busy ~= '' and runs_kept ~= '0' and (relation == 'other' or relation == 'foreign') then
+    if type(value) == 'string' then
+      value = count_for_run(slot, value)
+    end
+    count_for_task()
+  end
+  local text = relation ~= 'foreign' and value or ''
+  return {'busy', text, redis.call('PTTL', slot), relation, now, unpack(offered or {})}
+end
+
+-- If not, it is usually another task that has the lock.
+if has_one_slot and not how then
+  local current = redis.pcall('GET', lock)
+  if is_of_another_task(current, string.match(entry_id, '^(.*):'))
+      and redis.call('EXISTS', done_note) == 0 then
+    return busy_with(lock, current, 'other', time[1] * 1000 + math.floor(time[2] / 1000))
   end
 end
 
@@ -81,7 +108,6 @@ local opening, turn_token = opening_of(token_of(value)), next_token(value, time)
 local task_id, nesting, attempt = parts_of(entry_id)
 local publishes = task_id ~= ''
 -- include turns.lua
--- include turned.lua
 
 local function settled(slot, condition)
   -- Free memory first: a server that is out of memory refuses the other writes as a first one.
@@ -151,19 +177,7 @@ local function busy(i, relation, offered)
   elseif how == 'last' then
     redis.call('ZREM', waiters, opening)
   end
-  local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
-  if ms and relation ~= 'own' and relation ~= 'earlier' then
-    redis.pcall('SET', done_note, note, 'PX', ms)
-  end
-  if note_if_busy ~= '' and runs_kept ~= '0' and (relation == 'other' or relation == 'foreign') then
-    local value = redis.pcall('GET', slots[i])
-    if type(value) == 'string' then
-      count_for_run(slots[i], value)
-    end
-    count_for_task()
-  end
-  local text = relation ~= 'foreign' and redis.pcall('GET', slots[i]) or ''
-  return {'busy', text or '', redis.call('PTTL', slots[i]), relation, now, unpack(offered or {})}
+  return busy_with(slots[i], redis.pcall('GET', slots[i]) or '', relation, now, offered)
 end
 
 -- The reply if the holder is another run of this task, or of the task that replaced itself with

@@ -11,6 +11,7 @@ local slots = {lock, unpack(KEYS, 8)}
 local mark, meant_opening, by = unpack(ARGV)
 
 -- include values.lua
+-- include runs.lua
 -- include records.lua
 -- include entries.lua
 -- include history.lua

@@ -10,6 +10,7 @@ local room, entries, rooms, ended, done, deadlines, aside = unpack(KEYS)
 local mark, in_favour_of, done_ttl, most = unpack(ARGV)
 
 -- include values.lua
+-- include runs.lua
 -- include records.lua
 -- include entries.lua
 

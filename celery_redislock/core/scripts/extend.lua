@@ -14,6 +14,7 @@ local slots = {lock, unpack(KEYS, 4)}
 local value, ttl, retakes, fence, max_hold, last_counter = unpack(ARGV)
 
 -- include values.lua
+-- include runs.lua
 -- include records.lua
 
 local opening = opening_of(token_of(value))

@@ -26,6 +26,7 @@ local AT_ONCE = 50  -- the most entries that gave up, or were replaced, looked a
 local time = redis.call('TIME')
 local publishes = true
 -- include values.lua
+-- include runs.lua
 -- include records.lua
 -- include entries.lua
 -- include turns.lua

@@ -29,6 +29,7 @@ local turn_token, done_ttl, look_again, replace_after, successor, arrived_at, be
 local limit, publishes = tonumber(most), true
 local time = redis.call('TIME')
 -- include values.lua
+-- include runs.lua
 -- include records.lua
 -- include entries.lua
 -- include kinds.lua

@@ -1,10 +1,6 @@
--- Part of other scripts, after values.lua: reads a lock's value, and changes it.
+-- Part of other scripts, after runs.lua: reads a lock's value, and changes it.
 
 local RESERVED = '{"token":"","reserved":true}'  -- kept for a waiter that was woken
-
-local function token_of(value)
-  return string.match(value, '^{"token":"([^"]*)"')
-end
 
 local function opening_of(token)
   return '{"token":"' .. token .. '"'
@@ -21,16 +17,8 @@ local function record_of(value)
   return ok and type(record) == 'table' and type(record.token) == 'string' and record or nil
 end
 
-local function with(value, added)
-  return string.sub(value, 1, -2) .. added .. '}'
-end
-
 local function acquired_now(time)
   return string.format(',"acquired_at":%s.%06d', time[1], time[2])
-end
-
-local function fence_of(value)
-  return string.match(value, '"fence":(%d+)') or '0'
 end
 
 -- When it was acquired, in seconds; or nil.
@@ -41,24 +29,6 @@ end
 -- Without its token nobody extends or releases it any more.
 local function cooling_down(value, opening)
   return '{"token":"","cooling":true' .. string.sub(value, #opening + 1)
-end
-
-local function is_cooling(value)
-  return string.find(value, '^{"token":"","cooling":true') ~= nil
-end
-
--- Whether a run has it, or had it last.
-local function is_run(value)
-  return token_of(value) and string.find(value, ',"fence":', 1, true) ~= nil
-end
-
-local function turned_away_by(value)
-  return tonumber(string.match(value, TURNED_AWAY .. '(%d+)')) or 0
-end
-
-local function with_one_more_turned_away(value)
-  local alone = string.gsub(value, TURNED_AWAY .. '%d+', '')
-  return with(alone, TURNED_AWAY .. (turned_away_by(value) + 1))
 end
 
 -- What history.lua writes if the run with this value ends now.

@@ -11,6 +11,7 @@ local slots = {lock, unpack(KEYS, 9)}
 local value, ttl, mark = unpack(ARGV)
 
 -- include values.lua
+-- include runs.lua
 -- include records.lua
 
 local opening = opening_of(token_of(value))

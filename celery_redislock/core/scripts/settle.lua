@@ -62,6 +62,7 @@ if slot and not stray and redis.call('EXISTS', waiters, room) == 0 then
 end
 
 local time = redis.call('TIME')
+-- include runs.lua
 -- include records.lua
 -- include entries.lua
 local publishes, turn_token = can_publish == '1', next_token(opening, time)

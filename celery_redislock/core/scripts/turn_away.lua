@@ -9,7 +9,7 @@ local slots = {lock, unpack(KEYS, 3)}
 local fence = ARGV[1]
 
 -- include values.lua
--- include records.lua
+-- include runs.lua
 
 local time = redis.call('TIME')
 -- include turned.lua

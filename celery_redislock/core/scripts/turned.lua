@@ -1,4 +1,4 @@
--- Part of other scripts, after records.lua: counts a duplicate that ends without a run, for its
+-- Part of other scripts, after runs.lua: counts a duplicate that ends without a run, for its
 -- task and hour, and for the run that has the lock. `core/past.py` reads the counts.
 --
 -- Needs the locals `runs`, the key of the runs of the duplicate's task, see history.lua, and
@@ -26,8 +26,7 @@ end
 
 -- The run has ended, and its lock is kept on: count it at its end, which is already written down.
 local function count_after_end(value)
-  local its_task = record_of(value).task
-  local list = bucket .. 'history:' .. (type(its_task) == 'string' and its_task or '')
+  local list = bucket .. 'history:' .. (task_of(value) or '')
   local start, records = fence_of(value) .. '|', redis.pcall('LRANGE', list, -LAST_RECORDS, -1)
   for i, record in ipairs(records) do
     if string.sub(record, 1, #start) == start then
@@ -38,6 +37,7 @@ local function count_after_end(value)
   end
 end
 
+-- Reply the value that the slot then has.
 local function count_for_run(slot, value)
   if is_run(value) then
     value = with_one_more_turned_away(value)
@@ -46,4 +46,5 @@ local function count_for_run(slot, value)
       count_after_end(value)
     end
   end
+  return value
 end
