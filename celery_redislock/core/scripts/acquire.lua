@@ -66,13 +66,6 @@ local function take(slot, condition)
   return is_ahead and {'acquired', stored, fence} or number
 end
 
--- Usually the lock is free, this attempt has not run before, and nobody else waits for the lock, in a
--- pool slot or in the room.
-local has_one_slot = #slots == 1
-if has_one_slot and redis.call('EXISTS', lock, done_note, waiters, entries, aside) == 0 then
-  return take(lock, 'NX')
-end
-
 -- include runs.lua
 -- include turned.lua
 
@@ -92,12 +85,21 @@ local function busy_with(slot, value, relation, now, offered)
   return {'busy', text, redis.call('PTTL', slot), relation, now, unpack(offered or {})}
 end
 
--- If not, it is usually another task that has the lock.
+local has_one_slot = #slots == 1
+-- A duplicate usually meets another task that has the lock.
 if has_one_slot and not how then
   local current = redis.pcall('GET', lock)
   if is_of_another_task(current, string.match(entry_id, '^(.*):'))
       and redis.call('EXISTS', done_note) == 0 then
     return busy_with(lock, current, 'other', time[1] * 1000 + math.floor(time[2] / 1000))
+  end
+end
+-- Else the lock is usually free, this attempt has not run before, and nobody else waits for the lock,
+-- in a pool slot or in the room.
+if has_one_slot and redis.call('EXISTS', done_note, waiters, room, entries, aside) == 0 then
+  local reply = take(lock, 'NX')
+  if reply then
+    return reply
   end
 end
 
