@@ -115,8 +115,10 @@ def table(
                 row[f"{kind} ratio"] = ratios(pairs, "its")["mine"]
             if USUAL in found and USUAL not in errors:
                 for pool in POOLS:
-                    pairs = {n: found[n][f"{pool} drain"] for n in {name, USUAL}}
-                    row[f"{pool} usual"] = ratios(pairs, USUAL)[name]
+                    # The plain one has a figure for each other task of a round.
+                    mine = beside[USUAL] if name == PLAIN else figures
+                    pairs = {"its": found[USUAL][f"{pool} drain"], "mine": mine[f"{pool} drain"]}
+                    row[f"{pool} usual"] = ratios(pairs, "its")["mine"]
             row["solo times"] = row["solo drain ratio"][1]
             row["commands"] = sent[name]
         rows.append(row)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import __main__ as command
-from bench import compare, growth, plot, primitive, report, stats
+from bench import compare, growth, plot, primitive, report, stats, tasks
 from bench.compare import Compared
 from bench.contended import hand_overs
 from bench.contenders import OURS
@@ -58,6 +58,24 @@ def test_ratios_are_taken_round_by_round():
     assert stats.ratios(rounds, "floor") == {"floor": (1, 1, 1), "lock": (1.5, 2, 2)}
     with pytest.raises(ValueError, match="zip"):
         stats.ratios({"floor": [1.0, 1.0], "lock": [1.0]}, "floor")
+
+
+def test_a_task_is_compared_with_the_usual_lock_of_its_round_also_the_plain_one():
+    kinds = ["publish"] + [f"{pool} {what}" for pool in tasks.POOLS for what in ("drain", "cpu")]
+    rounds = {tasks.PLAIN: [1.0, 2.0, 1.0, 2.0], tasks.USUAL: [4.0, 8.0], OURS: [3.0, 4.0]}
+    found = {name: dict.fromkeys(kinds, each) for name, each in rounds.items()}
+    beside = {
+        tasks.PLAIN: found[tasks.PLAIN],  # one for each of the two others in each round
+        tasks.USUAL: {kind: [2.0, 2.0] for kind in kinds},
+        OURS: {kind: [1.0, 1.0] for kind in kinds},
+    }
+    rows = tasks.table(found, beside, dict.fromkeys(found, 5.0), {}, rounds=2, calls=1).rows
+    usual = {row["name"]: row["solo usual"] for row in rows}
+    assert usual == {
+        tasks.PLAIN: (0.25, 0.375, 0.5),
+        tasks.USUAL: (1, 1, 1),
+        OURS: (0.5, 0.625, 0.75),
+    }
 
 
 def test_evenness_is_one_if_all_have_the_same_and_a_share_if_one_has_all():
