@@ -20,7 +20,10 @@ THEIRS = ("amqp", "billiard", "celery", "kombu", "redis", "vine")
 #: By the program, what it imports of ours. A worker has imported it all before its pool forks.
 PROGRAMS = {
     "sends tasks": (OURS,),
-    "runs tasks": (OURS, f"{OURS}.worker.strategy", f"{OURS}.worker.sweeper"),
+    "runs tasks": (
+        OURS,
+        *(f"{OURS}.{each}" for each in ("tasks.tracer", "worker.strategy", "worker.sweeper")),
+    ),
 }
 
 _IMPORT = """

@@ -1,7 +1,12 @@
-"""Celery tasks that run at most once at a time: a Redis lock for each task signature."""
+"""Celery tasks that run at most once at a time: a Redis lock for each task signature.
+
+A program that only sends tasks imports no more than it needs: `RedisLock` is imported at first use,
+and what runs a task as a worker starts, or with the first eager run.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from .core.holders import Holder
-from .core.redis_lock import RedisLock
 from .errors import (
     ConfigError,
     LockConflict,
@@ -24,6 +29,9 @@ from .signals import (
 from .tasks.current import current_lock
 from .tasks.task import SingletonTask
 from .worker import start as _start  # noqa: F401  connects receivers for a worker's start
+
+if TYPE_CHECKING:
+    from .core.redis_lock import RedisLock
 
 __all__ = [
     "Coalesce",
@@ -54,3 +62,12 @@ __all__ = [
     "lock_released",
     "lock_waiting",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RedisLock":
+        from .core.redis_lock import RedisLock
+
+        globals()[name] = RedisLock
+        return RedisLock
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 import redis
 
 from .core import holders, stand_in
-from .core.claims import Acquired, Busy, Claim, Done, new_token, to_ms
+from .core.claims import Acquired, Busy, Claim, Done, to_ms
 from .core.clock import clock
 from .core.connections import pools_like
 from .core.heartbeat import heartbeat
@@ -30,6 +30,7 @@ from .core.lease import Lease
 from .core.redis_lock import RedisLock
 from .core.server import Server
 from .core.store import Store
+from .core.tokens import new_token
 from .core.upkeep import Upkeep
 from .errors import ConfigError, TaskSkipped
 from .signals import ConflictDetails, lock_conflict

@@ -14,9 +14,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from ..core.claims import new_token
 from ..core.clock import clock
 from ..core.parked import id_of
+from ..core.tokens import new_token
 from ..errors import ConfigError
 
 KEY: Final = "redislock"

@@ -6,17 +6,19 @@ There are no module globals: two apps in one process may have two servers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..core import checks, stand_in
 from ..core.address import address_of
 from ..core.checks import check_prefix
-from ..core.claims import DONE_TTL
 from ..core.connections import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
-from ..core.store import Store
+from ..core.notes import DONE_TTL
 from ..errors import ConfigError
 from .internals import CELERYS_SETTINGS
 from .options import SETTINGS, refuse_unknown_settings
+
+if TYPE_CHECKING:
+    from ..core.store import Store
 
 _ATTRIBUTE: Final = "_redislock"
 #: The default of `redislock_history`.
@@ -77,6 +79,8 @@ class AppLocks:
         if stand_in.current is not None:
             return stand_in.current.store
         if self._store is None:
+            from ..core.store import Store  # a program that only sends tasks needs none
+
             server = self.require_server()
             self._store = Store(pools_from_url(server.url, server.options))
         return self._store

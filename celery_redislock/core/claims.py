@@ -4,27 +4,18 @@
 # which doubles the time to make the class.
 import dataclasses
 import math
-import os
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from . import parked
 from .holders import Holder, opening_of
 from .keys import LockKeys, runs_of
-from .notes import Note
+from .notes import DONE_TTL, Note
 
-#: Seconds for which a finished attempt is remembered, against copies of its message that were
-#: delivered before it ended.
-DONE_TTL: Final = 600.0
 #: The outcome of an extension: extended, taken again after it vanished, or no longer ours.
 EXTENDED: Final = 1
 RETAKEN: Final = 2
 NOT_OURS: Final = 0
-
-
-def new_token() -> str:
-    """A token: 128 random bits as hex digits."""
-    return os.urandom(16).hex()  # as `secrets` does, whose import takes milliseconds
 
 
 @lru_cache

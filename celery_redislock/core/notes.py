@@ -12,6 +12,9 @@ from typing import Final, NamedTuple
 from . import holders
 from .holders import Holder
 
+#: Seconds for which a finished attempt is remembered, against copies of its message that were
+#: delivered before it ended.
+DONE_TTL: Final = 600.0
 #: The attempt has ended, and no result is to be expected.
 ENDED: Final = "0"
 #: Its body has ended. Its result, once stored, proves that the rest was done too.

@@ -11,7 +11,7 @@ import redis
 
 from ..errors import ConfigError, LockConflict, LockLost
 from . import checks, holders, stand_in
-from .claims import Acquired, Claim, new_token, to_ms
+from .claims import Acquired, Claim, to_ms
 from .connections import pools_from_url, pools_like
 from .heartbeat import heartbeat
 from .holders import Holder
@@ -19,6 +19,7 @@ from .keys import lock_keys
 from .lease import Lease
 from .log import get_logger
 from .store import Store
+from .tokens import new_token
 from .waiting import wait_for
 
 logger = get_logger()

@@ -9,18 +9,10 @@ from redis.exceptions import ResponseError
 
 from ..errors import LockUnavailable
 from . import holders, lua, parked, wire
-from .claims import (
-    Claim,
-    Full,
-    Look,
-    Older,
-    Parked,
-    Turn,
-    new_token,
-    to_ms,
-)
+from .claims import Claim, Full, Look, Older, Parked, Turn, to_ms
 from .keys import LockKeys
 from .server import Server, read
+from .tokens import new_token
 
 #: Seconds after which others store the result of a replaced entry, if nobody has.
 ENDED_AGAIN: Final = 5.0

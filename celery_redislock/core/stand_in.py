@@ -5,9 +5,10 @@ See `testing`, which sets it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .store import Store
+if TYPE_CHECKING:
+    from .store import Store
 
 
 class StandIn(NamedTuple):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from celery import Task
 
-from .ends import LEASE
+from ..app.delivery import KEY
+from .ends import LEASE, RUN
 from .locked import LockedTask
-from .run import Run
-from .tracer import run_of
+
+if TYPE_CHECKING:
+    from .run import Run
 
 #: Marks the `__call__` that takes the lock.
 _OUTERMOST: Final = "_redislock_outermost"
@@ -56,7 +58,7 @@ def _run_under_lock(task: LockedTask, body: Callable[[], Any], args: Any, kwargs
     request = task.request
     if request.called_directly or LEASE in request.__dict__:
         return body()  # a plain call, from outside of a task or from within its body
-    run = run_of(request)
+    run = _run_of(request)
     request.__dict__.update({LEASE: None, DUE: True})
     if run is None and request.is_eager:
         return _run_eagerly(task, request, body, args, kwargs)
@@ -68,12 +70,20 @@ def _run_under_lock(task: LockedTask, body: Callable[[], Any], args: Any, kwargs
         raise exc.with_traceback(_below_ours(exc.__traceback__))  # noqa: B904  it is the same
 
 
+def _run_of(request: Any) -> Run | None:
+    """The run of this request, if our tracer has begun it. Returned only once."""
+    mark = (request.properties or {}).get(KEY)
+    return mark.pop(RUN, None) if isinstance(mark, dict) else None
+
+
 def _run_eagerly(
     task: LockedTask, request: Any, body: Callable[[], Any], args: Any, kwargs: Any
 ) -> Any:
     task._refuse_if_misconfigured()
     if not task._takes_lock(is_eager=True):
         return body()
+    from .run import Run  # only what runs tasks needs it
+
     run = Run(task, request.__dict__)
     try:
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ..app.internals import running_task
-from ..core.lease import Lease
 from .ends import LEASE, UNLOCKED
+
+if TYPE_CHECKING:
+    from ..core.lease import Lease
 
 
 class _CurrentLock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Task
 from kombu import serialization
@@ -12,14 +12,15 @@ from ..app.internals import check_arguments, without_models
 from ..app.labels import LabelMaker
 from ..app.names import KeyMaker
 from ..app.options import LockOptions
-from ..app.outcomes import Outcome, Whose, tell
 from ..app.settings import AppLocks, NoServer, app_locks
 from ..core import stand_in
 from ..core.holders import Holder
 from ..core.keys import LockKeys, lock_keys
-from ..core.lease import Lease
 from ..errors import ConfigError
 from .ends import LEASE, UNLOCKED, Unlocked
+
+if TYPE_CHECKING:
+    from ..core.lease import Lease
 
 
 class LockedTask(Task):
@@ -102,6 +103,8 @@ class LockedTask(Task):
         keys = self.keys_of_call(args, kwargs)
         holder = self.app_locks.store.locks.break_lock(keys, self.lock_options.lock_ttl)
         if holder is not None:
+            from ..app.outcomes import Outcome, Whose, tell  # most programs tell nothing
+
             whose = Whose(keys.lock, self)
             text = "redislock: %s was broken; it was held by %s"
             tell(Outcome.BROKEN, whose, text, keys.lock, holder, holder=holder)

@@ -19,11 +19,12 @@ from ..app.outcomes import Outcome, Whose, tell_conflict
 from ..app.times import seconds_until
 from ..core import holders
 from ..core.checks import MAX_SECONDS
-from ..core.claims import Busy, Claim, Reserved, new_token, to_ms
+from ..core.claims import Busy, Claim, Reserved, to_ms
 from ..core.holders import Holder
 from ..core.keys import LockKeys
 from ..core.lease import Heir, Lease
 from ..core.log import get_logger
+from ..core.tokens import new_token
 from ..errors import LockConflict, LockUnavailable
 from .locked import LockedTask
 from .settle import End, settle_kept

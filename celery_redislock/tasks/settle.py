@@ -13,10 +13,11 @@ from typing import Any
 from ..app.delivery import Kept
 from ..app.errands import errands
 from ..app.settings import app_locks
-from ..core.claims import Claim, new_token
+from ..core.claims import Claim
 from ..core.keys import keys_of_mark
 from ..core.log import get_logger
 from ..core.server import UNKNOWN_TTL
+from ..core.tokens import new_token
 from ..errors import LockUnavailable
 from .turns import follow
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from celery.result import AsyncResult, EagerResult
@@ -9,18 +10,32 @@ from celery.utils.imports import instantiate, symbol_by_name
 
 from ..app.delivery import KEY, VERSION
 from ..app.options import UNSET
-from ..core.claims import new_token
+from ..core.tokens import new_token
 from ..errors import ConfigError
 from .binding import is_celerys_own, resolve_options
 from .calling import DUE, call_under_lock, next_call
 from .current import current_lock
 from .ends import Skipped
 from .locked import LockedTask
-from .reserve import publish_reserved
-from .tracer import TracerAttribute
 
+_TRACER: Final = "_redislock_tracer"
 #: The parameters of Celery's `apply_async` after the task's own arguments.
 _POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
+
+
+class _TracerAttribute:
+    """`__trace__` of a locked task: Celery's tracer, with ours around it."""
+
+    def __get__(self, task: Any, owner: type[Any]) -> Callable[..., Any] | None:
+        if task is None:
+            return None
+        found: Callable[..., Any] | None = task.__dict__.get(_TRACER)
+        return found
+
+    def __set__(self, task: Any, inner: Callable[..., Any] | None) -> None:
+        from .tracer import around  # only what runs tasks needs it
+
+        task.__dict__[_TRACER] = None if inner is None else around(task, inner)
 
 
 class SingletonTask(LockedTask):
@@ -85,8 +100,7 @@ class SingletonTask(LockedTask):
     lock_warn_after: Any = UNSET
     lock_label: Any = UNSET
 
-    #: Celery's tracer of the task, with ours around it.
-    __trace__: Any = TracerAttribute()
+    __trace__: Any = _TracerAttribute()
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
@@ -126,6 +140,8 @@ class SingletonTask(LockedTask):
                 self._name_message(options)
                 more = ()
             return publish(args, kwargs, *more, **options)
+        from .reserve import publish_reserved  # few tasks are unique from when they are sent
+
         options = {**dict(zip(_POSITIONAL, more, strict=False)), **options}
         return publish_reserved(self, publish, args or (), kwargs or {}, options, current_lock())
 

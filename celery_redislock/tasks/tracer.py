@@ -19,7 +19,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 from traceback import format_exception_only
-from typing import Any, Final
+from typing import Any
 
 from celery import Task, states
 from celery.signals import task_failure, task_postrun, task_prerun
@@ -27,29 +27,13 @@ from celery.signals import task_failure, task_postrun, task_prerun
 from ..app.delivery import KEY, Kept, take_header
 from ..app.internals import trace_of_end
 from ..app.results import store_failed
-from .ends import EndInfo
+from .ends import RUN, EndInfo
 from .locked import LockedTask
 from .refused import is_refusal
 from .run import Run
 from .settle import End, settle_kept
 
 Tracer = Callable[..., Any]
-
-_TRACER: Final = "_redislock_tracer"
-_INNER: Final = "_redislock_inner_tracer"
-
-
-class TracerAttribute:
-    """`__trace__` of a locked task."""
-
-    def __get__(self, task: Any, owner: type[Any]) -> Tracer | None:
-        if task is None:
-            return None
-        found: Tracer | None = task.__dict__.get(_TRACER)
-        return found
-
-    def __set__(self, task: Any, inner: Tracer | None) -> None:
-        task.__dict__[_TRACER] = None if inner is None else around(task, inner)
 
 
 def around(task: LockedTask, inner: Tracer) -> Tracer:
@@ -79,7 +63,7 @@ def _trace_locked(
             if is_refusal(run.failure) and not _is_awaited(task, inner):
                 return _fail(task, run, uuid, args, kwargs)
             mark = (raw.get("properties") or {}).get(KEY) or {}
-            raw["properties"] = {**(raw.get("properties") or {}), KEY: {**mark, "run": run}}
+            raw["properties"] = {**(raw.get("properties") or {}), KEY: {**mark, RUN: run}}
             traced = inner(uuid, args, kwargs, raw)
             run.completed = True
             return traced
@@ -97,12 +81,6 @@ def _scope() -> contextlib.AbstractContextManager[Any]:
     isolation_scope = getattr(sentry, "isolation_scope", contextlib.nullcontext)
     scope: contextlib.AbstractContextManager[Any] = isolation_scope()
     return scope
-
-
-def run_of(request: Any) -> Run | None:
-    """The run of this request, if our tracer has begun it. Returned only once."""
-    mark = (request.properties or {}).get(KEY)
-    return mark.pop("run", None) if isinstance(mark, dict) else None
 
 
 def trace_unlocked(

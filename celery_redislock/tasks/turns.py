@@ -26,11 +26,12 @@ from ..app.outcomes import Outcome, Whose, tell, tell_conflict
 from ..app.results import ended_since, store_expired, store_skipped
 from ..app.settings import app_locks
 from ..app.times import has_passed
-from ..core.claims import Claim, Look, Offered, Parked, Settled, new_token
+from ..core.claims import Claim, Look, Offered, Parked, Settled
 from ..core.holders import Holder
 from ..core.keys import LockKeys
 from ..core.log import get_logger
 from ..core.parked import task_id_of
+from ..core.tokens import new_token
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
 
 logger = get_logger()

@@ -11,14 +11,11 @@ from typing import Any, Final
 from celery import signals
 
 from ..app.delivery import KEY, Kept
-from ..app.events import channel
 from ..app.options import refuse_unknown_settings
 from ..app.settings import app_locks, has_locks, setting_names
 from ..core.log import get_logger
-from ..core.server import UNKNOWN_TTL
 from ..errors import ConfigError, LockUnavailable
 from ..tasks.protect import has_setting, protect_tasks
-from ..tasks.settle import End, settle_beside
 from ..tasks.task import SingletonTask
 
 logger = get_logger()
@@ -31,6 +28,10 @@ _warnings: Final[weakref.WeakKeyDictionary[Any, list[tuple[Any, ...]]]] = (
 
 def _on_worker_init(sender: Any, **kwargs: Any) -> None:
     """In the worker's main process, before its pool starts."""
+    # The pool's processes inherit what runs tasks, instead of importing it one by one.
+    from ..app.events import channel
+    from ..tasks import tracer  # noqa: F401
+
     app = sender.app
     try:
         refuse_unknown_settings(setting_names(app))
@@ -101,11 +102,15 @@ def _on_task_received(sender: Any, request: Any, **kwargs: Any) -> None:
     has sent it. What is kept is given up; a locked task does that itself.
     """
     if KEY in request.request_dict and not hasattr(request, "settle"):
+        from ..tasks.settle import End, settle_beside
+
         settle_beside(sender.app, Kept.of(request.request_dict), End.UNLOCKED)
 
 
 def _on_task_unknown(sender: Any, message: Any, **kwargs: Any) -> None:
     """The same for a task that this worker does not know, and that Celery has failed."""
+    from ..tasks.settle import End, settle_beside
+
     settle_beside(sender.app, Kept.of(message.headers or {}), End.CANNOT_RUN)
 
 
@@ -113,6 +118,8 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
     """Warnings: the server does not answer, or may evict locks. The pool's processes inherit which
     server it is, and so notice a restart.
     """
+    from ..core.server import UNKNOWN_TTL
+
     locks = app_locks(app)
     if locks.server is None:
         return

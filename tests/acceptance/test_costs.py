@@ -17,12 +17,13 @@ from celery import Celery
 from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped
 from celery_redislock.app.canonical import digest
 from celery_redislock.core import lua, waiting, wire
-from celery_redislock.core.claims import Claim, new_token, to_ms
+from celery_redislock.core.claims import Claim, to_ms
 from celery_redislock.core.connections import pools_from_url
 from celery_redislock.core.heartbeat import _Alarm
 from celery_redislock.core.holders import encode
 from celery_redislock.core.keys import lock_keys
 from celery_redislock.core.store import Store
+from celery_redislock.core.tokens import new_token
 from tests.support import lateness
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually

@@ -19,10 +19,11 @@ from celery_redislock import Holder, LockConflict, RedisLock, SingletonTask, Tas
 from celery_redislock.app.entries import Entry
 from celery_redislock.app.settings import app_locks
 from celery_redislock.core import holders, lua
-from celery_redislock.core.claims import Acquired, Claim, Done, new_token
+from celery_redislock.core.claims import Acquired, Claim, Done
 from celery_redislock.core.connections import pools_from_url
 from celery_redislock.core.keys import lock_keys
 from celery_redislock.core.store import Store
+from celery_redislock.core.tokens import new_token
 from celery_redislock.tasks.turns import look_after
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.servers import Proxy

@@ -17,11 +17,11 @@ from celery_redislock.core.claims import (
     Offered,
     Parked,
     Settled,
-    new_token,
     to_ms,
 )
 from celery_redislock.core.keys import lock_keys
 from celery_redislock.core.store import Store
+from celery_redislock.core.tokens import new_token
 
 #: Seconds, as `turns.lua` has them: how long the first turn lasts, how long one does that pool
 #: slots wait behind, and after how long an entry is set aside that nobody can publish.

@@ -12,11 +12,12 @@ import pytest
 import redis
 
 from celery_redislock.core import holders, past
-from celery_redislock.core.claims import Acquired, Busy, Claim, new_token, to_ms
+from celery_redislock.core.claims import Acquired, Busy, Claim, to_ms
 from celery_redislock.core.connections import pools_from_url
 from celery_redislock.core.keys import BUCKETS, lock_keys, runs_of
 from celery_redislock.core.past import Past
 from celery_redislock.core.store import Store
+from celery_redislock.core.tokens import new_token
 from tests.support.servers import RedisServer
 
 Make = Callable[..., Claim]

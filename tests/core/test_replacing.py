@@ -17,11 +17,11 @@ from celery_redislock.core.claims import (
     Older,
     Parked,
     Turn,
-    new_token,
 )
 from celery_redislock.core.connections import pools_from_url
 from celery_redislock.core.keys import lock_keys
 from celery_redislock.core.store import Store
+from celery_redislock.core.tokens import new_token
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from celery_redislock import (
     LockUnavailable,
 )
 from celery_redislock.core import holders
-from celery_redislock.core.claims import Acquired, Busy, Claim, Reserved, new_token
+from celery_redislock.core.claims import Acquired, Busy, Claim, Reserved
 from celery_redislock.core.connections import pools_from_url
 from celery_redislock.core.keys import lock_keys
 from celery_redislock.core.store import Store
+from celery_redislock.core.tokens import new_token
 from tests.support.waiting import eventually
 
 

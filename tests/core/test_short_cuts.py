@@ -13,9 +13,10 @@ import pytest
 import redis
 
 from celery_redislock.core import holders, lua, wire
-from celery_redislock.core.claims import Claim, new_token, to_ms
+from celery_redislock.core.claims import Claim, to_ms
 from celery_redislock.core.keys import lock_keys
 from celery_redislock.core.notes import EXPECTS_RESULT
+from celery_redislock.core.tokens import new_token
 
 TTL = 30.0
 #: What the plain question leaves out, as a question that is not plain says it.

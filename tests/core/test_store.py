@@ -33,7 +33,6 @@ from celery_redislock.core.claims import (
     Done,
     Extension,
     Parked,
-    new_token,
     to_ms,
 )
 from celery_redislock.core.clock import clock
@@ -42,6 +41,7 @@ from celery_redislock.core.keys import BUCKETS, lock_keys
 from celery_redislock.core.notes import ENDED, EXPECTS_RESULT, PUBLISHING
 from celery_redislock.core.server import operation_timeout
 from celery_redislock.core.store import Store
+from celery_redislock.core.tokens import new_token
 from celery_redislock.core.wire import RESERVE, WAITER_TTL
 from celery_redislock.testing import MemoryStore
 from tests.support.lateness import elapsed

@@ -18,11 +18,11 @@ from celery_redislock.core.claims import (
     Reserved,
     Settled,
     Turn,
-    new_token,
     to_ms,
 )
 from celery_redislock.core.notes import ENDED
 from celery_redislock.core.rooms import RECEIVED_FOR
+from celery_redislock.core.tokens import new_token
 from tests.core.a_room import BESIDE_WAITERS, OFFERS, PAUSE, TTL, UNKNOWN, Room
 
 # -- a turn is given ----------------------------------------------------------------------------

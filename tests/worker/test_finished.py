@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from celery_redislock.core import notes
-from celery_redislock.core.claims import DONE_TTL, Claim, to_ms
+from celery_redislock.core.claims import Claim, to_ms
 from celery_redislock.core.keys import lock_keys
+from celery_redislock.core.notes import DONE_TTL
 from celery_redislock.worker import finished
 from celery_redislock.worker import request as requests
 from celery_redislock.worker.finished import REMEMBERED, FinishedNote, FinishedNotes

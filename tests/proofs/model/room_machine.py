@@ -26,11 +26,11 @@ from celery_redislock.core.claims import (
     Older,
     Parked,
     Turn,
-    new_token,
     to_ms,
 )
 from celery_redislock.core.keys import LockKeys, lock_keys
 from celery_redislock.core.store import Store
+from celery_redislock.core.tokens import new_token
 
 #: Seconds. Nothing lapses by itself in a test: who dies, and a turn that nobody takes, is deleted.
 TTL = 600.0
