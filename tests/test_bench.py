@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import __main__ as command
-from bench import compare, growth, plot, primitive, report, stats, tasks
+from bench import compare, growth, notes, plot, primitive, report, stats, storm, tasks
 from bench.compare import Compared
 from bench.contended import hand_overs
 from bench.contenders import OURS
@@ -281,6 +282,13 @@ def test_an_unknown_section_is_refused(capsys):
     with pytest.raises(SystemExit):
         command.parse(["primitives"])
     assert "primitives; there are primitive, " in capsys.readouterr().err
+
+
+def test_pools_that_celery_lacks_are_installed_for_the_sections_that_use_them():
+    peers = (ROOT / "bench" / "peers.txt").read_text(encoding="utf-8")
+    installed = set(re.findall(r"^[\w-]+", peers, re.MULTILINE))
+    used = {pool for section in (notes, storm, tasks) for pool in section.POOLS}
+    assert used - {"prefork", "solo", "threads"} <= installed
 
 
 def bench(*arguments: str) -> str:
