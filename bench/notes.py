@@ -67,6 +67,7 @@ class Watched:
                 pool=self._pool,
                 concurrency=concurrency,
                 task_acks_late=True,
+                redislock_history=0,  # it grows until the end, and would hide what the notes take
             )
         )
         return self
@@ -130,6 +131,7 @@ def table(rows: list[dict[str, Any]], seconds: float) -> Table:
             f"A worker with `acks_late` runs {RATE} different tasks a second, for {seconds:g} s."
             " *Oldest*: the age of the oldest note that was found, once a second.",
             "*Bytes*: what the server used with the most notes, less what it used when they were"
-            " gone, for each. *MB*: if all notes of so many tasks a second get that old.",
+            " gone, for each; no history is kept. *MB*: if all notes of so many tasks a second get"
+            " that old.",
         ],
     )
