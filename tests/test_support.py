@@ -22,7 +22,7 @@ from redis.retry import Retry
 from celery_redislock import LockLost, RedisLock
 from tests.proofs.stalls import below, stall
 from tests.support.lateness import Witness, elapsed
-from tests.support.servers import Proxy, RabbitMQ, RedisServer, SentinelSet, free_port
+from tests.support.servers import PATIENT, Proxy, RabbitMQ, RedisServer, SentinelSet, free_port
 from tests.support.sharing import Claims, slot
 from tests.support.waiting import eventually, never, within
 from tests.support.workers import ROOT, state_of
@@ -423,6 +423,14 @@ def test_a_killed_master_is_replaced_and_the_last_writes_are_lost(sentinels, lab
     sentinels.mend()
     assert sentinels.in_step()
     assert sentinels.replica.client().get(label) == "kept"
+
+
+def test_a_master_that_is_only_late_is_not_replaced(sentinels) -> None:
+    """Not before a fault, and not after one either: what is written then would be lost."""
+    assert {each.down_after(sentinels.NAME) for each in sentinels.sentinels} == {PATIENT}
+    sentinels.kill_master()
+    sentinels.mend()
+    assert {each.down_after(sentinels.NAME) for each in sentinels.sentinels} == {PATIENT}
 
 
 def test_a_lock_is_taken_through_the_sentinels(sentinels, label) -> None:

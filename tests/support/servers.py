@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import redis
 
@@ -240,23 +240,26 @@ def _keys_told(events: Any, pattern: str) -> list[str]:
     return found
 
 
+#: Milliseconds after which a sentinel takes a silent server for dead: longer than any test.
+PATIENT: Final = 600_000
+
+
 class SentinelServer:
     """A sentinel that watches the servers of these ports, by name.
 
     Args:
         masters: ports by name.
-        down_after: milliseconds after which a server that does not answer is taken for dead.
         quorum: how many sentinels must say so.
     """
 
-    def __init__(self, masters: dict[str, int], down_after: int = 600_000, quorum: int = 1) -> None:
+    def __init__(self, masters: dict[str, int], quorum: int = 1) -> None:
         self.port = free_port()
         self._folder = tempfile.TemporaryDirectory(prefix="redislock-sentinel-")
         lines = [f"port {self.port}", "bind 127.0.0.1", f"dir {self._folder.name}"]
         for name, port in masters.items():
             lines += [
                 f"sentinel monitor {name} 127.0.0.1 {port} {quorum}",
-                f"sentinel down-after-milliseconds {name} {down_after}",
+                f"sentinel down-after-milliseconds {name} {PATIENT}",
                 f"sentinel failover-timeout {name} 2000",
             ]
         self._configuration = Path(self._folder.name) / "sentinel.conf"
@@ -300,6 +303,16 @@ class SentinelServer:
         with self.client() as client:
             return int(client.sentinel_get_master_addr_by_name(name)[1])
 
+    def set_down_after(self, name: str, milliseconds: int) -> None:
+        """After how many milliseconds a server that does not answer is taken for dead."""
+        with self.client() as client:
+            client.sentinel_set(name, "down-after-milliseconds", milliseconds)
+
+    def down_after(self, name: str) -> int:
+        """See `set_down_after`."""
+        with self.client() as client:
+            return int(client.sentinel_master(name)["down-after-milliseconds"])
+
     def replicas(self, name: str) -> list[Any]:
         """The replicas that it would promote."""
         with self.client() as client:
@@ -337,9 +350,7 @@ class SentinelSet:
         self.servers = (RedisServer(*quick), RedisServer(*quick))
         majority = sentinels // 2 + 1
         masters = {self.NAME: self.servers[0].port}
-        self.sentinels = [
-            SentinelServer(masters, down_after=500, quorum=majority) for _ in range(sentinels)
-        ]
+        self.sentinels = [SentinelServer(masters, quorum=majority) for _ in range(sentinels)]
         self._stack = contextlib.ExitStack()
 
     @property
@@ -386,10 +397,18 @@ class SentinelSet:
             client.replicaof("127.0.0.1", free_port())
 
     def kill_master(self) -> None:
-        """End the master at once. Returns when the replica is promoted."""
+        """End the master at once. Returns when the replica is promoted.
+
+        Only meanwhile do the sentinels take a silent server for dead soon. On a busy machine one
+        that lives is silent for as long, and they would promote the replica a second time.
+        """
         old = self.master
+        for sentinel in self.sentinels:
+            sentinel.set_down_after(self.NAME, 500)
         old.kill()
         self._await_promotion(self._other(old))
+        for sentinel in self.sentinels:
+            sentinel.set_down_after(self.NAME, PATIENT)
 
     def mend(self) -> None:
         """Make the other server follow the master, and start it if it was killed.
