@@ -50,26 +50,26 @@ class Watched:
 
     def __init__(self, pool: str) -> None:
         self._pool = pool
-        self._stack = contextlib.ExitStack()
         self._sent = self._most = 0
         self._oldest = self._used = 0.0
 
     def __enter__(self) -> Watched:
-        enter = self._stack.enter_context
-        server, locks = enter(RedisServer()), enter(RedisServer())
-        self._client: redis.Redis = enter(locks.client())
-        concurrency = 1 if self._pool == "solo" else 2
-        self._stage = enter(
-            Stage(
-                OURS,
-                server,
-                locks=locks,
-                pool=self._pool,
-                concurrency=concurrency,
-                task_acks_late=True,
-                redislock_history=0,  # it grows until the end, and would hide what the notes take
+        with contextlib.ExitStack() as stack:
+            enter = stack.enter_context
+            server, locks = enter(RedisServer()), enter(RedisServer())
+            self._client: redis.Redis = enter(locks.client())
+            self._stage = enter(
+                Stage(
+                    OURS,
+                    server,
+                    locks=locks,
+                    pool=self._pool,
+                    concurrency=1 if self._pool == "solo" else 2,
+                    task_acks_late=True,
+                    redislock_history=0,  # it grows until the end, and would hide what notes take
+                )
             )
-        )
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: Any) -> None:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,9 @@ from bench.contenders import OURS
 from bench.locks import LOCKS
 from bench.report import Bars, Column, Curves, Table
 from bench.section import Run
+from bench.stage import ContenderError
 from bench.surroundings import surroundings
+from tests.proofs.stalls import below
 from tests.support.workers import ROOT
 
 TABLE = Table(
@@ -289,6 +292,20 @@ def test_pools_that_celery_lacks_are_installed_for_the_sections_that_use_them():
     installed = set(re.findall(r"^[\w-]+", peers, re.MULTILINE))
     used = {pool for section in (notes, storm, tasks) for pool in section.POOLS}
     assert used - {"prefork", "solo", "threads"} <= installed
+
+
+def test_a_worker_that_cannot_start_leaves_no_server_behind():
+    def servers() -> list[int]:
+        return [
+            pid
+            for pid in below(os.getpid())
+            if b"redis-server" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+        ]
+
+    before = servers()
+    with pytest.raises(ContenderError), notes.Watched("unknown"):
+        pass
+    assert servers() == before
 
 
 def bench(*arguments: str) -> str:
