@@ -60,7 +60,7 @@ model: .venv/made  ## the rules of the lock in every order of events, five minut
 	.venv-bench/bin/pip install -q -e . --group demo -r bench/peers.txt
 	@touch $@
 
-bench: .venv-bench/made  ## ours beside the other packages, an hour; ARGS=--help
+bench: .venv-bench/made  ## ours beside the other packages, 40 minutes; ARGS=--help
 	.venv-bench/bin/python -m bench $(ARGS)
 
 lint: .venv/made  ## ruff, mypy --strict, and which package imports which
