@@ -24,8 +24,7 @@ from bench.report import Bars, Column, Curves, Table
 from bench.section import Run
 from bench.stage import ContenderError
 from bench.surroundings import surroundings
-from tests.proofs.stalls import below
-from tests.support.workers import ROOT
+from tests.support.workers import ROOT, children_of
 
 TABLE = Table(
     "some",
@@ -287,7 +286,7 @@ def test_an_unknown_section_is_refused(capsys):
     assert "primitives; there are primitive, " in capsys.readouterr().err
 
 
-def test_pools_that_celery_lacks_are_installed_for_the_sections_that_use_them():
+def test_a_package_that_a_measured_pool_needs_is_among_the_peers():
     peers = (ROOT / "bench" / "peers.txt").read_text(encoding="utf-8")
     installed = set(re.findall(r"^[\w-]+", peers, re.MULTILINE))
     used = {pool for section in (notes, storm, tasks) for pool in section.POOLS}
@@ -298,8 +297,8 @@ def test_a_worker_that_cannot_start_leaves_no_server_behind():
     def servers() -> list[int]:
         return [
             pid
-            for pid in below(os.getpid())
-            if b"redis-server" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
+            for pid in children_of(os.getpid())
+            if b"redis-server" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
 
     before = servers()

@@ -425,8 +425,8 @@ def test_a_killed_master_is_replaced_and_the_last_writes_are_lost(sentinels, lab
     assert sentinels.replica.client().get(label) == "kept"
 
 
-def test_a_master_that_is_only_late_is_not_replaced(sentinels) -> None:
-    """Not before a fault, and not after one either: what is written then would be lost."""
+def test_the_sentinels_are_patient_before_a_master_is_killed_and_after_it(sentinels) -> None:
+    """If they replaced a master that is only late, what is written there would be lost."""
     assert {each.down_after(sentinels.NAME) for each in sentinels.sentinels} == {PATIENT}
     sentinels.kill_master()
     sentinels.mend()

@@ -304,12 +304,12 @@ class SentinelServer:
             return int(client.sentinel_get_master_addr_by_name(name)[1])
 
     def set_down_after(self, name: str, milliseconds: int) -> None:
-        """After how many milliseconds a server that does not answer is taken for dead."""
+        """Take a server that does not answer for dead after so many milliseconds."""
         with self.client() as client:
             client.sentinel_set(name, "down-after-milliseconds", milliseconds)
 
     def down_after(self, name: str) -> int:
-        """See `set_down_after`."""
+        """After how many milliseconds a server that does not answer is taken for dead."""
         with self.client() as client:
             return int(client.sentinel_master(name)["down-after-milliseconds"])
 
@@ -403,12 +403,12 @@ class SentinelSet:
         that lives is silent for as long, and they would promote the replica a second time.
         """
         old = self.master
-        for sentinel in self.sentinels:
-            sentinel.set_down_after(self.NAME, 500)
-        old.kill()
-        self._await_promotion(self._other(old))
-        for sentinel in self.sentinels:
-            sentinel.set_down_after(self.NAME, PATIENT)
+        try:
+            self._set_down_after(500)
+            old.kill()
+            self._await_promotion(self._other(old))
+        finally:
+            self._set_down_after(PATIENT)
 
     def mend(self) -> None:
         """Make the other server follow the master, and start it if it was killed.
@@ -434,6 +434,10 @@ class SentinelSet:
                 and all(each.replicas(self.NAME) for each in self.sentinels)
             )
         return False
+
+    def _set_down_after(self, milliseconds: int) -> None:
+        for sentinel in self.sentinels:
+            sentinel.set_down_after(self.NAME, milliseconds)
 
     def _other(self, server: RedisServer) -> RedisServer:
         return self.servers[1 - self.servers.index(server)]
