@@ -1224,7 +1224,15 @@ def test_a_frozen_server_blocks_nobody_for_longer_than_a_third_of_the_ttl(
 def test_a_frozen_server_ends_a_wait_soon_after_its_time(own_store, own_redis, label) -> None:
     taken(own_store.locks.acquire(make_claim(label, ttl=1.5)))
     claim = make_claim(label, ttl=1.5)
-    busy(own_store.locks.acquire_when_woken(claim, 0.01))
+
+    def answers(kind: type) -> bool:
+        """On a busy machine a server that runs may be late, too."""
+        try:
+            return isinstance(own_store.locks.acquire_when_woken(claim, 0.05), kind)
+        except LockUnavailable:
+            return False
+
+    eventually(lambda: answers(Busy), "the server has the script")
     own_redis.stop()
 
     def wait() -> None:
@@ -1233,9 +1241,7 @@ def test_a_frozen_server_ends_a_wait_soon_after_its_time(own_store, own_redis, l
 
     assert within(1.0, wait)
     own_redis.resume()
-    eventually(
-        lambda: isinstance(own_store.locks.acquire_when_woken(claim, 0.05), Acquired), "it lapses"
-    )
+    eventually(lambda: answers(Acquired), "it lapses")
 
 
 @pytest.mark.parametrize("idle", [0.0, 2 * TRUSTED])
