@@ -5,16 +5,18 @@ There are no module globals: two apps in one process may have two servers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ..core import checks, stand_in
+from celery import Celery
+
+from ..core import checks, sources, stand_in
 from ..core.address import address_of
 from ..core.checks import check_prefix
 from ..core.connections import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
 from ..core.notes import DONE_TTL
 from ..errors import ConfigError
-from .internals import CELERYS_SETTINGS
+from .internals import CELERYS_SETTINGS, real_app
 from .options import SETTINGS, refuse_unknown_settings
 
 if TYPE_CHECKING:
@@ -146,6 +148,18 @@ def app_locks(app: Any, *, refresh: bool = False) -> AppLocks:
         return known
     locks = app.__dict__[_ATTRIBUTE] = AppLocks(app, known)
     return locks
+
+
+def _reader_of_app(app: Any) -> Callable[[], AppLocks] | None:
+    """See `sources`. An app that is complete must name a server at once, another one later."""
+    if not isinstance(app, Celery):
+        return None
+    if app.finalized:
+        app_locks(real_app(app)).require_server()
+    return lambda: app_locks(real_app(app))
+
+
+sources.reader_of_app = _reader_of_app
 
 
 def has_locks(app: Any) -> bool:

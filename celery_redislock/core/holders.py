@@ -50,7 +50,7 @@ class Holder:
         cooling_down: the run has ended; the lock is kept until `lock_min_hold` is over.
         queued: the task is not running yet; its message waits in the queue.
         replaced_by: the id of the task that waits for this run to end (`Replace`); or None.
-        label: the lock's name for people, by `lock_label`; or None.
+        label: the lock's name for people, by `lock_label`, or of a `RedisLock`; or None.
     """
 
     task: str | None = None
@@ -90,9 +90,11 @@ class Holder:
         if self.task_id is None and self.pid is None:
             return self.task or "a foreign value"
         who = f"{self.task or 'RedisLock'}[{self.task_id}]" if self.task_id else "RedisLock"
+        where = f" on {self.node} pid {self.pid}" if self.pid is not None else ""
         if self.label is not None:
             who += f" ({self.label})"
-        where = f" on {self.node} pid {self.pid}" if self.pid is not None else ""
+            # Outside of tasks the pid says who it is only where there is no label.
+            where = where if self.task_id else f" on {self.node}"
         text = who + where
         if self.acquired_at is not None:
             since = datetime.fromtimestamp(self.acquired_at, timezone.utc)

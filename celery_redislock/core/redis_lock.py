@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
 from ..errors import ConfigError, LockConflict, LockLost
-from . import checks, holders, stand_in
+from . import checks, holders, sources, stand_in
 from .claims import Acquired, Claim, to_ms
+from .clock import clock
 from .connections import pools_from_url, pools_like
 from .heartbeat import heartbeat
 from .holders import Holder
-from .keys import lock_keys
+from .keys import LockKeys, lock_keys
 from .lease import Lease
 from .log import get_logger
+from .right import Right
+from .sources import CeleryApp, Source
 from .store import Store
 from .tokens import new_token
 from .waiting import wait_for
@@ -53,22 +58,44 @@ def _say_dropped(key: str, ttl: float, thread: str) -> None:
     )  # fmt: skip
 
 
+class _Server(NamedTuple):
+    """A server without an app's settings."""
+
+    store: Store
+    prefix: str = "redislock"
+    history: int = 0
+
+
+class _Last(NamedTuple):
+    """The last acquisition of a `RedisLock` in any thread, for the other threads.
+
+    Attributes:
+        lease: weak, so that it ends with its thread.
+        right: what is known of it, also when its thread has ended.
+    """
+
+    lease: weakref.ref[_ThreadLease]
+    right: Right
+
+
 class RedisLock:
     """A lock in Redis, held by a thread of this process, kept alive while it is held.
 
-        with RedisLock("redis://localhost", "account:5") as lock:
+        with RedisLock(app, "account:5") as lock:
             save(balance, fence=lock.fence)
 
     The lock belongs to the thread that acquired it. Only that thread can release it: a `release`
-    in another thread returns False and logs a warning. The lock is extended as long as its thread
-    lives, even if the thread is idle in a pool. If the thread ends without a release, a warning is
-    logged, and the lock expires within the ttl. `asyncio.to_thread` may run each call in another
-    thread: make all calls for a lock in one function, or in an executor of one thread.
+    in another thread returns False and logs a warning. `fence`, `lost` and `ensure` say the same in
+    every thread of the process. The lock is extended as long as its thread lives, even if the
+    thread is idle in a pool. If the thread ends without a release, a warning is logged, and the
+    lock expires within the ttl. `asyncio.to_thread` may run each call in another thread: acquire
+    and release a lock in one function, or in an executor of one thread.
 
     Args:
-        client_or_url: a `redis.Redis` client, or a URL as `redislock_url` takes it. Only the
-            client's settings are used; the lock has connections of its own, with timeouts
-            that come from the ttl.
+        source: a Celery app: its lock server, `redislock_prefix` and `redislock_history` are used,
+            so that its tasks share the lock, and its settings are read when the lock is used. Or a
+            URL as `redislock_url` takes it. Or a `redis.Redis` client: only its settings are used;
+            the lock has connections of its own, with timeouts that come from the ttl.
         name: the lock's name. A task whose `lock_key` template or callable gives the same
             text shares the lock.
         ttl: seconds that the lock outlives a dead holder, at least 0.1.
@@ -78,25 +105,30 @@ class RedisLock:
             often. The count dies with the lock.
         timeout: seconds that `with` waits before it raises `LockConflict`; None for ever. The
             default is from Redis in Action, 6.2.3.
-        prefix: what every key begins with.
+        prefix: what every key begins with. Default: the app's, else "redislock".
         history: how many runs the lock's bucket keeps for `celery redislock history`, like the
-            setting `redislock_history`; 0 records no run.
+            setting `redislock_history`; 0 records no run. Default: the app's, else 0.
+        label: what the holder is called in logs, errors and commands, such as "api: adjust".
+        transport_options: for a URL, as `redislock_transport_options`; a `sentinel://` URL needs
+            `master_name` there.
 
     Raises:
-        ConfigError: an argument is not accepted.
+        ConfigError: an argument is not accepted, or an app's settings, once they are read.
     """
 
     def __init__(
         self,
-        client_or_url: redis.Redis | str,
+        source: redis.Redis | str | CeleryApp,
         name: str,
         ttl: float = 30,
         heartbeat: bool = True,
         reentrant: bool = False,
         *,
         timeout: float | None = 10,
-        prefix: str = "redislock",
-        history: int = 0,
+        prefix: str | None = None,
+        history: int | None = None,
+        label: str | None = None,
+        transport_options: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ConfigError(
@@ -105,16 +137,26 @@ class RedisLock:
         self.name = name
         self.ttl = checks.checked("RedisLock", "ttl", ttl, checks.ttl, checks.TTL)
         self._timeout = _check_timeout(timeout)
-        self._history = checks.checked(
-            "RedisLock", "history", history, checks.history, checks.HISTORY
-        )
+        self._label = _check_label(label)
         self._beats = heartbeat
         self._reentrant = reentrant
-        self._keys = lock_keys(checks.check_prefix(prefix), name)
-        self._server = _store_for(client_or_url)
+        read = sources.reader_of_app(source)
+        if read is None:
+            server = _Server(_store_for(source, transport_options))
+            self._read: Callable[[], Source] = lambda: server
+            prefix = server.prefix if prefix is None else prefix
+            history = server.history if history is None else history
+        elif transport_options is not None:
+            raise ConfigError("RedisLock: transport_options are not accepted beside an app's")
+        else:
+            self._read = read
+        #: None if the app says so, whose settings may change.
+        self._history = history
+        if history is not None:
+            checks.checked("RedisLock", "history", history, checks.history, checks.HISTORY)
+        self._fixed_keys = None if prefix is None else lock_keys(checks.check_prefix(prefix), name)
         self._mine = threading.local()
-        #: The last acquisition in any thread of this process.
-        self._last: weakref.ref[_ThreadLease] | None = None
+        self._last: _Last | None = None
 
     def __repr__(self) -> str:
         return f"<RedisLock {self.name!r} ttl={self.ttl:g}>"
@@ -126,26 +168,34 @@ class RedisLock:
 
     @property
     def fence(self) -> int:
-        """The fencing token of this thread's acquisition, 0 if it has none. See `Lease`."""
-        lease = self._lease
-        return 0 if lease is None else lease.fence
+        """The fencing token of this thread's acquisition; if it has none, of the thread that holds
+        the lock. 0 if no thread of this process does. See `Lease`.
+        """
+        right = self._right
+        return 0 if right is None else right.fence
 
     @property
     def lost(self) -> bool:
-        """True if this thread acquired the lock and can no longer confirm that it holds it."""
-        lease = self._lease
-        return lease is not None and lease.lost
+        """True if the acquisition that `fence` is of can no longer be confirmed."""
+        right = self._right
+        if right is None:
+            return False
+        lease = self._lease or self._others_lease
+        if lease is not None and lease.right is right:
+            return lease.lost
+        return right.lost or clock() >= right.deadline  # its thread has ended
 
     def ensure(self) -> None:
-        """Go on only as the lock's holder.
+        """Go on only while a thread of this process holds the lock.
 
         Raises:
-            LockLost: this thread does not hold the lock, or lost it.
+            LockLost: no thread does, or this thread's acquisition was lost.
         """
-        lease = self._lease
-        if lease is None:
+        right = self._right
+        if right is None:
             raise LockLost(self.key)
-        lease.ensure()
+        if self.lost:
+            raise LockLost(self.key, right.holder)
 
     def holder(self) -> Holder | None:
         """Who holds the lock, or None.
@@ -179,7 +229,7 @@ class RedisLock:
         if held is not None and timeout is None:
             raise LockConflict(self.key, self.holder())
         lease = _ThreadLease(self._store, self._claim(), beats=self._beats)
-        last = weakref.ref(lease)
+        last = _Last(weakref.ref(lease), lease.right)
         try:
             reply = lease.take(hold_off=0) if timeout == 0 else wait_for(lease, timeout)
             taken = isinstance(reply, Acquired)
@@ -217,20 +267,23 @@ class RedisLock:
             self._mine.lease = None
 
     def extend(self) -> bool:
-        """Extend the lock to a whole ttl from now.
+        """Extend the lock to a whole ttl from now. Any thread may, while the one that acquired the
+        lock lives.
 
         Returns:
             True.
 
         Raises:
-            LockLost: this thread does not hold the lock, or lost it.
+            LockLost: no thread of this process holds the lock, or it was lost.
             LockUnavailable: the server did not answer in time.
         """
         self.ensure()
-        lease = self._lease
-        assert lease is not None
-        if not lease.upkeep.extend_now():
-            lease.ensure()
+        own, others = self._lease, self._others_lease
+        lease = own or others
+        # Only the thread that releases it may take a lock that vanished again: it may be released.
+        if lease is None or not lease.upkeep.extend_now(retake=own is not None):
+            self.ensure()
+            raise LockLost(self.key)
         return True
 
     def __enter__(self) -> RedisLock:
@@ -243,7 +296,7 @@ class RedisLock:
 
     def _warn_of_stray_release(self) -> None:
         """Say once that another thread has what this thread cannot release."""
-        lease = None if self._last is None else self._last()
+        lease = self._others_lease
         if lease is None or lease.stray_release_is_told or not lease.is_held:
             return
         lease.stray_release_is_told = True
@@ -255,17 +308,45 @@ class RedisLock:
 
     @property
     def _store(self) -> Store:
-        return self._server if stand_in.current is None else stand_in.current.store
+        return self._read().store if stand_in.current is None else stand_in.current.store
+
+    @property
+    def _keys(self) -> LockKeys:
+        return self._fixed_keys or lock_keys(self._read().prefix, self.name)
 
     @property
     def _lease(self) -> Lease | None:
         lease: Lease | None = getattr(self._mine, "lease", None)
         return None if lease is None or lease.inherited else lease
 
+    @property
+    def _others_lease(self) -> _ThreadLease | None:
+        return None if self._last is None else self._last.lease()
+
+    @property
+    def _right(self) -> Right | None:
+        """The right that this thread acquired and has not given back, be it lost: with the fence of
+        another thread's its late writes would pass. Else that of the last thread that acquired it.
+        """
+        lease = self._lease
+        if lease is not None:
+            return lease.right
+        right = None if self._last is None else self._last.right
+        return None if right is None or right.given_back or right.pid != os.getpid() else right
+
     def _claim(self) -> Claim:
         token = new_token()
-        value = holders.encode(token, ttl_ms=to_ms(self.ttl))
-        return Claim(self._keys, token, self.ttl, value, history=self._history)
+        value = holders.encode(token, ttl_ms=to_ms(self.ttl), label=self._label)
+        history = self._read().history if self._history is None else self._history
+        return Claim(self._keys, token, self.ttl, value, history=history)
+
+
+def _check_label(label: Any) -> str | None:
+    if label is not None and (not isinstance(label, str) or not label):
+        raise ConfigError(
+            f"RedisLock: label={label!r} is not accepted; it must be None or a non-empty str"
+        )
+    return label
 
 
 def _check_timeout(timeout: Any) -> float | None:
@@ -280,23 +361,25 @@ def _check_timeout(timeout: Any) -> float | None:
 
 
 _stores_of_clients: weakref.WeakKeyDictionary[Any, Store] = weakref.WeakKeyDictionary()
-_stores_of_urls: dict[str, Store] = {}
+_stores_of_urls: dict[tuple[str, str], Store] = {}
 
 
-def _store_for(client_or_url: redis.Redis | str) -> Store:
+def _store_for(source: Any, options: Mapping[str, Any] | None) -> Store:
     """The store for this server: all its locks share connections."""
-    if isinstance(client_or_url, str):
-        url = client_or_url
-        return _stores_of_urls.get(url) or _stores_of_urls.setdefault(
-            url, Store(pools_from_url(url))
+    if isinstance(source, str):
+        key = source, repr(sorted((options or {}).items()))
+        return _stores_of_urls.get(key) or _stores_of_urls.setdefault(
+            key, Store(pools_from_url(source, options))
         )
-    if not isinstance(client_or_url, redis.Redis):
+    if not isinstance(source, redis.Redis):
         raise ConfigError(
-            f"RedisLock: {client_or_url!r} is not accepted; it must be a redis.Redis client or"
-            " a URL"
+            f"RedisLock: {source!r} is not accepted; it must be a redis.Redis client, a URL or a"
+            " Celery app"
         )
-    pool = client_or_url.connection_pool
+    if options is not None:
+        raise ConfigError("RedisLock: transport_options are not accepted beside a client's")
+    pool = source.connection_pool
     store = _stores_of_clients.get(pool)
     if store is None:
-        store = _stores_of_clients[pool] = Store(pools_like(client_or_url))
+        store = _stores_of_clients[pool] = Store(pools_like(source))
     return store

@@ -184,15 +184,20 @@ class Upkeep:
         else:
             self.extend_now()
 
-    def extend_now(self) -> bool:
+    def extend_now(self, retake: bool = True) -> bool:
         """Extend the lock. False if it is no longer ours; then it is lost.
+
+        Args:
+            retake: take the lock again if it has vanished, while the right lasts.
 
         Raises:
             LockUnavailable: the server did not answer, and the right has not yet ended.
         """
         right, sent_at = self.right, clock()
         try:
-            (reply,) = self.store.locks.extend([self._extension(sent_at)], purpose="main")
+            extension = self._extension(sent_at)
+            extension = extension._replace(retake=retake and extension.retake)
+            (reply,) = self.store.locks.extend([extension], purpose="main")
             if isinstance(reply, LockUnavailable):
                 raise reply
         except LockUnavailable as exc:

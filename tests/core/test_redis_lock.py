@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -432,6 +432,126 @@ say("done")
     assert forking.said() == ["waited", "done"]
 
 
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """One more thread, beside the test's own."""
+    with ThreadPoolExecutor(1, "other") as other:
+        yield other
+
+
+def seen_by(lock: RedisLock) -> tuple[int, bool, bool]:
+    """What a lock says in this thread: its fence, whether it is lost, whether it can be ensured."""
+    try:
+        lock.ensure()
+    except LockLost as exc:
+        assert exc.key == lock.key
+        return lock.fence, lock.lost, False
+    return lock.fence, lock.lost, True
+
+
+def test_fence_lost_and_ensure_say_the_same_in_every_thread(lock, client, pool) -> None:
+    mine = lock(ttl=2)
+    for _ in range(2):
+        with mine:
+            fence = mine.fence
+            assert pool.submit(seen_by, mine).result() == seen_by(mine) == (fence, False, True)
+        assert pool.submit(seen_by, mine).result() == seen_by(mine) == (0, False, False)
+    mine.acquire()
+    fence = mine.fence
+    client.set(mine.key, "the thief's")
+    eventually(lambda: pool.submit(seen_by, mine).result()[1], "it is lost", 5)
+    assert pool.submit(seen_by, mine).result() == seen_by(mine) == (fence, True, False)
+    assert mine.release() is False
+    assert pool.submit(seen_by, mine).result() == seen_by(mine) == (0, False, False)
+
+
+def test_of_threads_that_acquire_one_after_another_each_is_told_the_holders_fence(
+    lock, pool
+) -> None:
+    mine = lock()
+    for holds, looks in ((pool.submit, call), (call, pool.submit)):
+        holds(mine.acquire).result()
+        assert looks(seen_by, mine).result() == holds(seen_by, mine).result()
+        assert looks(seen_by, mine).result()[0] > 0
+        holds(mine.release).result()
+
+
+def call(function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Call it in this thread, as an executor of another thread would."""
+    done: Future[Any] = Future()
+    done.set_result(function(*args))
+    return done
+
+
+def test_a_thread_that_lost_the_lock_is_not_told_the_fence_of_the_next_thread(
+    lock, client, pool
+) -> None:
+    """With that fence its late writes would pass for the holder's."""
+    mine = lock(ttl=2)
+    pool.submit(mine.acquire).result()
+    fence, _, _ = seen_by(mine)
+    client.delete(mine.key)
+    with lock():
+        eventually(lambda: mine.lost, "it is lost", 5)
+    with mine:
+        newer = mine.fence
+        assert newer > fence
+        assert pool.submit(seen_by, mine).result() == (fence, True, False)
+        assert seen_by(mine) == (newer, False, True)
+        with ThreadPoolExecutor(1) as third:
+            assert third.submit(seen_by, mine).result() == (newer, False, True)
+
+
+def test_a_lock_whose_thread_ended_is_told_by_its_right_and_not_kept_alive(lock, client) -> None:
+    mine = lock(ttl=0.6)
+    thread = threading.Thread(target=mine.acquire)
+    thread.start()
+    thread.join()
+    fence = mine.fence
+    assert fence > 0
+    eventually(lambda: not client.exists(mine.key), "it lapses", 5)
+    eventually(lambda: seen_by(mine) == (fence, True, False), "it is lost", 5)
+    mine.acquire()
+    assert seen_by(mine) == (mine.fence, False, True)
+    assert mine.fence > fence
+    mine.release()
+
+
+def test_another_thread_may_extend_the_lock_and_never_revives_it(lock, client, pool) -> None:
+    with lock(ttl=2, heartbeat=False) as mine:
+        time.sleep(0.2)
+        before = client.pttl(mine.key)
+        assert pool.submit(mine.extend).result() is True
+        assert client.pttl(mine.key) > before
+        client.delete(mine.key)
+        with pytest.raises(LockLost):
+            pool.submit(mine.extend).result()
+        assert not client.exists(mine.key)
+        assert mine.lost
+
+
+def test_in_a_forked_child_no_thread_claims_the_parents_lock(script) -> None:
+    forking = script(
+        """
+from concurrent.futures import Future, ThreadPoolExecutor
+lock = RedisLock(url, name, ttl=5)
+with ThreadPoolExecutor(1) as other:
+    other.submit(lock.acquire).result()
+    pid = os.fork()
+    if not pid:
+        claims = lock.fence or lock.lost
+        try:
+            lock.ensure()
+        except LockLost:
+            os._exit(1 if claims else 7)
+    _, status = os.waitpid(pid, 0)
+    say([os.waitstatus_to_exitcode(status), lock.fence > 0])
+    other.submit(lock.release).result()
+"""
+    )
+    forking.says([7, True])
+
+
 def test_asyncio_to_thread_cannot_release_in_another_thread_what_it_acquired(lock, caplog) -> None:
     """Its pool's threads live on: the lock is kept until the pool ends, and that is said."""
     mine = lock(ttl=2)
@@ -499,7 +619,7 @@ def test_a_reentrant_lock_counts_for_each_thread(lock) -> None:
     with mine, ThreadPoolExecutor(1) as other:
         assert other.submit(mine.acquire, timeout=0).result() is False
         assert other.submit(mine.release).result() is False
-        assert other.submit(lambda: mine.fence).result() == 0
+        assert other.submit(lambda: mine.fence).result() == mine.fence
         assert not is_free(lock)
 
 
