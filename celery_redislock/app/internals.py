@@ -12,6 +12,7 @@ need is imported here by the function that needs it.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -41,6 +42,7 @@ __all__ = [
     "context_of",
     "error_of",
     "is_active",
+    "is_celerys_tracer",
     "is_connected_still",
     "is_decorated",
     "is_here",
@@ -241,6 +243,18 @@ def least_countdown(app: Any) -> float:
 TRACE_LOGGER: Final = "celery.app.trace"
 #: Celery's description of an error in `Task.throws`, in the field `description` of its log line.
 EXPECTED: Final = "raised expected"
+
+
+def is_celerys_tracer(tracer: Any) -> bool:
+    """Whether it is what `build_tracer` makes, or a tool's wrapper that calls that. Asyncio pools
+    have Celery make another one, which runs the body in another thread, or only later.
+    """
+    if inspect.iscoroutinefunction(tracer):
+        return False
+    cells = [cell.cell_contents for cell in getattr(tracer, "__closure__", None) or ()]
+    found = [inspect.unwrap(each) for each in (tracer, *cells) if callable(each)]
+    names = [(getattr(f, "__module__", ""), getattr(f, "__name__", "")) for f in found]
+    return ("celery.app.trace", "trace_task") in names
 
 
 def trace_of_end(info: Any, error: BaseException, state: str) -> Any:

@@ -335,6 +335,21 @@ def _looks_like_an_option(name: str, value: Any) -> bool:
     return name.startswith("on_") and not is_hook
 
 
+def is_option_or_like_one(name: str, value: Any) -> bool:
+    """Whether an attribute of a class that is not ours is meant for us: an option that asks for
+    something, a name like one, or a policy under any name.
+    """
+    if value is None or value is UNSET:
+        return False
+    if name in OPTIONS or isinstance(value, Policy):
+        return True
+    low = name.lower()
+    return low.startswith("redislock_") or (
+        re.search("lock|conflict|redis", low) is not None
+        and bool(_close_matches(low, OPTIONS, cutoff=0.8))
+    )
+
+
 def refuse_unknown_settings(names: Iterable[str]) -> None:
     """Refuse settings that do not exist and look like ours: `redislock_*`, `redis_lock_*`.
 

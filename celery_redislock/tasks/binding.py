@@ -13,10 +13,17 @@ from celery import Task
 from ..app.internals import is_decorated, is_nobodys_app
 from ..app.labels import LabelMaker
 from ..app.names import KeyMaker
-from ..app.options import OPTIONS, UNSET, refuse_unknown_options, resolve
+from ..app.options import (
+    OPTIONS,
+    UNSET,
+    refuse_unknown_option,
+    refuse_unknown_options,
+    resolve,
+)
 from ..app.settings import AppLocks, app_locks
 from ..app.signatures import is_async
 from ..errors import ConfigError
+from .forgotten import options_elsewhere
 from .locked import LockedTask
 
 #: What a task may override with a value: Celery's own attributes, and the options.
@@ -39,9 +46,16 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
         ConfigError: an option or a setting is unknown or wrong.
     """
     where = f"task {cls.name}"
+    _require_our_tracer(where, cls, door)
     refuse_unknown_options(where, _own_attributes(cls, door), _taken(door))
     locks = app_locks(app, refresh=True)
     given = {option: _plain(inspect.getattr_static(cls, option)) for option in OPTIONS}
+    # Ours hide them where it comes first among the bases, and where `redislock_tasks` put it.
+    for name, value in options_elsewhere(cls).items():
+        if name not in OPTIONS:
+            refuse_unknown_option(where, name)
+        if given[name] is UNSET:
+            given[name] = _plain(value)
     cls.lock_options = resolve(where, given, locks.settings)
     function = inspect.getattr_static(cls, "run").__get__(object(), cls)
     if is_async(function):
@@ -65,6 +79,26 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
         )
     if locks.enabled and (locks.eager or not app.conf.task_always_eager):
         _require_server(cls, app, locks)
+
+
+def _require_our_tracer(where: str, cls: type[LockedTask], door: type[LockedTask]) -> None:
+    strategy = _plain(inspect.getattr_static(cls, "Strategy"))
+    if not _is_celerys_strategy(strategy):
+        raise ConfigError(
+            f"{where}: Strategy={getattr(strategy, '__qualname__', strategy)!r} is not accepted: a"
+            " worker would call the task without its lock. Accepted is Celery's own,"
+            " 'celery.worker.strategy:default'. In a task of celery-batches, take a RedisLock"
+        )
+    if inspect.getattr_static(cls, "__trace__") is not vars(door)["__trace__"]:
+        raise ConfigError(f"{where}: __trace__ is not accepted: Celery keeps the tracer there")
+
+
+def _is_celerys_strategy(strategy: Any) -> bool:
+    """Whether it is Celery's own, which calls the task through its `__trace__`."""
+    if isinstance(strategy, str):
+        return strategy.replace(":", ".") == "celery.worker.strategy.default"
+    module = sys.modules.get("celery.worker.strategy")  # only workers import it
+    return module is not None and strategy is module.default
 
 
 def _require_server(cls: type[LockedTask], app: Any, locks: AppLocks) -> None:

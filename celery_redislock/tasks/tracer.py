@@ -25,8 +25,9 @@ from celery import Task, states
 from celery.signals import task_failure, task_postrun, task_prerun
 
 from ..app.delivery import KEY, Kept, take_header
-from ..app.internals import trace_of_end
+from ..app.internals import is_celerys_tracer, trace_of_end
 from ..app.results import store_failed
+from ..errors import ConfigError
 from .ends import RUN, EndInfo
 from .locked import LockedTask
 from .refused import is_refusal
@@ -37,7 +38,17 @@ Tracer = Callable[..., Any]
 
 
 def around(task: LockedTask, inner: Tracer) -> Tracer:
-    """A tracer that takes the task's lock, and then calls Celery's."""
+    """A tracer that takes the task's lock, and then calls Celery's.
+
+    Raises:
+        ConfigError: the inner one is not Celery's.
+    """
+    if not is_celerys_tracer(inner):
+        raise ConfigError(
+            f"task {task.name}: its tracer is {getattr(inner, '__module__', inner)}'s, not"
+            " Celery's, and need not run the body under the lock. Use one of Celery's pools, not an"
+            " asyncio pool; a function that wraps Celery's tracer is accepted"
+        )
 
     def trace(uuid: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
         raw = {} if request is None else request

@@ -4,6 +4,8 @@ imports this, so what only workers need is imported when one starts.
 
 from __future__ import annotations
 
+import logging
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any, Final
@@ -15,6 +17,7 @@ from ..app.options import refuse_unknown_settings
 from ..app.settings import app_locks, has_locks, setting_names
 from ..core.log import get_logger
 from ..errors import ConfigError, LockUnavailable
+from ..tasks.forgotten import untold
 from ..tasks.protect import has_setting, protect_tasks
 from ..tasks.task import SingletonTask
 
@@ -43,7 +46,8 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
         # Celery only logs a receiver's ordinary errors: the worker would go on without locks.
         raise SystemExit(f"redislock: {exc}") from exc
     found = _warnings[app] = [
-        ("redislock: redislock_tasks[%r] %s", pattern, why) for pattern, why in idle
+        *(("redislock: redislock_tasks[%r] %s", pattern, why) for pattern, why in idle),
+        *untold(app),
     ]
     if has_locks(app) and app_locks(app).enabled:
         channel.open()
@@ -56,9 +60,26 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
 
 def _on_log_is_there(sender: Any, instance: Any, **kwargs: Any) -> None:
     """In the same process, when Celery has set up its log, but not yet connected to the broker."""
+    _say_if_unheard()
     for warning in _warnings.pop(instance.app, ()):
         logger.warning(*warning)
     _say_where(instance.app)
+
+
+def _say_if_unheard() -> None:
+    """Say on another way that our logger is disabled: else a lost lock passes in silence."""
+    if not logger.disabled:
+        return
+    text = (
+        "redislock: the logger 'celery_redislock' is disabled: nobody will hear of lost locks."
+        " logging.config disables each logger that it does not name; name it, or set"
+        " disable_existing_loggers to False"
+    )
+    for other in (logging.getLogger("celery.worker"), logging.getLogger()):
+        if not other.disabled and other.isEnabledFor(logging.WARNING) and other.hasHandlers():
+            other.warning(text)
+            return
+    print(text, file=sys.stderr)
 
 
 def _say_where(app: Any) -> None:

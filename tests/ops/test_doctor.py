@@ -18,7 +18,7 @@ from tests.support.servers import free_port
 CHECKS = {
     *("tasks", "server", "version", "memory", "persistence", "replication", "rights"),
     *("round trip", "time-outs", "clock", "prefix", "set aside"),
-    *("max hold", "visibility", "limits", "redislock_tasks", "beat"),
+    *("max hold", "visibility", "limits", "redislock_tasks", "forgotten", "beat"),
 }
 
 
@@ -35,7 +35,7 @@ def doctor(label):
             def body(x=None):
                 """Nothing."""
 
-            app.task(name=name, shared=False, base=SingletonTask, **options)(body)
+            app.task(name=name, shared=False, **{"base": SingletonTask, **options})(body)
         result = run(app, "doctor", "--json", *arguments)
         assert result.exit_code == status, result.output
         found = json.loads(result.output)
@@ -60,6 +60,17 @@ def test_a_sound_set_up_has_no_problems(own_redis, label, doctor):
     table = run(app, "doctor").output.splitlines()
     assert table[0].split(maxsplit=2) == ["LEVEL", "CHECK", "FOUND, AND WHAT TO DO"]
     assert table[-1] == "no problems"
+
+
+def test_a_task_with_options_and_without_the_base_is_named(redis_server, doctor):
+    found = doctor(redis_server.url, tasks={"shop.sync": {"base": None, "lock_key": ["x"]}})
+    assert found["forgotten"] == [
+        (
+            "warning",
+            "shop.sync sets lock_key, and takes no lock: its base is not SingletonTask, and"
+            " redislock_tasks does not name it",
+        )
+    ]
 
 
 def test_a_server_that_is_away_is_an_error_and_settings_are_still_examined(doctor):

@@ -28,6 +28,7 @@ OF_SERVER: Final[dict[str, Check]] = {
 #: Those that read settings only.
 OF_SETTINGS: Final[dict[str, Check]] = {
     "redislock_tasks": tasks.check_names,
+    "forgotten": tasks.check_forgotten,
     "beat": tasks.check_beat,
     "max hold": tasks.check_hold,
     "visibility": tasks.check_visibility,

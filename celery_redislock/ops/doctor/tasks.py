@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import Task
 
+from ...tasks.forgotten import WHY, forgotten
 from ...tasks.protect import protect_tasks
 from ...tasks.sending import SPREAD, longest_countdown
 from ...tasks.task import SingletonTask
@@ -34,6 +35,18 @@ def check_names(patient: Patient) -> Iterator[Finding]:
         )  # fmt: skip
     if not idle:
         yield Finding(OK, "every entry protects a task, or there is none")
+
+
+def check_forgotten(patient: Patient) -> Iterator[Finding]:
+    """Whether a task has options of a lock, and takes none."""
+    found = list(forgotten(patient.app))
+    for name, options in found:
+        yield Finding(
+            WARNING, f"{name} sets {options}, {WHY}",
+            "write base=SingletonTask, or name the task in redislock_tasks",
+        )  # fmt: skip
+    if not found:
+        yield Finding(OK, "every task with options of a lock takes one")
 
 
 def check_beat(patient: Patient) -> Iterator[Finding]:
