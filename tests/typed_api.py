@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery import Celery, shared_task
+from celery import Celery, current_app, shared_task
 from celery.result import AsyncResult
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
@@ -142,6 +142,10 @@ def outside(url: str) -> int:
         assert_type(lock.holder(), Holder | None)
         assert_type(lock.acquire(timeout=0), bool)
         RedisLock(url, 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        RedisLock(5, "name")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        RedisLock(url, "name", transport_options={"master_name": "main"})
+        assert_type(RedisLock(app, "account:5", label="api: adjust").lost, bool)
+        RedisLock(current_app, "account:5", prefix="shop", history=0)
         return lock.fence
 
 

@@ -58,12 +58,17 @@ def _say_dropped(key: str, ttl: float, thread: str) -> None:
     )  # fmt: skip
 
 
-class _Server(NamedTuple):
-    """A server without an app's settings."""
+class _Server:
+    """A server without an app's settings, which reads itself. See `Source`."""
 
-    store: Store
-    prefix: str = "redislock"
-    history: int = 0
+    prefix = "redislock"
+    history = 0
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __call__(self) -> _Server:
+        return self
 
 
 class _Last(NamedTuple):
@@ -130,30 +135,19 @@ class RedisLock:
         label: str | None = None,
         transport_options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(name, str) or not name:
-            raise ConfigError(
-                f"RedisLock: name={name!r} is not accepted; it must be a non-empty str"
-            )
-        self.name = name
+        self.name = name = _check_text("name", name, "a non-empty str")
         self.ttl = checks.checked("RedisLock", "ttl", ttl, checks.ttl, checks.TTL)
         self._timeout = _check_timeout(timeout)
-        self._label = _check_label(label)
+        self._label = (
+            None if label is None else _check_text("label", label, "None or a non-empty str")
+        )
         self._beats = heartbeat
         self._reentrant = reentrant
-        read = sources.reader_of_app(source)
-        if read is None:
-            server = _Server(_store_for(source, transport_options))
-            self._read: Callable[[], Source] = lambda: server
-            prefix = server.prefix if prefix is None else prefix
-            history = server.history if history is None else history
-        elif transport_options is not None:
-            raise ConfigError("RedisLock: transport_options are not accepted beside an app's")
-        else:
-            self._read = read
-        #: None if the app says so, whose settings may change.
-        self._history = history
-        if history is not None:
-            checks.checked("RedisLock", "history", history, checks.history, checks.HISTORY)
+        self._read = read = _reader_of(source, transport_options)
+        if isinstance(read, _Server):  # else the app says them, and its settings may change
+            prefix = read.prefix if prefix is None else prefix
+            history = read.history if history is None else history
+        self._history = None if history is None else _check_history(history)
         self._fixed_keys = None if prefix is None else lock_keys(checks.check_prefix(prefix), name)
         self._mine = threading.local()
         self._last: _Last | None = None
@@ -341,12 +335,10 @@ class RedisLock:
         return Claim(self._keys, token, self.ttl, value, history=history)
 
 
-def _check_label(label: Any) -> str | None:
-    if label is not None and (not isinstance(label, str) or not label):
-        raise ConfigError(
-            f"RedisLock: label={label!r} is not accepted; it must be None or a non-empty str"
-        )
-    return label
+def _check_text(what: str, text: Any, accepted: str) -> str:
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"RedisLock: {what}={text!r} is not accepted; it must be {accepted}")
+    return text
 
 
 def _check_timeout(timeout: Any) -> float | None:
@@ -358,6 +350,21 @@ def _check_timeout(timeout: Any) -> float | None:
             " seconds, not negative"
         )
     return timeout
+
+
+def _check_history(history: Any) -> int:
+    checked: int = checks.checked("RedisLock", "history", history, checks.history, checks.HISTORY)
+    return checked
+
+
+def _reader_of(source: Any, options: Mapping[str, Any] | None) -> Callable[[], Source]:
+    """What reads where the lock is, whenever it is used."""
+    read = sources.reader_of_app(source)
+    if read is None:
+        return _Server(_store_for(source, options))
+    if options is not None:
+        raise ConfigError("RedisLock: transport_options are not accepted beside an app's")
+    return read
 
 
 _stores_of_clients: weakref.WeakKeyDictionary[Any, Store] = weakref.WeakKeyDictionary()

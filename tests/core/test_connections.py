@@ -279,6 +279,14 @@ def test_a_lock_works_over_a_sentinel(sentinel, client) -> None:
     use(pools_from_url(url, {"master_name": "main"}), client)
 
 
+def test_a_redis_lock_works_over_a_sentinels_url(sentinel, client, label) -> None:
+    url = f"sentinel://127.0.0.1:{sentinel.port}"
+    with pytest.raises(ConfigError, match="RedisLock: transport_options"):
+        RedisLock(url, label)
+    with RedisLock(url, label, ttl=3, transport_options={"master_name": "main"}) as lock:
+        assert client.exists(lock.key)
+
+
 def test_a_lock_works_over_several_sentinels_of_which_one_is_gone(sentinel, client) -> None:
     url = f"sentinel://127.0.0.1:{free_port()}/0;sentinel://127.0.0.1:{sentinel.port}/0"
     use(pools_from_url(url, {"master_name": "main"}), client)

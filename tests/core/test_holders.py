@@ -23,6 +23,7 @@ from celery_redislock.core import holders
         (Holder(task="pkg.task"), "pkg.task"),
         (Holder(task_id="0c1e"), "RedisLock[0c1e]"),
         (Holder(pid=1, node="web"), "RedisLock on web pid 1"),
+        (Holder(pid=1, node="web", label="api: adjust"), "RedisLock (api: adjust) on web"),
         (Holder(ttl=5.0), "a foreign value"),
     ],
 )

@@ -1,9 +1,9 @@
 """The same work as the task, by hand and under the same lock."""
 
-from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from celery_redislock import LockConflict, RedisLock
+from shop.celery import app
 from shop.models import Product
 from shop.tasks import write_entry
 
@@ -13,7 +13,7 @@ class Command(BaseCommand):
 
     def handle(self, **options):
         try:
-            with RedisLock(settings.CELERY_REDISLOCK_URL, "shop.index", timeout=0) as lock:
+            with RedisLock(app, "shop.index", timeout=0) as lock:
                 for product_id in Product.objects.values_list("pk", flat=True):
                     lock.ensure()
                     write_entry(product_id)
