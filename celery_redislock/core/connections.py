@@ -340,8 +340,8 @@ def _sentinel_pools(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -
     master = options.get("master_name")
     if not isinstance(master, str) or not master:
         raise ConfigError(
-            "redislock_transport_options (of a RedisLock: transport_options): a sentinel:// URL"
-            " needs 'master_name', the name that the sentinels have for the master"
+            "redislock_transport_options: a sentinel:// URL needs 'master_name', the name that the"
+            " sentinels have for the master; a RedisLock has it in transport_options"
         )
     hosts = []
     for part in url.split(";"):

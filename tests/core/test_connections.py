@@ -281,7 +281,7 @@ def test_a_lock_works_over_a_sentinel(sentinel, client) -> None:
 
 def test_a_redis_lock_works_over_a_sentinels_url(sentinel, client, label) -> None:
     url = f"sentinel://127.0.0.1:{sentinel.port}"
-    with pytest.raises(ConfigError, match="RedisLock: transport_options"):
+    with pytest.raises(ConfigError, match="RedisLock has it in transport_options"):
         RedisLock(url, label)
     with RedisLock(url, label, ttl=3, transport_options={"master_name": "main"}) as lock:
         assert client.exists(lock.key)
