@@ -21,7 +21,7 @@ from celery_redislock.testing import MemoryStore
 from tests.support import lateness, sharing
 from tests.support.journal import Journal
 from tests.support.rights import as_user, denials, grant
-from tests.support.servers import Proxy, RabbitMQ, RedisServer, shared_rabbitmq
+from tests.support.servers import SQS, Proxy, RabbitMQ, RedisServer, shared_rabbitmq
 from tests.support.workers import Process, Worker, make_app, running
 
 #: Where Celery has what it does for `shared_task`, and for `app.task` unless `shared=False`.
@@ -130,6 +130,16 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
         folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     ) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def sqs() -> Iterator[SQS]:
+    """One for the process: its start takes two seconds of a core."""
+    server = SQS()
+    try:
+        yield server.start()
+    finally:
+        server.kill()
 
 
 @pytest.fixture

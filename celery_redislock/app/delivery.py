@@ -18,6 +18,7 @@ from ..core.clock import clock
 from ..core.parked import id_of
 from ..core.tokens import new_token
 from ..errors import ConfigError
+from .brokers import Origin
 
 KEY: Final = "redislock"
 #: The version of the header. A release reads its own version and all earlier ones.
@@ -31,8 +32,9 @@ def attempt_of(raw: Mapping[str, Any]) -> tuple[str, int, int]:
 
 def stamp(
     raw: dict[str, Any],
-    events: bool = False,
-    content_type: str | None = None,
+    events: bool,
+    content_type: str | None,
+    origin: Origin,
 ) -> str:
     """Mint the token of a delivery and put it where the pool finds it.
 
@@ -40,6 +42,7 @@ def stamp(
         raw: the request, as the worker hands it to the pool.
         events: whether the worker sends events.
         content_type: of the message.
+        origin: what the broker says of it.
     """
     token = new_token()
     mark: dict[str, Any] = {"token": token, "received": clock()}
@@ -47,6 +50,10 @@ def stamp(
         mark["events"] = True
     if content_type:
         mark["content_type"] = content_type
+    if origin.sent is not None:
+        mark["sent"] = origin.sent
+    if origin.redelivered:
+        mark["redelivered"] = True
     raw["properties"] = {**(raw.get("properties") or {}), KEY: mark}
     return token
 
@@ -55,13 +62,20 @@ def is_copy(raw: Mapping[str, Any]) -> bool:
     """Whether the message is known to be a copy, or replaces one that may come back.
 
     Args:
-        raw: the request as the worker's main process has it.
+        raw: the request as the worker's main process has it, stamped.
     """
     header = raw.get(KEY)
     if not isinstance(header, Mapping):
         header = {}
     said = header.get("redelivered") or header.get("deferrals") or header.get("parked")
-    return bool(said or raw["delivery_info"]["redelivered"])
+    return bool(said or _is_redelivered(raw))
+
+
+def _is_redelivered(raw: Mapping[str, Any]) -> bool:
+    """Whether the broker says that it had delivered the message before."""
+    mark = (raw.get("properties") or {}).get(KEY) or {}
+    said = mark.get("redelivered") or (raw.get("delivery_info") or {}).get("redelivered")
+    return bool(said)
 
 
 def take_header(raw: dict[str, Any]) -> Any:
@@ -168,10 +182,10 @@ class Delivery:
         found = cls(
             token=mark.get("token") or new_token(),
             received=mark.get("received"),
-            redelivered=bool((raw.get("delivery_info") or {}).get("redelivered")),
+            redelivered=_is_redelivered(raw),
             kept=kept,
-            # kombu's own transports give each message a tag, and keep it when they restore it.
-            sent=str(properties.get("delivery_tag") or ""),
+            # Most of kombu's transports give each message a tag as it is sent.
+            sent=str(mark.get("sent", properties.get("delivery_tag")) or ""),
             content_type=mark.get("content_type"),
             events=bool(mark.get("events")),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -12,8 +11,8 @@ from celery.app.task import Context
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.saferepr import saferepr
 from kombu import serialization
-from kombu.utils.url import parse_url
 
+from .brokers import broker_of
 from .delivery import KEY
 from .internals import serializer_of
 
@@ -198,17 +197,3 @@ class Entry(NamedTuple):
                 if name in options
             },
         )
-
-
-def broker_of(app: Any) -> str:
-    """A digest of the broker's address, without user and password."""
-    known: str | None = app.__dict__.get("_redislock_broker")
-    if known is None:
-        connection = app.connection_for_write()
-        urls = connection.alt or [connection.as_uri(include_password=True)]
-        parts = [parse_url(url) if "://" in url else {"hostname": url} for url in urls]
-        names = ("transport", "hostname", "port", "virtual_host")
-        address = sorted(str([part.get(name) for name in names]) for part in parts)
-        known = hashlib.sha256("\n".join(address).encode()).hexdigest()[:16]
-        app.__dict__["_redislock_broker"] = known
-    return known

@@ -36,7 +36,6 @@ __all__ = [
     "after_registration",
     "as_running",
     "at_pool_process_exit",
-    "broker_of_consumer",
     "call_in_consumer",
     "check_arguments",
     "context_of",
@@ -340,12 +339,6 @@ def is_connected_still(consumer: Any, times: int) -> bool:
     connection = consumer.connection
     is_connected = connection is not None and connection.connected
     return bool(is_connected) and times_connected(consumer) == times
-
-
-def broker_of_consumer(consumer: Any) -> str:
-    """The kind of broker that the worker's messages come from, such as "amqp" or "redis"."""
-    kind: str = consumer.conninfo.get_transport_cls().driver_type
-    return kind
 
 
 def terminate_child(consumer: Any, pid: int, signum: int) -> None:

@@ -5,6 +5,7 @@ There are no module globals: two apps in one process may have two servers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,6 +17,7 @@ from ..core.checks import check_prefix
 from ..core.connections import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
 from ..core.notes import DONE_TTL
 from ..errors import ConfigError
+from .brokers import redelivery_of
 from .internals import CELERYS_SETTINGS, real_app
 from .options import SETTINGS, refuse_unknown_settings
 
@@ -52,7 +54,7 @@ class AppLocks:
     def __init__(self, app: Any, known: AppLocks | None = None) -> None:
         refuse_unknown_settings(setting_names(app))
         self.settings = _settings(app.conf)
-        self.prefix = check_prefix(self.settings.get("redislock_prefix", "redislock"))
+        self.prefix = check_prefix(self.settings.get("redislock_prefix", default_prefix(app.conf)))
         self.enabled = self._flag("redislock_enabled", True)
         self._eager = self._flag("redislock_eager", False)
         #: How many runs each bucket keeps in its history; 0 for none.
@@ -61,10 +63,10 @@ class AppLocks:
             *(checks.history, checks.HISTORY),
         )
         self.server = _server(app.conf, self.settings)
-        self.visibility_timeout = _visibility_timeout(app.conf)
+        self.redelivery = redelivery_of(app.conf)
         #: Seconds for which a finished attempt is remembered: a copy of its message may come when
         #: the broker delivers it again.
-        self.done_ttl = DONE_TTL + (self.visibility_timeout or 0.0)
+        self.done_ttl = DONE_TTL + self.redelivery.copies_for
         self._store: Store | None = None
         if known is not None and known.server == self.server:
             self._store = known._store
@@ -197,6 +199,17 @@ def _settings(conf: Any) -> dict[str, Any]:
     return {name: found[name] for name in SETTINGS if name in found}
 
 
+def default_prefix(conf: Any) -> str:
+    """The prefix where none is set. Projects that share a Redis and are told apart by the prefix of
+    their keys, in the broker or the result backend, are told apart in the lock server too.
+    """
+    for options in (conf.broker_transport_options, conf.result_backend_transport_options):
+        prefix = (options or {}).get("global_keyprefix")
+        if prefix:
+            return f"{re.sub('[{}]', '', str(prefix))}redislock"  # braces would be a hash tag
+    return "redislock"
+
+
 def _server(conf: Any, settings: Mapping[str, Any]) -> Server | None:
     options = settings.get("redislock_transport_options") or {}
     if not isinstance(options, Mapping):
@@ -226,19 +239,6 @@ def _of_broker(conf: Any) -> Server | None:
         if is_redis_url(url):
             return _derived(url, conf.broker_transport_options, conf.broker_use_ssl)
     return None
-
-
-def _visibility_timeout(conf: Any) -> float | None:
-    """Seconds after which the broker delivers an unacknowledged message again; None if it does not
-    do so by time.
-    """
-    url = conf.broker_read_url or conf.broker_url
-    first = url[0] if isinstance(url, list | tuple) and url else url
-    if not is_redis_url(first):
-        return None
-    value = (conf.broker_transport_options or {}).get("visibility_timeout")
-    # 3600 is kombu's default.
-    return float(value) if isinstance(value, int | float) and value > 0 else 3600.0
 
 
 def _derived(url: str, options: Mapping[str, Any] | None, use_ssl: Any) -> Server:

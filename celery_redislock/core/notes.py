@@ -42,6 +42,10 @@ class Note(NamedTuple):
         """Whether it is about another message than the one with this identity."""
         return bool(sent and self.sent and sent != self.sent)
 
+    def is_of(self, sent: str) -> bool:
+        """Whether it is about the message with this identity."""
+        return bool(sent) and sent == self.sent
+
 
 def encode(kind: str, sent: str) -> str:
     """The note's text; "", for no note, if `kind` is ""."""

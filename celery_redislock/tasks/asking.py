@@ -136,9 +136,11 @@ def _unless_done(attempt: Attempt, done: Done) -> Acquired | Busy | Done:
         end_as_replaced(attempt, done.note.replaced_by)
     if done.note.is_of_another_message(delivery.sent):
         return lease.take(again=True)
-    # A task may be sent again under the same id. A copy, or the message it was deferred from,
-    # existed before the run ended.
-    if not delivery.redelivered and max(delivery.age, delivery.waited) < done.age:
+    # A task may be sent again under the same id. Its message was then sent after the run ended, if
+    # this broker says which message is a copy.
+    says_copies = delivery.sent or not attempt.locks.redelivery.copies_any_time
+    is_copy = delivery.redelivered or done.note.is_of(delivery.sent) or not says_copies
+    if not is_copy and max(delivery.age, delivery.waited) < done.age:
         return lease.take(again=True)
     # The message it is deferred to must be known as a copy too, though it is received later.
     delivery.redelivered = True

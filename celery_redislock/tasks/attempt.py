@@ -92,13 +92,14 @@ class Attempt:
         self.lease: Lease | None = None
         # The broker still has the message; or the message waited here for longer than a visibility
         # timeout may be, a second at least; or the broker did not receive the acknowledgement of
-        # the message that this one was deferred from.
+        # the message that this one was deferred from; or it may deliver again whatever it received.
         self._came_with_copies = not self.is_eager and bool(
             task.acks_late
             or task.acks_after_body
             or delivery.redelivered
             or delivery.deferrals
             or delivery.age >= COPIED_FROM
+            or locks.redelivery.copies_any_time
         )
 
     @property

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any, Final
 
 from ..app.again import message_options
-from ..app.entries import Entry, broker_of
+from ..app.brokers import broker_of
+from ..app.entries import Entry
 from ..app.outcomes import Outcome
 from ..core.claims import Acquired, Busy, Full, Older, Parked, Turn
 from ..core.holders import Holder, successor_text

@@ -22,6 +22,8 @@ logger = get_logger()
 
 #: A countdown is multiplied by a random factor up to this, so that not all come back at once.
 SPREAD: Final = 1.25
+#: Seconds for which a task is put off at least, however soon the broker redelivers.
+SHORTEST: Final = 0.5
 #: Seconds before its expiry at which a task is put off at the latest, if the server is away.
 IN_TIME: Final = 1.0
 
@@ -53,7 +55,7 @@ def put_off(
         Reject: it was not published, and the broker still has the message.
         Exception: it was not published, and the broker no longer has the message.
     """
-    longest = longest_countdown(attempt.locks.visibility_timeout)
+    longest = longest_countdown(attempt.locks.redelivery.after)
     countdown = min(countdown * random.uniform(1.0, SPREAD), longest)
     left = seconds_until(attempt.raw.get("expires"), attempt.task.app.timezone)
     if cause is not None and left is not None and left > 2 * IN_TIME:
@@ -84,16 +86,16 @@ def put_off(
 
 def backoff(attempt: Attempt, tries: int, most: float) -> float:
     """Seconds: 1, 2, 4 and so on with each try, `most` at most."""
-    return min(2.0 ** min(tries, 10), most, longest_countdown(attempt.locks.visibility_timeout))
+    return min(2.0 ** min(tries, 10), most, longest_countdown(attempt.locks.redelivery.after))
 
 
 def longest_countdown(visible: float | None) -> float:
     """The longest countdown in seconds.
 
     Args:
-        visible: seconds after which the broker redelivers; None if it never does.
+        visible: seconds after which the broker redelivers; None if it never does by time.
     """
-    return float("inf") if visible is None else visible / 2
+    return float("inf") if visible is None else max(visible / 2, SHORTEST)
 
 
 def _publish(attempt: Attempt, countdown: float, header: dict[str, Any]) -> None:

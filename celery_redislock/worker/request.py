@@ -14,6 +14,7 @@ from celery import signals as celery_signals
 from celery.exceptions import Terminated, WorkerLostError
 from celery.worker.request import Request
 
+from ..app.brokers import origin_of
 from ..app.delivery import KEY, Kept, attempt_of, is_copy, stamp
 from ..app.errands import errands
 from ..app.events import channel
@@ -94,7 +95,8 @@ class LockRequest(Request):
         #: The connection to the broker on which the message came: how many there were before it.
         self._came_on = times_connected(self.task.worker_consumer)
         events = channel.wanted_by(self, self.task.worker_consumer)
-        self._lock_token = stamp(self.request_dict, events, self.content_type)
+        origin = origin_of(self.message, self.task.app_locks.redelivery)
+        self._lock_token = stamp(self.request_dict, events, self.content_type, origin)
         self._noted_at = 0.0
         #: Whether it may be one of several copies: then its run's done note stays.
         self._is_copy = is_copy(self.request_dict)
@@ -135,7 +137,7 @@ class LockRequest(Request):
         None if the broker may have given the message to another worker by now.
         """
         consumer, locks = self.task.worker_consumer, self.task.app_locks
-        visible = locks.visibility_timeout
+        visible = locks.redelivery.after
         if not is_connected_still(consumer, self._came_on) or (
             visible is not None and clock() - self._received > visible / 2
         ):

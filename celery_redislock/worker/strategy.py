@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.utils.imports import symbol_by_name
 
-from ..app.internals import broker_of_consumer
 from ..core.forks import between_forks
 from ..tasks.task import SingletonTask
 from .request import lock_request
-
-#: Brokers that are known to redeliver an unacknowledged message only when the connection is lost,
-#: or after the visibility timeout in the app's settings.
-BROKERS: Final = ("amqp", "redis")
 
 
 def prepare(task: SingletonTask, consumer: Any) -> None:
@@ -34,5 +29,5 @@ def prepare(task: SingletonTask, consumer: Any) -> None:
         between_forks.use()
     task.runs_in_children = is_locked and is_prefork
     task.acks_after_body = isinstance(consumer.pool, SoloPool)
-    task.hears_acks = is_locked and broker_of_consumer(consumer) in BROKERS
+    task.hears_acks = is_locked and task.app_locks.redelivery.hears_acks
     task.worker_consumer = consumer

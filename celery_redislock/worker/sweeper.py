@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any, Final
 
-from ..app.entries import broker_of
+from ..app.brokers import broker_of
 from ..app.settings import app_locks
 from ..core.clock import clock
 from ..core.forks import between_forks

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -751,3 +752,55 @@ def shared_rabbitmq(folder: Path) -> Iterator[RabbitMQ]:
                 fcntl.flock(users, fcntl.LOCK_EX)
                 at.truncate(0)  # who comes later starts another
                 server.kill()
+
+
+class SQS:
+    """Amazon's queue service, as moto plays it."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"sqs://key:secret@127.0.0.1:{self.port}//"
+
+    def conf(self, **options: Any) -> dict[str, Any]:
+        """The settings of an app whose broker it is, with these transport options more. An empty
+        queue is asked twice a second, and nobody else is.
+        """
+        waits = {"wait_time_seconds": 0, "polling_interval": 0.25}
+        here = {"is_secure": False, "region": "eu-west-1"}
+        return {
+            "broker_url": self.url,
+            "broker_transport_options": {**here, **waits, **options},
+            "worker_enable_remote_control": False,
+        }
+
+    def start(self) -> SQS:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            eventually(self.answers, "moto answers", 60)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def answers(self) -> bool:
+        if self._process is not None and self._process.poll() is not None:
+            raise AssertionError(f"moto ended with {self._process.returncode}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+            return True
+        return False
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None

@@ -238,7 +238,7 @@ def test_a_note_is_needed_where_another_worker_may_have_the_message(
     keys = lock_keys("p", "name")
     request._task = SimpleNamespace(
         worker_consumer=consumer,
-        app_locks=SimpleNamespace(visibility_timeout=visible),
+        app_locks=SimpleNamespace(redelivery=SimpleNamespace(after=visible)),
         lock_keys_for=lambda *_: keys,
     )
     request._received, request._came_on = 1000.0, connection

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import Task
 
+from ...app.brokers import Redelivery
 from ...tasks.forgotten import WHY, forgotten
 from ...tasks.protect import protect_tasks
 from ...tasks.sending import SPREAD, longest_countdown
@@ -112,25 +113,44 @@ def _time_limit(task: SingletonTask, app: Any) -> float | None:
 
 def check_visibility(patient: Patient) -> Iterator[Finding]:
     """Whether the broker may redeliver messages before they are acknowledged or due."""
-    visible = patient.locks.visibility_timeout
-    if visible is None:
-        yield Finding(OK, "the broker does not deliver messages again after a time")
-        return
-    found = [each for task in patient.tasks for each in _too_long(task, patient.app, visible)]
-    text = (
-        f"messages are delivered again after {visible:g} s; keep every countdown and eta below that"
-    )
+    redelivery = patient.locks.redelivery
+    found = [each for task in patient.tasks for each in _too_long(task, patient.app, redelivery)]
+    text = "the broker does not deliver messages again after a time"
+    if redelivery.after is not None:
+        text = (
+            f"messages are delivered again after {redelivery.after:g} s; keep every countdown and"
+            " eta below that"
+        )
     yield from found or [Finding(OK, text)]
 
 
-def _too_long(task: SingletonTask, app: Any, visible: float) -> Iterator[Finding]:
-    setting = "broker_transport_options['visibility_timeout']"
+def _too_long(task: SingletonTask, app: Any, redelivery: Redelivery) -> Iterator[Finding]:
+    if redelivery.closes_after is not None:
+        yield from _closes_channel(task, app, redelivery.closes_after)
+    if redelivery.after is not None:
+        yield from _outlasts(task, app, redelivery.after, redelivery.option)
+
+
+def _closes_channel(task: SingletonTask, app: Any, most: float) -> Iterator[Finding]:
+    deferral = SPREAD * task.lock_options.on_conflict.longest_countdown()
+    for what, seconds in (*_long_times(task, app), ("a deferral", deferral)):
+        if seconds > most:
+            yield Finding(
+                WARNING,
+                f"{task.name}: {what} of {seconds:g} s, and RabbitMQ closes a channel on which a"
+                f" message is not acknowledged for {most:g} s, and delivers all of them again",
+                f"set consumer_timeout of the server above {1000 * seconds:g} ms, if it is not",
+            )
+
+
+def _outlasts(task: SingletonTask, app: Any, visible: float, option: str) -> Iterator[Finding]:
+    setting = f"broker_transport_options[{option!r}]"
     for what, seconds in _long_times(task, app):
         if seconds > visible:
             yield Finding(
                 WARNING,
                 f"{task.name}: {what} of {seconds:g} s, and the broker delivers again after"
-                f" visibility_timeout={visible:g}",
+                f" {option}={visible:g}",
                 f"set {setting} above {seconds:g}",
             )
     options = task.lock_options
@@ -138,7 +158,7 @@ def _too_long(task: SingletonTask, app: Any, visible: float) -> Iterator[Finding
         yield Finding(
             WARNING,
             f"{task.name}: lock_ttl={options.lock_ttl:g}, and the broker delivers again after"
-            f" visibility_timeout={visible:g}: before a dead worker's lock expires",
+            f" {option}={visible:g}: before a dead worker's lock expires",
             f"use a lock_ttl below {visible:g}: it is not the length of the task",
         )
     deferral = SPREAD * task.lock_options.on_conflict.longest_countdown()
@@ -146,7 +166,7 @@ def _too_long(task: SingletonTask, app: Any, visible: float) -> Iterator[Finding
         yield Finding(
             WARNING,
             f"{task.name}: a deferral of {deferral:g} s is cut to {longest_countdown(visible):g} s,"
-            f" half of visibility_timeout={visible:g}",
+            f" half of {option}={visible:g}",
             f"set {setting} to {2 * deferral:g} or more, or use a shorter delay",
         )
 
