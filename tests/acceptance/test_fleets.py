@@ -81,3 +81,42 @@ def test_an_app_with_another_broker_leaves_a_turn_to_those_who_have_the_broker(
         eventually(room.is_empty, "the room is empty")
         never(lambda: their_broker.exists(queue), "it is in the other broker", 3)
     assert starts(journal, label, result.id) == 1
+
+
+def key_prefixed(prefix, lock_conf):
+    """The settings of a project whose keys in the one broker begin so."""
+    return {**lock_conf, "broker_transport_options": {"global_keyprefix": prefix}}
+
+
+def test_projects_that_only_a_key_prefix_tells_apart_do_not_run_each_others_parked_tasks(
+    start_worker, conf, lock_conf, lock_client, journal, label, queue
+):
+    """They share the locks, and the names of app, tasks and queue."""
+    shared = {**lock_conf, "redislock_prefix": "redislock"}
+    production, staging = (key_prefixed(each, shared) for each in ("production:", "staging:"))
+    other = start_worker(app=A, queues=queue, conf=staging)
+    doomed = start_worker(app=A, queues=queue, conf=production)
+    room = room_of(label, {**conf, **shared}, lock_client)
+    settings = {k: v for k, v in {**conf, **production}.items() if not k.startswith("test_")}
+    with make_app(settings) as sender:
+        result = parked_in(sender, room, journal, label, queue)
+        kill(doomed)
+        eventually(lambda: not is_held(label, {**conf, **shared}), "the lock has lapsed")
+        never(lambda: starts(journal, label, result.id), "staging ran it", 8)
+        assert result.id not in other.log(), "staging says nothing of it"
+        start_worker(app=A, queues=queue, conf=production)
+        assert result.get(timeout=40) == label
+
+
+def test_projects_that_only_a_key_prefix_tells_apart_have_locks_of_their_own(
+    start_worker, conf, lock_conf, lock_client, journal, label, queue
+):
+    for prefix in ("production:", "staging:"):
+        ours = key_prefixed(prefix, lock_conf)
+        start_worker(app=A, queues=queue, conf=ours)
+        settings = {k: v for k, v in {**conf, **ours}.items() if not k.startswith("test_")}
+        with make_app(settings) as sender:
+            holder = sender.send_task("a_job", [label, "stand"], queue=queue)
+            eventually(lambda: starts(journal, label, holder.id), "it runs beside the other's")  # noqa: B023
+    locks = {key.split(":{")[0] for key in lock_client.scan_iter("*:lock:*")}
+    assert locks == {"production:redislock", "staging:redislock"}

@@ -258,3 +258,25 @@ def test_the_server_is_told_with_its_prefix_and_without_its_password() -> None:
     assert app_locks(app).describe_server() == "redis://cache:6380/3, prefix 'shop'"
     with memory_locks():
         assert app_locks(app).describe_server() == "memory, prefix 'shop'"
+
+
+@pytest.mark.parametrize(
+    ("broker", "backend", "prefix"),
+    [
+        ({}, {}, "redislock"),
+        ({"global_keyprefix": "prod:"}, {}, "prod:redislock"),
+        ({}, {"global_keyprefix": "prod_"}, "prod_redislock"),
+        ({"global_keyprefix": "broker:"}, {"global_keyprefix": "backend:"}, "broker:redislock"),
+        ({"global_keyprefix": "{prod}:"}, {}, "prod:redislock"),
+        ({"global_keyprefix": ""}, {"global_keyprefix": None}, "redislock"),
+        (None, None, "redislock"),
+    ],
+)
+def test_the_default_prefix_follows_that_of_the_keys_in_broker_or_backend(
+    make_app, broker, backend, prefix
+) -> None:
+    app = make_app(broker_transport_options=broker, result_backend_transport_options=backend)
+    assert app_locks(app).prefix == prefix
+    assert define(app).lock_key_for().startswith(f"{prefix}:{{")
+    app.conf.redislock_prefix = "ours"
+    assert app_locks(app, refresh=True).prefix == "ours"
