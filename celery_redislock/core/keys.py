@@ -85,8 +85,32 @@ def lock_pattern(prefix: str) -> str:
     """A pattern for `SCAN`: the keys that say who holds a lock or waits for it, which tasks were
     set aside, and which locks were broken.
     """
-    literal = re.sub(r"([*?\[\]\\^-])", r"\\\1", prefix)
-    return f"{literal}:{{*}}:[ablrw]*"
+    return f"{_literal(prefix)}:{{*}}:[ablrw]*"
+
+
+def sweep_key(prefix: str, broker: str, workers: str) -> str:
+    """The key that says that one of these workers has looked at all rooms lately.
+
+    Args:
+        prefix: what every key begins with.
+        broker: a digest of these workers' broker.
+        workers: a digest of what else they have in common.
+    """
+    return f"{prefix}:sweep:{broker}:{workers}"
+
+
+def sweep_pattern(prefix: str) -> str:
+    """A pattern for `SCAN`: those keys of all workers that have this prefix."""
+    return f"{_literal(prefix)}:sweep:*"
+
+
+def broker_of_sweep(key: bytes) -> str:
+    """The digest of the broker of the workers with this `sweep_key`."""
+    return key.decode(errors="replace").rsplit(":", 2)[1]
+
+
+def _literal(prefix: str) -> str:
+    return re.sub(r"([*?\[\]\\^-])", r"\\\1", prefix)
 
 
 def key_parts(prefix: str, key: bytes) -> tuple[str, str] | None:

@@ -11,7 +11,7 @@ from ..app.brokers import broker_of
 from ..app.settings import app_locks
 from ..core.clock import clock
 from ..core.forks import between_forks
-from ..core.keys import in_all_buckets, keys_of_mark
+from ..core.keys import in_all_buckets, keys_of_mark, sweep_key
 from ..core.log import get_logger
 from ..core.server import UNKNOWN_TTL
 from ..errors import LockUnavailable
@@ -36,8 +36,8 @@ class Sweeper:
         self._buckets = in_all_buckets(prefix, "rooms")
         known = sorted(name for name in app.tasks if not name.startswith("celery."))
         # Fleets with different tasks or brokers cannot do each other's work.
-        fleet = "\n".join([app.main or "", broker_of(app), *known])
-        self._turn = f"{prefix}:sweep:{hashlib.sha256(fleet.encode()).hexdigest()[:16]}"
+        fleet = hashlib.sha256("\n".join([app.main or "", *known]).encode())
+        self._turn = sweep_key(prefix, broker_of(app), fleet.hexdigest()[:16])
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="redislock-sweeper", daemon=True).start()

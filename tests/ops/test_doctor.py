@@ -12,8 +12,10 @@ from celery_redislock.core.keys import lock_keys
 from celery_redislock.ops.doctor.patient import Patient
 from celery_redislock.ops.doctor.rights import COMMANDS
 from celery_redislock.ops.doctor.server import check_round_trip
+from celery_redislock.worker.sweeper import Sweeper
 from tests.support.looking import make_app, run, take
 from tests.support.servers import free_port
+from tests.support.waiting import eventually
 
 CHECKS = {
     *("tasks", "server", "version", "memory", "persistence", "replication", "rights"),
@@ -218,6 +220,24 @@ def test_a_ttl_above_the_visibility_timeout_is_told(redis_server, doctor):
     )
 
 
+@pytest.mark.parametrize(
+    ("broker", "said"),
+    [
+        ("sqs://", "late: acks_late and a run of 2000 s, and the broker delivers again after"
+         " visibility_timeout=1800"),
+        ("azureservicebus://p:k@ns", "late: acks_late and a run of 2000 s, and the broker delivers"
+         " again after peek_lock_seconds=60"),
+        ("amqp://", "late: acks_late and a run of 2000 s, and RabbitMQ closes a channel on which a"
+         " message is not acknowledged for 1800 s, and delivers all of them again"),
+        ("filesystem://", "the broker does not deliver messages again after a time"),
+    ],
+)  # fmt: skip
+def test_long_times_are_compared_with_what_the_broker_allows(doctor, broker, said):
+    tasks = {"late": {"acks_late": True, "time_limit": 2000}}
+    found = doctor(f"redis://127.0.0.1:{free_port()}", status=1, tasks=tasks, broker_url=broker)
+    assert [what for _, what in found["visibility"]] == [said]
+
+
 def test_a_server_that_closes_idle_connections_or_is_slow_is_told(own_redis, doctor, label):
     with own_redis.client() as client:
         client.config_set("timeout", "5")
@@ -246,6 +266,30 @@ def test_values_and_tasks_of_others_under_the_prefix_are_told(client, redis_serv
     ]
     client.set(lock_keys(label, "theirs").lock, "not ours")
     assert "error" in {level for level, _ in doctor(redis_server.url, status=1)["prefix"]}
+
+
+def test_workers_of_another_broker_under_the_same_prefix_are_told(redis_server, label, doctor):
+    server = f"{redis_server.url}/0"
+
+    def project(key_prefix):
+        app = make_app(
+            server, label, broker_url=redis_server.url,
+            broker_transport_options={"global_keyprefix": key_prefix},
+        )  # fmt: skip
+        Sweeper(app).sweep()
+        return app
+
+    ours = {"broker_url": redis_server.url, "broker_transport_options": {"global_keyprefix": "a:"}}
+    with project("a:"):
+        assert doctor(server, **ours)["prefix"][0][0] == "ok"
+
+    def told():
+        with project("b:"):
+            ((level, what),) = doctor(server, **ours)["prefix"]
+        return level == "warning" and what
+
+    what = eventually(told, "they were seen: a worker looks every 2 s, and the key lives so long")
+    assert what.startswith("workers with another broker use these locks (1 ")
 
 
 def test_what_was_set_aside_is_told_with_what_to_do(client, redis_server, label, doctor):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ...app.brokers import broker_of
+from ...core.keys import broker_of_sweep, sweep_pattern
 from ..table import count_of
 from .finding import ERROR, OK, WARNING, Finding, some
 from .patient import Patient
@@ -26,8 +28,22 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
             WARNING, f"locks of tasks that this app does not know: {some(unknown)}",
             "give each project that shares the server its own redislock_prefix",
         )  # fmt: skip
-    if not foreign and not unknown:
+    others = _other_brokers(patient)
+    if others:
+        yield Finding(
+            WARNING, f"workers with another broker use these locks ({others} such brokers): their"
+            " tasks and ours of one name and arguments are duplicates of each other",
+            "give each project its own redislock_prefix, unless they are to share locks",
+        )  # fmt: skip
+    if not (foreign or unknown or others):
         yield Finding(OK, f"{patient.locks.prefix!r}, {count_of(locks)}")
+
+
+def _other_brokers(patient: Patient) -> int:
+    """How many other brokers the workers with our prefix have, of those that run now."""
+    pattern = sweep_pattern(patient.locks.prefix)
+    pages = patient.locks.store.looking.scan(pattern)
+    return len({broker_of_sweep(key) for page in pages for key in page} - {broker_of(patient.app)})
 
 
 def check_aside(patient: Patient) -> Iterator[Finding]:
