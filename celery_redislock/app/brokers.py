@@ -136,10 +136,15 @@ class Origin(NamedTuple):
     redelivered: bool = False
 
 
+_AS_CELERY_READS_IT: Final = Origin()
+
+
 def origin_of(message: Any, redelivery: Redelivery) -> Origin:
     """What the broker says of a message. Brokers that kombu must ask for each message say it in
     their own words, and some transports tag a message anew with each delivery.
     """
+    if redelivery.hears_acks:
+        return _AS_CELERY_READS_IT
     info = message.delivery_info or {}
     if sqs := info.get("sqs_message"):
         count = (sqs.get("Attributes") or {}).get("ApproximateReceiveCount", 1)

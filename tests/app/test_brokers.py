@@ -208,11 +208,17 @@ def test_one_broker_is_one_whatever_else_is_set(one, other):
         ({"pgmq_message": {"msg_id": 1, "read_ct": 2}}, Origin(None, redelivered=True)),
         ({"azure_message": SimpleNamespace(delivery_count=1)}, Origin(None, redelivered=True)),
         ({"azure_message": SimpleNamespace(delivery_count=0)}, Origin()),
-        (None, Origin()),
     ],
 )
 def test_brokers_say_in_their_own_words_which_message_is_a_copy(info, origin):
-    assert origin_of(SimpleNamespace(delivery_info=info), redelivery("redis://")) == origin
+    assert (
+        origin_of(SimpleNamespace(delivery_info=info), redelivery("azureservicebus://")) == origin
+    )
+
+
+@pytest.mark.parametrize("url", ["redis://", "amqp://", "filesystem://"])
+def test_other_brokers_messages_are_read_as_celery_reads_them(url):
+    assert origin_of(SimpleNamespace(delivery_info=None), redelivery(url)) == Origin()
 
 
 def test_an_unknown_brokers_tag_is_no_identity():
