@@ -61,8 +61,9 @@ class History:
         for reply in self._ask([("LRANGE", runs_of(*each), first, -1) for each in lists], []):
             yield from past.runs_in(reply)
 
-    def running(self, prefix: str, runs: Sequence[Past]) -> set[int]:
-        """The fences of those runs that still have their locks.
+    def running(self, prefix: str, runs: Sequence[Past]) -> dict[int, int]:
+        """Those runs that still have their locks: their fences, and how many duplicates each has
+        turned away so far. Until its end, only the lock's value counts them.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -70,10 +71,10 @@ class History:
         marks = {run.mark for run in runs}
         slots = [slot for mark in marks for slot in _slots(prefix, mark)]
         values = self._ask([("GET", slot) for slot in slots], None)
-        found = (holders.parse(value, None) for value in values if value)
+        found = ((holders.parse(value, None), value) for value in values if value)
         return {
-            holder.fence
-            for holder in found
+            holder.fence: past.turned_away_by(value)
+            for holder, value in found
             if holder and holder.fence and not (holder.cooling_down or holder.held_for_retry)
         }
 

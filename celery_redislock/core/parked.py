@@ -26,7 +26,7 @@ def parked_of(entry: str) -> str:
 
 def arrived_at(entry: str) -> float | None:
     """Unix time of the task's arrival, by the lock server's clock; None if that is not known."""
-    found = re.match(r"[^|]*\|[^|]*@(\d+)\|", entry)
+    found = re.match(r"[^|]*\|[^|]*@(\d{1,16})\|", entry)
     return int(found[1]) / 1000 if found else None
 
 

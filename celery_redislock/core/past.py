@@ -5,10 +5,11 @@ were turned away. Pure. The scripts' part of it is in `scripts/history.lua`.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from .holders import Holder, parse
 
 #: How a run ended, as it is written down.
 SUCCEEDED: Final = "succeeded"
@@ -40,9 +41,12 @@ _IN_DOUBT: Final = {LOST: 2, BROKEN: 0}
 #: Elements of the list per run: a value, a mark, and an end.
 RECORDS: Final = 3
 
-#: Compiled when they are first used: only who looks at the past reads these texts.
-_END: Final = r"(\d+)\|(\d+)\|([^|]*)(?:\|(\d+))?"
-_HOUR: Final = r"(\d+):(\d+);"
+#: Compiled when they are first used: only who looks at the past reads these texts. Longer numbers
+#: are not ours: Python refuses to read some, and no clock can show others.
+_NUMBER: Final = r"(\d{1,16})"
+_END: Final = rf"{_NUMBER}\|{_NUMBER}\|([^|]*)(?:\|{_NUMBER})?"
+_HOUR: Final = rf"(?<!\d)(\d{{1,9}}):{_NUMBER};"
+_TURNED_AWAY: Final = rf',"turned_away":{_NUMBER}\b'
 
 
 class Past(NamedTuple):
@@ -50,7 +54,7 @@ class Past(NamedTuple):
 
     Attributes:
         mark: the lock's mark, see `keys`.
-        record: the lock's value.
+        holder: who had the lock, as its value says.
         fence: the fencing token of its acquisition.
         began: Unix time, by the lock server's clock.
         took: seconds for which it had the lock; None if that is not known.
@@ -59,7 +63,7 @@ class Past(NamedTuple):
     """
 
     mark: str
-    record: dict[str, Any]
+    holder: Holder
     fence: int
     began: float
     took: float | None = None
@@ -107,14 +111,10 @@ def runs_in(records: Iterable[bytes]) -> list[Past]:
 
 
 def _begin(value: str, mark: str) -> list[Past]:
-    try:
-        record = json.loads(value)
-    except (ValueError, RecursionError):
+    holder = parse(value.encode(), None)
+    if holder is None or holder.fence is None or holder.acquired_at is None:
         return []
-    fence, began = record.get("fence"), record.get("acquired_at")
-    if not isinstance(fence, int) or not isinstance(began, int | float):
-        return []
-    return [Past(mark, record, fence, float(began))]
+    return [Past(mark, holder, holder.fence, holder.acquired_at)]
 
 
 def _surer(one: _End, other: _End | None) -> _End:
@@ -122,6 +122,12 @@ def _surer(one: _End, other: _End | None) -> _End:
         return one
     first = min(one, other, key=lambda end: _IN_DOUBT.get(end.how, 1))
     return first._replace(turned_away=max(one.turned_away, other.turned_away))
+
+
+def turned_away_by(value: bytes) -> int:
+    """How many duplicates the run with this lock's value has turned away."""
+    found = re.search(_TURNED_AWAY, value.decode(errors="replace"))
+    return int(found[1]) if found else 0
 
 
 def per_hour(text: bytes) -> dict[int, int]:

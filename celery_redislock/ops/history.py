@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from ..app.settings import AppLocks
 from ..core import past
 from ..core.history import History
-from ..core.holders import Holder
 from ..core.keys import lock_keys
 from ..core.past import Past
 
@@ -109,17 +108,15 @@ def past_runs(
 
 def _read(
     history: History, prefix: str, lists: list[tuple[str, str]], most: int | None
-) -> tuple[list[Past], set[int]]:
-    """The runs in these lists, and the fences of those that have their locks."""
+) -> tuple[list[Past], dict[int, int]]:
+    """The runs in these lists. And those that have their locks: see `History.running`."""
     runs = list(history.runs(lists, most))
     alive = history.running(prefix, [run for run in runs if run.how is None])
     doubtful = [run for run in runs if run.how is None and run.fence not in alive]
     # They lapsed, or ended after they were read: a run's lock is released as its end is recorded.
-    where = {
-        (lock_keys(prefix, _name(run.mark)).history, run.record.get("task") or "")
-        for run in doubtful
-    }
-    now = {run.fence: run for run in history.runs(sorted(where))}
+    where = {(lock_keys(prefix, _name(run.mark)).history, run.holder.task) for run in doubtful}
+    again = [(bucket, task) for bucket, task in lists if (bucket, task or None) in where]
+    now = {run.fence: run for run in history.runs(again)}
     return [now.get(run.fence, run) for run in runs], alive
 
 
@@ -142,9 +139,9 @@ def _filtered(
             yield run
 
 
-def _past_run(prefix: str, run: Past, alive: set[int]) -> PastRun:
+def _past_run(prefix: str, run: Past, alive: Mapping[int, int]) -> PastRun:
     name = _name(run.mark)
-    holder = Holder.from_dict(run.record)
+    holder = run.holder
     return PastRun(
         key=lock_keys(prefix, name).lock,
         name=name,
@@ -158,7 +155,7 @@ def _past_run(prefix: str, run: Past, alive: set[int]) -> PastRun:
         began=run.began,
         ended=None if run.took is None else run.began + run.took,
         how=run.how or (past.RUNNING if run.fence in alive else past.LAPSED),
-        turned_away=run.turned_away,
+        turned_away=run.turned_away or alive.get(run.fence, 0),
     )
 
 

@@ -68,13 +68,13 @@ def test_a_run_is_written_down_as_it_begins_and_as_it_ends(store, make, label) -
     reply = store.locks.acquire(claim)
     (begun,) = kept(store, claim)
     assert (begun.fence, begun.how, begun.took) == (reply.fence, None, None)
-    assert (begun.mark, begun.record["task_id"]) == (claim.keys.mark, claim.task_id)
-    assert store.history.running(label, [begun]) == {reply.fence}
+    assert (begun.mark, begun.holder.task_id) == (claim.keys.mark, claim.task_id)
+    assert store.history.running(label, [begun]) == {reply.fence: 0}
     store.locks.settle(claim, run_end=past.end_text(reply.fence, 1.5, past.FAILED))
     (ended,) = kept(store, claim)
     assert (ended.how, ended.took, ended.turned_away) == ("failed", 1.5, 0)
     assert ended.began == begun.began
-    assert store.history.running(label, [begun]) == set()
+    assert store.history.running(label, [begun]) == {}
     tasks = store.history.tasks(label, claim.keys.name)
     assert list(tasks) == [claim.keys.history]
     assert "pkg.task" in tasks[claim.keys.history]

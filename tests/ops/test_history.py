@@ -85,6 +85,20 @@ def test_the_last_runs_of_all_are_shown_the_newest_first(app: Celery) -> None:
     assert " ".join(summary) == "5 runs; 1 lapsed: nobody released the lock"
 
 
+def test_a_run_that_still_has_its_lock_shows_what_it_has_turned_away_so_far(
+    app: Celery, store: Store
+) -> None:
+    begin(app, store, "sync", "hangs")
+    for number in range(10):
+        duplicate = claim(app, "sync", "hangs", token=f"t{number}", task_id=f"duplicate-{number}")
+        duplicate = dataclasses.replace(duplicate, task="sync", history=50, turned_away=True)
+        store.locks.acquire(duplicate)
+    row = table(app, "sync")[2]
+    assert (row[2], row[-1]) == ("running", "10")
+    (told,) = json.loads(run(app, "history", "--json").stdout)
+    assert told["turned_away"] == 10
+
+
 @pytest.mark.usefixtures("some")
 def test_the_runs_of_a_task_or_of_one_lock_are_shown(app: Celery) -> None:
     task, head, *rows, _ = table(app, "sync")
