@@ -87,7 +87,9 @@ class Outcome(enum.Enum):
 
 
 class Whose(NamedTuple):
-    """The lock and the run that a report is about, as far as they are known."""
+    """The lock and the run that a report is about, as far as they are known. The task of an app
+    that does not know it is only its name.
+    """
 
     key: str
     task: Any = None
@@ -98,7 +100,7 @@ class Whose(NamedTuple):
     @property
     def run(self) -> dict[str, Any]:
         """The run, for log lines, signals and events."""
-        name = None if self.task is None else self.task.name
+        name = self.task if isinstance(self.task, str) else getattr(self.task, "name", None)
         return {
             "task": name,
             "task_id": self.task_id,

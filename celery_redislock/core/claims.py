@@ -195,14 +195,14 @@ class Look(NamedTuple):
     Attributes:
         due_in: seconds until the next look; None if the room is empty.
         offered: the entry to publish now, or None.
-        aside: the ids of the entries that were set aside.
+        aside: what was parked in the entries that were set aside, by their ids.
         ended: entries that were replaced and may have no result yet: by their ids, the task id of
             the successor, and what was parked.
     """
 
     due_in: float | None
     offered: Offered | None
-    aside: list[str]
+    aside: dict[str, str]
     ended: dict[str, tuple[str, str]]
 
 

@@ -24,6 +24,15 @@ def parked_of(entry: str) -> str:
     return entry.split("|", 2)[-1]
 
 
+def task_of(parked: str) -> str | None:
+    """The name of the task that was parked, also if the rest cannot be read; None if not known."""
+    try:
+        task = json.loads(parked)["task"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return task if isinstance(task, str) else None
+
+
 def arrived_at(entry: str) -> float | None:
     """Unix time of the task's arrival, by the lock server's clock; None if that is not known."""
     found = re.match(r"[^|]*\|[^|]*@(\d{1,16})\|", entry)

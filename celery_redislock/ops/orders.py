@@ -9,7 +9,7 @@ from ..app.options import MAX_LIMIT
 from ..app.settings import AppLocks
 from ..core.keys import LockKeys, lock_keys
 from ..core.server import LOOKING_TTL
-from ..tasks.target import with_slots_of
+from ..tasks.target import TargetError, with_slots_of
 from ..tasks.turns import end_replaced
 from .pick import chosen, matches
 from .rooms import named
@@ -77,8 +77,20 @@ def drop_waiting(app: Any, locks: AppLocks, found: Iterable[Found]) -> Iterator[
             end_replaced(app, keys, LOOKING_TTL, entry_id, entry, by, unknown=True)
 
 
-def put_back(app: Any, locks: AppLocks, keys: LockKeys) -> int:
-    """Let the tasks of this lock that were set aside wait again. Returns how many."""
+def put_back(app: Any, locks: AppLocks, keys: LockKeys, force: bool = False) -> int:
+    """Let the tasks of this lock that were set aside wait again. Returns how many.
+
+    Raises:
+        TargetError: the app does not know one of them, and it is not forced.
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
     entries = locks.store.looking.all_set_aside(keys)
-    keys = with_slots_of(app, keys, {named(*each).task for each in entries.items()})
+    tasks = {named(*each).task for each in entries.items()}
+    unknown = sorted(task for task in tasks if task is not None and task not in app.tasks)
+    if unknown and not force:
+        raise TargetError(
+            f"this app does not know {', '.join(unknown)}: a worker like it fails what is put back"
+            " (NotRegistered). First every worker of that queue must know the task; then --force"
+        )
+    keys = with_slots_of(app, keys, tasks)
     return sum(locks.store.rooms.put_back(keys, entry_id, LOOKING_TTL) for entry_id in entries)

@@ -6,11 +6,13 @@ from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from ..app.canonical import parts_of
 from ..app.settings import AppLocks, app_locks
 from ..core.holders import one_line
 from ..core.keys import lock_keys
 from ..tasks.target import Target, TargetError
 from .history import OUTSIDE, PastRun, past_runs
+from .rooms import heads_of
 from .survey import Found, all_locks, one_lock
 from .table import SHORT, digest_of, telling, telling_of
 
@@ -50,6 +52,25 @@ def pick(app: Any, meant: Target) -> Target:
     found = all_locks(locks, app)
     name = _only({each.name for each in found if _is_shown_as(_Shown.present(each), text)}, text)
     return meant if name is None else Target(lock_keys(locks.prefix, name))
+
+
+def of_task(app: Any, task: str) -> list[Found]:
+    """What the server has of this task, which the app need not know: the locks of its runs, those
+    for which it waits, and what was set aside.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    locks = app_locks(app)
+    found = all_locks(locks, app)
+    awaited = [lock_keys(locks.prefix, each.name) for each in found if each.waiting]
+    heads = zip(awaited, heads_of(locks.store, awaited), strict=True)
+    rooms = {keys.name for keys, (_, first) in heads if first.task == task}
+    return [
+        each
+        for each in found
+        if task in (each.task, *(parts_of(each.name) or ())[:1]) or each.name in rooms
+    ]
 
 
 def pick_past(locks: AppLocks, text: str) -> str:

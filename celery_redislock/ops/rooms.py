@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from ..app.entries import CorruptEntry, Entry
 from ..core.keys import LockKeys
-from ..core.parked import arrived_at, parked_of, task_id_of
+from ..core.parked import arrived_at, parked_of, task_id_of, task_of
 from ..core.store import Store
 
 #: How many tasks that wait, or were set aside, are named.
@@ -145,18 +144,9 @@ def named(entry_id: str, entry: str, app: Any = None) -> Waiting:
     try:
         found = Entry.load(entry)
     except CorruptEntry:
-        return Waiting(task=_task_of(entry), task_id=task_id)
+        return Waiting(task=task_of(entry), task_id=task_id)
     if app is None:
         return Waiting(task=found.task, task_id=task_id)
     args, kwargs = found.arguments(app) or (None, None)
     label = found.label(app)
     return Waiting(task=found.task, task_id=task_id, label=label, args=args, kwargs=kwargs)
-
-
-def _task_of(entry: str) -> str | None:
-    """The task that an entry names which cannot be read otherwise."""
-    try:
-        task = json.loads(entry)["task"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return task if isinstance(task, str) else None

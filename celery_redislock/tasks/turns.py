@@ -30,7 +30,7 @@ from ..core.claims import Claim, Look, Offered, Parked, Settled
 from ..core.holders import Holder
 from ..core.keys import LockKeys
 from ..core.log import get_logger
-from ..core.parked import task_id_of
+from ..core.parked import task_id_of, task_of
 from ..core.tokens import new_token
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
 
@@ -72,8 +72,8 @@ def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> Non
 
 def follow_look(app: Any, keys: LockKeys, ttl: float, look: Look) -> None:
     """As `follow`, and with what only a look at the room tells."""
-    for entry_id in look.aside:
-        say_set_aside(entry_id, keys, "no worker took its turn")
+    for entry_id, entry in look.aside.items():
+        say_set_aside(entry_id, entry, keys, "no worker took its turn")
     for entry_id, (successor, text) in look.ended.items():
         end_replaced(app, keys, ttl, entry_id, text, successor)
     if look.offered is not None:
@@ -111,11 +111,11 @@ def _publish_one(
         )  # fmt: skip
         look = store.rooms.look(keys, ttl, offered.entry_id, exc.aside_after, declined)
         declined.append(offered.entry_id)
-        for entry_id in look.aside:
-            say_set_aside(entry_id, keys, "no worker could publish it")
+        for entry_id, entry in look.aside.items():
+            say_set_aside(entry_id, entry, keys, f"no worker could publish it: {exc}")
         return look.offered
     except CorruptEntry as exc:
-        say_set_aside(offered.entry_id, keys, f"it cannot be read: {exc}")
+        say_set_aside(offered.entry_id, offered.entry, keys, f"it cannot be read: {exc}")
         return _take_out(app, keys, ttl, offered, aside=True).offered
     except Exception:
         logger.exception(
@@ -156,14 +156,14 @@ def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
     return parked_at is not None and ended_since(task, entry.task_id, parked_at)
 
 
-def say_set_aside(entry_id: str, keys: LockKeys, why: str) -> None:
-    """Report that an entry was set aside, in one line."""
-    task_id = task_id_of(entry_id)
+def say_set_aside(entry_id: str, entry: str, keys: LockKeys, why: str) -> None:
+    """Report that an entry was set aside, in one line. The app may not know its task."""
+    task_id, task = task_id_of(entry_id), task_of(entry)
     tell(
-        Outcome.SET_ASIDE, Whose(keys.lock, task_id=task_id),
+        Outcome.SET_ASIDE, Whose(keys.lock, task, task_id),
         "redislock: set aside %s, which waited for %s: %s. It still runs if its message"
         " arrives; `celery redislock put-back` lets it wait again",
-        task_id, keys.lock, why, reason=why,
+        f"{task}[{task_id}]" if task else task_id, keys.lock, why, reason=why,
     )  # fmt: skip
 
 

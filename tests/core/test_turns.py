@@ -263,7 +263,7 @@ def offer_often(room: Room, *tasks: str) -> list[str]:
 def test_what_was_offered_four_times_is_set_aside_and_the_next_has_its_turn(room: Room) -> None:
     offer_often(room, "a", "b")
     look = room.look()
-    assert look.aside == [room.entry_id("a")]
+    assert [*look.aside] == [room.entry_id("a")]
     assert not room.offered(look, "b").again
     assert (room.waiting, room.aside) == (["b"], {"a"})
 
@@ -271,7 +271,7 @@ def test_what_was_offered_four_times_is_set_aside_and_the_next_has_its_turn(room
 def test_a_room_whose_last_entry_is_set_aside_is_empty(room: Room) -> None:
     offer_often(room, "a")
     look = room.look()
-    assert (look.aside, look.offered, look.due_in) == ([room.entry_id("a")], None, None)
+    assert ([*look.aside], look.offered, look.due_in) == ([room.entry_id("a")], None, None)
     assert (room.waiting, room.aside, room.due_in) == ([], {"a"}, None)
     room.take("newcomer")
 
@@ -292,7 +292,7 @@ def test_only_who_looks_sets_aside_for_it_says_so(room: Room, question: str) -> 
     room.take("b", kept=token)
     assert room.due_in <= 0
     look = room.look()
-    assert (look.aside, look.offered) == ([room.entry_id("a")], None)
+    assert ([*look.aside], look.offered) == ([room.entry_id("a")], None)
 
 
 def test_what_was_set_aside_leaves_when_its_task_takes_the_lock(room: Room) -> None:
@@ -382,7 +382,7 @@ def test_a_message_that_a_worker_received_is_not_sent_again_nor_set_aside(room: 
         assert room.note_received("a"), "the worker says so again and again"
         room.pass_time(PAUSE)
         look = room.look()
-        assert (look.offered, look.aside) == (None, [])
+        assert (look.offered, [*look.aside]) == (None, [])
     room.take("a")
     assert (room.waiting, room.aside) == ([], set())
 
@@ -427,9 +427,9 @@ def test_a_message_that_was_offered_as_often_as_may_be_and_received_is_not_set_a
     assert room.note_received("a")
     look = room.look()
     room.offered(look, "b")
-    assert look.aside == []
+    assert [*look.aside] == []
     room.pass_time(RECEIVED_FOR + 1)
-    assert room.look().aside == [room.entry_id("a")]
+    assert [*room.look().aside] == [room.entry_id("a")]
 
 
 def test_that_a_worker_has_a_message_is_not_believed_for_ever(room: Room) -> None:
@@ -460,7 +460,7 @@ def test_a_turn_that_one_worker_cannot_publish_is_kept_for_another(room: Room) -
     token = room.offered(room.settle(holder), "a").token
     for _ in range(2 * OFFERS):
         look = room.look(declined="a", aside_after=60.0)
-        assert (look.offered, look.aside, look.due_in) == (None, [], 0)
+        assert (look.offered, [*look.aside], look.due_in) == (None, [], 0)
         assert room.turns == {"a": token}
         offered = room.offered(room.look(), "a")
         assert (offered.publish, offered.token) == (True, token)
@@ -487,13 +487,13 @@ def test_one_that_no_worker_can_publish_is_set_aside_after_a_while(room: Room) -
     waited = 0.0
     while waited < UNKNOWN - PAUSE:
         look = room.look(declined="a", aside_after=60.0)
-        assert (look.aside, room.turns.keys()) == ([], {"a"}), f"after {waited} s"
+        assert ([*look.aside], room.turns.keys()) == ([], {"a"}), f"after {waited} s"
         room.turn_lapses()
         waited += PAUSE
         assert room.offered(room.look(), "a").publish
     room.pass_time(PAUSE + 1)
     look = room.look(declined="a", aside_after=60.0)
-    assert look.aside == [room.entry_id("a")]
+    assert [*look.aside] == [room.entry_id("a")]
     room.offered(look, "b")
     assert (room.waiting, room.aside, room.turns.keys()) == (["b"], {"a"}, {"b"})
 
@@ -508,7 +508,7 @@ def test_the_turn_of_one_that_nobody_can_publish_is_free_at_once(room: Room) -> 
     assert room.turns.keys() == {"a"}
     look = room.look(declined="a", aside_after=60.0)
     room.offered(look, "b")
-    assert (look.aside, room.turns.keys()) == ([room.entry_id("a")], {"b"})
+    assert ([*look.aside], room.turns.keys()) == ([room.entry_id("a")], {"b"})
 
 
 def test_one_that_was_sent_once_and_that_nobody_can_publish_now_is_set_aside_too(
@@ -531,7 +531,7 @@ def test_one_that_others_may_know_is_never_set_aside_for_being_declined(room: Ro
     room.park("a", "b")
     room.offered(room.settle(holder), "a")
     for _ in range(2 * OFFERS):
-        assert room.look(declined="a").aside == []
+        assert [*room.look(declined="a").aside] == []
         room.pass_time(UNKNOWN)
         assert room.offered(room.look(), "a").publish
     assert room.waiting == ["a", "b"]
@@ -545,10 +545,10 @@ def test_behind_one_that_nobody_could_publish_the_next_waits_less_for_one_who_ca
     room.offered(room.settle(holder), "a")
     room.pass_time(UNKNOWN + 1)
     room.offered(room.look(declined="a", aside_after=60.0), "b")
-    assert room.look(declined="b", aside_after=60.0).aside == []
+    assert [*room.look(declined="b", aside_after=60.0).aside] == []
     room.pass_time(PAUSE + 1)
     room.offered(room.look(), "b")
-    assert room.look(declined="b", aside_after=60.0).aside == [room.entry_id("b")]
+    assert [*room.look(declined="b", aside_after=60.0).aside] == [room.entry_id("b")]
 
 
 # -- who gives up -------------------------------------------------------------------------------
@@ -583,7 +583,7 @@ def test_a_give_up_whose_message_does_not_come_is_sent_again_and_not_for_ever(ro
         assert room.look().offered is None
         room.pass_time(PAUSE * 2**number + 0.5)
     look = room.look()
-    assert (look.aside, look.offered, look.due_in) == ([room.entry_id("a")], None, None)
+    assert ([*look.aside], look.offered, look.due_in) == ([room.entry_id("a")], None, None)
     assert (room.waiting, room.aside) == ([], {"a"})
 
 
@@ -597,7 +597,7 @@ def test_a_give_up_that_a_worker_received_is_neither_sent_again_nor_set_aside(ro
         assert room.note_received("a")
         room.pass_time(2 * PAUSE)
         look = room.look()
-        assert (look.offered, look.aside) == (None, [])
+        assert (look.offered, [*look.aside]) == (None, [])
     room.offered(room.settle(holder), "b")
     room.pass_time(RECEIVED_FOR + 1)
     assert room.offered(room.look(), "a").gives_up

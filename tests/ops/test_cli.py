@@ -309,6 +309,40 @@ def test_explain_says_that_no_locks_are_taken_at_all(redis_server, label):
     store_of(app).close()
 
 
+@pytest.mark.parametrize("command", [["show"], ["explain"]])
+def test_a_task_that_only_the_server_knows_is_answered_with_all_there_is(
+    app, redis_server, label, client, command
+):
+    old = make_app(redis_server.url, label)
+
+    def body(label):
+        """Nothing."""
+
+    options = {"base": SingletonTask, "shared": False, "on_conflict": "queue"}
+    old.task(name="old", lock_key=["label"], **options)(body)
+    old.task(name="shared", lock_key="both:{label}", **options)(body)
+    take(old, "old", "held")
+    set_aside(old, client, "old", "aside", "lost-1", "lost-2")
+    take(old, "old", "awaited")
+    park(old, "old", "awaited", "waits")
+    client.delete(claim(old, "old", "awaited").keys.lock)
+    take(old, "account", "other", token="account")
+    client.set(lock_keys(label, "both:x").lock, claim(old, "sync", "x").value)
+    park(old, "shared", "x", "behind")
+
+    for words in ([], ["held"], ["--args", '["held"]']):
+        found = run(app, *command, "old", *words)
+        assert found.exit_code == 0
+        assert "this app does not know the task old; the server has:" in found.output
+        assert [line.split()[2] for line in found.output.splitlines()[2:-1]] == [
+            *("set", "free", "held")
+        ]
+    told = json.loads(run(app, *command, "old", "held", "--json").stdout)
+    assert (told["task"], told["known"], len(told["locks"])) == ("old", False, 3)
+    (behind,) = json.loads(run(app, *command, "shared", "--json").stdout)["locks"]
+    assert (behind["key"], behind["task"]) == (lock_keys(label, "both:x").lock, "sync")
+
+
 # -- break ------------------------------------------------------------------------------------
 
 
@@ -446,6 +480,16 @@ def test_put_back_by_a_key_knows_how_many_may_hold_the_lock(app, client):
     assert json.loads(done.output) == {"key": keys.lock, "put_back": 1}
     assert client.zrange(keys.rooms, 0, -1) == [keys.mark]
     assert keys.mark.startswith("2|")
+
+
+def test_put_back_refuses_a_task_that_this_app_does_not_know(app, client, label):
+    keys = lock_keys(label, "old:v1:x")
+    client.hset(keys.aside, "a:0.0", '|@0|{"task":"old","task_id":"a"}')
+    refused = run(app, "put-back", keys.lock)
+    assert (refused.exit_code, client.exists(keys.aside)) == (1, 1)
+    assert "this app does not know old: " in refused.output
+    done = run(app, "put-back", keys.lock, "--force")
+    assert (done.exit_code, client.exists(keys.aside)) == (0, 0)
 
 
 # -- watch ------------------------------------------------------------------------------------

@@ -298,10 +298,22 @@ def test_what_was_set_aside_is_told_with_what_to_do(client, redis_server, label,
             entry = '{"task":"renamed","task_id":"x"}'
             client.hset(lock_keys(label, lock).aside, entry_id, f"||{entry}")
     found = doctor(redis_server.url)
-    ((level, what),) = found["set aside"]
-    assert level == "warning"
+    assert [level for level, _ in found["set aside"]] == ["warning", "warning"]
+    (_, what), (_, unknown) = found["set aside"]
     assert what.startswith("3 tasks on 2 locks, such as ")
+    assert unknown == "this app does not know renamed, of which tasks were set aside"
     assert found["prefix"][0][0] == "ok", "a task that was renamed is no other project's"
+
+
+def test_a_task_that_waits_under_a_name_that_the_app_does_not_know_needs_no_other_prefix(
+    client, redis_server, label, doctor
+):
+    keys = lock_keys(label, "renamed:v1:x")
+    client.rpush(keys.room, "a:0.0")
+    client.hset(keys.entries, "a:0.0", '|@0|{"task":"renamed","task_id":"a"}')
+    assert doctor(redis_server.url)["prefix"] == [
+        ("warning", "tasks wait that this app does not know: renamed")
+    ]
 
 
 def test_time_limits_visibility_timeout_and_max_hold_are_compared(redis_server, doctor):

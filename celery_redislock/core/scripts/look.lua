@@ -10,8 +10,8 @@
 --       6 ms for which a free lock is kept for a waiter
 --       7.. the ids of other entries that this caller cannot publish
 -- Reply {ms until the next look, or -1, {the entry to publish, see turns.lua, or
---       {"give up", id, entry, "", offers}}, {ids that were set aside}, {ids and values of some of
---       `ended`}}
+--       {"give up", id, entry, "", offers}}, {ids and entries that were set aside}, {ids and values
+--       of some of `ended`}}
 
 local lock, room, entries, rooms, ended, deadlines, aside, waiters, wake = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 10)}

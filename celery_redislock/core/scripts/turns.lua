@@ -17,12 +17,12 @@ local PAUSE = 5000          -- how long the first turn lasts, in ms; doubled wit
 local OFFERS = 4            -- how often a turn is offered before the entry is set aside
 local BESIDE_WAITERS = 1000 -- the longest while tasks wait in pool slots: it may need one
 
-local put_aside = {}  -- ids, for the log
+local put_aside = {}  -- ids and entries, flat, for the log
 local function set_aside(id)
   local entry = take_out(id)
   if entry then
     redis.call('HSET', aside, id, entry)
-    put_aside[#put_aside + 1] = id
+    put_aside[#put_aside + 1], put_aside[#put_aside + 2] = id, entry
   end
 end
 

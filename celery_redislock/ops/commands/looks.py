@@ -19,7 +19,7 @@ from ..command import (
     with_lock,
 )
 from ..table import ORDERS, described, in_order, locks_table, show_lines, summary, waiting_table
-from ..terminal import named_values
+from ..terminal import named_values, paragraph
 
 if TYPE_CHECKING:
     from ..rooms import Waiting
@@ -86,16 +86,21 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
     """Show all about one lock: named by its KEY or name, by a TASK and a call's arguments, or by
     what `list` shows of it.
 
-    An ARG is read as JSON, or else as plain text.
+    An ARG is read as JSON, or else as plain text. Of a TASK that the app does not know, it lists
+    all that the server has.
     """
     from ...app.settings import app_locks
     from ..rooms import room_of
     from ..survey import meant_by
 
     locks = app_locks(app)
+    if naming.has_arguments and _showed_unknown(app, naming.text, as_json):
+        return
     meant = naming.locate(app)
     found = meant_by(locks, meant, app)
     if not found:
+        if _showed_unknown(app, naming.target, as_json):
+            return
         raise problem(f"no such lock: nobody holds {meant.key} or waits for it")
     room = room_of(locks.store, meant.keys, app, limit)
     if as_json:
@@ -111,6 +116,22 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
     if (in_slots := max(counts, default=0) - room.total) > 0:
         click.echo(f"\nwaiting in pool slots: {in_slots}")
     _show_waiting("set aside", room.aside, room.aside_total)
+
+
+def _showed_unknown(app: Any, task: str, as_json: bool) -> bool:
+    """Show what the server has of a task that the app does not know. False if that is nothing."""
+    from ..pick import of_task
+
+    found = [] if task in app.tasks else of_task(app, task)
+    if not found:
+        return False
+    show_lines(paragraph(f"this app does not know the task {task}; the server has:"), err=True)
+    if as_json:
+        print_json({"task": task, "known": False, "locks": [each.to_dict() for each in found]})
+        return True
+    show_lines(locks_table(in_order(found, "waiting")))
+    click.echo(summary(found))
+    return True
 
 
 def _show_waiting(what: str, shown: Sequence[Waiting], total: int) -> None:
@@ -143,6 +164,8 @@ def explain(
     from ...tasks.target import word
     from ..explain import explain
 
+    if _showed_unknown(app, task, as_json):
+        return
     found = explain(app, task, [*map(word, words), *args], kwargs)
     if as_json:
         print_json(found)

@@ -219,15 +219,19 @@ def drop_waiting(
 
 @click.command("put-back")
 @with_lock
+@click.option("-f", "--force", is_flag=True, help="Also tasks that this app does not know.")
 @with_json
 @with_app
-def put_back(app: Any, naming: Naming, as_json: bool) -> None:
-    """Let the tasks of a lock that were set aside wait again, behind the others."""
+def put_back(app: Any, naming: Naming, force: bool, as_json: bool) -> None:
+    """Let the tasks of a lock that were set aside wait again, behind the others.
+
+    Every worker of their queue must know them: else it fails them.
+    """
     from ...app.settings import app_locks
     from .. import orders
 
     keys = naming.locate(app).keys
-    count = orders.put_back(app, app_locks(app), keys)
+    count = orders.put_back(app, app_locks(app), keys, force)
     if not count:
         raise problem(f"no task is set aside for {keys.lock}")
     if as_json:

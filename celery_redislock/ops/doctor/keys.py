@@ -17,15 +17,22 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
     locks = [each for each in patient.survey if each.is_lock]
     foreign = [each for each in locks if each.state == "foreign"]
     names = Counter(each.task for each in locks if each.task not in ("", "RedisLock"))
+    waiting = {each.task for each in patient.survey if each.waiting}
     unknown = sorted(name for name in names if name not in patient.app.tasks)
+    renamed, others = [name for name in unknown if name in waiting], set(unknown) - waiting
     if foreign:
         yield Finding(
             ERROR, f"{len(foreign)} foreign values, such as {foreign[0].key!r}",
             "delete them, or set another redislock_prefix: they block their locks",
         )  # fmt: skip
-    if unknown:
+    if renamed:
         yield Finding(
-            WARNING, f"locks of tasks that this app does not know: {some(unknown)}",
+            WARNING, f"tasks wait that this app does not know: {some(renamed)}",
+            "if a release renamed them, register them under these names too, until none waits",
+        )  # fmt: skip
+    if others:
+        yield Finding(
+            WARNING, f"locks of tasks that this app does not know: {some(sorted(others))}",
             "give each project that shares the server its own redislock_prefix",
         )  # fmt: skip
     others = _other_brokers(patient)
@@ -59,3 +66,8 @@ def check_aside(patient: Patient) -> Iterator[Finding]:
         f"{tasks} on {count_of(aside)}, such as {aside[0].key!r}: no worker took their turn",
         "`celery redislock put-back KEY` lets them wait again; `drop-waiting KEY` drops them",
     )  # fmt: skip
+    if unknown := sorted({each.task for each in aside if each.task} - {*patient.app.tasks}):
+        yield Finding(
+            WARNING, f"this app does not know {some(unknown)}, of which tasks were set aside",
+            "before put-back, every worker of their queue must know them, or it fails them",
+        )  # fmt: skip

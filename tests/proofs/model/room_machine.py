@@ -225,7 +225,7 @@ class RoomMachine(RuleBasedStateMachine):
         look = self.store.rooms.look(self.keys, TTL)
         self._met("look", look.offered)
         assert look.ended == {}
-        assert look.aside == [task.entry_id for task in expected]
+        assert [*look.aside] == [task.entry_id for task in expected]
         offered = self._is_to_give_up(look.offered) or self._is_unpublished(look.offered)
         offered = offered or self._is_offered(look.offered, sends=False)
         if offered is None or not look.offered or not look.offered.publish:
@@ -447,7 +447,7 @@ class RoomMachine(RuleBasedStateMachine):
     def _declines(self, task: Task) -> None:
         look = self.store.rooms.look(self.keys, TTL, task.entry_id, aside_after=60.0)
         task.offers, task.state = max(task.offers - 1, 0), "u"
-        assert look.aside == [], "it waits for one who can"
+        assert [*look.aside] == [], "it waits for one who can"
         others = {each for each in self.turns if each.state == "u" and each is not task}
         if self._is_to_give_up(look.offered):
             return
