@@ -9,7 +9,7 @@ import pytest
 from celery.exceptions import NotRegistered
 
 from tests.acceptance.apps.releases import release
-from tests.acceptance.looking import Room, listed, set_aside, starts
+from tests.acceptance.looking import Room, listed, redislock, set_aside, starts
 from tests.support.waiting import eventually, never
 
 ONE = "tests.acceptance.apps.release_one"
@@ -51,10 +51,11 @@ def waiting(request, start_worker, sender, conf, lock_conf, lock_client, journal
 
 # The longest first: pytest-xdist gives whoever has two tests left its next file.
 @pytest.mark.timeout(240)
-def test_what_waits_under_a_name_that_nobody_knows_is_ended_or_set_aside_and_blocks_nobody(
-    waiting, sender, conf, lock_conf, journal, label, queue
+def test_what_waits_under_a_name_that_nobody_knows_is_set_aside_and_runs_if_all_know_it_again(
+    waiting, start_worker, sender, conf, lock_conf, journal, label, queue
 ):
     new, results, room = waiting("name")
+    settings = {**conf, **lock_conf, "test_change": "name"}
 
     def has_ended(each):
         return each.ready() or set_aside(new.log(), each.id)
@@ -63,18 +64,27 @@ def test_what_waits_under_a_name_that_nobody_knows_is_ended_or_set_aside_and_blo
     eventually(room.is_empty, "the room is empty", 60)
     fresh = sender.send_task("renamed_job", [label, 0.1], queue=queue)
     assert fresh.get(timeout=15) == label
+    aside = [each for each in results if not each.ready()]
     for each in results:
-        if each.ready():
-            assert isinstance(each.result, NotRegistered), each.result
-        else:
-            assert len(set_aside(new.log(), each.id)) == 1, "one line for each"
-            found = listed(TWO, {**conf, **lock_conf, "test_change": "name"})
-            assert any(label in row["key"] for row in found), "`list` shows what was set aside"
+        assert each in aside or isinstance(each.result, NotRegistered), each.result
         assert starts(journal, label, each.id) == 0
+    for each in aside:
+        (line,) = set_aside(new.log(), each.id)
+        assert f"set aside job[{each.id}], which waited for" in line
+        assert "this worker does not know the task" in line
+    (key,) = {row["key"] for row in listed(TWO, settings) if label in row["key"]}
+    assert key in redislock(TWO, settings, "show", "job", label, "--json").stdout
+    refused = redislock(TWO, settings, "put-back", key)
+    assert (refused.returncode, "does not know job" in refused.stderr) == (1, True)
+    new.signal(signal.SIGTERM)
+    settings["test_change"] = "alias"
+    start_worker(app=TWO, conf={**lock_conf, "test_change": "alias"}, queues=queue)
+    assert redislock(TWO, settings, "put-back", key).returncode == 0
+    eventually(lambda: all(each.state == "SUCCESS" for each in aside), "they have run", 60)
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("change", ["lock_key", "date", "base", "disabled"])
+@pytest.mark.parametrize("change", ["lock_key", "date", "base", "disabled", "alias"])
 def test_what_waits_runs_once_in_a_release_with_another_key_or_without_a_lock(
     waiting, sender, journal, label, queue, change
 ):
@@ -86,7 +96,7 @@ def test_what_waits_runs_once_in_a_release_with_another_key_or_without_a_lock(
     assert fresh.get(timeout=15) == label
     again = lambda: any(starts(journal, label, each.id) > 1 for each in results)  # noqa: E731
     never(again, "one of them ran again", 6)
-    if change in ("lock_key", "date"):
+    if change in ("lock_key", "date", "alias"):
         assert journal.overlaps(label) == []
 
 
