@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import redis
 
 import celery_redislock
 from celery_redislock.app.options import OPTIONS, SETTINGS
+from celery_redislock.ops.cli import redislock
 from tests.support import run_page
 from tests.support.pages import (
     CONFIGURATION,
@@ -30,6 +32,7 @@ from tests.support.pages import (
     all_blocks,
     blocks,
     check_configuration,
+    inline_commands,
 )
 from tests.support.servers import RedisServer
 from tests.support.shell import check_shell
@@ -43,6 +46,10 @@ NOT_RUN = {"docs/migrating.md": 5}
 
 def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
+
+
+def code(page: Path) -> list[Block]:
+    return [*blocks(page), *inline_commands(page)]
 
 
 # -- the code on the pages --------------------------------------------------------------------
@@ -72,11 +79,11 @@ def test_python_on_the_page_runs(page: Path, redis_server: RedisServer) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if any(each.language in SHELL for each in blocks(page))],
+    [page for page in PAGES if any(each.language in SHELL for each in code(page))],
     ids=name,
 )
 def test_commands_on_the_page_are_there_with_their_options(page: Path, client: redis.Redis) -> None:
-    for block in blocks(page):
+    for block in code(page):
         if block.language in SHELL and block.kind != "not run":
             check_shell(block, client)
 
@@ -127,11 +134,28 @@ def test_python_that_does_not_run_compiles() -> None:
         "celery -A examples.nothing worker",
         "celery -A proj nothing",
         "celery -A proj inspect nothing",
+        "celery -A proj inspect revoke 5",
+        "celery -A proj control ping",
+        "celery -A proj control revoke",
+        "celery -A proj control revoke 51d92c56 --terminate",
+        "celery -A proj control terminate SIGNOTHING 51d92c56",
+        "celery -A proj control terminate SIGTERM",
+        "celery -A proj control pool_grow many",
+        "celery -A proj control pool_grow 1 2",
+        "celery -A proj redislock nothing",
+        "celery -A proj redislock break --nothing",
+        "celery -A proj redislock list --older soon",
+        "celery -A proj redislock export",
+        "celery -A proj worker --concurrency many",
         "python -m tests.proofs.model --nothing",
         "python -m nothing",
         "python examples/nothing.py",
         "pip install 'celery-redislock[nothing]'",
         "redis-cli NOTHING",
+        "redis-cli --nothing",
+        "redis-cli GET",
+        "systemctl nothing",
+        "kubectl nothing",
         "uvicorn examples.fastapi_app:nothing",
         "cd nothing",
         "nothing",
@@ -148,6 +172,19 @@ def test_a_value_that_a_page_calls_wrong_is_noticed() -> None:
     run_page.run(Block("page", 1, "python", "a = 1 + \\\n 1\na  # 2\n", "", ""), module, "")
     with pytest.raises(AssertionError, match="page:3: it is 2"):
         run_page.run(Block("page", 1, "python", "\na  # 3\n", "", ""), module, "")
+
+
+def test_the_table_of_commands_has_each_command_and_options_that_it_takes() -> None:
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    table = text[text.index("| command | does |") :].partition("\n\n")[0]
+    told = set()
+    for row in table.splitlines()[2:]:
+        (command,) = {shlex.split(each)[0] for each in re.findall("`([^`]+)`", row.split("|")[1])}
+        told.add(command)
+        options = {flag for each in redislock.commands[command].params for flag in each.opts}
+        named = set(re.findall(r"`[^`]*?(--[\w-]+)", row))
+        assert named <= options, f"{command} has no {named - options}"
+    assert told == {*redislock.commands}
 
 
 # -- what the pages name ----------------------------------------------------------------------

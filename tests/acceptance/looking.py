@@ -43,8 +43,13 @@ def listed(app: str, conf: dict[str, Any]) -> list[dict[str, Any]]:
 
 def redislock(app: str, conf: dict[str, Any], *command: str) -> subprocess.CompletedProcess[str]:
     """What this command of `celery redislock` prints, and its status."""
+    return celery(app, conf, "redislock", *command)
+
+
+def celery(app: str, conf: dict[str, Any], *command: str) -> subprocess.CompletedProcess[str]:
+    """What this command of `celery` prints, and its status."""
     return subprocess.run(
-        [sys.executable, "-m", "celery", "-A", app, "redislock", *command],
+        [sys.executable, "-m", "celery", "-A", app, *command],
         cwd=ROOT,
         env={**os.environ, "TEST_CONF": json.dumps(conf)},
         capture_output=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -10,10 +11,11 @@ import pytest
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded, WorkerLostError
 
 from celery_redislock import RedisLock
+from tests.acceptance.looking import celery
 from tests.conftest import POOLS
 from tests.support.lateness import elapsed
 from tests.support.waiting import eventually, never
-from tests.support.workers import is_running
+from tests.support.workers import ROOT, is_running
 
 QUEUE = "exits"
 
@@ -104,6 +106,21 @@ def test_a_revoke_with_terminate_frees_the_lock(worker, sender, journal, label, 
     result = sender.send_task("long_ttl", [label, 60.0], queue=QUEUE)
     start_of(journal, label)
     sender.control.revoke(result.id, terminate=True, signal=signame)
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=20)
+    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl", 10)
+
+
+def test_what_the_runbook_says_first_ends_a_run_that_hangs_and_frees_its_lock(
+    worker, sender, conf, journal, label, locks_of
+):
+    result = sender.send_task("long_ttl", [label, 60.0], queue=QUEUE)
+    start_of(journal, label)
+    runbook = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^\$ celery -A proj (control .*)$", runbook, re.M)[:1]
+    *words, _ = line.split()
+    told = celery("tests.support.tasks", conf, *words, result.id)
+    assert told.returncode == 0, told.stderr
     with pytest.raises(TaskRevokedError):
         result.get(timeout=20)
     eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl", 10)

@@ -37,6 +37,7 @@ CONFIGURATION = {"ini", "json", "sql", "toml", "yaml"}
 KNOWN = {"python", "text", *SHELL, *CONFIGURATION}
 
 _FENCE = re.compile(r"(?P<indent> *)```(?P<language>[^\s`]*)")
+_COMMAND = re.compile(r"`((?:celery|redis-cli|make|python|pip|systemctl|kubectl) [^`]+)`")
 _MARK = re.compile(r"<!-- ([\w ]+): (.+) -->")
 
 
@@ -84,6 +85,22 @@ def blocks(page: Path) -> list[Block]:
         content = "\n".join(text) + "\n"
         found.append(Block(name, number + 1, fence["language"], content, kind, note))
     return found
+
+
+def inline_commands(page: Path) -> list[Block]:
+    """The commands in the text of a page, between backticks."""
+    lines, name = page.read_text(encoding="utf-8").splitlines(), page.relative_to(ROOT).as_posix()
+    inside = {
+        number
+        for block in blocks(page)
+        for number in range(block.line, block.line + block.text.count("\n") + 1)
+    }
+    return [
+        Block(name, number, "sh", found[1] + "\n", "", "")
+        for number, line in enumerate(lines, 1)
+        if number not in inside
+        for found in _COMMAND.finditer(line)
+    ]
 
 
 def all_blocks() -> list[Block]:

@@ -1,4 +1,8 @@
-"""Looks at the shell commands on a page: what they call is there, and takes these options."""
+"""Looks at the shell commands on a page: what they call is there, and takes these words.
+
+Celery's own parser reads those of `celery`, up to the arguments of remote control; a server says
+which commands of `redis-cli` it has. Nothing is run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,10 @@ from collections.abc import Callable, Iterator
 
 import click
 import redis
+from celery import Celery
+from celery.bin.base import CLIContext
 from celery.bin.celery import celery as celery_command
+from celery.platforms import signals
 from celery.worker.control import Panel
 
 from tests.support.pages import Block, blocks
@@ -21,8 +28,15 @@ from tests.support.workers import ROOT
 
 #: What is not ours, and has no options here that could be wrong.
 OTHERS = {"curl", "kill", "mktemp", "redis-server", "echo", "apt-get", "sudo", "docker", "git"}
+#: Programs that may not be here: the commands of theirs that a page may name.
+VERBS = {
+    "systemctl": {"daemon-reload", "enable", "restart", "show", "start", "status", "stop"},
+    "kubectl": {"apply", "delete", "logs", "rollout", "scale"},
+}
 #: Celery's commands of other packages that a page may name.
 OTHER_COMMANDS = {"flower"}
+#: redis-cli's options, and whether each takes a value.
+REDIS_CLI = {"-h": 1, "-p": 1, "-n": 1, "-a": 1, "-u": 1, "--user": 1, "--scan": 0, "--tls": 0}
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
@@ -60,6 +74,8 @@ def check_shell(block: Block, server: redis.Redis) -> None:
             assert folder.is_dir(), arguments
         elif program == "export" or program in OTHERS:
             continue
+        elif program in VERBS:
+            assert arguments[0] in VERBS[program], f"{block}: {program} {arguments}"
         elif program == "redis-cli":
             _redis_cli(arguments, server)
         elif program == "celery":
@@ -121,49 +137,61 @@ def _uvicorn(arguments: list[str]) -> None:
 
 
 def _redis_cli(arguments: list[str], server: redis.Redis) -> None:
-    if not arguments or arguments[0].startswith("-"):
-        return
-    assert arguments[0].lower() in server.command(), arguments
+    words = iter(arguments)
+    for word in words:
+        if not word.startswith("-"):
+            command = [word, *words]
+            known = server.command().get(word.lower())
+            assert known, f"redis has no {word}"
+            arity = known["arity"]
+            assert len(command) == arity or len(command) >= -arity > 0, f"redis: {command}"
+        else:
+            assert word in REDIS_CLI, f"redis-cli: no option {word!r}"
+            for _ in range(REDIS_CLI[word]):
+                next(words)
 
 
 def _celery(arguments: list[str], page_files: set[str]) -> None:
+    words = [word for word in arguments if word != "--help"]
+    is_name = words[:1] != ["-A"]  # in a text, not to be typed
+    if not is_name:
+        _app(words[1], page_files)
+        del words[:2]
     command: click.Command = celery_command
-    words = iter(arguments)
-    for word in words:
-        if word.startswith("-") and len(word) > 1:
-            flag, value = _option(command, word)
-            if flag in ("-A", "--app"):
-                _app(value or next(words), page_files)
-            elif value is None:
-                next(words)
-        elif isinstance(command, click.Group):
-            if word in OTHER_COMMANDS:
+    context: click.Context | None = None
+    shown = " ".join(["celery", *arguments])
+    importlib.import_module("celery_redislock")
+    try:
+        while isinstance(command, click.Group):
+            obj = CLIContext(Celery(set_as_current=False), no_color=True, workdir=None)
+            context = click.Context(command, context, command.name, obj)
+            _, words, _ = command.make_parser(context).parse_args(words)
+            if not words or words[0] in ("COMMAND", *OTHER_COMMANDS):
                 return
-            sub = command.get_command(click.Context(command), word) or _plugin(word)
-            assert sub, f"celery has no {word!r}"
-            command = sub
-        elif command.name in ("inspect", "control"):
-            importlib.import_module("celery_redislock")
-            assert word in Panel.meta, f"celery {command.name} has no {word!r}"
-            return
+            found = command.get_command(context, words[0]) or _plugin(words[0])
+            assert found, f"{shown}: there is no {words[0]!r}"
+            command, words = found, words[1:]
+        context = command.make_context(command.name, words, context)
+        if command.name in ("inspect", "control"):
+            _remote_control(command.name, context.params["command"], context.args, is_name)
+    except (click.UsageError, ValueError, TypeError, AttributeError) as exc:
+        told = exc.format_message() if isinstance(exc, click.UsageError) else exc
+        raise AssertionError(f"{shown}: {told}") from exc
 
 
-def _option(command: click.Command, word: str) -> tuple[str, str | None]:
-    """The option's name, and its value: "" for what takes none, None if it is the next word."""
-    options = {
-        flag: each
-        for each in command.params
-        if isinstance(each, click.Option)
-        for flag in (*each.opts, *each.secondary_opts)
-    }
-    flag, equals, value = word.partition("=")
-    if flag == "--help":
-        return flag, ""
-    if flag not in options and not word.startswith("--") and word[:2] in options:
-        flag, equals, value = word[:2], "=", word[2:]
-    assert flag in options, f"celery {command.name}: no option {word!r}"
-    takes_none = options[flag].is_flag or options[flag].count
-    return flag, value if equals or takes_none else None
+def _remote_control(kind: str, name: str, arguments: list[str], is_name: bool) -> None:
+    """Look at one command of remote control, which Celery itself looks at when it is sent."""
+    known = Panel.meta.get(name)
+    is_there = known is not None and known.visible and known.type == kind
+    assert is_there, f"celery {kind} has no {name!r}"
+    takes, signature = known.args or [], known.signature or ""
+    needed = len(re.findall("<[^>]+>", signature)) + bool(known.variadic and kind == "control")
+    most = float("inf") if known.variadic else len(takes)
+    assert is_name or needed <= len(arguments) <= most, f"celery {kind} {name} takes: {signature}"
+    for (argument, parse), text in zip(takes, arguments, strict=False):
+        parse(text)
+        if argument == "signal":
+            signals.signum(text)
 
 
 def _plugin(name: str) -> click.Command | None:
