@@ -32,6 +32,7 @@ from tests.support.pages import (
     all_blocks,
     blocks,
     check_configuration,
+    configured_commands,
     inline_commands,
 )
 from tests.support.servers import RedisServer
@@ -49,7 +50,7 @@ def name(page: Path) -> str:
 
 
 def code(page: Path) -> list[Block]:
-    return [*blocks(page), *inline_commands(page)]
+    return [*blocks(page), *inline_commands(page), *configured_commands(page)]
 
 
 # -- the code on the pages --------------------------------------------------------------------

@@ -111,25 +111,6 @@ def test_a_revoke_with_terminate_frees_the_lock(worker, sender, journal, label, 
     eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl", 10)
 
 
-@pytest.mark.parametrize(("name", "runs"), [("long_ttl", 1), ("late_hour", 1), ("late", 2)])
-def test_a_term_to_a_pool_process_ends_its_body_and_only_a_rejected_message_comes_back(
-    worker, sender, journal, label, locks_of, name, runs
-):
-    """As systemd's KillMode=control-group sends it. See docs/deploying.md."""
-    result = sender.send_task(name, [label, 5.0], queue=QUEUE)
-    entry = start_of(journal, label)
-    (key,) = locks_of(result.id)
-    os.kill(entry.pid, signal.SIGTERM)
-    eventually(lambda: key not in locks_of(result.id) or runs == 2, "the lock is free", 3)
-    if runs == 1:  # with acks_late too
-        with pytest.raises(WorkerLostError, match="SIGTERM"):
-            result.get(timeout=20)
-    else:
-        assert result.get(timeout=40)
-    assert journal.count(label, "start") == runs
-    assert journal.overlaps(label) == []
-
-
 def test_what_the_runbook_says_first_ends_a_run_that_hangs_and_frees_its_lock(
     worker, sender, conf, journal, label, locks_of
 ):

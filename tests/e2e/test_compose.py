@@ -43,6 +43,12 @@ def test_celery_takes_each_command(name: str) -> None:
             parsed.make_parser(parsed.context_class(parsed)).parse_args(list(arguments))
 
 
+def test_each_worker_has_time_to_end_its_task() -> None:
+    for service in OURS.values():
+        if celery_words(service["command"])[1] == "worker":
+            assert service["stop_grace_period"] == "1m", "Docker would kill it after 10 s"
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_each_service_waits_for_what_it_needs_and_is_told_where_it_is(name: str) -> None:
     service = OURS[name]

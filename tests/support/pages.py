@@ -20,6 +20,7 @@ import configparser
 import dataclasses
 import json
 import re
+import shlex
 import sqlite3
 from pathlib import Path
 
@@ -101,6 +102,24 @@ def inline_commands(page: Path) -> list[Block]:
         if number not in inside
         for found in _COMMAND.finditer(line)
     ]
+
+
+def configured_commands(page: Path) -> list[Block]:
+    """The commands in the configuration on a page: of a unit, or of a container."""
+    found = []
+    for block in blocks(page):
+        if block.language == "ini":
+            lines = re.findall(r"^ExecStart=\S*/(.+)$", block.text, re.M)
+        elif block.language == "yaml":
+            lists = re.findall(r"^ *command: (\[.+\])$", block.text, re.M)
+            lines = [shlex.join(json.loads(each)) for each in lists]
+        else:
+            continue
+        found += [
+            dataclasses.replace(block, language="sh", text=line.replace("%%", "%") + "\n")
+            for line in lines
+        ]
+    return found
 
 
 def all_blocks() -> list[Block]:
