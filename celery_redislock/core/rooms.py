@@ -120,9 +120,7 @@ class Rooms:
         )
         due, offered, aside, flat = self._server.script(ttl, lua.LOOK, names, arguments)
         ended = {entry_id: parked.ended_of(text) for entry_id, text in wire.pairs(flat)}
-        return Look(
-            wire.seconds(due), wire.offered(offered), dict(wire.entries_of(aside)), ended
-        )
+        return Look(wire.seconds(due), wire.offered(offered), dict(wire.entries_of(aside)), ended)
 
     def note_received(self, keys: LockKeys, entry_id: str, token: str, ttl: float) -> bool:
         """Note that a worker has the message that was sent for an entry of the room.
