@@ -171,6 +171,8 @@ def _celery(arguments: list[str], page_files: set[str]) -> None:
             found = command.get_command(context, words[0]) or _plugin(words[0])
             assert found, f"{shown}: there is no {words[0]!r}"
             command, words = found, words[1:]
+        if is_name and not words:
+            return
         context = command.make_context(command.name, words, context)
         if command.name in ("inspect", "control"):
             _remote_control(command.name, context.params["command"], context.args, is_name)

@@ -19,7 +19,8 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
     names = Counter(each.task for each in locks if each.task not in ("", "RedisLock"))
     waiting = {each.task for each in patient.survey if each.waiting}
     unknown = sorted(name for name in names if name not in patient.app.tasks)
-    renamed, others = [name for name in unknown if name in waiting], set(unknown) - waiting
+    renamed = [name for name in unknown if name in waiting]
+    strange = [name for name in unknown if name not in waiting]
     if foreign:
         yield Finding(
             ERROR, f"{len(foreign)} foreign values, such as {foreign[0].key!r}",
@@ -30,9 +31,9 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
             WARNING, f"tasks wait that this app does not know: {some(renamed)}",
             "if a release renamed them, register them under these names too, until none waits",
         )  # fmt: skip
-    if others:
+    if strange:
         yield Finding(
-            WARNING, f"locks of tasks that this app does not know: {some(sorted(others))}",
+            WARNING, f"locks of tasks that this app does not know: {some(strange)}",
             "give each project that shares the server its own redislock_prefix",
         )  # fmt: skip
     others = _other_brokers(patient)

@@ -20,5 +20,5 @@ def charge(self: Any, label: str) -> None:
     if RELEASE != "between":
         run(self, label, 0.2)
         return
-    with RedisLock(app.conf.redislock_url, f"account:{label}", timeout=None):
+    with RedisLock(app, f"account:{label}", timeout=None):
         run(self, label, 0.2)
