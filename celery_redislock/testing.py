@@ -218,7 +218,8 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
     store, keys, ttl = _lock_of(what, args, kwargs)
     task, app, label = "", None, None
     if not isinstance(what, RedisLock):
-        task, app, label = what.name, what.app, what.label_of_call(args, kwargs)
+        called = getattr(what, "task", what)
+        task, app, label = called.name, called.app, what.label_of_call(args, kwargs)
     held = HeldLock(app, keys)
     for number in range(1, len(keys.slots) + 2):
         token, task_id = new_token(), f"held-by-test-{number}"

@@ -28,6 +28,8 @@ from celery._state import connect_on_app_finalize as on_app_complete
 # The names of Celery's own settings. Without them a misspelt one of ours would not be found.
 from celery.app.defaults import DEFAULTS as CELERYS_SETTINGS
 
+from .signatures import own_signature
+
 __all__ = [
     "CELERYS_SETTINGS",
     "EXPECTED",
@@ -190,15 +192,14 @@ def is_decorated(attributes: Mapping[str, Any]) -> bool:
 
 
 def check_arguments(task: Any, args: Any, kwargs: Any) -> None:
-    """Raise Celery's own error if arguments do not fit. A task that was written as a class has no
-    such check.
+    """Raise Celery's own error if arguments do not fit. For a task that was written as a class,
+    which Celery does not check, raise Python's.
 
     Raises:
         TypeError: they do not fit.
     """
-    header = getattr(task, "__header__", None)
-    if header is not None:
-        header(*args, **kwargs)
+    check = getattr(task, "__header__", None) or own_signature(task.run).bind
+    check(*args, **kwargs)
 
 
 def without_models(task: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

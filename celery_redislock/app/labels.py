@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from ..core.holders import one_line
+from ..core.holders import label_text
 from ..core.log import get_logger
-from .names import KeyMaker, Normalise
+from .names import NO_HEADERS, KeyMaker, Normalise
 
 logger = get_logger()
-
-#: The longest label, in characters. It is stored with each holder and each waiting task.
-LONGEST: Final = 100
-_CUT: Final = "..."
 
 
 class LabelMaker:
@@ -26,25 +22,36 @@ class LabelMaker:
         function: what the task runs, for its signature.
         template: the option `lock_label`, formatted like a `lock_key` template.
         normalise: as `KeyMaker` takes it.
+        headers: as `KeyMaker` takes it.
 
     Raises:
         ConfigError: the template does not fit the signature.
     """
 
     def __init__(
-        self, task: str, function: Callable[..., Any], template: str, normalise: Normalise
+        self,
+        task: str,
+        function: Callable[..., Any],
+        template: str,
+        normalise: Normalise,
+        headers: Sequence[str] = (),
     ) -> None:
         self._task = task
         self._template = template
-        self._maker = KeyMaker(task, function, template, normalise, "lock_label")
+        self._maker = KeyMaker(task, function, template, normalise, "lock_label", headers)
         self._has_warned = False
 
-    def label(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    def label(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        headers: Mapping[str, Any] = NO_HEADERS,
+    ) -> str | None:
         """The label of a call with these arguments, as they arrive at the worker; None, with one
         warning, if the template does not fit them. Free of control characters.
         """
         try:
-            return tidy(self._maker.name(args, kwargs))
+            return label_text(self._maker.name(args, kwargs, headers))
         except SoftTimeLimitExceeded:
             raise
         except Exception as exc:  # also what an argument's own methods raise
@@ -55,9 +62,3 @@ class LabelMaker:
                     " this is said once: %r", self._task, self._template, exc,
                 )  # fmt: skip
             return None
-
-
-def tidy(text: str) -> str:
-    """The text in one line, visibly cut if it is too long."""
-    text = one_line(text[: LONGEST + 1])
-    return text if len(text) <= LONGEST else text[: LONGEST - len(_CUT)] + _CUT

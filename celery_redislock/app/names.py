@@ -13,20 +13,17 @@ from typing import Any, Final
 
 from ..errors import ConfigError
 from .canonical import canonical, digest_name
-from .signatures import call_signature, own_signature
+from .signatures import BY_NAME, BY_POSITION, VARIABLE, Signature, call_signature, own_signature
 
-Signature = inspect.Signature
-_BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 Normalise = Callable[[Any], Any]
+NO_HEADERS: Final[Mapping[str, Any]] = {}
 
 
 class KeyMaker:
     """Makes the lock names of one task's calls.
 
-    Under a decorator that adds arguments of its own, an argument that `lock_key` names is the
-    caller's, by position or name. `call_signature` says how they are told apart. If they cannot be
-    told apart, the call is refused: it must not share another call's lock.
+    Nothing is asked of a call's arguments but those that `lock_key` names. The rest may be missing,
+    or unknown to the signature: a decorator or a receiver of `task_prerun` may give or take it.
 
     Args:
         task: the task's name.
@@ -35,9 +32,10 @@ class KeyMaker:
         normalise: carries a value through the task's serializer and back, so that a default in the
             signature is as if it had been sent.
         option: the option's name in messages: another option may be such a template too.
+        headers: the value of the option `lock_headers`.
 
     Raises:
-        ConfigError: `lock_key` does not fit the signature.
+        ConfigError: `lock_key` does not fit the signature, or `lock_headers`.
     """
 
     def __init__(
@@ -47,71 +45,97 @@ class KeyMaker:
         lock_key: str | Sequence[str] | Callable[..., Any] | None,
         normalise: Normalise,
         option: str = "lock_key",
+        headers: Sequence[str] = (),
     ) -> None:
         self._task = task
         self._option = option
-        self._call = call_signature(function)
-        self._signature = self._call.signature
-        self._outer = own_signature(function)
+        self._headers = headers
+        self._parameters = parameters = call_signature(function).parameters
         self._defaults = {
-            name: _default(name, parameter.default, normalise)
-            for name, parameter in self._signature.parameters.items()
-            if parameter.default is not parameter.empty
+            p.name: _default(p.name, p.default, normalise)
+            for p in parameters.values()
+            if p.default is not p.empty
         }
-        #: Whether the name depends on how arguments are bound to parameters.
-        self.binds = not callable(lock_key)
-        self._kwargs_name = _name_of_kind(self._signature, inspect.Parameter.VAR_KEYWORD)
-        self._names = _plain_names(self._signature)
-        self._name: Callable[[tuple[Any, ...], Mapping[str, Any]], str]
+        self._by_position = [p.name for p in parameters.values() if p.kind in BY_POSITION]
+        self._by_name = {p.name for p in parameters.values() if p.kind in BY_NAME}
+        #: Where arguments go that no parameter has the name of. No parameter is called "*".
+        self._rest = self._of_kind(inspect.Parameter.VAR_POSITIONAL) or "*"
+        self._more = self._of_kind(inspect.Parameter.VAR_KEYWORD) or "**"
+        self._is_plain = len(parameters) == len({*self._by_position} & self._by_name)
+        #: The arguments that `lock_key` names; None for all.
+        self._chosen: tuple[str, ...] | None = ()
+        self._name: Callable[[tuple[Any, ...], Mapping[str, Any], Mapping[str, Any]], str]
         if lock_key is None:
-            self._name = self._by_all_arguments
+            self._chosen = None
+            self._name = self._by_digest
         elif isinstance(lock_key, str):
             self._template = lock_key
-            fields = _template_fields(f"task {task}: {option}={lock_key!r}", lock_key)
-            if not fields and lock_key in self._signature.parameters:
-                raise self._argument_alone(lock_key)
-            self._check(fields)
-            self._chosen = tuple(dict.fromkeys(fields))
-            self.binds = bool(fields)
+            self._choose(self._fields_of(lock_key))
             self._name = self._by_template
         elif callable(lock_key):
-            _check_callable(task, lock_key, self._outer)
+            _check_callable(task, lock_key, own_signature(function))
+            if headers:
+                raise self._without_headers("a callable", headers[0])
             self._callable = lock_key
             self._name = self._by_callable
         else:
-            self._chosen = tuple(lock_key)
-            self._check(self._chosen)
-            self._name = self._by_chosen_arguments
+            self._choose(lock_key)
+            self._name = self._by_digest
 
-    def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    @property
+    def binds(self) -> bool:
+        """Whether the name depends on how arguments are bound to parameters."""
+        return self._chosen != ()
+
+    def name(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        headers: Mapping[str, Any] = NO_HEADERS,
+    ) -> str:
         """The lock's name for a call with these arguments, as they arrive at the worker.
 
+        Args:
+            args: the call's arguments.
+            kwargs: the call's keyword arguments.
+            headers: its message's headers, or a request.
+
         Raises:
-            TypeError: the arguments do not fit the task's signature.
+            TypeError: the call lacks an argument that `lock_key` names; or a header that
+                `lock_headers` names is no text or number.
             Exception: whatever a `lock_key` callable raises.
         """
-        return self._name(tuple(args), kwargs)
+        return self._name(tuple(args), kwargs, headers)
 
-    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that go into the name, with the defaults of those that the call leaves out.
-
-        Raises:
-            TypeError: the arguments do not fit the task's signature.
+    def arguments(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        headers: Mapping[str, Any] = NO_HEADERS,
+    ) -> dict[str, Any]:
+        """What goes into the name: arguments, with the defaults of those that the call leaves out,
+        and headers, such as `headers[tenant]`. It takes and raises the same as `name`.
         """
-        if self._name == self._by_callable:
-            return dict(self._outer.bind(*args, **kwargs).arguments)
-        if self._name == self._by_all_arguments:
-            return self._bind(tuple(args), kwargs)
-        return self._named(tuple(args), kwargs)
+        if self._chosen is None or self._name == self._by_callable:
+            found = self._bound(tuple(args), kwargs)
+        else:
+            found = self._named(tuple(args), kwargs)
+        if self._headers:
+            values = self._values_in(headers)
+            found.update({f"headers[{name}]": values.get(name) for name in self._headers})
+        return found
 
-    def _by_all_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        return self._digest_name(self._bind(args, kwargs))
+    def _by_digest(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], headers: Mapping[str, Any]
+    ) -> str:
+        return digest_name(self._task, self.arguments(args, kwargs, headers))
 
-    def _by_chosen_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        return self._digest_name(self._named(args, kwargs))
-
-    def _by_template(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    def _by_template(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], headers: Mapping[str, Any]
+    ) -> str:
         arguments = self._named(args, kwargs)
+        if self._headers:
+            arguments["headers"] = self._values_in(headers)
         try:
             name = self._template.format_map(arguments)
         except (LookupError, AttributeError, TypeError) as exc:
@@ -120,7 +144,9 @@ class KeyMaker:
             ) from exc
         return self._checked(name)
 
-    def _by_callable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    def _by_callable(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], headers: Mapping[str, Any]
+    ) -> str:
         return self._checked(self._callable(*args, **kwargs))
 
     def _checked(self, name: Any) -> str:
@@ -131,127 +157,121 @@ class KeyMaker:
             )
         return name
 
-    def _digest_name(self, arguments: Mapping[str, Any]) -> str:
-        return digest_name(self._task, arguments)
-
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of this call that `lock_key` names.
 
-        An argument of **kwargs that the call leaves out has no entry: that gives a key of its own.
-        No other argument is left out: a decorator may fill it in, and different calls would have
-        the same key.
-
         Raises:
-            TypeError: the call lacks one of them, or it cannot be told which argument it is.
+            TypeError: the call lacks one of them.
         """
-        bound = self._fitted(args, kwargs)
-        if bound is None:
-            bound = dict(kwargs)  # a decorator takes other arguments: only names tell them apart
-        elif self._kwargs_name and (extra := bound.get(self._kwargs_name)):
-            bound = {**extra, **bound}
-        named = {name: bound[name] for name in self._chosen if name in bound}
+        if not self._chosen:
+            return {}
+        bound = self._bound(args, kwargs)
+        known = {**bound[self._more], **bound} if self._more in bound else bound
+        named = {name: known[name] for name in self._chosen if name in known}
         if len(named) < len(self._chosen):
             for name in self._chosen:
-                if name not in named and self._declares(name):
-                    raise self._untold(name)
-        if not self._call.told:
-            self._refuse_if_in_front(args, kwargs)
+                if name not in named and not self._may_lack(name, bound):
+                    raise TypeError(
+                        f"{self._task}: {self._option} names {name!r}, which this call lacks. Pass"
+                        " it by name, or use a callable lock_key that takes the call's own"
+                        " arguments"
+                    )
         return named
 
-    def _declares(self, name: str) -> bool:
-        parameter = self._signature.parameters.get(name)
-        return parameter is not None and parameter.kind not in _VARIABLE
-
-    def _refuse_if_in_front(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Refuse a call that would also fit if a decorator put an argument in front of its own.
-
-        It is not known whether one does. A named argument is the caller's, so no argument is in
-        front if `lock_key` names the first one.
+    def _may_lack(self, name: str, bound: Mapping[str, Any]) -> bool:
+        """Whether a call may do without this argument, which gives it a key of its own: one that
+        `**kwargs` takes up, unless it may be among the call's positional arguments.
         """
-        if not args:
-            return
-        first = next(iter(self._signature.parameters), None)
-        if first not in self._chosen and self._fits((None, *args), kwargs):
-            for name in self._chosen:
-                if name not in kwargs and self._declares(name):
-                    raise self._untold(name)
+        declared = self._parameters.get(name)
+        return declared.kind in VARIABLE if declared else self._rest not in bound
 
-    def _fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        known = {name: value for name, value in kwargs.items() if self._takes(name)}
-        try:
-            self._signature.bind_partial(*args, **known)
-        except TypeError:
-            return False
-        return True
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The call's arguments by their names, with defaults. No two calls that differ are alike,
+        even if they do not fit the signature.
+        """
+        places = self._by_position
+        bound = {**self._defaults, **dict(zip(places, args, strict=False))}
+        if self._is_plain and len(args) <= len(places) and kwargs.keys() <= {*places[len(args) :]}:
+            return {**bound, **kwargs}
+        if rest := args[len(places) :]:
+            bound[self._rest] = rest
+        more: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            takes = name in self._by_name and name not in places[: len(args)]
+            (bound if takes else more)[name] = value
+        if more:
+            bound[self._more] = more
+        return bound
 
-    def _untold(self, name: str) -> TypeError:
-        return TypeError(
-            f"{self._task}: {self._option} names {name!r}. This call does not contain it, or a"
-            " decorator hides which value it has. Pass it by name, or use a callable lock_key that"
-            " takes the call's own arguments"
-        )
+    def _values_in(self, headers: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the named headers that are there: at the top, where Celery sends them, or
+        else within `headers`, where protocol 1, eager calls and some tools have them.
+        """
+        nested = headers.get("headers")
+        found = {}
+        for name in self._headers:
+            value = headers.get(name)
+            if value is None and isinstance(nested, Mapping):
+                value = nested.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, str | int | float):
+                raise TypeError(
+                    f"{self._task}: lock_headers names {name!r}, whose value is a"
+                    f" {type(value).__name__}; it must be a str, an int, a float or a bool"
+                )
+            found[name] = value
+        return found
 
-    def _argument_alone(self, name: str) -> ConfigError:
-        is_key = self._option == "lock_key"
-        meant = f"lock_key=[{name!r}] or " if is_key else ""
+    def _fields_of(self, template: str) -> list[str]:
+        """The arguments that a template names."""
+        where = f"task {self._task}: {self._option}={template!r}"
+        fields = _template_fields(where, template)
+        if not fields and template in self._parameters:
+            is_key = self._option == "lock_key"
+            meant = f"lock_key=[{template!r}] or " if is_key else ""
+            raise ConfigError(
+                f"{where} would be one {'lock' if is_key else 'text'} for all calls, but it is also"
+                f" the name of an argument; did you mean {meant}'{{{template}}}'?"
+            )
+        if not self._headers:
+            return [_head_of(field) for field in fields]
+        if "headers" in self._parameters:
+            raise ConfigError(
+                f"{where} and lock_headers: the task has an argument named 'headers', so a field"
+                " {headers[...]} could mean both; give lock_key as a list, or rename the argument"
+            )
+        wanted = [f"headers[{name}]" for name in self._headers]
+        lacking = [field for field in wanted if field not in fields]
+        if lacking and self._option == "lock_key":
+            raise self._without_headers(repr(template), self._headers[wanted.index(lacking[0])])
+        for field in fields:
+            if _head_of(field) == "headers" and field not in wanted:
+                raise ConfigError(
+                    f"{where}: the field {{{field}}} is not one of the headers that lock_headers"
+                    f" names: {', '.join(f'{{{each}}}' for each in wanted)}"
+                )
+        return [_head_of(field) for field in fields if field not in wanted]
+
+    def _without_headers(self, what: str, header: str) -> ConfigError:
         return ConfigError(
-            f"task {self._task}: {self._option}={name!r} would be one"
-            f" {'lock' if is_key else 'text'} for all calls, but it is also the name of an"
-            f" argument; did you mean {meant}'{{{name}}}'?"
+            f"task {self._task}: lock_headers names {header!r}, and lock_key is {what}, whose text"
+            " is the lock's whole name; accepted are no lock_key, a list of argument names, or a"
+            f" template with the field {{headers[{header}]}}"
         )
 
-    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        bound = self._fitted(args, kwargs)
-        # A decorator may take other arguments than the function that it wraps.
-        return dict(self._outer.bind(*args, **kwargs).arguments) if bound is None else bound
-
-    def _fitted(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The call's arguments by their names, with defaults. Under a decorator some may be
-        missing; None if they do not fit.
-        """
-        names = self._names
-        if names and (not kwargs or kwargs.keys() <= {*names[len(args) :]}):
-            # The same as `bind`, in a fifth of the time.
-            arguments = {**self._defaults, **dict(zip(names, args, strict=False)), **kwargs}
-            if len(arguments) == len(names) >= len(args):
-                return arguments
-        try:
-            bound = self._signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            if not self._call.lax:
-                raise
-            return self._fitted_partly(args, kwargs)
-        return {**self._defaults, **bound}
-
-    def _fitted_partly(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
-        self._outer.bind(*args, **kwargs)
-        known = {name: value for name, value in kwargs.items() if self._takes(name)}
-        taken = {name: value for name, value in kwargs.items() if name not in known}
-        try:
-            bound = self._signature.bind_partial(*args, **known).arguments
-        except TypeError:
-            return None
-        if taken.keys() & bound.keys():
-            return None
-        return {**self._defaults, **bound, **taken}
-
-    def _takes(self, name: str) -> bool:
-        """Whether the argument can be passed by this name."""
-        parameter = self._signature.parameters.get(name)
-        by_name = parameter is not None and parameter.kind in _BY_NAME
-        return by_name or self._kwargs_name is not None
-
-    def _check(self, names: Sequence[str]) -> None:
-        known = self._signature.parameters
-        anything = self._kwargs_name and not self._call.hides
+    def _choose(self, names: Sequence[str]) -> None:
+        known = self._parameters
         for name in names:
-            if name not in known and not anything:
+            if name not in known and self._more not in known:
                 raise ConfigError(
                     f"task {self._task}: {self._option} names {name!r}, which is not an argument of"
                     f" the task; its arguments are: {', '.join(known) or 'none'}"
                 )
+        self._chosen = tuple(dict.fromkeys(names))
+
+    def _of_kind(self, kind: Any) -> str | None:
+        return next((p.name for p in self._parameters.values() if p.kind is kind), None)
 
 
 def _default(name: str, value: Any, normalise: Normalise) -> Any:
@@ -268,28 +288,22 @@ def _default(name: str, value: Any, normalise: Normalise) -> Any:
     return value
 
 
-def _name_of_kind(signature: Signature, kind: Any) -> str | None:
-    return next((p.name for p in signature.parameters.values() if p.kind is kind), None)
-
-
-def _plain_names(signature: Signature) -> tuple[str, ...]:
-    """The parameters' names if each can be passed by position or by name; else nothing."""
-    parameters = signature.parameters.values()
-    plain = all(parameter.kind is parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
-    return tuple(signature.parameters) if plain else ()
-
-
 def _template_fields(where: str, template: str) -> list[str]:
     try:
-        names = [field.replace("[", ".").split(".")[0] for field in _fields(template)]
+        fields = list(_fields(template))
     except ValueError as exc:
         raise ConfigError(
             f"{where} is not a str.format template: {exc}; it must be one such as"
             " 'account:{account_id}'"
         ) from None
-    if any(not name or name.isdigit() for name in names):
+    if any(not _head_of(field) or _head_of(field).isdigit() for field in fields):
         raise ConfigError(f"{where}: fields must be named, as in '{{account_id}}'")
-    return names
+    return fields
+
+
+def _head_of(field: str) -> str:
+    """The argument of a field such as `order.id` or `order[id]`."""
+    return field.replace("[", ".").split(".")[0]
 
 
 def _fields(template: str) -> Iterator[str]:
@@ -325,7 +339,7 @@ def _some_call_fits(task: Signature, other: Signature) -> bool:
     """Whether there is a call that both the task and the other accept."""
     parameters = task.parameters.values()
     kinds = {p.kind for p in parameters}
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional = [p for p in parameters if p.kind in BY_POSITION]
     most = len(positional)
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         most += len(other.parameters)
@@ -351,6 +365,5 @@ def _some_call_fits(task: Signature, other: Signature) -> bool:
 def _names_left(signature: Signature, bound: Mapping[str, Any]) -> Iterator[str]:
     """The arguments without a default that are not bound, and can be passed by name."""
     for p in signature.parameters.values():
-        by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        if by_name and p.default is p.empty and p.name not in bound:
+        if p.kind in BY_NAME and p.default is p.empty and p.name not in bound:
             yield p.name

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from ..core import checks
 from ..errors import ConfigError
 from ..policies import Policy, policy_named
+from .delivery import KEY
 
 
 class _Unset:
@@ -38,6 +39,7 @@ class LockOptions(NamedTuple):
 
     on_conflict: Policy
     lock_key: str | tuple[str, ...] | Callable[..., Any] | None = None
+    lock_headers: tuple[str, ...] = ()
     lock_ttl: float = 30.0
     lock_max_hold: float | None = None
     lock_min_hold: float | None = None
@@ -127,6 +129,21 @@ def _key(value: Any) -> str | tuple[str, ...] | Callable[..., Any] | None:
     raise ValueError
 
 
+def _headers(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    from celery.app.task import Context  # it knows which headers are Celery's own
+
+    is_list = isinstance(value, list | tuple) and bool(value)
+    if not is_list or not all(isinstance(name, str) and name for name in value):
+        raise ValueError
+    if len(set(value)) < len(value) or KEY in value:
+        raise ValueError
+    if not all(Context({name: 1}).headers for name in value):
+        raise ValueError
+    return tuple(value)
+
+
 def _template(value: Any) -> str | None:
     if value is None or (isinstance(value, str) and value):
         return value
@@ -146,6 +163,11 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
     "lock_key": (
         _key,
         "a non-empty list of different argument names, a str.format template, or a callable",
+    ),
+    "lock_headers": (
+        _headers,
+        "None or a non-empty list of different names of message headers, such as ['tenant'], which"
+        " are not Celery's own, such as 'id', and not 'redislock'",
     ),
     "lock_ttl": (checks.ttl, checks.TTL),
     "lock_max_hold": (_hold, f"None or {checks.TTL}"),

@@ -20,16 +20,33 @@ from json.encoder import encode_basestring_ascii
 from types import NoneType
 from typing import Any, Final
 
+#: The longest text of others that is logged or listed, in characters.
+LONGEST: Final = 1000
+#: The longest label, in characters. It is stored with each holder and each waiting task.
+LONGEST_LABEL: Final = 100
+
+
+def cut(text: str, most: int = LONGEST) -> str:
+    """The text, visibly cut if it is longer than so many characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
 
 def one_line(text: str) -> str:
-    """The text in one line: characters that could end it, move the cursor or reverse the text are
-    escaped. Names come from arguments, and ids from whoever sent the message.
+    """The text in one line, cut if it is very long: characters that could end the line, move the
+    cursor or reverse the text are escaped. Names come from arguments, and ids from whoever sent the
+    message.
     """
+    text = cut(text)
     if text.isprintable():
         return text
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def label_text(text: str) -> str:
+    """A lock's label as it is kept: in one line, visibly cut if it is too long."""
+    return cut(one_line(text[: LONGEST_LABEL + 1]), LONGEST_LABEL)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,7 +208,7 @@ def _successor(found: Any) -> Holder | None:
     task, task_id = found
     if not isinstance(task, str) or not isinstance(task_id, str):
         return None
-    return Holder(task=task, task_id=task_id)
+    return Holder(task=cut(task), task_id=cut(task_id))
 
 
 def breaker_text(by: str) -> str:
@@ -276,6 +293,8 @@ def _record(value: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("token"), str):
         return None
+    if len(value) > LONGEST:  # ours are shorter, if its task's name and id are
+        return {name: cut(each) if isinstance(each, str) else each for name, each in record.items()}
     return record
 
 

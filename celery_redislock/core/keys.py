@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
 # which doubles the time to make the class.
+import hashlib
 import re
 import zlib
 from functools import lru_cache
@@ -9,6 +10,9 @@ from typing import Final, NamedTuple
 
 #: Hash tags, and so fence counters. Fixed for ever: all releases must agree on a lock's key.
 BUCKETS: Final = 1024
+#: The longest name of a lock, in characters, and what is left of a longer one beside its digest.
+LONGEST_NAME: Final = 250
+_LEFT: Final = 200
 
 
 class LockKeys(NamedTuple):
@@ -46,10 +50,25 @@ class LockKeys(NamedTuple):
         return f"{self.done}:{entry_id}"
 
 
-@lru_cache(maxsize=256)  # duplicates come in a row
 def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
-    """The Redis keys of the lock with that name, which up to `limit` may hold at once."""
-    bucket = zlib.crc32(name.encode("utf-8", "surrogatepass")) % BUCKETS
+    """The Redis keys of the lock with that name, which up to `limit` may hold at once.
+
+    A name that is too long, or no valid text, is replaced by its beginning and its digest.
+    """
+    if len(name) > LONGEST_NAME or not name.isascii():
+        name = _fit(name)
+    return _lock_keys(prefix, name, limit)
+
+
+def _fit(name: str) -> str:
+    whole = name.encode("utf-8", "surrogatepass")  # JSON may carry half of a surrogate pair
+    head = name[:LONGEST_NAME].encode("utf-8", "backslashreplace").decode()
+    return name if head == name else f"{head[:_LEFT]}...{hashlib.sha256(whole).hexdigest()[:32]}"
+
+
+@lru_cache(maxsize=256)  # duplicates come in a row
+def _lock_keys(prefix: str, name: str, limit: int) -> LockKeys:
+    bucket = zlib.crc32(name.encode()) % BUCKETS
     head = f"{prefix}:{{{bucket}}}"
     return LockKeys(
         name,

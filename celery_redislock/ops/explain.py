@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..app.names import NO_HEADERS
 from ..app.options import LockOptions
 from ..tasks.protect import pattern_of
 from ..tasks.target import keys_of_call, locked_task
@@ -13,7 +14,13 @@ from ..tasks.task import SingletonTask
 from .survey import ASIDE, Found, one_lock
 
 
-def explain(app: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def explain(
+    app: Any,
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    headers: Mapping[str, Any] = NO_HEADERS,
+) -> dict[str, Any]:
     """All about the lock of one call, as plain data, in the order in which to show it.
 
     Raises:
@@ -21,17 +28,18 @@ def explain(app: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
         LockUnavailable: the server did not answer, or does not allow it.
     """
     task = locked_task(app, name)
-    keys = keys_of_call(app, name, args, kwargs)
+    keys = keys_of_call(app, name, args, kwargs, headers)
+    call = task.with_headers(headers)
     options = task.lock_options
     found = one_lock(task.app_locks, keys.name)
     return {
         "task": name,
         "key": keys.lock,
         "name": keys.name,
-        "label": task.label_of_call(args, kwargs),
+        "label": call.label_of_call(args, kwargs),
         "lock_key": _lock_key_in_words(options),
         "options_from": _source(task),
-        "arguments": {k: repr(v) for k, v in task.arguments_of_call(args, kwargs).items()},
+        "arguments": {k: repr(v) for k, v in call.arguments_of_call(args, kwargs).items()},
         "lock_ttl": options.lock_ttl,
         "lock_limit": options.lock_limit,
         "lock_scope": options.lock_scope,

@@ -112,9 +112,9 @@ class Attempt:
         ttl = self.options.lock_ttl
         task_id, attempt, nesting = attempt_of(raw)
         arrived, age = self._arrival()
-        keys = task.lock_keys_for(self.args, self.kwargs)
+        keys = task.lock_keys_for(self.args, self.kwargs, raw)
         if task._redislock_label_maker is not None:
-            self.label = task.label_for(self.args, self.kwargs)
+            self.label = task.label_for(self.args, self.kwargs, raw)
         value = holders.encode(
             delivery.token,
             ttl_ms=to_ms(ttl),

@@ -23,6 +23,7 @@ from ..app.options import (
 from ..app.settings import AppLocks, app_locks
 from ..app.signatures import is_async
 from ..errors import ConfigError
+from .calling import has_own_call
 from .forgotten import options_elsewhere
 from .locked import LockedTask
 
@@ -58,17 +59,19 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
             given[name] = _plain(value)
     cls.lock_options = resolve(where, given, locks.settings)
     function = inspect.getattr_static(cls, "run").__get__(object(), cls)
-    if is_async(function):
+    if is_async(function) and not has_own_call(cls):
         raise ConfigError(
             f"{where}: its body is an `async def`, which Celery does not await: the lock"
             " would be released before the body runs. Use a plain function that calls"
             " asyncio.run"
         )
-    key_maker = KeyMaker(cls.name, function, cls.lock_options.lock_key, cls._normalise)
+    options = cls.lock_options
+    headers = options.lock_headers
+    key_maker = KeyMaker(cls.name, function, options.lock_key, cls._normalise, headers=headers)
     cls._redislock_key_maker = key_maker
-    label = cls.lock_options.lock_label
+    label = options.lock_label
     cls._redislock_label_maker = (
-        None if label is None else LabelMaker(cls.name, function, label, cls._normalise)
+        None if label is None else LabelMaker(cls.name, function, label, cls._normalise, headers)
     )
     if cls.lock_options.lock_scope != "running" and not cls.typing and key_maker.binds:
         raise ConfigError(

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any
+from types import AsyncGeneratorType, CoroutineType
+from typing import Any, Final, NoReturn
 
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
@@ -21,7 +22,7 @@ from ..core.holders import Holder, successor_text
 from ..core.lease import Heir, Lease
 from ..core.log import get_logger
 from ..core.right import Right
-from ..errors import LockLost, LockUnavailable
+from ..errors import ConfigError, LockLost, LockUnavailable
 from . import turns
 from .abort import Abort
 from .asking import end_as_replaced
@@ -29,6 +30,9 @@ from .attempt import Attempt
 from .ends import LEASE
 
 logger = get_logger()
+
+#: What a body returns that is an `async def` under a decorator.
+_NEVER_AWAITED: Final = (CoroutineType, AsyncGeneratorType)
 
 
 class LockedBody:
@@ -74,6 +78,8 @@ class LockedBody:
         self._ran, self.how = True, past.FAILED
         try:
             result = self._guarded(attempt, body)
+            if isinstance(result, _NEVER_AWAITED):
+                _refuse_async(attempt, result)
         except Retry as exc:
             # The next attempt's message is published: nothing of this one is outstanding.
             self._retry, self.note, self.how = exc, notes.ENDED, past.RETRIED
@@ -216,7 +222,8 @@ class LockedBody:
         if sig is None:
             return True
         try:
-            keys = attempt.task.keys_of_call(sig.args or (), sig.kwargs or {})
+            args, kwargs = attempt.task.as_sent(sig.args or (), sig.kwargs or {})
+            keys = attempt.task.lock_keys_for(args, kwargs, sig.options.get("headers") or {})
         except Exception:
             return False  # it will fail, and needs no lock for that
         return keys == attempt.claim.keys
@@ -264,6 +271,17 @@ class LockedBody:
         attempt.tell(Outcome.EXTENDED, details={"late": late})
         if retaken:
             attempt.tell(Outcome.RECOVERED, details={"how": "retaken"}, reason="retaken")
+
+
+def _refuse_async(attempt: Attempt, result: Any) -> NoReturn:
+    """Fail a task whose decorator hides an `async def`: its body has not run."""
+    if isinstance(result, CoroutineType):
+        result.close()  # else Python warns that nobody awaited it
+    raise ConfigError(
+        f"task {attempt.task.name}: its body returned {type(result).__name__} {result!r}, which"
+        " Celery does not await: the lock is released before it runs. Under its decorators the body"
+        " is an `async def`; use a plain function that calls asyncio.run"
+    )
 
 
 def _countdown(retry: Retry) -> float:

@@ -15,7 +15,7 @@ from .locked import LockedTask
 if TYPE_CHECKING:
     from .run import Run
 
-#: Marks the `__call__` that takes the lock.
+#: Marks the `__call__` that takes the lock: the one that it calls.
 _OUTERMOST: Final = "_redislock_outermost"
 #: In the request until the body begins, through whichever `__call__` Celery enters.
 DUE: Final = "_redislock_due"
@@ -28,14 +28,25 @@ def call_under_lock(cls: type[Any]) -> None:
     call ours: all of it is the task's body.
     """
     inner = cls.__call__
-    if getattr(inner, _OUTERMOST, False):
+    if hasattr(inner, _OUTERMOST):
         return
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
         return _run_under_lock(self, lambda: inner(self, *args, **kwargs), args, kwargs)
 
-    setattr(__call__, _OUTERMOST, True)
+    setattr(__call__, _OUTERMOST, inner)
     cls.__call__ = __call__
+
+
+def has_own_call(cls: type[Any]) -> bool:
+    """Whether the class or a base has a `__call__` that is neither ours nor Celery's. It may await
+    the body.
+    """
+    mro = cls.__mro__
+    calls = (vars(base).get("__call__", LockedTask.__call__) for base in mro[: mro.index(Task)])
+    inner = (getattr(call, _OUTERMOST, call) for call in calls)
+    ours = ("celery_redislock.", "celery.app.")
+    return not all((getattr(call, "__module__", None) or "").startswith(ours) for call in inner)
 
 
 def next_call(task: LockedTask) -> Callable[..., Any]:

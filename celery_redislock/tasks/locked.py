@@ -10,7 +10,7 @@ from kombu import serialization
 
 from ..app.internals import check_arguments, without_models
 from ..app.labels import LabelMaker
-from ..app.names import KeyMaker
+from ..app.names import NO_HEADERS, KeyMaker
 from ..app.options import LockOptions
 from ..app.settings import AppLocks, NoServer, app_locks
 from ..core import stand_in
@@ -58,19 +58,88 @@ class LockedTask(Task):
         """The running task's lock. In a direct call, one that is never lost and has fence 0."""
         return self.request.__dict__.get(LEASE) or UNLOCKED
 
-    def lock_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    def lock_name(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        headers: Mapping[str, Any] = NO_HEADERS,
+    ) -> str:
         """The name of the lock for arguments as they arrive at a worker.
 
+        Args:
+            args: the call's arguments.
+            kwargs: the call's keyword arguments.
+            headers: the message's headers, or its request, for `lock_headers`.
+
         Raises:
-            TypeError: the arguments do not fit the task's signature.
+            TypeError: the call lacks an argument that `lock_key` names, or a header that
+                `lock_headers` names is no text or number.
             Exception: what a `lock_key` callable raises.
         """
         try:
-            name: str = self._redislock_key_maker.name(args, kwargs)
+            name: str = self._redislock_key_maker.name(args, kwargs, headers)
         except TypeError:
             check_arguments(self, args, kwargs)
             raise
         return name
+
+    def lock_keys_for(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        headers: Mapping[str, Any] = NO_HEADERS,
+    ) -> LockKeys:
+        """The keys of the lock for arguments as they arrive at a worker. See `lock_name`."""
+        # A subclass may have a `lock_name` of its own, which takes no headers.
+        more = (headers,) if self.lock_options.lock_headers else ()
+        name = self.lock_name(args, kwargs, *more)
+        return lock_keys(self.app_locks.prefix, name, self.lock_options.lock_limit)
+
+    def label_for(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        headers: Mapping[str, Any] = NO_HEADERS,
+    ) -> str | None:
+        """The label of the lock for arguments as they arrive at a worker; None if it has none."""
+        maker = self._redislock_label_maker
+        return None if maker is None else maker.label(args, kwargs, headers)
+
+    def as_sent(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments as they arrive at a worker.
+
+        Args:
+            args: the call's arguments.
+            kwargs: the call's keyword arguments.
+            serializer: the message's, if it is not the task's.
+
+        Raises:
+            ConfigError: the task's options are wrong.
+        """
+        self._refuse_if_misconfigured()
+        serializer = serializer or self.serializer
+        if serializer != "pickle":
+            args, kwargs = without_models(self, args, kwargs)
+        sent = self._normalise([list(args), dict(kwargs)], serializer)
+        return sent[0], sent[1]
+
+    # -- a caller's questions -------------------------------------------------------------
+
+    def with_headers(self, headers: Mapping[str, Any]) -> Calls:
+        """The same questions about calls whose messages have these headers, as `lock_headers` needs
+        them: `sync.with_headers({"tenant": "a"}).lock_holder(5)`.
+        """
+        return Calls(self, headers)
+
+    def keys_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
+        """See `Calls`."""
+        return Calls(self).keys_of_call(args, kwargs)
+
+    def label_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """See `Calls`."""
+        return Calls(self).label_of_call(args, kwargs)
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
         """The whole key in Redis of the lock for this call.
@@ -78,7 +147,7 @@ class LockedTask(Task):
         Raises:
             TypeError: the arguments do not fit the task's signature.
         """
-        return self.keys_of_call(args, kwargs).lock
+        return Calls(self).lock_key_for(*args, **kwargs)
 
     def lock_holder(self, *args: Any, **kwargs: Any) -> Holder | None:
         """Who holds the lock for this call, or None.
@@ -87,8 +156,7 @@ class LockedTask(Task):
             TypeError: the arguments do not fit the task's signature.
             LockUnavailable: the lock server did not answer in time.
         """
-        keys = self.keys_of_call(args, kwargs)
-        return self.app_locks.store.locks.holder(keys, self.lock_options.lock_ttl)
+        return Calls(self).lock_holder(*args, **kwargs)
 
     def break_lock(self, *args: Any, **kwargs: Any) -> bool:
         """Take the lock for this call away from its holder, which learns that it lost it.
@@ -100,71 +168,7 @@ class LockedTask(Task):
             TypeError: the arguments do not fit the task's signature.
             LockUnavailable: the lock server did not answer in time.
         """
-        keys = self.keys_of_call(args, kwargs)
-        holder = self.app_locks.store.locks.break_lock(keys, self.lock_options.lock_ttl)
-        if holder is not None:
-            from ..app.outcomes import Outcome, Whose, tell  # most programs tell nothing
-
-            whose = Whose(keys.lock, self)
-            text = "redislock: %s was broken; it was held by %s"
-            tell(Outcome.BROKEN, whose, text, keys.lock, holder, holder=holder)
-        return holder is not None
-
-    def keys_of_call(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
-    ) -> LockKeys:
-        """The keys of the lock for arguments as a caller gives them.
-
-        Args:
-            args: the call's arguments.
-            kwargs: the call's keyword arguments.
-            serializer: the message's, if it is not the task's.
-
-        Raises:
-            ConfigError: the task's options are wrong.
-            TypeError: the arguments do not fit the task's signature.
-        """
-        return self.lock_keys_for(*self._as_sent(args, kwargs, serializer))
-
-    def label_of_call(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
-    ) -> str | None:
-        """The label of the lock for arguments as a caller gives them. See `keys_of_call`."""
-        if self._redislock_label_maker is None:
-            return None
-        return self.label_for(*self._as_sent(args, kwargs, serializer))
-
-    def label_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        """The label of the lock for arguments as they arrive at a worker; None if it has none."""
-        maker = self._redislock_label_maker
-        return None if maker is None else maker.label(args, kwargs)
-
-    def arguments_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that go into the lock's name, for a call as a caller gives it.
-
-        Raises:
-            ConfigError: the task's options are wrong.
-            TypeError: the arguments do not fit the task's signature.
-        """
-        arguments: dict[str, Any] = self._redislock_key_maker.arguments(
-            *self._as_sent(args, kwargs)
-        )
-        return arguments
-
-    def _as_sent(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], serializer: str | None = None
-    ) -> Any:
-        """The arguments as they arrive at a worker."""
-        self._refuse_if_misconfigured()
-        serializer = serializer or self.serializer
-        if serializer != "pickle":
-            args, kwargs = without_models(self, args, kwargs)
-        return self._normalise([list(args), dict(kwargs)], serializer)
-
-    def lock_keys_for(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
-        """The keys of the lock for arguments as they arrive at a worker. See `lock_name`."""
-        name = self.lock_name(args, kwargs)
-        return lock_keys(self.app_locks.prefix, name, self.lock_options.lock_limit)
+        return Calls(self).break_lock(*args, **kwargs)
 
     @classmethod
     def _normalise(cls, value: Any, serializer: str | None = None) -> Any:
@@ -188,3 +192,61 @@ class LockedTask(Task):
         error = self._redislock_error
         if error is not None and not (isinstance(error, NoServer) and stand_in.current):
             raise error
+
+
+class Calls:
+    """Calls of a task as their caller gives them, for questions about their locks.
+
+    Args:
+        task: the task.
+        headers: the headers of the calls' messages.
+    """
+
+    def __init__(self, task: LockedTask, headers: Mapping[str, Any] = NO_HEADERS) -> None:
+        self.task = task
+        self._headers = headers
+
+    def keys_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
+        """The keys of the lock for this call.
+
+        Raises:
+            ConfigError: the task's options are wrong.
+            TypeError: the arguments do not fit the task's signature.
+        """
+        return self.task.lock_keys_for(*self._sent(args, kwargs))
+
+    def label_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """The label of the lock for this call. It raises the same as `keys_of_call`."""
+        return self.task.label_for(*self._sent(args, kwargs))
+
+    def arguments_of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What goes into the lock's name for this call. It raises the same as `keys_of_call`."""
+        sent = self._sent(args, kwargs)
+        return self.task._redislock_key_maker.arguments(*sent)
+
+    def _sent(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+        sent = self.task.as_sent(args, kwargs)
+        if self.task.typing:  # as Celery checks them when it sends the task
+            check_arguments(self.task, args, kwargs)
+        return (*sent, self._headers)
+
+    def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
+        """See `LockedTask.lock_key_for`."""
+        return self.keys_of_call(args, kwargs).lock
+
+    def lock_holder(self, *args: Any, **kwargs: Any) -> Holder | None:
+        """See `LockedTask.lock_holder`."""
+        keys, task = self.keys_of_call(args, kwargs), self.task
+        return task.app_locks.store.locks.holder(keys, task.lock_options.lock_ttl)
+
+    def break_lock(self, *args: Any, **kwargs: Any) -> bool:
+        """See `LockedTask.break_lock`."""
+        keys, task = self.keys_of_call(args, kwargs), self.task
+        holder = task.app_locks.store.locks.break_lock(keys, task.lock_options.lock_ttl)
+        if holder is not None:
+            from ..app.outcomes import Outcome, Whose, tell  # most programs tell nothing
+
+            whose = Whose(keys.lock, task)
+            text = "redislock: %s was broken; it was held by %s"
+            tell(Outcome.BROKEN, whose, text, keys.lock, holder, holder=holder)
+        return holder is not None

@@ -57,8 +57,11 @@ def publish_reserved(
     is_in_canvas = any(options.get(name) for name in _CANVAS)
     send = partial(publish, args, kwargs)
     try:
-        keys = task.keys_of_call(args, kwargs, options.get("serializer"))
-        label = task.label_of_call(args, kwargs, options.get("serializer"))
+        sent = (
+            *task.as_sent(args, kwargs, options.get("serializer")),
+            options.get("headers") or {},
+        )
+        keys, label = task.lock_keys_for(*sent), task.label_for(*sent)
     except Exception:
         if not is_in_canvas:
             raise

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..app.names import NO_HEADERS
 from ..app.settings import app_locks
 from ..core.holders import one_line
 from ..core.keys import LockKeys, lock_keys, name_of
@@ -60,21 +61,31 @@ def locked_task(app: Any, name: str) -> SingletonTask:
     return task
 
 
-def keys_of_call(app: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LockKeys:
-    """The keys of the lock for a call of that task.
+def keys_of_call(
+    app: Any,
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    headers: Mapping[str, Any] = NO_HEADERS,
+) -> LockKeys:
+    """The keys of the lock for a call of that task, whose message has these headers.
 
     Raises:
         TargetError: there is no such task, or the arguments do not fit it.
     """
     task = locked_task(app, name)
     try:
-        return task.keys_of_call(args, kwargs)
+        return task.with_headers(headers).keys_of_call(args, kwargs)
     except Exception as exc:  # also what a callable of the user's raises
         raise TargetError(f"{one_line(name)}: {one_line(str(exc))}") from exc
 
 
 def locate(
-    app: Any, target: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    app: Any,
+    target: str,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    headers: Mapping[str, Any] = NO_HEADERS,
 ) -> Target:
     """The lock that is meant.
 
@@ -83,6 +94,7 @@ def locate(
         target: a lock's whole key, a task's name, or a lock's name.
         args: for a task, the call's arguments.
         kwargs: for a task, the call's keyword arguments.
+        headers: for a task, the headers of the call's message.
 
     Raises:
         TargetError: the arguments do not fit, or there is no such task.
@@ -90,12 +102,12 @@ def locate(
     prefix = app_locks(app).prefix
     name = name_of(prefix, target)
     if name is not None:
-        if args or kwargs:
-            raise TargetError("a key takes no arguments")
+        if args or kwargs or headers:
+            raise TargetError("a key takes no arguments and no headers")
         keys = lock_keys(prefix, name)
         return Target(keys, "" if target == keys.lock else target)
-    if target in app.tasks or args or kwargs:
-        return Target(keys_of_call(app, target, args, kwargs or {}))
+    if target in app.tasks or args or kwargs or headers:
+        return Target(keys_of_call(app, target, args, kwargs or {}, headers))
     return Target(lock_keys(prefix, target))
 
 

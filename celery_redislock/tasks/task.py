@@ -52,6 +52,9 @@ class SingletonTask(LockedTask):
             of argument names; a `str.format` template over the arguments, or a callable given
             the call's own arguments, whose text is the lock's whole name. A named argument that
             a call lacks and that has no default is a TypeError, even if a decorator gives it.
+            Positional arguments are those of the function that decorators wrap, in order.
+        lock_headers: names of message headers, such as ["tenant"], that are part of the key. A
+            template takes them as `{headers[tenant]}`. Default: none.
         lock_ttl: seconds that a lock outlives a dead holder. Default: `redislock_ttl`, 30.
         lock_max_hold: seconds after which the lock is not extended any more. Default: never.
         lock_min_hold: seconds for which the lock is held from its acquisition on, even if the body
@@ -85,6 +88,7 @@ class SingletonTask(LockedTask):
     abstract = True
 
     lock_key: Any = UNSET
+    lock_headers: Any = UNSET
     lock_ttl: Any = UNSET
     lock_max_hold: Any = UNSET
     lock_min_hold: Any = UNSET

@@ -51,7 +51,7 @@ class ChildLease:
         self._pid = pid
         self._request = weakref.ref(request)
         self._task: SingletonTask = request.task
-        self._arguments = (request.args, request.kwargs)
+        self._call = (request.args, request.kwargs, request.request_dict)
         self._attempt = attempt_of(request.request_dict)
         self.child_is_to_end = self._child_is_dead = False
         self.token = token
@@ -72,13 +72,13 @@ class ChildLease:
     @cached_property
     def claim(self) -> Claim:
         """The child's claim. Made only when needed: most tasks end before that."""
-        keys = self._task.lock_keys_for(*self._arguments)
+        keys = self._task.lock_keys_for(*self._call)
         told = {"task": self._task.name, "history": self._task.app_locks.history}
         return Claim(keys, self.token, self.ttl, "", *self._attempt, **told)
 
     @property
     def _label(self) -> str | None:
-        return self._task.label_for(*self._arguments)
+        return self._task.label_for(*self._call)
 
     @property
     def known_claim(self) -> Claim | None:

@@ -143,7 +143,7 @@ class LockRequest(Request):
         ):
             return None
         task_id, attempt, nesting = attempt_of(self.request_dict)
-        keys = self.task.lock_keys_for(self.args, self.kwargs)
+        keys = self.task.lock_keys_for(self.args, self.kwargs, self.request_dict)
         key = keys.done_by(id_of(task_id, nesting, attempt))
         return FinishedNote(locks, consumer, self._came_on, key)
 
@@ -294,7 +294,7 @@ class LockRequest(Request):
 
     @property
     def _label(self) -> str | None:
-        label: str | None = self.task.label_for(self.args, self.kwargs)
+        label: str | None = self.task.label_for(self.args, self.kwargs, self.request_dict)
         return label
 
     def _announce_replaced(self, error: TaskReplaced) -> None:

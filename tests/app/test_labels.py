@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 
 from celery_redislock import ConfigError, SingletonTask
-from celery_redislock.app.labels import LONGEST, tidy
+from celery_redislock.core.holders import LONGEST_LABEL, label_text
 from celery_redislock.testing import assert_locked, assert_skipped, hold_lock, memory_locks
 
 
@@ -43,11 +43,11 @@ def labelled(app, lock_label, name="ships", **options):
     ],
 )
 def test_a_label_is_a_template_over_the_calls_arguments(app, template, args, kwargs, label):
-    found = labelled(app, template).label_of_call(args, kwargs, "pickle")
+    found = labelled(app, template).label_of_call(args, kwargs)
     assert found == label
-    assert len(found) <= LONGEST
+    assert len(found) <= LONGEST_LABEL
     assert found.isprintable()
-    assert tidy(found) == found
+    assert label_text(found) == found
 
 
 def test_without_the_option_there_is_none(app):

@@ -641,9 +641,8 @@ def test_arguments_are_bound_as_python_binds_them(
     maker = KeyMaker("keys.task", function, None, lambda value: value)
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
-    except TypeError:
-        with pytest.raises(TypeError):
-            maker.arguments(args, kwargs)
+    except TypeError:  # the task will fail; until then its lock is like no other call's
+        maker.arguments(args, kwargs)
         return
     defaults = {
         name: parameter.default
