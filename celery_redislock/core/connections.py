@@ -11,7 +11,7 @@ import inspect
 import os
 import ssl
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -255,24 +255,36 @@ _WANTS_COMMAND: Final = (
 )
 
 
-def pack(arguments: tuple[str | int | bytes, ...]) -> bytes:
+def pack(arguments: Sequence[str | int | bytes]) -> bytes:
     """A command as it is sent."""
     if pack_command is not None:
-        packed: bytes = pack_command(arguments)
+        try:
+            packed: bytes = pack_command(tuple(arguments))
+        except UnicodeEncodeError:
+            packed = pack_command(tuple(map(_encoded, arguments)))
         return packed
     return b"*%d\r\n%b" % (len(arguments), pack_parts(arguments))
 
 
-def pack_parts(arguments: tuple[str | int | bytes, ...]) -> bytes:
+def pack_parts(arguments: Sequence[str | int | bytes]) -> bytes:
     """Arguments as they are sent, without the head that counts a command's arguments."""
     if pack_command is not None:
-        packed: bytes = pack_command(arguments)
+        packed = pack(arguments)
         return packed[packed.index(b"\n") + 1 :]
     parts = []
     for argument in arguments:
-        data = argument if isinstance(argument, bytes) else str(argument).encode()
+        data = _encoded(argument)
         parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)
+
+
+def _encoded(argument: str | int | bytes) -> bytes:
+    """An argument as it is sent. Half of a surrogate pair, which JSON may carry in a task's id, is
+    escaped: UTF-8 has no place for it.
+    """
+    if isinstance(argument, bytes):
+        return argument
+    return str(argument).encode("utf-8", "backslashreplace")
 
 
 def _impatient(timeout: float) -> dict[str, Any]:

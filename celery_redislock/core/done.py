@@ -30,10 +30,8 @@ class DoneNotes:
         self._note(claim, notes.encode(kind, claim.sent))
 
     def _note(self, claim: Claim, text: str, seconds: float = 0.0) -> None:
-        with self._server.connection(claim.keys.lock, claim.ttl) as connection:
-            ttl = to_ms(seconds + claim.done_ttl)
-            connection.send_command("SET", claim.done_key, text, "PX", ttl)
-            connection.read_response()
+        command = ("SET", claim.done_key, text, "PX", to_ms(seconds + claim.done_ttl))
+        self._server.ask([command], claim.keys.lock, claim.ttl)
 
     def note_replaced(self, claim: Claim, attempt: int, by: str, seconds: float) -> None:
         """Tell a later attempt of this task, which is on its way, not to run.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
+from .connections import pack
 from .server import LOOKING_TTL, Server, read
 
 
@@ -51,7 +52,7 @@ class Rights:
             if isinstance(read(connection), ResponseError):
                 return None
             all_of_them = [*commands, ("DISCARD",)]
-            connection.send_packed_command(connection.pack_commands(all_of_them))
+            connection.send_packed_command([b"".join(map(pack, all_of_them))])
             *replies, discarded = [read(connection) for _ in all_of_them]
             if isinstance(discarded, ResponseError):
                 raise RedisConnectionError(f"DISCARD: {discarded}")  # ends the transaction

@@ -10,6 +10,7 @@ from redis.exceptions import ResponseError
 from ..errors import LockUnavailable
 from . import holders, lua, parked, wire
 from .claims import Claim, Full, Look, Older, Parked, Turn, to_ms
+from .connections import pack
 from .keys import LockKeys
 from .server import Server, read
 from .tokens import new_token
@@ -180,9 +181,7 @@ class Rooms:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        with self._server.connection(keys.lock, ttl) as connection:
-            connection.send_command("HDEL", keys.ended, entry_id)
-            connection.read_response()
+        self._server.ask([("HDEL", keys.ended, entry_id)], keys.lock, ttl)
 
     def due_rooms(self, rooms: Sequence[str], ahead: float, ttl: float) -> list[tuple[float, str]]:
         """When to look at which waiting rooms, in order of time.
@@ -204,7 +203,7 @@ class Rooms:
             now = int(seconds) * 1000 + int(micros) // 1000
             until = now + int(ahead * 1000)
             commands = [("ZRANGEBYSCORE", key, "-inf", until, "WITHSCORES") for key in rooms]
-            connection.send_packed_command(connection.pack_commands(commands))
+            connection.send_packed_command([b"".join(map(pack, commands))])
             replies = [read(connection) for _ in rooms]
         for reply in replies:
             if isinstance(reply, ResponseError):

@@ -214,7 +214,7 @@ class Server:
         if not commands:
             return []
         with self.connection(key, ttl) as connection:
-            connection.send_packed_command(connection.pack_commands(commands))
+            connection.send_packed_command([b"".join(map(pack, commands))])
             replies = [read(connection) for _ in commands]
             for reply in replies:
                 if not isinstance(reply, ResponseError) or errors:

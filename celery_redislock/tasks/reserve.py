@@ -57,11 +57,9 @@ def publish_reserved(
     is_in_canvas = any(options.get(name) for name in _CANVAS)
     send = partial(publish, args, kwargs)
     try:
-        sent = (
-            *task.as_sent(args, kwargs, options.get("serializer")),
-            options.get("headers") or {},
-        )
-        keys, label = task.lock_keys_for(*sent), task.label_for(*sent)
+        sent = task.as_sent(args, kwargs, options.get("serializer"))
+        call = (*sent, options.get("headers") or {})
+        keys, label = task.lock_keys_for(*call), task.label_for(*call)
     except Exception:
         if not is_in_canvas:
             raise
