@@ -35,6 +35,7 @@ from .core.upkeep import Upkeep
 from .errors import ConfigError, TaskSkipped
 from .signals import ConflictDetails, lock_conflict
 from .tasks.current import current_lock
+from .tasks.locked import Calls
 from .tasks.turns import follow
 
 try:
@@ -207,7 +208,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
     """Hold a lock as another run would, until it is released. With `lock_limit`, hold every slot.
 
     Args:
-        what: the task, or a `RedisLock`.
+        what: the task, its calls `with_headers`, or a `RedisLock`.
         args: the call's arguments.
         kwargs: the call's keyword arguments.
 
@@ -218,7 +219,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
     store, keys, ttl = _lock_of(what, args, kwargs)
     task, app, label = "", None, None
     if not isinstance(what, RedisLock):
-        called = getattr(what, "task", what)
+        called = what.task if isinstance(what, Calls) else what
         task, app, label = called.name, called.app, what.label_of_call(args, kwargs)
     held = HeldLock(app, keys)
     for number in range(1, len(keys.slots) + 2):
@@ -235,7 +236,8 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
     """Take a lock away from the run in this process that holds it. On return the run knows it.
 
     Args:
-        what: the task, or a `RedisLock`; None for the lock of the task that calls this.
+        what: the task, its calls `with_headers`, or a `RedisLock`; None for the lock of the task
+            that calls this.
         args: the call's arguments.
         kwargs: the call's keyword arguments.
 
@@ -273,7 +275,8 @@ def _lock_of(what: Any, args: Any, kwargs: Any) -> tuple[Store, LockKeys, float]
     if isinstance(what, RedisLock):
         return what._store, what._keys, what.ttl
     keys: LockKeys = what.keys_of_call(args, kwargs)
-    return what.app_locks.store, keys, what.lock_options.lock_ttl
+    task = what.task if isinstance(what, Calls) else what
+    return task.app_locks.store, keys, task.lock_options.lock_ttl
 
 
 # -- assertions -------------------------------------------------------------------------------
@@ -305,7 +308,7 @@ def assert_locked(what: Any, *args: Any, **kwargs: Any) -> Holder:
     """Assert that the lock for this call is held.
 
     Args:
-        what: the task, or a `RedisLock`.
+        what: the task, its calls `with_headers`, or a `RedisLock`.
         args: the call's arguments.
         kwargs: the call's keyword arguments.
 

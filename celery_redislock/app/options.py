@@ -139,7 +139,7 @@ def _headers(value: Any) -> tuple[str, ...]:
         raise ValueError
     if len(set(value)) < len(value) or KEY in value:
         raise ValueError
-    if not all(Context({name: 1}).headers for name in value):
+    if not all(Context({name: 1}).headers == {name: 1} for name in value):
         raise ValueError
     return tuple(value)
 

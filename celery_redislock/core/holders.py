@@ -293,7 +293,7 @@ def _record(value: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not isinstance(record.get("token"), str):
         return None
-    if len(value) > LONGEST:  # ours are shorter, if its task's name and id are
+    if len(value) > LONGEST:  # ours are shorter, unless a task has an extremely long name or id
         return {name: cut(each) if isinstance(each, str) else each for name, each in record.items()}
     return record
 

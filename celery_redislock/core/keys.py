@@ -142,9 +142,10 @@ def key_parts(prefix: str, key: bytes) -> tuple[str, str] | None:
     if not colon or head != f"{prefix}:{{{bucket}".encode():
         return None
     try:
-        return kind.decode(), name.decode()
+        parts = kind.decode(), name.decode()
     except UnicodeDecodeError:
         return None
+    return parts if len(parts[1]) <= LONGEST_NAME else None
 
 
 def in_all_buckets(prefix: str, kind: str) -> list[str]:

@@ -56,6 +56,29 @@ with_kwargs = click.option(
 )
 
 
+def _headers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    """Headers as they were typed: NAME=VALUE."""
+    from ..tasks.target import word
+
+    found = {}
+    for each in values:
+        name, equals, value = each.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{each!r} is not NAME=VALUE, such as tenant=a")
+        found[name] = word(value)
+    return found
+
+
+with_headers = click.option(
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_headers,
+    help="A header of the call's message, for lock_headers. May be given again.",
+)
+
+
 def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
@@ -136,16 +159,18 @@ class Naming(NamedTuple):
         words: for a task, the call's first arguments as they were typed.
         args: for a task, the call's arguments after these.
         kwargs: for a task, the call's keyword arguments.
+        headers: for a task, the headers of the call's message.
     """
 
     target: str
     words: tuple[str, ...]
     args: list[Any]
     kwargs: dict[str, Any]
+    headers: dict[str, Any]
 
     @property
     def has_arguments(self) -> bool:
-        return bool(self.words or self.args or self.kwargs)
+        return bool(self.words or self.args or self.kwargs or self.headers)
 
     @property
     def text(self) -> str:
@@ -175,7 +200,7 @@ class Naming(NamedTuple):
         if not self.target:
             raise TargetError("which lock? Give a key, or a task and a call's arguments")
         arguments = [*map(word, self.words), *self.args]
-        meant = locate(app, self.text, arguments, self.kwargs)
+        meant = locate(app, self.text, arguments, self.kwargs, self.headers)
         return pick(app, meant) if meant.keys.name == self.target else meant
 
 
@@ -196,15 +221,17 @@ def _with_naming(function: Callable[..., Any], required: bool) -> Callable[..., 
     @click.argument("words", metavar="[ARG]...", nargs=-1)
     @with_args
     @with_kwargs
+    @with_headers
     @functools.wraps(function)
     def run(
         target: str | None,
         words: tuple[str, ...],
         args: list[Any],
         kwargs: dict[str, Any],
+        headers: dict[str, Any],
         **more: Any,
     ) -> Any:
-        return function(naming=Naming(target or "", words, args, kwargs), **more)
+        return function(naming=Naming(target or "", words, args, kwargs, headers), **more)
 
     return run
 

@@ -50,7 +50,11 @@ def explain(
 
 
 def _lock_key_in_words(options: LockOptions) -> str:
-    key = options.lock_key
+    headers = f"; headers: {', '.join(options.lock_headers)}" if options.lock_headers else ""
+    return _arguments_in_words(options.lock_key) + headers
+
+
+def _arguments_in_words(key: Any) -> str:
     if key is None:
         return "not set: all arguments"
     if callable(key):

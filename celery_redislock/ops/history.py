@@ -12,6 +12,7 @@ from typing import Any, Final
 from ..app.settings import AppLocks
 from ..core import past
 from ..core.history import History
+from ..core.holders import cut
 from ..core.keys import lock_keys
 from ..core.past import Past
 
@@ -93,6 +94,7 @@ def past_runs(
         LockUnavailable: the server did not answer, or does not allow it.
     """
     store, prefix = locks.store, locks.prefix
+    name = name and lock_keys(prefix, name).name
     lists = [
         (bucket, each)
         for bucket, tasks in store.history.tasks(prefix, name).items()
@@ -140,11 +142,11 @@ def _filtered(
 
 
 def _past_run(prefix: str, run: Past, alive: Mapping[int, int]) -> PastRun:
-    name = _name(run.mark)
+    keys = lock_keys(prefix, _name(run.mark))
     holder = run.holder
     return PastRun(
-        key=lock_keys(prefix, name).lock,
-        name=name,
+        key=keys.lock,
+        name=keys.name,
         task=holder.task,
         task_id=holder.task_id,
         attempt=holder.attempt,
@@ -175,7 +177,7 @@ def turned_away(locks: AppLocks, *, task: str | None = None) -> dict[str, dict[i
     """
     first = time.time() - HOURS * 3600
     return {
-        each: kept
+        cut(each): kept
         for each, hours in sorted(locks.store.history.turned_away(locks.prefix).items())
         if (task is None or _matches(each, task))
         and (kept := {hour: count for hour, count in sorted(hours.items()) if hour > first})

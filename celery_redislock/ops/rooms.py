@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from ..app.entries import CorruptEntry, Entry
+from ..core.holders import cut
 from ..core.keys import LockKeys
 from ..core.parked import arrived_at, parked_of, task_id_of, task_of
 from ..core.store import Store
@@ -144,9 +145,20 @@ def named(entry_id: str, entry: str, app: Any = None) -> Waiting:
     try:
         found = Entry.load(entry)
     except CorruptEntry:
-        return Waiting(task=task_of(entry), task_id=task_id)
+        return _waiting(task_of(entry), task_id)
     if app is None:
-        return Waiting(task=found.task, task_id=task_id)
-    args, kwargs = found.arguments(app) or (None, None)
-    label = found.label(app)
-    return Waiting(task=found.task, task_id=task_id, label=label, args=args, kwargs=kwargs)
+        return _waiting(found.task, task_id)
+    arguments = found.arguments(app) or (None, None)
+    return _waiting(found.task, task_id, found.label(app), *arguments)
+
+
+def _waiting(
+    task: str | None,
+    task_id: str,
+    label: str | None = None,
+    args: str | None = None,
+    kwargs: str | None = None,
+) -> Waiting:
+    """The task with these texts, which others may have written, and so are cut if very long."""
+    task, label, args, kwargs = (each and cut(each) for each in (task, label, args, kwargs))
+    return Waiting(task=task, task_id=cut(task_id), label=label, args=args, kwargs=kwargs)

@@ -26,6 +26,13 @@ from hypothesis import strategies as st
 from celery_redislock import ConfigError, RedisLock, SingletonTask
 from celery_redislock.app.names import KeyMaker
 from celery_redislock.core.keys import lock_keys
+from celery_redislock.testing import (
+    assert_free,
+    assert_locked,
+    assert_skipped,
+    hold_lock,
+    memory_locks,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -532,6 +539,149 @@ def test_a_value_without_a_canonical_form_is_refused_with_a_way_out(app: Celery)
     task = singleton(app, plain, serializer="pickle")
     with pytest.raises(TypeError, match="list the arguments that identify the call in lock_key"):
         task.lock_key_for(timedelta(1))
+
+
+# -- lock_headers -----------------------------------------------------------------------------
+
+TENANT_A, TENANT_B = {"tenant": "a"}, {"tenant": "b"}
+
+
+@pytest.mark.parametrize("lock_key", [None, ["x"], "{headers[tenant]}:{x}"])
+def test_a_header_is_part_of_the_key(app: Celery, lock_key: Any) -> None:
+    task = singleton(app, plain, lock_key=lock_key, lock_headers=["tenant"])
+    of_a, of_b = task.with_headers(TENANT_A), task.with_headers(TENANT_B)
+    assert of_a.lock_key_for(1) == of_a.lock_key_for(x=1) != of_a.lock_key_for(2)
+    assert of_a.lock_key_for(1) != of_b.lock_key_for(1)
+    assert of_a.lock_key_for(1) == task.with_headers({**TENANT_A, "other": 1}).lock_key_for(1)
+    nested = task.with_headers({"headers": TENANT_A})
+    assert of_a.lock_key_for(1) == nested.lock_key_for(1)
+    sent = lock_keys("redislock", task.lock_name([1], {}, {"id": "x", **TENANT_A}))
+    assert sent.lock == of_a.lock_key_for(1)
+
+
+def test_a_template_takes_headers_in_any_place(app: Celery) -> None:
+    template = "{x}-{headers[tenant]:>3}-{headers[x-user]!r}"
+    task = singleton(app, plain, lock_key=template, lock_headers=["tenant", "x-user"])
+    call = task.with_headers({"tenant": 7, "x-user": "anna"})
+    assert call.lock_key_for(5).endswith("}:lock:5-  7-'anna'")
+    assert call.arguments_of_call([5], {}) == {
+        "x": 5,
+        "headers[tenant]": 7,
+        "headers[x-user]": "anna",
+    }
+
+
+def test_a_header_that_is_missing_or_none_gives_a_key_of_its_own_or_does_not_fit(
+    app: Celery,
+) -> None:
+    task = singleton(app, plain, lock_key=["x"], lock_headers=["tenant"])
+    assert task.lock_key_for(1) == task.with_headers({"tenant": None}).lock_key_for(1)
+    texts = [task.with_headers({"tenant": each}).lock_key_for(1) for each in ("None", "", 0, False)]
+    assert len({*texts, task.lock_key_for(1)}) == 5
+    other = Celery("other", broker="memory://", set_as_current=False)
+    other.conf.redislock_url = "redis://127.0.0.1:1/0"
+    named = singleton(other, plain, lock_key="{headers[tenant]}", lock_headers=["tenant"])
+    with pytest.raises(ValueError, match=r"keys.task: lock_key='{headers\[tenant\]}' does not fit"):
+        named.lock_key_for(1)
+
+
+def test_an_argument_of_the_same_name_is_another(app: Celery) -> None:
+    def function(tenant: str, headers: Any = None, **more: Any) -> None:
+        """Takes what headers have, too."""
+
+    task = singleton(app, function, lock_headers=["tenant"])
+    keys = {
+        task.with_headers(TENANT_A).lock_key_for("b"),
+        task.with_headers(TENANT_B).lock_key_for("a"),
+        task.lock_key_for("a", headers=TENANT_B),
+        task.lock_key_for("a", **{"headers[tenant]": "b"}),
+    }
+    assert len(keys) == 4
+
+
+@pytest.mark.parametrize(
+    "value", [["a"], {"id": 1}, b"a", uuid.UUID(int=5), date(2024, 1, 1)], ids=repr
+)
+def test_a_header_that_may_change_on_its_way_is_refused(app: Celery, value: Any) -> None:
+    task = singleton(app, plain, lock_headers=["tenant"])
+    with pytest.raises(TypeError, match=r"lock_headers names 'tenant', whose value is a"):
+        task.with_headers({"tenant": value}).lock_key_for(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lock_headers": "tenant"}, "must be None or a non-empty list of different names"),
+        ({"lock_headers": []}, "non-empty list"),
+        ({"lock_headers": ["a", "a"]}, "different names"),
+        ({"lock_headers": ["a", ""]}, "non-empty list"),
+        ({"lock_headers": [5]}, "non-empty list"),
+        ({"lock_headers": [["a"]]}, "non-empty list"),
+        ({"lock_headers": ["id"]}, "not Celery's own, such as 'id'"),
+        ({"lock_headers": ["retries"]}, "not Celery's own"),
+        ({"lock_headers": ["lang"]}, "not Celery's own"),
+        ({"lock_headers": ["headers"]}, "not Celery's own"),
+        ({"lock_headers": ["redislock"]}, "not 'redislock'"),
+        ({"lock_headers": ["a"], "lock_key": "report"}, "with the field {headers[a]}"),
+        ({"lock_headers": ["a"], "lock_key": "{x}"}, "with the field {headers[a]}"),
+        ({"lock_headers": ["a", "b"], "lock_key": "{headers[a]}"}, "with the field {headers[b]}"),
+        (
+            {"lock_headers": ["a"], "lock_key": "{headers[a]}{headers[b]}"},
+            "{headers[b]} is not one",
+        ),
+        ({"lock_headers": ["a"], "lock_key": lambda x: "name"}, "lock_key is a callable"),
+        ({"lock_headers": ["a"], "lock_label": "{headers[b]}"}, "{headers[b]} is not one"),
+        ({"lock_key": "{headers[a]}"}, "'headers', which is not an argument"),
+    ],
+)
+def test_headers_that_cannot_be_part_of_the_key_are_refused_at_once(
+    app: Celery, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        singleton(app, plain, **options)
+    assert str(caught.value).startswith("task keys.task: ")
+    assert says in str(caught.value)
+
+
+def test_a_template_and_an_argument_called_headers_do_not_go_together(app: Celery) -> None:
+    def function(headers: Any) -> None:
+        """Such as a web request's."""
+
+    with pytest.raises(ConfigError, match="the task has an argument named 'headers'"):
+        singleton(app, function, lock_key="{headers[a]}", lock_headers=["a"])
+
+
+def test_a_label_may_show_headers(app: Celery) -> None:
+    label = "{x} of {headers[tenant]}"
+    task = singleton(app, plain, lock_headers=["tenant"], lock_label=label)
+    assert task.with_headers(TENANT_A).label_of_call([5], {}) == "5 of a"
+    assert task.label_of_call([5], {}) is None
+
+
+def test_eager_calls_and_the_kit_know_headers(app: Celery) -> None:
+    task = singleton(app, plain, lock_key=["x"], lock_headers=["tenant"])
+    with memory_locks(), hold_lock(task.with_headers(TENANT_A), 5):
+        assert_skipped(task.apply((5,), headers=TENANT_A))
+        assert task.apply((5,), headers=TENANT_B).state == "SUCCESS"
+        assert_locked(task.with_headers(TENANT_A), 5)
+        assert_free(task, 5)
+        assert task.with_headers(TENANT_A).break_lock(5)
+
+
+# -- what a key asks of the arguments ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("lock_key", ["report", ["x"], "account:{x}"])
+def test_a_key_asks_only_for_the_arguments_that_it_names(app: Celery, lock_key: Any) -> None:
+    task = singleton(app, plain, lock_key=lock_key, typing=False)
+    unfit = ([1, 2, 3], {}), ([1], {"z": 1}), ([1], {"session": object}), ([], {"x": 1, "z": 2})
+    keys = {task.lock_name(args, kwargs) for args, kwargs in unfit}
+    assert keys == {task.lock_name([1], {})}
+
+
+def test_a_text_asks_for_nothing(app: Celery) -> None:
+    task = singleton(app, plain, lock_key="report", typing=False)
+    assert task.lock_key_for() == task.lock_key_for(1, 2, 3, z=4) == task.lock_key_for(1)
 
 
 # -- the same everywhere ----------------------------------------------------------------------

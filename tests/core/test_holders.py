@@ -188,3 +188,28 @@ def test_a_lock_of_a_newer_version_is_held_and_can_be_broken(redis_server, clien
         RedisLock(redis_server.url, label, ttl=5, timeout=0).__enter__()
     lock._store.locks.break_lock(lock._keys, 5)
     assert lock.holder() is None
+
+
+def test_what_others_wrote_is_cut_before_it_is_logged_or_listed() -> None:
+    long = "x" * 1_000_000
+    fields = {"token": "t", "task": long, "task_id": long, "node": long, "label": long, "pid": 1}
+    value = json.dumps({**fields, "by": [long, long]}).encode()
+    for record in (value, json.dumps({**fields, "v": 99}).encode()):
+        holder = holders.parse(record, 5.0)
+        assert holder is not None
+        assert len(holder.task or "") == len(holder.label or "") == holders.LONGEST
+        assert len(str(holder)) <= holders.LONGEST
+        assert str(holder).endswith("...")
+    found = holders.successor_of(json.dumps([long, long]).encode())
+    assert found is not None
+    assert len(found.task_id or "") == holders.LONGEST
+    assert len(holders.one_line(long)) == holders.LONGEST
+    assert holders.one_line("x" * holders.LONGEST) == "x" * holders.LONGEST
+
+
+@pytest.mark.parametrize("text", ["order 4711", "x" * 500, "\n" * 500, "\ud800" * 500, ""])
+def test_a_label_is_one_line_of_bounded_length(text) -> None:
+    label = holders.label_text(text)
+    assert len(label) <= holders.LONGEST_LABEL
+    assert label.isprintable()
+    assert holders.label_text(label) == label

@@ -14,6 +14,7 @@ from ..command import (
     with_app,
     with_args,
     with_filters,
+    with_headers,
     with_json,
     with_kwargs,
     with_lock,
@@ -147,6 +148,7 @@ def _show_waiting(what: str, shown: Sequence[Waiting], total: int) -> None:
 @click.argument("words", metavar="[ARG]...", nargs=-1)
 @with_args
 @with_kwargs
+@with_headers
 @with_json
 @with_app
 def explain(
@@ -155,6 +157,7 @@ def explain(
     words: tuple[str, ...],
     args: list[Any],
     kwargs: dict[str, Any],
+    headers: dict[str, Any],
     as_json: bool,
 ) -> None:
     """Show a call's key, the reason for it, who holds it, and what would happen to the call now.
@@ -166,7 +169,7 @@ def explain(
 
     if _showed_unknown(app, task, as_json):
         return
-    found = explain(app, task, [*map(word, words), *args], kwargs)
+    found = explain(app, task, [*map(word, words), *args], kwargs, headers)
     if as_json:
         print_json(found)
         return
