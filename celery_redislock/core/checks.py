@@ -95,9 +95,11 @@ def check_prefix(prefix: Any) -> str:
     """The prefix of all keys.
 
     Raises:
-        ConfigError: it is not a string, is empty, or has braces, which mark a hash tag.
+        ConfigError: it is not a string, is empty, has braces, which mark a hash tag, or has half of
+            a surrogate pair, for which UTF-8 has no place.
     """
-    if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
+    is_text = isinstance(prefix, str) and prefix == prefix.encode(errors="ignore").decode()
+    if not is_text or not prefix or "{" in prefix or "}" in prefix:
         raise ConfigError(
             f"redislock_prefix={prefix!r} is not accepted; it must be a non-empty str"
             " without braces"

@@ -59,12 +59,28 @@ def publish_reserved(
     try:
         sent = task.as_sent(args, kwargs, options.get("serializer"))
         call = (*sent, options.get("headers") or {})
+        if not is_in_canvas:
+            _refuse_if_lacking(task, call[-1])
         keys, label = task.lock_keys_for(*call), task.label_for(*call)
     except Exception:
         if not is_in_canvas:
             raise
         return send(**options)  # the worker gets the same error, and the task fails for all to see
     return Sending(task, send, keys, label, options, is_in_canvas, own).send()
+
+
+def _refuse_if_lacking(task: LockedTask, headers: Mapping[str, Any]) -> None:
+    """Refuse a call without a header that its key needs. A receiver of `before_task_publish` or
+    another base may add it later; the call would be taken for a duplicate of another tenant's.
+    """
+    given = {**(headers.get("headers") or {}), **headers}
+    for name in task.lock_options.lock_headers:
+        if name not in given:
+            raise TypeError(
+                f"{task.name}: lock_headers names {name!r}, which this call lacks as the lock is"
+                f" taken; pass apply_async(headers={{{name!r}: ...}}), None for none. A base that"
+                " adds headers must come before SingletonTask"
+            )
 
 
 class Sending:

@@ -128,6 +128,9 @@ def test_a_sender_reserves_the_lock_of_its_tenant(is_unique, label, journal):
     assert of_a.lock_holder(label).task_id == first.id
     assert not of_a.lock_holder(label).queued
     assert is_unique.lock_holder(label) is None
+    assert send(None).get(timeout=20) == label
+    with pytest.raises(TypeError, match=r"is_unique: lock_headers names 'tenant', which this call"):
+        is_unique.delay(label)
     journal.let_go(first.id)
     assert first.get(timeout=20) == label
     eventually(lambda: of_a.lock_holder(label) is None, "the lock is free")

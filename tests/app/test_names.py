@@ -802,7 +802,7 @@ def test_arguments_are_bound_as_python_binds_them(
     assert maker.arguments(args, kwargs) == {**defaults, **bound.arguments}
 
 
-@pytest.mark.parametrize("prefix", ["", "a{b", "a}b", "{a}", None, 5, b"bytes"])
+@pytest.mark.parametrize("prefix", ["", "a{b", "a}b", "{a}", "\ud800", None, 5, b"bytes"])
 def test_a_prefix_that_would_move_the_hash_tag_is_refused(app: Celery, prefix: Any) -> None:
     app.conf.redislock_prefix = prefix
     with pytest.raises(ConfigError, match="redislock_prefix"):

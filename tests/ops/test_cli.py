@@ -17,6 +17,7 @@ from celery_redislock.app.entries import Entry
 from celery_redislock.core import holders
 from celery_redislock.core.holders import successor_text
 from celery_redislock.core.keys import lock_keys
+from celery_redislock.testing import hold_lock
 from tests.support.looking import ROOT, claim, installed, make_app, run, take
 from tests.support.servers import free_port
 from tests.support.waiting import eventually, within
@@ -275,6 +276,27 @@ def test_explain_tells_the_key_the_arguments_and_what_would_happen(app):
     store_of(app).locks.reserve(claim(app, "unique", "x", queued=True), 60)
     assert "apply_async would send nothing" in explained("unique", "--args", '["x"]')["now"]
     assert "label='x'" in run(app, "explain", "account", "--args", '["x"]').output
+
+
+def test_a_header_is_part_of_how_a_lock_is_named(app):
+    options = {"lock_key": ["label"], "lock_headers": ["tenant"], "shared": False}
+
+    @app.task(base=SingletonTask, name="of_tenant", **options)
+    def of_tenant(label):
+        """Nothing."""
+
+    with hold_lock(of_tenant.with_headers({"tenant": 5}), "x") as held:
+        named = ("of_tenant", "x", "--header", "tenant=5")
+        told = json.loads(run(app, "explain", *named, "--json").output)
+        assert told["key"] == held.key
+        assert told["lock_key"] == "['label']; headers: tenant"
+        assert told["arguments"] == {"label": "'x'", "headers[tenant]": "5"}
+        assert json.loads(run(app, "show", *named, "--json").output)["locks"][0]["key"] == held.key
+        for other in (("of_tenant", "x"), (*named[:-1], "tenant=a")):
+            assert "nobody holds" in run(app, "break", "--force", *other).output
+        assert f"broke {held.key}" in run(app, "break", "--force", *named).output
+    assert "is not NAME=VALUE" in run(app, "show", *named[:-1], "tenant").output
+    assert "a key takes no" in run(app, "show", held.key, "--header", "tenant=a").output
 
 
 @pytest.mark.parametrize(
