@@ -98,10 +98,11 @@ def check_prefix(prefix: Any) -> str:
         ConfigError: it is not a string, is empty, has braces, which mark a hash tag, or has half of
             a surrogate pair, for which UTF-8 has no place.
     """
-    is_text = isinstance(prefix, str) and prefix == prefix.encode(errors="ignore").decode()
-    if not is_text or not prefix or "{" in prefix or "}" in prefix:
+    is_name = isinstance(prefix, str) and prefix and not {*prefix} & {*"{}"}
+    if not is_name or prefix != prefix.encode(errors="ignore").decode():
         raise ConfigError(
             f"redislock_prefix={prefix!r} is not accepted; it must be a non-empty str"
             " without braces"
         )
+    assert isinstance(prefix, str)
     return prefix

@@ -32,11 +32,14 @@ def cut(text: str, most: int = LONGEST) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text in one line, cut if it is very long: characters that could end the line, move the
-    cursor or reverse the text are escaped. Names come from arguments, and ids from whoever sent the
-    message.
+    """The text in one line, cut if it is very long. Names come from arguments, and ids from whoever
+    sent the message.
     """
-    text = cut(text)
+    return escaped(cut(text))
+
+
+def escaped(text: str) -> str:
+    """The text without characters that could end its line, move the cursor or reverse it."""
     if text.isprintable():
         return text
     return "".join(

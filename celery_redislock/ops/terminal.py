@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from ..core.holders import one_line
+from ..core.holders import escaped
 
 #: The width without a terminal: in a pipe or a file. The variable COLUMNS overrides it.
 PIPED: Final = 120
@@ -32,7 +32,7 @@ def terminal_width() -> int:
 
 def plain(text: str) -> str:
     """The text as it can be printed here: on one line, in the terminal's encoding."""
-    text = one_line(text)
+    text = escaped(text)
     if text.isascii():
         return text
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"

@@ -19,6 +19,7 @@ from starlette.routing import Mount
 
 from celery_redislock import ConfigError
 from celery_redislock.app.entries import Entry
+from celery_redislock.core import holders
 from celery_redislock.ops.survey import all_locks
 from celery_redislock.ops.web import hub, look, stream
 from celery_redislock.ops.web.app import FILES
@@ -239,6 +240,7 @@ def test_to_ask_whether_there_is_a_stream_is_not_to_watch(site):
 def test_a_viewer_that_takes_nothing_gives_up_its_place(site, app, monkeypatch):
     monkeypatch.setattr(hub, "VIEWERS", 1)
     monkeypatch.setattr(stream, "STALLED", 0.3)
+    monkeypatch.setattr(holders, "LONGEST", 10**6)  # no label is cut
     for number in range(40):  # more than the buffers of a connection hold
         take(app, "sync", f"{number}", lock_label="x" * 200_000)
     with socket.create_connection(("127.0.0.1", int(site.address.rpartition(":")[2]))) as stalled:
