@@ -98,6 +98,7 @@ def asks() -> None:
     assert_type(sync.lock_key_for(5), str)
     assert_type(sync.lock_holder(5, force=True), Holder | None)
     assert_type(sync.break_lock(5), bool)
+    assert_type(sync.with_headers({"tenant": "a"}).lock_key_for(5), str)
     sync.lock_keys_of(5)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     sync.lock_key_for(5).fence  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 

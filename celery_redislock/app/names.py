@@ -234,24 +234,28 @@ class KeyMaker:
                 f"{where} would be one {'lock' if is_key else 'text'} for all calls, but it is also"
                 f" the name of an argument; did you mean {meant}'{{{template}}}'?"
             )
-        if not self._headers:
-            return [_head_of(field) for field in fields]
-        if "headers" in self._parameters:
+        of_headers = self._header_fields(where, fields) if self._headers else ()
+        return [_head_of(field) for field in fields if field not in of_headers]
+
+    def _header_fields(self, where: str, fields: Sequence[str]) -> list[str]:
+        """The fields of headers that a template may have, and a `lock_key` must have."""
+        known = {f"headers[{name}]": name for name in self._headers}
+        used = [field for field in fields if _head_of(field) == "headers"]
+        for field, name in known.items():
+            if field not in used and self._option == "lock_key":
+                raise self._without_headers(repr(self._template), name)
+        if used and "headers" in self._parameters:
             raise ConfigError(
-                f"{where} and lock_headers: the task has an argument named 'headers', so a field"
-                " {headers[...]} could mean both; give lock_key as a list, or rename the argument"
+                f"{where} and lock_headers: the task has an argument named 'headers', so the field"
+                f" {{{used[0]}}} could mean both; give lock_key as a list, or rename the argument"
             )
-        wanted = [f"headers[{name}]" for name in self._headers]
-        lacking = [field for field in wanted if field not in fields]
-        if lacking and self._option == "lock_key":
-            raise self._without_headers(repr(template), self._headers[wanted.index(lacking[0])])
-        for field in fields:
-            if _head_of(field) == "headers" and field not in wanted:
+        for field in used:
+            if field not in known:
                 raise ConfigError(
                     f"{where}: the field {{{field}}} is not one of the headers that lock_headers"
-                    f" names: {', '.join(f'{{{each}}}' for each in wanted)}"
+                    f" names: {', '.join(f'{{{each}}}' for each in known)}"
                 )
-        return [_head_of(field) for field in fields if field not in wanted]
+        return used
 
     def _without_headers(self, what: str, header: str) -> ConfigError:
         return ConfigError(

@@ -230,3 +230,22 @@ def test_a_long_name_costs_little_and_excludes_as_any_other(send, worker, label,
     eventually(lambda: starts(journal, label, second.id), "it has its turn")
     ours = [line for line in worker.log().splitlines() if "redislock: " in line]
     assert max(map(len, ours)) < 3000
+
+
+def test_a_header_is_the_same_at_the_sender_and_behind_rabbitmq(
+    start_worker, rabbitmq, conf, queue, label, journal
+):
+    conf = {**conf, "broker_url": rabbitmq.url}
+    start_worker("-P", "solo", app=APP, queues=queue, conf=conf)
+    with Celery("keyed", set_as_current=False) as app:
+        app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
+        options = {"lock_ttl": 6, **TASKS["is_unique"], "name": "is_unique"}
+        task = app.task(shared=False, bind=True, base=SingletonTask, **options)(job)
+        tenants = ("größer", 5, 2.5, True, None)
+        for tenant in tenants:
+            result = task.apply_async((label,), queue=queue, headers={"tenant": tenant})
+            assert result.get(timeout=20) == label
+        keys = [entry.data[1] for entry in journal.read(label, "tenant")]
+        known = [task.with_headers({"tenant": each}).lock_key_for(label) for each in tenants]
+        assert keys == known
+        assert len({*keys}) == 5

@@ -649,6 +649,9 @@ def test_a_template_and_an_argument_called_headers_do_not_go_together(app: Celer
 
     with pytest.raises(ConfigError, match="the task has an argument named 'headers'"):
         singleton(app, function, lock_key="{headers[a]}", lock_headers=["a"])
+    other = Celery("other", broker="memory://", set_as_current=False)
+    other.conf.redislock_url = "redis://127.0.0.1:1/0"
+    singleton(other, function, lock_headers=["a"], lock_label="a request")
 
 
 def test_a_label_may_show_headers(app: Celery) -> None:

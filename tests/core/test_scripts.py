@@ -77,3 +77,16 @@ def test_a_call_whose_head_is_kept_is_packed_as_redis_py_packs_it(monkeypatch, i
         assert lua.EXTEND.packed(keys, arguments) == pack_command(command)
         assert lua.EXTEND.packed(tuple(keys), arguments) == pack_command(command)
     assert lua._packed_head.cache_info().misses == 1
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_half_a_surrogate_pair_is_packed_too(monkeypatch, is_fast) -> None:
+    def pack_command(command: tuple[Any, ...]) -> bytes:  # hiredis encodes, and escapes nothing
+        parts = [each if isinstance(each, bytes) else str(each).encode() for each in command]
+        packed = b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in parts)
+        return b"*%d\r\n%b" % (len(parts), packed)
+
+    monkeypatch.setattr(connections, "pack_command", pack_command if is_fast else None)
+    expected = pack_command(("SET", "\\ud800:ä", 5))
+    assert connections.pack(("SET", "\ud800:ä", 5)) == expected
+    assert connections.pack_parts(("SET", "\ud800:ä", 5)) == expected.partition(b"\r\n")[2]
