@@ -113,7 +113,8 @@ class RedisLock:
         prefix: what every key begins with. Default: the app's, else "redislock".
         history: how many runs the lock's bucket keeps for `celery redislock history`, like the
             setting `redislock_history`; 0 records no run. Default: the app's, else 0.
-        label: what the holder is called in logs, errors and commands, such as "api: adjust".
+        label: what the holder is called in logs, errors and commands, such as "api: adjust". Cut
+            after 100 characters.
         transport_options: for a URL, as `redislock_transport_options`; a `sentinel://` URL needs
             `master_name` there.
 
@@ -138,9 +139,9 @@ class RedisLock:
         self.name = name = _check_text("name", name, "a non-empty str")
         self.ttl = checks.checked("RedisLock", "ttl", ttl, checks.ttl, checks.TTL)
         self._timeout = _check_timeout(timeout)
-        self._label = (
-            None if label is None else _check_text("label", label, "None or a non-empty str")
-        )
+        if label is not None:
+            label = holders.label_text(_check_text("label", label, "None or a non-empty str"))
+        self._label = label
         self._beats = heartbeat
         self._reentrant = reentrant
         self._read = read = _reader_of(source, transport_options)

@@ -10,6 +10,7 @@ from celery import Celery
 from celery.local import Proxy
 
 from celery_redislock import ConfigError, LockConflict, RedisLock, SingletonTask
+from celery_redislock.core import holders
 from celery_redislock.testing import assert_locked, hold_lock, memory_locks
 from tests.support.looking import run
 
@@ -132,6 +133,13 @@ def test_people_see_a_locks_label_and_not_its_pid(make_app) -> None:
         assert " pid " not in str(caught.value)
         assert "api: adjust" in run(app, "list").output
         assert "api: adjust" in run(app, "show", "account:5").output
+
+
+def test_a_label_is_cut_and_in_one_line(make_app) -> None:
+    with RedisLock(make_app(), "account:5", label="api:\n\ud800" + "x" * 10**6) as lock:
+        label = lock.holder().label
+        assert label.startswith("api:\\n\\ud800xxx")
+        assert len(label) == holders.LONGEST_LABEL
 
 
 @pytest.mark.parametrize("label", ["", 5, b"api"])
