@@ -121,7 +121,7 @@ class KeyMaker:
         else:
             found = self._named(tuple(args), kwargs)
         if self._headers:
-            values = self._values_in(headers)
+            values = _values(self._task, self._headers, headers)
             found.update({f"headers[{name}]": values.get(name) for name in self._headers})
         return found
 
@@ -135,7 +135,7 @@ class KeyMaker:
     ) -> str:
         arguments = self._named(args, kwargs)
         if self._headers:
-            arguments["headers"] = self._values_in(headers)
+            arguments["headers"] = _values(self._task, self._headers, headers)
         try:
             name = self._template.format_map(arguments)
         except (LookupError, AttributeError, TypeError) as exc:
@@ -202,26 +202,6 @@ class KeyMaker:
         if more:
             bound[self._more] = more
         return bound
-
-    def _values_in(self, headers: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of the named headers that are there: at the top, where Celery sends them, or
-        else within `headers`, where protocol 1, eager calls and some tools have them.
-        """
-        nested = headers.get("headers")
-        found = {}
-        for name in self._headers:
-            value = headers.get(name)
-            if value is None and isinstance(nested, Mapping):
-                value = nested.get(name)
-            if value is None:
-                continue
-            if not isinstance(value, str | int | float):
-                raise TypeError(
-                    f"{self._task}: lock_headers names {name!r}, whose value is a"
-                    f" {type(value).__name__}; it must be a str, an int, a float or a bool"
-                )
-            found[name] = value
-        return found
 
     def _fields_of(self, template: str) -> list[str]:
         """The arguments that a template names."""
@@ -290,6 +270,27 @@ def _default(name: str, value: Any, normalise: Normalise) -> Any:
         # No caller can send this value, so the parameter's name can represent it.
         return {"__default__": name}
     return value
+
+
+def _values(task: str, names: Sequence[str], headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the named headers that are there: at the top, where Celery sends them, or else
+    within `headers`, where protocol 1, eager calls and some tools have them.
+    """
+    nested = headers.get("headers")
+    found = {}
+    for name in names:
+        value = headers.get(name)
+        if value is None and isinstance(nested, Mapping):
+            value = nested.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, str | int | float):
+            raise TypeError(
+                f"{task}: lock_headers names {name!r}, whose value is a {type(value).__name__}; it"
+                " must be a str, an int, a float or a bool"
+            )
+        found[name] = value
+    return found
 
 
 def _template_fields(where: str, template: str) -> list[str]:

@@ -134,14 +134,11 @@ def _headers(value: Any) -> tuple[str, ...]:
         return ()
     from celery.app.task import Context  # it knows which headers are Celery's own
 
-    is_list = isinstance(value, list | tuple) and bool(value)
-    if not is_list or not all(isinstance(name, str) and name for name in value):
+    names: Any = _key(value) if isinstance(value, list | tuple) else ()
+    custom = [name for name in names if name and Context({name: 1}).headers == {name: 1}]
+    if not names or len(custom) < len(names) or KEY in names:
         raise ValueError
-    if len(set(value)) < len(value) or KEY in value:
-        raise ValueError
-    if not all(Context({name: 1}).headers == {name: 1} for name in value):
-        raise ValueError
-    return tuple(value)
+    return tuple(names)
 
 
 def _template(value: Any) -> str | None:

@@ -113,8 +113,7 @@ class RedisLock:
         prefix: what every key begins with. Default: the app's, else "redislock".
         history: how many runs the lock's bucket keeps for `celery redislock history`, like the
             setting `redislock_history`; 0 records no run. Default: the app's, else 0.
-        label: what the holder is called in logs, errors and commands, such as "api: adjust". Cut
-            after 100 characters.
+        label: what the holder is called in logs, errors and commands, such as "api: adjust".
         transport_options: for a URL, as `redislock_transport_options`; a `sentinel://` URL needs
             `master_name` there.
 
