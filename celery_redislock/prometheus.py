@@ -11,9 +11,7 @@ in `PROMETHEUS_MULTIPROC_DIR` before it starts: the counts are joined there.
 from __future__ import annotations
 
 import os
-import re
 import weakref
-from pathlib import Path
 from typing import Any, Final
 
 from celery import signals as celery_signals
@@ -26,14 +24,13 @@ from prometheus_client import (
     Histogram,
     start_http_server,
 )
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from .app.internals import real_app
 from .app.metrics import LOST, METRICS, RECOVERED, Measures, Metric
 from .core.log import get_logger
 from .ops.collector import Collector
+from .ops.multiprocess import Processes
 from .tasks.task import SingletonTask
-from .worker.children import is_alive
 
 __all__ = ["Collector", "instrument", "registry"]
 
@@ -75,9 +72,8 @@ def registry(own: Any = REGISTRY) -> Any:
     directory = os.environ.get(DIRECTORY)
     if not directory:
         return own
-    _bury(directory)
     found = CollectorRegistry()
-    MultiProcessCollector(found, path=directory)
+    found.register(Processes(directory))
     return found
 
 
@@ -125,16 +121,6 @@ def _recorder(registry: Any) -> _Recorder:
     return found
 
 
-class _Live:
-    """Collects from `registry` anew at each scrape."""
-
-    def __init__(self, own: Any) -> None:
-        self._own = own
-
-    def collect(self) -> Any:
-        return registry(self._own).collect()
-
-
 def _serve(sender: Any, **kwargs: Any) -> None:
     """Called in a worker's main process when it is ready."""
     app: Any = sender.app
@@ -152,23 +138,9 @@ def _serve(sender: Any, **kwargs: Any) -> None:
     if app not in _ports:
         return
     port, addr, own = _ports[app]
-    served: Any = CollectorRegistry()
-    served.register(_Live(own))
     try:
-        start_http_server(port, addr=addr, registry=served)
+        start_http_server(port, addr=addr, registry=registry(own))
     except OSError as exc:
         logger.error("redislock: cannot serve metrics at %s:%d: %s", addr, port, exc)
         return
     logger.info("redislock: metrics are at http://%s:%d/metrics", addr, port)
-
-
-def _bury(directory: str) -> None:
-    """Remove the gauges of dead processes: a killed process cannot reset its own."""
-    pids = {
-        int(found[1])
-        for path in Path(directory).glob("gauge_live*.db")
-        if (found := re.search(r"_(\d+)\.db$", path.name))
-    }
-    for pid in pids:
-        if not is_alive(pid):
-            mark_process_dead(pid, directory)

@@ -7,8 +7,10 @@ import logging
 import os
 import re
 import signal
+import threading
 import urllib.request
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -63,10 +65,16 @@ def make_task(app, body=lambda: None, called="measured", **options):
 
 
 @pytest.fixture
-def scraped(start_worker, queue, tmp_path, monkeypatch):
+def conf_of_worker():
+    return {}
+
+
+@pytest.fixture
+def scraped(start_worker, queue, tmp_path, monkeypatch, conf_of_worker):
     monkeypatch.setenv(prometheus.DIRECTORY, str(tmp_path))
     port = free_port()
-    worker = start_worker(queues=queue, concurrency=3, conf={"test_metrics_port": port})
+    conf = {"test_metrics_port": port, **conf_of_worker}
+    worker = start_worker(queues=queue, concurrency=3, conf=conf)
     eventually(lambda: f"{port}/metrics" in worker.log(), "it serves")
 
     def scrape():
@@ -102,6 +110,41 @@ def test_a_prefork_worker_is_scraped_as_one(scraped, sender, journal, queue, lab
     text = scraped()
     assert label not in text
     assert {name for key in read(text) for name, _ in key[1]} == {"task", "outcome", "how", "le"}
+
+
+@pytest.mark.parametrize("conf_of_worker", [{"worker_max_tasks_per_child": 1}], ids=["short"])
+def test_no_scrape_fails_while_pool_processes_come_and_are_killed(
+    scraped, sender, journal, tmp_path, queue, label
+):
+    def value():
+        return read(scraped())["redislock_acquire_seconds_count", (("task", "short_ttl"),)]
+
+    def send(name, seconds=0.0):
+        return sender.send_task("short_ttl", [name, seconds], queue=queue)
+
+    done, counts = threading.Event(), [[], [], [], []]
+
+    def scrape_often(counts):
+        while not done.wait(0.005):
+            counts.append(value())  # raises if it is answered with a 500
+
+    with ThreadPoolExecutor(len(counts)) as pool:
+        scraping = [pool.submit(scrape_often, each) for each in counts]
+        try:
+            send(label, 60.0)
+            (run,) = eventually(lambda: journal.read(label, "start"), "it runs")
+            os.kill(run.pid, signal.SIGKILL)
+            sent = 1
+            while sent < 8 or sum(map(len, counts)) < 300:
+                send(f"{label}{sent}").get(timeout=30)
+                sent += 1
+                assert not any(each.done() and each.result() for each in scraping)
+            eventually(lambda: value() == sent, "its counts are folded")
+        finally:
+            done.set()
+    for each in counts:
+        assert each == sorted(each), "it never goes back"
+    assert len(list(tmp_path.glob("counter_*.db"))) <= 5, "the main process, three children, a sum"
 
 
 def test_who_waits_is_seen_and_what_became_of_a_lost_lock(

@@ -39,8 +39,9 @@ def export(app: Any, port: int, host: str, every: float) -> None:
     It runs until SIGTERM or Ctrl-C, and needs no worker.
     """
     try:
+        from prometheus_client import CollectorRegistry, start_http_server
+
         from ..collector import Collector
-        from ..scrapes import Scrapes
     except ModuleNotFoundError as exc:
         if exc.name != "prometheus_client":
             raise
@@ -50,14 +51,18 @@ def export(app: Any, port: int, host: str, every: float) -> None:
 
     # For errors while it runs. Does nothing if the project has configured its log.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    registry = CollectorRegistry()
+    registry.register(Collector(app, every=every))
     with _told_to_end() as told:
         try:
-            scrapes = Scrapes(Collector(app, every=every), host, port)
+            server, _ = start_http_server(port, addr=host, registry=registry)
         except OSError as exc:
             raise problem(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
-        with scrapes:
-            click.echo(f"Metrics: {scrapes.url}")
-            told.wait()
+        shown = f"[{host}]" if ":" in host else host
+        click.echo(f"Metrics: http://{shown}:{server.server_port}/metrics")
+        told.wait()
+        server.shutdown()
+        server.server_close()
 
 
 @contextlib.contextmanager
