@@ -86,7 +86,7 @@ class _AsItCame:
         return getattr(self._producer, name)
 
     def publish(self, *args: Any, headers: Mapping[str, Any], **options: Any) -> Any:
-        added = _custom(headers)
+        added = custom_headers(headers)
         celerys = {k: v for k, v in headers.items() if k != _NESTED and k not in added}
         return self._producer.publish(*args, headers={**celerys, **self._headers}, **options)
 
@@ -100,12 +100,12 @@ def _headers(raw: Mapping[str, Any], shown: Mapping[str, Any] | None) -> dict[st
     """
     found = dict(shown or {})
     if raw.get(_NESTED):
-        found = {**_custom(raw), _NESTED: found}
+        found = {**custom_headers(raw), _NESTED: found}
     found.pop(KEY, None)
     return found
 
 
-def _custom(headers: Mapping[str, Any]) -> dict[str, Any]:
+def custom_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
     """The headers at the top level of a message that are not Celery's."""
     others = Context({k: v for k, v in headers.items() if k != _NESTED})
     return others.as_execution_options()["headers"] or {}

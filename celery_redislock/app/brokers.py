@@ -226,10 +226,30 @@ def broker_of(app: Any) -> str:
     return known
 
 
+def secret_of(app: Any) -> bytes:
+    """A digest of who the app's broker is, and of the users and passwords in its URLs: whoever
+    knows these may send tasks.
+    """
+    known: bytes | None = app.__dict__.get("_redislock_secret")
+    if known is None:
+        connection = app.connection_for_write()
+        users = sorted(
+            str([parts.get("userid"), parts.get("password")]) for _, parts in _urls_of(connection)
+        )
+        known = hashlib.sha256("\n".join([broker_of(app), *users]).encode()).digest()
+        app.__dict__["_redislock_secret"] = known
+    return known
+
+
+def _urls_of(connection: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The broker's URLs, as far as they are known, and their parts."""
+    for url in connection.alt or [""]:
+        yield url, parse_url(url) if "://" in url else vars(connection)
+
+
 def _addresses(connection: Any) -> Iterator[str]:
     options = connection.transport_options or {}
-    for url in connection.alt or [""]:
-        parts = parse_url(url) if "://" in url else vars(connection)
+    for url, parts in _urls_of(connection):
         name = _transport_of(url, connection.transport_cls)
         kind = KINDS.get(name, _UNKNOWN)
         # A host may be a whole URL.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -12,7 +13,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.saferepr import saferepr
 from kombu import serialization
 
-from .brokers import broker_of
+from .brokers import broker_of, secret_of
 from .delivery import KEY
 from .internals import serializer_of
 
@@ -22,8 +23,26 @@ UNKNOWN: Final = 60.0
 ELSEWHERE: Final = 600.0
 
 
+#: A content type that runs code as it is read.
+PICKLE: Final = "application/x-python-serialize"
+#: Options by which a message has other tasks run.
+CALLBACKS: Final = ("link", "link_error", "chain", "chord")
+
+
 class CorruptEntry(Exception):
-    """The entry cannot be read."""
+    """The entry cannot be read.
+
+    Attributes:
+        text: the same for people, before the reason.
+    """
+
+    text = "it cannot be read"
+
+
+class ForgedEntry(CorruptEntry):
+    """The entry may be of somebody who may write the lock's keys, but not send tasks."""
+
+    text = "its seal is not valid"
 
 
 class NotOurs(Exception):
@@ -49,13 +68,20 @@ class Waiter(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A waiting task. Do not add fields: workers of older releases could not read it.
+    """A waiting task.
+
+    Whoever may write the lock's keys can write an entry, and may not be allowed to send tasks. So
+    the process that parks a message seals the entry with what proves that right: the address of the
+    broker with user and password. An entry without a valid seal is believed only to be a call of
+    the locked task that has this room; see `tasks.turns`.
 
     Attributes:
         task: the task's name.
         task_id: its id.
         content_type, encoding, body: arguments and options of its message, serialized as the
             message was.
+        lock: the key of the lock whose room it is parked in.
+        seal: an HMAC of all that.
     """
 
     task: str
@@ -63,6 +89,8 @@ class Entry(NamedTuple):
     content_type: str
     encoding: str
     body: str
+    lock: str = ""
+    seal: str = ""
 
     @classmethod
     def of(
@@ -100,13 +128,28 @@ class Entry(NamedTuple):
     def dump(self) -> str:
         return json.dumps(self._asdict(), separators=(",", ":"))
 
+    def sealed(self, app: Any, lock: str) -> Entry:
+        """The same, sealed for the room of the lock with this key."""
+        entry = self._replace(lock=lock)
+        return entry._replace(seal=entry._seal(app))
+
+    def is_sealed(self, app: Any, lock: str | None = None) -> bool:
+        """Whether a process with this app's broker has parked it, in this room if one is given."""
+        seal = self.seal.encode(errors="replace")
+        return lock in (None, self.lock) and hmac.compare_digest(seal, self._seal(app).encode())
+
+    def _seal(self, app: Any) -> str:
+        return hmac.new(secret_of(app), json.dumps(self[:-1]).encode(), "sha256").hexdigest()
+
     def content(self, app: Any) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
         """Arguments, keyword arguments and options.
 
         Raises:
-            NotOurs: the app does not accept the content type.
+            NotOurs: the app does not accept the content type, or it is pickle without its seal.
             CorruptEntry: the body cannot be decoded, or is not what `of` wrote.
         """
+        if self.content_type == PICKLE and not self.is_sealed(app):
+            raise NotOurs("it is a pickle, and its seal is not of this broker", UNKNOWN)
         body: Any = self.body
         encoding = self.encoding
         try:

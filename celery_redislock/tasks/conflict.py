@@ -202,16 +202,14 @@ class TaskConflict:
         request, broker = attempt.request, broker_of(attempt.task.app)
         header = delivery.parked_header(broker, attempt.label)
         options = message_options(attempt.task, attempt.raw, request, header, delivery.content_type)
-        entry = Entry.of(
-            attempt.task, request.args, request.kwargs, options, delivery.content_type
-        ).dump()
+        entry = Entry.of(attempt.task, request.args, request.kwargs, options, delivery.content_type)
         # From here on it may be published from the room, even if the answer is lost, or says that
         # it need not wait.
         attempt.parking = delivery.copied = True
         try:
             reply = attempt.locks.store.rooms.park(
                 attempt.claim,
-                entry,
+                entry.sealed(attempt.task.app, attempt.key).dump(),
                 kind=re.sub("[|@]", "_", attempt.task.name) if newest else "",
                 arrived=delivery.arrived,
                 age=delivery.age if delivery.received is not None else 0.0,

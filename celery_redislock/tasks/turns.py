@@ -18,9 +18,9 @@ from typing import Any
 from celery import signals as celery_signals
 from celery.exceptions import SoftTimeLimitExceeded
 
-from ..app.again import publish_again
+from ..app.again import custom_headers, publish_again
 from ..app.delivery import KEY, Kept
-from ..app.entries import CorruptEntry, Entry, NotOurs
+from ..app.entries import CALLBACKS, CorruptEntry, Entry, ForgedEntry, NotOurs, Waiter
 from ..app.errands import errands
 from ..app.outcomes import Outcome, Whose, tell, tell_conflict
 from ..app.results import ended_since, store_expired, store_skipped
@@ -33,6 +33,7 @@ from ..core.log import get_logger
 from ..core.parked import task_id_of, task_of
 from ..core.tokens import new_token
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
+from .locked import LockedTask
 
 logger = get_logger()
 
@@ -115,7 +116,7 @@ def _publish_one(
             say_set_aside(entry_id, entry, keys, f"no worker could publish it: {exc}")
         return look.offered
     except CorruptEntry as exc:
-        say_set_aside(offered.entry_id, offered.entry, keys, f"it cannot be read: {exc}")
+        say_set_aside(offered.entry_id, offered.entry, keys, f"{exc.text}: {exc}")
         return _take_out(app, keys, ttl, offered, aside=True).offered
     except Exception:
         logger.exception(
@@ -135,7 +136,7 @@ def _take_out(
 def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     """Publish the message. False if it was not needed: its task has ended."""
     entry = Entry.load(offered.entry)
-    task, args, kwargs, options, own = entry.load_for(app)
+    task, args, kwargs, options, own = _believed(app, keys, entry, entry.load_for(app))
     if has_passed(options.get("expires"), app.timezone):
         end_expired(task, keys, entry.request(args, kwargs, options), own.get("label"))
         return False
@@ -148,6 +149,30 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     publish_again(app, entry.task, args, kwargs, options)
     logger.debug("redislock: %s[%s] has its turn", entry.task, entry.task_id)
     return True
+
+
+def _believed(app: Any, keys: LockKeys, entry: Entry, waiter: Waiter) -> Waiter:
+    """The same, if it may be published or ended: its seal is valid; or it is a call of a task of
+    this room, which runs nothing else.
+
+    Raises:
+        ForgedEntry: it is neither.
+    """
+    if entry.is_sealed(app, keys.lock):
+        return waiter
+    task, args, kwargs, options, _ = waiter
+    if any(options.get(name) for name in CALLBACKS):
+        raise ForgedEntry(f"{entry.task} must not run for it: it brings callbacks")
+    if not isinstance(task, LockedTask) or task.lock_options is None:
+        raise ForgedEntry(f"{entry.task} takes no lock")
+    try:
+        lock = task.lock_keys_for(args, kwargs).lock
+    except Exception as exc:  # also what a callable of the user's raises
+        raise ForgedEntry(f"{entry.task}: its arguments give no lock: {exc}") from exc
+    if lock != keys.lock:
+        raise ForgedEntry(f"{entry.task}: its arguments give another lock, {lock}")
+    options["headers"] = custom_headers(options["headers"])
+    return waiter
 
 
 def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
@@ -228,14 +253,16 @@ def _store_replaced(
     """Whether it was stored. The result of another project's task is left to others."""
     try:
         entry = Entry.load(text)
-        task, args, kwargs, options, own = entry.load_for(app, unknown)
+        waiter = _believed(app, keys, entry, entry.load_for(app, unknown))
     except NotOurs:
         return False
     except CorruptEntry as exc:
         logger.error(
-            "redislock: %s was replaced or dropped, but its entry cannot be read: %s", entry_id, exc
-        )
+            "redislock: %s was replaced or dropped from the room of %s, and gets no result: %s: %s",
+            entry_id, keys.lock, exc.text, exc,
+        )  # fmt: skip
         return True
+    task, args, kwargs, options, own = waiter
     by = Holder(task=entry.task, task_id=successor) if successor else None
     error = TaskReplaced(keys.lock, by) if by else TaskSkipped(keys.lock)
     store_skipped(task, entry.request(args, kwargs, options), error)

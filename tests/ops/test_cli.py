@@ -459,7 +459,8 @@ def test_break_drops_what_was_set_aside_only_if_asked(app, client):
 def test_break_drops_what_was_set_aside_of_a_task_that_this_app_does_not_know(app, client):
     keys = claim(app, "account", "x").keys
     entry = Entry.of(app.tasks["account"], ["x"], {}, {"task_id": "lost", "headers": {}})
-    client.hset(keys.aside, "lost:0.0", f"||{entry._replace(task='renamed').dump()}")
+    sealed = entry._replace(task="renamed").sealed(app, keys.lock)
+    client.hset(keys.aside, "lost:0.0", f"||{sealed.dump()}")
     dropped = run(app, "break", "--force", "account", "x", "--drop-waiting")
     assert dropped.exit_code == 0, dropped.output
     assert app.AsyncResult("lost").state == "REVOKED"

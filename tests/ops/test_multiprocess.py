@@ -39,6 +39,7 @@ def write(pid: int, **values: float) -> None:
             *(list(labels), list(labels.values()), "help"),
             multiprocess_mode=mode,
         ).set(value)
+    made.close_all_files()
 
 
 def sums(directory: Path) -> dict[str, float]:
