@@ -73,6 +73,8 @@ def _make(metric: Metric, meter: Any) -> Any:
         ).record
     if metric.kind == "counter":
         return meter.create_counter(name, unit, metric.text).add
+    if metric.kind == "level":
+        return meter.create_gauge(name, unit, metric.text).set
     return meter.create_up_down_counter(name, unit, metric.text).add
 
 

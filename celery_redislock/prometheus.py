@@ -26,7 +26,7 @@ from prometheus_client import (
 )
 
 from .app.internals import real_app
-from .app.metrics import LOST, METRICS, RECOVERED, Measures, Metric
+from .app.metrics import LOST, METRICS, RECOVERED, WARN_AFTER, Measures, Metric
 from .core.log import get_logger
 from .ops.collector import Collector
 from .ops.multiprocess import Processes
@@ -81,22 +81,30 @@ class _Recorder:
     """The metrics in one registry. Two apps share them."""
 
     def __init__(self, registry: Any) -> None:
-        self._made = {metric: _make(metric, registry) for metric in METRICS}
+        self._made = {metric: _make(metric, registry) for metric in (*METRICS, WARN_AFTER)}
 
-    def declare(self, task: str) -> None:
+    def declare(self, task: SingletonTask) -> None:
         """Start the series that alerts watch at zero: in the first sample of a series, Prometheus
-        sees no increase.
+        sees no increase. And say what does not change.
         """
-        self._made[LOST].labels(task=task)
+        self._made[LOST].labels(task=task.name)
         for how in ("retaken", "freed"):
-            self._made[RECOVERED].labels(task=task, how=how)
+            self._made[RECOVERED].labels(task=task.name, how=how)
+        if task.lock_options is not None and task.lock_options.lock_warn_after is not None:
+            self.record(WARN_AFTER, task.lock_options.lock_warn_after, task=task.name)
 
     def record(self, metric: Metric, value: float, **labels: str) -> None:
         child = self._made[metric].labels(**labels)
         if metric.kind == "histogram":
             child.observe(value)
+        elif metric.kind == "level":
+            child.set(value)
         else:
             child.inc(value)
+
+
+#: How the values of several processes are put together, by the kind of the gauge.
+_MODES: Final[dict[str, Any]] = {"gauge": "livesum", "level": "max"}
 
 
 def _make(metric: Metric, registry: Any) -> Any:
@@ -104,8 +112,8 @@ def _make(metric: Metric, registry: Any) -> Any:
     common: dict[str, Any] = {"labelnames": metric.labels, "registry": registry}
     if metric.kind == "histogram":
         return Histogram(name, metric.text, buckets=metric.buckets, **common)
-    if metric.kind == "gauge":
-        return Gauge(name, metric.text, multiprocess_mode="livesum", **common)
+    if metric.kind in _MODES:
+        return Gauge(name, metric.text, multiprocess_mode=_MODES[metric.kind], **common)
     return Counter(name, metric.text, **common)
 
 
@@ -134,7 +142,7 @@ def _serve(sender: Any, **kwargs: Any) -> None:
     for task in app.tasks.values():
         if isinstance(task, SingletonTask):
             for recorder in _measures[app].values():
-                recorder.declare(task.name)
+                recorder.declare(task)
     if app not in _ports:
         return
     port, addr, own = _ports[app]

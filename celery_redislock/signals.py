@@ -50,6 +50,8 @@ class ReleasedDetails(NamedTuple):
         held: seconds from the acquisition to the release.
         owned: whether the run still owned the lock.
         kept_for_retry: whether the lock was kept for the task's next attempt.
+        how: how the body ended: "succeeded", "failed", "retried", "ignored", "rejected", "replaced"
+            (by a newer run) or "terminated" (its process is to end).
     """
 
     key: str
@@ -61,6 +63,7 @@ class ReleasedDetails(NamedTuple):
     owned: bool
     kept_for_retry: bool
     label: str | None = None
+    how: str = ""
 
 
 class ConflictDetails(NamedTuple):

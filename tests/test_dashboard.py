@@ -30,7 +30,12 @@ OPERATIONS = ROOT / "docs/operations.md"
 #: What Prometheus adds to a series that it scrapes.
 OF_PROMETHEUS = {"job", "instance"}
 #: What a histogram or a counter is called in a scrape.
-SUFFIXES = {"histogram": ("_bucket", "_count", "_sum"), "counter": ("_total",), "gauge": ("",)}
+SUFFIXES = {
+    "histogram": ("_bucket", "_count", "_sum"),
+    "counter": ("_total",),
+    "gauge": ("",),
+    "level": ("",),
+}
 #: The values that a label may have, where they are known.
 VALUES = {
     "outcome": {each.value[0] for each in Outcome},
@@ -154,7 +159,7 @@ def test_grafanas_own_models_know_every_field_of_the_dashboard():
 def test_each_runbook_is_there():
     headings = re.findall(r"^## (.+)$", OPERATIONS.read_text("utf-8"), re.M)
     for rule in rules:
-        page, _, anchor = rule["annotations"]["runbook"].partition("#")
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
         assert page == "docs/operations.md"
         assert anchor in anchors(OPERATIONS), rule["alert"]
         assert rule["annotations"]["summary"]

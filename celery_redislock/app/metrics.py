@@ -5,18 +5,21 @@ Labels are the task's name and the outcome, never a key: keys come from argument
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from .. import signals
+from ..core import past
 
 
 class Metric(NamedTuple):
     """One metric.
 
     Attributes:
-        kind: "counter", "histogram", or "gauge", which goes up and down.
+        kind: "counter", "histogram", "gauge", which goes up and down, or "level", a gauge that is
+            set, and of whose values in several processes the highest is right.
         name: without the prefix, and without the unit.
         unit: "seconds" or "".
         text: its meaning.
@@ -60,18 +63,27 @@ RECOVERED: Final = Metric(
 )  # fmt: skip
 HOLDING: Final = Metric("gauge", "holding", "", "Tasks that hold their lock now")
 WAITING: Final = Metric("gauge", "waiting", "", "Tasks that wait in their pool slot now")
-
+LAST_SUCCESS: Final = Metric(
+    "level", "last_success_timestamp", "seconds", "Unix time of the task's last run that succeeded"
+)
 METRICS: Final = (
     *(ACQUIRE, WAITED, HELD_FOR, LATE),
-    *(CONFLICTS, LOST, RECOVERED, HOLDING, WAITING),
+    *(CONFLICTS, LOST, RECOVERED, HOLDING, WAITING, LAST_SUCCESS),
 )
+
+
+#: Of a task, and not measured.
+WARN_AFTER: Final = Metric(
+    "level", "lock_warn_after", "seconds",
+    "The task's lock_warn_after: a holder that is older, and turns a duplicate away, is a WARNING",
+)  # fmt: skip
 
 
 class Recorder(Protocol):
     """Takes the measurements. Called from any thread, also the heartbeat's: it must not wait."""
 
     def record(self, metric: Metric, value: float, **labels: str) -> None:
-        """Observe in a histogram, or add to a counter or gauge."""
+        """Observe in a histogram, add to a counter or gauge, or set a level."""
 
 
 class Measures:
@@ -111,6 +123,8 @@ class Measures:
     def _released(self, sender: Any, details: signals.ReleasedDetails, **kwargs: Any) -> None:
         self._record(sender, HELD_FOR, details.held)
         self._record(sender, HOLDING, -1)
+        if details.how == past.SUCCEEDED:
+            self._record(sender, LAST_SUCCESS, time.time())
 
     def _conflict(self, sender: Any, details: signals.ConflictDetails, **kwargs: Any) -> None:
         self._record(sender, CONFLICTS, 1, outcome=details.outcome)

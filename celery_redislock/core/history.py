@@ -61,6 +61,28 @@ class History:
         for reply in self._ask([("LRANGE", runs_of(*each), first, -1) for each in lists], []):
             yield from past.runs_in(reply)
 
+    def last_successes(self, prefix: str) -> dict[str, float]:
+        """When each task last had a run that succeeded: Unix time, by the lock server's clock. Of
+        lists that end otherwise, the last runs are read; of tasks without a success there, all.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        lists = [(key, task) for key, tasks in self.tasks(prefix).items() for task in tasks if task]
+        found: dict[str, float] = {}
+        for first in (-1, -10 * past.RECORDS, 0):
+            replies = self._ask([("LRANGE", runs_of(*each), first, -1) for each in lists], [])
+            times = [past.last_success(reply) for reply in replies]
+            for (_, task), at in zip(lists, times, strict=True):
+                if at is not None:
+                    found[task] = max(at, found.get(task, at))
+            lists = [
+                each
+                for each, at in zip(lists, times, strict=True)
+                if at is None and (first == -1 or each[1] not in found)
+            ]
+        return found
+
     def running(self, prefix: str, runs: Sequence[Past]) -> dict[int, int]:
         """Those runs that still have their locks: their fences, and how many duplicates each has
         turned away so far. Until its end, only the lock's value counts them.

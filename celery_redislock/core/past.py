@@ -130,6 +130,17 @@ def turned_away_by(value: bytes) -> int:
     return int(found[1]) if found else 0
 
 
+def last_success(records: Iterable[bytes]) -> float | None:
+    """Unix time at which the last run in these records succeeded; None if none did. A fence is the
+    time of its acquisition in microseconds, or a little later.
+    """
+    ends = (re.fullmatch(_END, each.decode(errors="replace")) for each in records)
+    return max(
+        (int(end[1]) / 1e6 + int(end[2]) / 1e3 for end in ends if end and end[3] == SUCCEEDED),
+        default=None,
+    )
+
+
 def per_hour(text: bytes) -> dict[int, int]:
     """How many duplicates of a task were turned away in each hour, a Unix time. An hour that was
     cut off is left out.

@@ -33,6 +33,8 @@ class Figures:
         oldest_waiter: seconds since the arrival of the one that has waited longest, among the
             first of each room.
         aside: how many tasks were set aside.
+        last_success: Unix time at which its last run that succeeded ended; None if not known.
+        warn_after: its `lock_warn_after` in seconds; None if not known.
     """
 
     locks: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -40,6 +42,8 @@ class Figures:
     waiting: int = 0
     oldest_waiter: float = 0.0
     aside: int = 0
+    last_success: float | None = None
+    warn_after: float | None = None
 
 
 def backlog(locks: AppLocks) -> dict[str, Figures]:
@@ -55,6 +59,8 @@ def backlog(locks: AppLocks) -> dict[str, Figures]:
     for page in locks.store.looking.scan(lock_pattern(locks.prefix)):
         count.note(page)
     count.finish()
+    for task, at in locks.store.history.last_successes(locks.prefix).items():
+        count.of(task).last_success = at
     return dict(count.figures)
 
 
@@ -94,7 +100,7 @@ class _Count:
         self._read(all_of_them=True)
         for name in free:
             if hash(name) not in self._taken:
-                self._of(self._awaited[name]).locks["free"] += 1
+                self.of(self._awaited[name]).locks["free"] += 1
 
     def _read(self, all_of_them: bool = False) -> None:
         reads = {
@@ -112,7 +118,7 @@ class _Count:
     def _read_slots(self, slots: list[tuple[bytes, str]]) -> None:
         for found in read_slots(self._store, slots).values():
             self._taken.add(hash(found.name))
-            figures = self._of(found.task)
+            figures = self.of(found.task)
             figures.locks[found.state] += 1
             if found.state in RUNNING:
                 figures.oldest_holder = max(figures.oldest_holder, found.held_for or 0.0)
@@ -122,7 +128,7 @@ class _Count:
         for (_, name), (count, first) in zip(rooms, heads_of(self._store, keys), strict=True):
             if not count:
                 continue
-            figures = self._of(first.task)
+            figures = self.of(first.task)
             figures.waiting += count
             figures.oldest_waiter = max(figures.oldest_waiter, first.age or 0.0)
             self._awaited[name] = first.task
@@ -136,8 +142,9 @@ class _Count:
     def _read_asides(self, asides: list[tuple[bytes, str]]) -> None:
         for aside in asides_of(self._store, [key for key, _ in asides]):
             if aside.total:
-                self._of(aside.task).aside += aside.total
+                self.of(aside.task).aside += aside.total
 
-    def _of(self, task: str | None) -> Figures:
+    def of(self, task: str | None) -> Figures:
+        """The figures of that task."""
         # A name can hold whatever a sender put there, even what no scrape can encode.
         return self.figures[one_line(task) if task else NO_TASK]

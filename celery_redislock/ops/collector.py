@@ -12,6 +12,7 @@ from typing import Any, Final
 from prometheus_client import registry
 from prometheus_client.core import GaugeMetricFamily
 
+from ..app import metrics
 from ..app.internals import real_app
 from ..app.settings import app_locks
 from ..core.checks import checked, ttl
@@ -28,7 +29,7 @@ logger = get_logger()
 PATIENCE: Final = 5.0
 
 #: The gauges of each task, with what they show.
-PER_TASK: Final[dict[str, tuple[str, Callable[[Figures], float]]]] = {
+PER_TASK: Final[dict[str, tuple[str, Callable[[Figures], float | None]]]] = {
     "redislock_room_tasks": ("Tasks that wait in waiting rooms", lambda each: each.waiting),
     "redislock_oldest_waiter_seconds": (
         "Seconds since the arrival of the task that has waited longest in a waiting room",
@@ -42,6 +43,12 @@ PER_TASK: Final[dict[str, tuple[str, Callable[[Figures], float]]]] = {
         "Tasks of waiting rooms that were set aside, since no worker took their turn",
         lambda each: each.aside,
     ),
+    # Workers have these two as well.
+    "redislock_last_success_timestamp_seconds": (
+        metrics.LAST_SUCCESS.text,
+        lambda each: each.last_success,
+    ),
+    "redislock_lock_warn_after_seconds": (metrics.WARN_AFTER.text, lambda each: each.warn_after),
 }
 LOCKS: Final = ("redislock_locks", "Locks by the state that `celery redislock list` shows")
 UP: Final = ("redislock_up", "Whether the last survey of the lock server succeeded")
@@ -71,6 +78,8 @@ class Collector(registry.Collector):
         self._app = real_app(app)
         self._every = checked("Collector", "every", every, ttl, "a number of seconds, from 0.1")
         self._surveys: dict[int, _Surveys] = {}
+        #: The last success of each task. The history is cut, or goes with its server.
+        self._successes: dict[str, float] = {}
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """The gauges without values. A registry asks when the collector is registered."""
@@ -99,14 +108,21 @@ class Collector(registry.Collector):
         figures = backlog(app_locks(self._app))
         for name, task in list(self._app.tasks.items()):
             if isinstance(task, SingletonTask):
-                figures.setdefault(name, Figures()).locks.update(held=0, free=0)  # adds
+                its = figures.setdefault(name, Figures())
+                its.locks.update(held=0, free=0)  # adds
+                its.warn_after = task.lock_options and task.lock_options.lock_warn_after
+        for name, its in figures.items():
+            known = (its.last_success, self._successes.get(name))
+            if latest := max((at for at in known if at is not None), default=None):
+                its.last_success = self._successes[name] = latest
         return figures
 
     def _of_tasks(self, figures: dict[str, Figures]) -> Iterator[GaugeMetricFamily]:
         for name, (text, value) in PER_TASK.items():
             family = GaugeMetricFamily(name, text, labels=["task"])
             for task, each in sorted(figures.items()):
-                family.add_metric([task], value(each))
+                if (shown := value(each)) is not None:
+                    family.add_metric([task], shown)
             yield family
         family = GaugeMetricFamily(*LOCKS, labels=["task", "state"])
         for task, each in sorted(figures.items()):

@@ -233,7 +233,7 @@ class LockedBody:
         facts: dict[str, Any] = {"fence": lease.fence, "held": held}
         attempt.tell(
             Outcome.RELEASED, "redislock: %s released %s after %.3f s", attempt, attempt.key, held,
-            details={**facts, "owned": owned, "kept_for_retry": kept}, **facts,
+            details={**facts, "owned": owned, "kept_for_retry": kept, "how": self.how}, **facts,
         )  # fmt: skip
 
     def _call_off(self, attempt: Attempt, retry: Retry, by: Holder) -> None:

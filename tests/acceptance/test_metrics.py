@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+import time
 import urllib.request
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -101,10 +102,16 @@ def test_a_prefork_worker_is_scraped_as_one(scraped, sender, journal, queue, lab
     send(f"{label}2", 0.01).get(timeout=20)
     assert value("acquire_seconds_count", task="short_ttl") == 2
     assert value("held_seconds_count", task="short_ttl") == 1
+    succeeded = value("last_success_timestamp_seconds", task="short_ttl")
+    assert time.time() - 60 < succeeded < time.time()
+    assert value("lock_warn_after_seconds", task="short_ttl") == 10
     os.kill(entry.pid, signal.SIGKILL)
     eventually(lambda: value("recovered_total", task="short_ttl", how="freed") == 1, "it is freed")
     eventually(lambda: value("holding", task="short_ttl") == 0, "the dead hold nothing")
     assert value("conflicts_total", task="short_ttl", outcome="skipped") == 5, "they still count"
+    assert value("last_success_timestamp_seconds", task="short_ttl") == succeeded, (
+        "not by a failure"
+    )
     assert value("lost_total", task="watches_lock") == 0, "it is there before the first"
     assert ("redislock_lost_total", (("task", "watches_lock"),)) in read(scraped())
     text = scraped()
@@ -245,6 +252,7 @@ def test_opentelemetry_has_the_same_metrics_and_tells_the_tasks_span(app, label,
     assert points["redislock.acquire"].count == 1
     assert points["redislock.lost"].value == 1
     assert points["redislock.holding"].value == 0
+    assert time.time() - 60 < points["redislock.last_success_timestamp"].value < time.time()
     assert dict(points["redislock.conflicts"].attributes) == {
         "celery.task_name": "measured",
         "redislock.outcome": "skipped",

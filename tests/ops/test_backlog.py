@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from celery import Celery
 from celery_redislock import ConfigError
 from celery_redislock.app.entries import Entry
 from celery_redislock.app.settings import app_locks
-from celery_redislock.core import holders
+from celery_redislock.core import holders, past
 from celery_redislock.core.holders import successor_text
 from celery_redislock.core.keys import lock_keys
 from celery_redislock.ops.backlog import backlog
@@ -45,6 +46,12 @@ def park(app, task, label, task_id, **more):
     entry = Entry.of(app.tasks[task], [label], {}, {"task_id": task_id, "headers": {}})
     app_locks(app).store.rooms.park(made, entry.dump(), **more)
     return made.keys
+
+
+def run_of(app, task, label):
+    """A run that has begun, and is in the history."""
+    made = dataclasses.replace(claim(app, task, label), task=task, history=50)
+    return made, app_locks(app).store.locks.acquire(made)
 
 
 def figures(app):
@@ -164,6 +171,33 @@ def test_more_than_a_round_trip_can_read_is_counted_once(app, client, label):
     assert found.waiting == len(range(0, BATCH * 2 + 7, 10))
 
 
+def test_the_last_success_of_a_task_is_that_of_all_its_locks(app, client, label):
+    def ran(task, lock, how="succeeded"):
+        made, reply = run_of(app, task, lock)
+        end = past.end_text(reply.fence, 90.0, how)
+        assert app_locks(app).store.locks.settle(made, run_end=end).ours
+        return reply.fence / 1e6 + 90.0
+
+    assert figures(app) == {}
+    ran("sync", "a")
+    ran("sync", "b")
+    once = ran("account", "a")
+    for how in ("failed", "retried", "lost") * 4:
+        ran("sync", "a", how)
+        ran("account", "a", how)
+        ran("report", "a", how)
+    ran("sync", "b")
+    last = ran("sync", "b")
+    run_of(app, "sync", "c")
+    found = figures(app)
+    assert found["sync"].last_success == pytest.approx(last, abs=0.01)
+    assert found["account"].last_success == pytest.approx(once, abs=0.01), "behind many failures"
+    assert "report" not in found
+    client.rpush(f"{claim(app, 'sync', 'a').keys.history}:sync", "no record", "1|x|succeeded")
+    client.set(f"{claim(app, 'account', 'z').keys.history}", "no set")
+    assert figures(app)["sync"].last_success == found["sync"].last_success
+
+
 # -- the collector ----------------------------------------------------------------------------
 
 
@@ -176,6 +210,27 @@ def test_a_task_without_any_lock_is_there_with_zeros(app):
             assert registry.get_sample_value("redislock_locks", labels) == 0
     assert registry.get_sample_value("redislock_room_tasks", {"task": "plain"}) is None
     assert registry.get_sample_value("redislock_room_tasks", {"task": "unknown"}) is None
+
+
+def test_a_last_success_is_remembered_and_the_option_to_compare_with_is_there(app, client, label):
+    registry, task = registered(app, every=0.1), {"task": "account"}
+
+    def value(name, task=task):
+        return registry.get_sample_value(f"redislock_{name}_seconds", task)
+
+    assert value("last_success_timestamp") is None
+    assert value("lock_warn_after") == 10 * app.tasks["account"].lock_options.lock_ttl
+    assert value("lock_warn_after", {"task": "plain"}) is None
+    made, reply = run_of(app, "account", "x")
+    end = past.end_text(reply.fence, 0.0, past.SUCCEEDED)
+    app_locks(app).store.locks.settle(made, run_end=end)
+    at = eventually(lambda: value("last_success_timestamp"), "it is seen")
+    assert at == pytest.approx(reply.fence / 1e6, abs=0.01)
+    client.delete(f"{made.keys.history}:account")
+    when = registry.get_sample_value("redislock_survey_timestamp_seconds")
+    surveyed = "redislock_survey_timestamp_seconds"
+    eventually(lambda: registry.get_sample_value(surveyed) > when, "it looks again")
+    assert value("last_success_timestamp") == at
 
 
 def test_any_name_of_a_task_can_be_scraped(app, client, label):
