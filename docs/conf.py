@@ -55,7 +55,15 @@ html_copy_source = False
 #: taken into the last part.
 NAVIGATION = {
     "Use it": ["start", "recipes", "policies", "options", "testing", "migrating"],
-    "Run it": ["operations", "monitoring", "guarantees", "performance", "benchmarks", "figures"],
+    "Run it": [
+        "operations",
+        "monitoring",
+        "security",
+        "guarantees",
+        "performance",
+        "benchmarks",
+        "figures",
+    ],
     "Know it": ["how-it-works", "model", "api", "changelog"],
 }
 
