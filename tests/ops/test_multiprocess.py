@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from prometheus_client.values import MultiProcessValue
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from celery_redislock import prometheus
 from celery_redislock.ops.multiprocess import Processes
@@ -30,16 +30,15 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(pid: int, **values: float) -> None:
     """What a process with this pid counts, by kind of metric; of a gauge, with its mode."""
-    made = MultiProcessValue(lambda: pid)
     for kind, value in values.items():
-        typ, _, mode = kind.partition("_")
-        labels = {"task": "shop.sync", **({"le": "+Inf"} if typ == "histogram" else {})}
-        made(
-            *(typ, kind, f"{kind}_bucket" if typ == "histogram" else kind),
-            *(list(labels), list(labels.values()), "help"),
-            multiprocess_mode=mode,
-        ).set(value)
-    made.close_all_files()
+        labels = {"task": "shop.sync"}
+        series = kind
+        if kind == "histogram":
+            labels["le"], series = "+Inf", f"{kind}_bucket"
+        file = MmapedDict(f"{os.environ[prometheus.DIRECTORY]}/{kind}_{pid}.db")
+        key = mmap_key(kind, series, list(labels), list(labels.values()), "help")
+        file.write_value(key, value, 0.0)
+        file.close()
 
 
 def sums(directory: Path) -> dict[str, float]:
