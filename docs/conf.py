@@ -56,6 +56,7 @@ html_copy_source = False
 NAVIGATION = {
     "Use it": ["start", "recipes", "policies", "options", "testing", "migrating"],
     "Run it": [
+        "deploying",
         "operations",
         "monitoring",
         "security",
