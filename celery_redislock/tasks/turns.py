@@ -165,13 +165,13 @@ def _believed(app: Any, keys: LockKeys, entry: Entry, waiter: Waiter) -> Waiter:
         raise ForgedEntry(f"{entry.task} must not run for it: it brings callbacks")
     if not isinstance(task, LockedTask) or task.lock_options is None:
         raise ForgedEntry(f"{entry.task} takes no lock")
+    options["headers"] = headers = custom_headers(options["headers"])
     try:
-        lock = task.lock_keys_for(args, kwargs).lock
+        lock = task.lock_keys_for(args, kwargs, headers).lock
     except Exception as exc:  # also what a callable of the user's raises
         raise ForgedEntry(f"{entry.task}: its arguments give no lock: {exc}") from exc
     if lock != keys.lock:
         raise ForgedEntry(f"{entry.task}: its arguments give another lock, {lock}")
-    options["headers"] = custom_headers(options["headers"])
     return waiter
 
 

@@ -54,7 +54,7 @@ FORGED = {
     "unlocked": ("plain", {}, "plain takes no lock"),
     "of_celery": ("celery.chord_unlock", {}, "celery.chord_unlock takes no lock"),
     "other_lock": ("skip", {}, "its arguments give another lock"),
-    "no_such_arguments": ("hooked", {}, "its arguments give no lock"),
+    "lacks_arguments": ("named", {}, "its arguments give no lock"),
     "link": (QUEUED, {"link": [LINK]}, "it brings callbacks"),
     "link_error": (QUEUED, {"link_error": [LINK]}, "it brings callbacks"),
     "chain": (QUEUED, {"chain": [LINK]}, "it brings callbacks"),
@@ -67,7 +67,8 @@ def test_a_record_that_no_worker_has_parked_runs_no_task_of_its_choice(
     worker, sender, client, journal, label, keys, kind
 ):
     task, options, why = FORGED[kind]
-    forged = record(f"{label}-forged", [label, 0.0], task, **options)
+    args = [] if kind == "lacks_arguments" else [label, 0.0]
+    forged = record(f"{label}-forged", args, task, **options)
     honest = record(f"{label}-next", [label, 0.0])
     plant(client, keys, forged, honest)
     assert sender.AsyncResult(honest.task_id).get(timeout=30)[0] == label, "the next runs"
@@ -128,12 +129,13 @@ def test_after_a_new_password_of_the_broker_what_waits_runs_unless_it_brings_cal
     old = {**settings, "broker_url": settings["broker_url"].replace("//", "//:old@")}
     with make_app(settings) as app, make_app(old) as before, redis_server.client(db=1) as broker:
 
-        @app.task(base=SingletonTask, name="after_rotation", lock_key="{label}")
+        @app.task(base=SingletonTask, name="after", lock_key=["label"], lock_headers=["tenant"])
         def task(label):
             """Never runs."""
 
-        keys = task.lock_keys_for([label], {})
-        options = {"task_id": label, "queue": queue, "link": link, "headers": {}}
+        headers = {"tenant": "t"}
+        keys = task.lock_keys_for([label], {}, headers)
+        options = {"task_id": label, "queue": queue, "link": link, "headers": headers}
         entry = Entry.of(task, [label], {}, options)
         plant(client, keys, entry.sealed(before if sealed_with == "old" else app, keys.lock))
         look_after(app, keys, 5.0)
