@@ -75,8 +75,9 @@ class ConflictDetails(NamedTuple):
             "queued", "coalesced", "replacing" (it waits for the holder to end), "replaced" (it
             ended in favour of `holder`), "raised", "redelivered" (a copy of the holder's own
             message, deferred), "retried early" (its earlier attempt had not ended, deferred),
-            "already done" (a copy of a message that has run), or "not sent" (in the sender, by
-            `on_queued_conflict`).
+            "already done" (a copy of a message that has run), "runs elsewhere" (a copy that came
+            through a fanout exchange, while another queue's copy runs), or "not sent" (in the
+            sender, by `on_queued_conflict`).
         countdown: seconds until the next try of a deferred task, else None.
     """
 

@@ -1,52 +1,82 @@
 """Publishing a task's message again as it came, in whatever process.
 
+It goes to the queue from which it came, and only there. By its exchange it could go to other queues
+too, each of which has had its copy, or to none: a headers exchange looks at headers, not at a key.
+
 Tracing tools put the sender's trace into a message's headers when a task is sent. A process that
 publishes a message again is not its sender: it may be the holder of its lock, or an operator's. So
-the message keeps the headers with which it came, and gets no others but Celery's.
+the message keeps the headers and properties with which it came, and gets no others but Celery's.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
 from celery.app.task import Context
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
+from kombu.transport.native_delayed_delivery import CELERY_DELAYED_DELIVERY_EXCHANGE
 
-from .delivery import KEY
-from .internals import outside_of_tasks, serializer_of
+from ..errors import ConfigError
+from .delivery import KEY, Delivery
+from .internals import least_countdown, outside_of_tasks, serializer_of
 
 #: Sentry, for one, looks for its headers within a header of this name.
 _NESTED: Final = "headers"
+#: Properties that are of one sending or delivery: RabbitMQ checks that the user is the publisher,
+#: and SQS drops what it has had before.
+_OF_ONE: Final = frozenset(
+    {
+        *(KEY, "delivery_info", "delivery_tag", "body_encoding", "user_id"),
+        *("content_type", "content_encoding", "application_headers"),
+        *("MessageDeduplicationId", "DelaySeconds", "delay_seconds"),
+    }
+)
+#: What Celery says of publishing. All else that it gives are properties of a new message.
+_OF_PUBLISHING: Final = (
+    *("exchange", "routing_key", "declare", "serializer", "retry", "retry_policy"),
+    *("expiration", "timeout", "confirm_timeout", "mandatory", "immediate"),
+)
 
 
 def message_options(
-    task: Any,
     raw: Mapping[str, Any],
     request: Any,
     header: Mapping[str, Any],
-    content_type: str | None,
+    delivery: Delivery,
 ) -> dict[str, Any]:
-    """The options that publish a task as it came: id, callbacks, expiry, route, format and all.
+    """The options that publish a task as it came: id, callbacks, expiry, queue, format and all.
 
     Args:
-        task: the task.
         raw: the request as Celery hands it to the tracer.
         request: the same, as the task sees it.
         header: our header, under its key.
-        content_type: of the message.
+        delivery: the message's.
+
+    Raises:
+        ConfigError: it is not known from which queue it came.
     """
-    options = dict(task.signature_from_request(request).options)
-    for name in ("redelivered", "is_eager"):  # of the delivery, not of the message
-        options.pop(name, None)
+    if delivery.queue is None:
+        raise ConfigError(
+            "the message cannot be published again: this worker does not know to which of its"
+            f" queues it was given, by exchange {delivery.route[0]!r} and routing key"
+            f" {delivery.route[1]!r}; name the queue's bindings in task_queues"
+        )
+    options = {**request.as_execution_options(), "queue": delivery.queue}
     known = request.__dict__
     if "ignore_result" in known:  # Celery 5.5 forgets it
         options["ignore_result"] = request.ignore_result
     for name in ("argsrepr", "kwargsrepr"):
         if known.get(name):
             options[name] = known[name]
-    serializer = serializer_of(content_type)
+    serializer = serializer_of(delivery.content_type)
     if serializer is not None:
         options["serializer"] = serializer
+    options["compression"] = raw.get("compression")
+    came_with = (raw.get("properties") or {}).items()
+    options["properties"] = {k: v for k, v in came_with if k not in _OF_ONE and v is not None}
     options["headers"] = {**_headers(raw, options.get("headers")), **header}
     return options
 
@@ -61,34 +91,99 @@ def publish_again(app: Any, name: str, args: Any, kwargs: Any, options: Mapping[
         kwargs: its keyword arguments.
         options: what `message_options` gave.
     """
+    options = dict(options)
+    properties, compression = options.pop("properties", {}), options.pop("compression", None)
     headers = options["headers"]
     with outside_of_tasks(), app.producer_or_acquire() as producer:
+        options.update(_straight_to(options["queue"], app, "countdown" in options))
         app.send_task(
             name,
             args,
             kwargs,
             **{**options, "headers": {k: v for k, v in headers.items() if k != _NESTED}},
             add_to_parent=False,
-            producer=_AsItCame(producer, headers),
+            producer=_AsItCame(producer, headers, properties, compression),
+            router=_Routed,
         )
 
 
-class _AsItCame:
-    """A producer of messages with these headers, and no others but Celery's. It comes last, after
-    tools have added theirs.
+def _straight_to(name: str, app: Any, is_delayed: bool) -> dict[str, Any]:
+    """The options that publish to this queue and no other: RabbitMQ's default exchange, which each
+    queue is bound to by its name.
+    """
+    # Of another type than Celery's own direct ones, by which it would choose a route itself, and
+    # would not let RabbitMQ delay the message.
+    queue = Queue(name, Exchange("", type="topic"), routing_key=name)
+    # As Celery does for a queue that is given by name. Of others only the consumer knows more.
+    known = app.amqp.queues.get(name)
+    declare = [] if known is None or isinstance(known, Broadcast) else [known]
+    if is_delayed and least_countdown(app):
+        # kombu declares an `auto_delete` one each time: the queue may have been made anew.
+        bound = _BoundForDelays(name, auto_delete=True)
+        queue.routing_key = bound.key
+        declare.append(bound)
+    return {"queue": queue, "exchange": "", "routing_key": name, "declare": declare}
+
+
+class _BoundForDelays(Queue):  # type: ignore[misc, unused-ignore]
+    """A queue that exists and stays as it is, with one more binding: RabbitMQ gives it, and no
+    other, what is delayed with this key. Celery binds exchanges, which have other queues too.
     """
 
-    def __init__(self, producer: Any, headers: Mapping[str, Any]) -> None:
+    @property
+    def key(self) -> str:
+        return f"redislock-{hashlib.sha256(self.name.encode()).hexdigest()[:32]}"
+
+    def declare(self, nowait: bool = False, channel: Any = None) -> Any:
+        self.bind_to(CELERY_DELAYED_DELIVERY_EXCHANGE, f"#.{self.key}", channel=channel)
+        return self.name
+
+
+class _Routed:
+    """A router for messages that have their route."""
+
+    @staticmethod
+    def route(options: dict[str, Any], *args: Any) -> dict[str, Any]:
+        return options
+
+
+class _AsItCame:
+    """A producer of messages with these headers and properties, and no others but Celery's. It
+    comes last, after tools have added theirs.
+    """
+
+    def __init__(
+        self,
+        producer: Any,
+        headers: Mapping[str, Any],
+        properties: Mapping[str, Any],
+        compression: str | None,
+    ) -> None:
         self._producer = producer
         self._headers = headers
+        self._properties = dict(properties)
+        self._compression = compression
+        # Milliseconds, as a text. Celery gives what is left, in seconds, if the task expires.
+        self._ttl = self._properties.pop("expiration", None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
-    def publish(self, *args: Any, headers: Mapping[str, Any], **options: Any) -> Any:
+    def publish(self, body: Any, *, headers: Mapping[str, Any], **options: Any) -> Any:
+        if isinstance(body, dict) and body.get("type") == "task-sent":  # Celery's event of it
+            return self._producer.publish(body, headers=headers, **options)
         added = custom_headers(headers)
         celerys = {k: v for k, v in headers.items() if k != _NESTED and k not in added}
-        return self._producer.publish(*args, headers={**celerys, **self._headers}, **options)
+        kept = {k: v for k, v in options.items() if k in _OF_PUBLISHING}
+        if self._ttl is not None:
+            kept.setdefault("expiration", int(self._ttl) / 1000)
+        return self._producer.publish(
+            body,
+            headers={**celerys, **self._headers},
+            compression=self._compression,
+            **kept,
+            **self._properties,
+        )
 
 
 def _headers(raw: Mapping[str, Any], shown: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -101,7 +196,8 @@ def _headers(raw: Mapping[str, Any], shown: Mapping[str, Any] | None) -> dict[st
     found = dict(shown or {})
     if raw.get(_NESTED):
         found = {**custom_headers(raw), _NESTED: found}
-    found.pop(KEY, None)
+    for name in (KEY, "compression"):  # who compresses the body says so anew
+        found.pop(name, None)
     return found
 
 

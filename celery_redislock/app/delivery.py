@@ -1,10 +1,11 @@
 """What travels with a message beside the task: our header, and the token of its delivery.
 
 The token is minted once for each delivery, in the worker's main process, and passed to the pool in
-the message's *properties*: a retry copies headers into the next message, but not these. The header
-says what is kept for the message (a reservation from when it was sent, or a turn in a waiting
-room), by mark and token: any process that has the message can settle that, whatever the task is by
-then. The header is removed before the body runs.
+the message's *properties*: a retry copies headers into the next message, but not these. So is the
+queue that the message came from, which only the main process knows. The header says what is kept
+for the message (a reservation from when it was sent, or a turn in a waiting room), by mark and
+token: any process that has the message can settle that, whatever the task is by then. The header is
+removed before the body runs.
 """
 
 from __future__ import annotations
@@ -30,11 +31,36 @@ def attempt_of(raw: Mapping[str, Any]) -> tuple[str, int, int]:
     return raw.get("id") or "", raw.get("retries") or 0, raw.get("replaced_task_nesting") or 0
 
 
+class Source(NamedTuple):
+    """Where a message came from.
+
+    Attributes:
+        queue: the queue to which it can be published again; None if there is none, or it is not
+            known.
+        fanout: a fanout exchange gave a copy of it to each of its queues.
+    """
+
+    queue: str | None
+    fanout: bool = False
+
+
+def restore_route(raw: Mapping[str, Any]) -> None:
+    """Let a message that we published to its queue be seen with the exchange and routing key with
+    which it was first sent: a retry goes by them.
+    """
+    header = raw.get(KEY)
+    route = header.get("route") if isinstance(header, Mapping) else None
+    # Anybody may write a header, and nothing is to leave the consumer.
+    if isinstance(route, list | tuple) and all(isinstance(each, str) for each in route):
+        raw["delivery_info"].update(zip(("exchange", "routing_key"), route, strict=False))
+
+
 def stamp(
     raw: dict[str, Any],
     events: bool,
     content_type: str | None,
     origin: Origin,
+    source: Source,
 ) -> str:
     """Mint the token of a delivery and put it where the pool finds it.
 
@@ -43,9 +69,12 @@ def stamp(
         events: whether the worker sends events.
         content_type: of the message.
         origin: what the broker says of it.
+        source: where it came from.
     """
     token = new_token()
-    mark: dict[str, Any] = {"token": token, "received": clock()}
+    mark: dict[str, Any] = {"token": token, "received": clock(), "queue": source.queue}
+    if source.fanout:
+        mark["fanout"] = True
     if events:
         mark["events"] = True
     if content_type:
@@ -148,6 +177,8 @@ class Delivery:
         sent: the identity of the message, which all copies of it share; "" if it has none.
         content_type: of the message, or None.
         events: the worker that runs it sends events.
+        queue, fanout: see `Source`.
+        route: the exchange and the routing key with which it was first sent.
     """
 
     token: str
@@ -163,6 +194,9 @@ class Delivery:
     sent: str = ""
     content_type: str | None = None
     events: bool = False
+    queue: str | None = None
+    fanout: bool = False
+    route: tuple[str | None, str | None] = (None, None)
 
     @classmethod
     def take_from(cls, raw: dict[str, Any], kept: Kept | None) -> Delivery:
@@ -178,6 +212,7 @@ class Delivery:
         """
         properties = raw.get("properties") or {}
         mark = properties.get(KEY) or {}
+        info = raw.get("delivery_info") or {}
         header = take_header(raw)
         found = cls(
             token=mark.get("token") or new_token(),
@@ -188,6 +223,9 @@ class Delivery:
             sent=str(mark.get("sent", properties.get("delivery_tag")) or ""),
             content_type=mark.get("content_type"),
             events=bool(mark.get("events")),
+            queue=mark.get("queue"),
+            fanout=bool(mark.get("fanout")),
+            route=(info.get("exchange"), info.get("routing_key")),
         )
         if isinstance(header, Mapping):
             found._read(header)
@@ -227,6 +265,7 @@ class Delivery:
             "arrived": self.arrived,
             "redelivered": self.redelivered or self.copied,
             "sent": self.sent,
+            "route": self.route,
         }
         if self.kept is not None:
             header.update(self.kept.header)
@@ -247,6 +286,7 @@ class Delivery:
             "arrived": self.arrived,
             "redelivered": True,
             "sent": self.sent,
+            "route": self.route,
             "parked": True,
             "broker": broker,
             "parked_at": time.time(),

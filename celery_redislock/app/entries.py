@@ -218,6 +218,10 @@ class Entry(NamedTuple):
         header = dict(headers.get(KEY) or {})
         if header.get("broker", broker_of(app)) != broker_of(app):
             raise NotOurs("its message belongs to another broker", ELSEWHERE)
+        if not isinstance(options.get("queue"), str):
+            raise CorruptEntry("it does not say to which queue it belongs")
+        if not isinstance(options.get("properties", {}), Mapping):
+            raise CorruptEntry("its properties are none")
         return Waiter(task, args, kwargs, options, header)
 
     def request(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Context:
@@ -230,7 +234,7 @@ class Entry(NamedTuple):
             group=options.get("group_id"),
             callbacks=options.get("link"),
             errbacks=options.get("link_error"),
-            delivery_info={"routing_key": options.get("queue") or options.get("routing_key")},
+            delivery_info={"routing_key": options.get("queue")},
             **{
                 name: options[name]
                 for name in (

@@ -53,6 +53,7 @@ __all__ = [
     "mark_revoked",
     "on_app_complete",
     "outside_of_tasks",
+    "queues_by_tag",
     "real_app",
     "running_task",
     "say_ended",
@@ -340,6 +341,13 @@ def is_connected_still(consumer: Any, times: int) -> bool:
     connection = consumer.connection
     is_connected = connection is not None and connection.connected
     return bool(is_connected) and times_connected(consumer) == times
+
+
+def queues_by_tag(task_consumer: Any) -> dict[str, str]:
+    """The queues that kombu's consumer consumes, by consumer tag. With RabbitMQ each message says
+    by which tag it came, and nothing else says from which queue.
+    """
+    return {tag: queue for queue, tag in task_consumer._active_tags.items()}
 
 
 def terminate_child(consumer: Any, pid: int, signum: int) -> None:

@@ -45,6 +45,7 @@ class Outcome(enum.Enum):
     REDELIVERED = "redelivered", None, logging.INFO, *_CONFLICT
     RETRIED_EARLY = "retried early", None, logging.INFO, *_CONFLICT
     ALREADY_DONE = "already done", None, logging.INFO, *_CONFLICT
+    RUNS_ELSEWHERE = "runs elsewhere", None, logging.INFO, *_CONFLICT
     NOT_SENT = "not sent", None, logging.INFO, *_CONFLICT
     # What happened to a run and its lock.
     ACQUIRED = (

@@ -74,7 +74,7 @@ def resolve(
 
     Raises:
         Deferred: another copy of this message, or its earlier attempt, has the lock.
-        AlreadyDone: another copy has run.
+        AlreadyDone: another copy has run, or came through a fanout exchange and runs.
         Skipped: a newer run has replaced it.
         LockUnavailable: the server could not be asked, and the task is to fail for that.
     """
@@ -82,6 +82,8 @@ def resolve(
         reply = question()
         while not isinstance(reply, Acquired):
             attempt.heard(reply)
+            if _is_another_queues(attempt, reply):
+                _ends_as_copy(attempt, reply)
             if isinstance(reply, Done):
                 reply = _unless_done(attempt, reply)
             elif reply.relation == "own" and not attempt.is_eager:
@@ -132,7 +134,7 @@ def _unless_done(attempt: Attempt, done: Done) -> Acquired | Busy | Done:
     delivery, lease = attempt.delivery, lease_of(attempt)
     if done.note.replaced_by is not None:
         if attempt.began and is_ready(attempt.task, attempt.request.id):
-            _already_done(attempt)  # it ended within its grace, with a result of its own
+            _ends_as_copy(attempt, done)  # it ended within its grace, with a result of its own
         end_as_replaced(attempt, done.note.replaced_by)
     if done.note.is_of_another_message(delivery.sent):
         return lease.take(again=True)
@@ -145,7 +147,7 @@ def _unless_done(attempt: Attempt, done: Done) -> Acquired | Busy | Done:
     # The message it is deferred to must be known as a copy too, though it is received later.
     delivery.redelivered = True
     if _has_ended(attempt, done):
-        _already_done(attempt)
+        _ends_as_copy(attempt, done)
     if done.age < RESULT_DUE:
         put_off(attempt, 1.0)
     # Its process died after the body, before Celery stored the result or published what follows.
@@ -154,9 +156,21 @@ def _unless_done(attempt: Attempt, done: Done) -> Acquired | Busy | Done:
     return lease.take(again=True)
 
 
-def _already_done(attempt: Attempt) -> NoReturn:
+def _is_another_queues(attempt: Attempt, reply: Busy | Done) -> bool:
+    """Whether the message came through a fanout exchange, and another queue's copy of it runs or
+    has run: what was sent once is answered once. A redelivered copy may be all that is left.
+    """
+    delivery = attempt.delivery
+    is_own = isinstance(reply, Done) or reply.relation == "own"
+    return is_own and delivery.fanout and not delivery.redelivered
+
+
+def _ends_as_copy(attempt: Attempt, reply: Busy | Done) -> NoReturn:
     attempt.end = End.TURNED_AWAY
-    attempt.conflict_ended(Outcome.ALREADY_DONE, None)
+    if isinstance(reply, Busy):
+        attempt.conflict_ended(Outcome.RUNS_ELSEWHERE, reply.holder)
+    else:
+        attempt.conflict_ended(Outcome.ALREADY_DONE, None)
     raise AlreadyDone
 
 

@@ -90,14 +90,16 @@ class Attempt:
         self.claim = self._claim()
         self.key = self.claim.keys.lock
         self.lease: Lease | None = None
-        # The broker still has the message; or the message waited here for longer than a visibility
-        # timeout may be, a second at least; or the broker did not receive the acknowledgement of
-        # the message that this one was deferred from; or it may deliver again whatever it received.
+        # The broker still has the message, or gave copies to other queues; or the message waited
+        # here for longer than a visibility timeout may be, a second at least; or the broker did not
+        # receive the acknowledgement of the message that this one was deferred from; or it may
+        # deliver again whatever it received.
         self._came_with_copies = not self.is_eager and bool(
             task.acks_late
             or task.acks_after_body
             or delivery.redelivered
             or delivery.deferrals
+            or delivery.fanout
             or delivery.age >= COPIED_FROM
             or locks.redelivery.copies_any_time
         )
@@ -202,7 +204,8 @@ class Attempt:
         """The kind of done note that this attempt leaves: a lasting one if another copy of the
         message may exist even after this one is acknowledged.
         """
-        is_copied = self.delivery.redelivered or self.delivery.copied
+        delivery = self.delivery
+        is_copied = delivery.redelivered or delivery.copied or delivery.fanout
         return notes.lasting(kind) if is_copied else kind
 
     def mark_done(self) -> None:

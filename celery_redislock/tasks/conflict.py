@@ -16,6 +16,7 @@ from ..app.entries import Entry
 from ..app.outcomes import Outcome
 from ..core.claims import Acquired, Busy, Full, Older, Parked, Turn
 from ..core.holders import Holder, successor_text
+from ..core.log import get_logger
 from ..core.waiting import wait_for
 from ..errors import ConfigError, LockConflict, LockUnavailable, TaskSkipped
 from ..policies import NO_RESULT, Policy
@@ -32,9 +33,13 @@ from .asking import (
 from .attempt import Attempt
 from .ends import Skipped, Waiting
 from .refused import refused
-from .sending import put_off
+from .sending import backoff, put_off
 from .settle import End
 
+logger = get_logger()
+
+#: Seconds that are left to a task whose time in the waiting room is over.
+NO_TIME: Final = 0.001
 #: What `run` returns, for the policy to return.
 RUN: Final = object()
 
@@ -116,6 +121,14 @@ class TaskConflict:
     def defer(self, countdown: float) -> Any:
         if self._attempt.is_eager:
             return self.skip()  # nobody would run what is published
+        delivery = self._attempt.delivery
+        if delivery.fanout and delivery.queue is None:
+            logger.warning(
+                "redislock: %s is skipped: it came through a fanout exchange, to a queue of which"
+                " this broker cannot give it back to this worker alone",
+                self._attempt,
+            )
+            return self.skip()
         # It gives up its turn, since it comes back by itself.
         give_up_kept(self._attempt, End.TURNED_AWAY)
         attempt, holder = self._attempt, self.holder
@@ -150,7 +163,7 @@ class TaskConflict:
         if self._attempt.is_eager:
             self.skip()  # nobody would run what is published
         self._begin_to_wait()
-        give_up = None if max_wait is None else max(max_wait - self.waited, 0.001)
+        give_up = None if max_wait is None else max(max_wait - self.waited, NO_TIME)
         return self._park(limit, give_up, newest)
 
     def replace(self, grace: float) -> bool:
@@ -182,6 +195,12 @@ class TaskConflict:
         newest: bool,
         grace: float | None = None,
     ) -> bool:
+        attempt = self._attempt
+        if attempt.delivery.fanout:
+            # In the room the copies would be one, and their queues may be gone when it is its turn.
+            if give_up is not None and give_up <= NO_TIME:
+                return False
+            self.defer(backoff(attempt, self.deferrals, attempt.claim.ttl / 3))
         while True:
             reply = self._park_once(limit, give_up, newest, grace)
             if isinstance(reply, Busy):
@@ -201,7 +220,7 @@ class TaskConflict:
         attempt, delivery = self._attempt, self._attempt.delivery
         request, broker = attempt.request, broker_of(attempt.task.app)
         header = delivery.parked_header(broker, attempt.label)
-        options = message_options(attempt.task, attempt.raw, request, header, delivery.content_type)
+        options = message_options(attempt.raw, request, header, delivery)
         entry = Entry.of(attempt.task, request.args, request.kwargs, options, delivery.content_type)
         # From here on it may be published from the room, even if the answer is lost, or says that
         # it need not wait.

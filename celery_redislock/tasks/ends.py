@@ -27,7 +27,7 @@ class Waiting(Ignore):
 
 
 class AlreadyDone(Ignore):
-    """Ends a copy of a message whose task has run."""
+    """Ends a copy of a message whose task has run, or runs."""
 
 
 class Unlocked:

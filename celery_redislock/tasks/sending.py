@@ -76,7 +76,8 @@ def put_off(
         raise
     except Exception as exc:
         logger.exception("redislock: %s could not be published again", attempt)
-        if attempt.task.acks_late:
+        # A fanout exchange would give it to all of its queues.
+        if attempt.task.acks_late and not attempt.delivery.fanout:
             attempt.end = End.COMES_BACK
             raise Reject(exc, requeue=True) from exc
         raise (cause or exc) from exc
@@ -100,6 +101,6 @@ def longest_countdown(visible: float | None) -> float:
 
 def _publish(attempt: Attempt, countdown: float, header: dict[str, Any]) -> None:
     task, request = attempt.task, attempt.request
-    options = message_options(task, attempt.raw, request, header, attempt.delivery.content_type)
+    options = message_options(attempt.raw, request, header, attempt.delivery)
     options["countdown"] = max(countdown, least_countdown(task.app))
     publish_again(task.app, task.name, request.args, request.kwargs, options)

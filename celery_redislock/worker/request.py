@@ -15,7 +15,7 @@ from celery.exceptions import Terminated, WorkerLostError
 from celery.worker.request import Request
 
 from ..app.brokers import origin_of
-from ..app.delivery import KEY, Kept, attempt_of, is_copy, stamp
+from ..app.delivery import KEY, Kept, attempt_of, is_copy, restore_route, stamp
 from ..app.errands import errands
 from ..app.events import channel
 from ..app.internals import (
@@ -49,6 +49,7 @@ from ..tasks.settle import End, settle_beside
 from .child_lease import ChildLease
 from .children import ChildWatch
 from .finished import FinishedNote, finished_notes
+from .source import source_of
 
 logger = get_logger()
 
@@ -93,13 +94,17 @@ class LockRequest(Request):
         super().__init__(*args, **kwargs)
         self._received = clock()
         #: The connection to the broker on which the message came: how many there were before it.
-        self._came_on = times_connected(self.task.worker_consumer)
-        events = channel.wanted_by(self, self.task.worker_consumer)
+        consumer = self.task.worker_consumer
+        self._came_on = times_connected(consumer)
+        events = channel.wanted_by(self, consumer)
         origin = origin_of(self.message, self.task.app_locks.redelivery)
-        self._lock_token = stamp(self.request_dict, events, self.content_type, origin)
+        restore_route(self.request_dict)
+        came_by = self.message.delivery_info or {}
+        source = source_of(consumer, came_by, self.delivery_info["exchange"])
+        self._lock_token = stamp(self.request_dict, events, self.content_type, origin, source)
         self._noted_at = 0.0
         #: Whether it may be one of several copies: then its run's done note stays.
-        self._is_copy = is_copy(self.request_dict)
+        self._is_copy = source.fanout or is_copy(self.request_dict)
         #: What is kept for the message, until it is known to be settled.
         self._kept = Kept.of(self.request_dict)
         if self._kept is not None:

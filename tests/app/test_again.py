@@ -9,8 +9,9 @@ from celery import Celery
 from celery.app.task import Context
 from celery.signals import before_task_publish
 
+from celery_redislock import ConfigError
 from celery_redislock.app.again import message_options, publish_again
-from celery_redislock.app.delivery import KEY
+from celery_redislock.app.delivery import KEY, Delivery
 
 
 @pytest.fixture
@@ -26,18 +27,20 @@ def job() -> None:
 
 
 def received(app: Celery) -> dict[str, Any]:
-    """The headers of the message that is in the queue."""
+    """The headers of the message that is in the queue. Its properties are noted in `app`."""
     with app.connection_for_read() as connection, connection.SimpleQueue("again") as queue:
         message = queue.get(timeout=5)
         message.ack()
+        app.properties = message.properties
         return message.headers
 
 
-def again(app: Celery, headers: dict[str, Any]) -> dict[str, Any]:
+def again(app: Celery, headers: dict[str, Any], queue: str | None = "again") -> dict[str, Any]:
     """The headers of a message that came with these."""
-    raw = {**headers, "properties": {}, "delivery_info": {"routing_key": "again"}}
+    raw = {"properties": {}, **headers, "delivery_info": {"routing_key": "again"}}
     request = Context(raw, args=(), kwargs={}, called_directly=False)
-    options = message_options(app.tasks["job"], raw, request, {KEY: {"v": 2}}, None)
+    delivery = Delivery("a token", queue=queue)
+    options = message_options(raw, request, {KEY: {"v": 2}}, delivery)
     publish_again(app, "job", (), {}, options)
     return received(app)
 
@@ -67,3 +70,38 @@ def test_it_has_the_headers_with_which_it_came_and_no_others(app, tool, own):
     assert (second["id"], second["shadow"]) == ("its-id", "its-shadow")
     third = again(app, second)
     assert {name: third[name] for name in own} == own
+
+
+def test_it_has_the_properties_with_which_it_came_and_no_others(app):
+    its_own = {"correlation_id": "c", "app_id": "a", "delivery_mode": 1, "MessageGroupId": "g"}
+    of_one = {"user_id": "sender", "MessageDeduplicationId": "d", "DelaySeconds": 9}
+    app.conf.task_compression = "zlib"
+    headers = again(app, {"id": "its-id", "properties": {**its_own, **of_one}})
+    added_by_kombu = {"priority", "delivery_info", "delivery_tag", "body_encoding"}
+    assert app.properties.keys() == {*its_own, *added_by_kombu}
+    assert {name: app.properties[name] for name in its_own} == its_own
+    assert "compression" not in headers
+
+
+@pytest.mark.parametrize("expires", [None, 60])
+def test_it_lives_as_long_as_it_was_to_live(app, expires):
+    """What the task's expiry says is computed anew, since part of it is over."""
+    own = {"expires": expires} if expires else {}
+    again(app, {"id": "its-id", "properties": {"expiration": "5000"}, **own})
+    assert app.properties["expiration"] == ("60000" if expires else "5000")
+
+
+def test_its_event_of_being_sent_is_celerys_own(app):
+    app.conf.task_send_sent_event = True
+    with app.connection_for_read() as connection:
+        events = []
+        receiver = app.events.Receiver(connection, handlers={"*": events.append})
+        with receiver.consumer_context():
+            again(app, {"id": "its-id", "tenant": "blue", "properties": {"app_id": "a"}})
+            receiver.capture(limit=1, timeout=5, wakeup=False)
+    assert [(event["type"], event["queue"]) for event in events] == [("task-sent", "again")]
+
+
+def test_a_message_whose_queue_is_not_known_is_not_published_by_a_guess(app):
+    with pytest.raises(ConfigError, match="name the queue's bindings in task_queues"):
+        again(app, {"id": "its-id"}, queue=None)

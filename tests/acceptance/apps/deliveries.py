@@ -17,6 +17,7 @@ from typing import Any
 import redis
 from celery import Celery, chain
 from celery.signals import before_task_publish
+from kombu.common import Broadcast
 
 from celery_redislock import Defer, Queue, Replace, SingletonTask, Wait
 from tests.acceptance.apps.contexts import CONTEXTS
@@ -26,6 +27,8 @@ CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
 
 app = Celery("deliveries")
 app.conf.update({k: v for k, v in CONF.items() if not k.startswith("test_")})
+if name := CONF.get("test_broadcast"):
+    app.conf.task_queues = (Broadcast(name),)
 client = redis.Redis.from_url(CONF.get("test_journal", "redis://"), decode_responses=True)
 journal = Journal(client)
 
@@ -193,7 +196,21 @@ def describe(self: Any, label: str, seconds: float | None = 0.1, what: Any = Non
         "stamps": request.stamps,
         "tenant": (request.headers or {}).get("tenant"),
         "priority": (request.delivery_info or {}).get("priority"),
+        "route": [request.delivery_info["exchange"], request.delivery_info["routing_key"]],
     }
+
+
+def show(self: Any, label: str, seconds: float | None = 0.1) -> Any:
+    """All that its message said, but for what differs from delivery to delivery."""
+    journal.write("start", label, self.request)
+    stand(self.request, seconds)
+    its_own = ("id", "eta", "args")
+    shown = {k: v for k, v in vars(self.request).items() if k not in its_own and k[0] != "_"}
+    shown["properties"] = dict(shown["properties"])
+    shown["content_type"] = shown["properties"].pop("redislock")["content_type"]
+    for name in ("delivery_tag", "delivery_info", "application_headers"):
+        shown["properties"].pop(name, None)
+    return shown
 
 
 POLICIES: dict[str, Any] = {
@@ -206,9 +223,29 @@ POLICIES: dict[str, Any] = {
 for policy, on_conflict in POLICIES.items():
     singleton(name=policy, on_conflict=on_conflict)(body)
     singleton(name=f"describe_{policy}", on_conflict=on_conflict)(describe)
+    singleton(name=f"show_{policy}", on_conflict=on_conflict)(show)
     singleton(name=f"describe_{policy}_late", on_conflict=on_conflict, acks_late=True)(describe)
+
+
+@singleton(name="describe_retry", on_conflict=Defer(delay=0.3), max_retries=1)
+def describe_retry(self: Any, label: str, seconds: float | None = 0.1) -> Any:
+    """What the message of its retry said."""
+    described = describe(self, label, seconds)
+    if not self.request.retries:
+        raise self.retry(args=(label,), countdown=0)
+    return described
+
+
 singleton(name="defer_half", on_conflict=Defer(delay=0.5))(body)
 singleton(name="skip")(body)
+
+
+def on_this_host(label: str, *args: Any) -> str:
+    """As socket.gethostname() would say it."""
+    return f"on {CONF.get('test_host')}: {label}"
+
+
+singleton(name="once_a_host", lock_key=on_this_host)(body)
 
 
 @singleton(name="retries_elsewhere", lock_across_retries="hold", max_retries=3)

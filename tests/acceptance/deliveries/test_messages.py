@@ -7,6 +7,7 @@ from celery import signature
 
 from tests.acceptance.deliveries.conftest import await_line, lines_of
 from tests.support.waiting import never
+from tests.support.workers import make_app
 
 POLICIES = ["defer", "queue", "coalesce"]
 #: What JSON cannot carry.
@@ -61,3 +62,71 @@ def test_what_a_message_says_beside_its_arguments_is_kept(
     assert (said["stamped_headers"], said["stamps"]["tenant"]) == (["tenant"], "blue")
     assert said["priority"] == 6
     assert duplicate.get(timeout=20) == said
+
+
+#: All that a caller can say of a message, and tools such as django-celery-beat do say.
+SAID = {
+    "compression": "gzip",
+    "delivery_mode": 1,
+    "priority": 6,
+    "expiration": 600,
+    "correlation_id": "of-the-caller",
+    "reply_to": "the-caller",
+    "message_id": "its-own",
+    "app_id": "the-caller's",
+    "type": "a-type",
+    "timestamp": 1700000000,
+    "cluster_id": "c",
+    "periodic_task_name": "nightly",
+    "shadow": "its-shadow",
+    "root_id": "root",
+    "headers": {"tenant": "blue", "trace": {"id": [1, 2]}},
+    "argsrepr": "<secret>",
+    "parent_id": "parent",
+    "time_limit": 300,
+    "soft_time_limit": 200,
+    "retries": 0,
+}
+
+
+@pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
+@pytest.mark.parametrize("policy", ["defer", "queue"])
+def test_every_property_and_header_is_kept(
+    request, start, conf, queue, journal, label, started, broker, policy
+):
+    """Its task sees what the holder's, whose message came straight, sees."""
+    url = conf["broker_url"] if broker == "redis" else request.getfixturevalue("rabbitmq").url
+    # The worker's own settings are not the message's.
+    worker = start(conf={"broker_url": url, "task_compression": "zlib"}, concurrency=2)
+    known = {k: v for k, v in conf.items() if not k.startswith("test_")}
+    with make_app({**known, "broker_url": url}) as app:
+
+        def send(seconds):
+            sent = signature(f"show_{policy}", (label, seconds), app=app).stamp(stamped="here")
+            return sent.apply_async(queue=queue, **SAID)
+
+        holder = send(None)
+        started()
+        duplicate = send(0.1)
+        await_line(worker, duplicate.id, "received")
+        never(duplicate.ready, "it ended while the lock was held", 1.0)
+        journal.let_go(holder.id)
+        shown = holder.get(timeout=10)
+        again = duplicate.get(timeout=20)
+    assert lines_of(worker, duplicate.id, "deferred for" if policy == "defer" else "queued")
+    assert again == shown
+    properties = shown["properties"]
+    assert properties["message_id"] == "its-own"
+    assert properties["delivery_mode"] == 1
+    assert shown["correlation_id"] == "of-the-caller"
+    assert shown["compression"] == "application/x-gzip"
+
+
+def test_a_message_without_compression_stays_so(start, send_here, journal, label, started):
+    worker = start(conf={"task_compression": "zlib"}, concurrency=2)
+    holder = send_here("show_queue", label, None)
+    started()
+    duplicate = send_here("show_queue", label)
+    await_line(worker, duplicate.id, "queued")
+    journal.let_go(holder.id)
+    assert "compression" not in duplicate.get(timeout=20)

@@ -1,0 +1,81 @@
+"""Which queue a message came from: the worker's main process can tell by its consumer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from ..app.delivery import Source
+from ..app.internals import queues_by_tag
+
+#: What is known of each of kombu's consumers: a connection has its own.
+_known: Final[WeakKeyDictionary[Any, dict[Any, Source]]] = WeakKeyDictionary()
+#: So many routes are remembered. Some exchanges have a routing key for each order.
+MOST: Final = 1000
+
+
+def source_of(consumer: Any, delivery_info: Mapping[str, Any], exchange: str | None) -> Source:
+    """Where a message came from.
+
+    Args:
+        consumer: the worker's consumer.
+        delivery_info: of the message, as it was delivered.
+        exchange: the exchange to which it was first published.
+    """
+    tasks = consumer.task_consumer
+    known = _known.get(tasks)
+    if known is None:
+        known = _known[tasks] = {}
+    came_by = delivery_info.get("exchange") or "", delivery_info.get("routing_key") or ""
+    tag = delivery_info.get("consumer_tag")
+    route = (tag or came_by, exchange)
+    source = known.get(route)
+    if source is None:
+        source = _find(tasks, tag, *came_by, exchange or "")
+        if source.queue is not None or source.fanout:
+            if len(known) >= MOST:
+                known.clear()
+            known[route] = source
+    return source
+
+
+def _find(tasks: Any, tag: str | None, came_by: str, routing_key: str, exchange: str) -> Source:
+    fanout = {queue.name: list(_fanouts(queue)) for queue in tasks.queues}
+    queues = queues_by_tag(tasks)
+    if tag is not None:
+        # A queue that was cancelled meanwhile is known only if its name is the routing key.
+        queue = queues.get(tag) or (None if came_by else routing_key)
+        return Source(queue, exchange in fanout.get(queue or "", ()))
+    if any(came_by in exchanges for exchanges in fanout.values()):
+        # Such a queue of Redis' is a channel, which everybody who listens hears.
+        return Source(None, True)
+    if not came_by:
+        return Source(routing_key or None)
+    consumed = {queue for queue in queues.values() if not fanout.get(queue)}
+    if len(consumed) > 1:
+        consumed &= _bound(tasks.channel, came_by, routing_key)
+    # If there are more, each has had its copy, and it may come back to any: this worker consumes
+    # them all.
+    return Source(min(consumed, default=None))
+
+
+def _bound(channel: Any, exchange: str, routing_key: str) -> set[str]:
+    """The queues to which a transport of kombu's own gives such a message."""
+    try:
+        table = channel.get_table(exchange)
+    except (AttributeError, KeyError):  # a transport of others; or nothing is bound there
+        return set()
+    return {
+        queue
+        for key, pattern, queue in table
+        if key == routing_key or (pattern and re.match(pattern, routing_key))
+    }
+
+
+def _fanouts(queue: Any) -> Iterator[str]:
+    """The names of the fanout exchanges to which the queue is bound."""
+    for exchange in (queue.exchange, *(each.exchange for each in queue.bindings)):
+        if exchange is not None and exchange.type == "fanout":
+            yield exchange.name
