@@ -12,6 +12,7 @@ from celery.signals import before_task_publish
 from celery_redislock import ConfigError
 from celery_redislock.app.again import message_options, publish_again
 from celery_redislock.app.delivery import KEY, Delivery
+from celery_redislock.app.entries import CorruptEntry, Entry
 
 
 @pytest.fixture
@@ -105,3 +106,10 @@ def test_its_event_of_being_sent_is_celerys_own(app):
 def test_a_message_whose_queue_is_not_known_is_not_published_by_a_guess(app):
     with pytest.raises(ConfigError, match="name the queue's bindings in task_queues"):
         again(app, {"id": "its-id"}, queue=None)
+
+
+@pytest.mark.parametrize("options", [{}, {"queue": None}, {"queue": "again", "properties": "x"}])
+def test_a_waiting_task_whose_queue_is_not_known_is_not_published_by_a_guess(app, options):
+    entry = Entry.of(app.tasks["job"], (), {}, {"task_id": "its-id", **options})
+    with pytest.raises(CorruptEntry):
+        entry.load_for(app)
