@@ -108,7 +108,11 @@ def _fold(directory: Path) -> None:
     dead: dict[str, list[Path]] = {}
     for file in directory.glob("*_*.db"):
         kind, _, pid = file.stem.rpartition("_")
-        if pid.isdecimal() and (kind in _FOLDS or "_live" in kind) and not is_alive(int(pid)):
+        if (
+            pid.isdecimal()
+            and (kind in _FOLDS or kind.startswith("gauge_live"))
+            and not is_alive(int(pid))
+        ):
             dead.setdefault(kind, []).append(file)
     if not dead:
         return
