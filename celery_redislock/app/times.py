@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import numbers
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 
-def seconds_until(when: Any, timezone: Any = None) -> float | None:
+def seconds_until(when: Any) -> float | None:
     """Seconds from now; None if that is not known. Celery reports what is wrong with the time.
 
     Args:
-        when: a number of seconds, or a time as messages and callers give it.
-        timezone: for a time without one; None for UTC.
+        when: a number of seconds, or a time as messages and callers give it. One without a time
+            zone is in UTC, as for Celery.
     """
     if when is None or isinstance(when, bool):
         return None
@@ -23,13 +23,15 @@ def seconds_until(when: Any, timezone: Any = None) -> float | None:
     try:
         if isinstance(when, str):
             when = maybe_iso8601(when)
-        when = maybe_make_aware(when, timezone)
-        return float((when - datetime.now(when.tzinfo)).total_seconds())
+        # In UTC: the difference of two times of one zone is that of their wall clocks, which is an
+        # hour off if summer time begins or ends in between.
+        when = maybe_make_aware(when).astimezone(timezone.utc)
+        return float((when - datetime.now(timezone.utc)).total_seconds())
     except (ValueError, TypeError, AttributeError, OverflowError):
         return None
 
 
-def has_passed(when: Any, timezone: Any = None) -> bool:
+def has_passed(when: Any) -> bool:
     """Whether that time is over, as far as that is known. See `seconds_until`."""
-    left = seconds_until(when, timezone)
+    left = seconds_until(when)
     return left is not None and left < 0

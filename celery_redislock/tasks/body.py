@@ -5,7 +5,6 @@ the lock, or leaves it to the task's retry.
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timezone
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType
 from typing import Any, Final, NoReturn
@@ -15,6 +14,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from ..app.errands import errands
 from ..app.outcomes import Outcome
 from ..app.results import proves_nothing
+from ..app.times import seconds_until
 from ..core import holders, notes, past
 from ..core.claims import Settled
 from ..core.clock import clock
@@ -285,8 +285,4 @@ def _refuse_async(attempt: Attempt, result: Any) -> NoReturn:
 
 
 def _countdown(retry: Retry) -> float:
-    when = retry.when
-    if isinstance(when, datetime):
-        now = datetime.now(when.tzinfo or timezone.utc)
-        when = (when.replace(tzinfo=now.tzinfo) - now).total_seconds()
-    return max(float(when or 0), 0.0)
+    return max(seconds_until(retry.when) or 0.0, 0.0)

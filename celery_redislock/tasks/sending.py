@@ -57,7 +57,7 @@ def put_off(
     """
     longest = longest_countdown(attempt.locks.redelivery.after)
     countdown = min(countdown * random.uniform(1.0, SPREAD), longest)
-    left = seconds_until(attempt.raw.get("expires"), attempt.task.app.timezone)
+    left = seconds_until(attempt.raw.get("expires"))
     if cause is not None and left is not None and left > 2 * IN_TIME:
         countdown = min(countdown, left - IN_TIME)  # the server may answer any moment
     ahead = countdown if is_alone and not attempt.delivery.redelivered else 0.0

@@ -137,7 +137,7 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     """Publish the message. False if it was not needed: its task has ended."""
     entry = Entry.load(offered.entry)
     task, args, kwargs, options, own = _believed(app, keys, entry, entry.load_for(app))
-    if has_passed(options.get("expires"), app.timezone):
+    if has_passed(options.get("expires")):
         end_expired(task, keys, entry.request(args, kwargs, options), own.get("label"))
         return False
     if offered.again and _has_ended(task, entry, own):
