@@ -1,19 +1,23 @@
-"""Does background work on locks, one errand after another in a thread, and again until the lock
-server answers. There may be many errands at once, and the code that adds them must not wait.
+"""Does background work on locks, one errand after another in a thread: soon, or when it is due, and
+again until the lock server answers. There may be many errands at once, and the code that adds them
+must not wait.
 """
 
 from __future__ import annotations
 
 import atexit
+import heapq
+import itertools
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from ..core.clock import clock
 from ..core.forks import between_forks
+from ..core.greenlets import Alarm
 from ..core.log import get_logger
 from ..errors import LockUnavailable
 from .internals import at_pool_process_exit
@@ -26,14 +30,25 @@ TRY_AGAIN: Final = 0.25
 GIVE_UP: Final = 3600.0
 #: Seconds that the process waits at its end for what is left to do.
 LAST_WAIT: Final = 2.0
+#: The key of the one thread in `Errands._alarms`.
+_THREAD: Final = "thread"
 
-Errand = Callable[[], Any]
+
+class Errand(NamedTuple):
+    """Something to do. Sorted by when it is due, and then by when it was added."""
+
+    due: float
+    number: int
+    give_up: float
+    do: Callable[[], Any]
 
 
 class Errands:
-    """A queue with a thread that ends when nothing is left to do.
+    """What this process is to do, with a thread that ends when nothing is left.
 
-    Not a `queue.Queue`: where it is not patched it would block all greenlets.
+    Not a `queue.Queue`: where it is not patched it would block all greenlets. And no mutex: an
+    exception from outside, such as a soft time limit, could leave it locked. Each step on the heap
+    and on the dict is one operation.
     """
 
     def __init__(self) -> None:
@@ -43,49 +58,82 @@ class Errands:
 
     def _forget(self) -> None:
         self._finishes_in: int | None = None
-        self._waiting: deque[tuple[float, Errand]] = deque()
-        self._busy = False
+        self._heap: list[Errand] = []
+        self._numbers = itertools.count()
+        self._doing: Errand | None = None
+        #: What wakes the thread, if there is one.
+        self._alarms: dict[str, Alarm] = {}
 
-    def add(self, errand: Errand, most: float = GIVE_UP) -> None:
-        """Do this soon, and again until the lock server answers, for so many seconds at most."""
-        self._waiting.append((clock() + most, errand))
+    def add(self, do: Callable[[], Any], most: float = GIVE_UP, after: float = 0.0) -> None:
+        """Do this, and again until the lock server answers.
+
+        Args:
+            do: what to do.
+            most: seconds from when it is due, after which it is given up.
+            after: seconds until it is due.
+        """
+        self._push(clock() + after, most, do)
         if self._finishes_in != os.getpid():
             self._finishes_in = os.getpid()
             at_pool_process_exit(self.finish)
-        if not self._busy:
-            self._busy = True
-            threading.Thread(target=self._run, name="redislock-errands", daemon=True).start()
-
-    def later(self, seconds: float, errand: Errand) -> None:
-        """Do this in so many seconds."""
-        timer = threading.Timer(seconds, self.add, (errand,))
-        timer.daemon = True
-        timer.start()
+        if (alarm := self._alarms.get(_THREAD)) is not None:
+            alarm.ring()
+        else:
+            self._start(Alarm(threading.Lock()))
 
     def finish(self) -> None:
-        """Wait for what is left to do, for at most `LAST_WAIT`."""
+        """Wait until what is due is done, for at most `LAST_WAIT`. What is due later stays undone."""
         give_up = time.monotonic() + LAST_WAIT
-        while self._busy and time.monotonic() < give_up:
+        while self.is_busy and time.monotonic() < give_up:
             time.sleep(0.01)
 
-    def _run(self) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being done, or is due."""
+        return self._doing is not None or any(each.due <= clock() for each in self._heap[:1])
+
+    def _push(self, due: float, most: float, do: Callable[[], Any]) -> None:
+        heapq.heappush(self._heap, Errand(due, next(self._numbers), due + most, do))
+
+    def _start(self, alarm: Alarm) -> None:
+        if (other := self._alarms.setdefault(_THREAD, alarm)) is not alarm:
+            other.ring()
+            return
+        run = partial(self._run, alarm)
+        try:
+            threading.Thread(target=run, name="redislock-errands", daemon=True).start()
+        except BaseException:
+            self._alarms.pop(_THREAD, None)  # the next one to add something starts it
+            raise
+
+    def _run(self, alarm: Alarm) -> None:
         while True:
-            try:
-                give_up, errand = self._waiting.popleft()
-            except IndexError:
-                self._busy = False
-                if self._waiting:  # added in between, when this thread still counted as busy
-                    self._busy = True
-                    continue
+            if self._heap:
+                alarm.wait(self._do_next())
+                continue
+            self._alarms.pop(_THREAD, None)
+            # One may have been added in between by a caller that saw this thread.
+            if not self._heap or self._alarms.setdefault(_THREAD, alarm) is not alarm:
                 return
-            if not self._do(errand) and clock() < give_up:
-                self._waiting.append((give_up, errand))
-                time.sleep(TRY_AGAIN)
+
+    def _do_next(self) -> float:
+        """Do what is due first. Returns for how many seconds to wait, if nothing is added."""
+        errand = heapq.heappop(self._heap)
+        wait = errand.due - clock()
+        if wait > 0:
+            heapq.heappush(self._heap, errand)
+            return wait
+        self._doing = errand
+        if not self._do(errand) and (now := clock()) < errand.give_up:
+            self._push(now, errand.give_up - now, errand.do)  # behind all that is due by now
+            time.sleep(TRY_AGAIN)
+        self._doing = None
+        return 0.0
 
     def _do(self, errand: Errand) -> bool:
         try:
             with between_forks:
-                errand()
+                errand.do()
         except LockUnavailable as exc:
             logger.debug("redislock: background work on a lock failed, will try again: %s", exc)
             return False

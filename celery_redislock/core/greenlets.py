@@ -91,6 +91,22 @@ def _is_beside_greenlets() -> bool:
     return by is not None and _native(by).get_ident() in _beside_greenlets
 
 
+class Alarm:
+    """A sleep that another thread or greenlet can end, made of one mutex of its kind."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self._lock.acquire()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep for so many seconds, or until it rings. At once if it has rung already."""
+        self._lock.acquire(timeout=seconds)
+
+    def ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # already rung
+            self._lock.release()
+
+
 # -- hubs -------------------------------------------------------------------------------------
 
 

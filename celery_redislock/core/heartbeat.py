@@ -8,7 +8,6 @@ process has a heartbeat too, for the locks that its children hold.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import weakref
@@ -20,7 +19,7 @@ from ..errors import LockUnavailable
 from .claims import Extended, Extension
 from .clock import clock
 from .forks import between_forks
-from .greenlets import AT_ONCE, native_lock, start_native, teller_here
+from .greenlets import AT_ONCE, Alarm, native_lock, start_native, teller_here
 from .store import Store
 
 #: Seconds between tries while a server is not reachable.
@@ -75,7 +74,7 @@ class Heartbeat:
     def _reset(self) -> None:
         # Weak: a lock that its owner dropped must expire, not live as long as the process.
         self._leases: set[_Ref] = set()
-        self._alarm = _Alarm()
+        self._alarm = Alarm(native_lock())
         self._sleeping_until = 0.0
         self._idle = IDLE
         self._thread_id: int | None = None
@@ -215,21 +214,6 @@ def _extend_all(
 
 def _living(refs: frozenset[_Ref]) -> frozenset[_Ref]:
     return frozenset(ref for ref in refs if ref() is not None)
-
-
-class _Alarm:
-    """A sleep that another thread or greenlet can end. Made of one native lock."""
-
-    def __init__(self) -> None:
-        self._lock = native_lock()
-        self._lock.acquire()
-
-    def wait(self, seconds: float) -> None:
-        self._lock.acquire(timeout=seconds)
-
-    def ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # already rung
-            self._lock.release()
 
 
 #: The process's heartbeat.

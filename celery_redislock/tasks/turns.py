@@ -13,6 +13,7 @@ offered a bounded number of times, with growing pauses, since three cases look a
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from celery import signals as celery_signals
@@ -68,7 +69,7 @@ def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> Non
     if reply.offered is not None:
         publish(app, keys, ttl, reply.offered)
     elif reply.due_in is not None and reply.due_in < SOON:
-        errands.later(reply.due_in, lambda: look_after(app, keys, ttl))
+        errands.add(partial(look_after, app, keys, ttl), after=reply.due_in)
 
 
 def follow_look(app: Any, keys: LockKeys, ttl: float, look: Look) -> None:
