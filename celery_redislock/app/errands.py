@@ -82,7 +82,7 @@ class Errands:
             self._start(Alarm(threading.Lock()))
 
     def finish(self) -> None:
-        """Wait until what is due is done, for at most `LAST_WAIT`. What is due later stays undone."""
+        """Wait for what is due to be done, for at most `LAST_WAIT`. The rest is dropped."""
         give_up = time.monotonic() + LAST_WAIT
         while self.is_busy and time.monotonic() < give_up:
             time.sleep(0.01)

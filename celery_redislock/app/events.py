@@ -2,7 +2,7 @@
 
 The main process has a connection for events, batches them, and knows whether anybody wants them. A
 pool process sends it a datagram, which takes microseconds, needs no connection, and neither waits
-nor fails.
+nor fails. So it also leaves to the main process what it cannot do now, and may not live to do.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Callable
 from typing import Any, Final
 
 from ..core.forks import between_forks
@@ -21,6 +22,8 @@ logger = get_logger()
 
 #: The largest datagram, in bytes.
 LARGEST: Final = 65536
+#: Opens a datagram that leaves something to the main process.
+_LEFT: Final = "left"
 
 
 class Channel:
@@ -28,9 +31,10 @@ class Channel:
 
     def __init__(self) -> None:
         self._read = self._write = -1
-        self._reads_in: int | None = None
+        self._opened_in = self._reads_in = -1
         self._consumer: Any = None
         self._teller = AT_ONCE
+        self._take_over: Callable[..., Any] = lambda *what: None
         #: Whether anybody wants events, as of the last message that arrived.
         self.wanted = False
 
@@ -40,6 +44,7 @@ class Channel:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._read, self._write = ours.detach(), theirs.detach()
+        self._opened_in = os.getpid()
         os.set_blocking(self._read, True)
         os.set_blocking(self._write, False)
 
@@ -50,35 +55,56 @@ class Channel:
             self.wanted = False
         else:
             self.wanted = not eventer.groups or "task" in eventer.groups
-        if self.wanted and self._write >= 0:
+        if self.wanted:
             self._consumer = consumer
-            if self._reads_in != os.getpid():
-                self._reads_in = os.getpid()
-                self._teller = teller_here()
-                start_native(self._run, "redislock-events")
+            self._listen()
         return self.wanted
+
+    def take_over(self, call: Callable[..., Any]) -> None:
+        """Call this with what pool processes leave to the main process. For the latter."""
+        self._take_over = call
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._write >= 0 and self._reads_in != os.getpid():
+            self._reads_in = os.getpid()
+            self._teller = teller_here()
+            start_native(self._run, "redislock-events")
 
     def send(self, kind: str, task_id: str | None, content: dict[str, Any]) -> None:
         """Pass an event to the main process. Lost if that is a thousand events behind."""
-        if not self.wanted or self._write < 0 or not task_id:
-            return
+        if self.wanted and task_id:
+            self._put(f"task-lock-{kind}", task_id, content)
+
+    def leave(self, *what: str) -> bool:
+        """Leave something to the main process. False if this is it, or it cannot be told."""
+        return self._opened_in not in (-1, os.getpid()) and self._put(_LEFT, *what)
+
+    def _put(self, *message: Any) -> bool:
+        if self._write < 0:
+            return False
         try:
-            data = json.dumps([f"task-lock-{kind}", task_id, content]).encode()
+            data = json.dumps(message).encode()
+            if len(data) > LARGEST:
+                raise ValueError(f"it has {len(data)} bytes")
             # writev, and readv below: eventlet has made `os.write` wait in its hub.
             os.writev(self._write, [data])
         except (OSError, TypeError, ValueError) as exc:
-            logger.debug("redislock: an event was dropped: %s", exc)
+            logger.debug("redislock: %s was not passed on: %s", message[0], exc)
+            return False
+        return True
 
     def _run(self) -> None:
         buffer = bytearray(LARGEST)
         while True:
             try:
                 size = os.readv(self._read, [buffer])
-                kind, task_id, content = json.loads(bytes(buffer[:size]))
+                kind, *rest = json.loads(bytes(buffer[:size]))
                 with between_forks:
-                    call_in_consumer(
-                        self._consumer, _publish, self._consumer, kind, task_id, content
-                    )
+                    if kind == _LEFT:
+                        self._take_over(*rest)
+                    else:
+                        call_in_consumer(self._consumer, _publish, self._consumer, kind, *rest)
             except Exception as exc:
                 self._teller.tell_bug("while sending events", exc)
 

@@ -130,6 +130,20 @@ class Settled(NamedTuple):
     offered: Offered | None = None
 
 
+class Reservation(NamedTuple):
+    """A lock is kept for a message in the queue.
+
+    Attributes:
+        token: under which it is kept.
+        task_id: the id of the message's task.
+        since: Unix time from when on, by the lock server's clock.
+    """
+
+    token: str
+    task_id: str
+    since: float
+
+
 class Busy(NamedTuple):
     """Somebody else has the lock, for `remaining` more seconds if that holder dies now.
 
@@ -142,6 +156,7 @@ class Busy(NamedTuple):
         offered: the entry of the waiting room that got the turn by this request, or None.
         for_message: it is kept for a message in the queue, or a retry, for as long as that may
             take. Not for a turn, which is kept for seconds.
+        reservation: that message, if a sender asked; or None.
     """
 
     holder: Holder | None
@@ -151,6 +166,7 @@ class Busy(NamedTuple):
     sent_at: float = 0.0
     offered: Offered | None = None
     for_message: bool = False
+    reservation: Reservation | None = None
 
 
 class Done(NamedTuple):

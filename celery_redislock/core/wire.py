@@ -18,6 +18,7 @@ from .claims import (
     Extended,
     Extension,
     Offered,
+    Reservation,
     Reserved,
     to_ms,
 )
@@ -103,7 +104,17 @@ def reserve_reply(reply: list[Any]) -> Reserved | Busy:
         return Reserved()
     remaining = reply[2] / 1000 if reply[2] >= 0 else math.inf
     holder = holders.parse(reply[1], remaining)
-    return Busy(holder, remaining, "other", offered=offered(reply[3:]))
+    of = _reservation(reply[1]) if holder is not None and holder.queued else None
+    return Busy(holder, remaining, "other", offered=offered(reply[3:]), reservation=of)
+
+
+def _reservation(value: bytes) -> Reservation | None:
+    """For which message a lock is kept; None for a turn, which lasts for seconds."""
+    record = holders.decode(value) or {}
+    token, task_id, since = (record.get(name) for name in ("token", "task_id", "acquired_at"))
+    if not token or not task_id or not since or holders.is_turn(value):
+        return None
+    return Reservation(token, task_id, since)
 
 
 def offered(reply: Sequence[Any]) -> Offered | None:

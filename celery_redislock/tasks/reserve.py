@@ -16,6 +16,7 @@ from celery import uuid
 
 from ..app.delivery import KEY, VERSION, Kept
 from ..app.outcomes import Outcome, Whose, tell_conflict
+from ..app.results import ended_since
 from ..app.times import seconds_until
 from ..core import holders
 from ..core.checks import MAX_SECONDS
@@ -136,6 +137,9 @@ class Sending:
         claim = self._claim()
         try:
             reply = self._reserve(claim)
+            if isinstance(reply, Busy) and (over := self._is_over(reply)) is not None:
+                settle_kept(self._task.app, over, End.CANNOT_RUN)
+                reply = self._reserve(claim)
             result = None if isinstance(reply, Busy) else self._publish_reserved()
         except LockUnavailable:
             raise
@@ -161,6 +165,24 @@ class Sending:
                 raise
             logger.warning("redislock: %s is sent without a reservation: %s", self, exc)
             return None  # it may have been made and the answer lost, so its token is sent along
+
+    def _is_over(self, busy: Busy) -> Kept | None:
+        """What the lock is kept for, if that task has ended since: it could not be freed then,
+        perhaps since the lock server was away, and would be kept until it expires.
+        """
+        kept = busy.reservation
+        if kept is None or self._is_in_canvas or kept.task_id == self._task_id:
+            return None
+        try:
+            if not ended_since(self._task, kept.task_id, kept.since):
+                return None
+        except Exception as exc:  # the backend does not answer: believe the lock server
+            logger.debug("redislock: cannot ask whether %s has ended: %r", kept.task_id, exc)
+            return None
+        logger.warning(
+            "redislock: %s is kept for %s, which has ended: freed", self._keys.lock, kept.task_id
+        )
+        return Kept(self._keys.mark, kept.token)
 
     def _claim(self) -> Claim:
         ttl = self._lock_options.lock_ttl
@@ -204,7 +226,10 @@ class Sending:
         if answer == "publish" or existing is None or self._is_bound or self._is_eager:
             return self._publish(**self._options)  # the worker's policy answers
         self._ended(Outcome.NOT_SENT, holder)
-        return self._task.AsyncResult(existing)
+        result = self._task.AsyncResult(existing)
+        # As Celery's `apply_async` does: nothing is to wait for a result that nobody stores.
+        result.ignored = bool(self._options.get("ignore_result", self._task.ignore_result))
+        return result
 
     def _ended(self, outcome: Outcome, holder: Holder | None) -> None:
         key = self._keys.lock

@@ -8,10 +8,12 @@ token, so that whoever has the message can settle, whatever the task is by then.
 from __future__ import annotations
 
 import enum
+from functools import partial
 from typing import Any
 
 from ..app.delivery import Kept
 from ..app.errands import errands
+from ..app.events import channel
 from ..app.settings import app_locks
 from ..core.claims import Claim
 from ..core.keys import keys_of_mark
@@ -46,7 +48,8 @@ class End(enum.Enum):
 def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
     """Give up what is kept for a message, unless its end passes that on. Safe to do twice.
 
-    If the server does not answer, another thread tries again later.
+    If the server does not answer, another thread tries again later: that of the worker's main
+    process, since a pool process may end before the server answers.
     """
     if kept is None or end.passes_on:
         return
@@ -58,13 +61,14 @@ def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
             " again: %s",
             kept.mark, exc.reason,
         )  # fmt: skip
-        errands.add(lambda: _give_up(app, kept))
+        if not channel.leave(*kept):
+            settle_beside(app, kept, end)
 
 
 def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
     """The same, in another thread: it may wait for the lock server and the broker."""
     if kept is not None and not end.passes_on:
-        errands.add(lambda: _give_up(app, kept))
+        errands.add(partial(_give_up, app, kept))
 
 
 def _give_up(app: Any, kept: Kept) -> None:

@@ -100,8 +100,12 @@ def _on_worker_ready(sender: Any, **kwargs: Any) -> None:
     app = sender.app
     if not _has_rooms(app):
         return
-    from .sweeper import Sweeper  # only workers need it
+    from ..app.events import channel  # only workers need these
+    from ..tasks.settle import End, settle_beside
+    from .sweeper import Sweeper
 
+    # What pool processes could not free, before they may end.
+    channel.take_over(lambda *kept: settle_beside(app, Kept(*kept), End.CANNOT_RUN))
     Sweeper(app).start()
 
 

@@ -18,6 +18,7 @@ from celery_redislock.app.delivery import KEY, Kept
 from tests.core.test_reservations import reservation
 from tests.support.sending import app, length, tasks
 from tests.support.waiting import eventually, never
+from tests.support.workers import is_running
 
 __all__ = ["app", "length", "tasks"]  # fixtures
 
@@ -216,6 +217,26 @@ def test_a_child_that_dies_before_it_takes_its_lock_fails_its_task_and_frees_wha
         result.get(timeout=30)
     eventually(lambda: tasks.unique_killed.lock_holder(label) is None, "the lock is free")
     assert length() == 0
+
+
+@pytest.mark.parametrize("how", ["max_tasks_per_child", "killed"])
+def test_what_a_child_could_not_free_before_it_ended_is_freed_when_the_server_answers(
+    tasks, label, queue, start_worker, journal, proxy, conf, how
+):
+    more = {"worker_max_tasks_per_child": 1} if how == "max_tasks_per_child" else {}
+    url = proxy.in_front_of(conf["redislock_url"])
+    start_worker(queues=f"{queue}-now", concurrency=1, conf={"redislock_url": url, **more})
+    proxy.cut_off()
+    first = tasks.send("unique_queued", label, 0.1, queue=f"{queue}-now")
+    assert first.get(timeout=20)
+    (run,) = journal.read(label, "start")
+    if how == "killed":
+        os.kill(run.pid, signal.SIGKILL)
+    eventually(lambda: not is_running(run.pid), "its process has ended")
+    holder = tasks.unique_queued.lock_holder(label)
+    assert (holder.task_id, holder.queued) == (first.id, True)
+    proxy.reconnect()
+    eventually(lambda: tasks.unique_queued.lock_holder(label) is None, "the lock is free", 10)
 
 
 def test_a_reservation_under_another_name_is_freed_when_its_message_runs(

@@ -132,6 +132,50 @@ def test_while_the_broker_hangs_the_lock_stands_for_a_short_time_only(
     app.close()
 
 
+def test_a_reservation_whose_task_has_ended_is_taken_over(tasks, label, length, caplog):
+    first = tasks.send("unique", label)
+    tasks.unique.backend.mark_as_done(first.id, "done", store_result=True)
+    again = tasks.send("unique", label)
+    assert again.id != first.id
+    assert tasks.unique.lock_holder(label).task_id == again.id
+    assert f"is kept for {first.id}, which has ended" in caplog.text
+    assert tasks.send("unique", label).id == again.id
+    assert length() == 2
+
+
+def test_a_result_from_before_the_reservation_proves_nothing(tasks, label, length):
+    """The task is sent again under an id of the caller's own."""
+    tasks.unique.backend.mark_as_done(label, "yesterday's", store_result=True)
+    first = tasks.send("unique", label, task_id=label)
+    assert tasks.send("unique", label).id == first.id
+    tasks.unique.backend.mark_as_retry(label, RuntimeError("an earlier attempt"))
+    assert tasks.send("unique", label).id == first.id
+    assert length() == 1
+
+
+def test_a_backend_that_fails_proves_nothing(tasks, label, monkeypatch):
+    def fails(*args, **kwargs):
+        raise OSError("no backend")
+
+    first = tasks.send("unique", label)
+    monkeypatch.setattr(tasks.unique.backend, "get_task_meta", fails)
+    assert tasks.send("unique", label).id == first.id
+
+
+def test_a_duplicates_result_is_ignored_as_the_first_ones_is(app, tasks, label):
+    define(app, "unique_ignored", lock_scope="queued+running", ignore_result=True)
+    first = tasks.send("unique_ignored", label)
+    again = tasks.send("unique_ignored", label)
+    assert again.id == first.id
+    assert (first.ignored, again.ignored) == (True, True)
+    assert again.get(timeout=2) is None
+    other = f"{label}-other"
+    results = [tasks.send("unique", other, ignore_result=True) for _ in range(2)]
+    assert [each.ignored for each in results] == [True, True]
+    plain = [tasks.send("unique", f"{label}-plain") for _ in range(2)]
+    assert not any(each.ignored for each in plain)
+
+
 def test_a_message_that_was_lost_frees_the_lock_in_the_end(tasks, label):
     first = tasks.send("unique_lost", label)
     assert tasks.send("unique_lost", label).id == first.id
