@@ -77,8 +77,13 @@ class Channel:
             self._put(f"task-lock-{kind}", task_id, content)
 
     def leave(self, *what: str) -> bool:
-        """Leave something to the main process. False if this is it, or it cannot be told."""
-        return self._opened_in not in (-1, os.getpid()) and self._put(_LEFT, *what)
+        """Leave something to the main process. False if it cannot be told, or this is it."""
+        return self.is_pool_process and self._put(_LEFT, *what)
+
+    @property
+    def is_pool_process(self) -> bool:
+        """Whether a worker's main process has forked this one."""
+        return self._opened_in not in (-1, os.getpid())
 
     def _put(self, *message: Any) -> bool:
         if self._write < 0:

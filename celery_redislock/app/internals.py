@@ -97,6 +97,7 @@ HOOKS: Final = (
     Hook(_REQUEST, "terminate", ("pool", "signal"), "a revocation settles what is kept"),
     Hook(_REQUEST, "cancel", ("pool", "signal"), "a child that is to end is not a recovery"),
     Hook(_REQUEST, "acknowledge", (), "a done note is forgotten soon after that"),
+    Hook(_REQUEST, "reject", ("requeue",), "whether a message comes back; else it is settled"),
     Hook(_REQUEST, "revoked", (), "a message that does not run settles what is kept"),
     Hook(_REQUEST, "send_event", ("type",), "a waiting task that is revoked is shown as such"),
     Hook(

@@ -55,6 +55,14 @@ class LockOptions(NamedTuple):
     lock_label: str | None = None
 
     @property
+    def kept_across_retries(self) -> float:
+        """Seconds after a retry's countdown for which the lock is kept for it; 0.0 if it is not."""
+        if self.lock_scope == "queued+running":
+            return self.lock_queued_ttl
+        holds = self.lock_scope == "running" and self.lock_across_retries == "hold"
+        return self.lock_ttl if holds else 0.0
+
+    @property
     def parks(self) -> bool:
         """Whether a duplicate of the task may be put into the waiting room."""
         # A task must not hold a pool slot while it waits for a message that needs a slot.

@@ -359,6 +359,13 @@ def held_for_retry(value: str) -> str:
     return json.dumps({**record, "token": "", "held": True}, separators=(",", ":"))
 
 
+def opening_of_held(token: str) -> str:
+    """The opening of a value of a lock that is kept, under this token, for the retry of a task
+    whose process died.
+    """
+    return f'{opening_of(token)},"held":true'
+
+
 def kept_in_queue(
     value: str, token: str, *, task: str, attempt: int, nesting: int, label: str | None = None
 ) -> str:

@@ -262,6 +262,11 @@ class Lease:
         self.right.given_back = True
         return ours
 
+    def abandon(self) -> None:
+        """Stop extending the lock. Another process knows its token, and releases it."""
+        if self._may_give_back():
+            self.right.given_back = True
+
     def _end(self, how: str) -> str:
         """The end of the run, for the history."""
         right = self.right

@@ -237,8 +237,23 @@ class Locks:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
+        return self._leave(claim, value, ttl, to_ms(claim.done_ttl), run_end)
+
+    def leave_of_dead(self, claim: Claim, token: str, ttl: float, run_end: str) -> bool:
+        """Keep the lock of a dead holder for its task's retry, under this token, for at most so
+        many seconds. No done note is left: it is not known yet whether there is a retry.
+
+        Returns:
+            False if the holder did not have it, or a newer run is to have it.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        return self._leave(claim, holders.opening_of_held(token), ttl, 0, run_end)
+
+    def _leave(self, claim: Claim, value: str, ttl: float, done_ms: int, run_end: str) -> bool:
         keys = (claim.keys.lock, claim.done_key, claim.runs_key, *claim.keys.slots)
-        arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl), run_end)
+        arguments = (claim.opening, value, to_ms(ttl), done_ms, run_end)
         return bool(self._server.script(claim.ttl, lua.HOLD, keys, arguments))
 
     def break_lock(

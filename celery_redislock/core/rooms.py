@@ -152,12 +152,12 @@ class Rooms:
         names = (keys.room, keys.entries, keys.aside, keys.rooms)
         return bool(self._server.script(ttl, lua.PUT_BACK, names, (entry_id, keys.mark)))
 
-    def goes_on_elsewhere(self, claim: Claim, kept_token: str | None) -> bool:
+    def goes_on_elsewhere(self, claim: Claim, own: Sequence[str]) -> bool:
         """Whether this attempt of its task is in the waiting room, or runs as another delivery.
 
         Args:
             claim: of the delivery that has ended.
-            kept_token: the token under which the lock is kept for that delivery's message, or None.
+            own: the tokens under which the lock may be kept for that delivery's message or retry.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -170,7 +170,7 @@ class Rooms:
         attempt = (claim.task_id, claim.attempt, claim.nesting)
         return waits == 1 or any(
             (h.get("task_id"), h.get("attempt", 0), h.get("nesting", 0)) == attempt
-            and h.get("token") not in (claim.token, kept_token)
+            and h.get("token") not in (claim.token, *own)
             for h in found
             if h is not None
         )

@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from ..app.errands import errands
+from ..app.events import channel
 from ..app.outcomes import Outcome
 from ..app.results import proves_nothing
 from ..app.times import seconds_until
@@ -157,6 +158,9 @@ class LockedBody:
         # The lease is inherited if the body forked, and this is the fork.
         if lease.given_back or lease.inherited:
             return
+        if self._is_retried_by_worker(attempt):
+            lease.abandon()
+            return
         retry = self._retry
         if lease.replaced_by is not None:
             # The next run under the lock is another task's.
@@ -179,6 +183,14 @@ class LockedBody:
                 errands.add(again, most=lease.right.deadline - clock())
         if lease.fence and self._ran:
             self._say_released(attempt, lease, owned, kept)
+
+    def _is_retried_by_worker(self, attempt: Attempt) -> bool:
+        """Whether this pool process ends, and the main process may send the task's retry: then that
+        one releases the lock, or keeps it for the retry, as for a process that was killed.
+        """
+        is_last = self.how == past.TERMINATED and channel.is_pool_process
+        sends = is_last and getattr(attempt.task, "retry_on_worker_lost", False)
+        return bool(sends and attempt.options.kept_across_retries)
 
     def _give_back_again(self, give_back: Callable[..., Settled], copies: bool) -> None:
         """Repeat the release that the server did not answer. Otherwise the lock would stay until it

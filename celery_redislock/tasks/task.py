@@ -138,7 +138,8 @@ class SingletonTask(LockedTask):
                 lock server did not answer in time. Nothing was sent.
         """
         publish = super().apply_async
-        if not self._reserves():
+        # Celery 5.7 sends the retry of a task whose process died; what is kept for it, it says.
+        if not self._reserves() or KEY in (options.get("headers") or ()):
             if more or options.get("task_id"):
                 options = {**dict(zip(_POSITIONAL, more, strict=False)), **options}
                 self._name_message(options)

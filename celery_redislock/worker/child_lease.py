@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import signal
 import weakref
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 from celery.worker.request import Request
 
 from ..app.delivery import attempt_of
+from ..app.errands import errands
 from ..app.internals import call_in_consumer, is_active
 from ..app.outcomes import Outcome, Whose, tell
-from ..core import past
+from ..core import notes, past
 from ..core.claims import NOT_OURS, Claim, Extended, Extension
 from ..core.clock import clock
 from ..core.heartbeat import RETRY_EVERY, heartbeat
@@ -26,6 +27,7 @@ from ..core.log import get_logger
 from ..core.store import Store
 from ..core.upkeep import beat_every
 from ..errors import LockUnavailable, TaskReplaced
+from ..tasks.settle import End, settle_beside
 from ..tasks.task import SingletonTask
 from ..tasks.turns import follow
 
@@ -43,9 +45,11 @@ class ChildLease:
         child_is_to_end: this process has ended the child, or is about to. Celery forgets the
             request before the child is gone.
         how: what the history says of the run's end, if the child does not.
+        is_not_retried: the child died, and Celery has sent no retry.
     """
 
     how = past.DIED
+    is_not_retried = False
 
     def __init__(self, pid: int, request: Request, token: str) -> None:
         self._pid = pid
@@ -73,7 +77,8 @@ class ChildLease:
     def claim(self) -> Claim:
         """The child's claim. Made only when needed: most tasks end before that."""
         keys = self._task.lock_keys_for(*self._call)
-        told = {"task": self._task.name, "history": self._task.app_locks.history}
+        locks = self._task.app_locks
+        told = {"task": self._task.name, "history": locks.history, "done_ttl": locks.done_ttl}
         return Claim(keys, self.token, self.ttl, "", *self._attempt, **told)
 
     @property
@@ -100,6 +105,8 @@ class ChildLease:
             if claim is None:
                 return  # the child could not tell the lock's name either
             end = self.how if claim.history else ""
+            if self._keep_for_retry(claim, end):
+                return  # Celery has sent the retry, or is about to
             reply = self.store.locks.settle(claim, stray=True, run_end=end)
             if reply.ours:
                 self._say_freed()
@@ -108,6 +115,26 @@ class ChildLease:
             logger.error("redislock: could not release the lock of dead pid %d: %s", self._pid, exc)
         except Exception:
             logger.exception("redislock: could not release the lock of dead pid %d", self._pid)
+
+    def _keep_for_retry(self, claim: Claim, end: str) -> bool:
+        request = self._request()
+        heir = None if request is None or self.is_not_retried else request.heir
+        if heir is None:
+            return False
+        task = self._task
+        seconds = task.default_retry_delay + task.lock_options.kept_across_retries
+        if not self.store.locks.leave_of_dead(claim, heir.token, seconds, end):
+            return False
+        if self.is_not_retried:  # which became known meanwhile
+            settle_beside(task.app, heir, End.ENDED_BY_CELERY)
+        return True
+
+    def note_retried(self) -> None:
+        """Tell copies of the message that Celery has sent the retry of this attempt."""
+        claim = self.known_claim
+        if claim is not None:
+            note = notes.lasting(notes.ENDED)
+            errands.add(partial(self.store.done.mark_done, claim, note), most=claim.done_ttl)
 
     def _say_freed(self) -> None:
         key = self.claim.keys.lock

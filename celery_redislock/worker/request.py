@@ -15,7 +15,7 @@ from celery.exceptions import Terminated, WorkerLostError
 from celery.worker.request import Request
 
 from ..app.brokers import origin_of
-from ..app.delivery import KEY, Kept, attempt_of, is_copy, restore_route, stamp
+from ..app.delivery import KEY, Kept, attempt_of, is_copy, restore_route, stamp, VERSION
 from ..app.errands import errands
 from ..app.events import channel
 from ..app.internals import (
@@ -89,6 +89,8 @@ class LockRequest(Request):
 
     #: When the lock server, which did not answer, may be asked again about dead children's tasks.
     _not_asked_until = 0.0
+    #: The broker got the message back; Celery has sent the task's retry.
+    _is_requeued = _is_retried = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -196,6 +198,7 @@ class LockRequest(Request):
         one more event keeps a revoked task from being shown as waiting for ever.
         """
         super().send_event(kind, **event)
+        self._is_retried = self._is_retried or kind == "task-retried"
         header = self.request_dict.get(KEY) if kind == "task-revoked" else None
         if isinstance(header, dict) and (header.get("deferrals") or header.get("parked")):
             super().send_event("task-lock-revoked", name=self.task.name)
@@ -235,6 +238,13 @@ class LockRequest(Request):
         kept, self._kept = self._kept, None
         settle_beside(self.task.app, kept, end)
 
+    def reject(self, requeue: bool = False) -> None:
+        """The broker gets the message back, or drops it."""
+        self._is_requeued = requeue and not self.acknowledged
+        super().reject(requeue)
+        if not requeue:
+            self.settle(End.CANNOT_RUN)
+
     def revoked(self) -> bool:
         """Whether the task is not to run: it was revoked, or has expired. Its turn is over then."""
         if was_revoked(self):
@@ -262,12 +272,52 @@ class LockRequest(Request):
             # The child had put its task into the waiting room: that is no failure of the task.
             say_ended(self)
             return self.acknowledge()
-        if is_gone:
-            comes_back = self.task.acks_late and self.task.reject_on_worker_lost
-            comes_back = comes_back and isinstance(error, WorkerLostError)
-            comes_back = comes_back or was_cancelled(self)
-            self.settle(End.COMES_BACK if comes_back else End.ENDED_BY_CELERY)
-        return super().on_failure(exc_info, send_failed_event, return_ok)
+        if not is_gone:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        heir = self.heir
+        self._give_header_to_retry(heir)
+        try:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        finally:
+            self._settle_after_death(heir)
+
+    # -- the retry of a task whose child died, which Celery sends from here ------------------
+
+    @property
+    def heir(self) -> Kept | None:
+        """What is kept for the retry that Celery sends if the child dies: the lock, or, if that
+        was not taken yet, the reservation. None if it sends none, or nothing is to be kept.
+        """
+        task, lease = self.task, self._lease
+        if not getattr(task, "retry_on_worker_lost", False):  # Celery 5.7 has it
+            return None
+        limit, retries = task.max_retries, self.request_dict.get("retries") or 0
+        if (limit is not None and retries >= limit) or not task.lock_options.kept_across_retries:
+            return None
+        if lease is None or lease.child_is_to_end or (claim := lease.known_claim) is None:
+            return None
+        mark, kept = claim.keys.mark, Kept.of(self.request_dict)
+        is_reserved = kept is not None and kept.mark == mark and kept.token and not kept.entry_id
+        return kept if is_reserved else Kept(mark, f"{self._lock_token}.retry")
+
+    def _give_header_to_retry(self, heir: Kept | None) -> None:
+        """It would get that of this run's message."""
+        context = context_of(self)
+        headers = {k: v for k, v in (context.headers or {}).items() if k != KEY}
+        own = {} if heir is None else {KEY: {"v": VERSION, **heir.header}}
+        context.headers = {**headers, **own}
+
+    def _settle_after_death(self, heir: Kept | None) -> None:
+        """Settle what neither the retry nor this message, if it comes back, will need."""
+        comes_back, lease = self._is_requeued or was_cancelled(self), self._lease
+        is_passed_on = heir == self._kept and (self._is_retried or comes_back)
+        if lease is not None:
+            lease.is_not_retried = not self._is_retried
+            if self._is_retried and (self.task.acks_late or self._is_copy):
+                lease.note_retried()
+        if not self._is_retried and not is_passed_on:
+            settle_beside(self.task.app, heir, End.ENDED_BY_CELERY)
+        self.settle(End.COMES_BACK if comes_back or is_passed_on else End.ENDED_BY_CELERY)
 
     def _goes_on_elsewhere(self) -> bool:
         """Whether the task of a dead child waits for its turn, or has had it since."""
@@ -277,9 +327,8 @@ class LockRequest(Request):
         if claim is None:
             return False
         try:
-            kept_token = (self._kept and self._kept.token) or None
-            rooms = self.task.app_locks.store.rooms
-            goes_on: bool = rooms.goes_on_elsewhere(claim, kept_token)
+            own = [kept.token for kept in (self._kept, self.heir) if kept is not None]
+            goes_on: bool = self.task.app_locks.store.rooms.goes_on_elsewhere(claim, own)
         except LockUnavailable as exc:
             # This is the worker's own thread, and many children may have been killed.
             LockRequest._not_asked_until = clock() + ASK_AGAIN

@@ -132,8 +132,10 @@ def _on_task_received(sender: Any, request: Any, **kwargs: Any) -> None:
         settle_beside(sender.app, Kept.of(request.request_dict), End.UNLOCKED)
 
 
-def _on_task_unknown(sender: Any, message: Any, **kwargs: Any) -> None:
-    """The same for a task that this worker does not know, and that Celery has failed."""
+def _on_task_rejected(sender: Any, message: Any, **kwargs: Any) -> None:
+    """The same for a task that this worker does not know, and that Celery has failed; and for a
+    message that Celery cannot read, and has dropped.
+    """
     from ..tasks.settle import End, settle_beside
 
     settle_beside(sender.app, Kept.of(message.headers or {}), End.CANNOT_RUN)
@@ -165,4 +167,5 @@ signals.worker_init.connect(_on_worker_init, weak=False)
 signals.celeryd_after_setup.connect(_on_log_is_there, weak=False)
 signals.worker_ready.connect(_on_worker_ready, weak=False)
 signals.task_received.connect(_on_task_received, weak=False)
-signals.task_unknown.connect(_on_task_unknown, weak=False)
+for _signal in (signals.task_unknown, signals.task_rejected):
+    _signal.connect(_on_task_rejected, weak=False)

@@ -188,10 +188,14 @@ class Scene:
 
     def delay_message(self, seconds: float) -> None:
         """Give the one message an eta, as what is put off has it."""
+        eta = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        self.change_message(eta=eta.isoformat())
+
+    def change_message(self, **headers: Any) -> None:
+        """Give the one message other headers."""
         (message,) = self.messages()
         told = json.loads(message)
-        eta = datetime.now(timezone.utc) + timedelta(seconds=seconds)
-        told["headers"]["eta"] = eta.isoformat()
+        told["headers"].update(headers)
         self.stage.broker.lset(self.queue, 0, json.dumps(told))
 
     # -- looking --------------------------------------------------------------------------
@@ -203,6 +207,10 @@ class Scene:
     def holds(self, result: AsyncResult[Any], queued: bool = False) -> bool:
         holder = self.holder
         return holder is not None and (holder.task_id, holder.queued) == (result.id, queued)
+
+    def held_for_retry(self, result: AsyncResult[Any]) -> bool:
+        holder = self.holder
+        return self.holds(result) and holder is not None and holder.held_for_retry
 
     def entries(self, event: str, result: AsyncResult[Any]) -> list[Entry]:
         return [e for e in self.journal.read(self.label, event) if e.task_id == result.id]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import kombu.transport.redis
 import pytest
+from celery import Task
 from celery.exceptions import NotRegistered
 
 from celery_redislock import LockConflict, LockUnavailable, TaskReplaced
@@ -30,11 +31,14 @@ from tests.acceptance.ends_stage import (
 )
 from tests.acceptance.looking import received
 from tests.support.servers import Proxy, RedisServer
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, never
 from tests.support.workers import ROOT
 
 APP = "tests.acceptance.apps.ends"
 
+needs_retry = pytest.mark.skipif(
+    not hasattr(Task, "retry_on_worker_lost"), reason="this Celery sends no such retry"
+)
 needs_impatience = pytest.mark.skipif(
     not hasattr(kombu.transport.redis.Channel, "unacked_restore_throttle"),
     reason="this kombu looks for unacknowledged messages only every 100 s",
@@ -70,26 +74,35 @@ class Ran(NamedTuple):
 
     how: str
     state: str
+    name: str = "job"
 
     def turn(self, scene: Scene) -> None:
-        x, y = scene.turn("job", self.how)
+        x, y = scene.turn(self.name, self.how)
         scene.runs_under_lock(x, y)
         scene.let_go(x)
         scene.follows(y, scene.ended(x))
+        self._comes_back(scene, x)
         if self.state:
             scene.ended(x, self.state)
 
+    def _comes_back(self, scene: Scene, x: Any) -> None:
+        if "requeue" in self.how:
+            eventually(lambda: scene.starts(x) == 2, "it runs again")
+            scene.let_go(x)
+
     def reservation(self, scene: Scene) -> None:
-        x = scene.reserve("reserved_job", self.how)
+        name = f"reserved_{self.name}"
+        x = scene.reserve(name, self.how)
         scene.hand_to("old")
         scene.runs_under_lock(x)
         scene.let_go(x)
+        self._comes_back(scene, x)
         if "retry" in self.how:
             eventually(lambda: scene.holds(x, queued=True), "the lock is kept for the retry")
             scene.ended(x, "SUCCESS")
             assert scene.starts(x) == 2
-        scene.ended(x)
-        scene.freed("reserved_job", x, scene.entries("end", x)[-1].at)
+        scene.ended(x, self.state if "requeue" in self.how else "")
+        scene.freed(name, x, scene.entries("end", x)[-1].at)
 
 
 def cools_down(scene: Scene) -> None:
@@ -128,6 +141,44 @@ def is_kept_for_the_retry(scene: Scene) -> None:
     assert len(ends) == 2
     scene.follows(y, ends[1].at)
     assert scene.started(y).at > ends[1].at
+
+
+def is_kept_for_the_retry_of_a_dead_child(scene: Scene) -> None:
+    """Celery sends it from the worker's main process."""
+    for signum in (signal.SIGKILL, signal.SIGTERM):
+        kept_for_the_retry_after(Scene(scene.stage), signum)
+
+
+def kept_for_the_retry_after(scene: Scene, signum: int) -> None:
+    x = scene.send("lost_and_holds", "stand")
+    entry = scene.runs_under_lock(x)
+    y = scene.send("job")
+    eventually(lambda: scene.room.ids() == [y.id], "Y waits")
+    os.kill(entry.pid, signum)
+    eventually(lambda: not is_running(entry.pid), "it is dead")
+    eventually(lambda: scene.held_for_retry(x), "the lock is kept for the retry")
+    never(lambda: not scene.held_for_retry(x) and scene.starts(x) == 1, "it is free", 1)
+    assert not scene.entries("start", y)
+    eventually(lambda: scene.starts(x) == 2, "it runs again")
+    assert scene.holds(x)
+    scene.let_go(x)
+    scene.ended(x, "SUCCESS")
+    scene.follows(y, scene.entries("end", x)[-1].at)
+    assert scene.starts(x) == 2
+
+
+def reservation_of_one_retried_by_the_worker(scene: Scene) -> None:
+    x = scene.reserve("reserved_lost", "stand")
+    scene.hand_to("old")
+    entry = scene.runs_under_lock(x)
+    kill_child(scene, x, entry.pid)
+    eventually(lambda: scene.held_for_retry(x), "the lock is kept for the retry")
+    assert scene.send("reserved_lost").id == x.id
+    eventually(lambda: scene.starts(x) == 2, "it runs again")
+    assert scene.holds(x)
+    scene.let_go(x)
+    scene.ended(x, "SUCCESS")
+    scene.freed("reserved_lost", x, scene.entries("end", x)[-1].at)
 
 
 # -- it is turned away ------------------------------------------------------------------------
@@ -389,6 +440,21 @@ class Elsewhere(NamedTuple):
         return at
 
 
+def turn_of_one_that_is_not_valid(scene: Scene) -> None:
+    x, y = scene.park("job")
+    scene.give_turn()
+    scene.change_message(eta="no time")
+    scene.hand_to("old")
+    scene.follows(y, time.monotonic())
+    assert not scene.starts(x)
+
+
+def reservation_of_one_that_is_not_valid(scene: Scene) -> None:
+    x = scene.reserve("reserved_job", eta="no time")
+    scene.hand_to("old")
+    scene.freed("reserved_job", x, time.monotonic(), 4)
+
+
 class Outage(NamedTuple):
     """The lock server is away as it comes to run."""
 
@@ -612,11 +678,16 @@ def both(of: Any, lock: Act | None = None) -> Scenario:
 
 
 CONNECTION_LOST = ("comes back", "broker connection lost, and its run cancelled")
+RETRIED = ("comes back", "child died, `retry_on_worker_lost`")
 SCENARIOS: dict[tuple[str, str], Scenario] = {
     ("ran", "returned"): both(Ran("stand", "SUCCESS"), cools_down),
     ("ran", "raised"): both(Ran("stand, raise", "FAILURE")),
     ("ran", "ignored"): both(Ran("stand, ignore", "")),
+    ("ran", "raised, and is not acknowledged for that"): both(
+        Ran("stand, raise", "FAILURE", "not_acked")
+    ),
     ("ran", "rejected"): both(Ran("stand, reject", "")),
+    ("ran", "rejected, to be queued again"): both(Ran("stand, requeue", "SUCCESS", "late")),
     ("ran", "replaced itself"): both(Ran("stand, replace", ""), is_left_to_the_replacement),
     ("ran", "retried"): both(Ran("stand, retry", "SUCCESS"), is_kept_for_the_retry),
     ("turned away", "skipped"): both(TurnedAway("skips", "REVOKED")),
@@ -633,6 +704,9 @@ SCENARIOS: dict[tuple[str, str], Scenario] = {
     ("put off", "lock server away"): Scenario(turn_in_an_outage, reservation_in_an_outage),
     ("cannot run", "bad arguments"): both(Elsewhere("three_parameters", "new", TypeError)),
     ("cannot run", "its `lock_key` fails"): both(Elsewhere("keyless", "new", LookupError)),
+    ("cannot run", "Celery cannot read its message"): Scenario(
+        turn_of_one_that_is_not_valid, reservation_of_one_that_is_not_valid
+    ),
     ("cannot run", "unregistered"): both(Elsewhere("gone", "new", NotRegistered)),
     ("ended by Celery", "revoked"): Scenario(turn_of_one_revoked, reservation_of_one_revoked),
     ("ended by Celery", "revoked before its eta"): Scenario(
@@ -644,9 +718,17 @@ SCENARIOS: dict[tuple[str, str], Scenario] = {
         Killed(wait_for_time_limit, "FAILURE", {"time_limit": 1}, within=AFTER_TIME_LIMIT)
     ),
     ("ended by Celery", "child died"): both(Killed(kill_child, "FAILURE", {})),
+    ("ended by Celery", "child died, and its retries are used up"): both(
+        Killed(kill_child, "FAILURE", {}, "lost_for_good")
+    ),
     ("comes back", "child died, `reject_on_worker_lost`"): both(Killed(kill_child, "", {}, "late")),
     ("comes back", "time limit, `acks_on_failure_or_timeout=False`"): both(
         Killed(wait_for_time_limit, "", {"time_limit": 1}, "not_acked", within=AFTER_TIME_LIMIT)
+    ),
+    RETRIED: Scenario(
+        Killed(kill_child, "", {}, "lost").turn,
+        reservation_of_one_retried_by_the_worker,
+        is_kept_for_the_retry_of_a_dead_child,
     ),
     CONNECTION_LOST: both(Killed(lose_connection, "", {}, "late", "cut")),
     ("comes back", "worker died"): Scenario(
@@ -696,7 +778,9 @@ def of(kind: str) -> Any:
         "act",
         [
             pytest.param(
-                act, id=" - ".join(key), marks=needs_impatience if key == CONNECTION_LOST else ()
+                act,
+                id=" - ".join(key),
+                marks={CONNECTION_LOST: needs_impatience, RETRIED: needs_retry}.get(key, ()),
             )
             for key, act in found
             if act

@@ -39,6 +39,11 @@ def rejects(self: Any, label: str) -> None:
     raise Reject("as it was told", requeue=False)
 
 
+def requeues(self: Any, label: str) -> None:
+    if not self.request.delivery_info["redelivered"]:
+        raise Reject("once more", requeue=True)
+
+
 def replaces(self: Any, label: str) -> Any:
     """By a task without a lock."""
     return self.replace(self.app.signature("free", (label,), immutable=True))
@@ -57,7 +62,7 @@ def retries(self: Any, label: str) -> None:
 
 ENDS: dict[str, Any] = {
     "raise": raises, "ignore": ignores, "reject": rejects, "replace": replaces,
-    "go on": goes_on, "retry": retries,
+    "go on": goes_on, "retry": retries, "requeue": requeues,
 }  # fmt: skip
 
 
@@ -69,6 +74,14 @@ def no_key(label: str, how: str | float = 0.0) -> str:
 SAME: dict[str, dict[str, Any]] = {
     "job": {},
     "late": {"acks_late": True, "reject_on_worker_lost": True},
+    "lost": {"retry_on_worker_lost": True, "default_retry_delay": 2},
+    "lost_and_holds": {
+        "retry_on_worker_lost": True,
+        "default_retry_delay": 2,
+        "lock_across_retries": "hold",
+        "acks_late": True,
+    },
+    "lost_for_good": {"retry_on_worker_lost": True, "max_retries": 0},
     "not_acked": {"acks_late": True, "acks_on_failure_or_timeout": False},
     "short": {"lock_ttl": 2},
     "coalesces": {"on_conflict": "coalesce"},
