@@ -153,14 +153,28 @@ class LockedBody:
     # -- the end --------------------------------------------------------------------------
 
     def give_back(self) -> None:
-        """Release the lock, or leave it to the retry. Safe to call again."""
+        """Release the lock, or leave it to the retry. Safe to call again. An error of ours is
+        logged: the task's own outcome stands, and the lock expires.
+        """
         attempt, lease = self._attempt, self._lease
         # The lease is inherited if the body forked, and this is the fork.
         if lease.given_back or lease.inherited:
             return
-        if self._is_retried_by_worker(attempt):
+        try:
+            if self._is_retried_by_worker(attempt):
+                lease.abandon()
+            else:
+                self._give_back(attempt, lease)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception:
+            logger.exception(
+                "redislock: could not release %s of %s; it expires within %g s",
+                attempt.key, attempt, lease.ttl,
+            )  # fmt: skip
             lease.abandon()
-            return
+
+    def _give_back(self, attempt: Attempt, lease: Lease) -> None:
         retry = self._retry
         if lease.replaced_by is not None:
             # The next run under the lock is another task's.
@@ -223,6 +237,8 @@ class LockedBody:
             logger.warning(
                 "redislock: %s reached its time limit as it published who is next", attempt
             )
+        except Exception:
+            logger.exception("redislock: %s could not publish who is next", attempt)
 
     def _holds_for(self, attempt: Attempt, retry: Retry) -> bool:
         """Whether the lock is to be kept for the retry, and is the lock that the retry needs."""

@@ -47,12 +47,22 @@ class Run:
     _body: LockedBody | None = None
     _settled = False
 
+    #: What is kept for the message, until an attempt has it.
+    _kept: Kept | None = None
+    _end = End.CANNOT_RUN
+
     def __init__(self, task: LockedTask, raw: dict[str, Any]) -> None:
         self._task = task
         self._raw = raw
-        #: What is kept for the message, until an attempt has it.
-        self._kept = Kept.of(raw)
-        self._end = End.CANNOT_RUN
+
+    @property
+    def takes_lock(self) -> bool:
+        """Whether the task takes its lock, or fails for what is wrong with its options."""
+        try:
+            return self._task._takes_lock(is_eager=False)
+        except Exception as exc:
+            self.failure = exc
+            return True
 
     # -- the beginning --------------------------------------------------------------------
 
@@ -61,6 +71,9 @@ class Run:
         the task fails as Celery's tasks do.
         """
         try:
+            self._kept = Kept.of(self._raw)
+            if self.failure is not None:
+                return
             self._task._refuse_if_misconfigured()
             attempt = self.attempt = Attempt(
                 self._task, self._raw, self._kept, self._task.app_locks, args, kwargs, request
@@ -70,8 +83,7 @@ class Run:
             self.ended = exc
         except Exception as exc:
             self.failure = exc
-            if isinstance(exc, SoftTimeLimitExceeded) and self.attempt is not None:
-                self._fails_beside_a_copy(self.attempt)
+            self._unless_it_goes_on(exc)
         except BaseException:
             self._end = End.COMES_BACK  # the worker ends, so the broker keeps the message
             raise
@@ -114,8 +126,15 @@ class Run:
         else:
             attempt.goes = True
 
-    def _fails_beside_a_copy(self, attempt: Attempt) -> None:
+    def _unless_it_goes_on(self, failure: Exception) -> None:
         """A time limit ended it as it was put off: its next message may be on its way already."""
+        if isinstance(failure, SoftTimeLimitExceeded) and self.attempt is not None:
+            try:
+                self._fails_beside_a_copy(self.attempt)
+            except Exception as exc:
+                self._say_bug("tell the copies of", exc)
+
+    def _fails_beside_a_copy(self, attempt: Attempt) -> None:
         if attempt.delivery.copied and attempt.acks_failures:
             attempt.mark_done()
         self._leave_room(attempt)
@@ -152,7 +171,20 @@ class Run:
     # -- the end --------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Settle all that the delivery holds. Safe to call again."""
+        """Settle all that the delivery holds. Safe to call again. The task's outcome is known by
+        now: no error of ours changes it, and none leaves our tracer.
+        """
+        try:
+            self._end_once()
+        except SoftTimeLimitExceeded as exc:
+            if self.attempt is not None and self.attempt.is_eager:
+                raise  # it is the limit of the task that runs this one
+            self._say_bug("settle in time", exc)
+        except Exception as exc:
+            self._settled = True
+            self._say_bug("settle", exc)
+
+    def _end_once(self) -> None:
         attempt, locked = self.attempt, self._body
         if locked is not None:
             locked.give_back()
@@ -161,6 +193,12 @@ class Run:
             self._settled = True
         if locked is not None:
             locked.hand_over()
+
+    def _say_bug(self, what: str, error: Exception) -> None:
+        who = self.attempt or f"{self._task.name}[{self._raw.get('id')}]"
+        mark = self._kept.mark if self._kept is not None else ""
+        key = self.attempt.key if self.attempt is not None else mark
+        logger.error("redislock: could not %s %s under %r", what, who, key, exc_info=error)
 
     def _settle(self, attempt: Attempt | None, locked: LockedBody | None) -> None:
         if attempt is None:

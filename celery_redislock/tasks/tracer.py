@@ -17,22 +17,26 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from traceback import format_exception_only
 from typing import Any
 
 from celery import Task, states
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import task_failure, task_postrun, task_prerun
 
 from ..app.delivery import KEY, Kept, take_header
 from ..app.internals import is_celerys_tracer, trace_of_end
 from ..app.results import store_failed
+from ..core.log import get_logger
 from ..errors import ConfigError
 from .ends import RUN, EndInfo
 from .locked import LockedTask
 from .refused import is_refusal
 from .run import Run
 from .settle import End, settle_kept
+
+logger = get_logger()
 
 Tracer = Callable[..., Any]
 
@@ -52,18 +56,24 @@ def around(task: LockedTask, inner: Tracer) -> Tracer:
 
     def trace(uuid: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
         raw = {} if request is None else request
-        if not task._takes_lock(is_eager=False):
+        run = Run(task, raw)
+        if not run.takes_lock:
             return trace_unlocked(task, inner, uuid, args, kwargs, raw)
         with _scope():
-            return _trace_locked(task, inner, uuid, args, kwargs, raw)
+            return _trace_locked(task, run, inner, uuid, args, kwargs, raw)
 
     return trace
 
 
 def _trace_locked(
-    task: LockedTask, inner: Tracer, uuid: str, args: Any, kwargs: Any, raw: dict[str, Any]
+    task: LockedTask,
+    run: Run,
+    inner: Tracer,
+    uuid: str,
+    args: Any,
+    kwargs: Any,
+    raw: dict[str, Any],
 ) -> Any:
-    run = Run(task, raw)
     # A soft time limit may be raised at any bytecode, even in the inner `finally`. It is raised
     # once, so the outer `finally` completes what it cut short.
     try:
@@ -72,9 +82,10 @@ def _trace_locked(
             if run.ended is not None:
                 return _ended(task, run, uuid, args, kwargs)
             if is_refusal(run.failure) and not _is_awaited(task, inner):
-                return _fail(task, run, uuid, args, kwargs)
-            mark = (raw.get("properties") or {}).get(KEY) or {}
-            raw["properties"] = {**(raw.get("properties") or {}), KEY: {**mark, RUN: run}}
+                failed = _fail(task, run, uuid, args, kwargs)
+                if failed is not None:
+                    return failed
+            raw["properties"] = _with_run(raw.get("properties"), run)
             traced = inner(uuid, args, kwargs, raw)
             run.completed = True
             return traced
@@ -82,6 +93,13 @@ def _trace_locked(
             run.end()
     finally:
         run.end()
+
+
+def _with_run(properties: Any, run: Run) -> dict[str, Any]:
+    """The message's properties with the run, for the call of the task."""
+    properties = properties if isinstance(properties, dict) else {}
+    mark = properties.get(KEY)
+    return {**properties, KEY: {**(mark if isinstance(mark, dict) else {}), RUN: run}}
 
 
 def _scope() -> contextlib.AbstractContextManager[Any]:
@@ -100,7 +118,12 @@ def trace_unlocked(
     """Trace a task that takes no lock when it runs: locks are switched off, or it is unique only
     until it starts. What is kept for the message is given up first.
     """
-    settle_kept(task.app, Kept.of(raw), End.UNLOCKED)
+    try:
+        settle_kept(task.app, Kept.of(raw), End.UNLOCKED)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception:
+        logger.exception("redislock: could not free what is kept for %s[%s]", task.name, uuid)
     take_header(raw)
     return inner(uuid, args, kwargs, raw)
 
@@ -110,10 +133,21 @@ def _ended(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any
     assert exc is not None
     said = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
     if run.attempt is not None and (task_prerun.receivers or task_postrun.receivers):
-        with run.attempt.as_current():
+        with _outcome_stands(run), run.attempt.as_current():
             task_prerun.send(**said)
             task_postrun.send(**said, retval=exc, state=states.IGNORED)
     return trace_of_end(EndInfo(exc), exc, states.IGNORED)
+
+
+@contextlib.contextmanager
+def _outcome_stands(run: Run) -> Iterator[None]:
+    """The task's outcome is stored: what fails from now on is only logged."""
+    try:
+        yield
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception:
+        logger.exception("redislock: %s has ended, but not all were told", run.attempt)
 
 
 def _is_awaited(task: LockedTask, inner: Tracer) -> bool:
@@ -126,7 +160,8 @@ def _is_awaited(task: LockedTask, inner: Tracer) -> bool:
 
 def _fail(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any:
     """Fail a refused duplicate as Celery's tracer does, but without the traceback, which would show
-    only this package, and costs the most.
+    only this package, and costs the most. None if the backend does not answer: then it fails in
+    Celery's tracer, which knows what to do about that.
     """
     attempt, error = run.attempt, run.failure
     assert attempt is not None
@@ -135,12 +170,20 @@ def _fail(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any:
     with attempt.as_current():
         task_prerun.send(**said)
         info = EndInfo(error, "".join(format_exception_only(type(error), error)))
-        store_failed(task, attempt.request, error, info.traceback)
-        task.on_failure(error, uuid, args, kwargs, info)
-        task_failure.send(
-            sender=task, task_id=uuid, exception=error, args=args, kwargs=kwargs,
-            traceback=None, einfo=info,
-        )  # fmt: skip
-        task.after_return(states.FAILURE, error, uuid, args, kwargs, None)
+        try:
+            store_failed(task, attempt.request, error, info.traceback)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as exc:
+            logger.warning("redislock: could not store how %s ended: %r", attempt, exc)
+            task_postrun.send(**said, retval=exc, state=states.FAILURE)
+            return None
+        with _outcome_stands(run):
+            task.on_failure(error, uuid, args, kwargs, info)
+            task_failure.send(
+                sender=task, task_id=uuid, exception=error, args=args, kwargs=kwargs,
+                traceback=None, einfo=info,
+            )  # fmt: skip
+            task.after_return(states.FAILURE, error, uuid, args, kwargs, None)
         task_postrun.send(**said, retval=error, state=states.FAILURE)
     return trace_of_end(info, error, states.FAILURE)

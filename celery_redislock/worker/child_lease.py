@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from celery.worker.request import Request
 
-from ..app.delivery import attempt_of
+from ..app.delivery import Kept, attempt_of
 from ..app.errands import errands
 from ..app.internals import call_in_consumer, is_active
 from ..app.outcomes import Outcome, Whose, tell
@@ -116,12 +116,28 @@ class ChildLease:
         except Exception:
             logger.exception("redislock: could not release the lock of dead pid %d", self._pid)
 
+    @property
+    def heir(self) -> Kept | None:
+        """What is kept for the retry that Celery sends if the child dies: the lock, or, if that
+        was not taken yet, the reservation. None if it sends none, or nothing is to be kept.
+        """
+        task, request, claim = self._task, self._request(), self.known_claim
+        if not getattr(task, "retry_on_worker_lost", False):  # Celery 5.7 has it
+            return None
+        limit = task.max_retries
+        if (limit is not None and self._attempt[1] >= limit) or self.child_is_to_end:
+            return None
+        if not task.lock_options.kept_across_retries or request is None or claim is None:
+            return None
+        kept = Kept.of(request.request_dict)
+        if kept is not None and kept.mark == claim.keys.mark and kept.token and not kept.entry_id:
+            return kept
+        return Kept(claim.keys.mark, f"{self.token}.retry")
+
     def _keep_for_retry(self, claim: Claim, end: str) -> bool:
-        request = self._request()
-        heir = None if request is None or self.is_not_retried else request.heir
-        if heir is None:
+        heir, task = self.heir, self._task
+        if heir is None or self.is_not_retried:
             return False
-        task = self._task
         seconds = task.default_retry_delay + task.lock_options.kept_across_retries
         if not self.store.locks.leave_of_dead(claim, heir.token, seconds, end):
             return False

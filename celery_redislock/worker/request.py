@@ -5,8 +5,6 @@ for the message, and handles the end of a child.
 from __future__ import annotations
 
 import logging
-import weakref
-from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any, Final
 
@@ -24,7 +22,6 @@ from ..app.internals import (
     is_active,
     is_connected_still,
     is_here,
-    is_revoked,
     mark_revoked,
     say_ended,
     terminate_child,
@@ -48,34 +45,15 @@ from ..tasks.ends import Skipped
 from ..tasks.settle import End, settle_beside
 from .child_lease import ChildLease
 from .children import ChildWatch
+from .contained import contained
 from .finished import FinishedNote, finished_notes
+from .kept import from_rooms, sleeping
 from .source import source_of
 
 logger = get_logger()
 
 _children: Final = ChildWatch()
 
-
-class Requests:
-    """A weak set of requests. One thread may add to it while another one iterates over it."""
-
-    def __init__(self) -> None:
-        self._refs: weakref.WeakValueDictionary[int, LockRequest] = weakref.WeakValueDictionary()
-
-    def add(self, request: LockRequest) -> None:
-        self._refs[id(request)] = request
-
-    def discard(self, request: LockRequest) -> None:
-        self._refs.pop(id(request), None)
-
-    def __iter__(self) -> Iterator[LockRequest]:
-        return (each for ref in self._refs.valuerefs() if (each := ref()) is not None)
-
-
-#: Requests that sleep until their eta, and for which something is kept meanwhile.
-_sleeping: Final = Requests()
-#: Requests whose messages came from a waiting room, where it is noted that they are here.
-_from_rooms: Final = Requests()
 
 #: Once a message has waited here for so many seconds, its run may have left a done note: a little
 #: less than `COPIED_FROM`, since the run begins a little later.
@@ -91,9 +69,22 @@ class LockRequest(Request):
     _not_asked_until = 0.0
     #: The broker got the message back; Celery has sent the task's retry.
     _is_requeued = _is_retried = False
+    #: Before it is known better.
+    _received, _came_on, _noted_at, _is_copy = float("-inf"), -1, 0.0, True
+    _lock_token = ""
+    #: What is kept for the message, until it is known to be settled.
+    _kept: Kept | None = None
+    #: For the lock that the child may hold, once a child has the task.
+    _lease: ChildLease | None = None
+    #: In whose favour the child was terminated, and under which lock.
+    _replaced: TaskReplaced | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._begin()
+
+    @contained
+    def _begin(self) -> None:
         self._received = clock()
         #: The connection to the broker on which the message came: how many there were before it.
         consumer = self.task.worker_consumer
@@ -104,32 +95,36 @@ class LockRequest(Request):
         came_by = self.message.delivery_info or {}
         source = source_of(consumer, came_by, self.delivery_info["exchange"])
         self._lock_token = stamp(self.request_dict, events, self.content_type, origin, source)
-        self._noted_at = 0.0
         #: Whether it may be one of several copies: then its run's done note stays.
         self._is_copy = source.fanout or is_copy(self.request_dict)
-        #: What is kept for the message, until it is known to be settled.
         self._kept = Kept.of(self.request_dict)
         if self._kept is not None:
             self._note_received(self._kept)
-        #: For the lock that the child may hold, once a child has the task.
-        self._lease: ChildLease | None = None
-        #: In whose favour the child was terminated, and under which lock.
-        self._replaced: TaskReplaced | None = None
 
     def on_accepted(self, pid: int, time_accepted: float) -> Any:
         """The pool took the task. In a pool of processes, each runs one task at a time."""
         # First of all: what follows may terminate the child.
         if self.task.runs_in_children:
-            lease = self._lease = ChildLease(pid, self, self._lock_token)
-            _children.on_exit(pid, lease.child_ended)
+            self._watch_child(pid)
         accepted = super().on_accepted(pid, time_accepted)
-        if self.task.runs_in_children:
-            heartbeat.add(lease)
+        if self._lease is not None:
+            heartbeat.add(self._lease)
         return accepted
+
+    @contained
+    def _watch_child(self, pid: int) -> None:
+        if self._lock_token:
+            lease = ChildLease(pid, self, self._lock_token)
+            _children.on_exit(pid, lease.child_ended)
+            self._lease = lease
 
     def acknowledge(self) -> None:
         """Acknowledge the message, before or after its run. The run's done note may then go."""
         super().acknowledge()
+        self._note_acknowledged()
+
+    @contained
+    def _note_acknowledged(self) -> None:
         task = self.task
         # Any other run leaves one only if it waited here: see `Attempt.may_have_copies`.
         if (
@@ -158,9 +153,13 @@ class LockRequest(Request):
         """A time limit was exceeded. If it is the hard one, the child is killed next."""
         if not soft:
             self._child_is_to_end()
-            ends = ends_message(self.task, "acks_on_timeout")
-            self.settle(End.ENDED_BY_CELERY if ends else End.COMES_BACK)
+            self._settle_timed_out()
         return super().on_timeout(soft, timeout)
+
+    @contained
+    def _settle_timed_out(self) -> None:
+        ends = ends_message(self.task, "acks_on_timeout")
+        self.settle(End.ENDED_BY_CELERY if ends else End.COMES_BACK)
 
     def terminate(self, pool: Any, signal: Any = None) -> Any:
         """The task was revoked, and its child is to end."""
@@ -177,6 +176,7 @@ class LockRequest(Request):
         if self._lease is not None:
             self._lease.child_is_to_end, self._lease.how = True, how
 
+    @contained
     def end_child(self, error: TaskReplaced, signum: int) -> None:
         """Terminate the child in favour of a newer run.
 
@@ -205,9 +205,9 @@ class LockRequest(Request):
 
     def _note_received(self, kept: Kept) -> None:
         if self.eta is not None:
-            _sleeping.add(self)
+            sleeping.add(self)
         if kept.entry_id and kept.mark:
-            _from_rooms.add(self)
+            from_rooms.add(self)
             errands.add(partial(self.note_here, kept))
 
     def note_here(self, kept: Kept) -> None:
@@ -220,17 +220,18 @@ class LockRequest(Request):
         keys = keys_of_mark(locks.prefix, kept.mark)
         self._noted_at = clock()
         if not locks.store.rooms.note_received(keys, kept.entry_id, kept.token, UNKNOWN_TTL):
-            _from_rooms.discard(self)
+            from_rooms.discard(self)
 
     def still_here(self) -> None:
         """Note it again when that is due, but not once the task is over, or its child dead."""
         kept = self._kept
         sleeps = self.eta is not None and self.time_start is None and not was_revoked(self)
         if kept is None or not (sleeps or is_here(self)):
-            _from_rooms.discard(self)
+            from_rooms.discard(self)
         elif clock() - self._noted_at > RECEIVED_FOR / 3:
             self.note_here(kept)
 
+    @contained
     def settle(self, end: End) -> None:
         """Settle what is kept for the message, in another thread: that may wait for the lock server
         and the broker, and this thread serves all requests.
@@ -260,11 +261,7 @@ class LockRequest(Request):
         """The task failed, or was skipped."""
         error = error_of(exc_info)
         if isinstance(error, Skipped):
-            if was_cancelled(self):
-                # The connection to the broker was lost after the child had ended it and before we
-                # heard of that. Celery has stored RETRY since, and the message does not come again.
-                store_skipped(self.task, context_of(self), *error.args)
-            self._announce_skipped()
+            self._end_skipped(error)
         is_gone = isinstance(error, Terminated | WorkerLostError | SystemExit)
         if is_gone and self._replaced is not None and not was_revoked(self):
             return self._announce_replaced(self._replaced)
@@ -274,8 +271,7 @@ class LockRequest(Request):
             return self.acknowledge()
         if not is_gone:
             return super().on_failure(exc_info, send_failed_event, return_ok)
-        heir = self.heir
-        self._give_header_to_retry(heir)
+        heir = self._prepare_retry()
         try:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         finally:
@@ -283,30 +279,19 @@ class LockRequest(Request):
 
     # -- the retry of a task whose child died, which Celery sends from here ------------------
 
-    @property
-    def heir(self) -> Kept | None:
-        """What is kept for the retry that Celery sends if the child dies: the lock, or, if that
-        was not taken yet, the reservation. None if it sends none, or nothing is to be kept.
+    @contained
+    def _prepare_retry(self) -> Kept | None:
+        """Give it a header of its own: it would get that of this run's message. Returns what is
+        kept for it.
         """
-        task, lease = self.task, self._lease
-        if not getattr(task, "retry_on_worker_lost", False):  # Celery 5.7 has it
-            return None
-        limit, retries = task.max_retries, self.request_dict.get("retries") or 0
-        if (limit is not None and retries >= limit) or not task.lock_options.kept_across_retries:
-            return None
-        if lease is None or lease.child_is_to_end or (claim := lease.known_claim) is None:
-            return None
-        mark, kept = claim.keys.mark, Kept.of(self.request_dict)
-        is_reserved = kept is not None and kept.mark == mark and kept.token and not kept.entry_id
-        return kept if is_reserved else Kept(mark, f"{self._lock_token}.retry")
-
-    def _give_header_to_retry(self, heir: Kept | None) -> None:
-        """It would get that of this run's message."""
+        heir = None if self._lease is None else self._lease.heir
         context = context_of(self)
         headers = {k: v for k, v in (context.headers or {}).items() if k != KEY}
         own = {} if heir is None else {KEY: {"v": VERSION, **heir.header}}
         context.headers = {**headers, **own}
+        return heir
 
+    @contained
     def _settle_after_death(self, heir: Kept | None) -> None:
         """Settle what neither the retry nor this message, if it comes back, will need."""
         comes_back, lease = self._is_requeued or was_cancelled(self), self._lease
@@ -319,15 +304,25 @@ class LockRequest(Request):
             settle_beside(self.task.app, heir, End.ENDED_BY_CELERY)
         self.settle(End.COMES_BACK if comes_back or is_passed_on else End.ENDED_BY_CELERY)
 
+    @contained
+    def _end_skipped(self, error: Skipped) -> None:
+        if was_cancelled(self):
+            # The connection to the broker was lost after the child had ended it and before we
+            # heard of that. Celery has stored RETRY since, and the message does not come again.
+            store_skipped(self.task, context_of(self), *error.args)
+        self._announce_skipped()
+
+    @contained
     def _goes_on_elsewhere(self) -> bool:
         """Whether the task of a dead child waits for its turn, or has had it since."""
         if not self.task.lock_options.parks or clock() < LockRequest._not_asked_until:
             return False
-        claim = None if self._lease is None else self._lease.known_claim
-        if claim is None:
+        lease = self._lease
+        claim = None if lease is None else lease.known_claim
+        if lease is None or claim is None:
             return False
         try:
-            own = [kept.token for kept in (self._kept, self.heir) if kept is not None]
+            own = [kept.token for kept in (self._kept, lease.heir) if kept is not None]
             goes_on: bool = self.task.app_locks.store.rooms.goes_on_elsewhere(claim, own)
         except LockUnavailable as exc:
             # This is the worker's own thread, and many children may have been killed.
@@ -351,6 +346,7 @@ class LockRequest(Request):
         label: str | None = self.task.label_for(self.args, self.kwargs, self.request_dict)
         return label
 
+    @contained
     def _announce_replaced(self, error: TaskReplaced) -> None:
         """End the task of a terminated child as Celery ends a revoked one, but with a result that
         says by whom it was replaced, and that ends its chain.
@@ -368,24 +364,6 @@ class LockRequest(Request):
         super().send_event("task-revoked", **said)  # another event says what it was
         if celery_signals.task_revoked.receivers:  # a request costs more than all the rest
             celery_signals.task_revoked.send(sender=self.task, request=context_of(self), **said)
-
-
-def settle_revoked() -> None:
-    """Settle what is kept for messages that are revoked, and that Celery ends at their eta."""
-    for request in _sleeping:
-        if is_revoked(request):
-            _sleeping.discard(request)
-            request.settle(End.ENDED_BY_CELERY)
-
-
-def note_received() -> None:
-    """Note again which messages from waiting rooms are still here, unless their tasks run.
-
-    Raises:
-        LockUnavailable: the server did not answer in time.
-    """
-    for request in _from_rooms:
-        request.still_here()
 
 
 @cache

@@ -16,7 +16,7 @@ from ..core.log import get_logger
 from ..core.server import UNKNOWN_TTL
 from ..errors import LockUnavailable
 from ..tasks.turns import look_after
-from .request import note_received, settle_revoked
+from .kept import note_received, settle_revoked
 
 logger = get_logger()
 

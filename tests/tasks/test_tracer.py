@@ -1,0 +1,223 @@
+"""Nothing of ours leaves Celery's tracer: every exit, with a fault of ours at every step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.trace import build_tracer
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+
+from celery_redislock import Defer, Queue, Raise, SingletonTask, Skip
+from celery_redislock.app.delivery import KEY
+from celery_redislock.core.done import DoneNotes
+from celery_redislock.core.locks import Locks
+from celery_redislock.core.rooms import Rooms
+from celery_redislock.tasks import run as run_module
+from celery_redislock.tasks.locked import LockedTask
+from celery_redislock.tasks.run import Run
+
+#: Methods of our store, each with what it is needed for.
+STEPS = {
+    "acquire": Locks, "settle": Locks, "leave": Locks, "mark_done": DoneNotes, "park": Rooms,
+}  # fmt: skip
+#: How a run ends, and the state that it has in Celery then.
+EXITS = {
+    "return": "SUCCESS", "raise": "FAILURE", "ignore": "IGNORED", "reject": "REJECTED",
+    "retry": "RETRY", "replace": "IGNORED", "limit": "FAILURE",
+}  # fmt: skip
+ERRORS: dict[str, Any] = {
+    "raise": LookupError("as told"), "ignore": Ignore(), "reject": Reject("as told", requeue=False),
+    "limit": SoftTimeLimitExceeded(1),
+}  # fmt: skip
+POLICIES = {"skip": Skip(), "refuse": Raise(), "defer": Defer(delay=1), "queue": Queue()}
+
+
+class Fault(Exception):
+    """A bug of ours."""
+
+
+@pytest.fixture(params=[Fault("a bug"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogate")])
+def fault(request):
+    return request.param
+
+
+@pytest.fixture
+def app(redis_server):
+    app = Celery("faulty", set_as_current=False)
+    app.conf.update(
+        redislock_url=f"{redis_server.url}/0",
+        broker_url="memory://",
+        result_backend="cache+memory://",
+    )
+    return app
+
+
+def body(self: Any, label: str, how: str) -> str:
+    if how in ERRORS:
+        raise ERRORS[how]
+    if how == "retry":
+        raise self.retry(countdown=1)
+    if how == "replace":
+        return self.replace(self.app.signature("other"))
+    return how
+
+
+def other() -> None:
+    """What replaces it."""
+
+
+def define(app: Celery, **options: Any) -> Any:
+    app.task(name="other", shared=False)(other)
+    task = app.task(base=SingletonTask, bind=True, shared=False, name="t", **options)(body)
+    task.__trace__ = build_tracer(task.name, task, app=app)
+    return task
+
+
+def trace(task: Any, label: str, how: str = "return", **raw: Any) -> str:
+    """The state in which it ends, in a tracer that nothing catches for."""
+    args = (label, how)
+    request = {
+        "id": raw.pop("id", label), "task": "t", "hostname": "w@h", "args": args, "kwargs": {},
+        "delivery_info": {"routing_key": "q", "redelivered": True}, **raw,
+    }  # fmt: skip
+    traced = task.__trace__(request["id"], args, {}, request)
+    return "SUCCESS" if traced.info is None else traced.info.state
+
+
+def break_step(monkeypatch: pytest.MonkeyPatch, step: str, fault: Exception) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(STEPS[step], step, fails)
+
+
+@pytest.mark.parametrize("step", ["settle", "leave", "mark_done"])
+@pytest.mark.parametrize("how", EXITS)
+def test_an_outcome_stands_though_its_settling_fails(
+    app, label, how, step, fault, monkeypatch, caplog
+):
+    task = define(app, lock_across_retries="hold", acks_late=True)
+    break_step(monkeypatch, step, fault)
+    assert trace(task, label, how) == EXITS[how]
+    if step == "settle" and how != "retry":
+        (record,) = [each for each in caplog.records if each.levelname == "ERROR" and each.exc_info
+                     and each.name == "celery_redislock"]  # fmt: skip
+        assert task.lock_key_for(label, how) in record.getMessage()
+        assert f"t[{label}]" in record.getMessage()
+
+
+@pytest.mark.parametrize("how", EXITS)
+def test_a_task_whose_lock_cannot_be_asked_for_fails_as_any_other(
+    app, label, how, fault, monkeypatch
+):
+    task = define(app)
+    break_step(monkeypatch, "acquire", fault)
+    assert trace(task, label, how) == "FAILURE"
+    result = app.AsyncResult(label)
+    assert result.state == "FAILURE"
+    assert type(result.result).__name__ == type(fault).__name__
+    assert "Traceback" in result.traceback
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_duplicate_ends_whatever_fails(app, client, label, name, step, fault, monkeypatch):
+    task = define(app, on_conflict=POLICIES[name], lock_key="dup:{label}", acks_late=True)
+    client.set(task.lock_key_for(label, ""), '{"token":"somebody"}', px=60_000)
+    break_step(monkeypatch, step, fault)
+    kept = {KEY: {"v": 2, "kept": [f"1|dup:{label}", "token"]}}
+    assert trace(task, label, **kept) in ("IGNORED", "FAILURE")
+
+
+@pytest.mark.parametrize("scope", ["running", "queued"])
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {KEY: {"v": 2, "kept": ["1|\ud800", "\ud800"]}},
+        {KEY: {"v": 2, "deferrals": "many", "since": "\ud800"}},
+        {KEY: {"v": "new"}},
+        {KEY: ["no", "header"]},
+        {"properties": {KEY: "no mark"}},
+        {"properties": "none"},
+        {"retries": "two", "parent_id": 5},
+        {"expires": {"no": "time"}},
+        {"id": "\ud800", "ignore_result": True},
+        {"parent_id": "\ud800", "replaced_task_nesting": 1},
+    ],
+    ids=repr,
+)
+def test_a_hostile_message_fails_or_runs(app, label, scope, hostile):
+    task = define(app, lock_scope=scope)
+    assert trace(task, label, **hostile) in ("SUCCESS", "FAILURE")
+
+
+def test_a_task_that_takes_no_lock_runs_though_nothing_can_be_freed(
+    app, label, fault, monkeypatch, caplog
+):
+    task = define(app, lock_scope="queued")
+    break_step(monkeypatch, "settle", fault)
+    assert trace(task, label, **{KEY: {"v": 2, "kept": ["1|any", "token"]}}) == "SUCCESS"
+    assert "could not free" in caplog.text
+
+
+def test_settings_that_cannot_be_read_fail_the_task(app, label, fault, monkeypatch):
+    task = define(app)
+
+    def fails(*args: Any) -> Any:
+        raise fault
+
+    monkeypatch.setattr(LockedTask, "_takes_lock", fails)
+    assert trace(task, label) == "FAILURE"
+
+
+def test_a_time_limit_while_it_is_settled_changes_nothing(app, label, client, monkeypatch):
+    """It is raised once: what it cut short is completed."""
+    task = define(app)
+    settle, limits = Run._settle, [SoftTimeLimitExceeded(1)]
+
+    def is_cut_short(run: Run, *args: Any) -> None:
+        if limits:
+            raise limits.pop()
+        settle(run, *args)
+
+    monkeypatch.setattr(run_module.Run, "_settle", is_cut_short)
+    assert trace(task, label) == "SUCCESS"
+    assert not limits
+    assert not client.exists(task.lock_key_for(label, "return"))
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_what_ends_the_worker_goes_on_and_the_lock_is_released(
+    app, label, client, error, monkeypatch
+):
+    task = define(app)
+    monkeypatch.setitem(ERRORS, "end", error)
+    with pytest.raises(error):
+        trace(task, label, "end")
+    assert not client.exists(task.lock_key_for(label, "end"))
+
+
+def test_an_eager_task_has_its_result_though_its_settling_fails(app, label, fault, monkeypatch):
+    app.conf.redislock_eager = True
+    task = define(app)
+    break_step(monkeypatch, "settle", fault)
+    assert task.apply((label, "return")).get() == "return"
+
+
+def test_a_refusal_that_cannot_be_stored_is_celerys_to_handle(app, client, label, monkeypatch):
+    task = define(app, on_conflict="raise")
+    client.set(task.lock_key_for(label, "return"), '{"token":"somebody"}', px=60_000)
+    stored, mark = [], task.backend.mark_as_failure
+
+    def fails_once(*args: Any, **kwargs: Any) -> Any:
+        stored.append(args)
+        if len(stored) == 1:
+            raise ConnectionError("the backend is away")
+        return mark(*args, **kwargs)
+
+    monkeypatch.setattr(task.backend, "mark_as_failure", fails_once)
+    assert trace(task, label) == "FAILURE"
+    assert len(stored) == 2
+    assert app.AsyncResult(label).state == "FAILURE"
