@@ -143,13 +143,14 @@ def test_a_duplicate_ends_whatever_fails(app, client, label, name, step, fault, 
         {"properties": "none"},
         {"retries": "two", "parent_id": 5},
         {"expires": {"no": "time"}},
-        {"id": "\ud800", "ignore_result": True},
+        {"id": "\ud800"},
         {"parent_id": "\ud800", "replaced_task_nesting": 1},
     ],
     ids=repr,
 )
 def test_a_hostile_message_fails_or_runs(app, label, scope, hostile):
-    task = define(app, lock_scope=scope)
+    # Celery itself cannot store a result under such an id.
+    task = define(app, lock_scope=scope, ignore_result="id" in hostile)
     assert trace(task, label, **hostile) in ("SUCCESS", "FAILURE")
 
 
