@@ -110,9 +110,10 @@ def _is_redelivered(raw: Mapping[str, Any]) -> bool:
 def take_header(raw: dict[str, Any]) -> Any:
     """Take our header out of a request, so that a retry does not copy it into the next message."""
     header = raw.pop(KEY, None)
-    if raw.get("headers") and KEY in raw["headers"]:
+    headers = raw.get("headers")
+    if isinstance(headers, Mapping) and KEY in headers:
         # A new dict: the old one may be the user's or the caller's.
-        raw["headers"] = {k: v for k, v in raw["headers"].items() if k != KEY}
+        raw["headers"] = {k: v for k, v in headers.items() if k != KEY}
     return header
 
 

@@ -42,8 +42,10 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
         for task in app.tasks.values():
             if isinstance(task, SingletonTask) and task.lock_options is None:
                 task.bind(app)
-    except ConfigError as exc:
+    except Exception as exc:
         # Celery only logs a receiver's ordinary errors: the worker would go on without locks.
+        if not isinstance(exc, ConfigError):
+            logger.exception("redislock: unexpected error at the worker's start")
         raise SystemExit(f"redislock: {exc}") from exc
     found = _warnings[app] = [
         *(("redislock: redislock_tasks[%r] %s", pattern, why) for pattern, why in idle),
