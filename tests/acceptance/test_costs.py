@@ -19,7 +19,7 @@ from celery_redislock.app.canonical import digest
 from celery_redislock.core import lua, waiting, wire
 from celery_redislock.core.claims import Claim, to_ms
 from celery_redislock.core.connections import pools_from_url
-from celery_redislock.core.heartbeat import _Alarm
+from celery_redislock.core.greenlets import Alarm
 from celery_redislock.core.holders import encode
 from celery_redislock.core.keys import lock_keys
 from celery_redislock.core.store import Store
@@ -167,8 +167,8 @@ def test_a_tick_extends_any_number_of_locks_in_one_round_trip(own_redis, label):
 def test_a_lock_that_is_soon_released_does_not_wake_the_heartbeat(lock, monkeypatch):
     """Now and then, more often where the machine is busy; not for nearly every pair."""
     rings = []
-    ring = _Alarm.ring
-    monkeypatch.setattr(_Alarm, "ring", lambda alarm: (rings.append(alarm), ring(alarm)))
+    ring = Alarm.ring
+    monkeypatch.setattr(Alarm, "ring", lambda alarm: (rings.append(alarm), ring(alarm)))
     lock.ttl = 2.0
     until, pairs = time.monotonic() + 3.0, 0
     while time.monotonic() < until:
