@@ -13,7 +13,7 @@ from celery.exceptions import Terminated, WorkerLostError
 from celery.worker.request import Request
 
 from ..app.brokers import origin_of
-from ..app.delivery import KEY, Kept, attempt_of, is_copy, restore_route, stamp, VERSION
+from ..app.delivery import KEY, VERSION, Kept, attempt_of, is_copy, restore_route, stamp
 from ..app.errands import errands
 from ..app.events import channel
 from ..app.internals import (
@@ -86,8 +86,8 @@ class LockRequest(Request):
     @contained
     def _begin(self) -> None:
         self._received = clock()
-        #: The connection to the broker on which the message came: how many there were before it.
         consumer = self.task.worker_consumer
+        #: The connection to the broker on which the message came: how many there were before it.
         self._came_on = times_connected(consumer)
         events = channel.wanted_by(self, consumer)
         origin = origin_of(self.message, self.task.app_locks.redelivery)
