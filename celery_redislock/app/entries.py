@@ -66,6 +66,17 @@ class Waiter(NamedTuple):
     options: dict[str, Any]
     header: dict[str, Any]
 
+    def check_route(self) -> None:
+        """Return if it is known where to publish it.
+
+        Raises:
+            CorruptEntry: it is not.
+        """
+        if not isinstance(self.options.get("queue"), str):
+            raise CorruptEntry("it does not say to which queue it belongs")
+        if not isinstance(self.options.get("properties", {}), Mapping):
+            raise CorruptEntry("its properties are none")
+
 
 class Entry(NamedTuple):
     """A waiting task.
@@ -218,10 +229,6 @@ class Entry(NamedTuple):
         header = dict(headers.get(KEY) or {})
         if header.get("broker", broker_of(app)) != broker_of(app):
             raise NotOurs("its message belongs to another broker", ELSEWHERE)
-        if not isinstance(options.get("queue"), str):
-            raise CorruptEntry("it does not say to which queue it belongs")
-        if not isinstance(options.get("properties", {}), Mapping):
-            raise CorruptEntry("its properties are none")
         return Waiter(task, args, kwargs, options, header)
 
     def request(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Context:

@@ -137,13 +137,15 @@ def _take_out(
 def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     """Publish the message. False if it was not needed: its task has ended."""
     entry = Entry.load(offered.entry)
-    task, args, kwargs, options, own = _believed(app, keys, entry, entry.load_for(app))
+    waiter = _believed(app, keys, entry, entry.load_for(app))
+    task, args, kwargs, options, own = waiter
     if has_passed(options.get("expires")):
         end_expired(task, keys, entry.request(args, kwargs, options), own.get("label"))
         return False
     if offered.again and _has_ended(task, entry, own):
         logger.info("redislock: %s[%s] has ended elsewhere", entry.task, entry.task_id)
         return False
+    waiter.check_route()
     header = {**own, "gave_up": offered.gives_up, "arrived": offered.arrived}
     header.update(Kept(keys.mark, offered.token, offered.entry_id).header)
     options["headers"][KEY] = header
