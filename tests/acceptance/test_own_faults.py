@@ -88,7 +88,7 @@ def test_a_time_limit_is_told_though_a_step_of_ours_fails(worker, send, label):
     result = send("<ends_message>", label, "stand")
     eventually(result.ready, "it has ended")
     assert result.state == "FAILURE"
-    assert "unexpected error in _settle_timed_out" in worker.log()
+    eventually(lambda: "unexpected error in _settle_timed_out" in worker.log(), "it is told")
     runs_on(worker, send)
 
 
