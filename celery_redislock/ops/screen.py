@@ -2,44 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import os
-import re
-import select
-import shutil
 import signal
 import sys
-import termios
 import time
-import tty
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import click
+from prompt_toolkit.input import Input, create_input
+from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.utils import is_dumb_terminal
 
 from .terminal import cut
 
-#: The alternate screen, so that what was on the terminal comes back; no cursor.
-ENTER: Final = "\x1b[?1049h\x1b[?25l"
-LEAVE: Final = "\x1b[?25h\x1b[?1049l"
 HELP: Final = "arrows, PgUp, PgDn: scroll   q: quit"
-#: By what terminals send: how far to go, in lines and in pages; None quits.
-_KEYS: Final[dict[str, tuple[int, int] | None]] = {
-    **dict.fromkeys(("\x1b[A", "\x1bOA", "k"), (-1, 0)),
-    **dict.fromkeys(("\x1b[B", "\x1bOB", "j"), (1, 0)),
-    **dict.fromkeys(("\x1b[5~", "b"), (0, -1)),
-    **dict.fromkeys(("\x1b[6~", " "), (0, 1)),
-    **dict.fromkeys(("\x1b[H", "\x1bOH", "\x1b[1~", "g"), (-(10**9), 0)),
-    **dict.fromkeys(("\x1b[F", "\x1bOF", "\x1b[4~", "G"), (10**9, 0)),
-    **dict.fromkeys(("q", "Q"), None),
+#: How far a key scrolls, in lines and in pages.
+_MOVES: Final[dict[str, tuple[int, int]]] = {
+    **dict.fromkeys(("up", "k"), (-1, 0)),
+    **dict.fromkeys(("down", "j"), (1, 0)),
+    **dict.fromkeys(("pageup", "b"), (0, -1)),
+    **dict.fromkeys(("pagedown", " "), (0, 1)),
+    **dict.fromkeys(("home", "g"), (-(10**9), 0)),
+    **dict.fromkeys(("end", "G"), (10**9, 0)),
 }
-_KEY: Final = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+#: In raw mode Ctrl-C is a key, and no signal.
+_QUIT: Final = ("q", "Q", "c-c")
 
 
 class Screen:
     """A picture on the terminal: its head stays, its body scrolls."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Input, output: Output) -> None:
+        self._keys, self._output = keys, output
         self._head: list[str] = []
         self._body: list[str] = []
         self._offset = 0
@@ -50,32 +46,41 @@ class Screen:
         self._draw()
 
     def wait(self, seconds: float) -> bool:
-        """Obey keys for so many seconds. False if one says to quit."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            for key in _pressed(left):
-                if key not in _KEYS:
-                    continue
-                move = _KEYS[key]
-                if move is None:
-                    return False
-                self._offset += move[0] + move[1] * self._page()
-                self._draw()
-        return True
+        """Obey keys for so many seconds. False if one says to quit, or the terminal is gone."""
+        return asyncio.run(self._obey(time.monotonic() + seconds))
+
+    async def _obey(self, until: float) -> bool:
+        pressed = asyncio.Event()
+        with self._keys.attach(pressed.set), contextlib.suppress(asyncio.TimeoutError):
+            while not self._keys.closed:
+                await asyncio.wait_for(pressed.wait(), until - time.monotonic())
+                pressed.clear()
+                for press in self._keys.read_keys():
+                    if press.key in _QUIT:
+                        return False
+                    lines, pages = _MOVES.get(press.key, (0, 0))
+                    self._offset += lines + pages * self._page()
+                    self._draw()
+        return not self._keys.closed
 
     def _page(self) -> int:
         """How many lines of the body fit."""
-        return max(shutil.get_terminal_size().lines - len(self._head) - 1, 1)
+        return max(self._output.get_size().rows - len(self._head) - 1, 1)
 
     def _draw(self) -> None:
-        width, page = shutil.get_terminal_size().columns, self._page()
+        page = self._page()
         self._offset = max(min(self._offset, len(self._body) - page), 0)
         shown = self._body[self._offset : self._offset + page]
         last = self._offset + len(shown)
         where = f"{self._offset + 1}-{last} of {len(self._body)} lines   " if shown else ""
         lines = [*self._head, *shown, *[""] * (page - len(shown)), f"{where}{HELP}"]
-        text = "\x1b[K\r\n".join(cut(line, width, 1.0) for line in lines)
-        _write(f"\x1b[H{text}\x1b[J")
+        self._output.cursor_goto()
+        for number, line in enumerate(lines):
+            self._output.write_raw("\r\n" if number else "")
+            # First: behind a line that fills the terminal it would erase the last character.
+            self._output.erase_end_of_line()
+            self._output.write(cut(line, self._output.get_size().columns, 1.0))
+        self._output.flush()
 
 
 class Printed:
@@ -94,51 +99,22 @@ class Printed:
 @contextlib.contextmanager
 def screen() -> Iterator[Screen | Printed]:
     """The terminal, or what takes its place. It is restored whatever happens."""
-    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+    if not sys.stdout.isatty() or is_dumb_terminal():
         yield Printed()
         return
+    keys, output = create_input(always_prefer_tty=True), create_output()
     terminated = signal.signal(signal.SIGTERM, _exit)
-    _write(ENTER)
+    output.enter_alternate_screen()
+    output.hide_cursor()
     try:
-        with _unbuffered():
-            yield Screen()
+        with keys.raw_mode():
+            yield Screen(keys, output)
     finally:
-        _write(LEAVE)
+        output.show_cursor()
+        output.quit_alternate_screen()
+        output.flush()
         signal.signal(signal.SIGTERM, terminated)
-
-
-def _write(text: str) -> None:
-    """Write it unchanged: where there are to be no colors, `click.echo` strips what draws."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _exit(*_: Any) -> None:
     raise SystemExit(128 + signal.SIGTERM)
-
-
-@contextlib.contextmanager
-def _unbuffered() -> Iterator[None]:
-    """Keys come as they are pressed, and are not shown."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _pressed(seconds: float) -> list[str]:
-    """The keys that were pressed within so many seconds."""
-    if not sys.stdin.isatty():
-        time.sleep(seconds)
-        return []
-    ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    if not ready:
-        return []
-    data = os.read(sys.stdin.fileno(), 1024)
-    # Nothing to read although it is ready: the terminal is gone.
-    return _KEY.findall(data.decode(errors="replace")) if data else ["q"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
@@ -10,17 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..app.canonical import digest, parts_of
-from .terminal import (
-    Column,
-    by_cutting,
-    by_node,
-    by_path,
-    by_wrapping,
-    grid,
-    named_values,
-    plain,
-    width_of,
-)
+from .terminal import Column, by_cutting, by_node, by_path, by_wrapping, grid, named_values
 
 if TYPE_CHECKING:
     from .rooms import Waiting
@@ -212,14 +203,7 @@ def waiting_table(waiting: Sequence[Waiting]) -> list[str]:
 
 def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table, as wide as its cells are."""
-    lines = [head, *([plain(cell) for cell in row] for row in rows)]
-    widths = [max(map(width_of, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            cell + " " * (width - width_of(cell)) for cell, width in zip(line, widths, strict=True)
-        ).rstrip()
-        for line in lines
-    ]
+    return grid([Column(name) for name in head], rows, sys.maxsize)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

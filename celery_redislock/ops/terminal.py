@@ -12,6 +12,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
+from wcwidth import wcwidth
+
 from ..core.holders import escaped
 
 #: The width without a terminal: in a pipe or a file. The variable COLUMNS overrides it.
@@ -45,14 +47,9 @@ def width_of(text: str) -> int:
 
 
 def _width(char: str) -> int:
-    if char == _EMOJI:
-        return 1  # it makes the character before it wide
-    category = unicodedata.category(char)
-    if category in ("Mn", "Me"):
-        return 0
-    # Newer versions of Unicode make symbols wide that were narrow.
-    may_be_wide = category == "So" or char >= "\U0001d300"
-    return 2 if may_be_wide or unicodedata.east_asian_width(char) in "WF" else 1
+    # Both may make the character before them wide.
+    is_widening = char == _EMOJI or unicodedata.category(char) == "Mc"
+    return 1 if is_widening else wcwidth(char)
 
 
 def _first(text: str, width: int) -> str:

@@ -37,8 +37,18 @@ def columns_of(text):
 def test_no_character_takes_more_columns_than_we_count():
     chars = map(chr, range(sys.maxunicode + 1))
     assert [hex(ord(c)) for c in chars if c.isprintable() and width_of(c) < wcwidth(c)] == []
-    assert width_of("❤️") >= wcswidth("❤️")
-    assert width_of("e\u0301") == 1
+
+
+@given(TEXTS | st.text("❤1क\u0903\ufe0f\u0301"))
+def test_no_text_takes_more_columns_than_we_count(text):
+    assert wcswidth(text) <= width_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "width"), [("é", 1), ("e\u0301", 1), ("✓", 1), ("日", 2), ("🔒", 2), ("❤️", 2)]
+)
+def test_we_count_what_terminals_take(text, width):
+    assert wcswidth(text) == width_of(text) == width
 
 
 @given(TEXTS, WIDTHS)

@@ -22,6 +22,8 @@ from tests.support.servers import free_port
 from tests.support.waiting import eventually
 
 LINES, COLUMNS = 12, 80
+#: The cursor is shown again, on the screen of before.
+LEAVE = "\x1b[?25h\x1b[?1049l"
 
 
 class Terminal:
@@ -55,7 +57,7 @@ class Terminal:
     @property
     def picture(self):
         """What was drawn last, by lines."""
-        drawn = self.read().rpartition("\x1b[H")[2].partition("\x1b[J")[0]
+        drawn = self.read().rpartition("\x1b[0;0H")[2].partition("\x1b[?")[0]
         return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in drawn.split("\r\n")]
 
     def shows(self, text):
@@ -65,11 +67,16 @@ class Terminal:
     def is_in_order(self):
         return termios.tcgetattr(self._theirs) == self.before
 
+    def hang_up(self):
+        if self._ours is not None:
+            os.close(self._ours)
+            self._ours = None
+
     def close(self):
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
-        os.close(self._ours)
+        self.hang_up()
         os.close(self._theirs)
 
 
@@ -130,17 +137,34 @@ def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
     terminal.press("q")
     assert terminal.process.wait(60) == 0
     assert terminal.is_in_order
-    assert terminal.read().endswith("\x1b[?25h\x1b[?1049l"), "the screen of before"
+    assert terminal.read().endswith(LEAVE), "the screen of before"
     app.tasks["sync"].app_locks.store.close()
 
 
-def test_it_begins_without_a_server_and_a_signal_leaves_the_terminal_in_order(open_terminal):
+def terminate(terminal):
+    terminal.process.send_signal(signal.SIGTERM)
+
+
+def interrupt(terminal):
+    terminal.press("\x1b[99~no key of ours\x03")
+
+
+@pytest.mark.parametrize(("end", "status"), [(terminate, 128 + signal.SIGTERM), (interrupt, 0)])
+def test_it_begins_without_a_server_and_leaves_the_terminal_in_order(open_terminal, end, status):
     terminal = open_terminal(f"redis://127.0.0.1:{free_port()}")
     terminal.shows("THE LOCK SERVER DOES NOT ANSWER: ")
     assert not any("As it was" in line for line in terminal.picture)
-    terminal.process.send_signal(signal.SIGTERM)
-    assert terminal.process.wait(60) == 128 + signal.SIGTERM
+    end(terminal)
+    assert terminal.process.wait(60) == status
     assert terminal.is_in_order
+    assert terminal.read().endswith(LEAVE), "the screen of before"
+
+
+def test_it_ends_with_its_terminal(open_terminal):
+    terminal = open_terminal(f"redis://127.0.0.1:{free_port()}")
+    terminal.shows("THE LOCK SERVER DOES NOT ANSWER: ")
+    terminal.hang_up()
+    assert terminal.process.wait(60) != 0
 
 
 def test_a_broker_that_is_away_is_said_and_forgotten_once_it_is_back(
