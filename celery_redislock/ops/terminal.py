@@ -52,16 +52,21 @@ def _width(char: str) -> int:
     return 1 if is_widening else wcwidth(char)
 
 
+def _end(text: str, width: int, start: int = 0) -> int:
+    """Where the text that begins at `start` no longer fits; its length if all fits."""
+    if text.isascii():
+        return min(start + width, len(text))
+    taken = 0
+    for index in range(start, len(text)):
+        taken += _width(text[index])
+        if taken > width:
+            return index
+    return len(text)
+
+
 def _first(text: str, width: int) -> str:
     """As much of the text's beginning as fits."""
-    if text.isascii():
-        return text[:width]
-    taken = 0
-    for index, char in enumerate(text):
-        taken += _width(char)
-        if taken > width:
-            return text[:index]
-    return text
+    return text[: _end(text, width)]
 
 
 def _last(text: str, width: int) -> str:
@@ -127,18 +132,15 @@ def wrap(text: str, width: int, most: int | None = None) -> list[str]:
 
 def _wrapped(text: str, width: int, break_in: Callable[[str], int]) -> Iterator[str]:
     start = 0
-    while True:
-        following = text[start : start + width + 1]
-        if start + len(following) == len(text) and width_of(following) <= width:
-            yield following
-            return
-        line = _first(following, width) or following[0]
-        ends_there = following[len(line) : len(line) + 1] in ("", " ")
-        end = len(line) if ends_there else break_in(line)
-        yield line[:end].rstrip()
-        start += end
+    while (end := _end(text, width, start)) < len(text):
+        end = max(end, start + 1)
+        if text[end : end + 1] not in ("", " "):
+            end = start + break_in(text[start:end])
+        yield text[start:end].rstrip()
+        start = end
         while text[start : start + 1] == " ":
             start += 1
+    yield text[start:]
 
 
 def _break_in(line: str) -> int:

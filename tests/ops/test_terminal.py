@@ -76,6 +76,8 @@ def test_what_is_wrapped_fits_and_is_whole_unless_it_is_limited(text, width, mos
         ("import:/data/2026/november.csv", 16, ["import:/data/", "2026/november.", "csv"]),
         ("0123456789", 4, ["0123", "4567", "89"]),
         ("", 4, [""]),
+        ("e\u0301" * 4 + "o", 4, ["e\u0301" * 4, "o"]),
+        ("e\u0301\u0301\u0301", 1, ["e\u0301\u0301\u0301"]),
     ],
 )
 def test_lines_are_broken_where_a_name_has_a_joint(text, width, lines):
