@@ -112,4 +112,4 @@ def test_a_message_whose_queue_is_not_known_is_not_published_by_a_guess(app):
 def test_a_waiting_task_whose_queue_is_not_known_is_not_published_by_a_guess(app, options):
     entry = Entry.of(app.tasks["job"], (), {}, {"task_id": "its-id", **options})
     with pytest.raises(CorruptEntry):
-        entry.load_for(app)
+        entry.load_for(app).check_route()
