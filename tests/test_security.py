@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 import redis
@@ -12,7 +13,7 @@ from celery_redislock.core import notes
 from celery_redislock.core.holders import successor_text
 from celery_redislock.core.keys import lock_keys
 from tests.acceptance.looking import starts
-from tests.support.servers import free_port
+from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT, make_app
 
@@ -20,8 +21,22 @@ QUEUE = "security"
 
 
 @pytest.fixture(scope="module")
-def worker(start_module_worker):
-    return start_module_worker(queues=QUEUE, concurrency=2)
+def lock_server() -> Iterator[RedisServer]:
+    """One with few keys: all of them are read while a task runs."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def worker(start_module_worker, lock_server):
+    conf = {"redislock_url": f"{lock_server.url}/0"}
+    return start_module_worker(queues=QUEUE, concurrency=2, conf=conf)
+
+
+@pytest.fixture
+def client(lock_server) -> Iterator[redis.Redis]:
+    with lock_server.client() as client:
+        yield client
 
 
 def stored(client: redis.Redis) -> tuple[str, str]:
