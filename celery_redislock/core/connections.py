@@ -261,30 +261,33 @@ def pack(arguments: Sequence[str | int | bytes]) -> bytes:
         try:
             packed: bytes = pack_command(tuple(arguments))
         except UnicodeEncodeError:
-            packed = pack_command(tuple(map(_encoded, arguments)))
-        return packed
-    return b"*%d\r\n%b" % (len(arguments), pack_parts(arguments))
+            pass
+        else:
+            return packed
+    return b"*%d\r\n%b" % (len(arguments), _parts(arguments))
 
 
 def pack_parts(arguments: Sequence[str | int | bytes]) -> bytes:
     """Arguments as they are sent, without the head that counts a command's arguments."""
-    if pack_command is not None:
-        packed = pack(arguments)
-        return packed[packed.index(b"\n") + 1 :]
+    if pack_command is None:
+        return _parts(arguments)
+    packed = pack(arguments)
+    return packed[packed.index(b"\n") + 1 :]
+
+
+def _parts(arguments: Sequence[str | int | bytes]) -> bytes:
+    """As hiredis does, but half of a surrogate pair, which JSON may carry in a task's id, is
+    escaped: UTF-8 has no place for it. No call for each argument: a task has dozens.
+    """
     parts = []
     for argument in arguments:
-        data = _encoded(argument)
+        data = (
+            argument
+            if isinstance(argument, bytes)
+            else str(argument).encode("utf-8", "backslashreplace")
+        )
         parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)
-
-
-def _encoded(argument: str | int | bytes) -> bytes:
-    """An argument as it is sent. Half of a surrogate pair, which JSON may carry in a task's id, is
-    escaped: UTF-8 has no place for it.
-    """
-    if isinstance(argument, bytes):
-        return argument
-    return str(argument).encode("utf-8", "backslashreplace")
 
 
 def _impatient(timeout: float) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,14 @@ def test_half_a_surrogate_pair_is_packed_too(monkeypatch, is_fast) -> None:
     expected = pack_command(("SET", "\\ud800:ä", 5))
     assert connections.pack(("SET", "\ud800:ä", 5)) == expected
     assert connections.pack_parts(("SET", "\ud800:ä", 5)) == expected.partition(b"\r\n")[2]
+
+
+def test_packing_makes_no_call_for_each_argument(monkeypatch) -> None:
+    monkeypatch.setattr(connections, "pack_command", None)
+    calls = []
+    sys.setprofile(lambda frame, event, arg: calls.append(frame) if event == "call" else None)
+    try:
+        connections.pack(("EVALSHA", "sha", 40, *range(40)))
+    finally:
+        sys.setprofile(None)
+    assert len(calls) <= 2
