@@ -1,14 +1,13 @@
 """The options of a task and the settings of an app, checked and resolved once. Pure.
 
-A typo must never mean "no lock": anything unknown or wrong is refused here, by name.
+A typo must never mean "no lock": what is wrong is refused here, by name; what is no option or
+setting at all, in `unknown`.
 """
 
 # No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
 # which doubles the time to make the class.
-import functools
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final, NamedTuple, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 from ..core import checks
 from ..errors import ConfigError
@@ -77,23 +76,6 @@ DEFAULTS: Final = {
     "redislock_ttl": "lock_ttl",
     "redislock_on_conflict": "on_conflict",
     "redislock_on_lock_lost": "on_lock_lost",
-}
-
-#: Options of other packages, each with its replacement here. Left over on a task they would do
-#: nothing, and their user would rely on a lock that does not exist.
-LEFTOVERS: Final = {
-    "unique_on": "of celery-singleton; use lock_key, such as lock_key=['account_id']",
-    "raise_on_duplicate": "of celery-singleton; use on_conflict='raise', or, with"
-    " lock_scope='queued+running', on_queued_conflict='raise'",
-    "lock_expiry": "of celery-singleton; use lock_ttl, which a heartbeat extends, or"
-    " lock_queued_ttl for messages that were lost",
-    "once": "of celery-once; use lock_key, lock_scope and on_queued_conflict, as"
-    " docs/migrating.md says",
-    "heimdall": "of celery-heimdall; use lock_key, lock_scope and on_queued_conflict, as"
-    " docs/migrating.md says",
-    "unique_for": "of another package; use lock_min_hold for a pause after a run, or lock_ttl for"
-    " the time that a lock outlives a dead holder",
-    "ttl": "of another package; use lock_ttl",
 }
 
 SETTINGS: Final = (
@@ -302,105 +284,3 @@ def _refuse_against_scope(where: str, scope: str, given: Mapping[str, Any]) -> N
                 f"{where}: {option}={given[option]!r} contradicts lock_scope={scope!r}: {why};"
                 " leave one of them out"
             )
-
-
-def refuse_unknown_options(
-    where: str, attributes: Iterable[tuple[str, Any]], taken: Collection[str]
-) -> None:
-    """Refuse attributes that look like our options and are not.
-
-    Args:
-        where: the task, for messages.
-        attributes: names and values; UNSET for a name that is only annotated.
-        taken: names of the base class that are not options. Methods may override them.
-
-    Raises:
-        ConfigError: a value under a name that is taken, an unknown `lock_*` or `redislock_*`
-            name, an unknown `on_*` that is not a hook, an option of another package, or a near
-            miss of another option.
-    """
-    for name, value in attributes:
-        if name in OPTIONS:
-            continue
-        if name in LEFTOVERS:
-            # A method or a property with that name is the user's own.
-            if not hasattr(type(value), "__get__"):
-                refuse_unknown_option(where, name)
-            continue
-        if name in taken:
-            if not hasattr(type(value), "__get__") and not isinstance(value, LockOptions | _Unset):
-                raise ConfigError(
-                    f"{where}: {name}={value!r} is not accepted: it is not an option, and the base"
-                    " class has an attribute with this name. Accepted options:"
-                    f" {', '.join(sorted(OPTIONS))}"
-                )
-        elif _looks_like_an_option(name.lower(), value):
-            refuse_unknown_option(where, name)
-
-
-def refuse_unknown_option(where: str, name: str) -> NoReturn:
-    """Refuse an option that does not exist, and name what to use instead.
-
-    Raises:
-        ConfigError: always.
-    """
-    if name in LEFTOVERS:
-        raise ConfigError(
-            f"{where}: {name!r} is an option {LEFTOVERS[name]}. Accepted:"
-            f" {', '.join(sorted(OPTIONS))}"
-        )
-    raise ConfigError(_unknown(where, "option", name, OPTIONS))
-
-
-def _looks_like_an_option(name: str, value: Any) -> bool:
-    if name.startswith(("lock_", "redislock_")):
-        return True
-    if _close_matches(name, OPTIONS, cutoff=0.8):
-        return True
-    # A user's own hook may be named on_something, and be None if it is not set.
-    is_hook = value is None or value is UNSET or callable(value) or hasattr(type(value), "__get__")
-    return name.startswith("on_") and not is_hook
-
-
-def is_option_or_like_one(name: str, value: Any) -> bool:
-    """Whether an attribute of a class that is not ours is meant for us: an option that asks for
-    something, a name like one, or a policy under any name.
-    """
-    if value is None or value is UNSET:
-        return False
-    if name in OPTIONS or isinstance(value, Policy):
-        return True
-    low = name.lower()
-    return low.startswith("redislock_") or (
-        re.search("lock|conflict|redis", low) is not None
-        and bool(_close_matches(low, OPTIONS, cutoff=0.8))
-    )
-
-
-def refuse_unknown_settings(names: Iterable[str]) -> None:
-    """Refuse settings that do not exist and look like ours: `redislock_*`, `redis_lock_*`.
-
-    Raises:
-        ConfigError: there is such a name.
-    """
-    for name in names:
-        # "block" and "clock" are not ours.
-        ours = name.startswith("redislock_") or (
-            "redis" in name and re.search("(?<![bc])lock", name)
-        )
-        if ours and name not in SETTINGS:
-            raise ConfigError(_unknown("app", "setting", name, SETTINGS))
-
-
-def _unknown(where: str, kind: str, name: str, accepted: tuple[str, ...]) -> str:
-    near = _close_matches(name.lower(), accepted)
-    hint = f"; did you mean {near[0]}?" if near else "."
-    return f"{where}: unknown {kind} {name!r}{hint} Accepted: {', '.join(sorted(accepted))}"
-
-
-# Tasks have the same attributes again and again, and comparing takes longer than all else here.
-@functools.lru_cache(maxsize=1024)
-def _close_matches(name: str, accepted: tuple[str, ...], cutoff: float = 0.6) -> list[str]:
-    import difflib  # only if needed: it is a twentieth of the package's import time
-
-    return difflib.get_close_matches(name, accepted, n=1, cutoff=cutoff)

@@ -19,7 +19,8 @@ from ..core.notes import DONE_TTL
 from ..errors import ConfigError
 from .brokers import redelivery_of
 from .internals import CELERYS_SETTINGS, real_app
-from .options import SETTINGS, refuse_unknown_settings
+from .options import SETTINGS
+from .unknown import refuse_unknown_settings
 
 if TYPE_CHECKING:
     from ..core.store import Store

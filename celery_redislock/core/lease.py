@@ -148,11 +148,7 @@ class Lease:
     # -- taking and giving back -----------------------------------------------------------
 
     def take(
-        self,
-        how: str = "try",
-        hold_off: float | None = None,
-        again: bool = False,
-        note: str = "",
+        self, how: str = "try", hold_off: float | None = None, again: bool = False, note: str = ""
     ) -> Acquired | Busy | Done:
         """One try to take the lock. See `Locks.acquire`.
 

@@ -230,30 +230,18 @@ class Locks:
         ours, due, *offered = reply
         return Settled(ours > 0, wire.seconds(due), wire.offered(offered))
 
-    def leave(self, claim: Claim, value: str, ttl: float, run_end: str = "") -> bool:
+    def leave(
+        self, claim: Claim, value: str, ttl: float, run_end: str = "", note: bool = True
+    ) -> bool:
         """Replace our value with another one, for at most this many seconds. The attempt ends, as
-        `run_end` says, see `past.end_text`.
+        `run_end` says, see `past.end_text`, and if wanted a done note for copies of the message.
+        False if the value was not ours, or a newer run is to have the lock.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        return self._leave(claim, value, ttl, to_ms(claim.done_ttl), run_end)
-
-    def leave_of_dead(self, claim: Claim, token: str, ttl: float, run_end: str) -> bool:
-        """Keep the lock of a dead holder for its task's retry, under this token, for at most so
-        many seconds. No done note is left: it is not known yet whether there is a retry.
-
-        Returns:
-            False if the holder did not have it, or a newer run is to have it.
-
-        Raises:
-            LockUnavailable: the server did not answer in time.
-        """
-        return self._leave(claim, holders.opening_of_held(token), ttl, 0, run_end)
-
-    def _leave(self, claim: Claim, value: str, ttl: float, done_ms: int, run_end: str) -> bool:
         keys = (claim.keys.lock, claim.done_key, claim.runs_key, *claim.keys.slots)
-        arguments = (claim.opening, value, to_ms(ttl), done_ms, run_end)
+        arguments = (claim.opening, value, to_ms(ttl), to_ms(claim.done_ttl * note), run_end)
         return bool(self._server.script(claim.ttl, lua.HOLD, keys, arguments))
 
     def break_lock(

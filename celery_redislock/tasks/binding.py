@@ -13,15 +13,10 @@ from celery import Task
 from ..app.internals import is_decorated, is_nobodys_app
 from ..app.labels import LabelMaker
 from ..app.names import KeyMaker
-from ..app.options import (
-    OPTIONS,
-    UNSET,
-    refuse_unknown_option,
-    refuse_unknown_options,
-    resolve,
-)
+from ..app.options import OPTIONS, UNSET, resolve
 from ..app.settings import AppLocks, app_locks
 from ..app.signatures import is_async
+from ..app.unknown import refuse_unknown_option, refuse_unknown_options
 from ..errors import ConfigError
 from .calling import has_own_call
 from .forgotten import options_elsewhere

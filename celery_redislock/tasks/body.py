@@ -88,7 +88,7 @@ class LockedBody:
         except LockLost as exc:
             by = lease.replaced_by
             if by is None or exc.key != attempt.key:
-                self.note = self._note_of_failure(attempt)
+                self.note = _note_of_failure(attempt)
                 raise
             self.note, self.how = notes.ENDED, past.REPLACED
             end_as_replaced(attempt, by)
@@ -100,26 +100,14 @@ class LockedBody:
             self.note, self.how = notes.ENDED, past.IGNORED
             raise
         except Exception:
-            self.note = self._note_of_failure(attempt)
+            self.note = _note_of_failure(attempt)
             raise
         except BaseException:  # the process is to end
             self.how = past.TERMINATED
             raise
-        self.note, self._succeeded = self._note_of_end(attempt, "callbacks", "chain"), True
+        self.note, self._succeeded = _note_of_end(attempt, "callbacks", "chain"), True
         self.how = past.SUCCEEDED
         return result
-
-    def _note_of_failure(self, attempt: Attempt) -> str:
-        return self._note_of_end(attempt, "errbacks") if attempt.acks_failures else ""
-
-    def _note_of_end(self, attempt: Attempt, *follow: str) -> str:
-        """What proves to a copy that the run is complete: its result, which Celery stores last.
-        Where none is stored, we note it ourselves when Celery returns.
-        """
-        request = attempt.request
-        if not any(getattr(request, name, None) for name in (*follow, "chord")):
-            return notes.EXPECTS_RESULT
-        return notes.PUBLISHING if proves_nothing(attempt.task, request) else notes.EXPECTS_RESULT
 
     def _guarded(self, attempt: Attempt, body: Callable[[], Any]) -> Any:
         abort = self._abort
@@ -139,11 +127,8 @@ class LockedBody:
             raise LockLost(attempt.key, attempt.as_holder) from None
 
     def _say_acquired(self, attempt: Attempt, lease: Lease) -> None:
-        details = {
-            "fence": lease.fence,
-            "waited": attempt.delivery.waited,
-            "latency": lease.acquired_at - attempt.asks_since,
-        }
+        waited, latency = attempt.delivery.waited, lease.acquired_at - attempt.asks_since
+        details = {"fence": lease.fence, "waited": waited, "latency": latency}
         attempt.tell(
             Outcome.ACQUIRED,
             "redislock: %s acquired %s fence=%d", attempt, attempt.key, lease.fence,
@@ -299,6 +284,20 @@ class LockedBody:
         attempt.tell(Outcome.EXTENDED, details={"late": late})
         if retaken:
             attempt.tell(Outcome.RECOVERED, details={"how": "retaken"}, reason="retaken")
+
+
+def _note_of_failure(attempt: Attempt) -> str:
+    return _note_of_end(attempt, "errbacks") if attempt.acks_failures else ""
+
+
+def _note_of_end(attempt: Attempt, *follow: str) -> str:
+    """What proves to a copy that the run is complete: its result, which Celery stores last.
+    Where none is stored, we note it ourselves when Celery returns.
+    """
+    request = attempt.request
+    if not any(getattr(request, name, None) for name in (*follow, "chord")):
+        return notes.EXPECTS_RESULT
+    return notes.PUBLISHING if proves_nothing(attempt.task, request) else notes.EXPECTS_RESULT
 
 
 def _refuse_async(attempt: Attempt, result: Any) -> NoReturn:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
+from types import CodeType
 from typing import Any, Final
 
 from celery import Task
 
 from ..app.internals import is_decorated, is_nobodys_app, on_app_complete, tasks_so_far
-from ..app.options import is_option_or_like_one
+from ..app.unknown import is_option_or_like_one
 from ..core.log import get_logger
 from .locked import LockedTask
 
@@ -49,8 +51,18 @@ def options_elsewhere(cls: type[Any]) -> dict[str, Any]:
 def _names(value: Any) -> tuple[str, ...]:
     """The names of attributes that a method or a property reads."""
     function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-    code = getattr(function, "__code__", None)
-    return () if code is None else code.co_names
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    return () if code is None else tuple(_names_in(code))
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """The names that code reads, also in functions within it, and those that `getattr` is given."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, CodeType):
+            yield from _names_in(constant)
 
 
 def forgotten(app: Any) -> Iterator[tuple[str, str]]:

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any, Final
 
 from ..app.internals import after_registration, on_app_complete, tasks_so_far
-from ..app.options import OPTIONS, refuse_unknown_option
+from ..app.options import OPTIONS
 from ..app.settings import app_locks
+from ..app.unknown import refuse_unknown_option
 from ..errors import ConfigError
 from .task import SingletonTask
 

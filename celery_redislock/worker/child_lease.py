@@ -18,7 +18,7 @@ from ..app.delivery import Kept, attempt_of
 from ..app.errands import errands
 from ..app.internals import call_in_consumer, is_active
 from ..app.outcomes import Outcome, Whose, tell
-from ..core import notes, past
+from ..core import holders, notes, past
 from ..core.claims import NOT_OURS, Claim, Extended, Extension
 from ..core.clock import clock
 from ..core.heartbeat import RETRY_EVERY, heartbeat
@@ -139,7 +139,9 @@ class ChildLease:
         if heir is None or self.is_not_retried:
             return False
         seconds = task.default_retry_delay + task.lock_options.kept_across_retries
-        if not self.store.locks.leave_of_dead(claim, heir.token, seconds, end):
+        value = holders.opening_of_held(heir.token)
+        # No done note: it is not known yet whether there is a retry.
+        if not self.store.locks.leave(claim, value, seconds, end, note=False):
             return False
         if self.is_not_retried:  # which became known meanwhile
             settle_beside(task.app, heir, End.ENDED_BY_CELERY)

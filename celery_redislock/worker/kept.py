@@ -1,13 +1,85 @@
-"""The requests for which something is kept until their tasks begin."""
+"""Requests for whose messages something is kept, and what becomes of it until their tasks begin."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
-from ..app.internals import is_revoked
-from ..tasks.settle import End
+from celery.worker.request import Request
+
+from ..app.delivery import Kept
+from ..app.errands import errands
+from ..app.internals import is_here, is_revoked, was_revoked
+from ..core.clock import clock
+from ..core.keys import keys_of_mark
+from ..core.rooms import RECEIVED_FOR
+from ..core.server import UNKNOWN_TTL
+from ..tasks.settle import End, settle_beside
+from .contained import contained
+
+
+class KeptRequest(Request):
+    """A request that settles what is kept for its message."""
+
+    #: What is kept, until it is known to be settled.
+    _kept: Kept | None = None
+    _noted_at = 0.0
+    #: The broker got the message back.
+    _is_requeued = False
+
+    def _note_received(self, kept: Kept) -> None:
+        if self.eta is not None:
+            sleeping.add(self)
+        if kept.entry_id and kept.mark:
+            from_rooms.add(self)
+            errands.add(partial(self.note_here, kept))
+
+    def note_here(self, kept: Kept) -> None:
+        """Note in the waiting room that the message of that entry is here.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        locks = self.task.app_locks
+        keys = keys_of_mark(locks.prefix, kept.mark)
+        self._noted_at = clock()
+        if not locks.store.rooms.note_received(keys, kept.entry_id, kept.token, UNKNOWN_TTL):
+            from_rooms.discard(self)
+
+    def still_here(self) -> None:
+        """Note it again when that is due, but not once the task is over, or its child dead."""
+        kept = self._kept
+        sleeps = self.eta is not None and self.time_start is None and not was_revoked(self)
+        if kept is None or not (sleeps or is_here(self)):
+            from_rooms.discard(self)
+        elif clock() - self._noted_at > RECEIVED_FOR / 3:
+            self.note_here(kept)
+
+    @contained
+    def settle(self, end: End) -> None:
+        """Settle what is kept for the message, in another thread: that may wait for the lock server
+        and the broker, and this thread serves all requests.
+        """
+        kept, self._kept = self._kept, None
+        settle_beside(self.task.app, kept, end)
+
+    def reject(self, requeue: bool = False) -> None:
+        """The broker gets the message back, or drops it."""
+        self._is_requeued = requeue and not self.acknowledged
+        super().reject(requeue)
+        if not requeue:
+            self.settle(End.CANNOT_RUN)
+
+    def revoked(self) -> bool:
+        """Whether the task is not to run: it was revoked, or has expired. Its turn is over then."""
+        if was_revoked(self):
+            return True
+        is_over = bool(super().revoked())
+        if is_over:
+            self.settle(End.ENDED_BY_CELERY)
+        return is_over
 
 
 class Requests:

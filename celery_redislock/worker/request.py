@@ -5,7 +5,7 @@ for the message, and handles the end of a child.
 from __future__ import annotations
 
 import logging
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 from celery import signals as celery_signals
@@ -14,14 +14,12 @@ from celery.worker.request import Request
 
 from ..app.brokers import origin_of
 from ..app.delivery import KEY, VERSION, Kept, attempt_of, is_copy, restore_route, stamp
-from ..app.errands import errands
 from ..app.events import channel
 from ..app.internals import (
     context_of,
     error_of,
     is_active,
     is_connected_still,
-    is_here,
     mark_revoked,
     say_ended,
     terminate_child,
@@ -34,11 +32,8 @@ from ..app.results import store_skipped
 from ..core import past
 from ..core.clock import clock
 from ..core.heartbeat import heartbeat
-from ..core.keys import keys_of_mark
 from ..core.log import get_logger
 from ..core.parked import id_of
-from ..core.rooms import RECEIVED_FOR
-from ..core.server import UNKNOWN_TTL
 from ..errors import LockUnavailable, TaskReplaced
 from ..tasks.attempt import COPIED_FROM, ends_message
 from ..tasks.ends import Skipped
@@ -47,7 +42,7 @@ from .child_lease import ChildLease
 from .children import ChildWatch
 from .contained import contained
 from .finished import FinishedNote, finished_notes
-from .kept import from_rooms, sleeping
+from .kept import KeptRequest
 from .source import source_of
 
 logger = get_logger()
@@ -62,18 +57,16 @@ NOTED_FROM: Final = COPIED_FROM - 0.1
 ASK_AGAIN: Final = 10.0
 
 
-class LockRequest(Request):
+class LockRequest(KeptRequest):
     """A request for a locked task."""
 
     #: When the lock server, which did not answer, may be asked again about dead children's tasks.
     _not_asked_until = 0.0
-    #: The broker got the message back; Celery has sent the task's retry.
-    _is_requeued = _is_retried = False
+    #: Celery has sent the task's retry.
+    _is_retried = False
     #: Before it is known better.
-    _received, _came_on, _noted_at, _is_copy = float("-inf"), -1, 0.0, True
+    _received, _came_on, _is_copy = float("-inf"), -1, True
     _lock_token = ""
-    #: What is kept for the message, until it is known to be settled.
-    _kept: Kept | None = None
     #: For the lock that the child may hold, once a child has the task.
     _lease: ChildLease | None = None
     #: In whose favour the child was terminated, and under which lock.
@@ -202,58 +195,6 @@ class LockRequest(Request):
         header = self.request_dict.get(KEY) if kind == "task-revoked" else None
         if isinstance(header, dict) and (header.get("deferrals") or header.get("parked")):
             super().send_event("task-lock-revoked", name=self.task.name)
-
-    def _note_received(self, kept: Kept) -> None:
-        if self.eta is not None:
-            sleeping.add(self)
-        if kept.entry_id and kept.mark:
-            from_rooms.add(self)
-            errands.add(partial(self.note_here, kept))
-
-    def note_here(self, kept: Kept) -> None:
-        """Note in the waiting room that the message of that entry is here.
-
-        Raises:
-            LockUnavailable: the server did not answer in time.
-        """
-        locks = self.task.app_locks
-        keys = keys_of_mark(locks.prefix, kept.mark)
-        self._noted_at = clock()
-        if not locks.store.rooms.note_received(keys, kept.entry_id, kept.token, UNKNOWN_TTL):
-            from_rooms.discard(self)
-
-    def still_here(self) -> None:
-        """Note it again when that is due, but not once the task is over, or its child dead."""
-        kept = self._kept
-        sleeps = self.eta is not None and self.time_start is None and not was_revoked(self)
-        if kept is None or not (sleeps or is_here(self)):
-            from_rooms.discard(self)
-        elif clock() - self._noted_at > RECEIVED_FOR / 3:
-            self.note_here(kept)
-
-    @contained
-    def settle(self, end: End) -> None:
-        """Settle what is kept for the message, in another thread: that may wait for the lock server
-        and the broker, and this thread serves all requests.
-        """
-        kept, self._kept = self._kept, None
-        settle_beside(self.task.app, kept, end)
-
-    def reject(self, requeue: bool = False) -> None:
-        """The broker gets the message back, or drops it."""
-        self._is_requeued = requeue and not self.acknowledged
-        super().reject(requeue)
-        if not requeue:
-            self.settle(End.CANNOT_RUN)
-
-    def revoked(self) -> bool:
-        """Whether the task is not to run: it was revoked, or has expired. Its turn is over then."""
-        if was_revoked(self):
-            return True
-        is_over = bool(super().revoked())
-        if is_over:
-            self.settle(End.ENDED_BY_CELERY)
-        return is_over
 
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False

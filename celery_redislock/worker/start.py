@@ -13,8 +13,8 @@ from typing import Any, Final
 from celery import signals
 
 from ..app.delivery import KEY, Kept
-from ..app.options import refuse_unknown_settings
 from ..app.settings import app_locks, has_locks, setting_names
+from ..app.unknown import refuse_unknown_settings
 from ..core.log import get_logger
 from ..errors import ConfigError, LockUnavailable
 from ..tasks.forgotten import untold

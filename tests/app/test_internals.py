@@ -17,6 +17,7 @@ from celery.worker.request import Request
 
 from celery_redislock import SingletonTask
 from celery_redislock.app import internals
+from celery_redislock.worker.kept import KeptRequest
 from celery_redislock.worker.request import LockRequest
 
 ROOT = Path(internals.__file__).parents[1]
@@ -53,7 +54,10 @@ CELERYS = {
 }
 #: Where classes of Celery's have subclasses.
 SUBCLASSES = ("tasks/locked.py", "tasks/task.py", "worker/request.py")
-OURS = {"LockRequest": "celery.worker.request:Request", "SingletonTask": "celery.app.task:Task"}
+OURS = {
+    **dict.fromkeys(("KeptRequest", "LockRequest"), "celery.worker.request:Request"),
+    "SingletonTask": "celery.app.task:Task",
+}
 
 
 @functools.cache  # each process of pytest's collects this module, and one of them runs it
@@ -129,7 +133,7 @@ def test_celery_has_what_is_overridden(hook):
 
 def test_all_that_is_overridden_is_listed():
     listed = {(hook.owner, hook.name) for hook in internals.HOOKS}
-    for ours in (LockRequest, SingletonTask):
+    for ours in (KeptRequest, LockRequest, SingletonTask):
         theirs = symbol_by_name(OURS[ours.__name__])
         common = {name for name in vars(ours) if name in vars(theirs)}
         # What Celery documents for subclasses and callers.

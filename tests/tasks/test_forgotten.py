@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -94,6 +95,16 @@ def test_what_belongs_to_a_users_own_base_is_not_taken_for_ours(make_app) -> Non
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             self.take(self.lock_key, self.lock_ttl)
 
+    class Nested(Task):
+        abstract = True
+
+        @contextlib.contextmanager
+        def guarded(self) -> Iterator[None]:
+            yield self.lock_ttl
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return [getattr(self, "on_lock_lost", self.lock_label) for self in [self]]
+
     class Hooked(Task):
         abstract = True
 
@@ -103,7 +114,9 @@ def test_what_belongs_to_a_users_own_base_is_not_taken_for_ours(make_app) -> Non
 
     define(app, base=Base, lock_key="mine", lock_ttl=5)
     define(app, "shop.hooked", base=Hooked, lock_label="mine")
+    define(app, "shop.nested", base=Nested, lock_ttl=5, lock_label="mine", on_lock_lost="mine")
     define(app, "shop.timed", lock_timeout=5, block_size=5, clock=5, conflict_free=True)
+    define(app, "shop.watch", clock_ttl=5, block_key="a", blocked_label="b")
     app.finalize()
     assert list(forgotten(app)) == []
 
