@@ -136,7 +136,7 @@ class Origin(NamedTuple):
     redelivered: bool = False
 
 
-_AS_CELERY_READS_IT: Final = Origin()
+AS_CELERY_READS_IT: Final = Origin()
 
 
 def origin_of(message: Any, redelivery: Redelivery) -> Origin:
@@ -144,7 +144,7 @@ def origin_of(message: Any, redelivery: Redelivery) -> Origin:
     their own words, and some transports tag a message anew with each delivery.
     """
     if redelivery.hears_acks:
-        return _AS_CELERY_READS_IT
+        return AS_CELERY_READS_IT
     info = message.delivery_info or {}
     if sqs := info.get("sqs_message"):
         count = (sqs.get("Attributes") or {}).get("ApproximateReceiveCount", 1)

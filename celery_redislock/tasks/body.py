@@ -146,7 +146,7 @@ class LockedBody:
         if lease.given_back or lease.inherited:
             return
         try:
-            if self._is_retried_by_worker(attempt):
+            if self.how == past.TERMINATED and self._is_retried_by_worker(attempt):
                 lease.abandon()
             else:
                 self._give_back(attempt, lease)
@@ -187,8 +187,7 @@ class LockedBody:
         """Whether this pool process ends, and the main process may send the task's retry: then that
         one releases the lock, or keeps it for the retry, as for a process that was killed.
         """
-        is_last = self.how == past.TERMINATED and channel.is_pool_process
-        sends = is_last and getattr(attempt.task, "retry_on_worker_lost", False)
+        sends = channel.is_pool_process and getattr(attempt.task, "retry_on_worker_lost", False)
         return bool(sends and attempt.options.kept_across_retries)
 
     def _give_back_again(self, give_back: Callable[..., Settled], copies: bool) -> None:

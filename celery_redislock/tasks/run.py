@@ -175,7 +175,14 @@ class Run:
         now: no error of ours changes it, and none leaves our tracer.
         """
         try:
-            self._end_once()
+            attempt, locked = self.attempt, self._body
+            if locked is not None:
+                locked.give_back()
+            if not self._settled:
+                self._settle(attempt, locked)
+                self._settled = True
+            if locked is not None:
+                locked.hand_over()
         except SoftTimeLimitExceeded as exc:
             if self.attempt is not None and self.attempt.is_eager:
                 raise  # it is the limit of the task that runs this one
@@ -183,16 +190,6 @@ class Run:
         except Exception as exc:
             self._settled = True
             self._say_bug("settle", exc)
-
-    def _end_once(self) -> None:
-        attempt, locked = self.attempt, self._body
-        if locked is not None:
-            locked.give_back()
-        if not self._settled:
-            self._settle(attempt, locked)
-            self._settled = True
-        if locked is not None:
-            locked.hand_over()
 
     def _say_bug(self, what: str, error: Exception) -> None:
         who = self.attempt or f"{self._task.name}[{self._raw.get('id')}]"

@@ -12,7 +12,7 @@ from celery import signals as celery_signals
 from celery.exceptions import Terminated, WorkerLostError
 from celery.worker.request import Request
 
-from ..app.brokers import origin_of
+from ..app.brokers import AS_CELERY_READS_IT, origin_of
 from ..app.delivery import KEY, VERSION, Kept, attempt_of, is_copy, restore_route, stamp
 from ..app.events import channel
 from ..app.internals import (
@@ -62,10 +62,8 @@ class LockRequest(KeptRequest):
 
     #: When the lock server, which did not answer, may be asked again about dead children's tasks.
     _not_asked_until = 0.0
-    #: Celery has sent the task's retry.
-    _is_retried = False
-    #: Before it is known better.
-    _received, _came_on, _is_copy = float("-inf"), -1, True
+    #: Before it is known better; whether Celery has sent the task's retry, too.
+    _received, _came_on, _is_copy, _is_retried = float("-inf"), -1, True, False
     _lock_token = ""
     #: For the lock that the child may hold, once a child has the task.
     _lease: ChildLease | None = None
@@ -83,8 +81,11 @@ class LockRequest(KeptRequest):
         #: The connection to the broker on which the message came: how many there were before it.
         self._came_on = times_connected(consumer)
         events = channel.wanted_by(self, consumer)
-        origin = origin_of(self.message, self.task.app_locks.redelivery)
-        restore_route(self.request_dict)
+        origin = AS_CELERY_READS_IT
+        if not self.task.hears_acks:
+            origin = origin_of(self.message, self.task.app_locks.redelivery)
+        if KEY in self.request_dict:
+            restore_route(self.request_dict)
         came_by = self.message.delivery_info or {}
         source = source_of(consumer, came_by, self.delivery_info["exchange"])
         self._lock_token = stamp(self.request_dict, events, self.content_type, origin, source)

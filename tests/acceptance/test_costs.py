@@ -244,6 +244,24 @@ def test_a_duplicate_that_is_turned_away_costs_one_round_trip(send, lock_server,
     assert sent == ["acquire"] * 3
 
 
+#: A few more than there are. Fewer are wanted: they are what our Python costs.
+@pytest.mark.parametrize(("name", "most"), [("runs", 215), ("is_skipped", 190)])
+def test_a_delivery_makes_so_many_calls_of_ours(
+    start_worker, sender, conf, queue, label, name, most
+):
+    with RedisLock(conf["redislock_url"], label):
+        for task, *args in (
+            *((name, label, n) for n in range(5)),  # connections, scripts, caches
+            ("count",),
+            *((name, label, n) for n in range(20)),
+        ):
+            sender.send_task(task, args, queue=queue)
+        counted = sender.send_task("counted", queue=queue)
+        where = {"app": "tests.acceptance.apps.counted", "pool": "solo", "queues": queue}
+        start_worker("-l", "ERROR", wait=False, **where)  # a line in the log is calls too
+        assert counted.get(timeout=30) / 20 <= most
+
+
 @pytest.mark.parametrize(
     "name",
     ["skip", "skip_result", "refuse", "queued", "coalesced", "replaced_sometime", "defer_long"],
