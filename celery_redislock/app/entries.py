@@ -40,17 +40,23 @@ class CorruptEntry(Exception):
 
 
 class ForgedEntry(CorruptEntry):
-    """The entry may be of somebody who may write the lock's keys, but not send tasks."""
+    """The entry may be of somebody who may write the lock's keys, but not send tasks; or of a
+    worker with another user or password of the broker, which can publish it.
+    """
 
     text = "its seal is not valid"
+    aside_after: Final = UNKNOWN  #: as in `NotOurs`
 
 
 class NotOurs(Exception):
     """The entry cannot be published by this worker; another one can.
 
     Attributes:
+        text: the same for people, before the reason, if no other worker does.
         aside_after: seconds after which the entry is set aside, if no other worker publishes it.
     """
+
+    text = "no worker could publish it"
 
     def __init__(self, why: str, aside_after: float) -> None:
         super().__init__(why)

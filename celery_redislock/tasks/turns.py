@@ -106,7 +106,7 @@ def _publish_one(
         return _take_out(app, keys, ttl, offered).offered
     except SoftTimeLimitExceeded:
         raise  # it is the limit of the task that released
-    except NotOurs as exc:
+    except (NotOurs, ForgedEntry) as exc:
         logger.debug(
             "redislock: another worker must publish %s, which waits for %s: %s",
             offered.entry_id, keys.lock, exc,
@@ -114,7 +114,7 @@ def _publish_one(
         look = store.rooms.look(keys, ttl, offered.entry_id, exc.aside_after, declined)
         declined.append(offered.entry_id)
         for entry_id, entry in look.aside.items():
-            say_set_aside(entry_id, entry, keys, f"no worker could publish it: {exc}")
+            say_set_aside(entry_id, entry, keys, f"{exc.text}: {exc}")
         return look.offered
     except CorruptEntry as exc:
         say_set_aside(offered.entry_id, offered.entry, keys, f"{exc.text}: {exc}")
