@@ -163,8 +163,10 @@ class _AsItCame:
         self._headers = headers
         self._properties = dict(properties)
         self._compression = compression
-        # Milliseconds, as a text. Celery gives what is left, in seconds, if the task expires.
-        self._ttl = self._properties.pop("expiration", None)
+        # Milliseconds, as a text. Celery gives what is left, in seconds, if the task expires. Only
+        # RabbitMQ reads it, and refuses another text.
+        ttl = str(self._properties.pop("expiration", None))
+        self._ttl = int(ttl) / 1000 if ttl.isdecimal() else None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
@@ -176,7 +178,7 @@ class _AsItCame:
         celerys = {k: v for k, v in headers.items() if k != _NESTED and k not in added}
         kept = {k: v for k, v in options.items() if k in _OF_PUBLISHING}
         if self._ttl is not None:
-            kept.setdefault("expiration", int(self._ttl) / 1000)
+            kept.setdefault("expiration", self._ttl)
         return self._producer.publish(
             body,
             headers={**celerys, **self._headers},

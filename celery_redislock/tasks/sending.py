@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
@@ -24,6 +25,9 @@ logger = get_logger()
 SPREAD: Final = 1.25
 #: Seconds for which a task is put off at least, however soon the broker redelivers.
 SHORTEST: Final = 0.5
+#: Seconds until a message that could not be published is given back to the broker. That delivers it
+#: again at once, and it may fail again.
+BEFORE_REJECTING: Final = 1.0
 #: Seconds before its expiry at which a task is put off at the latest, if the server is away.
 IN_TIME: Final = 1.0
 
@@ -78,6 +82,7 @@ def put_off(
         logger.exception("redislock: %s could not be published again", attempt)
         # A fanout exchange would give it to all of its queues.
         if attempt.task.acks_late and not attempt.delivery.fanout:
+            time.sleep(BEFORE_REJECTING)
             attempt.end = End.COMES_BACK
             raise Reject(exc, requeue=True) from exc
         raise (cause or exc) from exc

@@ -92,6 +92,11 @@ def test_it_lives_as_long_as_it_was_to_live(app, expires):
     assert app.properties["expiration"] == ("60000" if expires else "5000")
 
 
+def test_a_time_to_live_that_is_none_is_left_out(app):
+    again(app, {"id": "its-id", "properties": {"expiration": "soon"}})
+    assert "expiration" not in app.properties
+
+
 def test_its_event_of_being_sent_is_celerys_own(app):
     app.conf.task_send_sent_event = True
     with app.connection_for_read() as connection:

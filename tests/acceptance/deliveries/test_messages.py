@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from celery import signature
 
@@ -130,3 +132,22 @@ def test_a_message_without_compression_stays_so(start, send_here, journal, label
     await_line(worker, duplicate.id, "queued")
     journal.let_go(holder.id)
     assert "compression" not in duplicate.get(timeout=20)
+
+
+def test_one_that_cannot_be_published_again_is_given_back_once_a_second_and_runs_in_the_end(
+    worker, send_here, redis_server, journal, label, queue, started
+):
+    holder = send_here("describe_defer_late", label, None)
+    started()
+    duplicate = send_here("describe_defer_late", label, queue=f"{queue}-aside")
+    with redis_server.client(db=1) as broker:
+        message = json.loads(broker.rpop(f"{queue}-aside"))
+        message["properties"]["delivery_info"]["routing_key"] = queue
+        message["properties"]["body"] = "no producer takes that"
+        broker.lpush(queue, json.dumps(message))
+    await_line(worker, duplicate.id, "could not be published again")
+    never(duplicate.ready, "it ended while the lock was held", 1.5)
+    assert 2 <= len(lines_of(worker, duplicate.id, "received")) < 10
+    journal.let_go(holder.id)
+    assert duplicate.get(timeout=20)
+    assert journal.count(label, "start") == 2
