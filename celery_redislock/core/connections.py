@@ -12,6 +12,7 @@ import os
 import ssl
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -257,28 +258,19 @@ _WANTS_COMMAND: Final = (
 
 def pack(arguments: Sequence[str | int | bytes]) -> bytes:
     """A command as it is sent."""
-    if pack_command is not None:
-        try:
-            packed: bytes = pack_command(tuple(arguments))
-        except UnicodeEncodeError:
-            pass
-        else:
-            return packed
-    return b"*%d\r\n%b" % (len(arguments), _parts(arguments))
+    return b"*%d\r\n%b" % (len(arguments), pack_parts(arguments))
 
 
 def pack_parts(arguments: Sequence[str | int | bytes]) -> bytes:
-    """Arguments as they are sent, without the head that counts a command's arguments."""
-    if pack_command is None:
-        return _parts(arguments)
-    packed = pack(arguments)
-    return packed[packed.index(b"\n") + 1 :]
+    """Arguments as they are sent, without the head that counts a command's arguments.
 
-
-def _parts(arguments: Sequence[str | int | bytes]) -> bytes:
-    """As hiredis does, but half of a surrogate pair, which JSON may carry in a task's id, is
-    escaped: UTF-8 has no place for it. No call for each argument: a task has dozens.
+    Half of a surrogate pair, which JSON may carry in a task's id, is escaped: UTF-8 has no place
+    for it. No call for each argument, since a task has dozens.
     """
+    if pack_command is not None:
+        with suppress(UnicodeEncodeError):
+            packed: bytes = pack_command(tuple(arguments))
+            return packed[packed.index(b"\n") + 1 :]
     parts = []
     for argument in arguments:
         data = (

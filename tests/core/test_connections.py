@@ -523,8 +523,10 @@ def test_a_command_is_packed_as_redis_py_packs_it(monkeypatch) -> None:
 
 
 def test_hiredis_packs_where_it_is_installed(monkeypatch) -> None:
-    monkeypatch.setattr(connections, "pack_command", lambda command: repr(command).encode())
-    assert connections.pack(COMMAND) == repr(COMMAND).encode()
+    monkeypatch.setattr(
+        connections, "pack_command", lambda command: b"*7\r\n" + repr(command).encode()
+    )
+    assert connections.pack(COMMAND) == b"*7\r\n" + repr(COMMAND).encode()
     source = "import celery_redislock.core.connections as c; print(c.pack_command.__module__)"
     fake = "import sys, types; m = types.ModuleType('hiredis'); m.pack_command = types.FunctionType"
     done = subprocess.run(
