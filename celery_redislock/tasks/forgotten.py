@@ -51,7 +51,8 @@ def options_elsewhere(cls: type[Any]) -> dict[str, Any]:
 def _names(value: Any) -> tuple[str, ...]:
     """The names of attributes that a method or a property reads."""
     function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    is_function = inspect.isfunction(function)
+    code = getattr(inspect.unwrap(function), "__code__", None) if is_function else None
     return () if code is None else tuple(_names_in(code))
 
 
