@@ -15,12 +15,12 @@ import redis
 from celery import Celery
 
 from celery_redislock.app.settings import app_locks
-from celery_redislock.core import holders
-from celery_redislock.core.claims import Acquired, Busy, Claim, Extension, Parked, to_ms
-from celery_redislock.core.keys import LockKeys, lock_keys
-from celery_redislock.core.store import Store
-from celery_redislock.core.tokens import new_token
 from celery_redislock.ops.survey import all_locks
+from celery_redislock.protocol import holders
+from celery_redislock.protocol.claims import Acquired, Busy, Claim, Extension, Parked, to_ms
+from celery_redislock.protocol.keys import LockKeys, lock_keys
+from celery_redislock.protocol.tokens import new_token
+from celery_redislock.servers.store import Store
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.servers import RedisServer
 

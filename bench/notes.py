@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from celery_redislock.core.notes import DONE_TTL
+from celery_redislock.protocol.notes import DONE_TTL
 from celery_redislock.worker.finished import REMEMBERED
 from tests.support.servers import RedisServer
 

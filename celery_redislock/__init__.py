@@ -6,7 +6,6 @@ and what runs a task as a worker starts, or with the first eager run.
 
 from typing import TYPE_CHECKING, Any
 
-from .core.holders import Holder
 from .errors import (
     ConfigError,
     LockConflict,
@@ -17,6 +16,7 @@ from .errors import (
     TaskSkipped,
 )
 from .policies import Coalesce, Conflict, Defer, Policy, Queue, Raise, Replace, Skip, Wait
+from .protocol.holders import Holder
 from .signals import (
     lock_acquired,
     lock_conflict,
@@ -31,7 +31,7 @@ from .tasks.task import SingletonTask
 from .worker import start as _start  # noqa: F401  connects receivers for a worker's start
 
 if TYPE_CHECKING:
-    from .core.redis_lock import RedisLock
+    from .lock.redis_lock import RedisLock
 
 __all__ = [
     "Coalesce",
@@ -66,7 +66,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "RedisLock":
-        from .core.redis_lock import RedisLock
+        from .lock.redis_lock import RedisLock
 
         globals()[name] = RedisLock
         return RedisLock

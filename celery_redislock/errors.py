@@ -11,7 +11,7 @@ from typing import Any
 
 from celery.exceptions import ImproperlyConfigured, TaskRevokedError
 
-from .core.holders import Holder, one_line
+from .protocol.holders import Holder, one_line
 
 _HolderLike = Holder | Mapping[str, Any] | None
 

@@ -15,9 +15,9 @@ import copy
 import dataclasses
 from typing import Any, Final, Protocol
 
-from .core.checks import check_seconds, is_int, is_number
-from .core.holders import Holder
 from .errors import ConfigError
+from .protocol.checks import check_seconds, is_int, is_number
+from .protocol.holders import Holder
 
 
 class _NoResult:

@@ -27,9 +27,9 @@ from prometheus_client import (
 
 from .app.internals import real_app
 from .app.metrics import LOST, METRICS, RECOVERED, WARN_AFTER, Measures, Metric
-from .core.log import get_logger
 from .ops.collector import Collector
 from .ops.multiprocess import Processes
+from .protocol.log import get_logger
 from .tasks.task import SingletonTask
 
 __all__ = ["Collector", "instrument", "registry"]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from celery.utils.dispatch import Signal
 
-from .core.holders import Holder
+from .protocol.holders import Holder
 
 
 class AcquiredDetails(NamedTuple):

@@ -19,20 +19,21 @@ from typing import Any, Final, TypeVar
 
 import redis
 
-from .core import holders, stand_in
-from .core.claims import Acquired, Busy, Claim, Done, to_ms
-from .core.clock import clock
-from .core.connections import pools_like
-from .core.heartbeat import heartbeat
-from .core.holders import Holder
-from .core.keys import LockKeys
-from .core.lease import Lease
-from .core.redis_lock import RedisLock
-from .core.server import Server
-from .core.store import Store
-from .core.tokens import new_token
-from .core.upkeep import Upkeep
 from .errors import ConfigError, TaskSkipped
+from .lock.heartbeat import heartbeat
+from .lock.lease import Lease
+from .lock.redis_lock import RedisLock
+from .lock.upkeep import Upkeep
+from .protocol import holders
+from .protocol.claims import Acquired, Busy, Claim, Done, to_ms
+from .protocol.clock import clock
+from .protocol.holders import Holder
+from .protocol.keys import LockKeys
+from .protocol.tokens import new_token
+from .servers import stand_in
+from .servers.connections import pools_like
+from .servers.server import Server
+from .servers.store import Store
 from .signals import ConflictDetails, lock_conflict
 from .tasks.current import current_lock
 from .tasks.locked import Calls

@@ -107,9 +107,9 @@ def reference() -> Iterator[str]:
         for name in sorted(names, key=lambda name: name != "SingletonTask"):
             yield directive("celery_redislock", name, public[name])
         if title == "Tasks":
-            lease = importlib.import_module("celery_redislock.core.lease").Lease
+            lease = importlib.import_module("celery_redislock.lock.lease").Lease
             yield "What `self.lock` and `current_lock` are in a body:\n"
-            yield directive("celery_redislock.core.lease", "Lease", lease)
+            yield directive("celery_redislock.lock.lease", "Lease", lease)
     for module in MODULES:
         if importlib.util.find_spec(f"celery_redislock.{module}"):
             yield from module_reference(importlib.import_module(f"celery_redislock.{module}"))

@@ -15,8 +15,8 @@ from celery import Celery, _state
 from celery.result import AsyncResult
 from hypothesis import HealthCheck, settings
 
-from celery_redislock.core.connections import pools_from_url
-from celery_redislock.core.store import Store
+from celery_redislock.servers.connections import pools_from_url
+from celery_redislock.servers.store import Store
 from celery_redislock.testing import MemoryStore
 from tests.support import lateness, sharing
 from tests.support.journal import Journal
@@ -41,10 +41,10 @@ lateness.witness.start()
 LONG = (
     *("proofs/model/test_rooms", "acceptance/test_releases", "acceptance/test_ends"),
     *("proofs/faults/test_short_", "proofs/faults/test_broken_rooms", "acceptance/test_retries"),
-    *("acceptance/test_turns_nobody_takes", "proofs/faults/test_faults", "core/test_store"),
-    *("core/test_redis_lock", "test_demo_command", "acceptance/deliveries/test_notes"),
+    *("acceptance/test_turns_nobody_takes", "proofs/faults/test_faults", "servers/test_store"),
+    *("lock/test_redis_lock", "test_demo_command", "acceptance/deliveries/test_notes"),
     *("acceptance/test_outages", "acceptance/test_rooms", "acceptance/test_scopes"),
-    *("acceptance/deliveries/test_newest", "acceptance/test_exits", "core/test_greenlets"),
+    *("acceptance/deliveries/test_newest", "acceptance/test_exits", "lock/test_greenlets"),
     *("test_migrating", "acceptance/test_lost", "acceptance/test_replace", "ops/web/"),
     *("proofs/model/", "acceptance/", "test_pages", "test_demo"),
 )

@@ -50,7 +50,7 @@ def test_the_wheel_carries_every_module_script_and_type_marker(wheel):
         for path in source.rglob("*")
         if path.suffix in (".py", ".lua", ".typed", ".html", ".css", ".js", ".svg")
     }
-    assert {"celery_redislock/core/scripts/acquire.lua", "celery_redislock/py.typed"} <= expected
+    assert {"celery_redislock/scripts/acquire.lua", "celery_redislock/py.typed"} <= expected
     names = zipfile.ZipFile(wheel).namelist()
     assert {name for name in names if name.startswith("celery_redislock/")} == expected
     assert {name for name in names if "/" not in name} == {"celery_redislock_pytest.py"}
@@ -115,7 +115,7 @@ def add(n): ...
 
 add.delay(1)
 package = sys.modules["celery_redislock"]
-needless = ("core.store", "core.heartbeat", "core.redis_lock", "tasks.tracer", "worker.sweeper")
+needless = ("servers.store", "lock.heartbeat", "lock.redis_lock", "tasks.tracer", "worker.sweeper")
 assert not [name for name in needless if f"celery_redislock.{name}" in sys.modules]
 """
 
@@ -123,7 +123,7 @@ assert not [name for name in needless if f"celery_redislock.{name}" in sys.modul
 def test_a_program_that_only_sends_tasks_imports_nothing_that_runs_them(redis_server):
     asks = SENDS + (
         "from celery_redislock import RedisLock\n"
-        "assert package.RedisLock is sys.modules['celery_redislock.core.redis_lock'].RedisLock\n"
+        "assert package.RedisLock is sys.modules['celery_redislock.lock.redis_lock'].RedisLock\n"
     )
     subprocess.run([sys.executable, "-c", asks, redis_server.url], check=True, timeout=60)
 

@@ -200,7 +200,7 @@ def test_every_option_setting_and_public_name_is_documented() -> None:
 def test_every_module_and_script_is_documented() -> None:
     text = (ROOT / "docs/how-it-works.md").read_text(encoding="utf-8")
     package = ROOT / "celery_redislock"
-    files = {path.name for path in package.glob("core/scripts/*.lua")} | {*modules()}
+    files = {path.name for path in package.glob("scripts/*.lua")} | {*modules()}
     assert {name for name in files if f"`{name}`" not in text} == set()
     table = text[text.index("## The modules") :]
     assert set(re.findall(r"^\| `(\S+\.py)` \|", table, re.M)) == {*modules()}

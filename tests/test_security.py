@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from celery_redislock import SingletonTask, TaskReplaced
-from celery_redislock.core import notes
-from celery_redislock.core.holders import successor_text
-from celery_redislock.core.keys import lock_keys
+from celery_redislock.protocol import notes
+from celery_redislock.protocol.holders import successor_text
+from celery_redislock.protocol.keys import lock_keys
 from tests.acceptance.looking import starts
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually

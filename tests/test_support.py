@@ -434,9 +434,9 @@ def test_the_sentinels_are_patient_before_a_master_is_killed_and_after_it(sentin
 
 
 def test_a_lock_is_taken_through_the_sentinels(sentinels, label) -> None:
-    from celery_redislock.core.connections import pools_from_url
-    from celery_redislock.core.store import Store
-    from tests.core.test_store import make_claim, taken
+    from celery_redislock.servers.connections import pools_from_url
+    from celery_redislock.servers.store import Store
+    from tests.servers.test_store import make_claim, taken
 
     store = Store(pools_from_url(sentinels.url, sentinels.transport_options))
     claim = make_claim(label, ttl=3)

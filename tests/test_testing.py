@@ -36,7 +36,7 @@ from celery_redislock.testing import (
     hold_lock,
     memory_locks,
 )
-from tests.core.test_store import make_claim
+from tests.servers.test_store import make_claim
 from tests.support.lateness import elapsed
 from tests.support.workers import ROOT
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from ..core.clock import clock
-from ..core.parked import id_of
-from ..core.tokens import new_token
 from ..errors import ConfigError
+from ..protocol.clock import clock
+from ..protocol.entries import id_of
+from ..protocol.tokens import new_token
 from .brokers import Origin
 
 KEY: Final = "redislock"

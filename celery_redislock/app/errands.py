@@ -15,11 +15,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from ..core.clock import clock
-from ..core.forks import between_forks
-from ..core.greenlets import Alarm
-from ..core.log import get_logger
 from ..errors import LockUnavailable
+from ..lock.forks import between_forks
+from ..lock.greenlets import Alarm
+from ..protocol.clock import clock
+from ..protocol.log import get_logger
 from .internals import at_pool_process_exit
 
 logger = get_logger()

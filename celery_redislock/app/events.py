@@ -13,9 +13,9 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..core.forks import between_forks
-from ..core.greenlets import AT_ONCE, start_native, teller_here
-from ..core.log import fields, get_logger
+from ..lock.forks import between_forks
+from ..lock.greenlets import AT_ONCE, start_native, teller_here
+from ..protocol.log import fields, get_logger
 from .internals import call_in_consumer
 
 logger = get_logger()
@@ -135,7 +135,7 @@ def emit(kind: str, outcome: str, key: str, **content: Any) -> None:
         kind: the event's type, after "task-lock-".
         outcome: as in the log.
         key: the lock's key.
-        content: as `core.log.fields` takes it.
+        content: as `log.fields` takes it.
     """
     found = fields(outcome, key, **content)
     event = {name: value for name, value in found.items() if value is not None}

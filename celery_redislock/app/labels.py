@@ -7,8 +7,8 @@ from typing import Any
 
 from celery.exceptions import SoftTimeLimitExceeded
 
-from ..core.holders import label_text
-from ..core.log import get_logger
+from ..protocol.holders import label_text
+from ..protocol.log import get_logger
 from .names import NO_HEADERS, KeyMaker, Normalise
 
 logger = get_logger()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from .. import signals
-from ..core import past
+from ..protocol import past
 
 
 class Metric(NamedTuple):

@@ -9,9 +9,9 @@ setting at all, in `unknown`.
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from ..core import checks
 from ..errors import ConfigError
 from ..policies import Policy, policy_named
+from ..protocol import checks
 from .delivery import KEY
 
 

@@ -10,8 +10,8 @@ import logging
 from typing import Any, Final, NamedTuple
 
 from .. import signals
-from ..core.holders import Holder
-from ..core.log import fields, get_logger
+from ..protocol.holders import Holder
+from ..protocol.log import fields, get_logger
 from .events import channel, emit
 
 logger = get_logger()
@@ -132,7 +132,7 @@ def tell(
         logged: fields of the line only.
         details: further fields of the signal; None: it is not sent.
         emits: whether the event is sent, if the outcome has one.
-        facts: fields of the line and of the event, as `core.log.fields` takes them.
+        facts: fields of the line and of the event, as `log.fields` takes them.
     """
     level = outcome.level if level is None else level
     if text and logger.isEnabledFor(level):

@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from celery import Celery
 
-from ..core import checks, sources, stand_in
-from ..core.address import address_of
-from ..core.checks import check_prefix
-from ..core.connections import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
-from ..core.notes import DONE_TTL
 from ..errors import ConfigError
+from ..lock import sources
+from ..protocol import checks
+from ..protocol.checks import check_prefix
+from ..protocol.notes import DONE_TTL
+from ..servers import stand_in
+from ..servers.address import address_of
+from ..servers.connections import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
 from .brokers import redelivery_of
 from .internals import CELERYS_SETTINGS, real_app
 from .options import SETTINGS
 from .unknown import refuse_unknown_settings
 
 if TYPE_CHECKING:
-    from ..core.store import Store
+    from ..servers.store import Store
 
 _ATTRIBUTE: Final = "_redislock"
 #: The default of `redislock_history`.
@@ -84,7 +86,7 @@ class AppLocks:
         if stand_in.current is not None:
             return stand_in.current.store
         if self._store is None:
-            from ..core.store import Store  # a program that only sends tasks needs none
+            from ..servers.store import Store  # a program that only sends tasks needs none
 
             server = self.require_server()
             self._store = Store(pools_from_url(server.url, server.options))

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from typing import Final
 
 from ..app.settings import AppLocks
-from ..core.holders import one_line
-from ..core.keys import is_slot, key_parts, lock_keys, lock_pattern
+from ..protocol.holders import one_line
+from ..protocol.keys import is_slot, key_parts, lock_keys, lock_pattern
 from .rooms import asides_of, heads_of
 from .survey import BATCH, awaited_in, read_slots
 

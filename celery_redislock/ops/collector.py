@@ -15,10 +15,10 @@ from prometheus_client.core import GaugeMetricFamily
 from ..app import metrics
 from ..app.internals import real_app
 from ..app.settings import app_locks
-from ..core.checks import checked, ttl
-from ..core.clock import clock
-from ..core.log import get_logger
 from ..errors import LockError
+from ..protocol.checks import checked, ttl
+from ..protocol.clock import clock
+from ..protocol.log import get_logger
 from ..tasks.task import SingletonTask
 from .backlog import Figures, backlog
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from ..core.holders import one_line
+from ..protocol.holders import one_line
 
 if TYPE_CHECKING:
     from ..errors import LockUnavailable

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..core.holders import one_line
-from ..core.log import get_logger
+from ..protocol.holders import one_line
+from ..protocol.log import get_logger
 
 logger = get_logger()
 

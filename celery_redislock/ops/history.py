@@ -10,11 +10,11 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from ..app.settings import AppLocks
-from ..core import past
-from ..core.history import History
-from ..core.holders import cut
-from ..core.keys import lock_keys
-from ..core.past import Past
+from ..protocol import past
+from ..protocol.holders import cut
+from ..protocol.keys import lock_keys
+from ..protocol.past import Past
+from ..servers.history import History
 
 #: What a `RedisLock` is called instead of a task.
 OUTSIDE: Final = "RedisLock"

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from ..app.options import MAX_LIMIT
 from ..app.settings import AppLocks
-from ..core.keys import LockKeys, lock_keys
-from ..core.server import LOOKING_TTL
+from ..protocol.keys import LockKeys, lock_keys
+from ..servers.server import LOOKING_TTL
 from ..tasks.target import TargetError, with_slots_of
 from ..tasks.turns import end_replaced
 from .pick import chosen, matches

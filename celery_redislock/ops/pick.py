@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from ..app.canonical import parts_of
 from ..app.settings import AppLocks, app_locks
-from ..core.holders import one_line
-from ..core.keys import lock_keys
+from ..protocol.holders import one_line
+from ..protocol.keys import lock_keys
 from ..tasks.target import Target, TargetError
 from .history import OUTSIDE, PastRun, past_runs
 from .rooms import heads_of

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from ..app.entries import CorruptEntry, Entry
-from ..core.holders import cut
-from ..core.keys import LockKeys
-from ..core.parked import arrived_at, parked_of, task_id_of, task_of
-from ..core.store import Store
+from ..protocol.entries import arrived_at, parked_of, task_id_of, task_of
+from ..protocol.holders import cut
+from ..protocol.keys import LockKeys
+from ..servers.store import Store
 
 #: How many tasks that wait, or were set aside, are named.
 NAMED: Final = 100

@@ -10,11 +10,11 @@ from typing import Any, Final, TypeVar
 from ..app.canonical import parts_of
 from ..app.options import MAX_LIMIT
 from ..app.settings import AppLocks
-from ..core import holders
-from ..core.claims import Stored
-from ..core.holders import Holder
-from ..core.keys import is_slot, key_parts, lock_keys, lock_pattern
-from ..core.store import Store
+from ..protocol import holders
+from ..protocol.claims import Stored
+from ..protocol.holders import Holder
+from ..protocol.keys import is_slot, key_parts, lock_keys, lock_pattern
+from ..servers.store import Store
 from ..tasks.target import Target
 from .rooms import asides_of, entries_of, heads_of
 

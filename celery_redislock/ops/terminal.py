@@ -14,7 +14,7 @@ from typing import Final
 
 from wcwidth import wcwidth
 
-from ..core.holders import escaped
+from ..protocol.holders import escaped
 
 #: The width without a terminal: in a pipe or a file. The variable COLUMNS overrides it.
 PIPED: Final = 120

@@ -12,9 +12,9 @@ import signal
 import threading
 from typing import Any, Final
 
-from ..core.greenlets import hub_here, native_lock, patched_by
-from ..core.log import get_logger
 from ..errors import LockLost
+from ..lock.greenlets import hub_here, native_lock, patched_by
+from ..protocol.log import get_logger
 
 logger = get_logger()
 

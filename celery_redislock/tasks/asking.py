@@ -10,14 +10,14 @@ from typing import Final, NoReturn
 
 from ..app.outcomes import Outcome
 from ..app.results import is_ready, proves_nothing, store_skipped
-from ..core import notes
-from ..core.claims import Acquired, Busy, Done
-from ..core.holders import Holder
-from ..core.lease import Lease
-from ..core.log import get_logger
-from ..core.waiting import wait_for
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
+from ..lock.lease import Lease
+from ..lock.waiting import wait_for
 from ..policies import Policy
+from ..protocol import notes
+from ..protocol.claims import Acquired, Busy, Done
+from ..protocol.holders import Holder
+from ..protocol.log import get_logger
 from .attempt import Attempt
 from .ends import AlreadyDone, Skipped
 from .sending import backoff, put_off

@@ -16,13 +16,13 @@ from ..app.events import channel
 from ..app.internals import as_running
 from ..app.outcomes import Outcome, Whose, tell, tell_conflict
 from ..app.settings import AppLocks
-from ..core import holders, notes
-from ..core.claims import Busy, Claim, to_ms
-from ..core.holders import Holder
-from ..core.lease import Lease
-from ..core.log import get_logger
 from ..errors import LockUnavailable
-from . import turns
+from ..lock.lease import Lease
+from ..protocol import holders, notes
+from ..protocol.claims import Busy, Claim, to_ms
+from ..protocol.holders import Holder
+from ..protocol.log import get_logger
+from ..tasks import turns
 from .locked import LockedTask
 from .settle import End
 

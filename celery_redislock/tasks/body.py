@@ -16,15 +16,15 @@ from ..app.events import channel
 from ..app.outcomes import Outcome
 from ..app.results import proves_nothing
 from ..app.times import seconds_until
-from ..core import holders, notes, past
-from ..core.claims import Settled
-from ..core.clock import clock
-from ..core.holders import Holder, successor_text
-from ..core.lease import Heir, Lease
-from ..core.log import get_logger
-from ..core.right import Right
 from ..errors import ConfigError, LockLost, LockUnavailable
-from . import turns
+from ..lock.lease import Heir, Lease
+from ..lock.right import Right
+from ..protocol import holders, notes, past
+from ..protocol.claims import Settled
+from ..protocol.clock import clock
+from ..protocol.holders import Holder, successor_text
+from ..protocol.log import get_logger
+from ..tasks import turns
 from .abort import Abort
 from .asking import end_as_replaced
 from .attempt import Attempt

@@ -14,13 +14,13 @@ from ..app.again import message_options
 from ..app.brokers import broker_of
 from ..app.entries import Entry
 from ..app.outcomes import Outcome
-from ..core.claims import Acquired, Busy, Full, Older, Parked, Turn
-from ..core.holders import Holder, successor_text
-from ..core.log import get_logger
-from ..core.waiting import wait_for
 from ..errors import ConfigError, LockConflict, LockUnavailable, TaskSkipped
+from ..lock.waiting import wait_for
 from ..policies import NO_RESULT, Policy
-from . import turns
+from ..protocol.claims import Acquired, Busy, Full, Older, Parked, Turn
+from ..protocol.holders import Holder, successor_text
+from ..protocol.log import get_logger
+from ..tasks import turns
 from .asking import (
     ask,
     end_as_replaced,

@@ -8,7 +8,7 @@ from ..app.internals import running_task
 from .ends import LEASE, UNLOCKED
 
 if TYPE_CHECKING:
-    from ..core.lease import Lease
+    from ..lock.lease import Lease
 
 
 class _CurrentLock:

@@ -13,7 +13,7 @@ from celery import Task
 
 from ..app.internals import is_decorated, is_nobodys_app, on_app_complete, tasks_so_far
 from ..app.unknown import is_option_or_like_one
-from ..core.log import get_logger
+from ..protocol.log import get_logger
 from .locked import LockedTask
 
 logger = get_logger()

@@ -13,14 +13,14 @@ from ..app.labels import LabelMaker
 from ..app.names import NO_HEADERS, KeyMaker
 from ..app.options import LockOptions
 from ..app.settings import AppLocks, NoServer, app_locks
-from ..core import stand_in
-from ..core.holders import Holder
-from ..core.keys import LockKeys, lock_keys
 from ..errors import ConfigError
+from ..protocol.holders import Holder
+from ..protocol.keys import LockKeys, lock_keys
+from ..servers import stand_in
 from .ends import LEASE, UNLOCKED, Unlocked
 
 if TYPE_CHECKING:
-    from ..core.lease import Lease
+    from ..lock.lease import Lease
 
 
 class LockedTask(Task):

@@ -18,15 +18,15 @@ from ..app.delivery import KEY, VERSION, Kept
 from ..app.outcomes import Outcome, Whose, tell_conflict
 from ..app.results import ended_since
 from ..app.times import seconds_until
-from ..core import holders
-from ..core.checks import MAX_SECONDS
-from ..core.claims import Busy, Claim, Reserved, to_ms
-from ..core.holders import Holder
-from ..core.keys import LockKeys
-from ..core.lease import Heir, Lease
-from ..core.log import get_logger
-from ..core.tokens import new_token
 from ..errors import LockConflict, LockUnavailable
+from ..lock.lease import Heir, Lease
+from ..protocol import holders
+from ..protocol.checks import MAX_SECONDS
+from ..protocol.claims import Busy, Claim, Reserved, to_ms
+from ..protocol.holders import Holder
+from ..protocol.keys import LockKeys
+from ..protocol.log import get_logger
+from ..protocol.tokens import new_token
 from .locked import LockedTask
 from .settle import End, settle_kept
 from .turns import publish as publish_turn

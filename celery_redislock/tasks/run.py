@@ -13,11 +13,11 @@ from typing import Any
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from ..app.delivery import Kept
-from ..core import notes
-from ..core.claims import Acquired, Busy
-from ..core.clock import clock
-from ..core.log import get_logger
 from ..errors import LockUnavailable
+from ..protocol import notes
+from ..protocol.claims import Acquired, Busy
+from ..protocol.clock import clock
+from ..protocol.log import get_logger
 from .asking import ask, give_up_kept, policy_of, resolve
 from .attempt import Attempt
 from .body import LockedBody

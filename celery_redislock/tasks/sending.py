@@ -12,9 +12,9 @@ from celery.exceptions import Reject, SoftTimeLimitExceeded
 from ..app.again import message_options, publish_again
 from ..app.internals import least_countdown
 from ..app.times import seconds_until
-from ..core.log import get_logger
 from ..errors import LockUnavailable
-from . import turns
+from ..protocol.log import get_logger
+from ..tasks import turns
 from .attempt import Attempt
 from .ends import Deferred, Expired
 from .settle import End

@@ -15,12 +15,12 @@ from ..app.delivery import Kept
 from ..app.errands import errands
 from ..app.events import channel
 from ..app.settings import app_locks
-from ..core.claims import Claim
-from ..core.keys import keys_of_mark
-from ..core.log import get_logger
-from ..core.server import UNKNOWN_TTL
-from ..core.tokens import new_token
 from ..errors import LockUnavailable
+from ..protocol.claims import Claim
+from ..protocol.keys import keys_of_mark
+from ..protocol.log import get_logger
+from ..protocol.tokens import new_token
+from ..servers.server import UNKNOWN_TTL
 from .turns import follow
 
 logger = get_logger()

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from ..app.names import NO_HEADERS
 from ..app.settings import app_locks
-from ..core.holders import one_line
-from ..core.keys import LockKeys, lock_keys, name_of
+from ..protocol.holders import one_line
+from ..protocol.keys import LockKeys, lock_keys, name_of
 from .task import SingletonTask
 
 

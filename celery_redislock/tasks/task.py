@@ -10,8 +10,8 @@ from celery.utils.imports import instantiate, symbol_by_name
 
 from ..app.delivery import KEY, VERSION
 from ..app.options import UNSET
-from ..core.tokens import new_token
 from ..errors import ConfigError
+from ..protocol.tokens import new_token
 from .binding import is_celerys_own, resolve_options
 from .calling import DUE, call_under_lock, next_call
 from .current import current_lock

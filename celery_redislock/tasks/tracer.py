@@ -28,8 +28,8 @@ from celery.signals import task_failure, task_postrun, task_prerun
 from ..app.delivery import KEY, Kept, take_header
 from ..app.internals import is_celerys_tracer, trace_of_end
 from ..app.results import store_failed
-from ..core.log import get_logger
 from ..errors import ConfigError
+from ..protocol.log import get_logger
 from .ends import RUN, EndInfo
 from .locked import LockedTask
 from .refused import is_refusal

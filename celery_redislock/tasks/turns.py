@@ -27,13 +27,13 @@ from ..app.outcomes import Outcome, Whose, tell, tell_conflict
 from ..app.results import ended_since, store_expired, store_skipped
 from ..app.settings import app_locks
 from ..app.times import has_passed
-from ..core.claims import Claim, Look, Offered, Parked, Settled
-from ..core.holders import Holder
-from ..core.keys import LockKeys
-from ..core.log import get_logger
-from ..core.parked import task_id_of, task_of
-from ..core.tokens import new_token
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
+from ..protocol.claims import Claim, Look, Offered, Parked, Settled
+from ..protocol.entries import task_id_of, task_of
+from ..protocol.holders import Holder
+from ..protocol.keys import LockKeys
+from ..protocol.log import get_logger
+from ..protocol.tokens import new_token
 from .locked import LockedTask
 
 logger = get_logger()

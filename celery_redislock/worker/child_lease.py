@@ -18,15 +18,15 @@ from ..app.delivery import Kept, attempt_of
 from ..app.errands import errands
 from ..app.internals import call_in_consumer, is_active
 from ..app.outcomes import Outcome, Whose, tell
-from ..core import holders, notes, past
-from ..core.claims import NOT_OURS, Claim, Extended, Extension
-from ..core.clock import clock
-from ..core.heartbeat import RETRY_EVERY, heartbeat
-from ..core.holders import Holder
-from ..core.log import get_logger
-from ..core.store import Store
-from ..core.upkeep import beat_every
 from ..errors import LockUnavailable, TaskReplaced
+from ..lock.heartbeat import RETRY_EVERY, heartbeat
+from ..lock.upkeep import beat_every
+from ..protocol import holders, notes, past
+from ..protocol.claims import NOT_OURS, Claim, Extended, Extension
+from ..protocol.clock import clock
+from ..protocol.holders import Holder
+from ..protocol.log import get_logger
+from ..servers.store import Store
 from ..tasks.settle import End, settle_beside
 from ..tasks.task import SingletonTask
 from ..tasks.turns import follow

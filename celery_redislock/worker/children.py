@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..core.forks import between_forks
+from ..lock.forks import between_forks
 
 #: Seconds between looks at a process where the kernel has no pidfd (Linux before 5.3, others).
 LOOK_EVERY: Final = 0.05

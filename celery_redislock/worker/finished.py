@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ..app.internals import is_active, is_connected_still
 from ..app.settings import AppLocks
-from ..core.clock import clock
-from ..core.forks import between_forks
-from ..core.log import get_logger
 from ..errors import LockUnavailable
+from ..lock.forks import between_forks
+from ..protocol.clock import clock
+from ..protocol.log import get_logger
 
 logger = get_logger()
 

@@ -12,10 +12,10 @@ from celery.worker.request import Request
 from ..app.delivery import Kept
 from ..app.errands import errands
 from ..app.internals import is_here, is_revoked, was_revoked
-from ..core.clock import clock
-from ..core.keys import keys_of_mark
-from ..core.rooms import RECEIVED_FOR
-from ..core.server import UNKNOWN_TTL
+from ..protocol.clock import clock
+from ..protocol.keys import keys_of_mark
+from ..servers.rooms import RECEIVED_FOR
+from ..servers.server import UNKNOWN_TTL
 from ..tasks.settle import End, settle_beside
 from .contained import contained
 

@@ -12,11 +12,11 @@ from typing import Any
 from celery.worker.control import control_command, inspect_command
 
 from ..app.outcomes import Outcome, Whose, tell
-from ..core.heartbeat import heartbeat
-from ..core.holders import Holder
-from ..core.keys import LockKeys
-from ..core.upkeep import Upkeep
 from ..errors import ConfigError, LockUnavailable
+from ..lock.heartbeat import heartbeat
+from ..lock.upkeep import Upkeep
+from ..protocol.holders import Holder
+from ..protocol.keys import LockKeys
 from ..tasks.target import TargetError, locate, word
 from .child_lease import ChildLease
 

@@ -29,12 +29,12 @@ from ..app.internals import (
 )
 from ..app.outcomes import Outcome, Whose, tell
 from ..app.results import store_skipped
-from ..core import past
-from ..core.clock import clock
-from ..core.heartbeat import heartbeat
-from ..core.log import get_logger
-from ..core.parked import id_of
 from ..errors import LockUnavailable, TaskReplaced
+from ..lock.heartbeat import heartbeat
+from ..protocol import past
+from ..protocol.clock import clock
+from ..protocol.entries import id_of
+from ..protocol.log import get_logger
 from ..tasks.attempt import COPIED_FROM, ends_message
 from ..tasks.ends import Skipped
 from ..tasks.settle import End, settle_beside

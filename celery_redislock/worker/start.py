@@ -15,8 +15,8 @@ from celery import signals
 from ..app.delivery import KEY, Kept
 from ..app.settings import app_locks, has_locks, setting_names
 from ..app.unknown import refuse_unknown_settings
-from ..core.log import get_logger
 from ..errors import ConfigError, LockUnavailable
+from ..protocol.log import get_logger
 from ..tasks.forgotten import untold
 from ..tasks.protect import has_setting, protect_tasks
 from ..tasks.task import SingletonTask
@@ -147,7 +147,7 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
     """Warnings: the server does not answer, or may evict locks. The pool's processes inherit which
     server it is, and so notice a restart.
     """
-    from ..core.server import UNKNOWN_TTL
+    from ..servers.server import UNKNOWN_TTL
 
     locks = app_locks(app)
     if locks.server is None:

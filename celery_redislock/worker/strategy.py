@@ -8,7 +8,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.utils.imports import symbol_by_name
 
-from ..core.forks import between_forks
+from ..lock.forks import between_forks
 from ..tasks.task import SingletonTask
 from .request import lock_request
 

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from ..app.brokers import broker_of
 from ..app.settings import app_locks
-from ..core.clock import clock
-from ..core.forks import between_forks
-from ..core.keys import in_all_buckets, keys_of_mark, sweep_key
-from ..core.log import get_logger
-from ..core.server import UNKNOWN_TTL
 from ..errors import LockUnavailable
+from ..lock.forks import between_forks
+from ..protocol.clock import clock
+from ..protocol.keys import in_all_buckets, keys_of_mark, sweep_key
+from ..protocol.log import get_logger
+from ..servers.server import UNKNOWN_TTL
 from ..tasks.turns import look_after
 from .kept import note_received, settle_revoked
 

@@ -17,7 +17,7 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from celery_redislock import Holder
-from celery_redislock.core.keys import lock_keys
+from celery_redislock.protocol.keys import lock_keys
 from tests.acceptance.looking import Room
 from tests.support.journal import Entry, Journal
 from tests.support.lateness import elapsed

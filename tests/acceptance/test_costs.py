@@ -16,14 +16,16 @@ from celery import Celery
 
 from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped
 from celery_redislock.app.canonical import digest
-from celery_redislock.core import lua, waiting, wire
-from celery_redislock.core.claims import Claim, to_ms
-from celery_redislock.core.connections import pools_from_url
-from celery_redislock.core.greenlets import Alarm
-from celery_redislock.core.holders import encode
-from celery_redislock.core.keys import lock_keys
-from celery_redislock.core.store import Store
-from celery_redislock.core.tokens import new_token
+from celery_redislock.lock import waiting
+from celery_redislock.lock.greenlets import Alarm
+from celery_redislock.protocol import wire
+from celery_redislock.protocol.claims import Claim, to_ms
+from celery_redislock.protocol.holders import encode
+from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.protocol.tokens import new_token
+from celery_redislock.servers import lua
+from celery_redislock.servers.connections import pools_from_url
+from celery_redislock.servers.store import Store
 from tests.support import lateness
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually

@@ -16,9 +16,9 @@ from celery.events.state import State
 from celery_redislock import lock_conflict
 from celery_redislock.app.events import Channel
 from celery_redislock.app.outcomes import Outcome
-from celery_redislock.core.connections import pools_from_url
-from celery_redislock.core.keys import lock_keys, name_of
-from celery_redislock.core.store import Store
+from celery_redislock.protocol.keys import lock_keys, name_of
+from celery_redislock.servers.connections import pools_from_url
+from celery_redislock.servers.store import Store
 from tests.support.lateness import elapsed
 from tests.support.waiting import eventually, never
 

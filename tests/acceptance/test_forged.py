@@ -12,7 +12,7 @@ import pytest
 
 from celery_redislock import SingletonTask
 from celery_redislock.app.entries import UNKNOWN, Entry, NotOurs
-from celery_redislock.core.keys import lock_keys
+from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.tasks.turns import look_after
 from tests.acceptance.looking import Room, set_aside
 from tests.support.waiting import eventually, never

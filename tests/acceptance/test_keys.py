@@ -12,7 +12,7 @@ from celery import Celery
 from celery.exceptions import WorkerLostError
 
 from celery_redislock import SingletonTask, TaskSkipped
-from celery_redislock.core.keys import LONGEST_NAME, lock_keys
+from celery_redislock.protocol.keys import LONGEST_NAME, lock_keys
 from tests.acceptance.apps.keyed import TASKS, job
 from tests.acceptance.looking import Room, starts
 from tests.support.waiting import eventually

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from celery_redislock import LockConflict, TaskSkipped
-from celery_redislock.core.holders import Holder
+from celery_redislock.protocol.holders import Holder
 from tests.acceptance.looking import listed, starts
 from tests.support.waiting import eventually
 

@@ -19,7 +19,7 @@ from celery_redislock import SingletonTask, Skip, current_lock, lock_acquired
 from celery_redislock.app.metrics import METRICS
 from celery_redislock.app.outcomes import Outcome
 from celery_redislock.app.settings import app_locks
-from celery_redislock.core.log import FIELDS
+from celery_redislock.protocol.log import FIELDS
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT, make_app

@@ -13,7 +13,7 @@ import pytest
 
 from celery_redislock import ConfigError, TaskSkipped
 from celery_redislock.app.canonical import digest
-from celery_redislock.core.keys import lock_keys
+from celery_redislock.protocol.keys import lock_keys
 from tests.acceptance.looking import Room
 from tests.support.waiting import eventually, never
 

@@ -9,7 +9,7 @@ import uuid
 import kombu.transport.redis
 import pytest
 
-from celery_redislock.core.keys import lock_keys
+from celery_redislock.protocol.keys import lock_keys
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 

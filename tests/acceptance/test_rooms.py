@@ -18,12 +18,13 @@ from celery.exceptions import ChordError, WorkerLostError
 from celery_redislock import Holder, LockConflict, RedisLock, SingletonTask, TaskSkipped
 from celery_redislock.app.entries import Entry
 from celery_redislock.app.settings import app_locks
-from celery_redislock.core import holders, lua
-from celery_redislock.core.claims import Acquired, Claim, Done
-from celery_redislock.core.connections import pools_from_url
-from celery_redislock.core.keys import lock_keys
-from celery_redislock.core.store import Store
-from celery_redislock.core.tokens import new_token
+from celery_redislock.protocol import holders
+from celery_redislock.protocol.claims import Acquired, Claim, Done
+from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.protocol.tokens import new_token
+from celery_redislock.servers import lua
+from celery_redislock.servers.connections import pools_from_url
+from celery_redislock.servers.store import Store
 from celery_redislock.tasks.turns import look_after
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.servers import Proxy

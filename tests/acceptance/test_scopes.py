@@ -15,7 +15,7 @@ from celery_redislock import (
     TaskSkipped,
 )
 from celery_redislock.app.delivery import KEY, Kept
-from tests.core.test_reservations import reservation
+from tests.scripts.test_reservations import reservation
 from tests.support.sending import app, length, tasks
 from tests.support.waiting import eventually, never
 from tests.support.workers import is_running

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 
 from celery_redislock import ConfigError, SingletonTask
-from celery_redislock.core.holders import LONGEST_LABEL, label_text
+from celery_redislock.protocol.holders import LONGEST_LABEL, label_text
 from celery_redislock.testing import assert_locked, assert_skipped, hold_lock, memory_locks
 
 

@@ -16,11 +16,11 @@ from celery import Celery
 from celery_redislock import ConfigError
 from celery_redislock.app.entries import Entry
 from celery_redislock.app.settings import app_locks
-from celery_redislock.core import holders, past
-from celery_redislock.core.holders import successor_text
-from celery_redislock.core.keys import lock_keys
 from celery_redislock.ops.backlog import backlog
 from celery_redislock.ops.survey import BATCH, all_locks
+from celery_redislock.protocol import holders, past
+from celery_redislock.protocol.holders import successor_text
+from celery_redislock.protocol.keys import lock_keys
 from tests.support.looking import ROOT, claim, make_app, take
 from tests.support.servers import free_port
 from tests.support.waiting import eventually

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from celery_redislock import ConfigError, LockUnavailable
-from celery_redislock.core import holders
-from celery_redislock.core.keys import lock_keys
-from celery_redislock.core.rooms import Rooms
 from celery_redislock.operations import break_locks, drop_waiting, list_locks
 from celery_redislock.ops import orders
+from celery_redislock.protocol import holders
+from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.servers.rooms import Rooms
 from tests.ops.test_fits import park
 from tests.support.looking import claim, make_app, run, take
 from tests.support.servers import free_port

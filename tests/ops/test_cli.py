@@ -14,9 +14,9 @@ import pytest
 
 from celery_redislock import SingletonTask, TaskSkipped
 from celery_redislock.app.entries import Entry
-from celery_redislock.core import holders
-from celery_redislock.core.holders import successor_text
-from celery_redislock.core.keys import lock_keys
+from celery_redislock.protocol import holders
+from celery_redislock.protocol.holders import successor_text
+from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.testing import hold_lock
 from tests.support.looking import ROOT, claim, installed, make_app, run, take
 from tests.support.servers import free_port

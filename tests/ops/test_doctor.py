@@ -8,10 +8,10 @@ import pytest
 
 from celery_redislock import Defer, LockUnavailable, SingletonTask
 from celery_redislock.app.settings import app_locks
-from celery_redislock.core.keys import lock_keys
 from celery_redislock.ops.doctor.patient import Patient
 from celery_redislock.ops.doctor.rights import COMMANDS
 from celery_redislock.ops.doctor.server import check_round_trip
+from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.looking import make_app, run, take
 from tests.support.servers import free_port

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from celery_redislock.core.claims import Claim
-from celery_redislock.core.connections import pools_from_url
-from celery_redislock.core.keys import lock_keys
-from celery_redislock.core.parked import parked_of, task_id_of
-from celery_redislock.core.store import Store
-from celery_redislock.core.tokens import new_token
+from celery_redislock.protocol.claims import Claim
+from celery_redislock.protocol.entries import parked_of, task_id_of
+from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.protocol.tokens import new_token
+from celery_redislock.servers.connections import pools_from_url
+from celery_redislock.servers.store import Store
 from tests.acceptance.looking import starts
 from tests.support.looking import ROOT, installed, make_app, run
 from tests.support.promtool import promtool

@@ -15,9 +15,9 @@ from wcwidth import wcswidth
 
 from celery_redislock import SingletonTask
 from celery_redislock.app.entries import Entry
-from celery_redislock.core import holders
-from celery_redislock.core.claims import Claim
-from celery_redislock.core.keys import lock_keys
+from celery_redislock.protocol import holders
+from celery_redislock.protocol.claims import Claim
+from celery_redislock.protocol.keys import lock_keys
 from tests.support.looking import ROOT, claim, installed, make_app, run, take
 
 LONG = "shop.warehouse.inventory.tasks.reconcile_every_location_of_a_tenant"

@@ -12,13 +12,13 @@ from celery import Celery
 
 from celery_redislock import SingletonTask
 from celery_redislock.app.settings import app_locks
-from celery_redislock.core import holders, past
-from celery_redislock.core.claims import Acquired
-from celery_redislock.core.store import Store
 from celery_redislock.errors import ConfigError
 from celery_redislock.ops.commands.history import _row
 from celery_redislock.ops.doctor.examine import examine
 from celery_redislock.ops.history import past_runs
+from celery_redislock.protocol import holders, past
+from celery_redislock.protocol.claims import Acquired
+from celery_redislock.servers.store import Store
 from tests.support.looking import claim, make_app, run
 from tests.support.servers import RedisServer
 

@@ -11,9 +11,9 @@ import redis
 from celery import Celery
 
 from celery_redislock.app.settings import app_locks
-from celery_redislock.core.keys import LockKeys, lock_keys, runs_of
 from celery_redislock.ops.backlog import backlog
 from celery_redislock.ops.web.look import look, look_back
+from celery_redislock.protocol.keys import LockKeys, lock_keys, runs_of
 from tests.support.looking import make_app, run
 from tests.support.servers import RedisServer
 

@@ -11,10 +11,10 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_redislock import SingletonTask
-from celery_redislock.core import holders
-from celery_redislock.core.claims import Acquired, Claim
-from celery_redislock.core.keys import lock_keys
 from celery_redislock.ops.cli import redislock
+from celery_redislock.protocol import holders
+from celery_redislock.protocol.claims import Acquired, Claim
+from celery_redislock.protocol.keys import lock_keys
 
 ROOT = Path(__file__).parents[2]
 

@@ -35,7 +35,7 @@ from celery_redislock import (
     current_lock,
     lock_conflict,
 )
-from celery_redislock.core.forks import between_forks
+from celery_redislock.lock.forks import between_forks
 from tests.support.journal import Journal
 from tests.support.unique import UNIQUE
 

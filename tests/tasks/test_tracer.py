@@ -11,9 +11,9 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_redislock import Defer, Queue, Raise, SingletonTask, Skip
 from celery_redislock.app.delivery import KEY
-from celery_redislock.core.done import DoneNotes
-from celery_redislock.core.locks import Locks
-from celery_redislock.core.rooms import Rooms
+from celery_redislock.servers.done import DoneNotes
+from celery_redislock.servers.locks import Locks
+from celery_redislock.servers.rooms import Rooms
 from celery_redislock.tasks import run as run_module
 from celery_redislock.tasks.locked import LockedTask
 from celery_redislock.tasks.run import Run

@@ -11,7 +11,7 @@ from celery.app.trace import build_tracer, trace_task
 
 from celery_redislock import Policy, SingletonTask
 from celery_redislock.app.errands import errands
-from celery_redislock.core import notes
+from celery_redislock.protocol import notes
 from tests.support.waiting import eventually
 
 

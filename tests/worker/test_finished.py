@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from celery_redislock.core import notes
-from celery_redislock.core.claims import Claim, to_ms
-from celery_redislock.core.keys import lock_keys
-from celery_redislock.core.notes import DONE_TTL
+from celery_redislock.protocol import notes
+from celery_redislock.protocol.claims import Claim, to_ms
+from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.protocol.notes import DONE_TTL
 from celery_redislock.worker import finished
 from celery_redislock.worker import request as requests
 from celery_redislock.worker.finished import REMEMBERED, FinishedNote, FinishedNotes
@@ -56,7 +56,7 @@ def test_only_notes_are_forgotten_that_are_old_enough_and_do_not_last(
 
 
 def test_many_notes_are_forgotten_in_several_round_trips(store, leave, left, monkeypatch):
-    monkeypatch.setattr("celery_redislock.core.done.AT_ONCE", 7)
+    monkeypatch.setattr("celery_redislock.servers.done.AT_ONCE", 7)
     store.done.forget([leave(f"t{number}") for number in range(20)], DONE_TTL)
     assert left() == set()
 

@@ -87,7 +87,7 @@ def history(
 def _found(app: Any, naming: Naming, since: float | None, limit: int) -> tuple[list[PastRun], bool]:
     """The runs that are meant, and whether they are those of one lock."""
     from ...app.settings import app_locks
-    from ...core.keys import name_of
+    from ...protocol.keys import name_of
     from ..history import past_runs
     from ..pick import pick_past
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ...core.holders import one_line
+from ...protocol.holders import one_line
 from ..command import (
     Naming,
     print_json,
@@ -110,7 +110,7 @@ def _carry_out(
     """
     from ...app.settings import app_locks
     from ...errors import LockUnavailable
-    from .. import orders
+    from ...ops import orders
 
     locks, done = app_locks(app), _Done()
     try:
@@ -131,7 +131,7 @@ def _to_break(
 ) -> tuple[list[Found], str]:
     """What there is of the locks that are meant, and what to say if nobody holds them."""
     from ...app.settings import app_locks
-    from .. import orders
+    from ...ops import orders
     from ..survey import all_locks, meant_by
 
     locks = app_locks(app)
@@ -228,7 +228,7 @@ def put_back(app: Any, naming: Naming, force: bool, as_json: bool) -> None:
     Every worker of their queue must know them: else it fails them.
     """
     from ...app.settings import app_locks
-    from .. import orders
+    from ...ops import orders
 
     keys = naming.locate(app).keys
     count = orders.put_back(app, app_locks(app), keys, force)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ...app.brokers import broker_of
-from ...core.keys import broker_of_sweep, sweep_pattern
+from ...protocol.keys import broker_of_sweep, sweep_pattern
 from ..table import count_of
 from .finding import ERROR, OK, WARNING, Finding, some
 from .patient import Patient

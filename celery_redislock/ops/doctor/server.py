@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from ...app.options import LockOptions
-from ...core.server import operation_timeout
 from ...errors import LockUnavailable
+from ...servers.server import operation_timeout
 from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
 from .patient import Patient
 

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...app.internals import real_app
 from ...app.settings import app_locks
-from ...core.keys import name_of
-from ...core.log import get_logger
 from ...errors import ConfigError, LockUnavailable
+from ...protocol.keys import name_of
+from ...protocol.log import get_logger
 from ..orders import break_slot
 from ..survey import Found, one_lock
 from ..table import in_order

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from ...app.canonical import digest
 from ...app.settings import AppLocks, app_locks
-from ...core.holders import one_line
-from ...core.log import get_logger
 from ...errors import LockUnavailable
+from ...protocol.holders import one_line
+from ...protocol.log import get_logger
 from ..hear import Ear
 from ..survey import Found
 from .look import Seen, look, look_at, look_back

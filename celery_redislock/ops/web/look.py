@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from ...app.settings import AppLocks, app_locks
-from ...core.keys import lock_keys
+from ...protocol.keys import lock_keys
 from ..history import PastRun, past_runs
 from ..rooms import Waiting, room_of
 from ..survey import Found, all_locks, one_lock

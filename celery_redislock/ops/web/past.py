@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
-from ...core.keys import name_of
+from ...protocol.keys import name_of
 from ..history import PastRun
 from ..survey import Found
 from .look import Seen

@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery
 
 from celery_redislock import SingletonTask
-from celery_redislock.core.locks import Locks
+from celery_redislock.servers.locks import Locks
 from celery_redislock.worker import request
 from celery_redislock.worker.child_lease import ChildLease
 from celery_redislock.worker.request import LockRequest

@@ -19,11 +19,11 @@ from starlette.routing import Mount
 
 from celery_redislock import ConfigError
 from celery_redislock.app.entries import Entry
-from celery_redislock.core import holders
 from celery_redislock.ops.survey import all_locks
 from celery_redislock.ops.web import hub, look, stream
 from celery_redislock.ops.web.app import FILES
 from celery_redislock.ops.web.present import Present
+from celery_redislock.protocol import holders
 from celery_redislock.web import asgi_app
 from tests.support.looking import claim, make_app, run, take
 from tests.support.rights import as_user, denials, grant

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from celery_redislock.core import past
 from celery_redislock.ops.web import hub
+from celery_redislock.protocol import past
 from tests.support.looking import claim, make_app
 from tests.support.servers import free_port
 from tests.support.site import Site, messages

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from celery_redislock.core import holders
-from celery_redislock.core.keys import lock_keys
+from celery_redislock.protocol import holders
+from celery_redislock.protocol.keys import lock_keys
 from tests.support.looking import make_app, take
 from tests.support.site import TOKEN, Site
 from tests.support.waiting import eventually

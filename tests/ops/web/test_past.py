@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from celery_redislock.core.holders import Holder
-from celery_redislock.core.keys import lock_keys
 from celery_redislock.ops.history import PastRun
 from celery_redislock.ops.survey import Found
 from celery_redislock.ops.web.look import Seen
 from celery_redislock.ops.web.past import ITEMS, LANES, WINDOW, Past
 from celery_redislock.ops.web.present import Present
+from celery_redislock.protocol.holders import Holder
+from celery_redislock.protocol.keys import lock_keys
 
 T0 = 1_000_000.0
 

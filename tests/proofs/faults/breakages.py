@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_redislock import SingletonTask
-from celery_redislock.core import lua
-from celery_redislock.core.heartbeat import Heartbeat
-from celery_redislock.core.lease import Lease
+from celery_redislock.lock.heartbeat import Heartbeat
+from celery_redislock.lock.lease import Lease
+from celery_redislock.servers import lua
 from celery_redislock.tasks import asking
 from celery_redislock.tasks.attempt import Attempt
 from celery_redislock.tasks.body import LockedBody

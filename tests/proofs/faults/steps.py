@@ -13,8 +13,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from celery_redislock.core.lease import Lease
-from celery_redislock.core.rooms import Rooms
+from celery_redislock.lock.lease import Lease
+from celery_redislock.servers.rooms import Rooms
 from celery_redislock.tasks import run, turns
 from celery_redislock.tasks.body import LockedBody
 

@@ -31,11 +31,11 @@ from celery_redislock import (
     lock_lost,
     lock_released,
 )
-from celery_redislock.core import rooms
-from celery_redislock.core.claims import EXTENDED, Acquired, Extended, Full, Older, Parked
-from celery_redislock.core.clock import clock
-from celery_redislock.core.locks import Locks
-from celery_redislock.core.rooms import Rooms
+from celery_redislock.protocol.claims import EXTENDED, Acquired, Extended, Full, Older, Parked
+from celery_redislock.protocol.clock import clock
+from celery_redislock.servers import rooms
+from celery_redislock.servers.locks import Locks
+from celery_redislock.servers.rooms import Rooms
 from celery_redislock.worker import finished, request, sweeper
 from tests.proofs.faults import breakages, steps, turns
 from tests.proofs.faults.history import History

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from celery_redislock.core import lua
+from celery_redislock.servers import lua
 
 #: How long the first turn lasts, in seconds. Each is twice as long as the one before.
 PAUSE = 1.5

@@ -22,8 +22,10 @@ from hypothesis.stateful import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_redislock.core import holders
-from celery_redislock.core.claims import (
+from celery_redislock.errors import LockUnavailable
+from celery_redislock.lock.lease import Heir, Lease
+from celery_redislock.protocol import holders
+from celery_redislock.protocol.claims import (
     EXTENDED,
     NOT_OURS,
     RETAKEN,
@@ -34,10 +36,8 @@ from celery_redislock.core.claims import (
     Extension,
     to_ms,
 )
-from celery_redislock.core.connections import pools_from_url
-from celery_redislock.core.keys import lock_keys
-from celery_redislock.core.lease import Heir, Lease
-from celery_redislock.errors import LockUnavailable
+from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.servers.connections import pools_from_url
 from tests.support.servers import RedisServer
 
 from . import lock_model

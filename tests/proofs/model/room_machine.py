@@ -15,8 +15,8 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from celery_redislock.core import holders
-from celery_redislock.core.claims import (
+from celery_redislock.protocol import holders
+from celery_redislock.protocol.claims import (
     Acquired,
     Busy,
     Claim,
@@ -28,9 +28,9 @@ from celery_redislock.core.claims import (
     Turn,
     to_ms,
 )
-from celery_redislock.core.keys import LockKeys, lock_keys
-from celery_redislock.core.store import Store
-from celery_redislock.core.tokens import new_token
+from celery_redislock.protocol.keys import LockKeys, lock_keys
+from celery_redislock.protocol.tokens import new_token
+from celery_redislock.servers.store import Store
 
 #: Seconds. Nothing lapses by itself in a test: who dies, and a turn that nobody takes, is deleted.
 TTL = 600.0

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from celery_redislock.core.claims import to_ms
-from celery_redislock.core.clock import clock
-from celery_redislock.core.right import Right
-from celery_redislock.core.upkeep import Upkeep
+from celery_redislock.lock.right import Right
+from celery_redislock.lock.upkeep import Upkeep
+from celery_redislock.protocol.claims import to_ms
+from celery_redislock.protocol.clock import clock
 from tests.support.servers import RedisServer
 
 from .lock_machine import KEYS, NONE, SCENES, Client, LockMachine, Trouble, wander

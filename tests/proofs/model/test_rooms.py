@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from celery_redislock.core import lua
-from celery_redislock.core.connections import pools_from_url
-from celery_redislock.core.store import Store
+from celery_redislock.servers import lua
+from celery_redislock.servers.connections import pools_from_url
+from celery_redislock.servers.store import Store
 
 from .room_machine import RoomMachine
 

@@ -17,13 +17,15 @@ from unittest import mock
 import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_redislock.core import lease, locks, lua, restarts, right, server, upkeep, waiting, wire
-from celery_redislock.core.claims import Extension
-from celery_redislock.core.keys import LockKeys
-from celery_redislock.core.locks import Locks
-from celery_redislock.core.server import Server
-from celery_redislock.core.store import Store
 from celery_redislock.errors import LockUnavailable
+from celery_redislock.lock import lease, right, upkeep, waiting
+from celery_redislock.protocol import wire
+from celery_redislock.protocol.claims import Extension
+from celery_redislock.protocol.keys import LockKeys
+from celery_redislock.servers import locks, lua, restarts, server
+from celery_redislock.servers.locks import Locks
+from celery_redislock.servers.server import Server
+from celery_redislock.servers.store import Store
 
 from .lock_model import RESERVE, WAITER_TTL
 

@@ -1,1 +1,0 @@
-"""A lock in Redis. Nothing here knows Celery."""

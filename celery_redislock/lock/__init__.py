@@ -1,0 +1,1 @@
+"""A lock that this process holds."""

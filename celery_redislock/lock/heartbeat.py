@@ -1,0 +1,223 @@
+"""The heartbeat: one native daemon thread per process, which keeps every held lock alive.
+
+It is native also where threads are patched: a greenlet starves while another one computes. There a
+greenlet reports what it found out, see `greenlets`.
+All locks of a server that are due are extended in one round trip. In a prefork worker the main
+process has a heartbeat too, for the locks that its children hold.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from ..errors import LockUnavailable
+from ..protocol.claims import Extended, Extension
+from ..protocol.clock import clock
+from ..servers.store import Store
+from .forks import between_forks
+from .greenlets import AT_ONCE, Alarm, native_lock, start_native, teller_here
+
+#: Seconds between tries while a server is not reachable.
+RETRY_EVERY: Final = 0.1
+#: Locks that are due within this part of their interval are extended with those that are due now.
+EARLY: Final = 0.25
+#: Seconds between looks at whether an extension is still under way.
+IN_FLIGHT: Final = 0.001
+#: The longest sleep, in seconds, so that a thread without locks costs nothing to speak of.
+IDLE: Final = 60.0
+
+
+class Extendable(Protocol):
+    """What the heartbeat keeps alive.
+
+    Attributes:
+        ttl: seconds that the lock outlives its holder.
+        next_beat: when it is to be extended next, on `clock`.
+        store: the store that has it.
+    """
+
+    ttl: float
+    next_beat: float
+
+    @property
+    def store(self) -> Store: ...
+
+    def extension(self, now: float) -> Extension | None:
+        """The extension to send now. None if it must not be extended now: then it has set
+        `next_beat`, or is discarded.
+        """
+
+    def answered(self, reply: Extended | LockUnavailable, sent_at: float, discarded: bool) -> None:
+        """Take the reply to an extension.
+
+        Args:
+            reply: the server's reply, or why there is none.
+            sent_at: when the extension was sent, on `clock`.
+            discarded: the lease was discarded meanwhile, without waiting for this reply.
+        """
+
+
+_Ref = weakref.ref[Extendable]
+
+
+class Heartbeat:
+    """Extends leases every third of their ttl until they are discarded or lost."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        # Weak: a lock that its owner dropped must expire, not live as long as the process.
+        self._leases: set[_Ref] = set()
+        self._alarm = Alarm(native_lock())
+        self._sleeping_until = 0.0
+        self._idle = IDLE
+        self._thread_id: int | None = None
+        self._in_flight: frozenset[_Ref] = frozenset()
+        #: Leases with an unanswered extension, which may reach the server at any time.
+        self._unanswered: frozenset[_Ref] = frozenset()
+        self._starting = native_lock()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._teller = AT_ONCE
+
+    def add(self, lease: Extendable) -> None:
+        """Keep this lease alive, from a third of its ttl on."""
+        self._leases.add(weakref.ref(lease))
+        if self._thread_id is None:
+            with self._starting:
+                if self._thread_id is None:
+                    self._teller = teller_here()
+                    self._thread_id = start_native(self._run, "redislock-heartbeat")
+        if lease.next_beat < self._sleeping_until:
+            self._idle = max(lease.next_beat - clock(), IN_FLIGHT)
+            self._alarm.ring()
+
+    def discard(self, lease: Extendable) -> bool:
+        """Stop extending this lease. Waits for an extension under way, within bounds.
+
+        Returns:
+            Whether an extension may still reach the server: one was under way, or never answered.
+        """
+        ref = weakref.ref(lease)
+        self._leases.discard(ref)
+        if ref not in self._in_flight:
+            return ref in self._unanswered
+        # Do not take a lock to wait: an exception from outside, such as a soft time limit, could
+        # leave it locked, and the heartbeat would stop.
+        give_up = clock() + lease.ttl / 6
+        while ref in self._in_flight and clock() < give_up:
+            time.sleep(IN_FLIGHT)
+        return True
+
+    def beat_now(self, lease: Extendable) -> None:
+        """Extend this lease at once, not when it is due."""
+        lease.next_beat = clock()
+        self._alarm.ring()
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Call this in the heartbeat's thread, if there is one, or in a greenlet where threads are
+        patched. Safe in a finalizer: it waits for no lock.
+        """
+        self._calls.append(call)
+        self._alarm.ring()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                with between_forks:
+                    self._beat()
+                    while self._calls:
+                        self._teller.tell(self._calls.popleft())
+                self._sleep()
+            except Exception as exc:
+                # If this thread died in silence, a task would run twice.
+                self._teller.tell_bug("in the heartbeat", exc)
+                self._alarm.wait(RETRY_EVERY)
+
+    def live(self) -> list[Extendable]:
+        """What is being kept alive."""
+        leases = []
+        for ref in list(self._leases):
+            lease = ref()
+            if lease is None:
+                self._leases.discard(ref)
+            else:
+                leases.append(lease)
+        return leases
+
+    def _sleep(self) -> None:
+        now = clock()
+        until = min((lease.next_beat for lease in self.live()), default=None)
+        if until is None:
+            # Sleep as if there were a lease: else each lock that is taken and soon released would
+            # have to wake this thread. Longer and longer while there is none.
+            until = now + self._idle
+            self._idle = min(2 * self._idle, IDLE)
+        self._sleeping_until = min(until, now + IDLE)
+        # A lease that was added before the line above saw an older `_sleeping_until`.
+        until = min((lease.next_beat for lease in self.live()), default=self._sleeping_until)
+        self._alarm.wait(max(min(until, self._sleeping_until) - clock(), 0.0))
+        self._sleeping_until = 0.0
+
+    def _beat(self) -> None:
+        now = clock()
+        leases = self.live()
+        if not any(lease.next_beat <= now for lease in leases):
+            return
+        batches: dict[Any, list[Extendable]] = {}
+        for lease in leases:
+            if lease.next_beat <= now + EARLY * lease.ttl / 3:
+                batches.setdefault(lease.store, []).append(lease)
+        # A server that hangs must not cost another one's locks: each server gets only as long as
+        # the shortest ttl allows.
+        shortest = min(lease.ttl for lease in leases)
+        for store, batch in batches.items():
+            self._extend(store, batch, shortest)
+
+    def _extend(self, store: Store, batch: list[Extendable], shortest: float) -> None:
+        sent_at = clock()
+        asked = [
+            (weakref.ref(lease), lease, extension)
+            for lease in batch
+            if (extension := lease.extension(sent_at)) is not None
+        ]
+        self._in_flight = frozenset(ref for ref, _, _ in asked)
+        try:
+            # Leases discarded between the collection and the line above must not be extended.
+            asked = [each for each in asked if each[0] in self._leases]
+            replies = _extend_all(store, [extension for _, _, extension in asked], shortest)
+            pairs = list(zip(asked, replies, strict=True))
+            silent = {ref for (ref, *_), reply in pairs if isinstance(reply, LockUnavailable)}
+            if silent:  # before a caller that waits for the reply goes on
+                self._unanswered = _living(self._unanswered | silent)
+        finally:
+            self._in_flight = frozenset()
+        for (ref, lease, _), reply in pairs:
+            lease.answered(reply, sent_at, discarded=ref not in self._leases)
+
+
+def _extend_all(
+    store: Store, extensions: list[Extension], shortest: float
+) -> list[Extended | LockUnavailable]:
+    if not extensions:
+        return []
+    try:
+        return store.locks.extend(extensions, shortest)
+    except LockUnavailable as exc:
+        return [exc] * len(extensions)
+
+
+def _living(refs: frozenset[_Ref]) -> frozenset[_Ref]:
+    return frozenset(ref for ref in refs if ref() is not None)
+
+
+#: The process's heartbeat.
+heartbeat: Final = Heartbeat()
+
+# Threads do not survive a fork, and the parent's locks are not the child's.
+os.register_at_fork(after_in_child=heartbeat._reset)

@@ -1,0 +1,394 @@
+"""`RedisLock`: a lock for use outside tasks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import redis
+
+from ..errors import ConfigError, LockConflict, LockLost
+from ..protocol import checks, holders
+from ..protocol.claims import Acquired, Claim, to_ms
+from ..protocol.clock import clock
+from ..protocol.holders import Holder
+from ..protocol.keys import LockKeys, lock_keys
+from ..protocol.log import get_logger
+from ..protocol.tokens import new_token
+from ..servers import stand_in
+from ..servers.connections import pools_from_url, pools_like
+from ..servers.store import Store
+from . import sources
+from .heartbeat import heartbeat
+from .lease import Lease
+from .right import Right
+from .sources import CeleryApp, Source
+from .waiting import wait_for
+
+logger = get_logger()
+
+
+class _ThreadLease(Lease):
+    """A thread's acquisition of a `RedisLock`. Only that thread has a reference to it.
+
+    Attributes:
+        thread: the thread's name.
+        stray_release_is_told: the warning that another thread tried to release it was logged.
+    """
+
+    stray_release_is_told = False
+
+    def __init__(self, store: Store, claim: Claim, *, beats: bool) -> None:
+        super().__init__(store, claim, beats=beats)
+        self.thread = threading.current_thread().name
+
+    def __del__(self) -> None:
+        # The garbage collector may call this anywhere, also while a log handler's lock is held. So
+        # the heartbeat's thread logs it.
+        if self._beats and self.is_held:
+            heartbeat.call_soon(partial(_say_dropped, self.key, self.ttl, self.thread))
+
+
+def _say_dropped(key: str, ttl: float, thread: str) -> None:
+    logger.warning(
+        "redislock: %s was never released: the thread %r that acquired it ended, or dropped the"
+        " RedisLock. It is no longer extended and expires within %g s", key, thread, ttl,
+    )  # fmt: skip
+
+
+class _Server:
+    """A server without an app's settings, which reads itself. See `Source`."""
+
+    prefix = "redislock"
+    history = 0
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def __call__(self) -> _Server:
+        return self
+
+
+class _Last(NamedTuple):
+    """The last acquisition of a `RedisLock` in any thread, for the other threads.
+
+    Attributes:
+        lease: weak, so that it ends with its thread.
+        right: what is known of it, also when its thread has ended.
+    """
+
+    lease: weakref.ref[_ThreadLease]
+    right: Right
+
+
+class RedisLock:
+    """A lock in Redis, held by a thread of this process, kept alive while it is held.
+
+        with RedisLock(app, "account:5") as lock:
+            save(balance, fence=lock.fence)
+
+    The lock belongs to the thread that acquired it. Only that thread can release it: a `release`
+    in another thread returns False and logs a warning. `fence`, `lost` and `ensure` say the same in
+    every thread of the process. The lock is extended as long as its thread lives, even if the
+    thread is idle in a pool. If the thread ends without a release, a warning is logged, and the
+    lock expires within the ttl. `asyncio.to_thread` may run each call in another thread: acquire
+    and release a lock in one function, or in an executor of one thread.
+
+    Args:
+        source: a Celery app: its lock server, `redislock_prefix` and `redislock_history` are used,
+            so that its tasks share the lock, and its settings are read when the lock is used. Or a
+            URL as `redislock_url` takes it. Or a `redis.Redis` client: only its settings are used;
+            the lock has connections of its own, with timeouts that come from the ttl.
+        name: the lock's name. A task whose `lock_key` template or callable gives the same
+            text shares the lock.
+        ttl: seconds that the lock outlives a dead holder, at least 0.1.
+        heartbeat: extend the lock every third of the ttl while it is held. Without it the
+            lock is lost after the ttl, unless `extend` is called.
+        reentrant: the thread that holds the lock may acquire it again, and releases it as
+            often. The count dies with the lock.
+        timeout: seconds that `with` waits before it raises `LockConflict`; None for ever. The
+            default is from Redis in Action, 6.2.3.
+        prefix: what every key begins with. Default: the app's, else "redislock".
+        history: how many runs the lock's bucket keeps for `celery redislock history`, like the
+            setting `redislock_history`; 0 records no run. Default: the app's, else 0.
+        label: what the holder is called in logs, errors and commands, such as "api: adjust".
+        transport_options: for a URL, as `redislock_transport_options`; a `sentinel://` URL needs
+            `master_name` there.
+
+    Raises:
+        ConfigError: an argument is not accepted, or an app's settings, once they are read.
+    """
+
+    def __init__(
+        self,
+        source: redis.Redis | str | CeleryApp,
+        name: str,
+        ttl: float = 30,
+        heartbeat: bool = True,
+        reentrant: bool = False,
+        *,
+        timeout: float | None = 10,
+        prefix: str | None = None,
+        history: int | None = None,
+        label: str | None = None,
+        transport_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name = _check_text("name", name, "a non-empty str")
+        self.ttl = checks.checked("RedisLock", "ttl", ttl, checks.ttl, checks.TTL)
+        self._timeout = _check_timeout(timeout)
+        if label is not None:
+            label = holders.label_text(_check_text("label", label, "None or a non-empty str"))
+        self._label = label
+        self._beats = heartbeat
+        self._reentrant = reentrant
+        self._read = read = _reader_of(source, transport_options)
+        if isinstance(read, _Server):  # else the app says them, and its settings may change
+            prefix = read.prefix if prefix is None else prefix
+            history = read.history if history is None else history
+        self._history = None if history is None else _check_history(history)
+        self._fixed_keys = None if prefix is None else lock_keys(checks.check_prefix(prefix), name)
+        self._mine = threading.local()
+        self._last: _Last | None = None
+
+    def __repr__(self) -> str:
+        return f"<RedisLock {self.name!r} ttl={self.ttl:g}>"
+
+    @property
+    def key(self) -> str:
+        """The lock's whole key in Redis."""
+        return self._keys.lock
+
+    @property
+    def fence(self) -> int:
+        """The fencing token of this thread's acquisition; if it has none, of the thread that holds
+        the lock. 0 if no thread of this process does. See `Lease`.
+        """
+        right = self._right
+        return 0 if right is None else right.fence
+
+    @property
+    def lost(self) -> bool:
+        """True if the acquisition that `fence` is of can no longer be confirmed."""
+        right = self._right
+        if right is None:
+            return False
+        lease = self._lease or self._others_lease
+        if lease is not None and lease.right is right:
+            return lease.lost
+        return right.lost or clock() >= right.deadline  # its thread has ended
+
+    def ensure(self) -> None:
+        """Go on only while a thread of this process holds the lock.
+
+        Raises:
+            LockLost: no thread does, or this thread's acquisition was lost.
+        """
+        right = self._right
+        if right is None:
+            raise LockLost(self.key)
+        if self.lost:
+            raise LockLost(self.key, right.holder)
+
+    def holder(self) -> Holder | None:
+        """Who holds the lock, or None.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        return self._store.locks.holder(self._keys, self.ttl)
+
+    def acquire(self, timeout: float | None = None) -> bool:
+        """Take the lock.
+
+        Args:
+            timeout: seconds to wait; None waits for ever, 0 tries once.
+
+        Returns:
+            Whether the lock was taken.
+
+        Raises:
+            LockConflict: this thread itself holds the lock, so it would wait for ever.
+            LockUnavailable: the server did not answer in time.
+        """
+        _check_timeout(timeout)
+        held = self._lease
+        if held is not None and held.lost:
+            held.release()
+            held = self._mine.lease = None
+        if held is not None and self._reentrant:
+            self._mine.count += 1
+            return True
+        if held is not None and timeout is None:
+            raise LockConflict(self.key, self.holder())
+        lease = _ThreadLease(self._store, self._claim(), beats=self._beats)
+        last = _Last(weakref.ref(lease), lease.right)
+        try:
+            reply = lease.take(hold_off=0) if timeout == 0 else wait_for(lease, timeout)
+            taken = isinstance(reply, Acquired)
+        except BaseException:
+            # The server may have given us the lock, and the reply got lost.
+            lease.release()
+            raise
+        if taken:
+            self._mine.lease, self._mine.count = lease, 1
+            self._last = last
+        return taken
+
+    def release(self) -> bool:
+        """Give the lock back, or with `reentrant` undo one `acquire`.
+
+        Only the thread that acquired the lock can release it. If another thread of this process
+        holds it, a warning is logged.
+
+        Returns:
+            Whether this thread still held the lock.
+        """
+        lease = self._lease
+        if lease is None:
+            self._warn_of_stray_release()
+            return False
+        if self._mine.count > 1 and not lease.lost:
+            self._mine.count -= 1
+            return True
+        try:
+            try:
+                return lease.release()
+            finally:
+                lease.release()  # again, if an exception from outside interrupted it
+        finally:
+            self._mine.lease = None
+
+    def extend(self) -> bool:
+        """Extend the lock to a whole ttl from now. Any thread may, while the one that acquired the
+        lock lives.
+
+        Returns:
+            True.
+
+        Raises:
+            LockLost: no thread of this process holds the lock, or it was lost.
+            LockUnavailable: the server did not answer in time.
+        """
+        self.ensure()
+        own, others = self._lease, self._others_lease
+        lease = own or others
+        # Only the thread that releases it may take a lock that vanished again: it may be released.
+        if lease is None or not lease.upkeep.extend_now(retake=own is not None):
+            self.ensure()
+            raise LockLost(self.key)
+        return True
+
+    def __enter__(self) -> RedisLock:
+        if not self.acquire(self._timeout):
+            raise LockConflict(self.key, self.holder())
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
+
+    def _warn_of_stray_release(self) -> None:
+        """Say once that another thread has what this thread cannot release."""
+        lease = self._others_lease
+        if lease is None or lease.stray_release_is_told or not lease.is_held:
+            return
+        lease.stray_release_is_told = True
+        logger.warning(
+            "redislock: did not release %s: it belongs to the thread %r that acquired it, and this"
+            " is %r. Acquire and release it in the same thread, or in an executor of one thread",
+            self.key, lease.thread, threading.current_thread().name,
+        )  # fmt: skip
+
+    @property
+    def _store(self) -> Store:
+        return self._read().store if stand_in.current is None else stand_in.current.store
+
+    @property
+    def _keys(self) -> LockKeys:
+        return self._fixed_keys or lock_keys(self._read().prefix, self.name)
+
+    @property
+    def _lease(self) -> Lease | None:
+        lease: Lease | None = getattr(self._mine, "lease", None)
+        return None if lease is None or lease.inherited else lease
+
+    @property
+    def _others_lease(self) -> _ThreadLease | None:
+        return None if self._last is None else self._last.lease()
+
+    @property
+    def _right(self) -> Right | None:
+        """The right that this thread acquired and has not given back, be it lost: with the fence of
+        another thread's its late writes would pass. Else that of the last thread that acquired it.
+        """
+        lease = self._lease
+        if lease is not None:
+            return lease.right
+        right = None if self._last is None else self._last.right
+        return None if right is None or right.given_back or right.pid != os.getpid() else right
+
+    def _claim(self) -> Claim:
+        token = new_token()
+        value = holders.encode(token, ttl_ms=to_ms(self.ttl), label=self._label)
+        history = self._read().history if self._history is None else self._history
+        return Claim(self._keys, token, self.ttl, value, history=history)
+
+
+def _check_text(what: str, text: Any, accepted: str) -> str:
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"RedisLock: {what}={text!r} is not accepted; it must be {accepted}")
+    return text
+
+
+def _check_timeout(timeout: Any) -> float | None:
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
+    ):
+        raise ConfigError(
+            f"RedisLock: timeout={timeout!r} is not accepted; it must be None or a number of"
+            " seconds, not negative"
+        )
+    return timeout
+
+
+def _check_history(history: Any) -> int:
+    checked: int = checks.checked("RedisLock", "history", history, checks.history, checks.HISTORY)
+    return checked
+
+
+def _reader_of(source: Any, options: Mapping[str, Any] | None) -> Callable[[], Source]:
+    """What reads where the lock is, whenever it is used."""
+    read = sources.reader_of_app(source)
+    if read is None:
+        return _Server(_store_for(source, options))
+    if options is not None:
+        raise ConfigError("RedisLock: transport_options are not accepted beside an app's")
+    return read
+
+
+_stores_of_clients: weakref.WeakKeyDictionary[Any, Store] = weakref.WeakKeyDictionary()
+_stores_of_urls: dict[tuple[str, str], Store] = {}
+
+
+def _store_for(source: Any, options: Mapping[str, Any] | None) -> Store:
+    """The store for this server: all its locks share connections."""
+    if isinstance(source, str):
+        key = source, repr(sorted((options or {}).items()))
+        return _stores_of_urls.get(key) or _stores_of_urls.setdefault(
+            key, Store(pools_from_url(source, options))
+        )
+    if not isinstance(source, redis.Redis):
+        raise ConfigError(
+            f"RedisLock: {source!r} is not accepted; it must be a redis.Redis client, a URL or a"
+            " Celery app"
+        )
+    if options is not None:
+        raise ConfigError("RedisLock: transport_options are not accepted beside a client's")
+    pool = source.connection_pool
+    store = _stores_of_clients.get(pool)
+    if store is None:
+        store = _stores_of_clients[pool] = Store(pools_like(source))
+    return store

@@ -1,0 +1,276 @@
+"""A claim to a lock, and what the server answers to it. Pure."""
+
+# No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
+# which doubles the time to make the class.
+import dataclasses
+import math
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from . import entries as parked
+from .holders import Holder, opening_of
+from .keys import LockKeys, runs_of
+from .notes import DONE_TTL, Note
+
+#: The outcome of an extension: extended, taken again after it vanished, or no longer ours.
+EXTENDED: Final = 1
+RETAKEN: Final = 2
+NOT_OURS: Final = 0
+
+
+@lru_cache
+def to_ms(seconds: float) -> int:
+    return max(1, math.ceil(seconds * 1000))
+
+
+# Not frozen: making one would take six times as long.
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
+class Claim:
+    """One delivery's claim to a lock. Never changed.
+
+    Attributes:
+        keys: the lock's keys.
+        token: 128 random bits that prove the claim, as hex digits.
+        ttl: seconds that the lock outlives its holder.
+        value: the holder record to store.
+        task_id: the task's id, or "".
+        attempt: the task's retries.
+        nesting: how often the task replaced itself: the replacement has the same id and retries.
+        kept: the token under which the lock is kept for the message, or "".
+        parked: the message was sent from a waiting room.
+        parent: the id of the task that may have replaced itself with this one, or "".
+        sent: the identity of the message, the same for all its copies; "" if it has none.
+        done_ttl: seconds for which a finished attempt is remembered.
+        task: the task's name, or "" for a `RedisLock`.
+        history: how many runs the lock's bucket keeps in its history; 0: none, nor this one.
+        turned_away: if the lock is busy at the first try, the task ends without a run.
+        entry_id: the id of this attempt of the task in a waiting room.
+        done_key: the key of its done note.
+        runs_key: the key of its task's runs in the bucket's history.
+    """
+
+    keys: LockKeys
+    token: str
+    ttl: float
+    value: str
+    task_id: str = ""
+    attempt: int = 0
+    nesting: int = 0
+    done_ttl: float = DONE_TTL
+    kept: str = ""
+    parked: bool = False
+    parent: str = ""
+    sent: str = ""
+    task: str = ""
+    history: int = 0
+    turned_away: bool = False
+    entry_id: str = dataclasses.field(init=False)
+    done_key: str = dataclasses.field(init=False)
+    runs_key: str = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.entry_id = parked.id_of(self.task_id, self.nesting, self.attempt)
+        self.done_key = self.keys.done_by(self.entry_id)
+        self.runs_key = runs_of(self.keys.history, self.task)
+
+    @property
+    def opening(self) -> str:
+        """How a value that this claim stored begins. The scripts compare it."""
+        return opening_of(self.token)
+
+    @property
+    def ttl_ms(self) -> int:
+        return to_ms(self.ttl)
+
+
+class Offered(NamedTuple):
+    """An entry of a waiting room that has the turn, or gives up: its message is to be published.
+
+    Attributes:
+        entry_id: its id.
+        entry: what was parked.
+        token: the token under which the lock is kept for it; "" if it gives up.
+        arrived: Unix time of its arrival, by the lock server's clock; None if that is not known.
+        publish: publish the message. If False, a worker has it, or others publish it.
+        again: it was offered before.
+    """
+
+    entry_id: str
+    entry: str
+    token: str
+    arrived: float | None
+    publish: bool
+    again: bool
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether its time to wait is over."""
+        return not self.token
+
+
+class Acquired(NamedTuple):
+    """The lock is ours."""
+
+    value: str
+    fence: int
+    sent_at: float
+
+
+class Settled(NamedTuple):
+    """What settling found.
+
+    Attributes:
+        ours: the lock, or what was kept for the message, was ours.
+        due_in: seconds until the next look at the waiting room; None if it is empty.
+        offered: the entry that has the turn now, or None.
+    """
+
+    ours: bool
+    due_in: float | None = None
+    offered: Offered | None = None
+
+
+class Reservation(NamedTuple):
+    """A lock is kept for a message in the queue.
+
+    Attributes:
+        token: under which it is kept.
+        task_id: the id of the message's task.
+        since: Unix time from when on, by the lock server's clock.
+    """
+
+    token: str
+    task_id: str
+    since: float
+
+
+class Busy(NamedTuple):
+    """Somebody else has the lock, for `remaining` more seconds if that holder dies now.
+
+    Attributes:
+        holder: who has it.
+        remaining: seconds.
+        relation: see `acquire.lua`.
+        at: Unix time of the reply, by the lock server's clock.
+        sent_at: when the request was sent, on `clock`.
+        offered: the entry of the waiting room that got the turn by this request, or None.
+        for_message: it is kept for a message in the queue, or a retry, for as long as that may
+            take. Not for a turn, which is kept for seconds.
+        reservation: that message, if a sender asked; or None.
+    """
+
+    holder: Holder | None
+    remaining: float
+    relation: str
+    at: float = 0.0
+    sent_at: float = 0.0
+    offered: Offered | None = None
+    for_message: bool = False
+    reservation: Reservation | None = None
+
+
+class Done(NamedTuple):
+    """The very same attempt ended, `age` seconds ago, or must not run."""
+
+    note: Note
+    age: float
+
+
+class Parked(NamedTuple):
+    """The task waits in the room. `replaced`: the entries that it replaced, by their ids."""
+
+    replaced: dict[str, str]
+    offered: Offered | None = None
+    due_in: float | None = None
+
+
+class Turn(NamedTuple):
+    """It need not wait: the lock is free, or this very task's. Acquire it again."""
+
+    replaced: dict[str, str]
+
+
+class Reserved(NamedTuple):
+    """The lock is kept for a message that is about to be sent."""
+
+
+class Older(NamedTuple):
+    """What it would replace is newer: the task with this id, or the lock's holder."""
+
+    task_id: str
+    holder: Holder | None = None
+
+
+class Full(NamedTuple):
+    """The waiting room is full."""
+
+
+class Look(NamedTuple):
+    """What a look at a waiting room found.
+
+    Attributes:
+        due_in: seconds until the next look; None if the room is empty.
+        offered: the entry to publish now, or None.
+        aside: what was parked in the entries that were set aside, by their ids.
+        ended: entries that were replaced and may have no result yet: by their ids, the task id of
+            the successor, and what was parked.
+    """
+
+    due_in: float | None
+    offered: Offered | None
+    aside: dict[str, str]
+    ended: dict[str, tuple[str, str]]
+
+
+class Stored(NamedTuple):
+    """What is stored under a key.
+
+    Attributes:
+        exists: whether something is.
+        value: its text, or None if it is not a string.
+        left: milliseconds to live, -1 for ever.
+    """
+
+    exists: bool
+    value: bytes | None
+    left: int
+
+
+class Extension(NamedTuple):
+    """What one lock's extension needs.
+
+    Attributes:
+        claim: the claim.
+        stored: the value as the server has it; its opening is enough if `retake` is False.
+        fence: the acquisition's fence.
+        retake: take the lock again if it has vanished.
+        counter: the bucket's counter when the lock was last known to be ours. A lock that vanished
+            is not taken again if another may have had it since.
+        max_hold: seconds after which it is no longer extended, counted by the server, for a caller
+            that does not know when it was acquired; None if the holder itself counts.
+    """
+
+    claim: Claim
+    stored: str
+    fence: int
+    retake: bool
+    counter: int = 0
+    max_hold: float | None = None
+
+
+class Extended(NamedTuple):
+    """The reply to an extension.
+
+    Attributes:
+        outcome: `EXTENDED`, `RETAKEN` or `NOT_OURS`.
+        counter: the bucket's counter.
+        replaced_by: the newer run that waits for this one to end, or None.
+        ends_in: seconds after which this run is ended for the newer one.
+        broken_by: the operator who broke the lock; "" if not known; None if nobody did.
+    """
+
+    outcome: int
+    counter: int
+    replaced_by: Holder | None = None
+    ends_in: float = 0.0
+    broken_by: str | None = None

@@ -1,0 +1,47 @@
+-- Part of other scripts, after values.lua: a lock's value while a run has the lock, told without
+-- decoding it as far as that goes; records.lua has the rest. `protocol/holders.py` is the same in Python;
+-- tests/scripts/test_formats.py compares the two.
+
+local function token_of(value)
+  return string.match(value, '^{"token":"([^"]*)"')
+end
+
+local function with(value, added)
+  return string.sub(value, 1, -2) .. added .. '}'
+end
+
+local function fence_of(value)
+  return string.match(value, '"fence":(%d+)') or '0'
+end
+
+local function is_cooling(value)
+  return string.find(value, '^{"token":"","cooling":true') ~= nil
+end
+
+-- Whether a run has it, or had it last.
+local function is_run(value)
+  return token_of(value) and string.find(value, ',"fence":', 1, true) ~= nil
+end
+
+-- Whether another task has it. False also if that cannot be told without decoding it: JSON escapes
+-- some characters of an id.
+local function is_of_another_task(value, task_id)
+  local id = type(value) == 'string' and token_of(value)
+    and string.match(value, ',"task_id":"([^"\\]*)"')
+  return id and id ~= task_id
+end
+
+-- The name of the task whose run has it; nil for a `RedisLock`.
+local function task_of(value)
+  local ok, record = pcall(cjson.decode, value)
+  return ok and type(record.task) == 'string' and record.task or nil
+end
+
+local function turned_away_by(value)
+  return tonumber(string.match(value, TURNED_AWAY .. '(%d+)')) or 0
+end
+
+local function with_one_more_turned_away(value)
+  local alone = string.gsub(value, TURNED_AWAY .. '%d+', '')
+  return with(alone, TURNED_AWAY .. (turned_away_by(value) + 1))
+end

@@ -1,0 +1,146 @@
+"""What a server remembers of past runs, and of duplicates that were turned away. Most of it is
+written by the scripts that take and release locks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from redis.exceptions import ResponseError
+
+from ..protocol import holders, past, wire
+from ..protocol.claims import Claim
+from ..protocol.keys import in_all_buckets, keys_of_mark, lock_keys, runs_of
+from ..protocol.past import Past
+from . import lua
+from .server import Server
+
+#: How many keys are read in one round trip.
+AT_ONCE: Final = 500
+
+
+class History:
+    """The history in one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def tasks(self, prefix: str, name: str | None = None) -> dict[str, list[str]]:
+        """The tasks whose runs are kept, by the key of their bucket's history; "" is `RedisLock`.
+
+        Args:
+            prefix: what every key begins with.
+            name: a lock's name, for only its bucket; None for all.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        buckets = in_all_buckets(prefix, "history")
+        if name is not None:
+            buckets = [lock_keys(prefix, name).history]
+        replies = self._ask([("ZRANGEBYSCORE", each, "-inf", "+inf") for each in buckets], [])
+        return {
+            bucket: [task.decode(errors="replace") for task in reply]
+            for bucket, reply in zip(buckets, replies, strict=True)
+            if reply
+        }
+
+    def runs(self, lists: Iterable[tuple[str, str]], most: int | None = None) -> Iterator[Past]:
+        """The runs that are kept in these lists.
+
+        Args:
+            lists: for each, the key of its bucket's history, and the task.
+            most: how many runs of each are wanted, the newest; None for all.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        # The records of other runs may come between those of one run.
+        first = 0 if most is None else -past.RECORDS * (most + 10)
+        for reply in self._ask([("LRANGE", runs_of(*each), first, -1) for each in lists], []):
+            yield from past.runs_in(reply)
+
+    def last_successes(self, prefix: str) -> dict[str, float]:
+        """When each task last had a run that succeeded: Unix time, by the lock server's clock. Of
+        lists that end otherwise, the last runs are read; of tasks without a success there, all.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        lists = [(key, task) for key, tasks in self.tasks(prefix).items() for task in tasks if task]
+        found: dict[str, float] = {}
+        for first in (-1, -10 * past.RECORDS, 0):
+            replies = self._ask([("LRANGE", runs_of(*each), first, -1) for each in lists], [])
+            times = [past.last_success(reply) for reply in replies]
+            for (_, task), at in zip(lists, times, strict=True):
+                if at is not None:
+                    found[task] = max(at, found.get(task, at))
+            lists = [
+                each
+                for each, at in zip(lists, times, strict=True)
+                if at is None and (first == -1 or each[1] not in found)
+            ]
+        return found
+
+    def running(self, prefix: str, runs: Sequence[Past]) -> dict[int, int]:
+        """Those runs that still have their locks: their fences, and how many duplicates each has
+        turned away so far. Until its end, only the lock's value counts them.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        marks = {run.mark for run in runs}
+        slots = [slot for mark in marks for slot in _slots(prefix, mark)]
+        values = self._ask([("GET", slot) for slot in slots], None)
+        found = ((holders.parse(value, None), value) for value in values if value)
+        return {
+            holder.fence: past.turned_away_by(value)
+            for holder, value in found
+            if holder and holder.fence and not (holder.cooling_down or holder.held_for_retry)
+        }
+
+    def turned_away(self, prefix: str) -> dict[str, dict[int, int]]:
+        """How many duplicates of each task were turned away in each hour, a Unix time.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        found: dict[str, dict[int, int]] = {}
+        keys = in_all_buckets(prefix, "turned")
+        for reply in self._ask([("HGETALL", key) for key in keys], []):
+            for task, text in wire.pairs(reply):
+                hours = found.setdefault(task, {})
+                for hour, count in past.per_hour(text.encode()).items():
+                    hours[hour] = hours.get(hour, 0) + count
+        return found
+
+    def turn_away(self, claim: Claim, fence: int | None) -> None:
+        """Count a duplicate that ended without a run, and was not counted when it asked.
+
+        Args:
+            claim: the duplicate's claim.
+            fence: of the run that was in its way; None if not known.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        keys = (claim.keys.lock, claim.runs_key, *claim.keys.slots)
+        self._server.once(claim.ttl, lua.TURN_AWAY, keys, (fence or "",))
+
+    def _ask(self, commands: Iterable[Sequence[Any]], instead: Any) -> Iterator[Any]:
+        """The replies to these commands; `instead` for each key of another type."""
+        iterator = iter(commands)
+        while batch := list(itertools.islice(iterator, AT_ONCE)):
+            for reply in self._server.ask(batch, wrong_type=True):
+                yield instead if isinstance(reply, ResponseError) else reply
+
+
+def _slots(prefix: str, mark: str) -> tuple[str, ...]:
+    """The keys of the lock with this mark; none if it is not a mark."""
+    try:
+        keys = keys_of_mark(prefix, mark)
+    except ValueError:
+        return ()
+    return keys.lock, *keys.slots

@@ -1,0 +1,237 @@
+"""What is in a server, for people. Changes nothing there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+from ..errors import LockUnavailable
+from ..protocol import wire
+from ..protocol.claims import Stored
+from ..protocol.clock import clock
+from ..protocol.keys import LockKeys
+from .restarts import info
+from .server import Server
+
+#: Keys that one step of a scan looks at: well below a millisecond of the server's time.
+SCAN_COUNT: Final = 500
+
+
+class Room(NamedTuple):
+    """What is in a waiting room.
+
+    Attributes:
+        now: the server's time in Unix seconds.
+        total: how many wait.
+        entries: the first of them: ids, and what is stored.
+        aside_total: how many were set aside.
+        aside: the same for about as many of these.
+    """
+
+    now: float
+    total: int
+    entries: list[tuple[str, str]]
+    aside_total: int
+    aside: list[tuple[str, str]]
+
+
+class Looking:
+    """What is in one server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def scan(self, pattern: str) -> Iterator[list[bytes]]:
+        """All keys that match, step by step; some perhaps twice. Never by `KEYS`.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        cursor = b"0"
+        while True:
+            ((cursor, keys),) = self._server.ask(
+                [("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)]
+            )
+            yield keys
+            if cursor == b"0":
+                return
+
+    def stored(self, keys: Sequence[bytes | str]) -> tuple[float, list[Stored]]:
+        """What is stored under these keys, and the server's time in Unix seconds.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        commands = [(what, key) for key in keys for what in ("GET", "PTTL")]
+        (seconds, micros), *replies = self._server.ask([("TIME",), *commands], wrong_type=True)
+        found = [
+            Stored(value is not None, None if isinstance(value, ResponseError) else value, left)
+            for value, left in zip(replies[::2], replies[1::2], strict=True)
+        ]
+        return int(seconds) + int(micros) / 1e6, found
+
+    def lengths(
+        self,
+        lists: Sequence[bytes | str],
+        sets: Sequence[bytes | str],
+        hashes: Sequence[bytes | str] = (),
+    ) -> list[int]:
+        """The lengths of these lists, sorted sets and hashes; 0 for a key of another type.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        commands = [
+            *(("LLEN", key) for key in lists),
+            *(("ZCARD", key) for key in sets),
+            *(("HLEN", key) for key in hashes),
+        ]
+        replies = self._server.ask(commands, wrong_type=True)
+        return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
+
+    def room(self, keys: LockKeys, most: int) -> Room:
+        """The first entries of a waiting room, and about as many that were set aside.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        commands: list[tuple[str | int, ...]] = [
+            *(("LLEN", keys.room), ("HLEN", keys.aside), ("LRANGE", keys.room, 0, most - 1)),
+            ("HSCAN", keys.aside, 0, "COUNT", most),
+        ]
+        (seconds, micros), *replies = self._server.ask([("TIME",), *commands], wrong_type=True)
+        known = [None if isinstance(reply, ResponseError) else reply for reply in replies]
+        total, aside_total, ids, scanned = known
+        wanted = [("HGET", keys.entries, each) for each in ids or ()]
+        entries = self._server.ask(wanted, wrong_type=True)
+        texts = [text if isinstance(text, bytes) else b"" for text in entries]
+        flat = [part for pair in zip(ids or (), texts, strict=True) for part in pair]
+        return Room(
+            now=int(seconds) + int(micros) / 1e6,
+            total=total or 0,
+            entries=list(wire.pairs(flat)),
+            aside_total=aside_total or 0,
+            aside=list(wire.pairs(scanned[1] if scanned else ()))[:most],
+        )
+
+    def heads(self, rooms: Sequence[LockKeys]) -> tuple[float, list[tuple[int, str, str]]]:
+        """The server's time in Unix seconds, and for each of these waiting rooms: how many wait,
+        and the first one's id and entry, "" if they are lost.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        commands = [
+            command
+            for keys in rooms
+            for command in (("LLEN", keys.room), ("LRANGE", keys.room, 0, 0))
+        ]
+        (seconds, micros), *replies = self._server.ask([("TIME",), *commands], wrong_type=True)
+        lengths = [each if isinstance(each, int) else 0 for each in replies[::2]]
+        firsts = [each[0] if each and isinstance(each, list) else b"" for each in replies[1::2]]
+        entries = self.entries(list(zip(rooms, firsts, strict=True)))
+        ids = [each.decode(errors="replace") for each in firsts]
+        return int(seconds) + int(micros) / 1e6, list(zip(lengths, ids, entries, strict=True))
+
+    def entries(self, wanted: Sequence[tuple[LockKeys, bytes | str]]) -> list[str]:
+        """These entries as they are stored, given their rooms and ids; "" for one that is lost.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        asked = [("HGET", keys.entries, entry_id) for keys, entry_id in wanted]
+        return [
+            each.decode(errors="replace") if isinstance(each, bytes) else ""
+            for each in self._server.ask(asked, wrong_type=True)
+        ]
+
+    def set_aside(self, asides: Sequence[bytes | str], most: int) -> list[list[tuple[str, str]]]:
+        """About `most` of the entries set aside under each of these keys: ids, and what was parked.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        commands = [("HSCAN", key, 0, "COUNT", most) for key in asides]
+        replies = self._server.ask(commands, wrong_type=True)
+        return [
+            [] if isinstance(reply, ResponseError) else wire.entries_of(reply[1])
+            for reply in replies
+        ]
+
+    def all_set_aside(self, keys: LockKeys) -> dict[str, str]:
+        """What was parked in all entries of a lock that were set aside, by their ids.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        found: dict[str, str] = {}
+        cursor = b"0"
+        while True:
+            commands = [("HSCAN", keys.aside, cursor, "COUNT", SCAN_COUNT)]
+            ((cursor, flat),) = self._server.ask(commands, keys.lock)
+            found.update(wire.entries_of(flat))
+            if cursor == b"0":
+                return found
+
+    def server_info(self) -> dict[str, str]:
+        """The reply to INFO, as a dict.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        (reply,) = self._server.ask([("INFO",)])
+        return info(reply)
+
+    def server_config(self, *names: str) -> dict[str, str]:
+        """These settings of the server; without those that it does not tell.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        commands = [("CONFIG", "GET", name) for name in names]
+        replies = self._server.ask(commands, errors=True)
+        pairs = [reply for reply in replies if not isinstance(reply, ResponseError)]
+        return {name: value for pair in pairs for name, value in wire.pairs(pair)}
+
+    def reach(self) -> None:
+        """Return if the server answers, even if only that this user may not ask for its time.
+
+        Raises:
+            LockUnavailable: it does not answer.
+        """
+        try:
+            self.round_trips(1)
+        except LockUnavailable as exc:
+            if not isinstance(exc.__cause__, NoPermissionError):
+                raise
+
+    def round_trips(self, count: int) -> tuple[list[float], float]:
+        """The seconds that each of this many round trips took, and the server's clock minus ours.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        took, ahead = [], 0.0
+        for _ in range(count):
+            before, began = time.time(), clock()
+            ((seconds, micros),) = self._server.ask([("TIME",)])
+            took.append(clock() - began)
+            if took[-1] == min(took):
+                ahead = int(seconds) + int(micros) / 1e6 - before - took[-1] / 2
+        return took, ahead
+
+    def eviction_policy(self, ttl: float) -> str | None:
+        """The server's `maxmemory-policy` if it has a memory limit, else None.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not tell.
+        """
+        with self._server.connection("", ttl) as connection:
+            connection.send_command("INFO", "memory")
+            fields = info(connection.read_response())
+        if fields.get("maxmemory", "0") == "0":
+            return None
+        return fields.get("maxmemory_policy")

@@ -1,0 +1,97 @@
+"""Notices that a server restarted or was replaced, and may have forgotten locks."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from redis.exceptions import BusyLoadingError, ResponseError
+
+from ..errors import LockUnavailable
+from ..protocol.clock import clock
+
+
+class ServerWatch:
+    """Notices that the server is not the one that we talked to before.
+
+    A server that came back empty, or a promoted replica, has forgotten locks that are held. Their
+    holders take them again within ttl / 3. Until then nobody may take a new lock: a client-side
+    form of the delayed restart in https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
+    """
+
+    def __init__(self) -> None:
+        self._run_id: str | None = None
+        self._last_contact = 0.0
+        self._broken = False
+        self._changed_at: float | None = None
+        self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def on_connect(self, connection: Any) -> None:
+        """Set up a new connection and learn which server it is to."""
+        connection.on_connect()
+        run_id, uptime = _identity(connection)
+        now = clock()
+        # The uptime may be a second too long: it is the difference of two whole numbers.
+        started_at = now - max(uptime - 1, 0.0)
+        if run_id is None:
+            # The server does not tell its id: after a broken connection it may be another one.
+            if self._broken or connection in self._connected:
+                self._changed_at = now
+        elif self._run_id is None:
+            # The first one that this process sees. If it was away before, it may have forgotten.
+            if self._broken:
+                self._changed_at = started_at
+        elif run_id != self._run_id:
+            # A server younger than our last contact was restarted; an older one was promoted, at an
+            # unknown time.
+            restarted = uptime < now - self._last_contact
+            self._changed_at = started_at if restarted else now
+        self._connected.add(connection)
+        self._run_id = run_id
+        self._broken = False
+        self._last_contact = now
+
+    def answered(self, at: float) -> None:
+        self._last_contact = at
+
+    def failed(self, error: BaseException) -> None:
+        self._broken = self._broken or not isinstance(error, ResponseError)
+        if isinstance(error, BusyLoadingError):
+            self._changed_at = clock()
+
+    def admit(self, ttl: float) -> None:
+        """Go on only if a new lock with this ttl may be taken.
+
+        Raises:
+            HeldOff: not yet.
+        """
+        if self._changed_at is None:
+            return
+        left = self._changed_at + ttl / 3 - clock()
+        if left > 0:
+            raise HeldOff(left)
+
+
+def _identity(connection: Any) -> tuple[str | None, float]:
+    """The server's run id, or None if it does not tell; and its uptime in seconds."""
+    try:
+        connection.send_command("INFO", "server", check_health=False)
+        fields = info(connection.read_response())
+    except ResponseError:  # an ACL may deny INFO
+        return None, 0.0
+    return fields.get("run_id"), float(fields.get("uptime_in_seconds", 0))
+
+
+def info(reply: bytes) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
+
+
+class HeldOff(Exception):
+    """A server came back, and for this many seconds nobody may take a new lock there."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def for_users(self, key: str) -> LockUnavailable:
+        why = f"the server may have restarted or failed over: no new locks for {self.seconds:.1f} s"
+        return LockUnavailable(key, None, why)

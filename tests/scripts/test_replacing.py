@@ -1,0 +1,140 @@
+"""What the scripts say of a newer run: to who holds the lock, and to who is older."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_redislock import Holder
+from celery_redislock.protocol import holders
+from celery_redislock.protocol.claims import (
+    EXTENDED,
+    Acquired,
+    Claim,
+    Done,
+    Extension,
+    Older,
+    Parked,
+    Turn,
+)
+from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.protocol.tokens import new_token
+from celery_redislock.servers.connections import pools_from_url
+from celery_redislock.servers.store import Store
+
+
+@pytest.fixture
+def store(redis_server):
+    store = Store(pools_from_url(redis_server.url))
+    yield store
+    store.close()
+
+
+def claim_of(label, task_id, arrived=None, attempt=0, kept=""):
+    token = new_token()
+    value = holders.encode(
+        token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt, arrived=arrived
+    )
+    return Claim(lock_keys("redislock", label), token, 5, value, task_id, attempt, kept=kept)
+
+
+def park(store, claim, arrived=None, grace=5.0, age=0.0):
+    by = holders.successor_text("pkg.task", claim.task_id)
+    entry = json.dumps({"task": "pkg.task", "task_id": claim.task_id})
+    return store.rooms.park(
+        claim, entry, kind="pkg.task", in_front=True, replace=(by, grace), arrived=arrived, age=age
+    )
+
+
+def extension(claim, held):
+    return Extension(claim, held.value, held.fence, retake=True)
+
+
+def test_a_holder_hears_from_its_extension_who_waits_and_how_long_it_may_go_on(store, label):
+    holder, first, second = (claim_of(label, task_id) for task_id in ("runs", "first", "second"))
+    held = store.locks.acquire(holder)
+    (reply,) = store.locks.extend([extension(holder, held)])
+    assert reply.replaced_by is None
+    assert isinstance(park(store, first), Parked)
+    (reply,) = store.locks.extend([extension(holder, held)])
+    assert reply.outcome == EXTENDED
+    assert reply.replaced_by == Holder(task="pkg.task", task_id="first")
+    assert 4 < reply.ends_in <= 5
+    assert list(park(store, second, grace=60).replaced) == [first.entry_id]
+    (reply,) = store.locks.extend([extension(holder, held)])
+    assert reply.replaced_by.task_id == "second"
+    assert reply.ends_in <= 5, "the time that it was given first counts"
+    assert store.locks.holder(holder.keys, 5).replaced_by == "second"
+    offered = store.locks.settle(holder).offered
+    assert offered.entry_id == second.entry_id
+    second = claim_of(label, "second", kept=offered.token)
+    assert isinstance(store.locks.acquire(second), Acquired)
+    assert isinstance(store.locks.acquire(first), Done)
+
+
+def test_what_arrived_before_replaces_neither_who_runs_nor_who_waits(store, label):
+    holder = claim_of(label, "runs", arrived=100.0)
+    held = store.locks.acquire(holder)
+    older = park(store, claim_of(label, "old"), arrived=99.0)
+    assert isinstance(older, Older)
+    assert older.holder.task_id == "runs"
+    (reply,) = store.locks.extend([extension(holder, held)])
+    assert reply.replaced_by is None
+    assert isinstance(park(store, claim_of(label, "new"), arrived=102.0), Parked)
+    assert park(store, claim_of(label, "between"), arrived=101.0) == Older("new")
+    assert store.locks.holder(holder.keys, 5).replaced_by == "new"
+    assert isinstance(park(store, claim_of(label, "nobody noted when")), Parked)
+
+
+def test_of_two_whose_age_is_known_the_older_replaces_neither(store, client, label):
+    """Each is measured where the message was received; the times are the lock server's."""
+    token = new_token()
+    value = holders.encode(token, ttl_ms=5000, task="pkg.task", task_id="runs", age=5.0)
+    holder = Claim(lock_keys("redislock", label), token, 5, value, "runs")
+    assert isinstance(store.locks.acquire(holder), Acquired)
+    older = park(store, claim_of(label, "old"), age=8.0)
+    assert isinstance(older, Older)
+    assert older.holder.task_id == "runs"
+    assert isinstance(park(store, claim_of(label, "new"), age=2.0), Parked)
+    assert park(store, claim_of(label, "between"), age=4.0) == Older("new")
+
+
+@pytest.mark.parametrize("kept", ["for its retry", "in the queue"])
+def test_what_does_not_run_is_replaced_at_once_and_its_message_finds_out(store, label, kept):
+    holder, newer = claim_of(label, "runs"), claim_of(label, "newer")
+    held = store.locks.acquire(holder)
+    if kept == "for its retry":
+        store.locks.leave(holder, holders.held_for_retry(held.value), 60)
+    else:
+        value = holders.kept_in_queue(held.value, new_token(), task="t", attempt=1, nesting=0)
+        store.locks.leave(holder, value, 60)
+    assert isinstance(park(store, newer), Turn)
+    assert isinstance(store.locks.acquire(newer), Acquired)
+    reply = store.locks.acquire(claim_of(label, "runs", attempt=1))
+    assert isinstance(reply, Done)
+    assert reply.note.replaced_by == Holder(task="pkg.task", task_id="newer")
+    again = store.locks.acquire(claim_of(label, "runs", attempt=1))
+    assert again.note.replaced_by.task_id == "newer"
+
+
+def test_what_cools_down_or_is_not_ours_is_waited_for(store, client, label):
+    holder, newer = claim_of(label, "runs"), claim_of(label, "newer")
+    store.locks.acquire(holder)
+    store.locks.settle(holder, min_hold=60)
+    before = client.get(holder.keys.lock)
+    assert isinstance(park(store, newer), Parked)
+    assert client.get(holder.keys.lock) == before
+    client.set(holder.keys.lock, "foreign")
+    assert isinstance(park(store, claim_of(label, "newest")), Parked)
+    assert client.get(holder.keys.lock) == "foreign"
+
+
+@pytest.mark.parametrize("task_id", ["0c1e", 'a "quoted" one', "}]\\", "ключ", "\U0001f511", ""])
+def test_a_successor_survives_whatever_it_is_called(task_id):
+    text = holders.successor_text("pkg.task", task_id)
+    assert text.count('"') == 4
+    assert json.loads(text) == ["pkg.task", task_id]
+    value = f'{{"token":"x","replaced":5,"by":{text}}}'.encode()
+    assert holders.successor_of(value) == Holder(task="pkg.task", task_id=task_id)
+    assert holders.parse(value, None).replaced_by == task_id
