@@ -16,11 +16,19 @@ from celery import Celery
 
 from celery_redislock.app.settings import app_locks
 from celery_redislock.ops.survey import all_locks
-from celery_redislock.protocol import holders
-from celery_redislock.protocol.claims import Acquired, Busy, Claim, Extension, Parked, to_ms
+from celery_redislock.protocol import calls, holders, rooms
+from celery_redislock.protocol.claims import (
+    Acquired,
+    Busy,
+    Claim,
+    Extension,
+    Parked,
+    Parking,
+    to_ms,
+)
 from celery_redislock.protocol.keys import LockKeys, lock_keys
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.server import Server
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.servers import RedisServer
 
@@ -144,7 +152,7 @@ class Scene:
         self.client.config_set("slowlog-max-len", MOST_NOTED)
         self.app = Celery("growth", broker="memory://", set_as_current=False)
         self.app.conf.redislock_url = server.url
-        self.store: Store = app_locks(self.app).store
+        self.store: Server = app_locks(self.app).store
         self.sweeper = Sweeper(self.app)
         self._number = 0
         #: The lock whose room we look at, and its holder.
@@ -170,7 +178,7 @@ class Scene:
         return Claim(keys, token, TTL, value, task_id, kept=kept)
 
     def acquire(self, claim: Claim) -> Claim:
-        reply = self.store.locks.acquire(claim)
+        reply = self.store.run(calls.acquire(claim))
         assert isinstance(reply, Acquired), reply
         return claim
 
@@ -178,7 +186,7 @@ class Scene:
         """Park a task that has some arguments."""
         entry = {"task": "shop.sync", "task_id": claim.task_id, "body": "[[], {}, {}]" * 20}
         text = json.dumps(entry, separators=(",", ":"))
-        reply = self.store.rooms.park(claim, text, kind=kind)
+        reply = self.store.run(rooms.park(claim, Parking(text, kind=kind)))
         assert isinstance(reply, Parked), reply
 
     def move_to_the_middle(self, claim: Claim) -> None:
@@ -213,11 +221,11 @@ def one_turn(scene: Scene, ask: Callable[[str, Callable[[], Any]], Any]) -> None
     store, keys = scene.store, scene.keys
     alone = scene.claim(scene.key("nobody's"))
     ask("acquire", lambda: scene.acquire(alone))
-    ask("release", lambda: store.locks.settle(alone))
+    ask("release", lambda: store.run(calls.settle(alone)))
     newcomer = scene.claim(keys)
-    assert isinstance(ask("refuse", lambda: store.locks.acquire(newcomer)), Busy)
+    assert isinstance(ask("refuse", lambda: store.run(calls.acquire(newcomer))), Busy)
     ask("park", lambda: scene.park(newcomer))
-    offered = ask("hand_over", lambda: store.locks.settle(scene.holder)).offered
+    offered = ask("hand_over", lambda: store.run(calls.settle(scene.holder))).offered
     its = scene.claim(keys, offered.entry_id.partition(":")[0], offered.token)
     ask("take_over", lambda: scene.acquire(its))
     scene.holder = its
@@ -225,11 +233,11 @@ def one_turn(scene: Scene, ask: Callable[[str, Callable[[], Any]], Any]) -> None
     scene.park(first, "shop.sync")
     scene.move_to_the_middle(first)
     ask("coalesce", lambda: scene.park(second, "shop.sync"))
-    store.rooms.forget_ended(keys, first.entry_id, TTL)
-    ask("look", lambda: store.rooms.look(keys, TTL))
-    ask("revoke", lambda: store.locks.settle(second, take_out=second.entry_id))
+    store.ask(rooms.forget_ended(keys, first.entry_id, TTL))
+    ask("look", lambda: store.run(rooms.look(keys, TTL)))
+    ask("revoke", lambda: store.run(calls.settle(second, calls.Release(take_out=second.entry_id))))
     extensions = [Extension(each, each.opening, 0, retake=False) for each in scene.own]
-    ask("tick", lambda: store.locks.extend(extensions))
+    ask("tick", lambda: store.run_all([calls.extend(each) for each in extensions], ttl=30.0))
     scene.client.delete(scene.sweeper._turn)  # as if the last sweep were two seconds ago
     ask("sweep", scene.sweeper.sweep)
 

@@ -14,17 +14,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator
+from typing import Any, Final
 
 import redis
 
-from .errors import ConfigError, TaskSkipped
+from .errors import ConfigError, LockUnavailable, TaskSkipped
 from .lock.heartbeat import heartbeat
 from .lock.lease import Lease
 from .lock.redis_lock import RedisLock
-from .lock.upkeep import Upkeep
 from .protocol import holders
+from .protocol.calls import Release, break_lock, holder_of
 from .protocol.claims import Acquired, Busy, Claim, Done, to_ms
 from .protocol.clock import clock
 from .protocol.holders import Holder
@@ -33,7 +33,6 @@ from .protocol.tokens import new_token
 from .servers import stand_in
 from .servers.connections import pools_like
 from .servers.server import Server
-from .servers.store import Store
 from .signals import ConflictDetails, lock_conflict
 from .tasks.current import current_lock
 from .tasks.locked import Calls
@@ -58,20 +57,13 @@ __all__ = [
     "memory_locks",
 ]
 
-T = TypeVar("T")
-
 #: The most seconds until a holder in this process learns that its lock is gone. On an idle machine
 #: it is a millisecond.
 _SOON: Final = 10.0
 
 
-class _MemoryServer(Server):
-    def persist(self, call: Callable[..., T], ttl: float, *arguments: Any) -> T:
-        return call(ttl, *arguments)  # trying again would not make this server reachable
-
-
-class MemoryStore(Store):
-    """A store on a Redis server in the memory of this process."""
+class MemoryServer(Server):
+    """A Redis server in the memory of this process."""
 
     def __init__(self) -> None:
         self._memory = FakeServer()
@@ -80,9 +72,7 @@ class MemoryStore(Store):
         self.client = self.new_client()
         pools = pools_like(self.client)
         # Not with the store's own hook: this server never restarts.
-        super().__init__(
-            lambda timeout, on_connect: pools(timeout, self._on_connect), _MemoryServer
-        )
+        super().__init__(lambda timeout, on_connect: pools(timeout, self._on_connect))
 
     def new_client(self, decode_responses: bool = True) -> redis.Redis:
         """Another client of this server."""
@@ -96,6 +86,9 @@ class MemoryStore(Store):
                 " worker in the test's process, in the solo or threads pool"
             )
         connection.on_connect()
+
+    def _tries_again(self, exc: LockUnavailable, until: float) -> bool:
+        return False  # that would not make this server reachable
 
     @contextlib.contextmanager
     def unreachable(self) -> Iterator[None]:
@@ -115,7 +108,7 @@ class MemoryLocks:
         conflicts: the `ConflictDetails` of every duplicate since the start, in order.
     """
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: MemoryServer) -> None:
         self._store = store
         self.client = store.client
         self.conflicts: list[ConflictDetails] = []
@@ -154,7 +147,7 @@ def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
             `redislock_eager` is True.
     """
     before = stand_in.current
-    store = MemoryStore()
+    store = MemoryServer()
     locks = MemoryLocks(store)
     stand_in.current = stand_in.StandIn(store, eager)
     # Celery 5.5 takes the methods of two objects for the same receiver.
@@ -184,7 +177,7 @@ class HeldLock:
     def take(self, lease: Lease) -> Acquired | Busy | Done:
         """Take one of the lock's slots."""
         self._leases.append(lease)
-        return lease.take()
+        return lease.acquire()
 
     @property
     def lost(self) -> bool:
@@ -194,7 +187,7 @@ class HeldLock:
     def release(self) -> None:
         """Release the lock. A waiter is woken, and the waiting room's first task has its turn."""
         for lease in self._leases:
-            settled = lease.settle(publishes=self._app is not None)
+            settled = lease.release(Release(publishes=self._app is not None))
             if settled is not None and self._app is not None:
                 follow(self._app, lease.claim.keys, lease.ttl, settled)
 
@@ -257,13 +250,13 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
     held = [
         each
         for each in heartbeat.live()
-        if isinstance(each, Upkeep) and each.store is store and each.claim.keys == keys
+        if isinstance(each, Lease) and each.store is store and each.claim.keys == keys
     ]
     if not held:
         raise AssertionError(f"no run in this process holds {keys.lock}")
-    store.locks.break_lock(keys, ttl, by="lose_lock")
+    store.run(break_lock(keys, ttl, by="lose_lock"))
     give_up = clock() + _SOON
-    while not all(each.right.loss_is_told for each in held):
+    while not all(each.loss_is_told for each in held):
         if clock() > give_up:
             raise AssertionError(f"the heartbeat did not find out that {keys.lock} was broken")
         for each in held:
@@ -272,7 +265,7 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
     time.sleep(0.001)  # time for an abort to reach this thread
 
 
-def _lock_of(what: Any, args: Any, kwargs: Any) -> tuple[Store, LockKeys, float]:
+def _lock_of(what: Any, args: Any, kwargs: Any) -> tuple[Server, LockKeys, float]:
     if isinstance(what, RedisLock):
         return what._store, what._keys, what.ttl
     keys: LockKeys = what.keys_of_call(args, kwargs)
@@ -340,4 +333,4 @@ def assert_free(what: Any, *args: Any, **kwargs: Any) -> None:
 
 def _holder_of(what: Any, args: Any, kwargs: Any) -> tuple[Holder | None, str]:
     store, keys, ttl = _lock_of(what, args, kwargs)
-    return store.locks.holder(keys, ttl), keys.lock
+    return store.ask(holder_of(keys, ttl)), keys.lock

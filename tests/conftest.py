@@ -15,10 +15,9 @@ from celery import Celery, _state
 from celery.result import AsyncResult
 from hypothesis import HealthCheck, settings
 
-from celery_redislock.servers.connections import pools_from_url
-from celery_redislock.servers.store import Store
-from celery_redislock.testing import MemoryStore
-from tests.support import lateness, sharing
+from celery_redislock.servers.server import Server
+from tests.support import lateness, scripts, sharing
+from tests.support.drivers import DRIVERS, Driver
 from tests.support.journal import Journal
 from tests.support.rights import as_user, denials, grant
 from tests.support.servers import SQS, Proxy, RabbitMQ, RedisServer, shared_rabbitmq
@@ -148,32 +147,44 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
         yield client
 
 
-@pytest.fixture(params=["redis", "memory"])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    """Where the locks are: on the shared server, which is right, or in memory, which must agree."""
-    if request.param == "memory":
-        store: Store = MemoryStore()
-    else:
-        store = Store(pools_from_url(request.getfixturevalue("redis_server").url))
+@pytest.fixture(params=DRIVERS)
+def driver(request: pytest.FixtureRequest) -> Driver:
+    return DRIVERS[request.param]
+
+
+@pytest.fixture
+def real_server(request: pytest.FixtureRequest) -> Callable[[], RedisServer]:
+    """The shared server, which is started only if it is asked for."""
+    return lambda: request.getfixturevalue("redis_server")  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def store(driver: Driver, real_server: Callable[[], RedisServer]) -> Iterator[Server]:
+    """Where the locks are: what holds, holds for every driver."""
+    store = driver.make(real_server)
     yield store
     store.close()
 
 
 @pytest.fixture
-def raw(store: Store, request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
-    """A client that looks into what `store` is in, and decodes nothing."""
-    if isinstance(store, MemoryStore):
-        yield store.new_client(decode_responses=False)
-    else:
-        with redis.Redis(port=request.getfixturevalue("redis_server").port) as client:
-            yield client
+def declared_keys() -> Iterator[None]:
+    """A script fails that touches a key which was not declared."""
+    with scripts.declared_keys():
+        yield
 
 
 @pytest.fixture
-def inside(store: Store, request: pytest.FixtureRequest) -> redis.Redis:
+def raw(driver: Driver, store: Server, real_server: Callable[[], RedisServer]) -> Iterator[Any]:
+    """A client that looks into what `store` is in, and decodes nothing."""
+    with driver.look(store, real_server, False) as client:
+        yield client
+
+
+@pytest.fixture
+def inside(driver: Driver, store: Server, real_server: Callable[[], RedisServer]) -> Iterator[Any]:
     """A client that looks into what `store` is in."""
-    in_memory = isinstance(store, MemoryStore)
-    return store.client if in_memory else request.getfixturevalue("client")
+    with driver.look(store, real_server, True) as client:
+        yield client
 
 
 @pytest.fixture

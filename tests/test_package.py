@@ -115,7 +115,7 @@ def add(n): ...
 
 add.delay(1)
 package = sys.modules["celery_redislock"]
-needless = ("servers.store", "lock.heartbeat", "lock.redis_lock", "tasks.tracer", "worker.sweeper")
+needless = ("servers.server", "lock.heartbeat", "lock.redis_lock", "tasks.tracer", "worker.sweeper")
 assert not [name for name in needless if f"celery_redislock.{name}" in sys.modules]
 """
 

@@ -21,9 +21,9 @@ def test_the_line_of_workers_has_exactly_the_commands_that_the_sources_use():
     used = set(re.findall(r"redis\.p?call\((?:in_front == '1' and )?'([A-Z]+)'", scripts))
     used |= set(re.findall(r"'LPUSH' or '([A-Z]+)'", scripts))
     # What only people look at, in `looking`, is not what workers need.
-    asking = ("lua", "locks", "rooms", "server", "restarts", "store")
-    for name in asking:
-        used |= set(re.findall(r'"([A-Z]{3,})"', (SOURCES / "servers" / f"{name}.py").read_text()))
+    servers = (f"servers/{name}" for name in ("scripts", "server", "restarts"))
+    for name in (*servers, "protocol/calls", "protocol/rooms"):
+        used |= set(re.findall(r'"([A-Z]{3,})"', (SOURCES / f"{name}.py").read_text()))
     used = {name.lower() for name in used} | {"select"}
     used -= {"wrongtype", "readonly", "busy", "extended", "retaken", "withscores"}
     assert granted("workers") == used

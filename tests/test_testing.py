@@ -26,10 +26,11 @@ from celery_redislock import (
     lock_lost,
     testing,
 )
+from celery_redislock.protocol import calls
 from celery_redislock.testing import (
     HeldLock,
     MemoryLocks,
-    MemoryStore,
+    MemoryServer,
     assert_free,
     assert_locked,
     assert_skipped,
@@ -259,7 +260,7 @@ def test_afterwards_locks_are_on_the_server_again(define: Any, app: Celery, conf
         assert (outer.outcomes(), inner.outcomes()) == (["skipped"], [])
     assert_free(task)
     with hold_lock(task):
-        assert task.app_locks.store.locks.holder(task.keys_of_call((), {}), 5) is not None
+        assert task.app_locks.store.ask(calls.holder_of(task.keys_of_call((), {}), 5)) is not None
         assert task.apply().successful(), "eager calls take no lock again"
     assert_free(task)
 
@@ -280,13 +281,13 @@ def test_a_task_that_was_bound_without_redis_is_locked_in_memory_only(define: An
 
 
 def test_another_process_is_told_that_the_locks_are_not_there() -> None:
-    store = MemoryStore()
-    store.locks.acquire(make_claim("parent"))
+    store = MemoryServer()
+    store.run(calls.acquire(make_claim("parent")))
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            store.locks.acquire(make_claim("child"))
+            store.run(calls.acquire(make_claim("child")))
         except ConfigError as exc:
             os.write(writer, str(exc).encode())
         finally:

@@ -25,7 +25,7 @@ from .options import SETTINGS
 from .unknown import refuse_unknown_settings
 
 if TYPE_CHECKING:
-    from ..servers.store import Store
+    from ..servers.server import Server as Store
 
 _ATTRIBUTE: Final = "_redislock"
 #: The default of `redislock_history`.
@@ -86,7 +86,9 @@ class AppLocks:
         if stand_in.current is not None:
             return stand_in.current.store
         if self._store is None:
-            from ..servers.store import Store  # a program that only sends tasks needs none
+            from ..servers.server import (
+                Server as Store,  # a program that only sends tasks needs none
+            )
 
             server = self.require_server()
             self._store = Store(pools_from_url(server.url, server.options))

@@ -16,14 +16,14 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from ..errors import LockUnavailable
+from ..protocol.calls import extend
 from ..protocol.claims import Extended, Extension
 from ..protocol.clock import clock
-from ..servers.store import Store
+from ..protocol.waiting import RETRY_EVERY
+from ..servers.server import Server
 from .forks import between_forks
 from .greenlets import AT_ONCE, Alarm, native_lock, start_native, teller_here
 
-#: Seconds between tries while a server is not reachable.
-RETRY_EVERY: Final = 0.1
 #: Locks that are due within this part of their interval are extended with those that are due now.
 EARLY: Final = 0.25
 #: Seconds between looks at whether an extension is still under way.
@@ -45,7 +45,7 @@ class Extendable(Protocol):
     next_beat: float
 
     @property
-    def store(self) -> Store: ...
+    def store(self) -> Server: ...
 
     def extension(self, now: float) -> Extension | None:
         """The extension to send now. None if it must not be extended now: then it has set
@@ -179,7 +179,7 @@ class Heartbeat:
         for store, batch in batches.items():
             self._extend(store, batch, shortest)
 
-    def _extend(self, store: Store, batch: list[Extendable], shortest: float) -> None:
+    def _extend(self, store: Server, batch: list[Extendable], shortest: float) -> None:
         sent_at = clock()
         asked = [
             (weakref.ref(lease), lease, extension)
@@ -202,12 +202,14 @@ class Heartbeat:
 
 
 def _extend_all(
-    store: Store, extensions: list[Extension], shortest: float
+    store: Server, extensions: list[Extension], shortest: float
 ) -> list[Extended | LockUnavailable]:
     if not extensions:
         return []
     try:
-        return store.locks.extend(extensions, shortest)
+        return store.run_all(
+            [extend(each) for each in extensions], ttl=shortest, purpose="heartbeat"
+        )
     except LockUnavailable as exc:
         return [exc] * len(extensions)
 

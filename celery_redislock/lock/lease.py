@@ -1,23 +1,21 @@
-"""A lease: one acquisition of a lock."""
+"""A lease: one acquisition of a lock, from the claim to the release."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..errors import LockLost, LockUnavailable
-from ..protocol import holders, past
-from ..protocol.claims import Acquired, Busy, Claim, Done, Settled
+from ..errors import LockUnavailable
+from ..protocol import past
+from ..protocol.calls import Release, acquire, hold, settle
+from ..protocol.claims import Acquired, Busy, Done, Settled
 from ..protocol.clock import clock
-from ..protocol.holders import Holder
 from ..protocol.log import get_logger
-from ..servers.store import Store
-from .greenlets import teller_here
+from ..protocol.waiting import Answer, Block, Step, Try, waiting
 from .heartbeat import heartbeat
-from .right import Right
-from .upkeep import Upkeep
+from .held import Held, say_not_released
 
 logger = get_logger()
 
@@ -31,212 +29,152 @@ class Heir(NamedTuple):
     seconds: float
 
 
-class Lease:
-    """One delivery's acquisition of a lock, from the claim to the release. What `self.lock` is in a
-    task.
+class Lease(Held):
+    """One delivery's acquisition of a lock. What `self.lock` is in a task.
 
     Attributes:
-        key: the lock's whole key in Redis.
-        token: the proof of ownership.
-        ttl: seconds that the lock outlives a dead holder.
-        right: the right to the lock, once it is acquired.
-        upkeep: what extends it.
         heir: the task's next message, to which the lock is left instead of being released.
-        unheard: the release to repeat, with its `note` and `always`, if the server did not answer
-            it; else None.
+        unheard: the release to repeat, if the server did not answer it; else None.
     """
 
     heir: Heir | None = None
-    unheard: Callable[..., Settled] | None = None
+    unheard: Release | None = None
     _asked = False
 
-    def __init__(
-        self,
-        store: Store,
-        claim: Claim,
-        *,
-        max_hold: float | None = None,
-        beats: bool = True,
-        listens: bool = False,
-        on_lost: Callable[[Right], None] | None = None,
-        on_extended: Callable[[Right, float, bool], None] | None = None,
-    ) -> None:
-        self.store = store
-        self.claim = claim
-        self.key = claim.keys.lock
-        self.token = claim.token
-        self.ttl = claim.ttl
-        self.right = right = Right(claim, on_lost)
-        self.upkeep = Upkeep(
-            store, claim, right, max_hold=max_hold, listens=listens, on_extended=on_extended
-        )
-        self._beats = beats
-
     def __repr__(self) -> str:
-        return f"<Lease of {self.key} fence={self.fence} lost={self.right.lost}>"
-
-    # -- for the body ---------------------------------------------------------------------
+        return f"<Lease of {self.key} fence={self.fence} lost={self.is_lost}>"
 
     @property
-    def fence(self) -> int:
-        """An int that rises with every acquisition of the key. Pass it to the resource, which must
-        refuse a lower one than it has seen: that gives correctness, the lock alone does not
-        (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
-        """
-        return self.right.fence
+    def token(self) -> str:
+        """The proof of ownership."""
+        return self.claim.token
 
     @property
     def label(self) -> str | None:
         """The lock's name for people, by `lock_label`; or None."""
-        return self.right.holder.label
-
-    @property
-    def lost(self) -> bool:
-        """True once ownership can no longer be confirmed, or a newer run waits for this one to end.
-        Then it stays True.
-
-        Past the deadline it asks the server once more, which may take a twelfth of the ttl.
-        """
-        right = self.right
-        if right.lost or right.replaced_by is not None:
-            return True
-        if not right.fence:
-            return False
-        if not right.given_back and clock() >= right.deadline:
-            if self.inherited:
-                return True  # a forked child must not extend the lock
-            self.upkeep.confirm()
-        return right.lost
-
-    def ensure(self) -> None:
-        """Go on only as the lock's holder.
-
-        Raises:
-            LockLost: the lock was lost.
-        """
-        if self.lost:
-            raise LockLost(self.key, holders.parse(self.right.stored.encode(), None))
-
-    @property
-    def inherited(self) -> bool:
-        """Whether this process is a fork of the one that holds the lock."""
-        return self.right.pid != os.getpid()
-
-    @property
-    def acquired_at(self) -> float:
-        """When it was acquired, on `clock`."""
-        return self.right.acquired_at
-
-    @property
-    def replaced_by(self) -> Holder | None:
-        """The task for which this run must end, or None."""
-        return self.right.replaced_by
+        return self.holder.label
 
     @property
     def given_back(self) -> bool:
         """Whether the server has nothing of ours, as far as we know."""
-        return self.right.given_back or not self._asked
+        return self.is_over or not self._asked
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this process believes that it holds the lock. Does not ask the server."""
-        right = self.right
-        if self.given_back or self.inherited or right.lost:
-            return False
-        return right.fence > 0 and clock() < right.deadline
+    def report(self) -> dict[str, Any]:
+        """What this process knows of the lock, as plain data. Does not ask the server."""
+        now, holder = clock(), self.holder
+        return {
+            "key": self.key,
+            "task": holder.task,
+            "task_id": holder.task_id,
+            "attempt": holder.attempt,
+            "label": holder.label,
+            "pid": self.pid,
+            "fence": self.fence,
+            "held": not self.is_lost and now < self.deadline,
+            "held_for": round(now - self.acquired_at, 3),
+            "confirmed_ago": round(now - (self.deadline - self.ttl), 3),
+            "ttl": self.ttl,
+        }
 
-    # -- taking and giving back -----------------------------------------------------------
+    # -- taking it ------------------------------------------------------------------------
 
-    def take(
-        self, how: str = "try", hold_off: float | None = None, again: bool = False, note: str = ""
+    def acquire(
+        self, hold_off: float | None = None, again: bool = False, note: str = ""
     ) -> Acquired | Busy | Done:
-        """One try to take the lock. See `Locks.acquire`.
+        """One try to take the lock. See `calls.acquire` and `Server.run`.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
         self._asked = True
-        reply = self.store.locks.acquire(self.claim, how, hold_off, again, note)
-        if isinstance(reply, Acquired):
-            self._taken(reply, reply.sent_at)
+        answer = self.store.run(acquire(self.claim, "try", again, note), hold_off=hold_off)
+        if isinstance(answer, Acquired):
+            self.begin(answer, answer.sent_at)
         else:
             self._asked = False
-        return reply
+        return answer
 
-    def take_when_woken(self, seconds: float, how: str = "woken") -> Acquired | Busy | Done | None:
-        """Sleep until the lock is handed on, at most this many seconds, then try to take it. See
-        `Locks.acquire_when_woken`.
+    def wait(
+        self,
+        timeout: float | None,
+        on_busy: Callable[[Busy], None] | None = None,
+        for_message: bool = True,
+    ) -> Acquired | Busy | Done:
+        """Wait until the lock is taken.
 
-        Returns:
-            None if the answer came so late that the right has ended: ask again.
+        Args:
+            timeout: seconds; None waits for ever.
+            on_busy: called with each answer that somebody else has the lock, but the one that is
+                returned.
+            for_message: wait also while the lock is kept for a message in the queue.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
+        steps = waiting(self.claim, timeout, for_message)
+        answer: Answer | None = None
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    answer = self._do(step)
+                except LockUnavailable as exc:
+                    step = steps.throw(exc)
+                    continue
+                step = steps.send(answer)
+                if on_busy is not None and isinstance(answer, Busy):
+                    on_busy(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _do(self, step: Step) -> Answer | None:
+        """Take one step of a wait."""
         self._asked = True
-        reply = self.store.locks.acquire_when_woken(self.claim, seconds, how)
-        if not isinstance(reply, Acquired):
-            self._asked = False
-            return reply
-        # The right counts from before the sleep: nobody knows when the sleep ended.
-        now = clock()
-        if now >= reply.sent_at + self.ttl:
+        if isinstance(step, Try):
+            answer = self.store.run(step.call, hold_off=step.hold_off)
+            at = answer.sent_at if isinstance(answer, Acquired) else 0.0
+        elif isinstance(step, Block):
+            answer, at = self.store.block(*step), clock()
+            # The right counts from before the block: nobody knows when it ended.
+            if isinstance(answer, Acquired) and at >= answer.sent_at + self.ttl:
+                return None
+        else:
+            time.sleep(step.seconds)
             return None
-        self._taken(reply, now)
-        return reply
+        if isinstance(answer, Acquired):
+            self.begin(answer, at)
+        else:
+            self._asked = False
+        return answer
 
-    def _taken(self, reply: Acquired, at: float) -> None:
-        self.right.begin(reply, at)
-        self.upkeep.begin(reply)
-        if self._beats:
-            self.right.teller = teller_here()
-            heartbeat.add(self.upkeep)
+    # -- giving it back -------------------------------------------------------------------
 
-    def release(self, note: str = "", always: bool = False, min_hold: float = 0.0) -> bool:
-        """Give the lock back, without publishing the next task. See `settle`.
+    def release(self, release: Release = Release(), how: str = past.NOT_RUN) -> Settled | None:  # noqa: B008
+        """Give the lock back. Safe to call twice, late, or by a loser. See `calls.settle`.
 
-        Returns:
-            Whether the lock was still ours.
-        """
-        settled = self.settle(note, always, min_hold, publishes=False, how=past.RELEASED)
-        return settled is not None and settled.ours
-
-    def settle(
-        self,
-        note: str = "",
-        always: bool = False,
-        min_hold: float = 0.0,
-        take_out: str = "",
-        publishes: bool = True,
-        how: str = past.NOT_RUN,
-    ) -> Settled | None:
-        """Give the lock back. Safe to call twice, late, or by a loser. See `Locks.settle`. `how` is
-        how the run ended, for the history.
+        Args:
+            release: how. What this lease knows better is added to it.
+            how: how the run ended, for the history.
 
         Returns:
             The server's reply; None if it was not asked, or did not answer.
         """
-        if not self._may_give_back():
+        # If so, the server has nothing of ours, as far as we know; or its holder forked.
+        if self.is_over or not self._asked or self.pid != os.getpid():
             return None
-        settle = partial(
-            self.store.locks.settle,
-            self.claim,
-            min_hold=min_hold,
-            take_out=take_out,
-            publishes=publishes,
-            run_end=self._end(how),
-            stray=self.upkeep.unanswered,
-        )
+        # Stop the heartbeat first: an extension sent after the release could revive the key.
+        self.unanswered = heartbeat.discard(self) or self.unanswered
+        release = release._replace(run_end=self._end(how), stray=self.unanswered)
         try:
             # If it was never confirmed, the server may have taken it, and the reply got lost.
-            reply = settle(note=note, always=always, once=not self.fence)
+            settled = self.store.run(settle(self.claim, release), once=not self.fence)
         except LockUnavailable as exc:
-            self.right.given_back = True
-            self.right.say_not_released(exc)
-            self.unheard = settle
+            self.is_over = True
+            say_not_released(self, exc)
+            self.unheard = release
             return None
-        self.right.given_back = True
-        return reply._replace(ours=False) if self.right.lost else reply
+        self.is_over = True
+        return settled._replace(ours=False) if self.is_lost else settled
 
     def leave_to(self, heir: Heir, how: str = past.NOT_RUN) -> bool:
         """Leave the lock to a message of this task. `how` is how the run ended, for the history.
@@ -244,39 +182,32 @@ class Lease:
         Returns:
             Whether the lock was still ours.
         """
-        if not self._may_give_back():
+        if self.given_back or self.inherited:
             return False
+        self.unanswered = heartbeat.discard(self) or self.unanswered
         try:
-            value, end = heir.value(self.right.stored), self._end(how)
-            ours = self.store.locks.leave(self.claim, value, heir.seconds, end)
+            value, end = heir.value(self.stored), self._end(how)
+            ours = self.store.run(hold(self.claim, value, heir.seconds, end))
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: could not keep %s for the retry; it expires within %g s: %s",
                 self.key, self.ttl, exc.reason,
             )  # fmt: skip
             ours = False
-        self.right.given_back = True
+        self.is_over = True
         return ours
 
     def abandon(self) -> None:
         """Stop extending the lock. Another process knows its token, and releases it."""
-        if self._may_give_back():
-            self.right.given_back = True
+        if not (self.given_back or self.inherited):
+            heartbeat.discard(self)
+            self.is_over = True
 
     def _end(self, how: str) -> str:
         """The end of the run, for the history."""
-        right = self.right
         if not self.claim.history:
             return ""
-        if not right.fence:
+        if not self.fence:
             return past.NOT_RUN
-        how = past.LOST if right.lost else how
-        return past.end_text(right.fence, clock() - right.acquired_at, how)
-
-    def _may_give_back(self) -> bool:
-        if self.given_back or self.inherited:
-            return False
-        # Stop the heartbeat first: an extension sent after the release could revive the key.
-        if heartbeat.discard(self.upkeep):
-            self.upkeep.unanswered = True
-        return True
+        how = past.LOST if self.is_lost else how
+        return past.end_text(self.fence, clock() - self.acquired_at, how)

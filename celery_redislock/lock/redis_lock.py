@@ -7,12 +7,13 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
 
 from ..errors import ConfigError, LockConflict, LockLost
-from ..protocol import checks, holders
+from ..protocol import checks, holders, past
+from ..protocol.calls import Release, holder_of
 from ..protocol.claims import Acquired, Claim, to_ms
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
@@ -20,14 +21,10 @@ from ..protocol.keys import LockKeys, lock_keys
 from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
 from ..servers import stand_in
-from ..servers.connections import pools_from_url, pools_like
-from ..servers.store import Store
-from . import sources
+from ..servers.server import Server
 from .heartbeat import heartbeat
 from .lease import Lease
-from .right import Right
-from .sources import CeleryApp, Source
-from .waiting import wait_for
+from .sources import CeleryApp, Fixed, reader_of
 
 logger = get_logger()
 
@@ -37,16 +34,21 @@ class _ThreadLease(Lease):
 
     Attributes:
         thread: the thread's name.
+        last: what other threads know of it.
         stray_release_is_told: the warning that another thread tried to release it was logged.
     """
 
     stray_release_is_told = False
 
-    def __init__(self, store: Store, claim: Claim, *, beats: bool) -> None:
+    def __init__(self, store: Server, claim: Claim, *, beats: bool) -> None:
         super().__init__(store, claim, beats=beats)
         self.thread = threading.current_thread().name
+        self.last = _Last()
 
     def __del__(self) -> None:
+        if self.is_over:
+            return
+        self.last.ended(self)
         # The garbage collector may call this anywhere, also while a log handler's lock is held. So
         # the heartbeat's thread logs it.
         if self._beats and self.is_held:
@@ -60,29 +62,25 @@ def _say_dropped(key: str, ttl: float, thread: str) -> None:
     )  # fmt: skip
 
 
-class _Server:
-    """A server without an app's settings, which reads itself. See `Source`."""
-
-    prefix = "redislock"
-    history = 0
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-    def __call__(self) -> _Server:
-        return self
-
-
-class _Last(NamedTuple):
+class _Last:
     """The last acquisition of a `RedisLock` in any thread, for the other threads.
 
     Attributes:
         lease: weak, so that it ends with its thread.
-        right: what is known of it, also when its thread has ended.
+        fence, deadline, is_lost, is_over, pid, stored: as `Held` has them, once the thread has
+            ended without a release.
     """
 
-    lease: weakref.ref[_ThreadLease]
-    right: Right
+    fence, deadline, pid, stored = 0, 0.0, 0, ""
+    is_lost, is_over = False, True
+
+    def __init__(self) -> None:
+        self.lease: Callable[[], _ThreadLease | None] = lambda: None
+
+    def ended(self, lease: _ThreadLease) -> None:
+        """The lease ends with its thread. Called by a finalizer, so it waits for nothing."""
+        self.fence, self.deadline, self.pid = lease.fence, lease.deadline, lease.pid
+        self.is_lost, self.is_over, self.stored = lease.is_lost, False, lease.stored
 
 
 class RedisLock:
@@ -145,8 +143,8 @@ class RedisLock:
         self._label = label
         self._beats = heartbeat
         self._reentrant = reentrant
-        self._read = read = _reader_of(source, transport_options)
-        if isinstance(read, _Server):  # else the app says them, and its settings may change
+        self._read = read = reader_of(source, transport_options)
+        if isinstance(read, Fixed):  # else the app says them, and its settings may change
             prefix = read.prefix if prefix is None else prefix
             history = read.history if history is None else history
         self._history = None if history is None else _check_history(history)
@@ -167,19 +165,17 @@ class RedisLock:
         """The fencing token of this thread's acquisition; if it has none, of the thread that holds
         the lock. 0 if no thread of this process does. See `Lease`.
         """
-        right = self._right
-        return 0 if right is None else right.fence
+        known = self._known
+        return 0 if known is None else known.fence
 
     @property
     def lost(self) -> bool:
         """True if the acquisition that `fence` is of can no longer be confirmed."""
-        right = self._right
-        if right is None:
-            return False
-        lease = self._lease or self._others_lease
-        if lease is not None and lease.right is right:
-            return lease.lost
-        return right.lost or clock() >= right.deadline  # its thread has ended
+        known = self._known
+        if isinstance(known, Lease):
+            return known.lost
+        # Its thread has ended.
+        return known is not None and (known.is_lost or clock() >= known.deadline)
 
     def ensure(self) -> None:
         """Go on only while a thread of this process holds the lock.
@@ -187,11 +183,11 @@ class RedisLock:
         Raises:
             LockLost: no thread does, or this thread's acquisition was lost.
         """
-        right = self._right
-        if right is None:
+        known = self._known
+        if known is None:
             raise LockLost(self.key)
         if self.lost:
-            raise LockLost(self.key, right.holder)
+            raise LockLost(self.key, holders.parse(known.stored.encode(), None))
 
     def holder(self) -> Holder | None:
         """Who holds the lock, or None.
@@ -199,7 +195,7 @@ class RedisLock:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        return self._store.locks.holder(self._keys, self.ttl)
+        return self._store.ask(holder_of(self._keys, self.ttl))
 
     def acquire(self, timeout: float | None = None) -> bool:
         """Take the lock.
@@ -217,7 +213,7 @@ class RedisLock:
         _check_timeout(timeout)
         held = self._lease
         if held is not None and held.lost:
-            held.release()
+            _release(held)
             held = self._mine.lease = None
         if held is not None and self._reentrant:
             self._mine.count += 1
@@ -225,13 +221,14 @@ class RedisLock:
         if held is not None and timeout is None:
             raise LockConflict(self.key, self.holder())
         lease = _ThreadLease(self._store, self._claim(), beats=self._beats)
-        last = _Last(weakref.ref(lease), lease.right)
+        last = lease.last
+        last.lease = weakref.ref(lease)
         try:
-            reply = lease.take(hold_off=0) if timeout == 0 else wait_for(lease, timeout)
+            reply = lease.acquire(hold_off=0) if timeout == 0 else lease.wait(timeout)
             taken = isinstance(reply, Acquired)
         except BaseException:
             # The server may have given us the lock, and the reply got lost.
-            lease.release()
+            _release(lease)
             raise
         if taken:
             self._mine.lease, self._mine.count = lease, 1
@@ -256,9 +253,10 @@ class RedisLock:
             return True
         try:
             try:
-                return lease.release()
+                return _release(lease)
             finally:
-                lease.release()  # again, if an exception from outside interrupted it
+                if not lease.is_over:
+                    _release(lease)  # again, if an exception from outside interrupted it
         finally:
             self._mine.lease = None
 
@@ -277,7 +275,7 @@ class RedisLock:
         own, others = self._lease, self._others_lease
         lease = own or others
         # Only the thread that releases it may take a lock that vanished again: it may be released.
-        if lease is None or not lease.upkeep.extend_now(retake=own is not None):
+        if lease is None or not lease.extend_now(retake=own is not None):
             self.ensure()
             raise LockLost(self.key)
         return True
@@ -303,7 +301,7 @@ class RedisLock:
         )  # fmt: skip
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> Server:
         return self._read().store if stand_in.current is None else stand_in.current.store
 
     @property
@@ -320,21 +318,27 @@ class RedisLock:
         return None if self._last is None else self._last.lease()
 
     @property
-    def _right(self) -> Right | None:
-        """The right that this thread acquired and has not given back, be it lost: with the fence of
-        another thread's its late writes would pass. Else that of the last thread that acquired it.
+    def _known(self) -> Lease | _Last | None:
+        """What this thread acquired and has not given back, be it lost: with the fence of another
+        thread's its late writes would pass. Else what the last thread acquired.
         """
         lease = self._lease
-        if lease is not None:
-            return lease.right
-        right = None if self._last is None else self._last.right
-        return None if right is None or right.given_back or right.pid != os.getpid() else right
+        if lease is not None or self._last is None:
+            return lease
+        known = self._last.lease() or self._last
+        return None if known.is_over or known.pid != os.getpid() else known
 
     def _claim(self) -> Claim:
         token = new_token()
         value = holders.encode(token, ttl_ms=to_ms(self.ttl), label=self._label)
         history = self._read().history if self._history is None else self._history
         return Claim(self._keys, token, self.ttl, value, history=history)
+
+
+def _release(lease: Lease) -> bool:
+    """Give the lock back. Whether it was still ours."""
+    settled = lease.release(Release(publishes=False), past.RELEASED)
+    return settled is not None and settled.ours
 
 
 def _check_text(what: str, text: Any, accepted: str) -> str:
@@ -357,38 +361,3 @@ def _check_timeout(timeout: Any) -> float | None:
 def _check_history(history: Any) -> int:
     checked: int = checks.checked("RedisLock", "history", history, checks.history, checks.HISTORY)
     return checked
-
-
-def _reader_of(source: Any, options: Mapping[str, Any] | None) -> Callable[[], Source]:
-    """What reads where the lock is, whenever it is used."""
-    read = sources.reader_of_app(source)
-    if read is None:
-        return _Server(_store_for(source, options))
-    if options is not None:
-        raise ConfigError("RedisLock: transport_options are not accepted beside an app's")
-    return read
-
-
-_stores_of_clients: weakref.WeakKeyDictionary[Any, Store] = weakref.WeakKeyDictionary()
-_stores_of_urls: dict[tuple[str, str], Store] = {}
-
-
-def _store_for(source: Any, options: Mapping[str, Any] | None) -> Store:
-    """The store for this server: all its locks share connections."""
-    if isinstance(source, str):
-        key = source, repr(sorted((options or {}).items()))
-        return _stores_of_urls.get(key) or _stores_of_urls.setdefault(
-            key, Store(pools_from_url(source, options))
-        )
-    if not isinstance(source, redis.Redis):
-        raise ConfigError(
-            f"RedisLock: {source!r} is not accepted; it must be a redis.Redis client, a URL or a"
-            " Celery app"
-        )
-    if options is not None:
-        raise ConfigError("RedisLock: transport_options are not accepted beside a client's")
-    pool = source.connection_pool
-    store = _stores_of_clients.get(pool)
-    if store is None:
-        store = _stores_of_clients[pool] = Store(pools_like(source))
-    return store

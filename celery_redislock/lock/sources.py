@@ -1,15 +1,21 @@
-"""What a `RedisLock` takes as its source beside a client or a URL: a Celery app.
+"""What a `RedisLock` takes as its source: a client, a URL, or a Celery app.
 
 This layer knows no Celery: `app.settings` says how to read an app.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+import redis
+
+from ..errors import ConfigError
+from ..servers.connections import pools_from_url, pools_like
+
 if TYPE_CHECKING:
-    from ..servers.store import Store
+    from ..servers.server import Server
 
 
 class CeleryApp(Protocol):
@@ -29,7 +35,7 @@ class Source(Protocol):
     """
 
     @property
-    def store(self) -> Store: ...
+    def store(self) -> Server: ...
     @property
     def prefix(self) -> str: ...
     @property
@@ -43,3 +49,53 @@ def _without_celery(source: Any) -> None:
 #: Makes a function that reads an app's settings as they are when the lock is used; None if the
 #: argument is no Celery app.
 reader_of_app: Callable[[Any], Callable[[], Source] | None] = _without_celery
+
+
+class Fixed:
+    """A server without an app's settings, which reads itself. See `Source`."""
+
+    prefix = "redislock"
+    history = 0
+
+    def __init__(self, store: Server) -> None:
+        self.store = store
+
+    def __call__(self) -> Fixed:
+        return self
+
+
+def reader_of(source: Any, options: Mapping[str, Any] | None) -> Callable[[], Source]:
+    """What reads where the lock is, whenever it is used."""
+    read = reader_of_app(source)
+    if read is None:
+        return Fixed(_store_for(source, options))
+    if options is not None:
+        raise ConfigError("RedisLock: transport_options are not accepted beside an app's")
+    return read
+
+
+_stores_of_clients: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
+_stores_of_urls: dict[tuple[str, str], Server] = {}
+
+
+def _store_for(source: Any, options: Mapping[str, Any] | None) -> Server:
+    """The store for this server: all its locks share connections."""
+    from ..servers.server import Server  # a program that only sends tasks needs none
+
+    if isinstance(source, str):
+        key = source, repr(sorted((options or {}).items()))
+        return _stores_of_urls.get(key) or _stores_of_urls.setdefault(
+            key, Server(pools_from_url(source, options))
+        )
+    if not isinstance(source, redis.Redis):
+        raise ConfigError(
+            f"RedisLock: {source!r} is not accepted; it must be a redis.Redis client, a URL or a"
+            " Celery app"
+        )
+    if options is not None:
+        raise ConfigError("RedisLock: transport_options are not accepted beside a client's")
+    pool = source.connection_pool
+    store = _stores_of_clients.get(pool)
+    if store is None:
+        store = _stores_of_clients[pool] = Server(pools_like(source))
+    return store

@@ -9,6 +9,8 @@ from typing import Final
 from ..app.settings import AppLocks
 from ..protocol.holders import one_line
 from ..protocol.keys import is_slot, key_parts, lock_keys, lock_pattern
+from ..servers.history import History
+from ..servers.looking import Looking
 from .rooms import asides_of, heads_of
 from .survey import BATCH, awaited_in, read_slots
 
@@ -56,10 +58,10 @@ def backlog(locks: AppLocks) -> dict[str, Figures]:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     count = _Count(locks)
-    for page in locks.store.looking.scan(lock_pattern(locks.prefix)):
+    for page in Looking(locks.store).scan(lock_pattern(locks.prefix)):
         count.note(page)
     count.finish()
-    for task, at in locks.store.history.last_successes(locks.prefix).items():
+    for task, at in History(locks.store).last_successes(locks.prefix).items():
         count.of(task).last_success = at
     return dict(count.figures)
 
@@ -134,7 +136,7 @@ class _Count:
             self._awaited[name] = first.task
 
     def _read_waiters(self, waiters: list[tuple[bytes, str]]) -> None:
-        counts = self._store.looking.lengths([], [key for key, _ in waiters])
+        counts = Looking(self._store).lengths([], [key for key, _ in waiters])
         for (_, name), count in zip(waiters, counts, strict=True):
             if count:
                 self._awaited.setdefault(name, awaited_in(name, 0))

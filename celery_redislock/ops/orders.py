@@ -7,7 +7,9 @@ from typing import Any, Final
 
 from ..app.options import MAX_LIMIT
 from ..app.settings import AppLocks
+from ..protocol import calls, rooms
 from ..protocol.keys import LockKeys, lock_keys
+from ..servers.looking import Looking
 from ..servers.server import LOOKING_TTL
 from ..tasks.target import TargetError, with_slots_of
 from ..tasks.turns import end_replaced
@@ -55,7 +57,7 @@ def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
     keys = lock_keys(locks.prefix, each.name)
     if each.key != keys.lock:
         keys = lock_keys(locks.prefix, each.name, MAX_LIMIT)
-    holder = locks.store.locks.break_lock(keys, LOOKING_TTL, each.token, by)
+    holder = locks.store.run(calls.break_lock(keys, LOOKING_TTL, each.token, by))
     return holder is not None or each.state == "reserved"
 
 
@@ -71,10 +73,20 @@ def drop_waiting(app: Any, locks: AppLocks, found: Iterable[Found]) -> Iterator[
         holders[each.name] = holders.get(each.name) or (each.holder and each.holder.task_id) or ""
     for name, by in holders.items():
         keys = lock_keys(locks.prefix, name)
-        dropped = locks.store.rooms.drop_waiting(keys, LOOKING_TTL, by, locks.done_ttl)
+        dropped = _drop_all(locks, keys, by)
         yield len(dropped)  # a worker stores their results if that fails here
         for entry_id, entry in dropped.items():
             end_replaced(app, keys, LOOKING_TTL, entry_id, entry, by, unknown=True)
+
+
+def _drop_all(locks: AppLocks, keys: LockKeys, by: str) -> dict[str, str]:
+    """What was parked, by entry ids. In steps: one for all would stop the server for too long."""
+    dropped: dict[str, str] = {}
+    while True:
+        some = locks.store.run(rooms.drop(keys, LOOKING_TTL, by, locks.done_ttl))
+        dropped.update(some)
+        if len(some) < rooms.DROP_COUNT:
+            return dropped
 
 
 def put_back(app: Any, locks: AppLocks, keys: LockKeys, force: bool = False) -> int:
@@ -84,7 +96,7 @@ def put_back(app: Any, locks: AppLocks, keys: LockKeys, force: bool = False) -> 
         TargetError: the app does not know one of them, and it is not forced.
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    entries = locks.store.looking.all_set_aside(keys)
+    entries = Looking(locks.store).all_set_aside(keys)
     tasks = {named(*each).task for each in entries.items()}
     unknown = sorted(task for task in tasks if task is not None and task not in app.tasks)
     if unknown and not force:
@@ -93,4 +105,4 @@ def put_back(app: Any, locks: AppLocks, keys: LockKeys, force: bool = False) -> 
             " (NotRegistered). First every worker of that queue must know the task; then --force"
         )
     keys = with_slots_of(app, keys, tasks)
-    return sum(locks.store.rooms.put_back(keys, entry_id, LOOKING_TTL) for entry_id in entries)
+    return sum(locks.store.run(rooms.put_back(keys, entry_id, LOOKING_TTL)) for entry_id in entries)

@@ -10,7 +10,8 @@ from ..app.entries import CorruptEntry, Entry
 from ..protocol.entries import arrived_at, parked_of, task_id_of, task_of
 from ..protocol.holders import cut
 from ..protocol.keys import LockKeys
-from ..servers.store import Store
+from ..servers.looking import Looking
+from ..servers.server import Server
 
 #: How many tasks that wait, or were set aside, are named.
 NAMED: Final = 100
@@ -77,13 +78,13 @@ class Aside(NamedTuple):
     label: str | None
 
 
-def room_of(store: Store, keys: LockKeys, app: Any = None, most: int = NAMED) -> Room:
+def room_of(store: Server, keys: LockKeys, app: Any = None, most: int = NAMED) -> Room:
     """The tasks that wait for the lock, at most so many; with labels and arguments, for an app.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    room = store.looking.room(keys, most)
+    room = Looking(store).room(keys, most)
 
     waiting, aside = (
         [_aged(*each, room.now, app) for each in some] for some in (room.entries, room.aside)
@@ -91,36 +92,38 @@ def room_of(store: Store, keys: LockKeys, app: Any = None, most: int = NAMED) ->
     return Room(waiting, room.total, aside, room.aside_total)
 
 
-def heads_of(store: Store, rooms: Sequence[LockKeys], app: Any = None) -> list[tuple[int, Waiting]]:
+def heads_of(
+    store: Server, rooms: Sequence[LockKeys], app: Any = None
+) -> list[tuple[int, Waiting]]:
     """For each of these waiting rooms, how many tasks wait, and the first of them. As `room_of`.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    now, heads = store.looking.heads(rooms)
+    now, heads = Looking(store).heads(rooms)
     return [(count, _aged(entry_id, entry, now, app)) for count, entry_id, entry in heads]
 
 
 def entries_of(
-    store: Store, wanted: Sequence[tuple[LockKeys, str]], app: Any = None
+    store: Server, wanted: Sequence[tuple[LockKeys, str]], app: Any = None
 ) -> list[Waiting]:
     """The tasks of these entries, each given by its room and its id. As `room_of`.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    entries = store.looking.entries(wanted)
+    entries = Looking(store).entries(wanted)
     pairs = zip(wanted, entries, strict=True)
     return [named(entry_id, parked_of(entry), app) for (_, entry_id), entry in pairs]
 
 
-def asides_of(store: Store, keys: Sequence[bytes], app: Any = None) -> list[Aside]:
+def asides_of(store: Server, keys: Sequence[bytes], app: Any = None) -> list[Aside]:
     """What was set aside, under each of these keys.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    counts, entries = store.looking.lengths([], [], keys), store.looking.set_aside(keys, NAMED)
+    counts, entries = Looking(store).lengths([], [], keys), Looking(store).set_aside(keys, NAMED)
     return [_aside(count, some, app) for count, some in zip(counts, entries, strict=True)]
 
 

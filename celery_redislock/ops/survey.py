@@ -14,7 +14,8 @@ from ..protocol import holders
 from ..protocol.claims import Stored
 from ..protocol.holders import Holder
 from ..protocol.keys import is_slot, key_parts, lock_keys, lock_pattern
-from ..servers.store import Store
+from ..servers.looking import Looking
+from ..servers.server import Server
 from ..tasks.target import Target
 from .rooms import asides_of, entries_of, heads_of
 
@@ -164,13 +165,13 @@ def _labelled(locks: AppLocks, found: list[Found], app: Any) -> list[Found]:
     return found
 
 
-def _scan(store: Store, prefix: str) -> tuple[dict[bytes, Found], dict[str, dict[str, bytes]]]:
+def _scan(store: Server, prefix: str) -> tuple[dict[bytes, Found], dict[str, dict[str, bytes]]]:
     """All slots that are taken, by their keys. And for each kind of other keys, the key of each
     lock by its name.
     """
     found: dict[bytes, Found] = {}
     others: dict[str, dict[str, bytes]] = {"room": {}, "waiters": {}, "broken": {}, "aside": {}}
-    for page in store.looking.scan(lock_pattern(prefix)):
+    for page in Looking(store).scan(lock_pattern(prefix)):
         slots = {}
         for key in page:
             kind, name = key_parts(prefix, key) or ("", "")
@@ -193,7 +194,7 @@ def one_lock(locks: AppLocks, name: str, app: Any = None) -> list[Found]:
     store, keys = locks.store, lock_keys(locks.prefix, name, MAX_LIMIT)
     slots = [(key.encode(), name) for key in (keys.lock, *keys.slots)]
     found = [*read_slots(store, slots).values()]
-    count = sum(store.looking.lengths([keys.room], [keys.waiters]))
+    count = sum(Looking(store).lengths([keys.room], [keys.waiters]))
     counted = [dataclasses.replace(each, waiting=count) for each in found]
     found = _labelled(locks, counted, app)
     if not found:
@@ -219,10 +220,10 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
 
 
 def read_slots(
-    store: Store, slots: list[tuple[bytes, str]], state: str | None = None
+    store: Server, slots: list[tuple[bytes, str]], state: str | None = None
 ) -> dict[bytes, Found]:
     """What is stored under these keys. It may have gone since they were found."""
-    now, stored = store.looking.stored([key for key, _ in slots])
+    now, stored = Looking(store).stored([key for key, _ in slots])
     return {
         key: _found(key, name, each, now, state)
         for (key, name), each in zip(slots, stored, strict=True)
@@ -276,7 +277,7 @@ def _state(holder: Holder | None) -> str:
     return "replaced" if holder.replaced_by is not None else "held"
 
 
-def _set_aside(store: Store, asides: list[tuple[str, str, bytes]], app: Any) -> Iterator[Found]:
+def _set_aside(store: Server, asides: list[tuple[str, str, bytes]], app: Any) -> Iterator[Found]:
     """What was set aside, given the lock's key, its name, and the key of what was set aside."""
     for batch in _batches(asides):
         found = asides_of(store, [key for _, _, key in batch], app)
@@ -287,7 +288,7 @@ def _set_aside(store: Store, asides: list[tuple[str, str, bytes]], app: Any) -> 
 
 
 def _count_waiting(
-    store: Store, rooms: dict[str, bytes], waiters: dict[str, bytes]
+    store: Server, rooms: dict[str, bytes], waiters: dict[str, bytes]
 ) -> dict[str, int]:
     counts: dict[str, int] = {}
     both = [
@@ -297,7 +298,7 @@ def _count_waiting(
     for batch in _batches(both):
         lists = [(name, key) for name, key, is_room in batch if is_room]
         sets = [(name, key) for name, key, is_room in batch if not is_room]
-        lengths = store.looking.lengths([key for _, key in lists], [key for _, key in sets])
+        lengths = Looking(store).lengths([key for _, key in lists], [key for _, key in sets])
         for (name, _), length in zip([*lists, *sets], lengths, strict=True):
             counts[name] = counts.get(name, 0) + length
     return counts

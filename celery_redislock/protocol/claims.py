@@ -7,9 +7,9 @@ import math
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from . import entries as parked
-from .holders import Holder, opening_of
-from .keys import LockKeys, runs_of
+from .entries import ENTRY_ID
+from .holders import OPENING, Holder
+from .keys import NOTE_KEY, RUNS_KEY, LockKeys
 from .notes import DONE_TTL, Note
 
 #: The outcome of an extension: extended, taken again after it vanished, or no longer ours.
@@ -47,6 +47,7 @@ class Claim:
         entry_id: the id of this attempt of the task in a waiting room.
         done_key: the key of its done note.
         runs_key: the key of its task's runs in the bucket's history.
+        opening: how a value that this claim stored begins. The scripts compare it.
     """
 
     keys: LockKeys
@@ -67,20 +68,13 @@ class Claim:
     entry_id: str = dataclasses.field(init=False)
     done_key: str = dataclasses.field(init=False)
     runs_key: str = dataclasses.field(init=False)
+    opening: str = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        self.entry_id = parked.id_of(self.task_id, self.nesting, self.attempt)
-        self.done_key = self.keys.done_by(self.entry_id)
-        self.runs_key = runs_of(self.keys.history, self.task)
-
-    @property
-    def opening(self) -> str:
-        """How a value that this claim stored begins. The scripts compare it."""
-        return opening_of(self.token)
-
-    @property
-    def ttl_ms(self) -> int:
-        return to_ms(self.ttl)
+        self.entry_id = ENTRY_ID % (self.task_id, self.nesting, self.attempt)
+        self.done_key = NOTE_KEY % (self.keys.done, self.entry_id)
+        self.runs_key = RUNS_KEY % (self.keys.history, self.task)
+        self.opening = OPENING % self.token
 
 
 class Offered(NamedTuple):
@@ -174,6 +168,35 @@ class Done(NamedTuple):
 
     note: Note
     age: float
+
+
+class Parking(NamedTuple):
+    """How a task is put into a waiting room.
+
+    Attributes:
+        entry: what is needed to publish it again.
+        kind: it replaces the waiting entries of the same kind; "" replaces none.
+        limit: how many may wait; None for any number.
+        give_up: seconds for which it waits; None for ever.
+        in_front: before all others, not after them.
+        replace: this task, for those that it replaces, as `holders.successor_text`, and the seconds
+            after which the holder is ended; None instead of these leaves it alone.
+        arrived: Unix time of the task's arrival by the lock server's clock, to tell which of two
+            tasks is newer; None if only its age is known.
+        age: seconds since a worker received it.
+        began: it has run before, so others of its kind are newer: it replaces none, and waits
+            before them.
+    """
+
+    entry: str
+    kind: str = ""
+    limit: int | None = None
+    give_up: float | None = None
+    in_front: bool = False
+    replace: tuple[str, float | None] | None = None
+    arrived: float | None = None
+    age: float = 0.0
+    began: bool = False
 
 
 class Parked(NamedTuple):

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Final
+
+#: See `id_of`.
+ENTRY_ID: Final = "%s:%d.%d"
 
 
 def id_of(task_id: str, nesting: int, attempt: int) -> str:
     """The id of a task's attempt, in a waiting room and in the key of its done note."""
-    return f"{task_id}:{nesting}.{attempt}"
+    return ENTRY_ID % (task_id, nesting, attempt)
 
 
 def task_id_of(entry_id: str) -> str:

@@ -147,6 +147,8 @@ _TYPES: Final[dict[str, Any]] = {
 VERSION: Final = 2
 #: What follows the token of a record, up to the task's name.
 _VERSION_AND_TASK: Final = f'","v":{VERSION},"task":'
+#: The task and its id in a record of a `RedisLock`.
+_NOBODY: Final = 'null,"task_id":null'
 #: Characters that scripts write into a text as they are.
 _PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}-_.:@ ")
 #: The most characters of the text that says who broke a lock.
@@ -301,9 +303,13 @@ def _record(value: bytes) -> dict[str, Any] | None:
     return record
 
 
+#: How a value with this token begins.
+OPENING: Final = '{"token":"%s"'
+
+
 def opening_of(token: str) -> str:
     """How a value with this token begins."""
-    return f'{{"token":"{token}"'
+    return OPENING % token
 
 
 def encode(
@@ -325,9 +331,13 @@ def encode(
     The scripts add to it before the closing brace: when it was acquired, and what became of it.
     """
     # Without `json`, which takes three times as long: this is done for each run.
+    who = (
+        _NOBODY if task is None and task_id is None else f'{_text(task)},"task_id":{_text(task_id)}'
+    )
+    where = _host_text() if node is None else _text(node)
     value = (
-        f'{{"token":"{token}{_VERSION_AND_TASK}{_text(task)},"task_id":{_text(task_id)}'
-        f',"attempt":{attempt:d},"nesting":{nesting:d},"node":{_text(node or _host())}'
+        f'{{"token":"{token}{_VERSION_AND_TASK}{who}'
+        f',"attempt":{attempt:d},"nesting":{nesting:d},"node":{where}'
         f',"pid":{os.getpid()},"ttl_ms":{ttl_ms:d}'
     )
     if queued:
@@ -375,6 +385,11 @@ def kept_in_queue(
     if label is None:
         del record["label"]
     return json.dumps(record, separators=(",", ":"))
+
+
+@cache
+def _host_text() -> str:
+    return _text(_host())
 
 
 @cache

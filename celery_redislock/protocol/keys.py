@@ -13,10 +13,14 @@ BUCKETS: Final = 1024
 #: The longest name of a lock, in characters, and what is left of a longer one beside its digest.
 LONGEST_NAME: Final = 250
 _LEFT: Final = 200
+#: See `LockKeys.done_by` and `runs_of`.
+NOTE_KEY: Final = "%s:%s"
+RUNS_KEY: Final = "%s:%s"
 
 
 class LockKeys(NamedTuple):
-    """The keys of one lock. All are in one hash slot.
+    """The keys of one lock. All are in one hash slot. `mark` is no key: it is the lock's number of
+    slots and its name, from which `keys_of_mark` makes these keys again.
 
     The locks of a bucket share three keys: `fence`, so that a counter that outlives its lock costs
     nothing per lock; `rooms`, the `mark`s of locks with a waiting room; and `history`, the tasks
@@ -25,6 +29,7 @@ class LockKeys(NamedTuple):
     """
 
     name: str
+    mark: str
     lock: str
     fence: str
     waiters: str
@@ -40,14 +45,9 @@ class LockKeys(NamedTuple):
     history: str
     slots: tuple[str, ...] = ()
 
-    @property
-    def mark(self) -> str:
-        """The lock's slots and name, from which `keys_of_mark` makes these keys again."""
-        return f"{len(self.slots) + 1}|{self.name}"
-
     def done_by(self, entry_id: str) -> str:
         """The key that says: this attempt of this task has run under this lock."""
-        return f"{self.done}:{entry_id}"
+        return NOTE_KEY % (self.done, entry_id)
 
 
 def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
@@ -72,6 +72,7 @@ def _lock_keys(prefix: str, name: str, limit: int) -> LockKeys:
     head = f"{prefix}:{{{bucket}}}"
     return LockKeys(
         name,
+        f"{limit}|{name}",
         f"{head}:lock:{name}",
         f"{head}:fence",
         f"{head}:waiters:{name}",
@@ -155,7 +156,7 @@ def in_all_buckets(prefix: str, kind: str) -> list[str]:
 
 def runs_of(history: str, task: str) -> str:
     """The key of a task's last runs in the bucket with that history."""
-    return f"{history}:{task}"
+    return RUNS_KEY % (history, task)
 
 
 def name_of(prefix: str, key: str) -> str | None:

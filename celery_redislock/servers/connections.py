@@ -12,7 +12,6 @@ import os
 import ssl
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -256,30 +255,32 @@ _WANTS_COMMAND: Final = (
 )
 
 
-def pack(arguments: Sequence[str | int | bytes]) -> bytes:
-    """A command as it is sent."""
-    return b"*%d\r\n%b" % (len(arguments), pack_parts(arguments))
+def pack(arguments: Sequence[str | int | bytes], head: bool = True) -> bytes:
+    """A command as it is sent. Half of a surrogate pair, which JSON may carry in a task's id, is
+    escaped: UTF-8 has no place for it.
 
-
-def pack_parts(arguments: Sequence[str | int | bytes]) -> bytes:
-    """Arguments as they are sent, without the head that counts a command's arguments.
-
-    Half of a surrogate pair, which JSON may carry in a task's id, is escaped: UTF-8 has no place
-    for it. No call for each argument, since a task has dozens.
+    Args:
+        arguments: its words.
+        head: with the head that counts a command's words; without it, it is a part of a command.
     """
     if pack_command is not None:
-        with suppress(UnicodeEncodeError):
+        try:
             packed: bytes = pack_command(tuple(arguments))
-            return packed[packed.index(b"\n") + 1 :]
-    parts = []
+        except UnicodeEncodeError:
+            words = (each if isinstance(each, bytes) else _encoded(each) for each in arguments)
+            packed = pack_command(tuple(words))
+        return packed if head else packed[packed.index(b"\n") + 1 :]
+    parts = [b"*%d\r\n" % len(arguments)] if head else []
     for argument in arguments:
-        data = (
-            argument
-            if isinstance(argument, bytes)
-            else str(argument).encode("utf-8", "backslashreplace")
-        )
+        data = argument
+        if not isinstance(data, bytes):  # not `_encoded`: this is done for each word
+            data = str(data).encode("utf-8", "backslashreplace")
         parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)
+
+
+def _encoded(word: str | int) -> bytes:
+    return str(word).encode("utf-8", "backslashreplace")
 
 
 def _impatient(timeout: float) -> dict[str, Any]:

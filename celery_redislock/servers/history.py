@@ -10,11 +10,10 @@ from typing import Any, Final
 
 from redis.exceptions import ResponseError
 
-from ..protocol import holders, past, wire
-from ..protocol.claims import Claim
+from ..protocol import holders, past
 from ..protocol.keys import in_all_buckets, keys_of_mark, lock_keys, runs_of
 from ..protocol.past import Past
-from . import lua
+from ..protocol.rooms import pairs_in
 from .server import Server
 
 #: How many keys are read in one round trip.
@@ -110,30 +109,17 @@ class History:
         found: dict[str, dict[int, int]] = {}
         keys = in_all_buckets(prefix, "turned")
         for reply in self._ask([("HGETALL", key) for key in keys], []):
-            for task, text in wire.pairs(reply):
+            for task, text in pairs_in(reply):
                 hours = found.setdefault(task, {})
                 for hour, count in past.per_hour(text.encode()).items():
                     hours[hour] = hours.get(hour, 0) + count
         return found
 
-    def turn_away(self, claim: Claim, fence: int | None) -> None:
-        """Count a duplicate that ended without a run, and was not counted when it asked.
-
-        Args:
-            claim: the duplicate's claim.
-            fence: of the run that was in its way; None if not known.
-
-        Raises:
-            LockUnavailable: the server did not answer.
-        """
-        keys = (claim.keys.lock, claim.runs_key, *claim.keys.slots)
-        self._server.once(claim.ttl, lua.TURN_AWAY, keys, (fence or "",))
-
     def _ask(self, commands: Iterable[Sequence[Any]], instead: Any) -> Iterator[Any]:
         """The replies to these commands; `instead` for each key of another type."""
         iterator = iter(commands)
         while batch := list(itertools.islice(iterator, AT_ONCE)):
-            for reply in self._server.ask(batch, wrong_type=True):
+            for reply in self._server.replies(batch, wrong_type=True):
                 yield instead if isinstance(reply, ResponseError) else reply
 
 

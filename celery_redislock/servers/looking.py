@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ..errors import LockUnavailable
-from ..protocol import wire
 from ..protocol.claims import Stored
 from ..protocol.clock import clock
 from ..protocol.keys import LockKeys
+from ..protocol.rooms import entries_in, pairs_in
 from .restarts import info
 from .server import Server
 
@@ -52,7 +52,7 @@ class Looking:
         """
         cursor = b"0"
         while True:
-            ((cursor, keys),) = self._server.ask(
+            ((cursor, keys),) = self._server.replies(
                 [("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)]
             )
             yield keys
@@ -66,7 +66,7 @@ class Looking:
             LockUnavailable: the server did not answer, or does not allow it.
         """
         commands = [(what, key) for key in keys for what in ("GET", "PTTL")]
-        (seconds, micros), *replies = self._server.ask([("TIME",), *commands], wrong_type=True)
+        (seconds, micros), *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
         found = [
             Stored(value is not None, None if isinstance(value, ResponseError) else value, left)
             for value, left in zip(replies[::2], replies[1::2], strict=True)
@@ -89,7 +89,7 @@ class Looking:
             *(("ZCARD", key) for key in sets),
             *(("HLEN", key) for key in hashes),
         ]
-        replies = self._server.ask(commands, wrong_type=True)
+        replies = self._server.replies(commands, wrong_type=True)
         return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
 
     def room(self, keys: LockKeys, most: int) -> Room:
@@ -102,19 +102,19 @@ class Looking:
             *(("LLEN", keys.room), ("HLEN", keys.aside), ("LRANGE", keys.room, 0, most - 1)),
             ("HSCAN", keys.aside, 0, "COUNT", most),
         ]
-        (seconds, micros), *replies = self._server.ask([("TIME",), *commands], wrong_type=True)
+        (seconds, micros), *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
         known = [None if isinstance(reply, ResponseError) else reply for reply in replies]
         total, aside_total, ids, scanned = known
         wanted = [("HGET", keys.entries, each) for each in ids or ()]
-        entries = self._server.ask(wanted, wrong_type=True)
+        entries = self._server.replies(wanted, wrong_type=True)
         texts = [text if isinstance(text, bytes) else b"" for text in entries]
         flat = [part for pair in zip(ids or (), texts, strict=True) for part in pair]
         return Room(
             now=int(seconds) + int(micros) / 1e6,
             total=total or 0,
-            entries=list(wire.pairs(flat)),
+            entries=list(pairs_in(flat)),
             aside_total=aside_total or 0,
-            aside=list(wire.pairs(scanned[1] if scanned else ()))[:most],
+            aside=list(pairs_in(scanned[1] if scanned else ()))[:most],
         )
 
     def heads(self, rooms: Sequence[LockKeys]) -> tuple[float, list[tuple[int, str, str]]]:
@@ -129,7 +129,7 @@ class Looking:
             for keys in rooms
             for command in (("LLEN", keys.room), ("LRANGE", keys.room, 0, 0))
         ]
-        (seconds, micros), *replies = self._server.ask([("TIME",), *commands], wrong_type=True)
+        (seconds, micros), *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
         lengths = [each if isinstance(each, int) else 0 for each in replies[::2]]
         firsts = [each[0] if each and isinstance(each, list) else b"" for each in replies[1::2]]
         entries = self.entries(list(zip(rooms, firsts, strict=True)))
@@ -145,7 +145,7 @@ class Looking:
         asked = [("HGET", keys.entries, entry_id) for keys, entry_id in wanted]
         return [
             each.decode(errors="replace") if isinstance(each, bytes) else ""
-            for each in self._server.ask(asked, wrong_type=True)
+            for each in self._server.replies(asked, wrong_type=True)
         ]
 
     def set_aside(self, asides: Sequence[bytes | str], most: int) -> list[list[tuple[str, str]]]:
@@ -155,10 +155,9 @@ class Looking:
             LockUnavailable: the server did not answer, or does not allow it.
         """
         commands = [("HSCAN", key, 0, "COUNT", most) for key in asides]
-        replies = self._server.ask(commands, wrong_type=True)
+        replies = self._server.replies(commands, wrong_type=True)
         return [
-            [] if isinstance(reply, ResponseError) else wire.entries_of(reply[1])
-            for reply in replies
+            [] if isinstance(reply, ResponseError) else entries_in(reply[1]) for reply in replies
         ]
 
     def all_set_aside(self, keys: LockKeys) -> dict[str, str]:
@@ -171,8 +170,8 @@ class Looking:
         cursor = b"0"
         while True:
             commands = [("HSCAN", keys.aside, cursor, "COUNT", SCAN_COUNT)]
-            ((cursor, flat),) = self._server.ask(commands, keys.lock)
-            found.update(wire.entries_of(flat))
+            ((cursor, flat),) = self._server.replies(commands)
+            found.update(entries_in(flat))
             if cursor == b"0":
                 return found
 
@@ -182,7 +181,7 @@ class Looking:
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        (reply,) = self._server.ask([("INFO",)])
+        (reply,) = self._server.replies([("INFO",)])
         return info(reply)
 
     def server_config(self, *names: str) -> dict[str, str]:
@@ -192,9 +191,9 @@ class Looking:
             LockUnavailable: the server did not answer.
         """
         commands = [("CONFIG", "GET", name) for name in names]
-        replies = self._server.ask(commands, errors=True)
+        replies = self._server.replies(commands, errors=True)
         pairs = [reply for reply in replies if not isinstance(reply, ResponseError)]
-        return {name: value for pair in pairs for name, value in wire.pairs(pair)}
+        return {name: value for pair in pairs for name, value in pairs_in(pair)}
 
     def reach(self) -> None:
         """Return if the server answers, even if only that this user may not ask for its time.
@@ -217,7 +216,7 @@ class Looking:
         took, ahead = [], 0.0
         for _ in range(count):
             before, began = time.time(), clock()
-            ((seconds, micros),) = self._server.ask([("TIME",)])
+            ((seconds, micros),) = self._server.replies([("TIME",)])
             took.append(clock() - began)
             if took[-1] == min(took):
                 ahead = int(seconds) + int(micros) / 1e6 - before - took[-1] / 2
@@ -229,9 +228,8 @@ class Looking:
         Raises:
             LockUnavailable: the server did not answer, or does not tell.
         """
-        with self._server.connection("", ttl) as connection:
-            connection.send_command("INFO", "memory")
-            fields = info(connection.read_response())
+        (reply,) = self._server.replies([("INFO", "memory")], ttl)
+        fields = info(reply)
         if fields.get("maxmemory", "0") == "0":
             return None
         return fields.get("maxmemory_policy")

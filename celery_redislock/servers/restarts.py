@@ -17,13 +17,17 @@ class ServerWatch:
     A server that came back empty, or a promoted replica, has forgotten locks that are held. Their
     holders take them again within ttl / 3. Until then nobody may take a new lock: a client-side
     form of the delayed restart in https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
+
+    Attributes:
+        last_contact: when the server answered last, on `clock`.
+        changed_at: when the server came back, on `clock`; None if it never did.
     """
 
     def __init__(self) -> None:
         self._run_id: str | None = None
-        self._last_contact = 0.0
+        self.last_contact = 0.0
         self._broken = False
-        self._changed_at: float | None = None
+        self.changed_at: float | None = None
         self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def on_connect(self, connection: Any) -> None:
@@ -36,28 +40,25 @@ class ServerWatch:
         if run_id is None:
             # The server does not tell its id: after a broken connection it may be another one.
             if self._broken or connection in self._connected:
-                self._changed_at = now
+                self.changed_at = now
         elif self._run_id is None:
             # The first one that this process sees. If it was away before, it may have forgotten.
             if self._broken:
-                self._changed_at = started_at
+                self.changed_at = started_at
         elif run_id != self._run_id:
             # A server younger than our last contact was restarted; an older one was promoted, at an
             # unknown time.
-            restarted = uptime < now - self._last_contact
-            self._changed_at = started_at if restarted else now
+            restarted = uptime < now - self.last_contact
+            self.changed_at = started_at if restarted else now
         self._connected.add(connection)
         self._run_id = run_id
         self._broken = False
-        self._last_contact = now
-
-    def answered(self, at: float) -> None:
-        self._last_contact = at
+        self.last_contact = now
 
     def failed(self, error: BaseException) -> None:
         self._broken = self._broken or not isinstance(error, ResponseError)
         if isinstance(error, BusyLoadingError):
-            self._changed_at = clock()
+            self.changed_at = clock()
 
     def admit(self, ttl: float) -> None:
         """Go on only if a new lock with this ttl may be taken.
@@ -65,9 +66,9 @@ class ServerWatch:
         Raises:
             HeldOff: not yet.
         """
-        if self._changed_at is None:
+        if self.changed_at is None:
             return
-        left = self._changed_at + ttl / 3 - clock()
+        left = self.changed_at + ttl / 3 - clock()
         if left > 0:
             raise HeldOff(left)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
@@ -28,10 +29,10 @@ class Rights:
         """
         script = "return redis.acl_check_cmd and redis.acl_check_cmd(unpack(ARGV)) and 1 or 0"
         known = "return redis.acl_check_cmd and 1 or 0"
-        (can_say,) = self._server.ask([("EVAL", known, 0)], errors=True)
+        (can_say,) = self._server.replies([("EVAL", known, 0)], errors=True)
         if can_say != 1:
             return None
-        replies = self._server.ask(
+        replies = self._server.replies(
             [("EVAL", script, 0, *command) for command in commands], errors=True
         )
         # An error means that the server does not know the command.
@@ -46,16 +47,9 @@ class Rights:
         Raises:
             LockUnavailable: the server did not answer.
         """
-        with self._server.connection("", LOOKING_TTL) as connection:
-            connection.send_command("MULTI")
-            # Read this before more is sent: without a transaction the commands would be run.
-            if isinstance(read(connection), ResponseError):
-                return None
-            all_of_them = [*commands, ("DISCARD",)]
-            connection.send_packed_command([b"".join(map(pack, all_of_them))])
-            *replies, discarded = [read(connection) for _ in all_of_them]
-            if isinstance(discarded, ResponseError):
-                raise RedisConnectionError(f"DISCARD: {discarded}")  # ends the transaction
+        replies = self._server.exchange("", LOOKING_TTL, "main", _queued, commands)
+        if replies is None:
+            return None
         # Other errors, such as a full server, are not denials.
         return [
             not isinstance(reply, NoPermissionError) and "unknown command" not in str(reply)
@@ -69,5 +63,18 @@ class Rights:
         Raises:
             LockUnavailable: the server did not answer.
         """
-        replies = self._server.ask(commands, errors=True)
+        replies = self._server.replies(commands, errors=True)
         return [isinstance(reply, NoPermissionError) for reply in replies]
+
+
+def _queued(connection: Any, commands: Sequence[Sequence[str]]) -> list[Any] | None:
+    connection.send_command("MULTI")
+    # Read this before more is sent: without a transaction the commands would be run.
+    if isinstance(read(connection), ResponseError):
+        return None
+    all_of_them = [*commands, ("DISCARD",)]
+    connection.send_packed_command([b"".join(map(pack, all_of_them))])
+    *replies, discarded = [read(connection) for _ in all_of_them]
+    if isinstance(discarded, ResponseError):
+        raise RedisConnectionError(f"DISCARD: {discarded}")  # ends the transaction
+    return replies

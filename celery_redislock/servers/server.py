@@ -1,4 +1,4 @@
-"""A server: connections, one exchange on one of them, and trying again.
+"""One Redis server: carries calls and queries to it, and tries again within bounds.
 
 Whatever goes wrong here is raised as `LockUnavailable`: busy, lost and broken stay three things.
 """
@@ -22,18 +22,18 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import LockUnavailable
+from ..protocol.calls import Call, Query
+from ..protocol.claims import Busy
 from ..protocol.clock import clock
 from .connections import Connections, PoolFactory, pack
-from .lua import Script
 from .restarts import HeldOff, ServerWatch
+from .scripts import packed, packed_text
 
 T = TypeVar("T")
 
 #: The most seconds that an acquire or release tries to reach the server.
 MAX_TRYING: Final = 2.0
-#: The ttl if a lock's own is not known: it says how long the server may take to answer.
-UNKNOWN_TTL: Final = 6.0
-#: The same for people, who can wait longer than a worker.
+#: The ttl for what people ask: they can wait longer than a worker.
 LOOKING_TTL: Final = 12.0
 
 
@@ -49,7 +49,7 @@ def operation_timeout(ttl: float) -> float:
 
 
 class Server:
-    """A Redis server, and the ways to ask it.
+    """A Redis server.
 
     Args:
         pools: makes connection pools to the server.
@@ -63,140 +63,106 @@ class Server:
         self._connections: dict[tuple[str, float], Connections] = {}
         self.watch = ServerWatch()
 
-    def connection(self, key: str, ttl: float, purpose: str = "main") -> Exchange:
-        """A connection to ask about this lock, as long as its ttl allows."""
-        return Exchange(self, key, ttl, purpose)
+    # -- what it can be asked -------------------------------------------------------------
 
-    def connections(self, purpose: str, timeout: float) -> Connections:
-        """The connections with this timeout for this purpose."""
-        found = self._connections.get((purpose, timeout))
-        if found is None:
-            # No mutex: one that another thread holds at a fork stays locked in the child.
-            made = Connections(partial(self._make_pool, timeout, self.watch.on_connect))
-            found = self._connections.setdefault((purpose, timeout), made)
-        return found
-
-    def close(self) -> None:
-        """Close every connection."""
-        closing, self._connections = list(self._connections.values()), {}
-        for connections in closing:
-            connections.disconnect()
-
-    def script(
+    def run(
         self,
-        ttl: float,
-        script: Script,
-        keys: tuple[str, ...],
-        arguments: tuple[Any, ...],
+        call: Call[T],
+        *,
+        once: bool = False,
+        hold_off: float | None = None,
         purpose: str = "main",
-    ) -> Any:
-        """Call a script until the server answers, within bounds. Returns the reply."""
-        _, reply = self.persist(self.once, ttl, script, keys, arguments, False, purpose)
-        return reply
-
-    def once(
-        self,
-        ttl: float,
-        script: Script,
-        keys: tuple[str, ...],
-        arguments: tuple[Any, ...],
-        takes: bool = False,
-        purpose: str = "main",
-    ) -> tuple[float, Any]:
-        """Call a script once. Returns when it was sent, on `clock`, and the reply.
-
-        Raises:
-            LockUnavailable: the server did not answer.
-            HeldOff: the script takes a new lock, and the server has just come back.
-        """
-        with self.connection(keys[0], ttl, purpose) as connection:
-            if takes:
-                self.watch.admit(ttl)
-            sent_at = clock()
-            return sent_at, self.call(connection, script, keys, arguments)
-
-    def call(
-        self, connection: Any, script: Script, keys: tuple[str, ...], arguments: tuple[Any, ...]
-    ) -> Any:
-        try:
-            connection.send_packed_command([script.packed(keys, arguments)])
-            return connection.read_response()
-        except NoScriptError:
-            connection.send_packed_command([script.packed_text(keys, arguments)])
-            return connection.read_response()
-
-    def call_all(
-        self,
-        connection: Any,
-        script: Script,
-        calls: Sequence[tuple[tuple[str, ...], tuple[Any, ...]]],
-    ) -> list[Any]:
-        """The replies to these calls of a script, and the errors among them, in one round trip."""
-        commands = [script.packed(*call) for call in calls]
-        connection.send_packed_command([b"".join(commands)])
-        replies = [read(connection) for _ in calls]
-        again = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-        if again:
-            commands = [commands[i] for i in again]
-            commands[0] = script.packed_text(*calls[again[0]])  # makes it known for the others
-            connection.send_packed_command([b"".join(commands)])
-            for i in again:
-                replies[i] = read(connection)
-        return replies
-
-    def call_when_woken(
-        self,
-        connection: Any,
-        wake: str,
-        seconds: float,
-        ttl: float,
-        script: Script,
-        keys: tuple[str, ...],
-        arguments: tuple[Any, ...],
-    ) -> tuple[Any, Any]:
-        """Block on a wake list, and call the script then. Both are sent together.
+    ) -> T:
+        """The answer to a call. Tries again until the server answers, within bounds.
 
         Args:
-            connection: to this server.
-            wake: the list's key.
-            seconds: the longest block.
-            ttl: seconds, which say how long the server may take to answer after the block.
-            script: the script.
-            keys: its keys.
-            arguments: its arguments.
+            call: what to ask.
+            once: do not try again.
+            hold_off: seconds that the caller can wait for the holders of a restarted server, if
+                the call takes a new lock; None for as long as that takes, a third of the ttl.
+            purpose: whose connections to use: who blocks, or must not be late, has its own.
 
-        Returns:
-            The list's reply or `ResponseError`, and the script's reply.
+        Raises:
+            LockUnavailable: the server did not answer in time, or has just come back.
         """
-        block = pack(("BLPOP", wake, f"{seconds:.3f}"))
-        connection.send_packed_command([block + script.packed(keys, arguments)])
-        if not connection.can_read(seconds + operation_timeout(ttl)):
-            raise RedisTimeoutError("the server did not end a wait in time")
-        slept, reply = read(connection), read(connection)
-        if isinstance(reply, NoScriptError):
-            return None, self.call(connection, script, keys, arguments)
-        if isinstance(reply, ResponseError):
-            raise reply
-        return slept, reply
-
-    def persist(self, call: Callable[..., T], ttl: float, *arguments: Any) -> T:
-        """Try until the server answers, or until the patience that the ttl allows is over."""
-        began = clock()
-        pause = 0.02
+        began, pause = clock(), 0.02
+        give_up = began + (call.ttl / 3 + 1 if hold_off is None else hold_off)
         while True:
             try:
-                return call(ttl, *arguments)
+                sent_at, reply = self.exchange(call.keys[0], call.ttl, purpose, self._call, call)
+                return call.read(reply, sent_at)
+            except HeldOff as exc:
+                if clock() + exc.seconds > give_up:
+                    raise exc.for_users(call.keys[0]) from None
+                time.sleep(exc.seconds)
+                began, pause = clock(), 0.02
+                continue
             except LockUnavailable as exc:
-                give_up = began + patience(ttl)
-                if not transient(exc.__cause__) or clock() + pause >= give_up:
+                if once or not self._tries_again(exc, began + patience(call.ttl) - pause):
                     raise
             time.sleep(pause)
             pause = min(pause * 2, 0.5)
 
-    def ask(
+    def run_all(
+        self, calls: Sequence[Call[T]], *, ttl: float, purpose: str = "main"
+    ) -> list[T | LockUnavailable]:
+        """The answers to these calls of one script, in one round trip. Tries once.
+
+        Args:
+            calls: what to ask.
+            ttl: seconds, which say how long the server may take to answer.
+            purpose: see `run`.
+
+        Raises:
+            LockUnavailable: the server could not be asked at all.
+        """
+        sent_at, replies = self.exchange(calls[0].keys[0], ttl, purpose, self._call_all, calls)
+        return [
+            LockUnavailable(call.keys[0], None, str(reply))
+            if isinstance(reply, Exception)
+            else call.read(reply, sent_at)
+            for call, reply in zip(calls, replies, strict=True)
+        ]
+
+    def block(self, call: Call[T], wake: str, seconds: float) -> T:
+        """Block on a list, and make a call then. Both are sent together.
+
+        Args:
+            call: what to ask.
+            wake: the list's key.
+            seconds: the longest block.
+
+        Raises:
+            LockUnavailable: the server did not answer in time, or has just come back.
+        """
+        try:
+            answer: T = self.exchange(
+                call.keys[0], call.ttl, "wait", self._block, call, wake, seconds
+            )
+            return answer
+        except HeldOff as exc:
+            raise exc.for_users(call.keys[0]) from None
+
+    def ask(self, query: Query[T], *, once: bool = False) -> T:
+        """The answer to a query. Tries again until the server answers, within bounds.
+
+        Raises:
+            LockUnavailable: the server did not answer in time, or does not allow it.
+        """
+        began, pause = clock(), 0.02
+        while True:
+            try:
+                answer: T = self.exchange(query.key, query.ttl, "main", self._query, query)
+                return answer
+            except LockUnavailable as exc:
+                if once or not self._tries_again(exc, began + patience(query.ttl) - pause):
+                    raise
+            time.sleep(pause)
+            pause = min(pause * 2, 0.5)
+
+    def replies(
         self,
         commands: Sequence[Sequence[Any]],
-        key: str = "",
         ttl: float = LOOKING_TTL,
         *,
         errors: bool = False,
@@ -206,62 +172,131 @@ class Server:
 
         Args:
             commands: the commands.
-            key: the lock that they are about, or "".
             ttl: seconds, which say how long the server may take to answer.
             errors: return a refusal as a `ResponseError` among the replies, do not raise it.
             wrong_type: the same, only for keys of another type.
+
+        Raises:
+            LockUnavailable: the server did not answer, or refuses one of them.
         """
         if not commands:
             return []
-        with self.connection(key, ttl) as connection:
-            connection.send_packed_command([b"".join(map(pack, commands))])
-            replies = [read(connection) for _ in commands]
-            for reply in replies:
-                if not isinstance(reply, ResponseError) or errors:
-                    continue
-                if not wrong_type or not str(reply).startswith("WRONGTYPE"):
-                    raise reply
-        return replies
+        return self.exchange("", ttl, "main", _replies, commands, errors, wrong_type)
 
+    # -- one exchange ---------------------------------------------------------------------
 
-class Exchange:
-    """A connection for one exchange. If the exchange is interrupted, the connection is closed:
-    an unread reply must never be taken for the reply to the next command.
-
-    Not a generator: the garbage collector ends an interrupted one at any time, which would take the
-    pool's lock, and this very thread may hold it.
-    """
-
-    __slots__ = ("_connection", "_connections", "_key", "_watch")
-
-    def __init__(self, server: Server, key: str, ttl: float, purpose: str) -> None:
-        self._key = key
-        self._watch = server.watch
-        self._connections = server.connections(purpose, operation_timeout(ttl))
-
-    def __enter__(self) -> Any:
+    def exchange(self, key: str, ttl: float, purpose: str, talk: Callable[..., T], *args: Any) -> T:
+        """Have one exchange, on a connection of its own. If it is interrupted, the connection is
+        closed: an unread reply must never be taken for the reply to the next command.
+        """
+        timeout = operation_timeout(ttl)
+        connections = self._connections.get((purpose, timeout))
+        if connections is None:
+            connections = self._new_connections(purpose, timeout)
         try:
-            self._connection = self._connections.take()
+            connection = connections.take()
         except (RedisError, OSError) as exc:
-            raise self._unavailable(exc) from exc
-        return self._connection
+            raise self._unavailable(key, exc) from exc
+        try:
+            result = talk(connection, *args)
+        except BaseException as exc:
+            # Leave a server that is not the master: its name may lead to another one by now.
+            is_answer = isinstance(exc, ResponseError) and not is_not_master(exc)
+            if is_answer or isinstance(exc, HeldOff):
+                connections.put_back(connection)
+            else:
+                connections.drop(connection)
+            if isinstance(exc, RedisError | OSError):
+                raise self._unavailable(key, exc) from exc
+            raise
+        self.watch.last_contact = connections.put_back(connection)
+        return result
 
-    def __exit__(self, kind: Any, exc: BaseException | None, traceback: Any) -> None:
-        if exc is None:
-            self._watch.answered(self._connections.put_back(self._connection))
-            return
-        # Leave a server that is not the master: its name may lead to another one by now.
-        is_answer = isinstance(exc, ResponseError) and not is_not_master(exc)
-        if is_answer or isinstance(exc, HeldOff):
-            self._connections.put_back(self._connection)
-        else:
-            self._connections.drop(self._connection)
-        if isinstance(exc, RedisError | OSError):
-            raise self._unavailable(exc) from exc
+    def _unavailable(self, key: str, exc: Exception) -> LockUnavailable:
+        self.watch.failed(exc)
+        return LockUnavailable(key, None, f"{type(exc).__name__}: {exc}")
 
-    def _unavailable(self, exc: Exception) -> LockUnavailable:
-        self._watch.failed(exc)
-        return LockUnavailable(self._key, None, f"{type(exc).__name__}: {exc}")
+    def _tries_again(self, exc: LockUnavailable, until: float) -> bool:
+        """Whether another try may help, and there is time for it."""
+        return transient(exc.__cause__) and clock() < until
+
+    def _call(self, connection: Any, call: Call[Any]) -> tuple[float, Any]:
+        """When the call was sent, on `clock`, and the reply."""
+        if call.takes and self.watch.changed_at is not None:
+            self.watch.admit(call.ttl)
+        sent_at = clock()
+        try:
+            connection.send_packed_command([packed(call)])
+            return sent_at, connection.read_response()
+        except NoScriptError:
+            connection.send_packed_command([packed_text(call)])
+            return sent_at, connection.read_response()
+
+    def _call_all(self, connection: Any, calls: Sequence[Call[Any]]) -> tuple[float, list[Any]]:
+        sent_at = clock()
+        connection.send_packed_command([b"".join(map(packed, calls))])
+        replies = [read(connection) for _ in calls]
+        again = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if again:
+            commands = [packed(calls[i]) for i in again]
+            commands[0] = packed_text(calls[again[0]])  # makes it known for the others
+            connection.send_packed_command([b"".join(commands)])
+            for i in again:
+                replies[i] = read(connection)
+        if any(is_not_master(reply) for reply in replies):
+            connection.disconnect()
+        return sent_at, replies
+
+    def _block(self, connection: Any, call: Call[T], wake: str, seconds: float) -> T:
+        self.watch.admit(call.ttl)
+        sent_at = clock()
+        block = pack(("BLPOP", wake, f"{seconds:.3f}"))
+        connection.send_packed_command([block + packed(call)])
+        if not connection.can_read(seconds + operation_timeout(call.ttl)):
+            raise RedisTimeoutError("the server did not end a wait in time")
+        slept, reply = read(connection), read(connection)
+        if isinstance(reply, NoScriptError):
+            slept, (_, reply) = None, self._call(connection, call)
+        if isinstance(reply, ResponseError):
+            raise reply
+        answer = call.read(reply, sent_at)
+        if isinstance(slept, ResponseError) and isinstance(answer, Busy):
+            raise slept  # without a sleep, the caller must not ask again at once
+        # Another thread may have noticed a new server meanwhile.
+        self.watch.admit(call.ttl)
+        return answer
+
+    def _query(self, connection: Any, query: Query[T]) -> T:
+        return query.read(_replies(connection, query.commands, wrong_type=True))
+
+    # -- connections ----------------------------------------------------------------------
+
+    def _new_connections(self, purpose: str, timeout: float) -> Connections:
+        # No mutex: one that another thread holds at a fork stays locked in the child.
+        made = Connections(partial(self._make_pool, timeout, self.watch.on_connect))
+        return self._connections.setdefault((purpose, timeout), made)
+
+    def close(self) -> None:
+        """Close every connection."""
+        closing, self._connections = list(self._connections.values()), {}
+        for connections in closing:
+            connections.disconnect()
+
+
+def _replies(
+    connection: Any,
+    commands: Sequence[Sequence[Any]],
+    errors: bool = False,
+    wrong_type: bool = False,
+) -> list[Any]:
+    connection.send_packed_command([b"".join(map(pack, commands))])
+    replies = [read(connection) for _ in commands]
+    for reply in replies:
+        if not isinstance(reply, ResponseError) or errors:
+            continue
+        if not wrong_type or not str(reply).startswith("WRONGTYPE"):
+            raise reply
+    return replies
 
 
 def read(connection: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from .store import Store
+    from .server import Server
 
 
 class StandIn(NamedTuple):
@@ -19,7 +19,7 @@ class StandIn(NamedTuple):
         eager: eager calls take them too, whatever the apps' settings say.
     """
 
-    store: Store
+    store: Server
     eager: bool
 
 

@@ -12,7 +12,6 @@ from ..app.outcomes import Outcome
 from ..app.results import is_ready, proves_nothing, store_skipped
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
 from ..lock.lease import Lease
-from ..lock.waiting import wait_for
 from ..policies import Policy
 from ..protocol import notes
 from ..protocol.claims import Acquired, Busy, Done
@@ -47,7 +46,7 @@ def ask(attempt: Attempt) -> Acquired | Busy | Done:
         and (attempt.acks_failures or not policy.fails)
     )
     note = attempt.note(notes.EXPECTS_RESULT) if is_noted else ""
-    reply = lease_of(attempt).take(note=note)
+    reply = lease_of(attempt).acquire(note=note)
     is_conflict = isinstance(reply, Busy) and reply.relation not in ("own", "earlier")
     attempt.is_noted = is_noted and is_conflict
     attempt.is_counted = attempt.claim.turned_away and is_conflict
@@ -116,7 +115,7 @@ def _redelivered(attempt: Attempt, busy: Busy) -> NoReturn:
 def _await_earlier(attempt: Attempt) -> Acquired | Busy | Done:
     """Wait a moment for the earlier attempt, which published this retry and has not ended yet."""
     lease = lease_of(attempt)
-    reply = wait_for(lease, min(EARLIER, lease.ttl / 3), attempt.heard)
+    reply = lease.wait(min(EARLIER, lease.ttl / 3), attempt.heard)
     if isinstance(reply, Busy) and reply.relation == "earlier":
         _put_off_behind(attempt, Outcome.RETRIED_EARLY, reply)
     return reply
@@ -137,13 +136,13 @@ def _unless_done(attempt: Attempt, done: Done) -> Acquired | Busy | Done:
             _ends_as_copy(attempt, done)  # it ended within its grace, with a result of its own
         end_as_replaced(attempt, done.note.replaced_by)
     if done.note.is_of_another_message(delivery.sent):
-        return lease.take(again=True)
+        return lease.acquire(again=True)
     # A task may be sent again under the same id. Its message was then sent after the run ended, if
     # this broker says which message is a copy.
     says_copies = delivery.sent or not attempt.locks.redelivery.copies_any_time
     is_copy = delivery.redelivered or done.note.is_of(delivery.sent) or not says_copies
     if not is_copy and max(delivery.age, delivery.waited) < done.age:
-        return lease.take(again=True)
+        return lease.acquire(again=True)
     # The message it is deferred to must be known as a copy too, though it is received later.
     delivery.redelivered = True
     if _has_ended(attempt, done):
@@ -153,7 +152,7 @@ def _unless_done(attempt: Attempt, done: Done) -> Acquired | Busy | Done:
     # Its process died after the body, before Celery stored the result or published what follows.
     logger.warning("redislock: %s ended without a result; it runs again", attempt)
     attempt.reruns = True
-    return lease.take(again=True)
+    return lease.acquire(again=True)
 
 
 def _is_another_queues(attempt: Attempt, reply: Busy | Done) -> bool:

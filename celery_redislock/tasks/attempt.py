@@ -19,6 +19,7 @@ from ..app.settings import AppLocks
 from ..errors import LockUnavailable
 from ..lock.lease import Lease
 from ..protocol import holders, notes
+from ..protocol.calls import mark_done, turn_away
 from ..protocol.claims import Busy, Claim, to_ms
 from ..protocol.holders import Holder
 from ..protocol.log import get_logger
@@ -223,14 +224,14 @@ class Attempt:
                 errands.add(self._mark_done, most=self.claim.ttl)
 
     def _mark_done(self) -> None:
-        self.locks.store.done.mark_done(self.claim, self.note(notes.EXPECTS_RESULT))
+        self.locks.store.ask(mark_done(self.claim, self.note(notes.EXPECTS_RESULT)), once=True)
 
     def count_turned_away(self, holder: Holder | None) -> None:
         """Count that it ends without a run, unless the server counted it as it answered."""
         fence = None if holder is None else holder.fence
         if self.claim.history and not self.is_counted:
             with contextlib.suppress(LockUnavailable):  # the count is one too low then
-                self.locks.store.history.turn_away(self.claim, fence)
+                self.locks.store.run(turn_away(self.claim, fence), once=True)
 
     @property
     def acks_failures(self) -> bool:

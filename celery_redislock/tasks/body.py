@@ -18,8 +18,8 @@ from ..app.results import proves_nothing
 from ..app.times import seconds_until
 from ..errors import ConfigError, LockLost, LockUnavailable
 from ..lock.lease import Heir, Lease
-from ..lock.right import Right
 from ..protocol import holders, notes, past
+from ..protocol.calls import Release, mark_done, note_replaced, settle
 from ..protocol.claims import Settled
 from ..protocol.clock import clock
 from ..protocol.holders import Holder, successor_text
@@ -174,12 +174,12 @@ class LockedBody:
         else:
             min_hold = self._min_hold(attempt, lease, retry)
             note, copies = attempt.note(self.note), attempt.may_have_copies
-            settled = lease.settle(note, copies, min_hold, how=self.how)
+            settled = lease.release(Release(note, copies, min_hold), self.how)
             if settled is not None:
                 owned, self._following = settled.ours, settled
             elif lease.unheard is not None and lease.fence:
                 again = partial(self._give_back_again, lease.unheard, copies)
-                errands.add(again, most=lease.right.deadline - clock())
+                errands.add(again, most=lease.deadline - clock())
         if lease.fence and self._ran:
             self._say_released(attempt, lease, owned, kept)
 
@@ -190,17 +190,18 @@ class LockedBody:
         sends = channel.is_pool_process and getattr(attempt.task, "retry_on_worker_lost", False)
         return bool(sends and attempt.options.kept_across_retries)
 
-    def _give_back_again(self, give_back: Callable[..., Settled], copies: bool) -> None:
+    def _give_back_again(self, release: Release, copies: bool) -> None:
         """Repeat the release that the server did not answer. Otherwise the lock would stay until it
         expires. After that nothing is repeated: the lock may have had other holders since.
         """
-        attempt, right = self._attempt, self._lease.right
-        if clock() >= right.deadline:
+        attempt, store = self._attempt, self._attempt.locks.store
+        if clock() >= self._lease.deadline:
             return
         note = self.note
-        settled = give_back(note=attempt.note(note), always=copies)
+        release = release._replace(note=attempt.note(note), always=copies)
+        settled = store.run(settle(attempt.claim, release))
         if note != self.note and copies:  # all that follows the body was done meanwhile
-            attempt.locks.store.done.mark_done(attempt.claim, attempt.note(self.note))
+            store.ask(mark_done(attempt.claim, attempt.note(self.note)), once=True)
         logger.info("redislock: %s is released now", attempt.key)
         turns.follow(attempt.task.app, attempt.claim.keys, attempt.claim.ttl, settled)
 
@@ -253,9 +254,8 @@ class LockedBody:
         text = successor_text(by.task or "", by.task_id or "")
         claim = attempt.claim
         try:
-            attempt.locks.store.done.note_replaced(
-                claim, claim.attempt + 1, text, _countdown(retry)
-            )
+            called_off = note_replaced(claim, claim.attempt + 1, text, _countdown(retry))
+            attempt.locks.store.ask(called_off, once=True)
         except LockUnavailable as exc:
             logger.warning("redislock: could not cancel the retry of %s: %s", attempt, exc.reason)
 
@@ -268,17 +268,17 @@ class LockedBody:
 
     # -- from the heartbeat's thread ------------------------------------------------------
 
-    def _on_lost(self, right: Right) -> None:
+    def _on_lost(self, lease: Lease) -> None:
         attempt = self._attempt
-        by, reason = right.replaced_by, right.lost_because
+        by, reason = lease.replaced_by, lease.lost_because
         try:
-            details = {"fence": right.fence, "reason": reason, "replaced": by is not None}
+            details = {"fence": lease.fence, "reason": reason, "replaced": by is not None}
             attempt.tell(Outcome.LOST, emits=by is None, details=details, reason=reason)
         finally:
             if self._abort is not None:
                 self._abort.fire()
 
-    def _on_extended(self, right: Right, late: float, retaken: bool) -> None:
+    def _on_extended(self, lease: Lease, late: float, retaken: bool) -> None:
         attempt = self._attempt
         attempt.tell(Outcome.EXTENDED, details={"late": late})
         if retaken:

@@ -15,11 +15,11 @@ from ..app.brokers import broker_of
 from ..app.entries import Entry
 from ..app.outcomes import Outcome
 from ..errors import ConfigError, LockConflict, LockUnavailable, TaskSkipped
-from ..lock.waiting import wait_for
 from ..policies import NO_RESULT, Policy
-from ..protocol.claims import Acquired, Busy, Full, Older, Parked, Turn
+from ..protocol.claims import Acquired, Busy, Full, Older, Parked, Parking, Turn
 from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
+from ..protocol.rooms import park
 from ..tasks import turns
 from .asking import (
     ask,
@@ -143,7 +143,7 @@ class TaskConflict:
         with _waiting(attempt):
             reply = resolve(
                 attempt,
-                lambda: wait_for(lease_of(attempt), timeout, attempt.heard, attempt.is_eager),
+                lambda: lease_of(attempt).wait(timeout, attempt.heard, attempt.is_eager),
             )
         if isinstance(reply, Busy):
             self._busy = reply
@@ -226,8 +226,7 @@ class TaskConflict:
         # it need not wait.
         attempt.parking = delivery.copied = True
         try:
-            reply = attempt.locks.store.rooms.park(
-                attempt.claim,
+            parking = Parking(
                 entry.sealed(attempt.task.app, attempt.key).dump(),
                 kind=re.sub("[|@]", "_", attempt.task.name) if newest else "",
                 arrived=delivery.arrived,
@@ -238,6 +237,7 @@ class TaskConflict:
                 replace=self._in_favour(grace),
                 began=attempt.began,
             )
+            reply = attempt.locks.store.run(park(attempt.claim, parking))
         except LockUnavailable as exc:
             unless_unlocked(attempt, exc)
             return None

@@ -14,6 +14,7 @@ from ..app.names import NO_HEADERS, KeyMaker
 from ..app.options import LockOptions
 from ..app.settings import AppLocks, NoServer, app_locks
 from ..errors import ConfigError
+from ..protocol.calls import break_lock, holder_of
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys, lock_keys
 from ..servers import stand_in
@@ -237,12 +238,12 @@ class Calls:
     def lock_holder(self, *args: Any, **kwargs: Any) -> Holder | None:
         """See `LockedTask.lock_holder`."""
         keys, task = self.keys_of_call(args, kwargs), self.task
-        return task.app_locks.store.locks.holder(keys, task.lock_options.lock_ttl)
+        return task.app_locks.store.ask(holder_of(keys, task.lock_options.lock_ttl))
 
     def break_lock(self, *args: Any, **kwargs: Any) -> bool:
         """See `LockedTask.break_lock`."""
         keys, task = self.keys_of_call(args, kwargs), self.task
-        holder = task.app_locks.store.locks.break_lock(keys, task.lock_options.lock_ttl)
+        holder = task.app_locks.store.run(break_lock(keys, task.lock_options.lock_ttl))
         if holder is not None:
             from ..app.outcomes import Outcome, Whose, tell  # most programs tell nothing
 

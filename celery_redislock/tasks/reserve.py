@@ -21,8 +21,9 @@ from ..app.times import seconds_until
 from ..errors import LockConflict, LockUnavailable
 from ..lock.lease import Heir, Lease
 from ..protocol import holders
+from ..protocol.calls import keep_reserved, reserve
 from ..protocol.checks import MAX_SECONDS
-from ..protocol.claims import Busy, Claim, Reserved, to_ms
+from ..protocol.claims import NOT_OURS, Busy, Claim, Reserved, to_ms
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
@@ -159,7 +160,7 @@ class Sending:
         """None if the server could not be asked, and the task is sent all the same."""
         try:
             store = self._task.app_locks.store
-            return store.locks.reserve(claim, min(self._seconds, PUBLISHING))
+            return store.run(reserve(claim, min(self._seconds, PUBLISHING)), hold_off=0)
         except LockUnavailable as exc:
             if self._lock_options.on_redis_error == "raise" and not self._is_in_canvas:
                 raise
@@ -203,7 +204,9 @@ class Sending:
 
     def _keep(self, claim: Claim) -> None:
         try:
-            if not self._task.app_locks.store.locks.keep_reserved(claim, self._seconds):
+            store = self._task.app_locks.store
+            kept = store.run(keep_reserved(claim, self._seconds), once=True)
+            if kept.outcome == NOT_OURS:
                 logger.debug(
                     "redislock: the reservation of %s was taken or expired while the task was sent",
                     self,

@@ -15,6 +15,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from ..app.delivery import Kept
 from ..errors import LockUnavailable
 from ..protocol import notes
+from ..protocol.calls import mark_done
 from ..protocol.claims import Acquired, Busy
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
@@ -209,7 +210,8 @@ class Run:
 
     def _confirm(self, attempt: Attempt) -> None:
         try:
-            attempt.locks.store.done.mark_done(attempt.claim, attempt.note(notes.ENDED))
+            done = mark_done(attempt.claim, attempt.note(notes.ENDED))
+            attempt.locks.store.ask(done, once=True)
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: a redelivered copy of %s may run again, as its end was not noted: %s",

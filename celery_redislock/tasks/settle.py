@@ -16,11 +16,11 @@ from ..app.errands import errands
 from ..app.events import channel
 from ..app.settings import app_locks
 from ..errors import LockUnavailable
+from ..protocol.calls import UNKNOWN_TTL, Release, settle
 from ..protocol.claims import Claim
 from ..protocol.keys import keys_of_mark
 from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
-from ..servers.server import UNKNOWN_TTL
 from .turns import follow
 
 logger = get_logger()
@@ -82,5 +82,5 @@ def _give_up(app: Any, kept: Kept) -> None:
         return
     # Without a token it must not match a lock that has none, since that one cools down.
     claim = Claim(keys, kept.token or new_token(), UNKNOWN_TTL, "")
-    reply = locks.store.locks.settle(claim, take_out=kept.entry_id)
+    reply = locks.store.run(settle(claim, Release(take_out=kept.entry_id)))
     follow(app, keys, UNKNOWN_TTL, reply)

@@ -28,11 +28,13 @@ from ..app.results import ended_since, store_expired, store_skipped
 from ..app.settings import app_locks
 from ..app.times import has_passed
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
+from ..protocol.calls import Release, settle
 from ..protocol.claims import Claim, Look, Offered, Parked, Settled
 from ..protocol.entries import task_id_of, task_of
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
+from ..protocol.rooms import forget_ended, look
 from ..protocol.tokens import new_token
 from .locked import LockedTask
 
@@ -52,9 +54,9 @@ def look_after(app: Any, keys: LockKeys, ttl: float) -> bool:
     Raises:
         LockUnavailable: the server did not answer in time.
     """
-    look = app_locks(app).store.rooms.look(keys, ttl)
-    follow_look(app, keys, ttl, look)
-    return look.offered is not None and look.offered.gives_up
+    found = app_locks(app).store.run(look(keys, ttl))
+    follow_look(app, keys, ttl, found)
+    return found.offered is not None and found.offered.gives_up
 
 
 def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> None:
@@ -72,14 +74,14 @@ def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> Non
         errands.add(partial(look_after, app, keys, ttl), after=reply.due_in)
 
 
-def follow_look(app: Any, keys: LockKeys, ttl: float, look: Look) -> None:
+def follow_look(app: Any, keys: LockKeys, ttl: float, found: Look) -> None:
     """As `follow`, and with what only a look at the room tells."""
-    for entry_id, entry in look.aside.items():
+    for entry_id, entry in found.aside.items():
         say_set_aside(entry_id, entry, keys, "no worker took its turn")
-    for entry_id, (successor, text) in look.ended.items():
+    for entry_id, (successor, text) in found.ended.items():
         end_replaced(app, keys, ttl, entry_id, text, successor)
-    if look.offered is not None:
-        publish(app, keys, ttl, look.offered)
+    if found.offered is not None:
+        publish(app, keys, ttl, found.offered)
 
 
 def publish(app: Any, keys: LockKeys, ttl: float, offered: Offered) -> None:
@@ -111,11 +113,11 @@ def _publish_one(
             "redislock: another worker must publish %s, which waits for %s: %s",
             offered.entry_id, keys.lock, exc,
         )  # fmt: skip
-        look = store.rooms.look(keys, ttl, offered.entry_id, exc.aside_after, declined)
+        found = store.run(look(keys, ttl, offered.entry_id, exc.aside_after, declined))
         declined.append(offered.entry_id)
-        for entry_id, entry in look.aside.items():
+        for entry_id, entry in found.aside.items():
             say_set_aside(entry_id, entry, keys, f"{exc.text}: {exc}")
-        return look.offered
+        return found.offered
     except CorruptEntry as exc:
         say_set_aside(offered.entry_id, offered.entry, keys, f"{exc.text}: {exc}")
         return _take_out(app, keys, ttl, offered, aside=True).offered
@@ -131,7 +133,8 @@ def _take_out(
     app: Any, keys: LockKeys, ttl: float, offered: Offered, aside: bool = False
 ) -> Settled:
     claim = Claim(keys, offered.token or new_token(), ttl, "")
-    return app_locks(app).store.locks.settle(claim, take_out=offered.entry_id, aside=aside)
+    release = Release(take_out=offered.entry_id, aside=aside)
+    return app_locks(app).store.run(settle(claim, release))
 
 
 def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
@@ -233,7 +236,7 @@ def end_replaced(
     """
     try:
         if _store_replaced(app, keys, entry_id, text, successor, unknown):
-            app_locks(app).store.rooms.forget_ended(keys, entry_id, ttl)
+            app_locks(app).store.ask(forget_ended(keys, entry_id, ttl))
     except SoftTimeLimitExceeded:
         raise
     except LockUnavailable as exc:

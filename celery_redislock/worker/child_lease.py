@@ -19,14 +19,16 @@ from ..app.errands import errands
 from ..app.internals import call_in_consumer, is_active
 from ..app.outcomes import Outcome, Whose, tell
 from ..errors import LockUnavailable, TaskReplaced
-from ..lock.heartbeat import RETRY_EVERY, heartbeat
-from ..lock.upkeep import beat_every
-from ..protocol import holders, notes, past
+from ..lock.heartbeat import heartbeat
+from ..lock.held import beat_every
+from ..protocol import notes, past
+from ..protocol.calls import Release, hold_of_dead, mark_done, settle
 from ..protocol.claims import NOT_OURS, Claim, Extended, Extension
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
 from ..protocol.log import get_logger
-from ..servers.store import Store
+from ..protocol.waiting import RETRY_EVERY
+from ..servers.server import Server
 from ..tasks.settle import End, settle_beside
 from ..tasks.task import SingletonTask
 from ..tasks.turns import follow
@@ -70,7 +72,7 @@ class ChildLease:
         self._held: bool | None = None
 
     @property
-    def store(self) -> Store:
+    def store(self) -> Server:
         return self._task.app_locks.store
 
     @cached_property
@@ -107,7 +109,7 @@ class ChildLease:
             end = self.how if claim.history else ""
             if self._keep_for_retry(claim, end):
                 return  # Celery has sent the retry, or is about to
-            reply = self.store.locks.settle(claim, stray=True, run_end=end)
+            reply = self.store.run(settle(claim, Release(stray=True, run_end=end)))
             if reply.ours:
                 self._say_freed()
             follow(self._task.app, claim.keys, self.ttl, reply)
@@ -139,9 +141,7 @@ class ChildLease:
         if heir is None or self.is_not_retried:
             return False
         seconds = task.default_retry_delay + task.lock_options.kept_across_retries
-        value = holders.opening_of_held(heir.token)
-        # No done note: it is not known yet whether there is a retry.
-        if not self.store.locks.leave(claim, value, seconds, end, note=False):
+        if not self.store.run(hold_of_dead(claim, heir.token, seconds, end)):
             return False
         if self.is_not_retried:  # which became known meanwhile
             settle_beside(task.app, heir, End.ENDED_BY_CELERY)
@@ -152,7 +152,8 @@ class ChildLease:
         claim = self.known_claim
         if claim is not None:
             note = notes.lasting(notes.ENDED)
-            errands.add(partial(self.store.done.mark_done, claim, note), most=claim.done_ttl)
+            done = partial(self.store.ask, mark_done(claim, note), once=True)
+            errands.add(done, most=claim.done_ttl)
 
     def _say_freed(self) -> None:
         key = self.claim.keys.lock

@@ -19,6 +19,7 @@ from ..app.internals import is_active, is_connected_still
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
 from ..lock.forks import between_forks
+from ..protocol.calls import UNKNOWN_TTL, forget
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
 
@@ -33,6 +34,8 @@ LOOK_EVERY: Final = 0.5
 ACKNOWLEDGED_WITHIN: Final = 30.0
 #: Seconds by which the server's clock and ours may drift apart while a note is remembered.
 CLOCKS_DIFFER: Final = 0.1
+#: The most notes deleted in one round trip. The server does nothing else meanwhile.
+AT_ONCE: Final = 500
 #: How many notes are remembered here at most. A key takes some 200 bytes.
 MOST: Final = 100_000
 
@@ -141,7 +144,11 @@ def _forget(batch: Batch, now: float) -> None:
     # clocks measure that, the server's and ours.
     most = batch.locks.done_ttl - (now - batch.at) + CLOCKS_DIFFER
     try:
-        batch.locks.store.done.forget(batch.keys, most)
+        for begin in range(0, len(batch.keys), AT_ONCE):
+            calls = forget(batch.keys[begin : begin + AT_ONCE], most)
+            for answer in batch.locks.store.run_all(calls, ttl=UNKNOWN_TTL):
+                if answer is not None:
+                    raise answer
     except LockUnavailable as exc:
         logger.debug("redislock: %d done notes stay: %s", len(batch.keys), exc.reason)
 

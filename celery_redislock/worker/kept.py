@@ -12,10 +12,10 @@ from celery.worker.request import Request
 from ..app.delivery import Kept
 from ..app.errands import errands
 from ..app.internals import is_here, is_revoked, was_revoked
+from ..protocol import rooms
+from ..protocol.calls import UNKNOWN_TTL
 from ..protocol.clock import clock
 from ..protocol.keys import keys_of_mark
-from ..servers.rooms import RECEIVED_FOR
-from ..servers.server import UNKNOWN_TTL
 from ..tasks.settle import End, settle_beside
 from .contained import contained
 
@@ -45,7 +45,8 @@ class KeptRequest(Request):
         locks = self.task.app_locks
         keys = keys_of_mark(locks.prefix, kept.mark)
         self._noted_at = clock()
-        if not locks.store.rooms.note_received(keys, kept.entry_id, kept.token, UNKNOWN_TTL):
+        noted = rooms.note_received(keys, kept.entry_id, kept.token, UNKNOWN_TTL)
+        if not locks.store.run(noted, once=True):
             from_rooms.discard(self)
 
     def still_here(self) -> None:
@@ -54,7 +55,7 @@ class KeptRequest(Request):
         sleeps = self.eta is not None and self.time_start is None and not was_revoked(self)
         if kept is None or not (sleeps or is_here(self)):
             from_rooms.discard(self)
-        elif clock() - self._noted_at > RECEIVED_FOR / 3:
+        elif clock() - self._noted_at > rooms.RECEIVED_FOR / 3:
             self.note_here(kept)
 
     @contained

@@ -14,7 +14,8 @@ from celery.worker.control import control_command, inspect_command
 from ..app.outcomes import Outcome, Whose, tell
 from ..errors import ConfigError, LockUnavailable
 from ..lock.heartbeat import heartbeat
-from ..lock.upkeep import Upkeep
+from ..lock.lease import Lease
+from ..protocol import calls
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..tasks.target import TargetError, locate, word
@@ -59,16 +60,16 @@ def _break(keys: LockKeys, by: str) -> Iterator[Holder]:
         if lease.claim.keys.lock != keys.lock:
             continue
         claim = lease.claim
-        holder = lease.store.locks.break_lock(claim.keys, lease.ttl, claim.token, by)
+        holder = lease.store.run(calls.break_lock(claim.keys, lease.ttl, claim.token, by))
         if holder is not None:
             text = "redislock: %s was broken by remote control; it was held by %s"
             tell(Outcome.BROKEN, Whose(keys.lock), text, keys.lock, holder, holder=holder)
             yield holder
 
 
-def _reports() -> Iterator[tuple[Upkeep | ChildLease, dict[str, Any]]]:
+def _reports() -> Iterator[tuple[Lease | ChildLease, dict[str, Any]]]:
     for kept in heartbeat.live():
-        if isinstance(kept, Upkeep):
-            yield kept, kept.right.report()
+        if isinstance(kept, Lease):
+            yield kept, kept.report()
         elif isinstance(kept, ChildLease) and (report := kept.report()) is not None:
             yield kept, report

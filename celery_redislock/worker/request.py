@@ -31,7 +31,7 @@ from ..app.outcomes import Outcome, Whose, tell
 from ..app.results import store_skipped
 from ..errors import LockUnavailable, TaskReplaced
 from ..lock.heartbeat import heartbeat
-from ..protocol import past
+from ..protocol import past, rooms
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.log import get_logger
@@ -265,7 +265,8 @@ class LockRequest(KeptRequest):
             return False
         try:
             own = [kept.token for kept in (self._kept, lease.heir) if kept is not None]
-            goes_on: bool = self.task.app_locks.store.rooms.goes_on_elsewhere(claim, own)
+            store = self.task.app_locks.store
+            goes_on: bool = store.ask(rooms.goes_on_elsewhere(claim, own), once=True)
         except LockUnavailable as exc:
             # This is the worker's own thread, and many children may have been killed.
             LockRequest._not_asked_until = clock() + ASK_AGAIN

@@ -147,13 +147,14 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
     """Warnings: the server does not answer, or may evict locks. The pool's processes inherit which
     server it is, and so notice a restart.
     """
-    from ..servers.server import UNKNOWN_TTL
+    from ..protocol.calls import UNKNOWN_TTL
+    from ..servers.looking import Looking
 
     locks = app_locks(app)
     if locks.server is None:
         return
     try:
-        policy = locks.store.looking.eviction_policy(UNKNOWN_TTL)
+        policy = Looking(locks.store).eviction_policy(UNKNOWN_TTL)
     except LockUnavailable as exc:
         yield "redislock: the lock server does not answer yet: %s", exc.reason
         return

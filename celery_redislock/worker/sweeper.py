@@ -11,10 +11,11 @@ from ..app.brokers import broker_of
 from ..app.settings import app_locks
 from ..errors import LockUnavailable
 from ..lock.forks import between_forks
+from ..protocol.calls import UNKNOWN_TTL
 from ..protocol.clock import clock
 from ..protocol.keys import in_all_buckets, keys_of_mark, sweep_key
 from ..protocol.log import get_logger
-from ..servers.server import UNKNOWN_TTL
+from ..protocol.rooms import due_rooms, server_time, take_turn
 from ..tasks.turns import look_after
 from .kept import note_received, settle_revoked
 
@@ -51,9 +52,10 @@ class Sweeper:
         locks = app_locks(self._app)
         began = clock()
         with between_forks:
-            if not locks.store.rooms.take_turn(self._turn, SWEEP_EVERY * 0.9):
+            if not locks.store.ask(take_turn(self._turn, SWEEP_EVERY * 0.9)):
                 return
-            due = locks.store.rooms.due_rooms(self._buckets, SWEEP_EVERY * 1.1, UNKNOWN_TTL)
+            now = locks.store.ask(server_time())
+            due = locks.store.ask(due_rooms(self._buckets, SWEEP_EVERY * 1.1, now))
         for seconds, mark in due:
             time.sleep(max(began + seconds - clock(), 0.0))
             until = clock() + GIVE_UPS_FOR

@@ -1,48 +1,44 @@
-"""What a lock costs, in figures that no machine changes: commands, round trips, memory."""
+"""What a lock costs, in figures that no machine changes: commands, round trips, calls, memory."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import threading
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import pytest
 from celery import Celery
+from celery.app.trace import build_tracer
 
 from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped
 from celery_redislock.app.canonical import digest
-from celery_redislock.lock import waiting
 from celery_redislock.lock.greenlets import Alarm
-from celery_redislock.protocol import wire
+from celery_redislock.protocol import calls, waiting
 from celery_redislock.protocol.claims import Claim, to_ms
 from celery_redislock.protocol.holders import encode
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers import lua
 from celery_redislock.servers.connections import pools_from_url
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.scripts import sha_of, text_of
+from celery_redislock.servers.server import Server
 from tests.support import lateness
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
 SCRIPTS = {
-    script.sha: name
-    for name, script in {
-        "acquire": lua.ACQUIRE,
-        "extend": lua.EXTEND,
-        "settle": lua.SETTLE,
-        "hold": lua.HOLD,
-        "park": lua.PARK,
-        "reserve": lua.RESERVE,
-    }.items()
+    sha_of(name): name for name in ("acquire", "extend", "settle", "hold", "park", "reserve")
 }
 
 
+#: So many calls of ours a delivery makes, in so many modules, and a duplicate that is skipped.
+DELIVERY, MODULES, DUPLICATE = 149, 30, 146
 #: What connections begin with; how the worker that looks after rooms asks, and a test.
 OTHERS = ("HELLO", "CLIENT", "SELECT", "ZRANGEBYSCORE", "INFO", "KEYS")
 
@@ -109,8 +105,7 @@ def test_a_lock_that_is_handed_over_takes_three_commands(lock, own_redis, label)
 
 
 def test_a_long_wait_is_a_row_of_sleeps_and_stays_on_the_list(lock, own_redis, label, monkeypatch):
-    for module in (waiting, wire):
-        monkeypatch.setattr(module, "MAX_BLOCK", 0.2)
+    monkeypatch.setattr(waiting, "MAX_BLOCK", 0.2)
     with lock, sent_to(own_redis) as sent:
         assert not RedisLock(own_redis.url, label).acquire(1.5)
     sleeps = sent.count("BLPOP")
@@ -138,7 +133,7 @@ def test_the_connection_thread_and_scripts_are_there_once_for_all_locks(own_redi
 
 def test_a_tick_extends_any_number_of_locks_in_one_round_trip(own_redis, label):
     """The server reads once for what arrives at once, up to 16 kB."""
-    store = Store(pools_from_url(own_redis.url))
+    store = Server(pools_from_url(own_redis.url))
     locks = [RedisLock(own_redis.url, f"{label}{number}", ttl=6) for number in range(20)]
     for each in locks:
         assert each.acquire(0)
@@ -151,15 +146,15 @@ def test_a_tick_extends_any_number_of_locks_in_one_round_trip(own_redis, label):
         with own_redis.client() as client:
             return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
 
-    leases = [each._lease.upkeep for each in locks]
-    store.locks.extend([lease.extension(0.0) for lease in leases])  # knows the script from now on
-    calls = extended()
+    asked = [calls.extend(each._lease.extension(0.0)) for each in locks]
+    store.run_all(asked, ttl=6.0)  # knows the script from now on
+    count = extended()
     before = reads()
     asking = reads() - before
-    replies = store.locks.extend([lease.extension(0.0) for lease in leases])
+    replies = store.run_all(asked, ttl=6.0)
     after = reads()
     assert {reply.outcome for reply in replies} == {1}
-    assert extended() - calls == 20
+    assert extended() - count == 20
     assert after - before - 2 * asking == 1
     for each in locks:
         each.release()
@@ -186,9 +181,9 @@ def test_a_lock_that_is_soon_released_does_not_wake_the_heartbeat(lock, monkeypa
 @pytest.fixture(scope="module")
 def lock_server() -> Iterator[RedisServer]:
     with RedisServer() as server:
-        for script in (lua.ACQUIRE, lua.SETTLE, lua.PARK):
+        for name in ("acquire", "settle", "park"):
             with server.client() as client:
-                client.script_load(script.text)
+                client.script_load(text_of(name))
         yield server
 
 
@@ -373,6 +368,71 @@ def traced_of(module: ModuleType) -> int:
     mine = tracemalloc.Filter(True, str(module.__file__))
     taken = tracemalloc.take_snapshot().filter_traces([mine])
     return sum(each.size for each in taken.traces)
+
+
+def calls_of_ours(do: Callable[[], object]) -> Counter[str]:
+    """How often each module of ours is called, once all is warm."""
+    for _ in range(5):
+        do()
+    calls: Counter[str] = Counter()
+
+    def look(frame: FrameType, event: str, argument: object) -> None:
+        # Not by the module's name: a dataclass's own methods are nobody's lines.
+        _, ours, name = frame.f_code.co_filename.rpartition("/celery_redislock/")
+        if event == "call" and ours:
+            calls[name] += 1
+
+    sys.setprofile(look)
+    try:
+        do()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def traced(own_redis: RedisServer) -> tuple[SingletonTask, Callable[[], object]]:
+    """A locked task, and what runs one delivery of it, as a pool process does."""
+    app = Celery("counted", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.redislock_url = own_redis.url
+
+    @app.task(base=SingletonTask, lock_key=["account"], shared=False)
+    def counted(account: int) -> int:
+        return account
+
+    task = app.tasks[counted.name]
+    task.__trace__ = build_tracer(task.name, task, app=app)
+
+    def deliver() -> None:
+        token, task_id = new_token(), new_token()
+        mark = {"token": token, "received": 0.0, "queue": "celery"}
+        info = {"exchange": "", "routing_key": "celery", "redelivered": False}
+        request = {
+            "id": task_id, "task": task.name, "retries": 0, "delivery_info": info,
+            "properties": {"redislock": mark}, "hostname": "here", "is_eager": False,
+        }  # fmt: skip
+        task.__trace__(task_id, [5], {}, request)
+
+    return task, deliver
+
+
+def test_a_pair_makes_few_calls(own_redis, label):
+    lock = RedisLock(own_redis.url, label)
+
+    def pair() -> None:
+        lock.acquire()
+        lock.release()
+
+    assert calls_of_ours(pair).total() <= 50
+
+
+def test_a_delivery_and_a_duplicate_make_few_calls(own_redis):
+    """They must not creep up. The aim is 100, in 22 modules, and 80."""
+    task, deliver = traced(own_redis)
+    run = calls_of_ours(deliver)
+    assert run.total() <= DELIVERY, run
+    assert len(run) <= MODULES
+    with RedisLock(own_redis.url, task.lock_name([5], {}), timeout=0):
+        assert calls_of_ours(deliver).total() <= DUPLICATE
 
 
 def test_a_pair_needs_little_memory_and_leaves_none(lock):

@@ -16,9 +16,10 @@ from celery.events.state import State
 from celery_redislock import lock_conflict
 from celery_redislock.app.events import Channel
 from celery_redislock.app.outcomes import Outcome
+from celery_redislock.protocol import calls
 from celery_redislock.protocol.keys import lock_keys, name_of
 from celery_redislock.servers.connections import pools_from_url
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.server import Server
 from tests.support.lateness import elapsed
 from tests.support.waiting import eventually, never
 
@@ -175,9 +176,9 @@ def test_a_lock_that_an_operator_broke_is_lost_and_says_who_did(
     first, _ = start("watches_lock", 20.0)
     (key,) = locks_of(first.id)
     keys = lock_keys("redislock", name_of("redislock", key))
-    store = Store(pools_from_url(redis_server.url))
+    store = Server(pools_from_url(redis_server.url))
     try:
-        assert store.locks.break_lock(keys, 30, by="anna@host") is not None
+        assert store.run(calls.break_lock(keys, 30, by="anna@host")) is not None
     finally:
         store.close()
     event = monitor.await_kind(first, "task-lock-lost")

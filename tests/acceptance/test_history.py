@@ -13,6 +13,7 @@ from celery_redislock import RedisLock
 from celery_redislock.app.canonical import digest
 from celery_redislock.app.settings import AppLocks, app_locks
 from celery_redislock.ops.history import PastRun, past_runs, turned_away
+from celery_redislock.protocol import calls
 from celery_redislock.protocol.keys import lock_keys
 from tests.support.rights import acl_lines, as_user
 from tests.support.servers import RedisServer
@@ -161,7 +162,7 @@ def test_a_run_whose_lock_was_taken_away_is_broken_or_lost(
     (run,) = runs_of("watches_lock", 1, running=True)
     assert run.how == "running"
     assert run.ended is None
-    locks.store.locks.break_lock(lock_keys("redislock", run.name), 6.0)
+    locks.store.run(calls.break_lock(lock_keys("redislock", run.name), 6.0))
     (run,) = runs_of("watches_lock", 1)
     assert run.how == "broken"
     eventually(lambda: journal.count(label, "lost"), "it knows")

@@ -18,13 +18,13 @@ from celery.exceptions import ChordError, WorkerLostError
 from celery_redislock import Holder, LockConflict, RedisLock, SingletonTask, TaskSkipped
 from celery_redislock.app.entries import Entry
 from celery_redislock.app.settings import app_locks
-from celery_redislock.protocol import holders
-from celery_redislock.protocol.claims import Acquired, Claim, Done
+from celery_redislock.protocol import calls, holders, rooms
+from celery_redislock.protocol.claims import Acquired, Claim, Done, Parking
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers import lua
 from celery_redislock.servers.connections import pools_from_url
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.scripts import sha_of, text_of
+from celery_redislock.servers.server import Server
 from celery_redislock.tasks.turns import look_after
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.servers import Proxy
@@ -186,7 +186,7 @@ def test_an_id_whose_entry_is_gone_blocks_nobody(store, inside, label):
     inside.rpush(keys.room, "first:0.0")
     token = new_token()
     value = holders.encode(token, ttl_ms=5000, task="job", task_id="late")
-    assert isinstance(store.locks.acquire(Claim(keys, token, 5.0, value, "late")), Acquired)
+    assert isinstance(store.run(calls.acquire(Claim(keys, token, 5.0, value, "late"))), Acquired)
     assert not inside.exists(keys.room)
 
 
@@ -199,14 +199,14 @@ def test_a_message_of_what_was_replaced_in_the_room_is_told_by_whom(store, label
         value = holders.encode(token, ttl_ms=5000, task="job", task_id=task_id)
         return Claim(keys, token, 5.0, value, task_id)
 
-    store.locks.acquire(claim("first"))
+    store.run(calls.acquire(claim("first")))
     for task_id in ("old", "new"):
         by = holders.successor_text("job", task_id)
-        store.rooms.park(claim(task_id), "{}", kind="job", replace=(by, None))
-    reply = store.locks.acquire(claim("old"))
+        store.run(rooms.park(claim(task_id), Parking("{}", kind="job", replace=(by, None))))
+    reply = store.run(calls.acquire(claim("old")))
     assert isinstance(reply, Done)
     assert reply.note.replaced_by == Holder(task="job", task_id="new")
-    assert store.locks.holder(keys, 5.0).replaced_by is None
+    assert store.ask(calls.holder_of(keys, 5.0)).replaced_by is None
 
 
 def test_what_has_begun_before_waits_before_the_newer_and_is_replaced_with_it(store, inside, label):
@@ -218,12 +218,14 @@ def test_what_has_begun_before_waits_before_the_newer_and_is_replaced_with_it(st
         value = holders.encode(token, ttl_ms=5000, **run)
         return Claim(keys, token, 5.0, value, task_id, attempt)
 
-    store.locks.acquire(claim("first"))
-    store.rooms.park(claim("other"), "{}")
-    store.rooms.park(claim("new"), "{}", kind="job")
-    assert store.rooms.park(claim("old", 1), "{}", kind="job", began=True).replaced == {}
+    store.run(calls.acquire(claim("first")))
+    store.run(rooms.park(claim("other"), Parking("{}")))
+    store.run(rooms.park(claim("new"), Parking("{}", kind="job")))
+    assert (
+        store.run(rooms.park(claim("old", 1), Parking("{}", kind="job", began=True))).replaced == {}
+    )
     assert inside.lrange(keys.room, 0, -1) == ["other:0.0", "old:0.1", "new:0.0"]
-    newest = store.rooms.park(claim("newest"), "{}", kind="job")
+    newest = store.run(rooms.park(claim("newest"), Parking("{}", kind="job")))
     assert set(newest.replaced) == {"old:0.1", "new:0.0"}
     assert inside.lrange(keys.room, 0, -1) == ["other:0.0", "newest:0.0"]
     inside.delete(*(key for key in keys if isinstance(key, str) and key != keys.name))
@@ -353,8 +355,8 @@ def test_what_may_have_been_parked_is_a_copy_from_then_on(
         first = sender.send_task("queued_named", [label, 1.5], queue=queue)
         eventually(lambda: journal.count(label, "start") == 1, "the holder runs")
         with own_redis.client() as direct:
-            direct.script_load(lua.PARK.text)  # else what is lost is that it is unknown
-        way.lose_replies(to=lua.PARK.sha.encode())
+            direct.script_load(text_of("park"))  # else what is lost is that it is unknown
+        way.lose_replies(to=sha_of("park").encode())
         second = sender.send_task("queued_named", [label, 0.1], queue=queue)
         eventually(lambda: "is deferred for" in worker.log(), "its parking is not answered", 20)
         way.heal()
@@ -382,7 +384,7 @@ def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
             options = {"task_id": task_id, "queue": queue, "expires": expires}
             entry = Entry.of(task, [label], {}, {**options, "headers": {"redislock": {}}})
             claim = Claim(keys, new_token(), 5.0, "", task_id)
-            app_locks(app).store.rooms.park(claim, entry.dump())
+            app_locks(app).store.run(rooms.park(claim, Parking(entry.dump())))
         client.delete(keys.lock)
         look_after(app, keys, 5.0)
         assert app.AsyncResult(f"{label}-1").state == "REVOKED"
@@ -405,14 +407,14 @@ def test_two_that_are_for_others_to_publish_are_left_to_them(conf, client, label
             Claim(keys, token, 5.0, holders.encode(token, ttl_ms=5000))
             for token in (new_token(), new_token())
         ]
-        assert all(isinstance(store.locks.acquire(holder), Acquired) for holder in claims)
+        assert all(isinstance(store.run(calls.acquire(holder)), Acquired) for holder in claims)
         for name in "ab":
             task_id = f"{label}-{name}"
             fields = {"content_type": "application/json", "encoding": "utf-8", "body": "[]"}
             entry = json.dumps({"task": "of.another.fleet", "task_id": task_id, **fields})
-            store.rooms.park(Claim(keys, new_token(), 5.0, "", task_id), entry)
+            store.run(rooms.park(Claim(keys, new_token(), 5.0, "", task_id), Parking(entry)))
         for holder in claims:
-            store.locks.settle(holder, publishes=False)
+            store.run(calls.settle(holder, calls.Release(publishes=False)))
         look_after(app, keys, 5.0)
         assert client.lrange(keys.room, 0, -1) == [f"{label}-a:0.0", f"{label}-b:0.0"]
         assert client.exists(keys.aside) == 0
@@ -481,13 +483,13 @@ def test_what_was_handed_over_and_never_published_is_published_by_others(
     send, redis_server, client, label
 ):
     """Whoever released died in between."""
-    store = Store(pools_from_url(redis_server.url))
+    store = Server(pools_from_url(redis_server.url))
     with RedisLock(redis_server.url, f"named:{label}", ttl=6) as lock:
         here = Room(client, lock.key)
         results = [send("queued_named", label, 0.0) for _ in range(2)]
         eventually(lambda: len(here.ids()) == 2, "they wait")
         order = here.ids()
-    following = store.rooms.look(lock_keys("redislock", f"named:{label}"), 6.0)
+    following = store.run(rooms.look(lock_keys("redislock", f"named:{label}"), 6.0))
     # Unless a worker was quicker.
     assert following.offered is None or following.offered.entry_id == f"{order[0]}:0.0"
     for result in results:
@@ -607,18 +609,18 @@ def test_the_lock_stands_on_after_a_success(send, hold, client, locks_of, label)
 
 def test_a_clock_that_is_set_back_makes_no_pause_longer_than_it_is(own_redis, label):
     with (
-        contextlib.closing(Store(pools_from_url(own_redis.url))) as store,
+        contextlib.closing(Server(pools_from_url(own_redis.url))) as store,
         own_redis.client() as client,
     ):
         keys = lock_keys("redislock", label)
         token = new_token()
         value = holders.encode(token, ttl_ms=60_000, task="job", task_id="one")
         claim = Claim(keys, token, 60.0, value, "one")
-        store.locks.acquire(claim)
+        store.run(calls.acquire(claim))
         held = client.get(keys.lock)
         before, _, since = held.rstrip("}").rpartition(":")
         client.set(keys.lock, f"{before}:{float(since) + 30:.6f}}}", keepttl=True)
-        assert store.locks.settle(claim, min_hold=2.0).ours
+        assert store.run(calls.settle(claim, calls.Release(min_hold=2.0))).ours
         assert 0 < client.pttl(keys.lock) <= 2000
 
 

@@ -15,6 +15,7 @@ from celery_redislock import (
     TaskSkipped,
 )
 from celery_redislock.app.delivery import KEY, Kept
+from celery_redislock.protocol import calls
 from tests.scripts.test_reservations import reservation
 from tests.support.sending import app, length, tasks
 from tests.support.waiting import eventually, never
@@ -246,7 +247,7 @@ def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
     old = f"old:{label}"
     store = tasks.unique.app_locks.store
     mine = reservation(old)
-    store.locks.reserve(mine, 60)
+    store.run(calls.reserve(mine, 60))
     headers = {KEY: Kept(mine.keys.mark, mine.token).header}
     consume()
     result = app.send_task("unique", (label, 0.1), queue=queue, headers=headers)

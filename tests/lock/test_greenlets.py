@@ -23,19 +23,14 @@ from celery_redislock.servers.connections import pools_from_url
 from celery_redislock.lock.lease import Lease
 from celery_redislock.lock.heartbeat import heartbeat
 from celery_redislock.protocol.claims import RETAKEN, Extended
-from celery_redislock.servers.locks import Locks
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.server import Server
 from tests.servers.test_store import make_claim
 url, label = sys.argv[1:3]
-store = Store(pools_from_url(url))
-client = store.server.connections("test", 1.0)
+store = Server(pools_from_url(url))
+looks = Server(pools_from_url(url))
 def ask(*command):
-    connection = client.take()
-    connection.send_command(*command)
-    try:
-        return connection.read_response()
-    finally:
-        client.put_back(connection)
+    (reply,) = looks.replies([command])
+    return reply
 def until(condition, what, seconds=20):
     give_up = time.monotonic() + seconds
     while not condition():
@@ -109,10 +104,10 @@ def test_log_lines_of_lost_locks_stop_no_greenlet(run, kind):
         leases = []
         for number in range(40):
             lease = Lease(store, make_claim(f"{label}-{number}", ttl=6))
-            lease.take()
+            lease.acquire()
             leases.append(lease)
             ask("SET", lease.key, "thief", "PX", 60000)
-        until(lambda: all(lease.right.loss_is_told for lease in leases), "all are told")
+        until(lambda: all(lease.loss_is_told for lease in leases), "all are told")
         now = time.monotonic()
         until(lambda: min(last.values()) > now, "all go on")
         ended.append(1)
@@ -125,20 +120,20 @@ def test_who_hears_of_a_lock_hears_it_in_a_greenlet_and_in_order(run, kind):
     said = run(kind, """
         logging.getLogger("celery_redislock").setLevel(logging.CRITICAL)
         here, heard = threading.get_native_id(), []
-        def on_extended(right, late, retaken):
+        def on_extended(lease, late, retaken):
             heard.append(("extended", threading.get_native_id() == here))
             time.sleep(0.3)  # a receiver that waits keeps nobody else waiting
-        def on_lost(right):
-            heard.append(("lost", threading.get_native_id() == here, right.lost))
+        def on_lost(lease):
+            heard.append(("lost", threading.get_native_id() == here, lease.is_lost))
         lease = Lease(store, make_claim(label, ttl=60), on_lost=on_lost, on_extended=on_extended)
-        lease.take()
-        heartbeat.beat_now(lease.upkeep)
+        lease.acquire()
+        heartbeat.beat_now(lease)
         until(lambda: heard, "it is extended")
         ask("SET", lease.key, "thief", "PX", 60000)
-        heartbeat.beat_now(lease.upkeep)
+        heartbeat.beat_now(lease)
         until(lambda: lease.lost, "it is known at once", 0.2)
-        assert not lease.right.loss_is_told
-        until(lambda: lease.right.loss_is_told, "it is told")
+        assert not lease.loss_is_told
+        until(lambda: lease.loss_is_told, "it is told")
         assert heard == [("extended", True), ("lost", True, True)], heard
         print("ok")
     """)  # fmt: skip
@@ -155,9 +150,9 @@ def test_what_a_heartbeat_says_of_itself_it_says_in_a_greenlet(run, kind):
         def broken(now):
             raise ZeroDivisionError
         lease = Lease(store, make_claim(label, ttl=60))
-        lease.upkeep.extension = broken
-        lease.take()
-        heartbeat.beat_now(lease.upkeep)
+        lease.extension = broken
+        lease.acquire()
+        heartbeat.beat_now(lease)
         until(lambda: heard, "it says so")
         assert heard[0] == ("redislock: unexpected error in the heartbeat; continuing", True), heard
         lease.release()
@@ -206,23 +201,22 @@ def test_what_is_taken_again_too_late_is_given_back_on_the_heartbeats_connection
     said = run(kind, """
         logging.basicConfig(level=logging.INFO, stream=sys.stdout)
         arrived = []
-        class Late(Locks):
-            def extend(self, extensions, *args, **kwargs):
-                replies = super().extend(extensions, *args, **kwargs)
+        class Late(Server):
+            def run_all(self, calls, **options):
+                replies = super().run_all(calls, **options)
                 arrived.extend(reply.outcome for reply in replies)
                 heartbeat._leases.clear()  # given up meanwhile
                 return replies
-        store = Store(pools_from_url(url))
-        store.locks = Late(store.server)
+        store = Late(pools_from_url(url))
         lease = Lease(store, make_claim(label, ttl=3))
-        lease.take()
+        lease.acquire()
         ask("DEL", lease.key)
-        heartbeat.beat_now(lease.upkeep)
+        heartbeat.beat_now(lease)
         until(lambda: arrived, "the extension arrives")
         assert arrived == [RETAKEN], arrived
         until(lambda: not ask("EXISTS", lease.key), "it is given back", 2)
         time.sleep(0.2)
-        main = [each for (of, _), each in store.server._connections.items() if of == "main"]
+        main = [each for (of, _), each in store._connections.items() if of == "main"]
         assert sum(len(each._idle) for each in main) == 1
         store.close()
     """)  # fmt: skip

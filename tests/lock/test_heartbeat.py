@@ -14,15 +14,14 @@ from celery_redislock.protocol import holders
 from celery_redislock.protocol.claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Extended
 from celery_redislock.protocol.clock import clock
 from celery_redislock.servers.connections import pools_from_url
-from celery_redislock.servers.locks import Locks
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.server import Server
 from tests.servers.test_store import make_claim
 from tests.support.waiting import eventually, never
 
 
 @pytest.fixture
 def store(redis_server):
-    store = Store(pools_from_url(redis_server.url))
+    store = Server(pools_from_url(redis_server.url))
     yield store
     store.close()
 
@@ -35,7 +34,7 @@ def test_a_server_that_hangs_costs_no_lock_on_another(redis_server, own_redis, l
     try:
         with healthy:
             # Let the first one's extension come due, and hang.
-            hung._lease.upkeep.next_beat = 0.0
+            hung._lease.next_beat = 0.0
             never(lambda: healthy.lost, "the healthy server's lock was lost", 6.0)
     finally:
         own_redis.resume()
@@ -83,7 +82,7 @@ def test_whoever_is_to_hear_of_a_loss_does_though_the_body_ends_meanwhile(store,
 
     told = []
     lease = Lease(store, make_claim(label), on_lost=told.append)
-    lease.take()
+    lease.acquire()
     handler = Slow(logging.ERROR)
     logging.getLogger("celery_redislock").addHandler(handler)
     try:
@@ -95,18 +94,11 @@ def test_whoever_is_to_hear_of_a_loss_does_though_the_body_ends_meanwhile(store,
         ended.set()
         heartbeat.join(20)
         logging.getLogger("celery_redislock").removeHandler(handler)
-    assert told == [lease.right]
+    assert told == [lease]
 
 
 def denied(lease: Lease) -> None:
-    lease.upkeep.answered(Extended(NOT_OURS, 1), clock(), discarded=False)
-
-
-def store_of(kind: type[Locks], url: str) -> Store:
-    """A store whose locks are of that kind."""
-    store = Store(pools_from_url(url))
-    store.locks = kind(store.server)
-    return store
+    lease.answered(Extended(NOT_OURS, 1), clock(), discarded=False)
 
 
 @pytest.mark.parametrize(("fails", "ttl"), [("while it is waited for", 60), ("later", 1.5)])
@@ -117,25 +109,25 @@ def test_an_extension_under_way_does_not_bring_back_what_is_released(
     sent, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
     held_up = []
 
-    class HeldUp(Locks):
-        def extend(self, extensions, *args):
-            held_up.extend(extensions)
+    class HeldUp(Server):
+        def run_all(self, calls, **options):
+            held_up.extend(calls)
             sent.set()
             goes_on.wait(20)
             ended.set()
             raise LockUnavailable(label, None, "no answer")
 
-    store = store_of(HeldUp, redis_server.url)
+    store = HeldUp(pools_from_url(redis_server.url))
     lease = Lease(store, make_claim(label, ttl=ttl))
-    lease.take()
-    heartbeat.beat_now(lease.upkeep)
+    lease.acquire()
+    heartbeat.beat_now(lease)
     try:
         assert sent.wait(20)
         if fails != "later":
             threading.Timer(0.05, goes_on.set).start()
         assert lease.release()
         assert ended.is_set() is (fails != "later")
-        replies = Locks.extend(store.locks, held_up)
+        replies = Server.run_all(store, held_up, ttl=30.0)
         assert [reply.outcome for reply in replies] == [NOT_OURS]
         assert not client.exists(lease.key)
     finally:
@@ -151,24 +143,24 @@ def test_an_extension_that_failed_a_moment_ago_does_not_bring_back_what_is_relea
     failed, goes_on = threading.Event(), threading.Event()
     sent = []
 
-    class Failing(Locks):
-        def extend(self, extensions, *args):
-            sent.extend(extensions)
-            return [LockUnavailable(label, None, "no answer")] * len(extensions)
+    class Failing(Server):
+        def run_all(self, calls, **options):
+            sent.extend(calls)
+            return [LockUnavailable(label, None, "no answer")] * len(calls)
 
     def slow(*args, **kwargs):
         failed.set()
         goes_on.wait(20)
 
-    store = store_of(Failing, redis_server.url)
+    store = Failing(pools_from_url(redis_server.url))
     lease = Lease(store, make_claim(label, ttl=60))
-    lease.upkeep.answered = slow
-    lease.take()
-    heartbeat.beat_now(lease.upkeep)
+    lease.answered = slow
+    lease.acquire()
+    heartbeat.beat_now(lease)
     try:
         assert failed.wait(20)
         assert lease.release()
-        replies = Locks.extend(store.locks, sent)
+        replies = Server.run_all(store, sent, ttl=30.0)
         assert [reply.outcome for reply in replies] == [NOT_OURS]
         assert not client.exists(lease.key)
     finally:
@@ -179,20 +171,20 @@ def test_an_extension_that_failed_a_moment_ago_does_not_bring_back_what_is_relea
 def test_what_is_taken_again_after_it_could_not_be_left_is_given_back(redis_server, client, label):
     sent, goes_on = threading.Event(), threading.Event()
 
-    class HeldUp(Locks):
-        def extend(self, *args):
+    class HeldUp(Server):
+        def run_all(self, calls, **options):
             sent.set()
             goes_on.wait(20)
-            replies = super().extend(*args)
+            replies = super().run_all(calls, **options)
             outcomes.extend(reply.outcome for reply in replies)
             return replies
 
     outcomes = []
-    store = store_of(HeldUp, redis_server.url)
+    store = HeldUp(pools_from_url(redis_server.url))
     lease = Lease(store, make_claim(label, ttl=3))
-    lease.take()
+    lease.acquire()
     client.delete(lease.key)
-    heartbeat.beat_now(lease.upkeep)
+    heartbeat.beat_now(lease)
     assert sent.wait(20)
     assert not lease.leave_to(Heir(holders.held_for_retry, 1)), "there is nothing to leave"
     goes_on.set()
@@ -209,7 +201,7 @@ def test_an_extension_after_a_sleep_is_not_late_for_that(store, label):
         store, make_claim(label, ttl=3), beats=False, on_extended=lambda _, by, __: late.append(by)
     )
     now = clock()
-    lease._taken(Acquired(lease.claim.value, 1, sent_at=now - 1), now)
-    lease.upkeep.answered(Extended(EXTENDED, 1), now + 0.25, discarded=False)
-    lease.upkeep.answered(Extended(EXTENDED, 1), now + 0.25 + 1.4, discarded=False)
+    lease.begin(Acquired(lease.claim.value, 1, sent_at=now - 1), now)
+    lease.answered(Extended(EXTENDED, 1), now + 0.25, discarded=False)
+    lease.answered(Extended(EXTENDED, 1), now + 0.25 + 1.4, discarded=False)
     assert late == pytest.approx([0.25, 0.5])

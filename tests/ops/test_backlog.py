@@ -18,7 +18,8 @@ from celery_redislock.app.entries import Entry
 from celery_redislock.app.settings import app_locks
 from celery_redislock.ops.backlog import backlog
 from celery_redislock.ops.survey import BATCH, all_locks
-from celery_redislock.protocol import holders, past
+from celery_redislock.protocol import calls, holders, past, rooms
+from celery_redislock.protocol.claims import Parking
 from celery_redislock.protocol.holders import successor_text
 from celery_redislock.protocol.keys import lock_keys
 from tests.support.looking import ROOT, claim, make_app, take
@@ -44,14 +45,14 @@ def park(app, task, label, task_id, **more):
     """Let another call of the task wait for the lock."""
     made = claim(app, task, label, task_id=task_id, token=f"token-of-{task_id}")
     entry = Entry.of(app.tasks[task], [label], {}, {"task_id": task_id, "headers": {}})
-    app_locks(app).store.rooms.park(made, entry.dump(), **more)
+    app_locks(app).store.run(rooms.park(made, Parking(entry.dump(), **more)))
     return made.keys
 
 
 def run_of(app, task, label):
     """A run that has begun, and is in the history."""
     made = dataclasses.replace(claim(app, task, label), task=task, history=50)
-    return made, app_locks(app).store.locks.acquire(made)
+    return made, app_locks(app).store.run(calls.acquire(made))
 
 
 def figures(app):
@@ -71,10 +72,10 @@ def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app, client,
     store = app_locks(app).store
     take(app, "sync", "held")
     made, reply = take(app, "sync", "retries")
-    store.locks.leave(made, holders.held_for_retry(reply.value), 60)
+    store.run(calls.hold(made, holders.held_for_retry(reply.value), 60))
     made, _ = take(app, "sync", "cools")
-    store.locks.settle(made, "1", min_hold=60)
-    store.locks.reserve(claim(app, "unique", "sent", queued=True), 60)
+    store.run(calls.settle(made, calls.Release(note="1", min_hold=60)))
+    store.run(calls.reserve(claim(app, "unique", "sent", queued=True), 60))
     take(app, "several", "both", token="first")
     take(app, "several", "both", token="second", task_id="another")
     take(app, "report", "awaited")
@@ -86,7 +87,7 @@ def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app, client,
     keys = park(app, "report", "left", "next")
     client.delete(keys.lock)
     made, _ = take(app, "sync", "broken")
-    store.locks.break_lock(made.keys, 60)
+    store.run(calls.break_lock(made.keys, 60))
     client.set(claim(app, "report", "reserved").keys.lock, '{"token":"","reserved":true}', ex=60)
     client.set(lock_keys(label, "text").lock, "not ours")
     client.rpush(lock_keys(label, "a list").lock, "not ours")
@@ -175,7 +176,7 @@ def test_the_last_success_of_a_task_is_that_of_all_its_locks(app, client, label)
     def ran(task, lock, how="succeeded"):
         made, reply = run_of(app, task, lock)
         end = past.end_text(reply.fence, 90.0, how)
-        assert app_locks(app).store.locks.settle(made, run_end=end).ours
+        assert app_locks(app).store.run(calls.settle(made, calls.Release(run_end=end))).ours
         return reply.fence / 1e6 + 90.0
 
     assert figures(app) == {}
@@ -223,7 +224,7 @@ def test_a_last_success_is_remembered_and_the_option_to_compare_with_is_there(ap
     assert value("lock_warn_after", {"task": "plain"}) is None
     made, reply = run_of(app, "account", "x")
     end = past.end_text(reply.fence, 0.0, past.SUCCEEDED)
-    app_locks(app).store.locks.settle(made, run_end=end)
+    app_locks(app).store.run(calls.settle(made, calls.Release(run_end=end)))
     at = eventually(lambda: value("last_success_timestamp"), "it is seen")
     assert at == pytest.approx(reply.fence / 1e6, abs=0.01)
     client.delete(f"{made.keys.history}:account")

@@ -9,9 +9,8 @@ import pytest
 from celery_redislock import ConfigError, LockUnavailable
 from celery_redislock.operations import break_locks, drop_waiting, list_locks
 from celery_redislock.ops import orders
-from celery_redislock.protocol import holders
+from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.keys import lock_keys
-from celery_redislock.servers.rooms import Rooms
 from tests.ops.test_fits import park
 from tests.support.looking import claim, make_app, run, take
 from tests.support.servers import free_port
@@ -41,8 +40,8 @@ def both_nodes(app):
     take(app, "report", "runs", node="w@gone", token="report")
     take(app, "sync", "elsewhere", node="w@here")
     _, reply = take(app, "sync", "kept", node="w@gone")
-    store.locks.leave(claim(app, "sync", "kept"), holders.held_for_retry(reply.value), 60)
-    store.locks.reserve(claim(app, "unique", "sent", queued=True, node="w@gone"), 60)
+    store.run(calls.hold(claim(app, "sync", "kept"), holders.held_for_retry(reply.value), 60))
+    store.run(calls.reserve(claim(app, "unique", "sent", queued=True, node="w@gone"), 60))
 
 
 def ids(found):
@@ -77,7 +76,7 @@ def test_a_lock_and_its_room_are_called_by_the_label_whatever_becomes_of_them(ap
     """Free, kept for the message of the next one, and with tasks that were set aside."""
     keys = left(app, client)
     store = app.tasks["report"].app_locks.store
-    store.rooms.look(keys, 60)
+    store.run(rooms.look(keys, 60))
     for command in (["list"], ["show", "report", "free"]):
         (found,) = looked(app, *command)
         assert (found["state"], found["label"]) == ("queued", "order 4711")
@@ -105,7 +104,7 @@ def test_a_lock_that_only_pool_slots_wait_for_is_the_tasks_in_its_name(app, clie
 
 def test_a_broken_lock_is_no_lock_and_its_room_is_free(app, client):
     made, _ = take(app, "report", "x")
-    app.tasks["report"].app_locks.store.locks.break_lock(made.keys, 60)
+    app.tasks["report"].app_locks.store.run(calls.break_lock(made.keys, 60))
     assert run(app, "list").output == "0 locks, 1 broken lately (--all shows them)\n"
     assert "broken" in run(app, "list", "--all").output.splitlines()[1]
     assert "state" in run(app, "show", "report", "x").output
@@ -201,7 +200,7 @@ def test_what_was_dropped_is_told_if_the_server_goes_away_meanwhile(
     for name in ("one", "other"):
         left(app, client, label=name, count=2)
     far = make_app(proxy.url, label)
-    cut_off_after(1, proxy, monkeypatch, Rooms, "drop_waiting")
+    cut_off_after(1, proxy, monkeypatch, orders, "_drop_all")
     dropping = ["--drop-waiting"] if command == "break" else []
     done = run(far, command, "--all", "--force", "--json", *dropping)
     assert done.exit_code == 1

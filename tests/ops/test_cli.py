@@ -14,7 +14,8 @@ import pytest
 
 from celery_redislock import SingletonTask, TaskSkipped
 from celery_redislock.app.entries import Entry
-from celery_redislock.protocol import holders
+from celery_redislock.protocol import calls, holders, rooms
+from celery_redislock.protocol.claims import Parking
 from celery_redislock.protocol.holders import successor_text
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.testing import hold_lock
@@ -45,7 +46,7 @@ def park(app, task, label, task_id, **more):
     made = claim(app, task, label, task_id=task_id, token=f"token-of-{task_id}")
     options = {"task_id": task_id, "headers": {"redislock": {}}}
     entry = Entry.of(app.tasks[task], [label], {}, options)
-    store_of(app).rooms.park(made, entry.dump(), **more)
+    store_of(app).run(rooms.park(made, Parking(entry.dump(), **more)))
 
 
 def set_aside(app, client, task, label, *task_ids):
@@ -64,10 +65,10 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     store = store_of(app)
     take(app, "sync", "held")
     made, reply = take(app, "sync", "retries")
-    store.locks.leave(made, holders.held_for_retry(reply.value), 60)
+    store.run(calls.hold(made, holders.held_for_retry(reply.value), 60))
     made, _ = take(app, "sync", "cools")
-    store.locks.settle(made, "1", min_hold=60)
-    store.locks.reserve(claim(app, "unique", "sent", queued=True), 60)
+    store.run(calls.settle(made, calls.Release(note="1", min_hold=60)))
+    store.run(calls.reserve(claim(app, "unique", "sent", queued=True), 60))
     take(app, "several", "both", token="first")
     take(app, "several", "both", token="second", task_id="another")
     take(app, "report", "awaited")
@@ -79,7 +80,7 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     park(app, "report", "left", "next")
     client.delete(claim(app, "report", "left").keys.lock)
     made, _ = take(app, "sync", "broken")
-    store.locks.break_lock(made.keys, 60)
+    store.run(calls.break_lock(made.keys, 60))
     reserved = claim(app, "sync", "reserved").keys.lock
     client.set(reserved, '{"token":"","reserved":true}', ex=60)
     client.set(lock_keys(label, "text").lock, "not ours")
@@ -273,7 +274,7 @@ def test_explain_tells_the_key_the_arguments_and_what_would_happen(app):
     assert "behind 1 others" in explained("report", "--args", '["x"]')["now"]
     take(app, "several", "x")
     assert explained("several", "--args", '["x"]')["now"] == "the lock is free: it would run"
-    store_of(app).locks.reserve(claim(app, "unique", "x", queued=True), 60)
+    store_of(app).run(calls.reserve(claim(app, "unique", "x", queued=True), 60))
     assert "apply_async would send nothing" in explained("unique", "--args", '["x"]')["now"]
     assert "label='x'" in run(app, "explain", "account", "--args", '["x"]').output
 
@@ -388,7 +389,7 @@ def test_break_leaves_alone_who_took_the_lock_since_it_was_shown(app, client, mo
     made, _ = take(app, "sync", "x")
 
     def confirm(*args, **kwargs):
-        store_of(app).locks.settle(made)
+        store_of(app).run(calls.settle(made))
         take(app, "sync", "x", token="successor", task_id="successor")
         return True
 

@@ -12,6 +12,8 @@ from celery_redislock.ops.doctor.patient import Patient
 from celery_redislock.ops.doctor.rights import COMMANDS
 from celery_redislock.ops.doctor.server import check_round_trip
 from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.servers.looking import Looking
+from celery_redislock.servers.rights import Rights
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.looking import make_app, run, take
 from tests.support.servers import free_port
@@ -372,11 +374,11 @@ def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
     """Newer servers say it, and older ones as commands are queued in a transaction."""
     store = app_locks(make_app(own_redis.url, label)).store
     with own_redis.client() as client:
-        assert store.rights.may_queue([("set", "a", "b"), ("nonsense",), ("get", "a")]) == [
+        assert Rights(store).may_queue([("set", "a", "b"), ("nonsense",), ("get", "a")]) == [
             *(True, False, True),
         ]
         assert client.keys("*") == []
-        assert store.looking.round_trips(1), "the connection is in order"
+        assert Looking(store).round_trips(1), "the connection is in order"
         for denied in ("multi", "discard", "rpush"):
             rights = ["+@all", f"-{denied}"]
             client.acl_setuser("poor", enabled=True, passwords="+x", keys=["*"], commands=rights)
@@ -385,9 +387,9 @@ def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
             asked = [("rpush", "a", "b"), ("lpush", "a", "b")]
             if denied == "discard":
                 with pytest.raises(LockUnavailable):
-                    theirs.rights.may_queue(asked)
+                    Rights(theirs).may_queue(asked)
             else:
                 may = {"multi": None, "rpush": [False, True]}[denied]
-                assert theirs.rights.may_queue(asked) == may
-            assert theirs.looking.round_trips(1)
+                assert Rights(theirs).may_queue(asked) == may
+            assert Looking(theirs).round_trips(1)
         assert client.keys("*") == []

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from celery_redislock.protocol.claims import Claim
+from celery_redislock.protocol import rooms
+from celery_redislock.protocol.claims import Claim, Parking
 from celery_redislock.protocol.entries import parked_of, task_id_of
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.connections import pools_from_url
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.server import Server
 from tests.acceptance.looking import starts
 from tests.support.looking import ROOT, installed, make_app, run
 from tests.support.promtool import promtool
@@ -145,7 +146,7 @@ def fill_room(server: RedisServer, label: str, count: int) -> None:
     """Let so many more calls wait in the only room, by the worker's own script: of them all, that
     would take a worker ten seconds and more.
     """
-    store = Store(pools_from_url(f"{server.url}/0"))
+    store = Server(pools_from_url(f"{server.url}/0"))
     with contextlib.closing(store), server.client() as client:
         (room,) = client.scan_iter("redislock:*:room:*")
         keys = lock_keys("redislock", room.partition(":room:")[2])
@@ -154,7 +155,7 @@ def fill_room(server: RedisServer, label: str, count: int) -> None:
         for number in range(count):
             task_id = f"{label}-{number}"
             claim = Claim(keys, new_token(), 6.0, "", task_id)
-            store.rooms.park(claim, entry.replace(task_id_of(entry_id), task_id))
+            store.run(rooms.park(claim, Parking(entry.replace(task_id_of(entry_id), task_id))))
 
 
 def exporter_port(exporter: Exporter) -> str:

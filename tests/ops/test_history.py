@@ -16,9 +16,9 @@ from celery_redislock.errors import ConfigError
 from celery_redislock.ops.commands.history import _row
 from celery_redislock.ops.doctor.examine import examine
 from celery_redislock.ops.history import past_runs
-from celery_redislock.protocol import holders, past
+from celery_redislock.protocol import calls, holders, past
 from celery_redislock.protocol.claims import Acquired
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.server import Server
 from tests.support.looking import claim, make_app, run
 from tests.support.servers import RedisServer
 
@@ -29,39 +29,44 @@ def app(redis_server: RedisServer, label: str) -> Celery:
 
 
 @pytest.fixture
-def store(app: Celery) -> Store:
+def store(app: Celery) -> Server:
     return app_locks(app).store
 
 
-def begin(app: Celery, store: Store, task: str, label: str, **more: Any) -> Any:
+def begin(app: Celery, store: Server, task: str, label: str, **more: Any) -> Any:
     """A run that has begun: its claim, and the fence."""
     made = claim(app, task, label, token=f"token{time.monotonic_ns()}", **more)
     made = dataclasses.replace(made, task=task, history=50)
-    reply = store.locks.acquire(made)
+    reply = store.run(calls.acquire(made))
     assert isinstance(reply, Acquired)
     return made, reply.fence
 
 
-def ran(app: Celery, store: Store, task: str, label: str, how: str = "succeeded") -> None:
+def ran(app: Celery, store: Server, task: str, label: str, how: str = "succeeded") -> None:
     """A run of 90 seconds."""
     made, fence = begin(app, store, task, label)
-    assert store.locks.settle(made, run_end=past.end_text(fence, 90.0, how)).ours
+    assert store.run(
+        calls.settle(made, calls.Release(run_end=past.end_text(fence, 90.0, how)))
+    ).ours
 
 
 @pytest.fixture
-def some(app: Celery, store: Store) -> None:
+def some(app: Celery, store: Server) -> None:
     """Runs of two tasks, one of which turned somebody away, one that lapsed, one that runs."""
     ran(app, store, "sync", "a")
     made, fence = begin(app, store, "sync", "b")
     for number in range(3):
         duplicate = claim(app, "sync", "b", token=f"t{number}", task_id=f"duplicate-{number}")
-        store.locks.acquire(
-            dataclasses.replace(duplicate, task="sync", history=50, turned_away=True)
+        store.run(
+            calls.acquire(
+                dataclasses.replace(duplicate, task="sync", history=50, turned_away=True)
+            ),
+            hold_off=None,
         )
-    store.locks.settle(made, run_end=past.end_text(fence, 2.0, past.FAILED))
+    store.run(calls.settle(made, calls.Release(run_end=past.end_text(fence, 2.0, past.FAILED))))
     ran(app, store, "account", "a" * 60)
     begin(app, store, "report", "dead")
-    store.server.ask([("DEL", app.tasks["report"].lock_key_for("dead"))])
+    store.replies([("DEL", app.tasks["report"].lock_key_for("dead"))])
     begin(app, store, "report", "alive")
 
 
@@ -86,13 +91,13 @@ def test_the_last_runs_of_all_are_shown_the_newest_first(app: Celery) -> None:
 
 
 def test_a_run_that_still_has_its_lock_shows_what_it_has_turned_away_so_far(
-    app: Celery, store: Store
+    app: Celery, store: Server
 ) -> None:
     begin(app, store, "sync", "hangs")
     for number in range(10):
         duplicate = claim(app, "sync", "hangs", token=f"t{number}", task_id=f"duplicate-{number}")
         duplicate = dataclasses.replace(duplicate, task="sync", history=50, turned_away=True)
-        store.locks.acquire(duplicate)
+        store.run(calls.acquire(duplicate))
     row = table(app, "sync")[2]
     assert (row[2], row[-1]) == ("running", "10")
     (told,) = json.loads(run(app, "history", "--json").stdout)
@@ -115,7 +120,7 @@ def test_the_runs_of_a_task_or_of_one_lock_are_shown(app: Celery) -> None:
 
 
 @pytest.mark.usefixtures("some")
-def test_a_lock_is_named_by_what_the_table_shows_of_it(app: Celery, store: Store) -> None:
+def test_a_lock_is_named_by_what_the_table_shows_of_it(app: Celery, store: Server) -> None:
     name = app.tasks["sync"].lock_name(["a"], {})
     digest = name.rpartition(":")[2]
     assert table(app, digest[:8])[0] == [name]
@@ -132,7 +137,7 @@ def test_a_lock_is_named_by_what_the_table_shows_of_it(app: Celery, store: Store
 
 
 def test_what_tells_a_lock_is_never_cut_and_ids_and_nodes_are_as_in_list(
-    app: Celery, store: Store
+    app: Celery, store: Server
 ) -> None:
     node, label = "celery@web-17.eu-central-1.example.com", "order 4711 of customer 12345"
     long = "shop.warehouse.inventory.reconcile_every_location"
@@ -155,7 +160,7 @@ def test_what_tells_a_lock_is_never_cut_and_ids_and_nodes_are_as_in_list(
 
 
 @pytest.mark.usefixtures("some")
-def test_wide_shows_all_and_a_pipe_is_120_columns_wide(app: Celery, store: Store) -> None:
+def test_wide_shows_all_and_a_pipe_is_120_columns_wide(app: Celery, store: Server) -> None:
     begin(app, store, "sync", "x", lock_label="order 4711")
     wide = run(app, "history", "--wide", columns=60).output
     for each in json.loads(run(app, "history", "--json").stdout):
@@ -168,7 +173,7 @@ def test_wide_shows_all_and_a_pipe_is_120_columns_wide(app: Celery, store: Store
 
 
 @pytest.mark.parametrize("days", [0, 3])
-def test_runs_of_other_days_show_the_day(app: Celery, store: Store, days: int) -> None:
+def test_runs_of_other_days_show_the_day(app: Celery, store: Server, days: int) -> None:
     begin(app, store, "sync", "a")
     at = time.time() - 86400 * days
     (run_,) = past_runs(app_locks(app), running=True)
@@ -226,10 +231,10 @@ def test_doctor_names_the_rights_that_history_needs(own_redis: RedisServer, labe
         assert "ltrim, zcard: no history is kept" in found[0].what
 
 
-def test_a_lock_is_called_by_its_label(app: Celery, store: Store) -> None:
+def test_a_lock_is_called_by_its_label(app: Celery, store: Server) -> None:
     made = dataclasses.replace(claim(app, "sync", "a"), task="sync", history=50)
     value = holders.encode(made.token, ttl_ms=60_000, task="sync", label="order\n4711")
-    reply = store.locks.acquire(dataclasses.replace(made, value=value))
+    reply = store.run(calls.acquire(dataclasses.replace(made, value=value)))
     assert isinstance(reply, Acquired)
     ran(app, store, "account", "a")
     assert "order\\n4711" in run(app, "history").output

@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from celery_redislock.protocol import holders
+from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import (
     Acquired,
     Busy,
@@ -16,12 +16,13 @@ from celery_redislock.protocol.claims import (
     Look,
     Offered,
     Parked,
+    Parking,
     Settled,
     to_ms,
 )
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.server import Server
 
 #: Seconds, as `turns.lua` has them: how long the first turn lasts, how long one does that pool
 #: slots wait behind, and after how long an entry is set aside that nobody can publish.
@@ -36,7 +37,7 @@ TTL = 300.0
 class Room:
     """A lock, its room, and what a test does with them."""
 
-    def __init__(self, store: Store, client: redis.Redis, label: str, limit: int = 1) -> None:
+    def __init__(self, store: Server, client: redis.Redis, label: str, limit: int = 1) -> None:
         self.store = store
         self.client = client
         self.label = label
@@ -60,34 +61,43 @@ class Room:
 
     def take(self, task: str, how: str = "try", kept: str = "") -> Claim:
         claim = self.claim(task, kept)
-        reply = self.store.locks.acquire(claim, how)
+        reply = self.store.run(calls.acquire(claim, how))
         assert isinstance(reply, Acquired), reply
         return claim
 
     def ask(self, task: str, how: str = "try", kept: str = "") -> Busy:
-        reply = self.store.locks.acquire(self.claim(task, kept), how)
+        reply = self.store.run(calls.acquire(self.claim(task, kept), how))
         assert isinstance(reply, Busy), reply
         return reply
 
     def park(self, *tasks: str, **options: Any) -> None:
         for task in tasks:
-            reply = self.store.rooms.park(self.claim(task), self.entry(task), **options)
+            reply = self.store.run(
+                rooms.park(self.claim(task), Parking(self.entry(task), **options))
+            )
             assert isinstance(reply, Parked), reply
 
     def settle(self, claim: Claim, **options: Any) -> Settled:
-        return self.store.locks.settle(claim, **options)
+        return self.store.run(calls.settle(claim, calls.Release(**options)))
 
     def give_up(self, task: str, token: str = "") -> Settled:
         """The delivery of that task ends without a run."""
         kept = dataclasses.replace(self.claim(task), token=token or new_token())
-        return self.store.locks.settle(kept, take_out=self.entry_id(task))
+        return self.store.run(calls.settle(kept, calls.Release(take_out=self.entry_id(task))))
 
     def look(
         self, declined: str = "", aside_after: float | None = None, passed_over: str = ""
     ) -> Look:
         declined = self.entry_id(declined) if declined else ""
         passed = [self.entry_id(task) for task in passed_over]
-        return self.store.rooms.look(self.keys, TTL, declined, aside_after, passed)
+        return self.store.run(rooms.look(self.keys, TTL, declined, aside_after, passed))
+
+    def drop_all(self) -> dict[str, str]:
+        """What was parked by those who waited or were set aside, by their ids."""
+        dropped: dict[str, str] = {}
+        while some := self.store.run(rooms.drop(self.keys, TTL, "", 600)):
+            dropped |= some
+        return dropped
 
     def offered(self, reply: Any, task: str) -> Offered:
         """That task's turn, or its give-up, which the reply tells of."""
@@ -158,7 +168,9 @@ class Room:
         """A worker has received the message of the entry's last offer."""
         state = self.client.hget(self.keys.entries, f"#{self.entry_id(name)}") or "||||"
         *_, token = ("", *state.split("|")[4].split())
-        return self.store.rooms.note_received(self.keys, self.entry_id(name), token, TTL)
+        return self.store.run(
+            rooms.note_received(self.keys, self.entry_id(name), token, TTL), once=True
+        )
 
     def turn_lapses(self) -> None:
         """Nobody takes over the turn that stands in the first slot."""

@@ -5,13 +5,18 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.server import Server
 
 from .a_room import Room
 
 
+@pytest.fixture(autouse=True)
+def _declared(declared_keys: None) -> None:
+    """Every key that a script touches is in its KEYS."""
+
+
 @pytest.fixture
-def make_room(store: Store, inside: redis.Redis, label: str) -> Callable[..., Room]:
+def make_room(store: Server, inside: redis.Redis, label: str) -> Callable[..., Room]:
     return lambda limit=1: Room(store, inside, label, limit)
 
 

@@ -1,7 +1,7 @@
 """What stands in Redis is written and read alike in Lua and in Python.
 
 `values.lua`, `runs.lua` and `records.lua` are beside `holders` and `notes`, `entries.lua` beside
-`parked`. `kinds.lua` has what only scripts read.
+`entries`. `kinds.lua` has what only scripts read.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redislock.protocol import entries as parked
-from celery_redislock.protocol import holders, notes, past
+from celery_redislock.protocol import entries, holders, notes, past
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.keys import lock_keys
 from tests.scripts.test_scripts import FOLDER
@@ -35,15 +34,15 @@ SUCCESSOR = holders.successor_text('pkg."report', "näxt]1")
 @pytest.fixture
 def run_lua(client: redis.Redis, label: str) -> Iterator[Lua]:
     """What a Lua expression is that knows these parts, and the arguments as `a`."""
-    entries = f"{label}:entries"
+    key = f"{label}:entries"
     parts = "\n".join((FOLDER / f"{part}.lua").read_text() for part in OWNERS)
 
     def run(expression: str, *arguments: Any) -> Any:
         text = f"local entries, a = KEYS[1], ARGV\n{parts}\nreturn {expression}"
-        return client.eval(text, 1, entries, *arguments)
+        return client.eval(text, 1, key, *arguments)
 
     yield run
-    client.delete(entries)
+    client.delete(key)
 
 
 def value(**options: Any) -> str:
@@ -165,7 +164,7 @@ def test_a_value_says_who_replaces_its_holder(run_lua: Lua) -> None:
 
 @pytest.mark.parametrize("task_id", TASK_IDS)
 def test_a_turn_is_a_value_of_a_message_in_the_queue(run_lua: Lua, task_id: str) -> None:
-    entry_id = parked.id_of(task_id, 2, 3)
+    entry_id = entries.id_of(task_id, 2, 3)
     text = run_lua(
         """turn_value(a[1], '"task":"pkg.task","task_id":' .. cjson.encode(a[2]), a[3], 2, 3,
         5000, {1700, 42})""", TOKEN, task_id, entry_id,
@@ -254,8 +253,8 @@ def test_a_done_note_says_the_same_to_both(run_lua: Lua) -> None:
 @pytest.mark.parametrize("task_id", TASK_IDS)
 def test_an_id_has_the_same_parts_to_both(run_lua: Lua, task_id: str) -> None:
     entry_id = run_lua("id_of(a[1], a[2], a[3])", task_id, 12, 3)
-    assert entry_id == parked.id_of(task_id, 12, 3)
-    assert parked.task_id_of(entry_id) == task_id
+    assert entry_id == entries.id_of(task_id, 12, 3)
+    assert entries.task_id_of(entry_id) == task_id
     parts = run_lua("{parts_of(a[1])}", entry_id)
     assert parts == [task_id, "12", "3"]
 
@@ -264,18 +263,18 @@ def test_an_id_has_the_same_parts_to_both(run_lua: Lua, task_id: str) -> None:
 @pytest.mark.parametrize("text", ["{}", '{"task":"a|b@7|c"}', "no JSON", ""])
 def test_an_entry_has_the_same_parts_to_both(run_lua: Lua, text: str, gives_up_at: str) -> None:
     stored = run_lua("entry_text(a[1], a[2], a[3], a[4])", gives_up_at, "k1", 1700000000123, text)
-    assert parked.parked_of(stored) == text
-    assert parked.arrived_at(stored) == 1700000000.123
+    assert entries.parked_of(stored) == text
+    assert entries.arrived_at(stored) == 1700000000.123
     assert run_lua("parked_of(a[1])", stored) == text
     assert run_lua("{head_of(a[1])}", stored) == ["k1", "1700000000123"]
     ended = run_lua("ended_text(a[1], a[2])", "next", stored)
-    assert parked.ended_of(ended) == ("next", text)
+    assert entries.ended_of(ended) == ("next", text)
 
 
 def test_an_entry_of_an_older_release_says_no_arrival_to_both(run_lua: Lua) -> None:
     assert run_lua("{head_of(a[1])}", "||{}") == ["", ""]
     assert run_lua("{head_of(a[1])}", "7|k1|{}") == ["k1", ""]
-    assert parked.arrived_at("7|k1|{}") is None
+    assert entries.arrived_at("7|k1|{}") is None
 
 
 @pytest.mark.parametrize(

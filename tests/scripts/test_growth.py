@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redislock.protocol.claims import Extension, Older, Parked
-from celery_redislock.servers import lua
+from celery_redislock.protocol import calls, rooms
+from celery_redislock.protocol.claims import Extension, Older, Parked, Parking
+from celery_redislock.protocol.rooms import DROP_COUNT
 from celery_redislock.servers.connections import pools_from_url
-from celery_redislock.servers.rooms import DROP_COUNT
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.server import Server
 from tests.scripts.a_room import TTL, Room
 from tests.support.servers import RedisServer
 
@@ -23,8 +23,8 @@ READS_ALL = {"HGETALL", "HKEYS", "HVALS", "SMEMBERS", "KEYS", "SORT"}
 
 
 @pytest.fixture
-def own_store(own_redis: RedisServer) -> Iterator[Store]:
-    store = Store(pools_from_url(own_redis.url))
+def own_store(own_redis: RedisServer) -> Iterator[Server]:
+    store = Server(pools_from_url(own_redis.url))
     yield store
     store.close()
 
@@ -32,7 +32,7 @@ def own_store(own_redis: RedisServer) -> Iterator[Store]:
 class LongRoom(Room):
     """A room of so many behind a holder, one of them of a kind, and one that gives up."""
 
-    def __init__(self, store: Store, client: redis.Redis, length: int) -> None:
+    def __init__(self, store: Server, client: redis.Redis, length: int) -> None:
         super().__init__(store, client, f"room-{length}")
         self.holder = self.take("holder")
         self.park("a", "b")
@@ -47,7 +47,9 @@ class LongRoom(Room):
         self.client.delete(self.keys.lock)
 
     def coalesces(self) -> None:
-        reply = self.store.rooms.park(self.claim("newer"), self.entry("newer"), kind="k")
+        reply = self.store.run(
+            rooms.park(self.claim("newer"), Parking(self.entry("newer"), kind="k"))
+        )
         assert isinstance(reply, Parked)
         assert list(reply.replaced) == [self.entry_id("of a kind")]
 
@@ -56,17 +58,15 @@ class LongRoom(Room):
 
     def is_extended(self) -> None:
         extension = Extension(self.holder, self.holder.opening, 0, retake=False)
-        assert self.store.locks.extend([extension])
+        assert self.store.run_all([calls.extend(extension)], ttl=30.0)
 
     def some_are_dropped(self) -> None:
-        keys = self.keys
-        names = (keys.room, keys.entries, keys.rooms, keys.ended, keys.done, keys.deadlines)
-        arguments = (keys.mark, "", 1000, DROP_COUNT)
-        reply = self.store.server.script(TTL, lua.DROP, (*names, keys.aside), arguments)
-        assert len(reply) == 2 * DROP_COUNT
+        assert len(self.store.run(rooms.drop(self.keys, TTL, "", 1.0))) == DROP_COUNT
 
     def is_due(self) -> None:
-        assert self.store.rooms.due_rooms([self.keys.rooms], 600, TTL)
+        assert self.store.ask(
+            rooms.due_rooms([self.keys.rooms], 600, self.store.ask(rooms.server_time()))
+        )
 
 
 #: What is done, after what.
@@ -105,7 +105,7 @@ def asked(client: redis.Redis, call: Callable[[], Any]) -> list[list[str]]:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_long_room_takes_no_more_commands_than_a_short_one(
-    own_store: Store, own_redis: RedisServer, operation: str
+    own_store: Server, own_redis: RedisServer, operation: str
 ) -> None:
     *before, last = OPERATIONS[operation]
     found = []
@@ -123,7 +123,7 @@ def test_a_long_room_takes_no_more_commands_than_a_short_one(
 
 
 def test_who_does_not_wait_is_not_looked_for_in_the_room(
-    own_store: Store, own_redis: RedisServer
+    own_store: Server, own_redis: RedisServer
 ) -> None:
     """To look for what is not there is to read all of it."""
     with own_redis.client() as client:
@@ -139,7 +139,9 @@ def test_who_does_not_wait_is_not_looked_for_in_the_room(
 
 def replaced(room: Room, task: str, **options: Any) -> list[str]:
     """Whom this one replaces."""
-    reply = room.store.rooms.park(room.claim(task), room.entry(task), kind="k", **options)
+    reply = room.store.run(
+        rooms.park(room.claim(task), Parking(room.entry(task), kind="k", **options))
+    )
     assert isinstance(reply, Parked), reply
     return [each.removesuffix(f"-{room.label}:0.0") for each in reply.replaced]
 
@@ -246,7 +248,9 @@ def test_one_that_came_later_is_older_for_nobody_though_another_release_parked_i
     room.take("holder")
     replaced(room, "first", arrived=0.0001)
     before.replace("first", "theirs")  # at 1 ms
-    reply = room.store.rooms.park(room.claim("late"), room.entry("late"), kind="k", arrived=0.0005)
+    reply = room.store.run(
+        rooms.park(room.claim("late"), Parking(room.entry("late"), kind="k", arrived=0.0005))
+    )
     assert isinstance(reply, Older)
     assert room.waiting == ["theirs"]
 
@@ -269,7 +273,7 @@ def test_what_was_put_back_is_the_last_of_its_kind(room: Room) -> None:
     replaced(room, "first")
     room.settle(room.claim("first"), take_out=room.entry_id("first"), aside=True)
     assert replaced(room, "second") == []
-    room.store.rooms.put_back(room.keys, room.entry_id("first"), TTL)
+    room.store.run(rooms.put_back(room.keys, room.entry_id("first"), TTL))
     assert room.waiting == ["second", "first"]
     assert replaced(room, "third") == ["second", "first"]
     assert room.waiting == ["third"]
@@ -282,7 +286,7 @@ def test_an_empty_room_leaves_no_lists(room: Room) -> None:
     room.take("only", kept=token)
     assert not room.client.exists(room.keys.entries)
     replaced(room, "next")
-    assert room.store.rooms.drop_waiting(room.keys, TTL, "", 600).keys() == {room.entry_id("next")}
+    assert room.drop_all().keys() == {room.entry_id("next")}
     assert not room.client.exists(room.keys.entries)
 
 
@@ -314,7 +318,7 @@ def test_more_than_fit_into_one_step_are_dropped(room: Room) -> None:
     room.park(*tasks)
     for task in tasks[:3]:
         room.settle(room.claim(task), take_out=room.entry_id(task), aside=True)
-    dropped = room.store.rooms.drop_waiting(room.keys, TTL, "", 600)
+    dropped = room.drop_all()
     assert dropped.keys() == {room.entry_id(task) for task in tasks}
     assert (room.waiting, room.aside) == ([], set())
 
@@ -323,14 +327,14 @@ def test_many_that_were_replaced_are_told_of_in_steps_and_soon(room: Room) -> No
     room.take("holder")
     tasks = [f"q{number}" for number in range(DROP_COUNT + 3)]
     room.park(*tasks)
-    room.store.rooms.drop_waiting(room.keys, TTL, "", 600)
+    room.drop_all()
     told = set()
     look = room.look()
     while look.ended:
         assert len(look.ended) <= DROP_COUNT
         told |= look.ended.keys()
         for entry_id in look.ended:
-            room.store.rooms.forget_ended(room.keys, entry_id, TTL)
+            room.store.ask(rooms.forget_ended(room.keys, entry_id, TTL))
         if len(look.ended) == DROP_COUNT:
             assert look.due_in == 0
         look = room.look()
@@ -359,14 +363,14 @@ def test_whose_entries_are_lost_are_dropped(room: Room) -> None:
     tasks = [f"q{number}" for number in range(DROP_COUNT + 3)]
     room.park(*tasks)
     room.client.delete(room.keys.entries)
-    dropped = room.store.rooms.drop_waiting(room.keys, TTL, "", 600)
+    dropped = room.drop_all()
     assert dropped == {room.entry_id(task): "" for task in tasks}
     assert not room.client.exists(room.keys.room)
 
 
 @pytest.mark.parametrize("kind", ["", "k"])
 def test_a_server_without_memory_takes_out_who_waits(
-    own_store: Store, own_redis: RedisServer, kind: str
+    own_store: Server, own_redis: RedisServer, kind: str
 ) -> None:
     """What frees memory comes first: the server refuses other commands then."""
     with own_redis.client() as client:
@@ -380,13 +384,13 @@ def test_a_server_without_memory_takes_out_who_waits(
         client.config_set("maxmemory", "1mb")
         room.give_up("revoked")
         room.settle(room.claim("newer"), take_out=room.entry_id("newer"), aside=True)
-        dropped = own_store.rooms.drop_waiting(room.keys, TTL, "", 600)
+        dropped = room.drop_all()
         assert len(dropped) == 3
         assert room.settle(holder).ours
 
 
 def test_a_server_without_memory_drops_what_was_set_aside(
-    own_store: Store, own_redis: RedisServer
+    own_store: Server, own_redis: RedisServer
 ) -> None:
     with own_redis.client() as client:
         room = Room(own_store, client, "r")
@@ -395,5 +399,5 @@ def test_a_server_without_memory_drops_what_was_set_aside(
         room.settle(room.claim("aside"), take_out=room.entry_id("aside"), aside=True)
         client.set("big", "x" * 1_000_000)
         client.config_set("maxmemory", "1mb")
-        assert len(own_store.rooms.drop_waiting(room.keys, TTL, "", 600)) == 1
+        assert len(room.drop_all()) == 1
         assert room.aside == set()

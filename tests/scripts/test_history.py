@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
-from celery_redislock.protocol import holders, past
+from celery_redislock.protocol import calls, holders, past
 from celery_redislock.protocol.claims import Acquired, Busy, Claim, to_ms
 from celery_redislock.protocol.keys import BUCKETS, lock_keys, runs_of
 from celery_redislock.protocol.past import Past
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.connections import pools_from_url
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.history import History
+from celery_redislock.servers.server import Server
 from tests.support.servers import RedisServer
 
 Make = Callable[..., Claim]
@@ -38,22 +39,24 @@ def make(label: str) -> Make:
 
 
 @pytest.fixture
-def own_store(own_redis: RedisServer) -> Iterator[Store]:
-    store = Store(pools_from_url(own_redis.url))
+def own_store(own_redis: RedisServer) -> Iterator[Server]:
+    store = Server(pools_from_url(own_redis.url))
     yield store
     store.close()
 
 
-def run(store: Store, claim: Claim, how: str = past.SUCCEEDED) -> int:
+def run(store: Server, claim: Claim, how: str = past.SUCCEEDED) -> int:
     """One run, which took a second. Its fence."""
-    reply = store.locks.acquire(claim)
+    reply = store.run(calls.acquire(claim))
     assert isinstance(reply, Acquired)
-    assert store.locks.settle(claim, run_end=past.end_text(reply.fence, 1.0, how)).ours
+    assert store.run(
+        calls.settle(claim, calls.Release(run_end=past.end_text(reply.fence, 1.0, how)))
+    ).ours
     return reply.fence
 
 
-def kept(store: Store, claim: Claim) -> list[Past]:
-    return list(store.history.runs([(claim.keys.history, claim.task)]))
+def kept(store: Server, claim: Claim) -> list[Past]:
+    return list(History(store).runs([(claim.keys.history, claim.task)]))
 
 
 def in_one_bucket(label: str) -> Iterator[str]:
@@ -65,17 +68,19 @@ def in_one_bucket(label: str) -> Iterator[str]:
 
 def test_a_run_is_written_down_as_it_begins_and_as_it_ends(store, make, label) -> None:
     claim = make()
-    reply = store.locks.acquire(claim)
+    reply = store.run(calls.acquire(claim))
     (begun,) = kept(store, claim)
     assert (begun.fence, begun.how, begun.took) == (reply.fence, None, None)
     assert (begun.mark, begun.holder.task_id) == (claim.keys.mark, claim.task_id)
-    assert store.history.running(label, [begun]) == {reply.fence: 0}
-    store.locks.settle(claim, run_end=past.end_text(reply.fence, 1.5, past.FAILED))
+    assert History(store).running(label, [begun]) == {reply.fence: 0}
+    store.run(
+        calls.settle(claim, calls.Release(run_end=past.end_text(reply.fence, 1.5, past.FAILED)))
+    )
     (ended,) = kept(store, claim)
     assert (ended.how, ended.took, ended.turned_away) == ("failed", 1.5, 0)
     assert ended.began == begun.began
-    assert store.history.running(label, [begun]) == {}
-    tasks = store.history.tasks(label, claim.keys.name)
+    assert History(store).running(label, [begun]) == {}
+    tasks = History(store).tasks(label, claim.keys.name)
     assert list(tasks) == [claim.keys.history]
     assert "pkg.task" in tasks[claim.keys.history]
 
@@ -85,18 +90,22 @@ def test_asking_again_is_not_another_run_nor_is_a_release_that_is_sent_twice_los
 ) -> None:
     claim = make()
     for _ in range(2):
-        reply = store.locks.acquire(claim)
+        reply = store.run(calls.acquire(claim))
     for _ in range(2):
-        store.locks.settle(claim, run_end=past.end_text(reply.fence, 1.0, past.SUCCEEDED))
+        store.run(
+            calls.settle(
+                claim, calls.Release(run_end=past.end_text(reply.fence, 1.0, past.SUCCEEDED))
+            )
+        )
     (only,) = kept(store, claim)
     assert only.how == "succeeded"
 
 
 def test_who_does_not_know_when_a_run_began_ends_it_by_the_servers_clock(store, make) -> None:
     claim = make()
-    store.locks.acquire(claim)
-    assert store.locks.settle(claim, run_end=past.DIED, stray=True).ours
-    assert not store.locks.settle(claim, run_end=past.DIED, stray=True).ours
+    store.run(calls.acquire(claim))
+    assert store.run(calls.settle(claim, calls.Release(stray=True, run_end=past.DIED))).ours
+    assert not store.run(calls.settle(claim, calls.Release(stray=True, run_end=past.DIED))).ours
     (only,) = kept(store, claim)
     assert only.how == "died"
     assert 0 <= only.took < 30
@@ -105,18 +114,20 @@ def test_who_does_not_know_when_a_run_began_ends_it_by_the_servers_clock(store, 
 @pytest.mark.parametrize("stray", [False, True])
 def test_a_run_whose_lock_is_gone_at_its_end_is_lost(store, inside, make, stray) -> None:
     claim = make()
-    reply = store.locks.acquire(claim)
+    reply = store.run(calls.acquire(claim))
     inside.delete(claim.keys.lock)
     end = past.end_text(reply.fence, 1.0, past.SUCCEEDED)
-    assert not store.locks.settle(claim, run_end=end, stray=stray).ours
+    assert not store.run(calls.settle(claim, calls.Release(stray=stray, run_end=end))).ours
     assert [each.how for each in kept(store, claim)] == ["lost"]
 
 
 def test_a_broken_run_stays_broken(store, make) -> None:
     claim = make()
-    reply = store.locks.acquire(claim)
-    assert store.locks.break_lock(claim.keys, 30) is not None
-    store.locks.settle(claim, run_end=past.end_text(reply.fence, 9.0, past.SUCCEEDED))
+    reply = store.run(calls.acquire(claim))
+    assert store.run(calls.break_lock(claim.keys, 30)) is not None
+    store.run(
+        calls.settle(claim, calls.Release(run_end=past.end_text(reply.fence, 9.0, past.SUCCEEDED)))
+    )
     (only,) = kept(store, claim)
     assert only.how == "broken"
     assert only.took < 9
@@ -126,42 +137,47 @@ def test_a_lock_that_is_left_to_a_retry_ends_a_run_and_one_that_is_broken_then_d
     store, make
 ) -> None:
     claim = make()
-    reply = store.locks.acquire(claim)
+    reply = store.run(calls.acquire(claim))
     value, end = (
         holders.held_for_retry(reply.value),
         past.end_text(reply.fence, 1.0, past.RETRIED),
     )
-    assert store.locks.leave(claim, value, 30, end)
-    store.locks.break_lock(claim.keys, 30)
+    assert store.run(calls.hold(claim, value, 30, end))
+    store.run(calls.break_lock(claim.keys, 30))
     assert [each.how for each in kept(store, claim)] == ["retried"]
 
 
 def test_duplicates_are_counted_for_the_run_and_for_the_hour(store, inside, make, label) -> None:
     holder, task = make(), f"{label}.task"
     duplicate = make(task=task, turned_away=True)
-    reply = store.locks.acquire(holder)
+    reply = store.run(calls.acquire(holder))
     for _ in range(3):
-        assert isinstance(store.locks.acquire(dataclasses.replace(duplicate)), Busy)
-    store.locks.acquire(make())  # it may wait
-    store.locks.acquire(make(turned_away=True), "wait")
-    store.history.turn_away(duplicate, reply.fence)
-    store.history.turn_away(duplicate, reply.fence - 1)  # another run's
-    assert sum(store.history.turned_away(label)[task].values()) == 5
-    store.locks.settle(holder, run_end=past.end_text(reply.fence, 1.0, past.SUCCEEDED), min_hold=30)
-    store.locks.acquire(make(task=task, turned_away=True))
+        assert isinstance(store.run(calls.acquire(dataclasses.replace(duplicate))), Busy)
+    store.run(calls.acquire(make()))  # it may wait
+    store.run(calls.acquire(make(turned_away=True), "wait"))
+    store.run(calls.turn_away(duplicate, reply.fence), once=True)
+    store.run(calls.turn_away(duplicate, reply.fence - 1), once=True)  # another run's
+    assert sum(History(store).turned_away(label)[task].values()) == 5
+    store.run(
+        calls.settle(
+            holder,
+            calls.Release(min_hold=30, run_end=past.end_text(reply.fence, 1.0, past.SUCCEEDED)),
+        )
+    )
+    store.run(calls.acquire(make(task=task, turned_away=True)))
     (only,) = kept(store, holder)
     assert only.turned_away == 5
-    assert sum(store.history.turned_away(label)[task].values()) == 6
+    assert sum(History(store).turned_away(label)[task].values()) == 6
     value = holders.decode(inside.get(holder.keys.lock).encode())
     assert value["turned_away"] == 5
 
 
 def test_hours_are_kept_for_two_days(store, inside, make) -> None:
     holder, duplicate = make(), make(turned_away=True)
-    store.locks.acquire(holder)
+    store.run(calls.acquire(holder))
     turned = holder.keys.history.replace("history", "turned")
     inside.hset(turned, duplicate.task, "".join(f"{400000 - hour}:{hour};" for hour in range(90)))
-    store.locks.acquire(duplicate)
+    store.run(calls.acquire(duplicate))
     text = inside.hget(turned, duplicate.task)
     found = past.per_hour(text.encode())
     assert len(text) <= 16 * 48
@@ -209,9 +225,9 @@ def test_a_rare_job_keeps_its_runs_for_ninety_days_after_the_last(store, inside,
 
 def test_without_history_nothing_is_written(store, inside, make) -> None:
     holder = make(history=0)
-    reply = store.locks.acquire(holder)
-    assert isinstance(store.locks.acquire(make(history=0, turned_away=True)), Busy)
-    assert store.locks.settle(holder, run_end="").ours
+    reply = store.run(calls.acquire(holder))
+    assert isinstance(store.run(calls.acquire(make(history=0, turned_away=True))), Busy)
+    assert store.run(calls.settle(holder, calls.Release(run_end=""))).ours
     assert reply.fence
     assert not inside.exists(holder.keys.history, runs_of(holder.keys.history, "pkg.task"))
     assert not inside.exists(holder.keys.history.replace("history", "turned"))
@@ -231,14 +247,14 @@ def test_what_is_not_of_our_making_is_left_out(store, inside, make) -> None:
 def test_a_server_without_memory_goes_on_without_history(make, own_store, own_redis) -> None:
     with own_redis.client() as client:
         claims = [make(str(number)) for number in range(3)]
-        replies = [own_store.locks.acquire(claim) for claim in claims]
+        replies = [own_store.run(calls.acquire(claim)) for claim in claims]
         client.set("big", "x" * 1_000_000)
         client.config_set("maxmemory", "1mb")
-        own_store.history.turn_away(make("0"), replies[0].fence)
+        own_store.run(calls.turn_away(make("0"), replies[0].fence), once=True)
         for claim, reply in zip(claims, replies, strict=True):
             end = past.end_text(reply.fence, 1.0, past.SUCCEEDED)
-            assert own_store.locks.settle(claim, run_end=end).ours
-            assert not own_store.locks.settle(claim, run_end=end).ours
+            assert own_store.run(calls.settle(claim, calls.Release(run_end=end))).ours
+            assert not own_store.run(calls.settle(claim, calls.Release(run_end=end))).ours
         client.config_set("maxmemory", 0)
         assert run(own_store, make("0"))
 
@@ -250,14 +266,14 @@ def test_a_user_without_the_rights_goes_on_and_keeps_nothing_or_little(
     with own_redis.client() as client:
         rights = f"ACL SETUSER some on >pw ~* +@all {denied}"
         client.execute_command(*rights.split())
-        store = Store(pools_from_url(own_redis.url.replace("://", "://some:pw@")))
+        store = Server(pools_from_url(own_redis.url.replace("://", "://some:pw@")))
         for _ in range(40):
             run(store, make())
         holder = make()
-        store.locks.acquire(holder)
-        store.locks.acquire(make(turned_away=True))
-        store.locks.settle(holder, run_end=past.DIED, stray=True, min_hold=5)
-        store.locks.acquire(make(turned_away=True))
+        store.run(calls.acquire(holder))
+        store.run(calls.acquire(make(turned_away=True)))
+        store.run(calls.settle(holder, calls.Release(min_hold=5, stray=True, run_end=past.DIED)))
+        store.run(calls.acquire(make(turned_away=True)))
         assert isinstance(client, redis.Redis)
         assert client.llen(holder.runs_key) <= past.RECORDS * (5 + SLACK)
         store.close()

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from celery_redislock import Holder
-from celery_redislock.protocol import holders
+from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import (
     EXTENDED,
     Acquired,
@@ -16,19 +16,12 @@ from celery_redislock.protocol.claims import (
     Extension,
     Older,
     Parked,
+    Parking,
     Turn,
 )
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers.connections import pools_from_url
-from celery_redislock.servers.store import Store
-
-
-@pytest.fixture
-def store(redis_server):
-    store = Store(pools_from_url(redis_server.url))
-    yield store
-    store.close()
+from tests.servers.test_store import extended
 
 
 def claim_of(label, task_id, arrived=None, attempt=0, kept=""):
@@ -42,8 +35,13 @@ def claim_of(label, task_id, arrived=None, attempt=0, kept=""):
 def park(store, claim, arrived=None, grace=5.0, age=0.0):
     by = holders.successor_text("pkg.task", claim.task_id)
     entry = json.dumps({"task": "pkg.task", "task_id": claim.task_id})
-    return store.rooms.park(
-        claim, entry, kind="pkg.task", in_front=True, replace=(by, grace), arrived=arrived, age=age
+    return store.run(
+        rooms.park(
+            claim,
+            Parking(
+                entry, kind="pkg.task", in_front=True, replace=(by, grace), arrived=arrived, age=age
+            ),
+        )
     )
 
 
@@ -53,46 +51,46 @@ def extension(claim, held):
 
 def test_a_holder_hears_from_its_extension_who_waits_and_how_long_it_may_go_on(store, label):
     holder, first, second = (claim_of(label, task_id) for task_id in ("runs", "first", "second"))
-    held = store.locks.acquire(holder)
-    (reply,) = store.locks.extend([extension(holder, held)])
+    held = store.run(calls.acquire(holder))
+    (reply,) = extended(store, extension(holder, held))
     assert reply.replaced_by is None
     assert isinstance(park(store, first), Parked)
-    (reply,) = store.locks.extend([extension(holder, held)])
+    (reply,) = extended(store, extension(holder, held))
     assert reply.outcome == EXTENDED
     assert reply.replaced_by == Holder(task="pkg.task", task_id="first")
     assert 4 < reply.ends_in <= 5
     assert list(park(store, second, grace=60).replaced) == [first.entry_id]
-    (reply,) = store.locks.extend([extension(holder, held)])
+    (reply,) = extended(store, extension(holder, held))
     assert reply.replaced_by.task_id == "second"
     assert reply.ends_in <= 5, "the time that it was given first counts"
-    assert store.locks.holder(holder.keys, 5).replaced_by == "second"
-    offered = store.locks.settle(holder).offered
+    assert store.ask(calls.holder_of(holder.keys, 5)).replaced_by == "second"
+    offered = store.run(calls.settle(holder)).offered
     assert offered.entry_id == second.entry_id
     second = claim_of(label, "second", kept=offered.token)
-    assert isinstance(store.locks.acquire(second), Acquired)
-    assert isinstance(store.locks.acquire(first), Done)
+    assert isinstance(store.run(calls.acquire(second)), Acquired)
+    assert isinstance(store.run(calls.acquire(first)), Done)
 
 
 def test_what_arrived_before_replaces_neither_who_runs_nor_who_waits(store, label):
     holder = claim_of(label, "runs", arrived=100.0)
-    held = store.locks.acquire(holder)
+    held = store.run(calls.acquire(holder))
     older = park(store, claim_of(label, "old"), arrived=99.0)
     assert isinstance(older, Older)
     assert older.holder.task_id == "runs"
-    (reply,) = store.locks.extend([extension(holder, held)])
+    (reply,) = extended(store, extension(holder, held))
     assert reply.replaced_by is None
     assert isinstance(park(store, claim_of(label, "new"), arrived=102.0), Parked)
     assert park(store, claim_of(label, "between"), arrived=101.0) == Older("new")
-    assert store.locks.holder(holder.keys, 5).replaced_by == "new"
+    assert store.ask(calls.holder_of(holder.keys, 5)).replaced_by == "new"
     assert isinstance(park(store, claim_of(label, "nobody noted when")), Parked)
 
 
-def test_of_two_whose_age_is_known_the_older_replaces_neither(store, client, label):
+def test_of_two_whose_age_is_known_the_older_replaces_neither(store, inside, label):
     """Each is measured where the message was received; the times are the lock server's."""
     token = new_token()
     value = holders.encode(token, ttl_ms=5000, task="pkg.task", task_id="runs", age=5.0)
     holder = Claim(lock_keys("redislock", label), token, 5, value, "runs")
-    assert isinstance(store.locks.acquire(holder), Acquired)
+    assert isinstance(store.run(calls.acquire(holder)), Acquired)
     older = park(store, claim_of(label, "old"), age=8.0)
     assert isinstance(older, Older)
     assert older.holder.task_id == "runs"
@@ -103,31 +101,31 @@ def test_of_two_whose_age_is_known_the_older_replaces_neither(store, client, lab
 @pytest.mark.parametrize("kept", ["for its retry", "in the queue"])
 def test_what_does_not_run_is_replaced_at_once_and_its_message_finds_out(store, label, kept):
     holder, newer = claim_of(label, "runs"), claim_of(label, "newer")
-    held = store.locks.acquire(holder)
+    held = store.run(calls.acquire(holder))
     if kept == "for its retry":
-        store.locks.leave(holder, holders.held_for_retry(held.value), 60)
+        store.run(calls.hold(holder, holders.held_for_retry(held.value), 60))
     else:
         value = holders.kept_in_queue(held.value, new_token(), task="t", attempt=1, nesting=0)
-        store.locks.leave(holder, value, 60)
+        store.run(calls.hold(holder, value, 60))
     assert isinstance(park(store, newer), Turn)
-    assert isinstance(store.locks.acquire(newer), Acquired)
-    reply = store.locks.acquire(claim_of(label, "runs", attempt=1))
+    assert isinstance(store.run(calls.acquire(newer)), Acquired)
+    reply = store.run(calls.acquire(claim_of(label, "runs", attempt=1)))
     assert isinstance(reply, Done)
     assert reply.note.replaced_by == Holder(task="pkg.task", task_id="newer")
-    again = store.locks.acquire(claim_of(label, "runs", attempt=1))
+    again = store.run(calls.acquire(claim_of(label, "runs", attempt=1)))
     assert again.note.replaced_by.task_id == "newer"
 
 
-def test_what_cools_down_or_is_not_ours_is_waited_for(store, client, label):
+def test_what_cools_down_or_is_not_ours_is_waited_for(store, inside, label):
     holder, newer = claim_of(label, "runs"), claim_of(label, "newer")
-    store.locks.acquire(holder)
-    store.locks.settle(holder, min_hold=60)
-    before = client.get(holder.keys.lock)
+    store.run(calls.acquire(holder))
+    store.run(calls.settle(holder, calls.Release(min_hold=60)))
+    before = inside.get(holder.keys.lock)
     assert isinstance(park(store, newer), Parked)
-    assert client.get(holder.keys.lock) == before
-    client.set(holder.keys.lock, "foreign")
+    assert inside.get(holder.keys.lock) == before
+    inside.set(holder.keys.lock, "foreign")
     assert isinstance(park(store, claim_of(label, "newest")), Parked)
-    assert client.get(holder.keys.lock) == "foreign"
+    assert inside.get(holder.keys.lock) == "foreign"
 
 
 @pytest.mark.parametrize("task_id", ["0c1e", 'a "quoted" one', "}]\\", "ключ", "\U0001f511", ""])

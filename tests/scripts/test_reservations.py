@@ -13,12 +13,12 @@ import pytest
 from celery_redislock import (
     LockUnavailable,
 )
-from celery_redislock.protocol import holders
-from celery_redislock.protocol.claims import Acquired, Busy, Claim, Reserved
+from celery_redislock.protocol import calls, holders, rooms
+from celery_redislock.protocol.claims import NOT_OURS, Acquired, Busy, Claim, Parking, Reserved
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.connections import pools_from_url
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.server import Server
 from tests.support.waiting import eventually
 
 
@@ -39,65 +39,65 @@ def delivery(label, task_id="", attempt=0, kept=""):
 
 def test_a_reservation_stands_under_the_locks_key_and_names_who_is_queued(store, inside, label):
     mine = reservation(label, "0c1e")
-    assert isinstance(store.locks.reserve(mine, 20), Reserved)
+    assert isinstance(store.run(calls.reserve(mine, 20)), Reserved)
     assert 19_000 < inside.pttl(mine.keys.lock) <= 20_000
-    holder = store.locks.holder(mine.keys, 5)
+    holder = store.ask(calls.holder_of(mine.keys, 5))
     assert (holder.task_id, holder.queued, holder.fence) == ("0c1e", True, None)
     assert abs(holder.acquired_at - time.time()) < 5
     assert str(holder).endswith(", waiting in the queue")
 
-    other = store.locks.reserve(reservation(label, "other"), 20)
+    other = store.run(calls.reserve(reservation(label, "other"), 20))
     assert isinstance(other, Busy)
     assert other.holder.task_id == "0c1e"
-    assert isinstance(store.locks.acquire(delivery(label, "other")), Busy)
+    assert isinstance(store.run(calls.acquire(delivery(label, "other"))), Busy)
 
 
 def test_asked_again_with_its_own_token_it_is_still_reserved(store, label):
     mine = reservation(label)
-    assert isinstance(store.locks.reserve(mine, 20), Reserved)
-    assert isinstance(store.locks.reserve(mine, 20), Reserved)
+    assert isinstance(store.run(calls.reserve(mine, 20)), Reserved)
+    assert isinstance(store.run(calls.reserve(mine, 20)), Reserved)
 
 
 def test_the_first_copy_of_the_message_takes_it_over_and_no_other_one(store, inside, label):
     mine = reservation(label, "0c1e")
-    store.locks.reserve(mine, 20)
+    store.run(calls.reserve(mine, 20))
     first, copy = (delivery(label, "0c1e", kept=mine.token) for _ in range(2))
-    taken = store.locks.acquire(first)
+    taken = store.run(calls.acquire(first))
     assert isinstance(taken, Acquired)
     assert inside.pttl(mine.keys.lock) <= 5_000
-    assert not store.locks.holder(mine.keys, 5).queued
-    reply = store.locks.acquire(copy)
+    assert not store.ask(calls.holder_of(mine.keys, 5)).queued
+    reply = store.run(calls.acquire(copy))
     assert isinstance(reply, Busy)
     assert reply.relation == "own"
-    assert store.locks.keep_reserved(mine, 60) is False
-    assert not store.locks.settle(mine).ours
-    assert store.locks.settle(first).ours
+    assert store.run(calls.keep_reserved(mine, 60), once=True).outcome == NOT_OURS
+    assert not store.run(calls.settle(mine)).ours
+    assert store.run(calls.settle(first)).ours
 
 
 def test_a_message_that_lost_its_header_is_known_by_its_task(store, label):
-    store.locks.reserve(reservation(label, "0c1e"), 20)
-    assert isinstance(store.locks.acquire(delivery(label, "0c1e")), Acquired)
+    store.run(calls.reserve(reservation(label, "0c1e"), 20))
+    assert isinstance(store.run(calls.acquire(delivery(label, "0c1e"))), Acquired)
 
 
 def test_a_copy_of_an_earlier_attempt_does_not_take_what_is_kept_for_the_next(store, label):
     mine = reservation(label, "0c1e", attempt=1)
-    store.locks.reserve(mine, 20)
-    assert not isinstance(store.locks.acquire(delivery(label, "0c1e")), Acquired)
-    assert isinstance(store.locks.acquire(delivery(label, "0c1e", attempt=1)), Acquired)
+    store.run(calls.reserve(mine, 20))
+    assert not isinstance(store.run(calls.acquire(delivery(label, "0c1e"))), Acquired)
+    assert isinstance(store.run(calls.acquire(delivery(label, "0c1e", attempt=1))), Acquired)
 
 
 def test_a_lapsed_reservation_is_not_revived(store, inside, label):
     mine = reservation(label)
-    store.locks.reserve(mine, 0.01)
+    store.run(calls.reserve(mine, 0.01))
     eventually(lambda: not inside.exists(mine.keys.lock), "it lapsed")
-    assert store.locks.keep_reserved(mine, 60) is False
+    assert store.run(calls.keep_reserved(mine, 60), once=True).outcome == NOT_OURS
     assert not inside.exists(mine.keys.lock)
 
 
 def test_a_foreign_value_is_left_alone(store, inside, label):
     mine = reservation(label)
     inside.rpush(mine.keys.lock, "x")
-    reply = store.locks.reserve(mine, 20)
+    reply = store.run(calls.reserve(mine, 20))
     assert isinstance(reply, Busy)
     assert reply.holder.task_id is None
     assert inside.type(mine.keys.lock) == "list"
@@ -105,34 +105,34 @@ def test_a_foreign_value_is_left_alone(store, inside, label):
 
 def test_while_somebody_is_in_the_room_a_free_lock_is_not_reserved(store, inside, label):
     holder, waiter = delivery(label, "runs"), delivery(label, "waits")
-    store.locks.acquire(holder)
-    store.rooms.park(waiter, json.dumps({"task": "pkg.task", "task_id": "waits"}))
+    store.run(calls.acquire(holder))
+    store.run(rooms.park(waiter, Parking(json.dumps({"task": "pkg.task", "task_id": "waits"}))))
     inside.delete(holder.keys.lock)
     for is_first in (True, False):
-        reply = store.locks.reserve(reservation(label, "new"), 20)
+        reply = store.run(calls.reserve(reservation(label, "new"), 20))
         assert isinstance(reply, Busy)
         assert (reply.holder.task_id, reply.holder.queued) == ("waits", True)
         assert (reply.offered is not None) is is_first, "its message is to be published once"
-    assert isinstance(store.locks.acquire(waiter), Acquired)
+    assert isinstance(store.run(calls.acquire(waiter)), Acquired)
 
 
 def test_a_lock_for_several_is_reserved_slot_by_slot(store, label):
     keys = lock_keys("redislock", label, 2)
     claims = [dataclasses.replace(reservation(label, f"{n}"), keys=keys) for n in range(3)]
-    replies = [store.locks.reserve(claim, 20) for claim in claims]
+    replies = [store.run(calls.reserve(claim, 20)) for claim in claims]
     assert [type(reply) for reply in replies] == [Reserved, Reserved, Busy]
     assert replies[2].holder.task_id == "0"
     second = dataclasses.replace(delivery(label, "1", kept=claims[1].token), keys=keys)
-    assert isinstance(store.locks.acquire(second), Acquired)
-    assert store.locks.settle(claims[0]).ours
-    assert isinstance(store.locks.reserve(claims[2], 20), Reserved)
-    assert store.locks.settle(second).ours
+    assert isinstance(store.run(calls.acquire(second)), Acquired)
+    assert store.run(calls.settle(claims[0])).ours
+    assert isinstance(store.run(calls.reserve(claims[2], 20)), Reserved)
+    assert store.run(calls.settle(second)).ours
 
 
 def test_a_servers_restart_is_held_off_here_too(own_redis, label):
-    store = Store(pools_from_url(own_redis.url))
-    store.locks.acquire(delivery(label, "runs"))
+    store = Server(pools_from_url(own_redis.url))
+    store.run(calls.acquire(delivery(label, "runs")))
     own_redis.restart_empty()
     with pytest.raises(LockUnavailable, match="no new locks for"):
-        store.locks.reserve(reservation(label), 20)
+        store.run(calls.reserve(reservation(label), 20), hold_off=0)
     store.close()

@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 from redis.connection import Encoder, PythonRespSerializer
 
-from celery_redislock.servers import connections, lua
+import celery_redislock
+from celery_redislock import LockUnavailable
+from celery_redislock.protocol import calls
+from celery_redislock.protocol.calls import Call
+from celery_redislock.protocol.claims import Claim
+from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.servers import connections, scripts
+from tests.support.scripts import rewritten
 
-FOLDER = Path(lua.__file__).parent / "scripts"
+FOLDER = Path(celery_redislock.__file__).parent / "scripts"
 #: Parts of others: they have no keys and arguments of their own.
 PARTS = {
     part
@@ -49,7 +56,7 @@ def test_a_part_of_other_scripts_uses_their_names(name) -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_has_a_name_for_what_its_contract_counts_and_uses_each(name) -> None:
     contract, head, _ = paragraphs(name)
-    whole = re.sub(r"--.*", "", lua.Script(name).text)
+    whole = re.sub(r"--.*", "", scripts.text_of(name))
     for given, until in (("KEYS", "ARGV"), ("ARGV", "Reply")):
         told = re.search(rf"^-- {given}(  .*?)^-- {until}", contract, re.M | re.S)
         assert told is not None
@@ -71,13 +78,14 @@ def test_a_call_whose_head_is_kept_is_packed_as_redis_py_packs_it(monkeypatch, i
         return b"*%d\r\n%b" % (len(command), packed.partition(b"PING\r\n")[2])
 
     monkeypatch.setattr(connections, "pack_command", pack_command if is_fast else None)
-    lua._packed_head.cache_clear()
-    keys = lua.RecurringKeys(("a", "größe {1}"))
+    scripts._packed_head.cache_clear()
+    keys = ("a", "größe {1}")
     for arguments in (("x\r\n", 7, ""), ("ä", 8, "y"), ()):
-        command = ("EVALSHA", lua.EXTEND.sha, 2, *keys, *arguments)
-        assert lua.EXTEND.packed(keys, arguments) == pack_command(command)
-        assert lua.EXTEND.packed(tuple(keys), arguments) == pack_command(command)
-    assert lua._packed_head.cache_info().misses == 1
+        command = ("EVALSHA", scripts.sha_of("extend"), 2, *keys, *arguments)
+        for recurs in (True, False):
+            call = Call("extend", keys, arguments, lambda reply, sent_at: reply, 1.0, recurs=recurs)
+            assert scripts.packed(call) == pack_command(command)
+    assert scripts._packed_head.cache_info().misses == 1
 
 
 @pytest.mark.parametrize("is_fast", [True, False])
@@ -90,7 +98,7 @@ def test_half_a_surrogate_pair_is_packed_too(monkeypatch, is_fast) -> None:
     monkeypatch.setattr(connections, "pack_command", pack_command if is_fast else None)
     expected = pack_command(("SET", "\\ud800:ä", 5))
     assert connections.pack(("SET", "\ud800:ä", 5)) == expected
-    assert connections.pack_parts(("SET", "\ud800:ä", 5)) == expected.partition(b"\r\n")[2]
+    assert connections.pack(("SET", "\ud800:ä", 5), head=False) == expected.partition(b"\r\n")[2]
 
 
 def test_packing_makes_no_call_for_each_argument(monkeypatch) -> None:
@@ -102,3 +110,14 @@ def test_packing_makes_no_call_for_each_argument(monkeypatch) -> None:
     finally:
         sys.setprofile(None)
     assert len(calls) <= 2
+
+
+def test_a_key_that_was_not_declared_is_named(store, label) -> None:
+    """What watches the tests of this folder."""
+    of = lock_keys("redislock", label)
+    for where in ("redis.call('GET', lock .. ':x')", "redis.pcall('DEL', lock, lock .. ':x')"):
+        with (
+            rewritten("turn_away", "local time = redis.call('TIME')", f"{where} local time = 0"),
+            pytest.raises(LockUnavailable, match=re.escape(f"{of.lock}:x")),
+        ):
+            store.run(calls.turn_away(Claim(of, "0", 6.0, ""), None))

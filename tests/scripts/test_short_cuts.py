@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redislock.protocol import holders, wire
+from celery_redislock.protocol import calls, holders
 from celery_redislock.protocol.claims import Claim, to_ms
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.notes import EXPECTS_RESULT
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers import lua
+from celery_redislock.servers import scripts
 
 TTL = 30.0
 #: What the plain question leaves out, as a question that is not plain says it.
-AT_LENGTH = ("try", 0, to_ms(wire.WAITER_TTL), "", "")
+AT_LENGTH = ("try", 0, to_ms(calls.WAITER_TTL), "", "")
 
 
 def run_value(task_id: str, attempt: int = 0, **more: Any) -> str:
@@ -111,6 +111,10 @@ def everything(client: redis.Redis, name: str) -> dict[str, Any]:
     }
 
 
+def evaluated(client: redis.Redis, call: calls.Call[Any], *more: Any) -> Any:
+    return client.eval(scripts.text_of(call.script), len(call.keys), *call.keys, *call.args, *more)
+
+
 @pytest.fixture
 def empty(own_redis: Any) -> Any:
     with own_redis.client() as client:
@@ -127,8 +131,8 @@ def test_a_short_cut_ends_where_the_long_way_ends(
     for what, value in VALUES.items():
         for task_id, attempt in (("mine", 1), ('o"ther', 0), ("", 0)):
             claim = asks("x", task_id, attempt, history, turns_away)
-            keys, arguments = wire.acquire_question(claim, note=note)
-            assert len(arguments) == 6, "this is the plain question"
+            call = calls.acquire(claim, note=note)
+            assert len(call.args) == 6, "this is the plain question"
             ends = []
             for more in ((), AT_LENGTH):
                 empty.flushdb()
@@ -146,7 +150,7 @@ def test_a_short_cut_ends_where_the_long_way_ends(
                     empty.zadd(of.rooms, {of.mark: 1.7e12})
                 elif beside == "set aside":
                     empty.hset(of.aside, "mine:0.1", "|k@1700000000000|{}")
-                reply = empty.eval(lua.ACQUIRE.text, len(keys), *keys, *arguments, *more)
+                reply = evaluated(empty, call, *more)
                 ends.append((without_times(reply), without_times(everything(empty, "x"))))
             assert ends[0] == ends[1], (what, task_id)
 
@@ -161,8 +165,7 @@ def test_who_begins_to_wait_takes_a_free_lock_and_waits_no_more(
         empty.zadd(of.waiters, {claim.opening: 9e15, '{"token":"waits"': 9e15})
     elif beside == "an entry":
         empty.hset(of.entries, claim.entry_id, "|k@1700000000000|{}")
-    keys, arguments = wire.acquire_question(claim, "wait")
-    assert empty.eval(lua.ACQUIRE.text, len(keys), *keys, *arguments) > 0
+    assert evaluated(empty, calls.acquire(claim, "wait")) > 0
     assert empty.zscore(of.waiters, claim.opening) is None
     assert not empty.exists(of.entries)
 
@@ -172,6 +175,5 @@ def test_there_is_no_short_cut_where_several_may_hold_the_lock(empty: redis.Redi
     claim = asks("x", "mine", 1, 0, turned_away=False)
     claim.keys = lock_keys("short", "x", 2)
     empty.set(claim.keys.slots[0], VALUES["this task's"], px=to_ms(TTL))
-    keys, arguments = wire.acquire_question(claim)
-    reply = empty.eval(lua.ACQUIRE.text, len(keys), *keys, *arguments)
+    reply = evaluated(empty, calls.acquire(claim))
     assert reply[3] == "own"

@@ -10,19 +10,20 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_redislock.protocol import holders, wire
+from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import (
     Acquired,
     Busy,
     Done,
+    Parking,
     Reserved,
     Settled,
     Turn,
     to_ms,
 )
 from celery_redislock.protocol.notes import ENDED
+from celery_redislock.protocol.rooms import RECEIVED_FOR
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers.rooms import RECEIVED_FOR
 from tests.scripts.a_room import BESIDE_WAITERS, OFFERS, PAUSE, TTL, UNKNOWN, Room
 
 # -- a turn is given ----------------------------------------------------------------------------
@@ -98,11 +99,11 @@ def test_who_would_keep_a_free_lock_for_its_message_does_not_overtake_who_waits(
     room.take("holder")
     room.park("a")
     room.client.delete(room.keys.lock)
-    reply = room.store.locks.reserve(room.claim("newcomer"), 10)
+    reply = room.store.run(calls.reserve(room.claim("newcomer"), 10))
     assert isinstance(reply, Busy)
     offered = room.offered(reply, "a")
     room.give_up("a", offered.token)
-    assert room.store.locks.reserve(room.claim("newcomer"), 10) == Reserved()
+    assert room.store.run(calls.reserve(room.claim("newcomer"), 10)) == Reserved()
 
 
 def test_who_cannot_publish_gives_a_turn_that_others_publish(room: Room) -> None:
@@ -178,7 +179,7 @@ def test_a_message_whose_copy_has_run_meanwhile_does_not_run_because_it_is_its_t
     holder = room.take("other")
     room.park("a", "b")
     token = room.offered(room.settle(holder), "a").token
-    assert isinstance(room.store.locks.acquire(room.claim("a", token)), Done)
+    assert isinstance(room.store.run(calls.acquire(room.claim("a", token))), Done)
     room.offered(room.give_up("a", token), "b")
     assert room.waiting == ["b"]
 
@@ -212,7 +213,7 @@ def test_who_is_parked_while_it_is_its_turn_need_not_wait(room: Room) -> None:
     holder = room.take("holder")
     room.park("a")
     room.settle(holder)
-    assert room.store.rooms.park(room.claim("a"), room.entry("a")) == Turn({})
+    assert room.store.run(rooms.park(room.claim("a"), Parking(room.entry("a")))) == Turn({})
 
 
 def test_who_replaces_the_one_whose_turn_it_is_has_the_turn(room: Room) -> None:
@@ -220,7 +221,9 @@ def test_who_replaces_the_one_whose_turn_it_is_has_the_turn(room: Room) -> None:
     room.park("a", kind="pkg.task")
     room.park("b")
     token = room.offered(room.settle(holder), "a").token
-    reply = room.store.rooms.park(room.claim("newer"), room.entry("newer"), kind="pkg.task")
+    reply = room.store.run(
+        rooms.park(room.claim("newer"), Parking(room.entry("newer"), kind="pkg.task"))
+    )
     assert reply == Turn({room.entry_id("a"): room.entry("a")})
     assert room.turns == {}
     room.take("newer")
@@ -281,9 +284,11 @@ def test_only_who_looks_sets_aside_for_it_says_so(room: Room, question: str) -> 
     offer_often(room, "a", "b")
     reply = {
         "acquire": lambda: room.ask("newcomer"),
-        "reserve": lambda: room.store.locks.reserve(room.claim("newcomer"), 10),
+        "reserve": lambda: room.store.run(calls.reserve(room.claim("newcomer"), 10)),
         "settle": lambda: room.give_up("newcomer"),
-        "park": lambda: room.store.rooms.park(room.claim("newcomer"), room.entry("newcomer")),
+        "park": lambda: room.store.run(
+            rooms.park(room.claim("newcomer"), Parking(room.entry("newcomer")))
+        ),
     }[question]()
     token = room.offered(reply, "b").token
     assert (room.waiting[:2], room.aside) == (["a", "b"], set())
@@ -343,11 +348,11 @@ def test_what_was_set_aside_is_put_back_behind_the_others(room: Room) -> None:
     token = room.offered(room.look(), "b").token
     claim = room.take("b", kept=token)
     room.park("c")
-    assert room.store.rooms.put_back(room.keys, room.entry_id("a"), TTL)
+    assert room.store.run(rooms.put_back(room.keys, room.entry_id("a"), TTL))
     assert (room.waiting, room.aside) == (["c", "a"], set())
     assert room.due_in is not None
     assert room.due_in <= 0, "somebody is to look at once"
-    assert not room.store.rooms.put_back(room.keys, room.entry_id("a"), TTL)
+    assert not room.store.run(rooms.put_back(room.keys, room.entry_id("a"), TTL))
     room.take("c", kept=room.offered(room.settle(claim), "c").token)
     room.client.delete(room.keys.lock)
     offered = room.offered(room.look(), "a")
@@ -359,7 +364,7 @@ def test_what_was_set_aside_is_put_back_behind_the_others(room: Room) -> None:
 def test_what_was_never_set_aside_cannot_be_put_back(room: Room) -> None:
     room.take("holder")
     room.park("a")
-    assert not room.store.rooms.put_back(room.keys, room.entry_id("a"), TTL)
+    assert not room.store.run(rooms.put_back(room.keys, room.entry_id("a"), TTL))
     assert room.waiting == ["a"]
 
 
@@ -417,7 +422,7 @@ def test_one_that_is_parked_as_the_lock_gets_free_asks_again(room: Room) -> None
     room.offered(room.look(), "b")
     assert isinstance(room.ask("a"), Busy)
     room.turn_lapses()
-    assert isinstance(room.store.rooms.park(room.claim("a"), room.entry("a")), Turn)
+    assert isinstance(room.store.run(rooms.park(room.claim("a"), Parking(room.entry("a")))), Turn)
 
 
 def test_a_message_that_was_offered_as_often_as_may_be_and_received_is_not_set_aside(
@@ -689,19 +694,19 @@ def test_a_waiter_goes_first_once_the_first_did_not_take_its_turn(room: Room) ->
     holder = room.take("holder")
     room.park("a")
     waiter = room.claim("waiter")
-    assert isinstance(room.store.locks.acquire(waiter, "wait"), Busy)
+    assert isinstance(room.store.run(calls.acquire(waiter, "wait")), Busy)
     room.offered(room.settle(holder), "a")
     room.turn_lapses()
     assert room.ask("newcomer").offered is not None, "one that does not wait does not"
     room.turn_lapses()
-    assert isinstance(room.store.locks.acquire(waiter, "woken"), Acquired)
+    assert isinstance(room.store.run(calls.acquire(waiter, "woken")), Acquired)
     assert room.waiting == ["a"]
 
 
 @pytest.fixture
 def reserved_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a tenth of a second a machine may be late."""
-    monkeypatch.setattr(wire, "RESERVE", 60.0)
+    monkeypatch.setattr(calls, "RESERVE", 60.0)
 
 
 @pytest.mark.usefixtures("reserved_for_a_minute")
@@ -758,7 +763,7 @@ def test_a_turn_can_be_broken_and_is_given_again(room: Room) -> None:
     holder = room.take("holder")
     room.park("a")
     token = room.offered(room.settle(holder), "a").token
-    broken = room.store.locks.break_lock(room.keys, TTL)
+    broken = room.store.run(calls.break_lock(room.keys, TTL))
     assert broken is not None
     assert broken.queued
     assert room.due_in is not None
@@ -770,7 +775,7 @@ def test_whoever_waits_or_is_set_aside_can_be_dropped(room: Room) -> None:
     offer_often(room, "a", "b")
     token = room.offered(room.look(), "b").token
     room.park("c", give_up=100)
-    dropped = room.store.rooms.drop_waiting(room.keys, TTL, "", 600)
+    dropped = room.drop_all()
     assert dropped == {room.entry_id(task): room.entry(task) for task in "abc"}
     assert (room.waiting, room.aside) == ([], set())
     assert not room.client.exists(room.keys.deadlines)
@@ -787,5 +792,7 @@ def test_a_turn_is_no_message_that_may_take_long(room: Room) -> None:
     room.give_up("a", token)
     queued = room.claim("queued")
     value = holders.encode(queued.token, ttl_ms=to_ms(TTL), task_id="queued", queued=True)
-    assert room.store.locks.reserve(dataclasses.replace(queued, value=value), TTL) == Reserved()
+    assert (
+        room.store.run(calls.reserve(dataclasses.replace(queued, value=value), TTL)) == Reserved()
+    )
     assert room.ask("other").for_message

@@ -22,12 +22,13 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from celery_redislock import ConfigError, LockUnavailable, RedisLock
+from celery_redislock.protocol import calls
 from celery_redislock.protocol.claims import EXTENDED, Acquired, Busy
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import connections
 from celery_redislock.servers.connections import PoolFactory, pools_from_url, pools_like
-from celery_redislock.servers.store import Store
-from tests.servers.test_store import extension, make_claim, outcomes, taken
+from celery_redislock.servers.server import Server
+from tests.servers.test_store import extended, extension, make_claim, outcomes, taken
 from tests.support.servers import (
     RedisServer,
     SentinelServer,
@@ -40,16 +41,18 @@ from tests.support.waiting import eventually
 
 def use(pools: PoolFactory, on: redis.Redis) -> None:
     """Take a lock, keep it and give it back; `on` is another way to the same server."""
-    store = Store(pools)
+    store = Server(pools)
     try:
         # The ttl sets the timeouts: with this one a late machine has a second to answer.
         claim = make_claim(uuid.uuid4().hex, ttl=12)
-        reply = taken(store.locks.acquire(claim))
+        reply = taken(store.run(calls.acquire(claim)))
         assert on.exists(claim.keys.lock)
-        assert isinstance(store.locks.acquire(make_claim(claim.keys.name, ttl=12)), Busy)
-        assert outcomes(store.locks.extend([extension(claim, reply)])) == [EXTENDED]
-        taken(store.locks.acquire_when_woken(claim, 0.01))  # asks again for what it has
-        assert store.locks.settle(claim).ours
+        assert isinstance(store.run(calls.acquire(make_claim(claim.keys.name, ttl=12))), Busy)
+        assert outcomes(extended(store, extension(claim, reply))) == [EXTENDED]
+        taken(
+            store.block(calls.acquire(claim, "woken"), claim.keys.wake, 0.01)
+        )  # asks again for what it has
+        assert store.run(calls.settle(claim)).ours
         assert not on.exists(claim.keys.lock)
     finally:
         store.close()
@@ -103,9 +106,9 @@ def test_a_lock_works_over_each_kind_of_url(guarded, guarded_client, url, option
 
 
 def test_a_wrong_password_is_told_without_showing_it(guarded, label) -> None:
-    store = Store(pools_from_url(f"redis://:wrong-one@127.0.0.1:{guarded.port}"))
+    store = Server(pools_from_url(f"redis://:wrong-one@127.0.0.1:{guarded.port}"))
     with pytest.raises(LockUnavailable) as caught:
-        store.locks.acquire(make_claim(label, ttl=0.5))
+        store.run(calls.acquire(make_claim(label, ttl=0.5)))
     assert "password" in str(caught.value)
     assert "wrong-one" not in str(caught.value)
 
@@ -130,11 +133,11 @@ def test_a_urls_options_for_other_uses_are_left_aside(redis_server, client) -> N
     # A result backend's URL may say what suits results.
     unfit = "socket_timeout=0.00001&socket_connect_timeout=99&health_check_interval=5&retry=3"
     url = f"{redis_server.url}/0?{unfit}&decode_responses=1&client_name=ours&unheard_of=1"
-    store = Store(pools_from_url(url))
+    store = Server(pools_from_url(url))
     claim = make_claim(uuid.uuid4().hex, ttl=6)
-    taken(store.locks.acquire(claim))
+    taken(store.run(calls.acquire(claim)))
     assert "ours" in [each["name"] for each in client.client_list()]
-    store.locks.settle(claim)
+    store.run(calls.settle(claim))
     store.close()
     use(pools_from_url(url), client)
 
@@ -145,8 +148,8 @@ def test_connections_carry_the_name_and_credentials_that_options_give(guarded) -
             return ("worker", "p@ss/w:rd")
 
     options = {"credential_provider": Provider(), "client_name": "locks", "socket_keepalive": True}
-    store = Store(pools_from_url(f"redis://127.0.0.1:{guarded.port}", options))
-    taken(store.locks.acquire(make_claim(uuid.uuid4().hex, ttl=6)))
+    store = Server(pools_from_url(f"redis://127.0.0.1:{guarded.port}", options))
+    taken(store.run(calls.acquire(make_claim(uuid.uuid4().hex, ttl=6))))
     with redis.Redis(port=guarded.port, password="p@ss/w:rd", decode_responses=True) as client:
         assert ("locks", "worker") in [(c["name"], c["user"]) for c in client.client_list()]
     store.close()
@@ -249,9 +252,9 @@ def test_a_lock_works_over_tls(secure, certificate, url, options) -> None:
 
 
 def test_a_certificate_that_nobody_known_has_signed_is_refused(secure, label) -> None:
-    store = Store(pools_from_url(f"rediss://localhost:{secure.tls_port}"))
+    store = Server(pools_from_url(f"rediss://localhost:{secure.tls_port}"))
     with pytest.raises(LockUnavailable, match=r"(?i)certificate"):
-        store.locks.acquire(make_claim(label, ttl=0.5))
+        store.run(calls.acquire(make_claim(label, ttl=0.5)))
 
 
 def test_a_client_shows_its_certificate_where_the_server_wants_one(certificate) -> None:
@@ -260,7 +263,7 @@ def test_a_client_shows_its_certificate_where_the_server_wants_one(certificate) 
         url = f"rediss://localhost:{server.tls_port}?ssl_ca_certs={ca}"
         use(pools_from_url(f"{url}&ssl_certfile={ca}&ssl_keyfile={key}"), server.client())
         with pytest.raises(LockUnavailable):
-            Store(pools_from_url(url)).locks.acquire(make_claim("uncertified", ttl=0.5))
+            Server(pools_from_url(url)).run(calls.acquire(make_claim("uncertified", ttl=0.5)))
 
 
 # -- sentinels --------------------------------------------------------------------------------
@@ -310,9 +313,9 @@ def test_options_for_the_sentinels_do_not_undo_the_locks_timeouts(sentinel, clie
 
 def test_a_master_that_the_sentinels_do_not_know_is_told(sentinel, label) -> None:
     url = f"sentinel://127.0.0.1:{sentinel.port}"
-    store = Store(pools_from_url(url, {"master_name": "nobody"}))
+    store = Server(pools_from_url(url, {"master_name": "nobody"}))
     with pytest.raises(LockUnavailable, match="nobody"):
-        store.locks.acquire(make_claim(label, ttl=0.5))
+        store.run(calls.acquire(make_claim(label, ttl=0.5)))
 
 
 def test_a_sentinel_leads_to_a_master_with_tls(secure, certificate) -> None:
@@ -328,26 +331,26 @@ def test_a_sentinel_leads_to_a_master_with_tls(secure, certificate) -> None:
 
 def test_after_a_failover_the_lock_is_kept_and_a_later_fence_is_higher(label) -> None:
     with SentinelSet(sentinels=1) as servers:
-        store = Store(pools_from_url(servers.url, servers.transport_options))
+        store = Server(pools_from_url(servers.url, servers.transport_options))
         claim = make_claim(label, ttl=60)
-        held = taken(store.locks.acquire(claim))
+        held = taken(store.run(calls.acquire(claim)))
         replica = servers.replica.client()
         eventually(lambda: replica.exists(claim.keys.lock), "it is replicated")
         servers.kill_master()
 
-        def extended() -> bool:
+        def is_extended() -> bool:
             with contextlib.suppress(LockUnavailable):
-                return outcomes(store.locks.extend([extension(claim, held)])) == [EXTENDED]
+                return outcomes(extended(store, extension(claim, held))) == [EXTENDED]
             return False
 
-        eventually(extended, "the promoted replica extends the lock")
+        eventually(is_extended, "the promoted replica extends the lock")
         with pytest.raises(LockUnavailable, match="no new locks for"):
-            store.locks.acquire(make_claim(f"{label}2", ttl=60), hold_off=0)
-        assert store.locks.settle(claim).ours
+            store.run(calls.acquire(make_claim(f"{label}2", ttl=60)), hold_off=0)
+        assert store.run(calls.settle(claim)).ours
 
         def taken_again() -> Acquired | None:
             with contextlib.suppress(LockUnavailable):  # a late sentinel knows no master for a time
-                return taken(store.locks.acquire(make_claim(label, ttl=60)))
+                return taken(store.run(calls.acquire(make_claim(label, ttl=60))))
             return None
 
         assert eventually(taken_again, "the lock is free").fence > held.fence
@@ -503,11 +506,11 @@ def test_a_lock_from_a_url_and_one_from_a_client_are_the_same_lock(redis_server,
 
 def test_a_name_of_any_characters_gives_a_lock(redis_server, client) -> None:
     for name in ("größe", "日本", "a b\n\"'{x}", "🔒" * 50, "\x00"):
-        store = Store(pools_from_url(redis_server.url))
+        store = Server(pools_from_url(redis_server.url))
         claim = make_claim(name, ttl=60)
-        assert isinstance(store.locks.acquire(claim), Acquired)
+        assert isinstance(store.run(calls.acquire(claim)), Acquired)
         assert client.exists(lock_keys("redislock", name).lock)
-        assert store.locks.settle(claim).ours
+        assert store.run(calls.settle(claim)).ours
         store.close()
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from celery_redislock import SingletonTask
 from celery_redislock.ops.cli import redislock
-from celery_redislock.protocol import holders
+from celery_redislock.protocol import calls, holders
 from celery_redislock.protocol.claims import Acquired, Claim
 from celery_redislock.protocol.keys import lock_keys
 
@@ -98,6 +98,6 @@ def claim(app: Any, task: str, label: str, **more: Any) -> Claim:
 def take(app: Any, task: str, label: str, **more: Any) -> tuple[Claim, Acquired]:
     """Hold the lock of that call, for a minute."""
     made = claim(app, task, label, **more)
-    reply = app.tasks[task].app_locks.store.locks.acquire(made)
+    reply = app.tasks[task].app_locks.store.run(calls.acquire(made))
     assert isinstance(reply, Acquired)
     return made, reply

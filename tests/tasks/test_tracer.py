@@ -11,17 +11,13 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from celery_redislock import Defer, Queue, Raise, SingletonTask, Skip
 from celery_redislock.app.delivery import KEY
-from celery_redislock.servers.done import DoneNotes
-from celery_redislock.servers.locks import Locks
-from celery_redislock.servers.rooms import Rooms
+from celery_redislock.servers.server import Server
 from celery_redislock.tasks import run as run_module
 from celery_redislock.tasks.locked import LockedTask
 from celery_redislock.tasks.run import Run
 
-#: Methods of our store, each with what it is needed for.
-STEPS = {
-    "acquire": Locks, "settle": Locks, "leave": Locks, "mark_done": DoneNotes, "park": Rooms,
-}  # fmt: skip
+#: What is asked of the server: scripts, and queries.
+STEPS = ("acquire", "settle", "hold", "query", "park")
 #: How a run ends, and the state that it has in Celery then.
 EXITS = {
     "return": "SUCCESS", "raise": "FAILURE", "ignore": "IGNORED", "reject": "REJECTED",
@@ -87,13 +83,17 @@ def trace(task: Any, label: str, how: str = "return", **raw: Any) -> str:
 
 
 def break_step(monkeypatch: pytest.MonkeyPatch, step: str, fault: Exception) -> None:
-    def fails(*args: Any, **kwargs: Any) -> Any:
-        raise fault
+    run = Server.run
 
-    monkeypatch.setattr(STEPS[step], step, fails)
+    def fails(server: Server, asked: Any, **options: Any) -> Any:
+        if getattr(asked, "script", "query") == step:
+            raise fault
+        return run(server, asked, **options)
+
+    monkeypatch.setattr(Server, "ask" if step == "query" else "run", fails)
 
 
-@pytest.mark.parametrize("step", ["settle", "leave", "mark_done"])
+@pytest.mark.parametrize("step", ["settle", "hold", "query"])
 @pytest.mark.parametrize("how", EXITS)
 def test_an_outcome_stands_though_its_settling_fails(
     app, label, how, step, fault, monkeypatch, caplog

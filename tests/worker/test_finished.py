@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from celery_redislock.protocol import notes
+from celery_redislock.protocol import calls, notes
+from celery_redislock.protocol.calls import UNKNOWN_TTL
 from celery_redislock.protocol.claims import Claim, to_ms
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.notes import DONE_TTL
@@ -33,7 +34,7 @@ def leave(store: Any, label: str) -> Any:
 
     def leave(task_id: str, kind: str = notes.ENDED, done_ttl: float = DONE_TTL) -> str:
         claim = dataclasses.replace(claim_of(label, task_id), done_ttl=done_ttl)
-        store.done.mark_done(claim, kind)
+        store.ask(calls.mark_done(claim, kind), once=True)
         return claim.done_key
 
     return leave
@@ -48,28 +49,23 @@ def test_only_notes_are_forgotten_that_are_old_enough_and_do_not_last(
     keys = [leave(f"t{number}", "01c"[number % 3]) for number in range(20)]
     kept = [leave("lasting", notes.lasting(notes.ENDED)), leave("later", done_ttl=DONE_TTL + 2)]
     replaced = claim_of(label, "replaced")
-    store.done.note_replaced(replaced, 0, '["pkg.task","x"]', 0.0)
+    store.ask(calls.note_replaced(replaced, 0, '["pkg.task","x"]', 0.0), once=True)
     never_left = claim_of(label, "never").done_key
     assert len(left()) == 23
-    store.done.forget([*keys, *kept, replaced.done_key, never_left], DONE_TTL + 1)
+    forgets = calls.forget([*keys, *kept, replaced.done_key, never_left], DONE_TTL + 1)
+    store.run_all(forgets, ttl=UNKNOWN_TTL)
     assert left() == {"lasting", "later", "replaced"}
-
-
-def test_many_notes_are_forgotten_in_several_round_trips(store, leave, left, monkeypatch):
-    monkeypatch.setattr("celery_redislock.servers.done.AT_ONCE", 7)
-    store.done.forget([leave(f"t{number}") for number in range(20)], DONE_TTL)
-    assert left() == set()
 
 
 @pytest.mark.parametrize("always", [True, False])
 def test_a_note_lasts_if_the_lock_is_gone_or_a_copy_was_seen(store, raw, label, always):
     gone, seen = claim_of(label, "gone"), claim_of(label, "seen")
-    store.locks.settle(gone, notes.ENDED, always=always)
+    store.run(calls.settle(gone, calls.Release(note=notes.ENDED, always=always)))
     assert raw.get(gone.done_key) == notes.lasting(notes.ENDED).encode()
     assert notes.decode(raw.get(gone.done_key)).kind == notes.ENDED
     opening = seen.opening
     raw.set(seen.keys.lock, f'{opening},"redelivered":true}}', px=to_ms(seen.ttl))
-    store.locks.settle(seen, notes.EXPECTS_RESULT, always=always)
+    store.run(calls.settle(seen, calls.Release(note=notes.EXPECTS_RESULT, always=always)))
     assert raw.get(seen.done_key) == notes.lasting(notes.EXPECTS_RESULT).encode()
 
 
@@ -112,6 +108,7 @@ def forgets(store, leave, consumer, now):
     """Those whose thread is the test: `look` is one look."""
     own = FinishedNotes()
     own._busy = True
+    locks: Any = Some(store=store, done_ttl=DONE_TTL + REMEMBERED)
 
     def look(seconds: float = 0.0) -> None:
         now.now += seconds
@@ -119,7 +116,6 @@ def forgets(store, leave, consumer, now):
         own._forget_those_due(now.now)
 
     def end(task_id: str, **options: Any) -> Ended:
-        locks: Any = Some(store=store, done_ttl=DONE_TTL + REMEMBERED)
         ended = Ended(FinishedNote(locks, consumer, 0, leave(task_id)), **options)
         own.add(ended)
         return ended
@@ -197,16 +193,33 @@ def test_a_note_is_looked_for_when_the_task_has_ended(forgets, left, monkeypatch
 
 
 def test_notes_stay_if_the_lock_server_does_not_answer(forgets, left, store, monkeypatch):
-    def unavailable(*args: Any) -> None:
+    def unavailable(*args: Any, **options: Any) -> None:
         raise finished.LockUnavailable("", None, "away")
 
     forgets.end("a")
     forgets.look()
     with monkeypatch.context() as patched:
-        patched.setattr(store.done, "forget", unavailable)
+        patched.setattr(store, "run_all", unavailable)
         forgets.look(REMEMBERED)
     forgets.look(REMEMBERED)
     assert left() == {"a"}
+
+
+def test_many_notes_are_forgotten_in_several_round_trips(forgets, left, store, monkeypatch):
+    monkeypatch.setattr(finished, "AT_ONCE", 7)
+    run_all, asked = store.run_all, []
+
+    def counted(calls: Any, **options: Any) -> Any:
+        asked.append(sum(len(call.keys) for call in calls))
+        return run_all(calls, **options)
+
+    monkeypatch.setattr(store, "run_all", counted)
+    for number in range(20):
+        forgets.end(f"t{number}")
+    forgets.look()
+    forgets.look(REMEMBERED)
+    assert left() == set()
+    assert asked == [7, 7, 6]
 
 
 def test_there_is_a_bound_to_what_is_remembered_here(forgets, left, monkeypatch):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ...app.brokers import broker_of
 from ...protocol.keys import broker_of_sweep, sweep_pattern
+from ...servers.looking import Looking
 from ..table import count_of
 from .finding import ERROR, OK, WARNING, Finding, some
 from .patient import Patient
@@ -50,7 +51,7 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
 def _other_brokers(patient: Patient) -> int:
     """How many other brokers the workers with our prefix have, of those that run now."""
     pattern = sweep_pattern(patient.locks.prefix)
-    pages = patient.locks.store.looking.scan(pattern)
+    pages = Looking(patient.locks.store).scan(pattern)
     return len({broker_of_sweep(key) for page in pages for key in page} - {broker_of(patient.app)})
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ...app.settings import AppLocks, app_locks
 from ...errors import LockUnavailable
+from ...servers.looking import Looking
 from ...tasks.task import SingletonTask
 from ..survey import Found, all_locks
 from .finding import Finding
@@ -37,7 +38,7 @@ class Patient:
     def info(self) -> dict[str, str]:
         """What the server says of itself; nothing if this user may not ask."""
         try:
-            return self.locks.store.looking.server_info()
+            return Looking(self.locks.store).server_info()
         except LockUnavailable:
             return {}
 
@@ -47,7 +48,7 @@ class Patient:
 
     @cached_property
     def trips(self) -> tuple[list[float], float]:
-        return self.locks.store.looking.round_trips(TRIPS)
+        return Looking(self.locks.store).round_trips(TRIPS)
 
     @cached_property
     def survey(self) -> list[Found]:

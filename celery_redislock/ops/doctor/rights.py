@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from ...servers.rights import Rights
 from .finding import ERROR, OK, UNKNOWN, WARNING, Finding
 from .patient import Patient
 
@@ -31,7 +32,7 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
         [key if part == "{}" else part for part in command.split()]
         for command in (*COMMANDS, *EXTRA)
     ]
-    rights = patient.locks.store.rights
+    rights = Rights(patient.locks.store)
     allowed = rights.may(commands)
     if allowed is None:
         allowed = rights.may_queue(commands)

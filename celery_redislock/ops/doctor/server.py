@@ -7,6 +7,7 @@ from typing import Final
 
 from ...app.options import LockOptions
 from ...errors import LockUnavailable
+from ...servers.looking import Looking
 from ...servers.server import operation_timeout
 from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
 from .patient import Patient
@@ -20,7 +21,7 @@ CLOCKS: Final = 1.0
 def check_server(patient: Patient) -> Iterator[Finding]:
     """Whether it answers."""
     try:
-        patient.locks.store.looking.reach()
+        Looking(patient.locks.store).reach()
     except LockUnavailable as exc:
         yield Finding(
             ERROR, f"does not answer: {exc.reason}",
@@ -75,7 +76,7 @@ def check_persistence(patient: Patient) -> Iterator[Finding]:
     """Whether what waits in Redis outlives a restart."""
     store = patient.locks.store
     aof = patient.info.get("aof_enabled") == "1"
-    save = store.looking.server_config("save").get("save")
+    save = Looking(store).server_config("save").get("save")
     parking = [task.name for task in patient.tasks if _parks(task.lock_options)]
     if aof or save:
         how = "appendonly" if aof else f"snapshots, save {save}"
@@ -146,7 +147,7 @@ def check_round_trip(patient: Patient) -> Iterator[Finding]:
 
 def check_timeouts(patient: Patient) -> Iterator[Finding]:
     """Whether the server closes connections between two extensions."""
-    idle = patient.locks.store.looking.server_config("timeout").get("timeout")
+    idle = Looking(patient.locks.store).server_config("timeout").get("timeout")
     longest = max((task.lock_options.lock_ttl for task in patient.tasks), default=30.0)
     bound = operation_timeout(patient.shortest_ttl)
     if idle is not None and idle.isdigit() and 0 < int(idle) <= longest / 3:

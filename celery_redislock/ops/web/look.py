@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from ...app.settings import AppLocks, app_locks
 from ...protocol.keys import lock_keys
+from ...servers.looking import Looking
 from ..history import PastRun, past_runs
 from ..rooms import Waiting, room_of
 from ..survey import Found, all_locks, one_lock
@@ -43,7 +44,7 @@ def look(app: Any) -> Seen:
     """
     locks = app_locks(app)
     found = all_locks(locks, app)
-    now, _ = locks.store.looking.stored([])
+    now, _ = Looking(locks.store).stored([])
     waiting = {each.name: each.waiting for each in found if each.waiting and not each.is_aside}
     most = sorted(waiting, key=lambda name: (-waiting[name], name))[:NAMED_ROOMS]
     return Seen(now, found, {name: _first(app, locks, name, now) for name in most})

@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery
 
 from celery_redislock import SingletonTask
-from celery_redislock.servers.locks import Locks
+from celery_redislock.servers.server import Server
 from celery_redislock.worker import request
 from celery_redislock.worker.child_lease import ChildLease
 from celery_redislock.worker.request import LockRequest
@@ -34,9 +34,21 @@ def fails_if_told(owner: Any, name: str, asks: Callable[..., Any]) -> None:
     setattr(owner, name, step)
 
 
+def scripts_fail_if_told() -> None:
+    """Let a call raise if the name of its script is in its lock's key."""
+    inner = Server.run
+
+    @functools.wraps(inner)
+    def run(server: Server, call: Any, **options: Any) -> Any:
+        if f"<{call.script}>" in call.keys[0]:
+            raise Fault(call.script)
+        return inner(server, call, **options)
+
+    Server.run = run  # type: ignore[method-assign]
+
+
 if CONF:
-    fails_if_told(Locks, "acquire", lambda locks, claim, *args: claim.keys.name)
-    fails_if_told(Locks, "settle", lambda locks, claim, *args: claim.keys.name)
+    scripts_fail_if_told()
     fails_if_told(request, "stamp", lambda raw, *args: raw["args"])
     fails_if_told(LockRequest, "finished_note", lambda own: own.args)
     fails_if_told(ChildLease, "__init__", lambda own, pid, request, token: request.args)
@@ -58,6 +70,19 @@ def faulty(conf: Any) -> Celery:
             return run(self, label, how)
 
     return app
+
+
+def scripts_fail_if_told() -> None:
+    """Let a call raise if the name of its script is in its lock's key."""
+    inner = Server.run
+
+    @functools.wraps(inner)
+    def run(server: Server, call: Any, **options: Any) -> Any:
+        if f"<{call.script}>" in call.keys[0]:
+            raise Fault(call.script)
+        return inner(server, call, **options)
+
+    Server.run = run  # type: ignore[method-assign]
 
 
 if CONF:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from celery_redislock.ops.web import hub
-from celery_redislock.protocol import past
+from celery_redislock.protocol import calls, past
 from tests.support.looking import claim, make_app
 from tests.support.servers import free_port
 from tests.support.site import Site, messages
@@ -21,10 +21,11 @@ def test_a_history_that_cannot_be_read_at_first_is_read_from_its_beginning_later
 ):
     monkeypatch.setattr(hub, "LOOK_BACK", 0.2)
     owner = make_app(own_redis.url, label)
-    locks = owner.tasks["sync"].app_locks.store.locks
+    store = owner.tasks["sync"].app_locks.store
     made = dataclasses.replace(claim(owner, "sync", "x"), task="sync", history=50)
-    fence = locks.acquire(made).fence
-    locks.settle(made, run_end=past.end_text(fence, 0.1, past.FAILED))
+    fence = store.run(calls.acquire(made)).fence
+    ended = calls.Release(run_end=past.end_text(fence, 0.1, past.FAILED))
+    store.run(calls.settle(made, ended))
     time.sleep(0.6)  # it ended longer ago than the page looks back from the last moment known
     denied = "-zrangebyscore"
     with own_redis.client() as client:

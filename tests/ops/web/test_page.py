@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from celery_redislock.protocol import holders
+from celery_redislock.protocol import calls, holders
 from celery_redislock.protocol.keys import lock_keys
 from tests.support.looking import make_app, take
 from tests.support.site import TOKEN, Site
@@ -97,7 +97,7 @@ def test_it_shows_the_locks_and_what_becomes_of_them_without_being_loaded_again(
         expect(page.locator("#lanes li")).to_have_count(1)
         expect(page.locator("#count")).to_have_text("1 of 2 locks")
         page.locator("#query").fill("")
-        store_of(app).locks.settle(made)
+        store_of(app).run(calls.settle(made))
         expect(first).to_have_count(0)
         expect(page.locator("#lanes rect.bar.running")).to_have_count(1)
         page.locator("#lanes rect.bar.ended").hover()
@@ -241,7 +241,7 @@ def test_the_keyboards_focus_stays_when_another_lock_goes(page, app):
         expect(page.locator("#rows tr")).to_have_count(3)
         link = page.locator("#rows tr", has_text="id-of-second").locator("a")
         link.focus()
-        store_of(app).locks.settle(made)
+        store_of(app).run(calls.settle(made))
         expect(page.locator("#rows tr")).to_have_count(2)
         expect(link).to_be_focused()
         page.keyboard.press("Enter")

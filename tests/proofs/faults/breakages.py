@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
 from celery_redislock import SingletonTask
 from celery_redislock.lock.heartbeat import Heartbeat
 from celery_redislock.lock.lease import Lease
-from celery_redislock.servers import lua
+from celery_redislock.protocol import calls
 from celery_redislock.tasks import asking
 from celery_redislock.tasks.attempt import Attempt
 from celery_redislock.tasks.body import LockedBody
@@ -17,6 +16,7 @@ from celery_redislock.tasks.conflict import TaskConflict
 from celery_redislock.tasks.run import Run
 from celery_redislock.worker import request, sweeper
 from celery_redislock.worker.request import LockRequest
+from tests.support.scripts import rewrite
 from tests.support.waiting import eventually
 
 
@@ -29,16 +29,12 @@ def apply(name: str | None) -> None:
 def no_heartbeat() -> None:
     """A lock with an expiry, and nobody who extends it or looks whether it is over."""
     Heartbeat.add = lambda self, lease: None  # type: ignore[method-assign]
-    Lease.lost = property(lambda self: self.right.lost)  # type: ignore[assignment,method-assign]
+    Lease.lost = property(lambda self: self.is_lost)  # type: ignore[assignment,method-assign]
 
 
 def plain_del() -> None:
     """A release that does not look whose lock it deletes."""
-    _rewrite(
-        lua.SETTLE,
-        "if is_under(current, opening) then",
-        "if type(current) == 'string' then",
-    )
+    rewrite("settle", "if is_under(current, opening) then", "if type(current) == 'string' then")
 
 
 def token_is_task_id() -> None:
@@ -63,7 +59,7 @@ def release_before_death() -> None:
 
     def releasing(self: Any, soft: bool, timeout: float) -> Any:
         if not soft:
-            self.task.app_locks.store.locks.settle(self._lease.known_claim)
+            self.task.app_locks.store.run(calls.settle(self._lease.known_claim))
             eventually(lambda: len(history.events("start")) == 2, "another one is inside")
         return on_timeout(self, soft, timeout)
 
@@ -88,7 +84,7 @@ def turns_are_offered_once() -> None:
 
 def newcomers_overtake() -> None:
     """A free lock is anybody's, whoever waits in the room."""
-    _rewrite(lua.ACQUIRE, "if following and following ~= entry_id", "if false")
+    rewrite("acquire", "if following and following ~= entry_id", "if false")
 
 
 def nobody_gives_turns() -> None:
@@ -99,7 +95,7 @@ def nobody_gives_turns() -> None:
 
 def copies_run() -> None:
     """Nobody remembers what has run, and a room may publish a message twice."""
-    _rewrite(lua.ACQUIRE, "if done and not (", "if false and not (")
+    rewrite("acquire", "if done and not (", "if false and not (")
 
 
 def one_too_many() -> None:
@@ -129,18 +125,8 @@ def failed_waits_on() -> None:
 
 
 def _rewrite_turns(old: str, new: str) -> None:
-    for script in (
-        *(lua.ACQUIRE, lua.SETTLE, lua.LOOK),
-        lua.PARK,
-        lua.RESERVE,
-    ):
-        _rewrite(script, old, new)
-
-
-def _rewrite(script: Any, old: str, new: str) -> None:
-    assert script.text.count(old) == 1, f"the script has changed: no {old!r}"
-    script.text = script.text.replace(old, new)
-    script.sha = hashlib.sha1(script.text.encode(), usedforsecurity=False).hexdigest()
+    for script in ("acquire", "settle", "look", "park", "reserve"):
+        rewrite(script, old, new)
 
 
 BREAKAGES: dict[str, Callable[[], None]] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_redislock.lock.lease import Lease
-from celery_redislock.servers.rooms import Rooms
+from celery_redislock.servers.server import Server
 from celery_redislock.tasks import run, turns
 from celery_redislock.tasks.body import LockedBody
 
@@ -80,11 +80,11 @@ def witness(history: History, main: int) -> None:
     """
     global _history, _main
     _history, _main = history, main
-    Rooms.park = _before(Rooms.park, "parking")  # type: ignore[method-assign]
-    Lease.settle = _before(Lease.settle, "settling")  # type: ignore[method-assign]
+    Server.run = _before(Server.run, "parking", _asks("park"))  # type: ignore[method-assign]
+    Server.run = _after(Server.run, "received", _asks("received"))  # type: ignore[method-assign]
+    Lease.release = _before(Lease.release, "settling")  # type: ignore[method-assign]
     turns._send = _after(turns._send, "published")
     turns.store_skipped = _before(_after(turns.store_skipped, "replaced"), "replacing")
-    Rooms.note_received = _after(Rooms.note_received, "received")  # type: ignore[method-assign]
     run.ask = _before(run.ask, "asking", lambda attempt: attempt.delivery.parked)
     LockedBody.run = _before(  # type: ignore[method-assign]
         LockedBody.run, "taken", lambda locked, *_: locked._attempt.delivery.parked
@@ -93,6 +93,11 @@ def witness(history: History, main: int) -> None:
 
 def _always(*args: Any) -> bool:
     return True
+
+
+def _asks(script: str) -> Callable[..., bool]:
+    """Whether that is what a server is asked."""
+    return lambda server, call: call.script == script
 
 
 def _before(
@@ -107,11 +112,14 @@ def _before(
     return stepping
 
 
-def _after(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _after(
+    function: Callable[..., Any], name: str, where: Callable[..., bool] = _always
+) -> Callable[..., Any]:
     @wraps(function)
     def stepping(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        step(name)
+        if where(*args):
+            step(name)
         return result
 
     return stepping

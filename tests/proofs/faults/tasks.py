@@ -11,7 +11,7 @@ import json
 import os
 import time
 import uuid
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from celery import Celery, signals
@@ -31,12 +31,12 @@ from celery_redislock import (
     lock_lost,
     lock_released,
 )
+from celery_redislock.protocol import rooms
 from celery_redislock.protocol.claims import EXTENDED, Acquired, Extended, Full, Older, Parked
 from celery_redislock.protocol.clock import clock
-from celery_redislock.servers import rooms
-from celery_redislock.servers.locks import Locks
-from celery_redislock.servers.rooms import Rooms
-from celery_redislock.worker import finished, request, sweeper
+from celery_redislock.servers.server import Server
+from celery_redislock.tasks import conflict
+from celery_redislock.worker import finished, sweeper
 from tests.proofs.faults import breakages, steps, turns
 from tests.proofs.faults.history import History
 from tests.proofs.faults.scopes import SCOPED, define
@@ -125,7 +125,7 @@ class _Run:
             token=self._lock.token,
             fence=self._lock.fence,
             asked=_monotonic(getattr(self._lock, "acquired_at", 0.0)),
-            right=_monotonic(self._lock.right.deadline if self._lock.fence else 0.0),
+            right=_monotonic(self._lock.deadline if self._lock.fence else 0.0),
             ttl=self._lock.ttl,
             limit=options.lock_limit if options else 1,
             min_hold=(options.lock_min_hold if options else None) or 0.0,
@@ -283,20 +283,30 @@ def _on_released(sender: Any, details: Any, **kwargs: Any) -> None:
 
 def _witness_extensions() -> None:
     """Every extension that succeeded, in whichever process: until when the lock is now ours."""
-    extend = Locks.extend
+    run, run_all = Server.run, Server.run_all
 
-    @wraps(extend)
-    def witnessed(self: Any, extensions: Any, *args: Any, **kwargs: Any) -> Any:
+    def write(call: Any, answer: Any, sent_at: float) -> None:
+        if isinstance(answer, Extended) and answer.outcome >= EXTENDED:
+            stored, ttl_ms, *_ = call.args
+            token, until = stored.split('"', 4)[3], sent_at + ttl_ms / 1000
+            history.write("beat", token=token, sent=sent_at, until=until, pid=os.getpid())
+
+    @wraps(run)
+    def witnessed(self: Any, call: Any, **options: Any) -> Any:
         sent_at = time.monotonic()
-        replies = extend(self, extensions, *args, **kwargs)
-        for extension, reply in zip(extensions, replies, strict=True):
-            if isinstance(reply, Extended) and reply.outcome >= EXTENDED:
-                claim = extension.claim
-                until = sent_at + claim.ttl
-                history.write("beat", token=claim.token, sent=sent_at, until=until, pid=os.getpid())
-        return replies
+        answer = run(self, call, **options)
+        write(call, answer, sent_at)
+        return answer
 
-    Locks.extend = witnessed  # type: ignore[method-assign]
+    @wraps(run_all)
+    def witnessed_all(self: Any, calls: Any, **options: Any) -> Any:
+        sent_at = time.monotonic()
+        answers = run_all(self, calls, **options)
+        for call, answer in zip(calls, answers, strict=True):
+            write(call, answer, sent_at)
+        return answers
+
+    Server.run, Server.run_all = witnessed, witnessed_all  # type: ignore[method-assign]
 
 
 def _who(claim: Any) -> dict[str, Any]:
@@ -314,7 +324,7 @@ def _task_id(entry_id: str) -> str:
     return entry_id.rpartition(":")[0]
 
 
-def _write_turn(keys: Any, offered: Any, asked: float) -> None:
+def _write_turn(key: str, offered: Any, asked: float) -> None:
     """Who in the room got the turn, or gives up, by what was asked then."""
     if offered is None:
         return
@@ -322,7 +332,7 @@ def _write_turn(keys: Any, offered: Any, asked: float) -> None:
         "turn",
         entry=offered.entry_id,
         id=_task_id(offered.entry_id),
-        key=keys.lock,
+        key=key,
         gives_up=offered.gives_up,
         publish=offered.publish,
         again=offered.again,
@@ -337,74 +347,86 @@ def _witness_rooms() -> None:
     """What enters a waiting room, who gets the turn, and what leaves it. Each is written with when
     it was asked for, also before: whoever is killed in between may have been served.
     """
-    park, settle, look = Rooms.park, Locks.settle, Rooms.look
-
-    def witness_taking(name: str) -> None:
-        acquire = getattr(Locks, name)
-
-        @wraps(acquire)
-        def acquired(self: Any, claim: Any, *args: Any, **kwargs: Any) -> Any:
-            asked = time.monotonic()
-            how = args[0] if args and name == "acquire" else kwargs.get("how", "try")
-            waits = how != "try" or name == "acquire_when_woken"
-            who = {**_who(claim), "waits": waits}
-            history.write("asks", token=claim.token, **who)
-            reply = acquire(self, claim, *args, **kwargs)
-            fence = reply.fence if isinstance(reply, Acquired) else 0
-            kind = "took" if fence else "refused"
-            history.write(kind, token=claim.token, fence=fence, asked=asked, **who)
-            _write_turn(claim.keys, getattr(reply, "offered", None), asked)
-            return reply
-
-        setattr(Locks, name, acquired)
+    run, block, park = Server.run, Server.block, conflict.park
+    parkings: dict[Any, tuple[Any, Any]] = {}
+    witnesses = {"acquire": _acquires, "settle": _settles, "look": _looks}
 
     @wraps(park)
-    def parked(self: Any, claim: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = time.monotonic()
-        history.write("parks", newest=kwargs.get("kind") or "", **_who(claim))
-        reply = park(self, claim, *args, **kwargs)
-        said = {Parked: "parked", Full: "full", Older: "older"}.get(type(reply), "ask")
-        history.write(
-            "parked" if isinstance(reply, Parked) else "not parked",
-            said=said,
-            newest=kwargs.get("kind") or "",
-            in_front=bool(kwargs.get("in_front")),
-            replaces=(kwargs.get("replace") or ("", None))[1] is not None,
-            began=bool(kwargs.get("began")),
-            replaced=list(getattr(reply, "replaced", ())),
-            asked=asked,
-            **_who(claim),
-        )
-        _write_turn(claim.keys, getattr(reply, "offered", None), asked)
-        if isinstance(reply, Parked):
-            steps.step("parked")
-        return reply
+    def parking(claim: Any, parking: Any) -> Any:
+        call = park(claim, parking)
+        parkings[call] = claim, parking
+        return call
 
-    @wraps(settle)
-    def settled(self: Any, claim: Any, *args: Any, take_out: str = "", **kwargs: Any) -> Any:
-        if take_out:
-            aside = bool(kwargs.get("aside"))
-            about = {"entry": take_out, "id": _task_id(take_out), "key": claim.keys.lock}
-            history.write("out", aside=aside, **about)
-        asked = time.monotonic()
-        reply = settle(self, claim, *args, take_out=take_out, **kwargs)
-        if take_out:
-            steps.step("gave up")
-        _write_turn(claim.keys, reply.offered, asked)
-        return reply
+    @wraps(run)
+    def witnessed(self: Any, call: Any, **options: Any) -> Any:
+        ask = partial(run, self, call, **options)
+        if call in parkings:
+            return _parks(ask, *parkings.pop(call))
+        witness = witnesses.get(call.script)
+        return ask() if witness is None else witness(ask, call)
 
-    @wraps(look)
-    def looked(self: Any, keys: Any, *args: Any) -> Any:
-        asked = time.monotonic()
-        reply = look(self, keys, *args)
-        for entry in reply.aside:
-            history.write("aside", entry=entry, id=_task_id(entry), key=keys.lock)
-        _write_turn(keys, reply.offered, asked)
-        return reply
+    @wraps(block)
+    def woken(self: Any, call: Any, *arguments: Any) -> Any:
+        return _acquires(partial(block, self, call, *arguments), call)
 
-    witness_taking("acquire")
-    witness_taking("acquire_when_woken")
-    Rooms.park, Locks.settle, Rooms.look = parked, settled, looked  # type: ignore
+    conflict.park = parking
+    Server.run, Server.block = witnessed, woken  # type: ignore[method-assign]
+
+
+def _acquires(ask: Any, call: Any) -> Any:
+    (claim,), (how, *_) = call.read.args, call.args[6:] or ("try",)
+    asked, who = time.monotonic(), {**_who(claim), "waits": how != "try"}
+    history.write("asks", token=claim.token, **who)
+    reply = ask()
+    fence = reply.fence if isinstance(reply, Acquired) else 0
+    kind = "took" if fence else "refused"
+    history.write(kind, token=claim.token, fence=fence, asked=asked, **who)
+    _write_turn(claim.keys.lock, getattr(reply, "offered", None), asked)
+    return reply
+
+
+def _parks(ask: Any, claim: Any, parking: Any) -> Any:
+    asked = time.monotonic()
+    history.write("parks", newest=parking.kind, **_who(claim))
+    reply = ask()
+    said = {Parked: "parked", Full: "full", Older: "older"}.get(type(reply), "ask")
+    history.write(
+        "parked" if isinstance(reply, Parked) else "not parked",
+        said=said,
+        newest=parking.kind,
+        in_front=parking.in_front,
+        replaces=(parking.replace or ("", None))[1] is not None,
+        began=parking.began,
+        replaced=list(getattr(reply, "replaced", ())),
+        asked=asked,
+        **_who(claim),
+    )
+    _write_turn(claim.keys.lock, getattr(reply, "offered", None), asked)
+    if isinstance(reply, Parked):
+        steps.step("parked")
+    return reply
+
+
+def _settles(ask: Any, call: Any) -> Any:
+    key, (take_out, aside) = call.keys[0], call.args[10:] or ("", 0)
+    if take_out:
+        about = {"entry": take_out, "id": _task_id(take_out), "key": key}
+        history.write("out", aside=bool(aside), **about)
+    asked = time.monotonic()
+    reply = ask()
+    if take_out:
+        steps.step("gave up")
+    _write_turn(key, reply.offered, asked)
+    return reply
+
+
+def _looks(ask: Any, call: Any) -> Any:
+    asked, key = time.monotonic(), call.keys[0]
+    reply = ask()
+    for entry in reply.aside:
+        history.write("aside", entry=entry, id=_task_id(entry), key=key)
+    _write_turn(key, reply.offered, asked)
+    return reply
 
 
 @signals.task_received.connect(weak=False)
@@ -479,7 +501,7 @@ if CONF.get("bench_pool") == "gevent":
 # A turn that nobody takes lapses soon, and is offered again, so that a case is short. So does that
 # a worker has the message.
 turns.shorten()
-rooms.RECEIVED_FOR = request.RECEIVED_FOR = 4.0
+rooms.RECEIVED_FOR = 4.0
 # Done notes are forgotten while the case still runs: one that is needed would be missed.
 finished.REMEMBERED, finished.LOOK_EVERY = 1.0, 0.1
 sweeper.SWEEP_EVERY = CONF.get("bench_sweep_every", 0.5)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 
-from celery_redislock.servers import lua
+from celery_redislock.servers import scripts
+from tests.support.scripts import forget
 
 #: How long the first turn lasts, in seconds. Each is twice as long as the one before.
 PAUSE = 1.5
@@ -19,7 +20,7 @@ LONGEST = 2 * PAUSE
 #: The shortest that a turn lasts: if pool slots wait as well. See `turns.lua`.
 SHORTEST = 1.0
 
-_source = lua._source
+_source = scripts._source
 
 
 def _shorter(name: str) -> str:
@@ -34,14 +35,16 @@ def _shorter(name: str) -> str:
 
 def shorten() -> None:
     """Have this process, and those that it forks, give shorter turns."""
-    lua._source = _shorter
+    scripts._source = _shorter
+    scripts.text_of.cache_clear()
+    forget()
 
 
 def sha_of(script: str) -> str:
     """What a worker calls this script."""
-    kept, lua._source = lua._source, _shorter
+    kept, scripts._source = scripts._source, _shorter
     try:
-        text = lua.Script(script).text
+        text = scripts.text_of.__wrapped__(script)
     finally:
-        lua._source = kept
+        scripts._source = kept
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

@@ -24,7 +24,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.lock.lease import Heir, Lease
-from celery_redislock.protocol import holders
+from celery_redislock.protocol import calls, holders, past
 from celery_redislock.protocol.claims import (
     EXTENDED,
     NOT_OURS,
@@ -37,6 +37,7 @@ from celery_redislock.protocol.claims import (
     to_ms,
 )
 from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.protocol.waiting import Block, Try
 from celery_redislock.servers.connections import pools_from_url
 from tests.support.servers import RedisServer
 
@@ -112,15 +113,15 @@ class Process:
 
     def __init__(self, server: RedisServer, time: VirtualTime) -> None:
         self.store = WeatheredStore(pools_from_url(server.url))
-        self.store.server.way = Way()
-        self.store.server.contact = self._contact
+        self.store.way = Way()
+        self.store.contact = self._contact
         self._time = time
         self._restarted = False
         self._noticed_at: int | None = None
 
     def server_restarted(self) -> None:
         """Its connections are broken, and the next ones lead to another run of the server."""
-        self.store.server.watch._run_id = "the one before"
+        self.store.watch._run_id = "the one before"
         self.store.close()
         self._restarted = True
 
@@ -174,7 +175,7 @@ class LockMachine(RuleBasedStateMachine):
         self.all: list[Client] = []
         self.processes = [Process(self.server, self.time) for _ in range(2)]
         for process in self.processes:
-            assert process.store.locks.holder(KEYS, TTL * TICK) is None
+            assert process.store.ask(calls.holder_of(KEYS, TTL * TICK)) is None
         self.answer: Any = None
         self.seen: set[str] = set()
         self.record = Record(0, 0)
@@ -287,10 +288,9 @@ class LockMachine(RuleBasedStateMachine):
         asks = "acquire_when_woken" if sleeps else "acquire"
         self._expect(client.process, trouble, asks, client.who, how, again)
         try:
-            if sleeps:
-                reply = client.lease.take_when_woken(1.0)
-            else:
-                reply = client.lease.take(how, 0, again)
+            call = calls.acquire(client.claim, how, again)
+            step = Block(call, KEYS.wake, 1.0) if sleeps else Try(call, 0)
+            reply = client.lease._do(step)
         except LockUnavailable:
             assert held_off or trouble.lost
             assert (self.answer is None) == held_off, "nothing is asked while it holds off"
@@ -322,7 +322,7 @@ class LockMachine(RuleBasedStateMachine):
         self._expect(client.process, trouble, "extend", client.who, retake)
         said: bool | None = None
         try:
-            said = client.lease.upkeep.extend_now()
+            said = client.lease.extend_now()
         except LockUnavailable:
             assert trouble.lost
         self._extended(right, trouble)
@@ -369,9 +369,11 @@ class LockMachine(RuleBasedStateMachine):
 
     def _release(self, client: Client, done: str, always: bool, trouble: Trouble) -> None:
         asks, once = not client.lease.given_back, not client.right.fence
-        stray = client.lease.upkeep.unanswered
+        stray = client.lease.unanswered
         self._expect(client.process, trouble, "settle", client.who, done, always, stray)
-        said = client.lease.release(done, always)
+        how = calls.Release(note=done, always=always, publishes=False)
+        settled = client.lease.release(how, past.RELEASED)
+        said = settled is not None and settled.ours
         assert (self.answer is not None) == asks
         heard = not trouble.lost or (trouble.lost == "once" and not once)
         assert said is bool(asks and heard and self.answer and not client.right.lost)
@@ -388,11 +390,11 @@ class LockMachine(RuleBasedStateMachine):
 
     def _die(self, client: Client, trouble: Trouble) -> None:
         """It dies, and its parent releases: with the token, and without knowing what it had."""
-        client.right.given_back = client.lease.right.given_back = True
+        client.right.given_back = client.lease.is_over = True
         self._expect(client.process, trouble, "settle", client.who, "", False)
         claim = Claim(KEYS, client.who.token, TTL * TICK, "", client.who.task_id)
         try:
-            assert client.process.store.locks.settle(claim).ours is self.answer
+            assert client.process.store.run(calls.settle(claim)).ours is self.answer
         except LockUnavailable:
             assert trouble.lost == "for good"
 
@@ -411,7 +413,7 @@ class LockMachine(RuleBasedStateMachine):
         self._expect(client.process, NONE, "extend", client.who, None, max_hold)
         most = None if max_hold is None else (max_hold + 0.5) * TICK
         wanted = Extension(client.claim, client.claim.opening, 0, False, max_hold=most)
-        (reply,) = client.process.store.locks.extend([wanted])
+        (reply,) = client.process.store.run_all([calls.extend(wanted)], ttl=30.0)
         assert reply.outcome == REPLIES[self.answer] != RETAKEN
 
     @move("late", which=WHICH, what=("acquire", "extend", "retake", "release"))
@@ -421,17 +423,20 @@ class LockMachine(RuleBasedStateMachine):
         store, claim, fence = client.process.store, client.claim, client.right.fence
         if what == "acquire" and not client.process.holds_off:
             self._expect(client.process, NONE, "acquire", client.who, "try", False)
-            store.locks.acquire(claim, hold_off=0)
+            store.run(calls.acquire(claim), hold_off=0)
         elif what == "release":
             self._expect(client.process, NONE, "settle", client.who, "1", True)
-            assert store.locks.settle(claim, "1", always=True).ours is self.answer
+            assert (
+                store.run(calls.settle(claim, calls.Release(note="1", always=True))).ours
+                is self.answer
+            )
         elif what in ("extend", "retake") and fence:
             retake = client.right.record if what == "retake" else None
             self._expect(client.process, NONE, "extend", client.who, retake)
             lease = client.lease
             again = retake is not None
-            extension = Extension(claim, lease.right.stored, fence, again, lease.upkeep.counter)
-            (reply,) = store.locks.extend([extension])
+            extension = Extension(claim, lease.stored, fence, again, lease.counter)
+            (reply,) = store.run_all([calls.extend(extension)], ttl=30.0)
             assert reply.outcome == REPLIES[self.answer]
 
     # -- what happens to everybody ----------------------------------------------------------
@@ -476,7 +481,7 @@ class LockMachine(RuleBasedStateMachine):
     def _break(self, process: Process, trouble: Trouble) -> None:
         """An operator looks who has it, and breaks it."""
         lock = self.model.lock
-        holder = process.store.locks.holder(KEYS, TTL * TICK)
+        holder = process.store.ask(calls.holder_of(KEYS, TTL * TICK))
         if lock is None or lock.state == "reserved":
             assert holder is None
         else:
@@ -485,7 +490,7 @@ class LockMachine(RuleBasedStateMachine):
             assert (holder.fence, holder.held_for_retry) == (lock.fence, lock.state == "kept")
         self._expect(process, trouble, "break_lock")
         try:
-            broken = process.store.locks.break_lock(KEYS, TTL * TICK)
+            broken = process.store.run(calls.break_lock(KEYS, TTL * TICK))
             assert (broken is not None) is self.answer
         except LockUnavailable:
             assert trouble.lost == "for good"
@@ -508,8 +513,8 @@ class LockMachine(RuleBasedStateMachine):
     def everybody_believes_what_the_model_says(self) -> None:
         for client in self.all:
             lease, right = client.lease, client.right
-            assert (lease.fence, lease.right.lost) == (right.fence, right.lost)
-            assert not right.fence or lease.right.deadline == right.ends * TICK
+            assert (lease.fence, lease.is_lost) == (right.fence, right.lost)
+            assert not right.fence or lease.deadline == right.ends * TICK
 
     @invariant()
     def at_most_one_has_the_right_and_it_has_the_lock_and_the_highest_fence(self) -> None:
@@ -541,13 +546,13 @@ class LockMachine(RuleBasedStateMachine):
     def _server_passes(self, ticks: int) -> None:
         self.time.server_passes(ticks)
         for client in self.all:
-            held = client.lease.right
-            held.stored = earlier(held.stored, ticks)
+            lease = client.lease
+            lease.stored = earlier(lease.stored, ticks)
 
     def _expect(self, process: Process, trouble: Trouble, script: str, *arguments: Any) -> None:
         """Whenever this process asks the real server next, ask the model the same."""
         self.answer = None
-        way, delays, losses = process.store.server.way, [trouble.before], [trouble.lost]
+        way, delays, losses = process.store.way, [trouble.before], [trouble.lost]
 
         def before() -> int:
             self.sent_at = self.time.now

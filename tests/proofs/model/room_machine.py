@@ -15,7 +15,7 @@ import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from celery_redislock.protocol import holders
+from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import (
     Acquired,
     Busy,
@@ -25,12 +25,13 @@ from celery_redislock.protocol.claims import (
     Offered,
     Older,
     Parked,
+    Parking,
     Turn,
     to_ms,
 )
 from celery_redislock.protocol.keys import LockKeys, lock_keys
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.server import Server
 
 #: Seconds. Nothing lapses by itself in a test: who dies, and a turn that nobody takes, is deleted.
 TTL = 600.0
@@ -110,7 +111,7 @@ class RoomMachine(RuleBasedStateMachine):
     Set from outside: the store, a client, and the set that notes what was met.
     """
 
-    store: Store
+    store: Server
     client: redis.Redis
     met: ClassVar[set[str]]
 
@@ -181,7 +182,9 @@ class RoomMachine(RuleBasedStateMachine):
         # Only of the message that was sent for it: one that was parked again waits for another.
         is_its_own = (task.state in ("g", "h")) is (message.token == "")
         is_its_own = is_its_own and state != "|||" and message.token in state
-        noted = self.store.rooms.note_received(self.keys, task.entry_id, message.token, TTL)
+        noted = self.store.run(
+            rooms.note_received(self.keys, task.entry_id, message.token, TTL), once=True
+        )
         assert noted is (task in self.waiting and is_its_own)
         if noted:
             task.state = "h" if task.state in ("g", "h") else "r"
@@ -198,7 +201,9 @@ class RoomMachine(RuleBasedStateMachine):
         claim = self.inside.pop(task)
         assert task.end == "", "it has run before"
         task.end = "ran"
-        reply = self.store.locks.settle(claim, "1", always=True, publishes=publishes)
+        reply = self.store.run(
+            calls.settle(claim, calls.Release(note="1", always=True, publishes=publishes))
+        )
         assert reply.ours
         self._is_offered(reply.offered, publishes)
 
@@ -222,7 +227,7 @@ class RoomMachine(RuleBasedStateMachine):
     def somebody_looks(self, arrives: bool, declines: bool) -> None:
         """What is published need not arrive, or who looks cannot publish it."""
         expected = self._sets_aside()
-        look = self.store.rooms.look(self.keys, TTL)
+        look = self.store.run(rooms.look(self.keys, TTL))
         self._met("look", look.offered)
         assert look.ended == {}
         assert [*look.aside] == [task.entry_id for task in expected]
@@ -269,7 +274,7 @@ class RoomMachine(RuleBasedStateMachine):
     def somebody_settles_what_is_anothers(self, which: int) -> None:
         task = list(self.turns)[which % len(self.turns)]
         stranger = Claim(self.keys, new_token(), TTL, "", task.task_id)
-        reply = self.store.locks.settle(stranger)
+        reply = self.store.run(calls.settle(stranger))
         assert not reply.ours
         self._is_offered(reply.offered)
 
@@ -277,8 +282,8 @@ class RoomMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9))
     def one_is_put_back(self, which: int) -> None:
         task = self.aside.pop(which % len(self.aside))
-        assert self.store.rooms.put_back(self.keys, task.entry_id, TTL)
-        assert not self.store.rooms.put_back(self.keys, task.entry_id, TTL)
+        assert self.store.run(rooms.put_back(self.keys, task.entry_id, TTL))
+        assert not self.store.run(rooms.put_back(self.keys, task.entry_id, TTL))
         task.forget_turns()
         task.offers = 1  # it may have run elsewhere meanwhile: its result is looked up
         self.waiting.append(task)
@@ -445,7 +450,7 @@ class RoomMachine(RuleBasedStateMachine):
         self.under_way.append(Message(task, offered.token, offered.gives_up))
 
     def _declines(self, task: Task) -> None:
-        look = self.store.rooms.look(self.keys, TTL, task.entry_id, aside_after=60.0)
+        look = self.store.run(rooms.look(self.keys, TTL, task.entry_id, aside_after=60.0))
         task.offers, task.state = max(task.offers - 1, 0), "u"
         assert [*look.aside] == [], "it waits for one who can"
         others = {each for each in self.turns if each.state == "u" and each is not task}
@@ -465,7 +470,7 @@ class RoomMachine(RuleBasedStateMachine):
         task, token = message.task, new_token()
         value = holders.encode(token, ttl_ms=to_ms(TTL), task="job", task_id=task.task_id)
         claim = Claim(self.keys, token, TTL, value, task.task_id, kept=message.token)
-        reply = self.store.locks.acquire(claim)
+        reply = self.store.run(calls.acquire(claim))
         self._met("acquire", reply)
         if task.end:
             assert isinstance(reply, Done)
@@ -483,7 +488,7 @@ class RoomMachine(RuleBasedStateMachine):
             self._is_offered(reply.offered)
             if message.gives_up:
                 task.end = "gave up"
-                self.store.done.mark_done(claim)
+                self.store.ask(calls.mark_done(claim), once=True)
                 self._leaves(task, message.token)
             else:
                 self.refused.append((task, claim))
@@ -498,15 +503,19 @@ class RoomMachine(RuleBasedStateMachine):
     def _parks(self, task: Task, claim: Claim) -> None:
         limit = POLICIES[task.policy]
         kind = "c" if task.policy == "coalesce" else ""
-        reply = self.store.rooms.park(
-            claim,
-            task.entry,
-            kind=kind,
-            limit=limit,
-            give_up=FOR_A_WHILE if task.policy == "queue for a while" else None,
-            in_front=task.began,
-            began=task.began,
-            arrived=float(task.arrived),
+        reply = self.store.run(
+            rooms.park(
+                claim,
+                Parking(
+                    task.entry,
+                    kind=kind,
+                    limit=limit,
+                    give_up=FOR_A_WHILE if task.policy == "queue for a while" else None,
+                    in_front=task.began,
+                    began=task.began,
+                    arrived=float(task.arrived),
+                ),
+            )
         )
         self._met("park", reply)
         same = [other for other in self.waiting if kind and other.policy == task.policy]
@@ -523,12 +532,12 @@ class RoomMachine(RuleBasedStateMachine):
             self._is_offered(reply.offered)
         elif newer:
             assert reply == Older(newer[0].task_id)
-            self.store.done.mark_done(claim)
+            self.store.ask(calls.mark_done(claim), once=True)
             task.end = task.end or "replaced"
             self._leaves(task)
         elif limit is not None and len(self.waiting) >= limit:
             assert isinstance(reply, Full)
-            self.store.done.mark_done(claim)
+            self.store.ask(calls.mark_done(claim), once=True)
             task.end = task.end or "turned away"
             self._leaves(task)
         else:
@@ -538,7 +547,7 @@ class RoomMachine(RuleBasedStateMachine):
             assert reply.replaced == {other.entry_id: other.entry for other in replaced}
             for other in replaced:
                 other.end = other.end or "replaced"
-                self.store.rooms.forget_ended(self.keys, other.entry_id, TTL)
+                self.store.ask(rooms.forget_ended(self.keys, other.entry_id, TTL))
             turn = self._may_go(task)
             assert type(reply) is (Turn if turn else Parked)
             if isinstance(reply, Parked):
@@ -551,7 +560,7 @@ class RoomMachine(RuleBasedStateMachine):
         """It ends without a run, and gives up what is kept for its message."""
         token = self.turns.get(task, token) or new_token()
         claim = Claim(self.keys, token, TTL, "", task.task_id)
-        reply = self.store.locks.settle(claim, take_out=task.entry_id)
+        reply = self.store.run(calls.settle(claim, calls.Release(take_out=task.entry_id)))
         assert reply.ours is (task in self.turns)
         self.turns.pop(task, None)
         self._is_out(task)

@@ -11,18 +11,19 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from celery_redislock.lock.right import Right
-from celery_redislock.lock.upkeep import Upkeep
-from celery_redislock.protocol.claims import to_ms
-from celery_redislock.protocol.clock import clock
+from celery_redislock.lock import held
+from celery_redislock.lock.held import Held
+from celery_redislock.protocol import calls
+from celery_redislock.protocol.claims import Acquired, Extended, Extension, to_ms
+from tests.support.scripts import rewritten
 from tests.support.servers import RedisServer
 
 from .lock_machine import KEYS, NONE, SCENES, Client, LockMachine, Trouble, wander
 from .lock_model import TTL
-from .virtual_time import TICK, Way, script
+from .virtual_time import TICK, Way
 
 #: It computes, and a busy machine has little time for it.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("declared_keys")]
 
 
 @pytest.fixture(scope="module")
@@ -159,93 +160,97 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = (
-    Mutant("a release frees whatever stands there", "SETTLE",
+    Mutant("a release frees whatever stands there", "settle",
            "if is_under(current, opening) then", "if is_under(current, '{\"token\"') then"),
-    Mutant("a release forgets who waits", "SETTLE",
+    Mutant("a release forgets who waits", "settle",
            "if free and someone_waits() and waiters_go_first() then", "if false then",
            "waited for"),
-    Mutant("a release believes in waiters for ever", "SETTLE",
+    Mutant("a release believes in waiters for ever", "settle",
            "redis.call('ZREMRANGEBYSCORE', ", "redis.call('ZCOUNT', ", "waited for in vain"),
-    Mutant("a release always leaves its mark", "SETTLE",
+    Mutant("a release always leaves its mark", "settle",
            "(always == '1' or", "(true or"),
-    Mutant("a release leaves no mark if its lock is gone", "SETTLE",
+    Mutant("a release leaves no mark if its lock is gone", "settle",
            "was_copied = not slot or", "was_copied = slot and"),
-    Mutant("a note does not last though a copy was seen", "SETTLE",
+    Mutant("a note does not last though a copy was seen", "settle",
            "if leaves_note and was_copied then", "if false then", "copied"),
-    Mutant("an extension is for whoever has it", "EXTEND",
+    Mutant("an extension is for whoever has it", "extend",
            "elseif is_under(current, opening) then", "elseif type(current) == 'string' then"),
-    Mutant("an extension takes what is missing, whoever asks", "EXTEND",
+    Mutant("an extension takes what is missing, whoever asks", "extend",
            "or retakes ~= '1'", ""),
-    Mutant("an extension takes again what an operator broke", "EXTEND",
+    Mutant("an extension takes again what an operator broke", "extend",
            "broken_by(redis.call('GET', broken), opening)", "nil", "broken"),
-    Mutant("an extension takes again what another may have had", "EXTEND",
+    Mutant("an extension takes again what another may have had", "extend",
            "tonumber(counter) > tonumber(last_counter)", "false"),
-    Mutant("an extension does not bring the counter up", "EXTEND",
+    Mutant("an extension does not bring the counter up", "extend",
            "redis.call('SET', fence_counter, fence)", "", "ahead of the clock"),
-    Mutant("the parent extends for longer than a lock may be held", "EXTEND",
+    Mutant("the parent extends for longer than a lock may be held", "extend",
            "return since and", "return false and"),
-    Mutant("the fence does not go by the counter", "ACQUIRE",
+    Mutant("the fence does not go by the counter", "acquire",
            "is_ahead = least > number", "is_ahead = false"),
-    Mutant("the fence does not go by the clock", "ACQUIRE",
+    Mutant("the fence does not go by the clock", "acquire",
            "is_ahead = least > number", "is_ahead = true"),
-    Mutant("a lock is taken on no condition", "ACQUIRE",
+    Mutant("a lock is taken on no condition", "acquire",
            "stored, condition, 'PX', ttl)", "stored, 'PX', ttl)"),
-    Mutant("a lock has no expiry", "ACQUIRE",
+    Mutant("a lock has no expiry", "acquire",
            "stored, condition, 'PX', ttl)", "stored, condition)"),
-    Mutant("to ask again is to ask anew", "ACQUIRE",
+    Mutant("to ask again is to ask anew", "acquire",
            "if is_under(current[i], opening) then", "if false then"),
-    Mutant("to ask again does not extend", "ACQUIRE",
+    Mutant("to ask again does not extend", "acquire",
            "redis.call('PEXPIRE', slot, ttl)", ""),
-    Mutant("nobody looks whether an attempt has run", "ACQUIRE",
+    Mutant("nobody looks whether an attempt has run", "acquire",
            "if task_id ~= '' and not again and not is_first then", "if false then", "copied"),
-    Mutant("what is kept for a waiter is taken from under it", "ACQUIRE",
+    Mutant("what is kept for a waiter is taken from under it", "acquire",
            "if how ~= 'wait' then", "if true then", "handed over"),
-    Mutant("a retry takes its earlier attempt's lock at once", "ACQUIRE",
+    Mutant("a retry takes its earlier attempt's lock at once", "acquire",
            "if holder.held or holder.queued", "if true", "retried"),
-    Mutant("a retry cannot take what is kept for it", "ACQUIRE",
+    Mutant("a retry cannot take what is kept for it", "acquire",
            "if holder.held or holder.queued", "if holder.queued", "kept"),
-    Mutant("a copy is a duplicate like any other", "ACQUIRE",
+    Mutant("a copy is a duplicate like any other", "acquire",
            "return busy(i, 'own')", "return busy(i, 'other')", "copied"),
-    Mutant("that a copy was seen is not noted", "ACQUIRE",
+    Mutant("that a copy was seen is not noted", "acquire",
            "redis.call('SET', slot, current[i], 'KEEPTTL')", "", "copied"),
-    Mutant("to note that a copy was seen takes the expiry away", "ACQUIRE",
+    Mutant("to note that a copy was seen takes the expiry away", "acquire",
            "current[i], 'KEEPTTL')", "current[i])", "copied"),
-    Mutant("who waits is not written down", "ACQUIRE",
+    Mutant("who waits is not written down", "acquire",
            "redis.call('ZADD', waiters,", "redis.call('ZSCORE', waiters,", "waited for"),
-    Mutant("who gives up a wait stays written down", "ACQUIRE",
+    Mutant("who gives up a wait stays written down", "acquire",
            "elseif how == 'last' then", "elseif false then", "waited for"),
-    Mutant("who leaves a lock to a retry need not have it", "HOLD",
+    Mutant("who leaves a lock to a retry need not have it", "hold",
            "if is_under(current, opening) then", "if type(current) == 'string' then"),
-    Mutant("what is left to a retry has no expiry", "HOLD",
+    Mutant("what is left to a retry has no expiry", "hold",
            "value, 'PX', ttl)", "value)"),
-    Mutant("what was broken leaves no mark", "BREAK",
+    Mutant("what was broken leaves no mark", "break",
            "earlier .. broken_mark(holder.token, by)", "earlier"),
-    Mutant("a break wakes nobody", "BREAK",
+    Mutant("a break wakes nobody", "break",
            "redis.call('LPUSH', wake, '1')", "", "waited for"),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_script_with_one_thing_wrong_is_found_out(server, mutant: Mutant) -> None:
-    with script(mutant.script, mutant.old, mutant.new):
+    with rewritten(mutant.script, mutant.old, mutant.new):
         assert is_found_out(server, mutant.scene)
 
 
 def test_a_right_that_counts_from_the_answer_is_found_out(server, monkeypatch) -> None:
-    def renew(self: Right, sent_at: float) -> None:
-        self.deadline = clock() + self.ttl
+    begin, extended = Held.begin, Held._extended
 
-    monkeypatch.setattr(Right, "renew", renew)
+    def late_begin(self: Held, acquired: Acquired, at: float) -> None:
+        begin(self, acquired._replace(sent_at=held.clock()), at)
+
+    def late_extended(self: Held, reply: Extended, sent_at: float) -> None:
+        extended(self, reply, held.clock())
+
+    monkeypatch.setattr(Held, "begin", late_begin)
+    monkeypatch.setattr(Held, "_extended", late_extended)
     assert is_found_out(server, "held")
 
 
 def test_an_extension_that_retakes_past_its_right_is_found_out(server, monkeypatch) -> None:
-    real = Upkeep._extension
+    def always(*arguments: Any) -> Extension:
+        return Extension(*arguments)._replace(retake=True)
 
-    def always(self: Upkeep, now: float) -> Any:
-        return real(self, now)._replace(retake=True)
-
-    monkeypatch.setattr(Upkeep, "_extension", always)
+    monkeypatch.setattr(held, "Extension", always)
     assert is_found_out(server, "held")
 
 
@@ -256,7 +261,7 @@ def two_deliveries(server: RedisServer) -> tuple[LockMachine, Client, Client]:
     machine = type("Machine", (LockMachine,), {"server": server})()
     one, other = (machine.deliver(process, "task", 0) for process in (0, 1))
     for client in (one, other):
-        client.process.store.server.way = Way()
+        client.process.store.way = Way()
     return machine, one, other
 
 
@@ -267,15 +272,15 @@ def test_a_retake_that_arrives_past_its_right_does_not_hide_that_another_had_the
 
     def meanwhile() -> int:
         machine.pass_time(1)
-        other.lease.take()
+        other.lease.acquire()
         other.lease.release()
         return 1
 
     try:
-        one.lease.take()
+        one.lease.acquire()
         machine.pass_time(TTL - 1)
-        one.process.store.server.way.before = meanwhile
-        one.lease.upkeep.extend_now()  # sent within the right, served after it
+        one.process.store.way.before = meanwhile
+        one.lease.extend_now()  # sent within the right, served after it
         assert other.lease.fence > one.lease.fence
         assert one.lease.lost
     finally:
@@ -286,13 +291,13 @@ def test_who_was_broken_does_not_take_it_again_though_another_with_a_shorter_ttl
     server,
 ) -> None:
     machine, one, other = two_deliveries(server)
-    value = other.claim.value.replace(f'"ttl_ms":{one.claim.ttl_ms}', f'"ttl_ms":{to_ms(TICK)}')
+    value = other.claim.value.replace(f'"ttl_ms":{to_ms(one.claim.ttl)}', f'"ttl_ms":{to_ms(TICK)}')
     other.lease.claim = dataclasses.replace(other.claim, ttl=TICK, value=value)
     try:
         for client in (one, other):
-            client.lease.take()
-            assert client.process.store.locks.break_lock(KEYS, one.claim.ttl) is not None
+            client.lease.acquire()
+            assert client.process.store.run(calls.break_lock(KEYS, one.claim.ttl)) is not None
         machine.pass_time(1)
-        assert not one.lease.upkeep.extend_now(), "an operator's break is final"
+        assert not one.lease.extend_now(), "an operator's break is final"
     finally:
         machine.teardown()

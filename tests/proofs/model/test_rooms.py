@@ -2,61 +2,61 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from celery_redislock.servers import lua
 from celery_redislock.servers.connections import pools_from_url
-from celery_redislock.servers.store import Store
+from celery_redislock.servers.server import Server
+from tests.support.scripts import rewritten
 
 from .room_machine import RoomMachine
 
 #: It computes, and a busy machine has little time for it.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("declared_keys")]
 
 #: The scripts that may give a turn: each has `turns.lua` in it.
-SCRIPTS = ("ACQUIRE", "SETTLE", "PARK", "LOOK", "RESERVE")
+SCRIPTS = ("acquire", "settle", "park", "look", "reserve")
 #: Of a script, or of all that say it, a place and what stands there instead: each breaks a promise.
 BROKEN = {
-    "newcomers overtake": ("ACQUIRE", "if following and following ~= entry_id", "if false"),
+    "newcomers overtake": ("acquire", "if following and following ~= entry_id", "if false"),
     "a lock is taken on no condition": (
-        "ACQUIRE", "stored, condition, 'PX', ttl)", "stored, 'PX', ttl)"),
-    "who runs still waits": ("ACQUIRE", "    take_out(entry_id)\n", ""),
-    "who runs is still set aside": ("ACQUIRE", "redis.call('HDEL', aside, entry_id)", ""),
+        "acquire", "stored, condition, 'PX', ttl)", "stored, 'PX', ttl)"),
+    "who runs still waits": ("acquire", "    take_out(entry_id)\n", ""),
+    "who runs is still set aside": ("acquire", "redis.call('HDEL', aside, entry_id)", ""),
     "what has run runs again when its turn comes": (
-        "ACQUIRE", "not again and not is_first", "not again and not kept"),
+        "acquire", "not again and not is_first", "not again and not kept"),
     "a turn is not taken over": (
-        "ACQUIRE", "elseif holder.queued then", "elseif false then"),
-    "a limit of the room is no limit": ("PARK", "if limit and", "if false and"),
+        "acquire", "elseif holder.queued then", "elseif false then"),
+    "a limit of the room is no limit": ("park", "if limit and", "if false and"),
     "the newest goes to the end": (
-        "PARK", "redis.call('LINSERT', room, 'BEFORE', others[1], id) < 1", "true"),
-    "of a kind nobody is found": ("PARK", "list(kind, of_kind)", ""),
-    "another release's lists are believed": ("PARK", "not is_listed() and kind ~= ''", "false"),
-    "a copy waits beside the first": ("PARK", "redis.call('HEXISTS', entries, id) == 1", "false"),
-    "a settle does not look": ("SETTLE", "elseif first then", "elseif false then"),
+        "park", "redis.call('LINSERT', room, 'BEFORE', others[1], id) < 1", "true"),
+    "of a kind nobody is found": ("park", "list(kind, of_kind)", ""),
+    "another release's lists are believed": ("park", "not is_listed() and kind ~= ''", "false"),
+    "a copy waits beside the first": ("park", "redis.call('HEXISTS', entries, id) == 1", "false"),
+    "a settle does not look": ("settle", "elseif first then", "elseif false then"),
     "a settle gives back another's turn": (
-        "SETTLE", "if is_under(current, opening) then", "if type(current) == 'string' then"),
+        "settle", "if is_under(current, opening) then", "if type(current) == 'string' then"),
     "who settles cannot publish and nobody is told": (
-        "LOOK", "gives_up() or unpublished() or not", "gives_up() or not"),
+        "look", "gives_up() or unpublished() or not", "gives_up() or not"),
     "a give-up is forgotten": (
-        "LOOK", "gives_up() or unpublished() or not", "unpublished() or not"),
+        "look", "gives_up() or unpublished() or not", "unpublished() or not"),
     "a give-up is sent once": (
-        "LOOK", "redis.call('ZADD', deadlines, string.format('%.0f', till), id)",
+        "look", "redis.call('ZADD', deadlines, string.format('%.0f', till), id)",
         "redis.call('ZREM', deadlines, id)"),
     "a give-up that a worker has is sent again": (
-        "LOOK", "state.flag == GIVING_UP_RECEIVED and state.till > now", "false"),
+        "look", "state.flag == GIVING_UP_RECEIVED and state.till > now", "false"),
     "who declines gives its turn away": (
-        "LOOK", "state.offers, state.flag = math.max(state.offers - 1, 0), GIVEN",
+        "look", "state.offers, state.flag = math.max(state.offers - 1, 0), GIVEN",
         "take_out(declined)"),
     "what was put back is still set aside": (
-        "PUT_BACK", "redis.call('HDEL', aside, id)", ""),
+        "put_back", "redis.call('HDEL', aside, id)", ""),
     "that a worker has it is not noted": (
-        "RECEIVED", "save_state(id, state)\nreturn", "return"),
+        "received", "save_state(id, state)\nreturn", "return"),
     "it is forgotten once it has its turn": (
         "", "return {kind, id, entry, turn_token, state.offers}",
         "take_out(id) return {kind, id, entry, turn_token, state.offers}"),
@@ -68,7 +68,7 @@ BROKEN = {
         "", "offers = state.offers + 1, first", "offers = state.offers, first"),
     "one has two turns": ("", "not (turns[id] or", "not ("),
     "one is sent another message though it is there": (
-        "ACQUIRE", "parked, state = next_in_line(entry_id)", "parked, state = next_in_line()"),
+        "acquire", "parked, state = next_in_line(entry_id)", "parked, state = next_in_line()"),
     "what a worker has is sent again": (
         "", "or is_away(state) or", "or"),
     "what a worker has is set aside": ("", "OFFERS and state.till <= now and", "OFFERS and"),
@@ -95,25 +95,24 @@ RARE = frozenset(
 
 
 @pytest.fixture(autouse=True)
-def slow_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_turns() -> Iterator[None]:
     """No turn lapses before the test says so, however busy the machine is."""
-    for name in SCRIPTS:
-        change(monkeypatch, name, "local PAUSE = 5000 ", "local PAUSE = 3600000 ")
+    with changed(SCRIPTS, "local PAUSE = 5000 ", "local PAUSE = 3600000 "):
+        yield
 
 
-def change(monkeypatch: pytest.MonkeyPatch, name: str, old: str, new: str) -> None:
-    script = getattr(lua, name)
-    assert script.text.count(old) == 1, "the script has changed"
-    assert script.sha  # made now, of the text as it is: it is what is put back afterwards
-    text = script.text.replace(old, new)
-    monkeypatch.setattr(script, "text", text)
-    monkeypatch.setattr(script, "sha", hashlib.sha1(text.encode()).hexdigest())
+@contextmanager
+def changed(names: Sequence[str], old: str, new: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(rewritten(name, old, new))
+        yield
 
 
 @pytest.fixture
 def machine(redis_server: Any) -> Iterator[type[RoomMachine]]:
     class Machine(RoomMachine):
-        store = Store(pools_from_url(redis_server.url))
+        store = Server(pools_from_url(redis_server.url))
         client = redis_server.client()
         met: ClassVar[set[str]] = set()
 
@@ -149,12 +148,10 @@ def test_a_room_is_what_the_list_says_whatever_happens_in_which_order(machine) -
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_room_is_found_out(machine, monkeypatch, how: str) -> None:
+def test_a_broken_room_is_found_out(machine, how: str) -> None:
     name, old, new = BROKEN[how]
-    for each in [name] if name else SCRIPTS:
-        change(monkeypatch, each, old, new)
     is_long = settings.get_current_profile_name() == "long"
     if how in RARE and not is_long:
         pytest.skip("`make model` finds it out")
-    with pytest.raises(AssertionError):
+    with changed([name] if name else SCRIPTS, old, new), pytest.raises(AssertionError):
         play(machine, max_examples=4000 if is_long else 400, phases=[Phase.generate])

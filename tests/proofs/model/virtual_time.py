@@ -6,6 +6,7 @@ real time to speak of passes in a test, and virtual time passes by taking hours 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -18,19 +19,17 @@ import redis
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.errors import LockUnavailable
-from celery_redislock.lock import lease, right, upkeep, waiting
-from celery_redislock.protocol import wire
-from celery_redislock.protocol.claims import Extension
+from celery_redislock.lock import held, lease
+from celery_redislock.protocol import calls, waiting
+from celery_redislock.protocol.calls import Call
 from celery_redislock.protocol.keys import LockKeys
-from celery_redislock.servers import locks, lua, restarts, server
-from celery_redislock.servers.locks import Locks
+from celery_redislock.servers import restarts, server
 from celery_redislock.servers.server import Server
-from celery_redislock.servers.store import Store
 
 from .lock_model import RESERVE, WAITER_TTL
 
 #: The modules that go by the clock.
-CLOCKED: Final = (lease, right, upkeep, waiting, locks, server, restarts)
+CLOCKED: Final = (held, lease, waiting, server, restarts)
 #: Seconds that a tick stands for.
 TICK: Final = 3600.0
 
@@ -162,59 +161,81 @@ class Way:
 def _nothing() -> None: ...
 
 
-class _WeatheredServer(Server):
+class _OnItsWay:
+    """A connection by which one question goes its way."""
+
+    def __init__(self, connection: Any, way: Way) -> None:
+        self._connection = connection
+        self.way = way
+        self.was_asked = False
+
+    def send_packed_command(self, command: Any) -> None:
+        """Ask, and the model once: the script may have to be sent again with its text."""
+        if not self.was_asked:
+            self.was_asked = True
+            self.way.before()
+            self.way.mirror()
+        self._connection.send_packed_command(command)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+class WeatheredStore(Server):
+    """The real server, on a way where things happen."""
+
     way = Way()
     contact: Callable[[], None] = staticmethod(_nothing)
 
-    def connections(self, *arguments: Any) -> Any:
+    def exchange(self, *arguments: Any) -> Any:
         self.contact()
-        return super().connections(*arguments)
+        return super().exchange(*arguments)
 
-    def call(self, connection: Any, *question: Any) -> Any:
-        return self._on_its_way(super().call, connection, *question)
+    def _call(self, connection: Any, call: Call[Any]) -> Any:
+        return self._on_its_way(super()._call, connection, call)
 
-    def call_when_woken(self, *question: Any) -> Any:
-        return self._on_its_way(super().call_when_woken, *question)
+    def _block(self, connection: Any, *question: Any) -> Any:
+        return self._on_its_way(super()._block, connection, *question)
 
-    def _on_its_way(self, ask: Callable[..., Any], *question: Any) -> Any:
-        """Ask, and the model once: a call may make another for a script that is not there."""
+    def _on_its_way(self, talk: Callable[..., Any], connection: Any, *question: Any) -> Any:
+        if isinstance(connection, _OnItsWay):  # a block that asks again with the script's text
+            return talk(connection, *question)
+        connection = _OnItsWay(connection, self.way)
+        reply = talk(connection, *question)
+        if connection.was_asked:
+            connection.way.after()
+        return reply
+
+    def run(self, call: Call[Any], **options: Any) -> Any:
+        if call.script != "extend":
+            return super().run(call, **options)
+        ask = super().run
+        return self._extend([call], lambda calls: ask(calls[0], **options))
+
+    def run_all(self, calls: Sequence[Call[Any]], **options: Any) -> Any:
+        ask = super().run_all
+        return self._extend(calls, lambda calls: ask(calls, **options))
+
+    def _extend(self, calls: Sequence[Call[Any]], ask: Callable[..., Any]) -> Any:
+        """Ask with values that are so much older as time passes on the way."""
         way = self.way
-        way.before()
+        passed = way.before()
         way.mirror()
         self.way = Way()
         try:
-            reply = ask(*question)
+            reply = ask([_older(call, passed) for call in calls])
         finally:
             self.way = way
-        way.after()
+        try:
+            way.after()
+        except RedisTimeoutError as exc:
+            raise LockUnavailable("", None, "the answer is lost") from exc
         return reply
 
 
-class _WeatheredLocks(Locks):
-    _server: _WeatheredServer
-
-    @property
-    def _way(self) -> Way:
-        return self._server.way
-
-    def extend(self, extensions: Sequence[Extension], *arguments: Any, **options: Any) -> list[Any]:
-        passed = self._way.before()
-        self._way.mirror()
-        extensions = [e._replace(stored=earlier(e.stored, passed)) for e in extensions]
-        replies = super().extend(extensions, *arguments, **options)
-        try:
-            self._way.after()
-        except RedisTimeoutError as exc:
-            raise LockUnavailable("", None, "the answer is lost") from exc
-        return replies
-
-
-class WeatheredStore(Store):
-    """The real store, on a way where things happen."""
-
-    def __init__(self, pools: Any) -> None:
-        super().__init__(pools, _WeatheredServer)
-        self.locks = _WeatheredLocks(self.server)
+def _older(call: Call[Any], passed: int) -> Call[Any]:
+    stored, *more = call.args
+    return dataclasses.replace(call, args=(earlier(stored, passed), *more))
 
 
 @contextmanager
@@ -230,22 +251,10 @@ def virtual(time: VirtualTime) -> Iterator[None]:
 @contextmanager
 def _whole_ticks() -> Iterator[None]:
     with (
-        mock.patch.object(locks, "time", SimpleNamespace(sleep=lambda seconds: None)),
         mock.patch.object(server, "time", SimpleNamespace(sleep=lambda seconds: None)),
         # Real: the machine may be busy.
         mock.patch.object(server, "operation_timeout", return_value=60.0),
-        mock.patch.object(wire, "RESERVE", RESERVE * TICK),
-        mock.patch.object(wire, "WAITER_TTL", WAITER_TTL * TICK),
+        mock.patch.object(calls, "RESERVE", RESERVE * TICK),
+        mock.patch.object(calls, "WAITER_TTL", WAITER_TTL * TICK),
     ):
-        yield
-
-
-@contextmanager
-def script(name: str, old: str, new: str) -> Iterator[None]:
-    """In here the script of that name has one thing changed."""
-    real = getattr(lua, name)
-    assert old in real.text, f"{name} does not say {old!r} any more"
-    changed = lua.Script(name)
-    changed.text = real.text.replace(old, new, 1)
-    with mock.patch.object(lua, name, changed):
         yield

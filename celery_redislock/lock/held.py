@@ -1,0 +1,364 @@
+"""An acquired lock that is kept alive: the right to it, its extensions, and how it was lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from ..errors import LockLost, LockUnavailable
+from ..protocol import holders
+from ..protocol.calls import Release, extend, settle
+from ..protocol.claims import NOT_OURS, RETAKEN, Acquired, Claim, Extended, Extension
+from ..protocol.clock import clock
+from ..protocol.holders import Holder
+from ..protocol.log import fields, get_logger
+from ..protocol.waiting import RETRY_EVERY
+from ..servers.server import Server
+from .greenlets import AT_ONCE, native_lock, teller_here
+from .heartbeat import heartbeat
+
+logger = get_logger()
+
+#: The part of the ttl between two extensions: a little less than a third, so that a holder notices
+#: that the server came back empty before anybody else may take a lock there.
+BEAT_EVERY: Final = 0.3
+#: The most seconds between two extensions of a run that may be replaced, so that it hears of that.
+LISTEN_EVERY: Final = 1.0
+#: Why a lock was lost, if the server says no more than that. An operator's mark expires.
+GONE: Final = "it expired or was broken, or another run may have acquired it"
+#: Why it was lost, if there is that mark.
+BROKEN: Final = "an operator broke it"
+
+
+class _Mutex:
+    """Guards what is decided once for each lock. Held for a moment, and without any I/O."""
+
+    def __init__(self) -> None:
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self.lock = native_lock()
+
+
+_mutex: Final = _Mutex()
+
+
+def beat_every(ttl: float, listens: bool) -> float:
+    """Seconds between two extensions."""
+    return min(ttl * BEAT_EVERY, LISTEN_EVERY) if listens else ttl * BEAT_EVERY
+
+
+class Held:
+    """The right to a lock that was acquired, and what keeps it.
+
+    The right ends ttl after the last successful acquire or extend was *sent*. Any thread may find
+    out that it was lost, or that the run must end for another one. That is reported once, and not
+    after the lock was given back.
+
+    The heartbeat has a weak reference to it, so that a lock that its owner dropped expires.
+
+    Attributes:
+        store: where the lock is.
+        claim: the lock and the token.
+        key: the lock's whole key in Redis.
+        ttl: seconds that the lock outlives a dead holder.
+        fence: an int that rises with every acquisition of the key. Pass it to the resource, which
+            must refuse a lower one than it has seen: that gives correctness, the lock alone does
+            not (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
+        stored: the lock's value, as it was stored on the server.
+        acquired_at: when, on `clock`.
+        deadline: when the right ends, on `clock`.
+        next_beat: when it is to be extended next, on `clock`.
+        counter: the bucket's counter when the lock was last known to be ours.
+        unanswered: an extension may reach the server at any time.
+        is_over: it was given back, or that was tried.
+        is_lost: ownership can no longer be confirmed. Never False again.
+        replaced_by: the task for which the run must end, or None.
+        lost_because: why it was lost, for people.
+        loss_is_told: the loss was logged, and `on_lost` was called.
+        teller: what reports it, where threads are patched.
+        pid: the process that has it.
+    """
+
+    # Defaults on the class: one of these is made for each task that runs, and few change them.
+    fence = counter = 0
+    stored = lost_because = ""
+    acquired_at = deadline = next_beat = 0.0
+    unanswered = is_over = is_lost = loss_is_told = False
+    replaced_by: Holder | None = None
+    teller = AT_ONCE
+    _is_troubled = False
+
+    def __init__(
+        self,
+        store: Server,
+        claim: Claim,
+        *,
+        max_hold: float | None = None,
+        beats: bool = True,
+        listens: bool = False,
+        on_lost: Callable[[Any], None] | None = None,
+        on_extended: Callable[[Any, float, bool], None] | None = None,
+    ) -> None:
+        self.store = store
+        self.claim = claim
+        self.key = claim.keys.lock
+        self.ttl = claim.ttl
+        self.pid = os.getpid()
+        self._max_hold = max_hold
+        self._beats = beats
+        self._listens = listens
+        self.on_lost = on_lost
+        self._on_extended = on_extended
+
+    def begin(self, acquired: Acquired, at: float) -> None:
+        """The lock was acquired, at that time."""
+        self.fence = self.counter = acquired.fence
+        self.stored = acquired.value
+        self.acquired_at = at
+        self.deadline = acquired.sent_at + self.ttl
+        self.next_beat = acquired.sent_at + beat_every(self.ttl, self._listens)
+        if self._beats:
+            self.teller = teller_here()
+            heartbeat.add(self)
+
+    # -- what the holder may believe ------------------------------------------------------
+
+    @property
+    def lost(self) -> bool:
+        """True once ownership can no longer be confirmed, or a newer run waits for this one to end.
+        Then it stays True.
+
+        Past the deadline it asks the server once more, which may take a twelfth of the ttl.
+        """
+        if self.is_lost or self.replaced_by is not None:
+            return True
+        if not self.fence:
+            return False
+        if not self.is_over and clock() >= self.deadline:
+            if self.inherited:
+                return True  # a forked child must not extend the lock
+            if self._was_held_too_long(clock()):
+                self._lose(f"held for longer than {self._max_hold:g} s")
+            else:
+                self.extend_now()  # a success proves that nobody else had the lock
+        return self.is_lost
+
+    def ensure(self) -> None:
+        """Go on only as the lock's holder.
+
+        Raises:
+            LockLost: the lock was lost.
+        """
+        if self.lost:
+            raise LockLost(self.key, holders.parse(self.stored.encode(), None))
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process is a fork of the one that holds the lock."""
+        return self.pid != os.getpid()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process believes that it holds the lock. Does not ask the server."""
+        if self.is_over or self.inherited or self.is_lost:
+            return False
+        return self.fence > 0 and clock() < self.deadline
+
+    @property
+    def holder(self) -> Holder:
+        """The holder in the stored value."""
+        return holders.parse(self.stored.encode(), None) or Holder()
+
+    # -- for the heartbeat ----------------------------------------------------------------
+
+    def extension(self, now: float) -> Extension | None:
+        """The extension to send now; None if the lock is no longer extended.
+
+        While the right lasts, a lock that vanished is taken again.
+        """
+        if self._was_held_too_long(now):
+            self._let_expire()
+            return None
+        return Extension(self.claim, self.stored, self.fence, now < self.deadline, self.counter)
+
+    def answered(self, reply: Extended | LockUnavailable, sent_at: float, discarded: bool) -> None:
+        """Take the reply to an extension. See `Extendable`."""
+        if discarded:
+            # Released while we asked: the release stopped waiting for this reply.
+            if isinstance(reply, Extended) and reply.outcome == RETAKEN:
+                _undo_retake(self)
+        elif isinstance(reply, LockUnavailable):
+            self._failed(reply)
+        elif reply.outcome == NOT_OURS:
+            heartbeat.discard(self)
+            self._lose(_why_gone(reply))
+        else:
+            self._extended(reply, sent_at)
+
+    def _was_held_too_long(self, now: float) -> bool:
+        return self._max_hold is not None and now >= self.acquired_at + self._max_hold
+
+    def _let_expire(self) -> None:
+        """It was held for `max_hold`: it is lost when the right ends."""
+        if clock() >= self.deadline:
+            heartbeat.discard(self)
+            self._lose(f"held for longer than {self._max_hold:g} s")
+            return
+        if self.next_beat != self.deadline:
+            text = "redislock: %s was held for longer than %g s and is no longer extended"
+            _warn(self, text, self.key, self._max_hold)
+        self.next_beat = self.deadline
+
+    def _extended(self, reply: Extended, sent_at: float) -> None:
+        self.counter = reply.counter
+        pause = beat_every(self.ttl, self._listens)
+        # A waiter that was woken acquired the lock later than its right counts from.
+        due = max(self.deadline - self.ttl + pause, self.acquired_at)
+        late = max(sent_at - due, 0.0)
+        retaken = reply.outcome == RETAKEN
+        if retaken:
+            _warn(
+                self,
+                "redislock: %s vanished from the server and was acquired again; no other run held"
+                " it in between", self.key, extra=_fields(self, "recovered", reason="retaken"),
+            )  # fmt: skip
+        elif self._is_troubled:
+            answers = "redislock: the server answers again; %s is still held by this run"
+            self.teller.tell(partial(logger.info, answers, self.key))
+        self._is_troubled = False
+        self.deadline, self.next_beat = sent_at + self.ttl, sent_at + pause
+        if reply.replaced_by is not None:
+            self._be_replaced(reply.replaced_by)
+        if self._on_extended is not None:
+            self.teller.tell(partial(self._on_extended, self, late, retaken))
+
+    def _failed(self, error: LockUnavailable) -> None:
+        again_at = clock() + RETRY_EVERY
+        if clock() >= self.deadline:
+            heartbeat.discard(self)
+            self._lose(error.reason)
+            return
+        if not self._is_troubled:
+            _warn(
+                self, "redislock: could not extend %s, will try again: %s", self.key, error.reason
+            )
+        self._is_troubled = True
+        # The last try is when the right ends, not after it.
+        self.next_beat = min(again_at, self.deadline)
+
+    # -- at once --------------------------------------------------------------------------
+
+    def extend_now(self, retake: bool = True) -> bool:
+        """Extend the lock. False if it is no longer ours; then it is lost.
+
+        Args:
+            retake: take the lock again if it has vanished, while the right lasts.
+
+        Raises:
+            LockUnavailable: the server did not answer, and the right has not yet ended.
+        """
+        sent_at = clock()
+        retake = retake and sent_at < self.deadline
+        extension = Extension(self.claim, self.stored, self.fence, retake, self.counter)
+        try:
+            reply = self.store.run(extend(extension), once=True)
+        except LockUnavailable as exc:
+            self.unanswered = True
+            if clock() < self.deadline:
+                raise
+            self._lose(exc.reason)
+            return False
+        if reply.outcome == NOT_OURS:
+            self._lose(_why_gone(reply))
+            return False
+        self._extended(reply, sent_at)
+        return True
+
+    # -- how it is lost -------------------------------------------------------------------
+
+    def _lose(self, reason: str) -> None:
+        """Ownership can no longer be confirmed."""
+        with _mutex.lock:
+            if self.is_lost or self.is_over:
+                return
+            self.is_lost = True
+            is_news = self.replaced_by is None
+        self.lost_because = reason
+        self.teller.tell(partial(_say_lost, self, reason, is_news))
+
+    def _be_replaced(self, by: Holder) -> None:
+        """The run must end: another one waits to take its place."""
+        with _mutex.lock:
+            told, self.replaced_by = self.replaced_by is not None, by
+            if told or self.is_lost or self.is_over:
+                return
+        self.lost_because = f"{by.task_id} replaces it"
+        self.teller.tell(partial(_say_replaced, self, by))
+
+
+def _undo_retake(held: Held) -> None:
+    """Release the lock: it had vanished, so that it could not be released or left to the next
+    attempt, and then an extension took it again.
+    """
+    try:
+        held.store.run(settle(held.claim, Release(publishes=False)), purpose="heartbeat")
+    except LockUnavailable as exc:
+        held.teller.tell(partial(say_not_released, held, exc))
+
+
+# -- reporting it, in a thread that may log -------------------------------------------------------
+
+
+def _warn(held: Held, text: str, *arguments: Any, **more: Any) -> None:
+    held.teller.tell(partial(logger.warning, text, *arguments, **more))
+
+
+def say_not_released(held: Held, error: LockUnavailable) -> None:
+    """Log that the server did not answer when the lock was given back."""
+    # If it was never confirmed, the caller reports that it could not be taken.
+    logger.log(
+        logging.WARNING if held.fence else logging.DEBUG,
+        "redislock: could not release %s; it expires within %g s: %s",
+        held.key, held.ttl, error.reason,
+    )  # fmt: skip
+
+
+def _say_lost(held: Held, reason: str, is_news: bool) -> None:
+    logger.error(
+        "redislock: LOST %s, held by %s: %s",
+        held.key, held.holder, reason, extra=_fields(held, "lost", reason=reason),
+    )  # fmt: skip
+    try:
+        if held.on_lost is not None and is_news:
+            held.on_lost(held)
+    finally:
+        held.loss_is_told = True
+
+
+def _say_replaced(held: Held, by: Holder) -> None:
+    logger.warning(
+        "redislock: %s must end: %s replaces it and waits for %s",
+        held.holder, by.task_id, held.key, extra=_fields(held, "to be replaced", holder=by),
+    )  # fmt: skip
+    if held.on_lost is not None:
+        held.on_lost(held)
+
+
+def _fields(held: Held, outcome: str, **more: Any) -> dict[str, Any]:
+    """The fields of its log lines for machines: the task that holds the lock, if one does."""
+    own = held.holder
+    return fields(
+        outcome, held.key, task=own.task, task_id=own.task_id, attempt=own.attempt,
+        label=own.label, fence=held.fence, **more,
+    )  # fmt: skip
+
+
+def _why_gone(reply: Extended) -> str:
+    if reply.broken_by is None:
+        return GONE
+    return f"{BROKEN}: {reply.broken_by}" if reply.broken_by else BROKEN

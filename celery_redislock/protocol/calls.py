@@ -1,0 +1,412 @@
+"""The exchanges about a lock: for each script, what is sent, and how the reply is read. Pure.
+
+A driver (`servers`) carries them. Those about a waiting room are in `rooms`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from . import entries, holders, notes, past
+from .claims import (
+    NOT_OURS,
+    Acquired,
+    Busy,
+    Claim,
+    Done,
+    Extended,
+    Extension,
+    Offered,
+    Reservation,
+    Reserved,
+    Settled,
+    to_ms,
+)
+from .holders import Holder
+from .keys import LockKeys, head_of, runs_of
+
+T = TypeVar("T")
+
+#: Seconds for which a freed lock is kept for a waiter.
+RESERVE: Final = 0.1
+#: The longest single block on a wake list, in seconds.
+MAX_BLOCK: Final = 5.0
+#: Seconds after which a waiter that has not asked again counts as dead.
+WAITER_TTL: Final = MAX_BLOCK + 2.0
+#: The ttl if a lock's own is not known: it says how long the server may take to answer.
+UNKNOWN_TTL: Final = 6.0
+
+
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
+class Call(Generic[T]):
+    """One exchange with a lock server. Safe to repeat.
+
+    Attributes:
+        script: the name of the script, in `scripts/`.
+        keys: all keys that it touches. The first one is the lock's, or in the lock's hash slot.
+        args: its arguments.
+        read: makes the answer from the reply, and from when the request was sent, on `clock`.
+        ttl: seconds that the lock lives. It says how long the server may take to answer.
+        takes: it takes a new lock, which must wait if the server has just come back.
+        recurs: the keys are likely to be sent again.
+    """
+
+    script: str
+    keys: tuple[str, ...]
+    args: tuple[Any, ...]
+    read: Callable[[Any, float], T]
+    ttl: float
+    takes: bool = False
+    recurs: bool = False
+
+
+@dataclasses.dataclass(slots=True, eq=False, repr=False)
+class Query(Generic[T]):
+    """Plain commands in one round trip. Safe to repeat.
+
+    Attributes:
+        commands: the commands.
+        read: makes the answer from the replies. A key of another type has an exception as its
+            reply.
+        key: the lock that they are about, or "".
+        ttl: see `Call`.
+    """
+
+    commands: Sequence[Sequence[Any]]
+    read: Callable[[list[Any]], T]
+    key: str = ""
+    ttl: float = UNKNOWN_TTL
+
+
+class Release(NamedTuple):
+    """How a delivery gives back what it holds.
+
+    Attributes:
+        note: the kind of done note to leave, see `notes`; "" for none: it did not run to its end.
+        always: leave the note also if no copy of the message was seen.
+        min_hold: seconds since the acquisition for which the lock is kept on, for nobody.
+        stray: an extension of this claim may still be on its way to the server.
+        take_out: the id of the entry that leaves the waiting room, or "".
+        aside: that entry is set aside, not dropped.
+        publishes: the caller publishes the message of the task that then has the turn.
+        run_end: how the run ended, see `past.end_text`; "" if there was none.
+    """
+
+    note: str = ""
+    always: bool = False
+    min_hold: float = 0.0
+    stray: bool = False
+    take_out: str = ""
+    aside: bool = False
+    publishes: bool = True
+    run_end: str = ""
+
+
+# -- taking a lock ----------------------------------------------------------------------------
+
+
+def acquire(
+    claim: Claim, how: str = "try", again: bool = False, note: str = ""
+) -> Call[Acquired | Busy | Done]:
+    """Take the lock, or learn why not.
+
+    Args:
+        claim: the claim. Asking again with the same one is safe.
+        how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait. "wait"
+            does not take a lock that is kept for a waiter that was woken.
+        again: run also if this attempt is known to have run before.
+        note: the kind of done note to leave if the lock is busy and the task thus ends without a
+            run, see `notes`; "" for none.
+    """
+    of = claim.keys
+    if_busy = ":" if claim.turned_away and how == "try" and not again else ""
+    if note:
+        if_busy = f"{to_ms(claim.done_ttl)}:{notes.encode(note, claim.sent)}"
+    args: tuple[Any, ...] = (
+        *(claim.value, to_ms(claim.ttl), of.mark, claim.entry_id, if_busy, claim.history),
+    )
+    if how != "try" or again or claim.kept or claim.parked or claim.parent:
+        kept = holders.opening_of(claim.kept) if claim.kept else ""
+        args += (how, int(again), to_ms(WAITER_TTL), kept, claim.parent)
+    keys = (
+        *(of.lock, of.fence, of.waiters, claim.done_key, of.room, of.entries),
+        *(of.rooms, of.deadlines, of.aside, of.ended, claim.runs_key, *of.slots),
+    )
+    read = partial(_acquire_answer, claim)
+    return Call("acquire", keys, args, read, claim.ttl, True, not claim.task_id)
+
+
+def _acquire_answer(claim: Claim, reply: Any, sent_at: float) -> Acquired | Busy | Done:
+    if isinstance(reply, int):
+        return Acquired(holders.acquired(claim.value, reply), reply, sent_at)
+    kind, value = reply[0], reply[1]
+    if kind == b"acquired":
+        return Acquired(value.decode(), int(reply[2]), sent_at)
+    if kind == b"done":
+        age = claim.done_ttl - reply[2] / 1000 if reply[2] >= 0 else 0.0
+        return Done(notes.decode(value), age)
+    left, relation, at = reply[2], reply[3].decode(), reply[4] / 1000
+    remaining = left / 1000 if left >= 0 else math.inf
+    holder = holders.parse(value, remaining) if value or relation == "foreign" else None
+    is_kept = holder is not None and (holder.queued or holder.held_for_retry)
+    for_message = is_kept and not holders.is_turn(value)
+    return Busy(holder, remaining, relation, at, sent_at, offered_in(reply[5:]), for_message)
+
+
+def reserve(claim: Claim, seconds: float) -> Call[Reserved | Busy]:
+    """Keep the lock for a message that is about to be sent, or learn who has it."""
+    of = claim.keys
+    keys = (
+        *(of.lock, of.room, of.entries, of.rooms, of.deadlines),
+        *(of.aside, of.waiters, of.ended, *of.slots),
+    )
+    args = (claim.value, to_ms(seconds), of.mark)
+    return Call("reserve", keys, args, _reserve_answer, claim.ttl, takes=True)
+
+
+def _reserve_answer(reply: Any, sent_at: float) -> Reserved | Busy:
+    if reply[0] == b"reserved":
+        return Reserved()
+    remaining = reply[2] / 1000 if reply[2] >= 0 else math.inf
+    holder = holders.parse(reply[1], remaining)
+    of = _reservation(reply[1]) if holder is not None and holder.queued else None
+    return Busy(holder, remaining, "other", offered=offered_in(reply[3:]), reservation=of)
+
+
+def _reservation(value: bytes) -> Reservation | None:
+    """For which message a lock is kept; None for a turn, which lasts for seconds."""
+    record = holders.decode(value) or {}
+    token, task_id, since = (record.get(name) for name in ("token", "task_id", "acquired_at"))
+    if not token or not task_id or not since or holders.is_turn(value):
+        return None
+    return Reservation(token, task_id, since)
+
+
+# -- keeping it -------------------------------------------------------------------------------
+
+
+def extend(extension: Extension) -> Call[Extended]:
+    """Extend a lock, or take it again."""
+    claim, of = extension.claim, extension.claim.keys
+    max_hold = "" if extension.max_hold is None else to_ms(extension.max_hold)
+    args = (
+        *(extension.stored, to_ms(claim.ttl), int(extension.retake)),
+        *(extension.fence, max_hold, extension.counter),
+    )
+    return Call(
+        "extend", (of.lock, of.fence, of.broken, *of.slots), args, _extend_answer, claim.ttl
+    )
+
+
+def keep_reserved(claim: Claim, seconds: float) -> Call[Extended]:
+    """Let a reservation last for this many seconds."""
+    kept = dataclasses.replace(claim, ttl=seconds)
+    call = extend(Extension(kept, claim.opening, 0, retake=False))
+    call.ttl = claim.ttl
+    return call
+
+
+def _extend_answer(reply: Any, sent_at: float) -> Extended:
+    outcome, counter, *more = reply
+    if not more:
+        return Extended(int(outcome), int(counter))
+    if outcome == NOT_OURS:
+        return Extended(NOT_OURS, int(counter), broken_by=holders.breaker_of(more[0]))
+    value, left = more
+    by = holders.successor_of(value) or Holder()
+    return Extended(int(outcome), int(counter), by, left / 1000)
+
+
+# -- giving it back ---------------------------------------------------------------------------
+
+
+def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa: B008
+    """Give back what the claim has, if it is still its own. Safe to call again.
+
+    Args:
+        claim: the claim, by its token: to the lock, or to what is kept for a message.
+        release: how.
+    """
+    of = claim.keys
+    keys = (
+        *(of.lock, of.waiters, of.wake, claim.done_key, of.fence, of.room),
+        *(of.rooms, of.entries, of.deadlines, of.aside, of.ended, claim.runs_key, *of.slots),
+    )
+    note, always, min_hold, stray, take_out, aside, publishes, run_end = release
+    args: tuple[Any, ...] = (
+        *(claim.opening, notes.encode(note, claim.sent), int(always)),
+        *(to_ms(claim.done_ttl), to_ms(RESERVE), of.mark, int(publishes), run_end),
+    )
+    if stray or min_hold or take_out or (run_end and not past.is_whole(run_end)):
+        args += (int(stray), to_ms(min_hold) if min_hold else 0, take_out, int(aside))
+    return Call("settle", keys, args, _settle_answer, claim.ttl, recurs=not claim.task_id)
+
+
+def _settle_answer(reply: Any, sent_at: float) -> Settled:
+    if isinstance(reply, int):
+        return Settled(reply > 0)
+    ours, due, *offered = reply
+    return Settled(ours > 0, seconds_in(due), offered_in(offered))
+
+
+def hold(claim: Claim, value: str, seconds: float, run_end: str = "") -> Call[bool]:
+    """Replace our value with another one, for at most this many seconds. The attempt ends, as
+    `run_end` says, see `past.end_text`. The answer: whether the lock was still ours.
+    """
+    return _hold(claim, value, seconds, to_ms(claim.done_ttl), run_end)
+
+
+def hold_of_dead(claim: Claim, token: str, seconds: float, run_end: str) -> Call[bool]:
+    """Keep the lock of a dead holder for its task's retry, under this token, for at most so many
+    seconds. No done note is left: it is not known yet whether there is a retry. The answer: False
+    if the holder did not have it, or a newer run is to have it.
+    """
+    return _hold(claim, holders.opening_of_held(token), seconds, 0, run_end)
+
+
+def _hold(claim: Claim, value: str, seconds: float, done_ms: int, run_end: str) -> Call[bool]:
+    of = claim.keys
+    args = (claim.opening, value, to_ms(seconds), done_ms, run_end)
+    keys = (of.lock, claim.done_key, claim.runs_key, *of.slots)
+    return Call("hold", keys, args, _is_true, claim.ttl)
+
+
+def break_lock(
+    of: LockKeys, ttl: float, token: str | None = None, by: str | None = None
+) -> Call[Holder | None]:
+    """Take the lock away from whoever holds it. The answer: who that was; None if nobody did, or
+    what is there is none of ours.
+
+    Args:
+        of: the lock's keys.
+        ttl: seconds, which say how long the server may take to answer.
+        token: break the lock only if it is held under this one; None for any.
+        by: who breaks it, for the holder; None for this process's user and host.
+    """
+    keys = (
+        *(of.lock, of.broken, of.waiters, of.wake, of.room, of.rooms),
+        *(runs_of(of.history, ""), *of.slots),
+    )
+    args = (
+        *(of.mark, "" if token is None else holders.opening_of(token)),
+        holders.breaker_text(holders.user_here() if by is None else by),
+    )
+    return Call("break", keys, args, _broken_answer, ttl)
+
+
+def _broken_answer(reply: Any, sent_at: float) -> Holder | None:
+    broken = (holders.parse(value, None) for value in reply)
+    return next((holder for holder in broken if holder is not None), None)
+
+
+# -- done notes, and the count of duplicates --------------------------------------------------
+
+
+def mark_done(claim: Claim, kind: str = notes.EXPECTS_RESULT) -> Query[None]:
+    """Leave the done note of an attempt that ends without the lock."""
+    return _note(claim, notes.encode(kind, claim.sent))
+
+
+def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Query[None]:
+    """Tell a later attempt of this task, which is on its way, not to run.
+
+    Args:
+        claim: the claim of this attempt.
+        attempt: the later one.
+        by: the task that replaces it, as `holders.successor_text`.
+        seconds: until it arrives.
+    """
+    later = dataclasses.replace(claim, attempt=attempt)
+    return _note(later, notes.encode_replaced(by), seconds)
+
+
+def _note(claim: Claim, text: str, seconds: float = 0.0) -> Query[None]:
+    command = ("SET", claim.done_key, text, "PX", to_ms(seconds + claim.done_ttl))
+    return Query([command], _nothing, claim.keys.lock, claim.ttl)
+
+
+def forget(keys: Sequence[str], most: float) -> list[Call[None]]:
+    """Delete these done notes: the broker will not deliver a copy of their messages. Notes that are
+    lasting, or that tell of a replaced task, stay: see `notes`. A call for each bucket.
+
+    Args:
+        keys: their keys.
+        most: seconds to live; a note that has more was left later, and stays.
+    """
+    buckets: dict[str, list[str]] = {}
+    for key in keys:
+        buckets.setdefault(head_of(key), []).append(key)
+    args = (to_ms(most),)
+    return [
+        Call("forget", tuple(each), args, _nothing_of, UNKNOWN_TTL) for each in buckets.values()
+    ]
+
+
+def turn_away(claim: Claim, fence: int | None) -> Call[None]:
+    """Count a duplicate that ended without a run, and was not counted when it asked.
+
+    Args:
+        claim: the duplicate's claim.
+        fence: of the run that was in its way; None if not known.
+    """
+    keys = (claim.keys.lock, claim.runs_key, *claim.keys.slots)
+    return Call("turn_away", keys, (fence or "",), _nothing_of, claim.ttl)
+
+
+# -- who has it -------------------------------------------------------------------------------
+
+
+def holder_of(of: LockKeys, ttl: float) -> Query[Holder | None]:
+    """Who holds the lock."""
+    commands = [(what, slot) for slot in (of.lock, *of.slots) for what in ("GET", "PTTL")]
+    return Query(commands, _first_holder, of.lock, ttl)
+
+
+def _first_holder(replies: list[Any]) -> Holder | None:
+    found = map(_holder_in, replies[::2], replies[1::2])
+    return next((holder for holder in found if holder is not None), None)
+
+
+def _holder_in(value: Any, left: int) -> Holder | None:
+    if isinstance(value, Exception):
+        value = b""  # held, by something of another type
+    return holders.parse(value, left / 1000 if left >= 0 else None)
+
+
+# -- parts of replies -------------------------------------------------------------------------
+
+
+def offered_in(reply: Sequence[Any]) -> Offered | None:
+    """The entry of the waiting room that a reply offers."""
+    if not reply:
+        return None
+    kind, entry_id, entry, token, offers = reply
+    text = entry.decode()
+    return Offered(
+        entry_id=entry_id.decode(),
+        entry=entries.parked_of(text),
+        token=token.decode(),
+        arrived=entries.arrived_at(text),
+        publish=kind != b"reserved",
+        again=offers > 0,
+    )
+
+
+def seconds_in(ms: int) -> float | None:
+    return ms / 1000 if ms >= 0 else None
+
+
+def _is_true(reply: Any, sent_at: float) -> bool:
+    return bool(reply)
+
+
+def _nothing(replies: list[Any]) -> None:
+    """Nothing is told."""
+
+
+def _nothing_of(reply: Any, sent_at: float) -> None:
+    """Nothing is told."""

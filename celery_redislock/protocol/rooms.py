@@ -1,0 +1,211 @@
+"""The exchanges about waiting rooms. See `calls`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from . import entries, holders
+from .calls import RESERVE, UNKNOWN_TTL, Call, Query, offered_in, seconds_in
+from .claims import Claim, Full, Look, Older, Parked, Parking, Turn, to_ms
+from .keys import LockKeys
+from .tokens import new_token
+
+#: Seconds after which others store the result of a replaced entry, if nobody has.
+ENDED_AGAIN: Final = 5.0
+#: Seconds for which a worker that has received a message is assumed to run it. It confirms that.
+RECEIVED_FOR: Final = 30.0
+#: Entries of a waiting room dropped in one step: about a millisecond of the server's time.
+DROP_COUNT: Final = 50
+
+
+def park(claim: Claim, parking: Parking) -> Call[Parked | Turn | Full | Older]:
+    """Put a task that met a held lock into the lock's waiting room."""
+    by, grace = parking.replace or ("", None)
+    limit, give_up, arrived = parking.limit, parking.give_up, parking.arrived
+    of = claim.keys
+    keys = (
+        *(of.lock, of.room, of.entries, of.rooms, of.ended, of.done),
+        *(of.deadlines, of.aside, of.waiters, *of.slots),
+    )
+    args = (
+        *(claim.entry_id, parking.entry, parking.kind, "" if limit is None else limit),
+        *("" if give_up is None else to_ms(give_up), int(parking.in_front), of.mark),
+        *(claim.task_id, new_token(), to_ms(claim.done_ttl), to_ms(ENDED_AGAIN)),
+        *("" if grace is None else to_ms(grace), by),
+        *("" if arrived is None else int(arrived * 1000), int(parking.began)),
+        int(parking.age * 1000),
+    )
+    return Call("park", keys, args, _park_answer, claim.ttl)
+
+
+def _park_answer(reply: Any, sent_at: float) -> Parked | Turn | Full | Older:
+    if reply[0] == b"full":
+        return Full()
+    if reply[0] == b"older":
+        return Older(reply[1].decode(), *(holders.parse(value, None) for value in reply[2:]))
+    replaced = dict(entries_in(reply[1]))
+    if reply[0] != b"parked":
+        return Turn(replaced)
+    return Parked(replaced, offered_in(reply[2]), seconds_in(reply[3]))
+
+
+def look(
+    of: LockKeys,
+    ttl: float,
+    declined: str = "",
+    aside_after: float | None = None,
+    passed_over: Sequence[str] = (),
+) -> Call[Look]:
+    """Look after a waiting room: which entry has the turn now, or gives up.
+
+    The entry stays in the room until its task takes the lock, so it is not lost if the caller
+    dies.
+
+    Args:
+        of: the lock's keys.
+        ttl: seconds, which say how long the server may take to answer.
+        declined: the id of an entry that has the turn, and that others must publish.
+        aside_after: seconds after which that entry is set aside if nobody does; None for never.
+        passed_over: the ids of other entries that cannot be published here.
+    """
+    keys = (
+        *(of.lock, of.room, of.entries, of.rooms, of.ended, of.deadlines),
+        *(of.aside, of.waiters, of.wake, *of.slots),
+    )
+    patience = "" if aside_after is None else to_ms(aside_after)
+    args = (
+        *(of.mark, new_token(), declined),
+        *(to_ms(ENDED_AGAIN), patience, to_ms(RESERVE), *passed_over),
+    )
+    return Call("look", keys, args, _look_answer, ttl)
+
+
+def _look_answer(reply: Any, sent_at: float) -> Look:
+    due, offered, aside, flat = reply
+    ended = {entry_id: entries.ended_of(text) for entry_id, text in pairs_in(flat)}
+    return Look(seconds_in(due), offered_in(offered), dict(entries_in(aside)), ended)
+
+
+def note_received(of: LockKeys, entry_id: str, token: str, ttl: float) -> Call[bool]:
+    """Note that a worker has the message that was sent for an entry of the room. The answer: False
+    if the entry waits for no such message.
+
+    Args:
+        of: the lock's keys.
+        entry_id: the entry's id.
+        token: of the turn that the message was sent for. An entry that was parked again since
+            then waits for another message.
+        ttl: seconds, which say how long the server may take to answer.
+    """
+    args = (entry_id, to_ms(RECEIVED_FOR), token)
+    return Call("received", (of.entries,), args, _is_true, ttl)
+
+
+def put_back(of: LockKeys, entry_id: str, ttl: float) -> Call[bool]:
+    """Put an entry that was set aside back into the room. The answer: False if there is none."""
+    keys = (of.room, of.entries, of.aside, of.rooms)
+    return Call("put_back", keys, (entry_id, of.mark), _is_true, ttl)
+
+
+def drop(of: LockKeys, ttl: float, in_favour_of: str, done_ttl: float) -> Call[dict[str, str]]:
+    """Drop the first `DROP_COUNT` entries of the waiting room and of those set aside. Their tasks
+    will not run. The caller must store their results; if it does not, a worker does. The answer:
+    what was parked, by entry ids; fewer than `DROP_COUNT` if no more are left.
+
+    Args:
+        of: the lock's keys.
+        ttl: seconds, which say how long the server may take to answer.
+        in_favour_of: the id of the task whose duplicates they are, or "".
+        done_ttl: seconds for which their messages may still be on their way.
+    """
+    keys = (of.room, of.entries, of.rooms, of.ended, of.done, of.deadlines, of.aside)
+    args = (of.mark, in_favour_of, to_ms(done_ttl), DROP_COUNT)
+    return Call("drop", keys, args, _dropped_answer, ttl)
+
+
+def _dropped_answer(reply: Any, sent_at: float) -> dict[str, str]:
+    return dict(entries_in(reply))
+
+
+def goes_on_elsewhere(claim: Claim, own: Sequence[str]) -> Query[bool]:
+    """Whether this attempt of its task is in the waiting room, or runs as another delivery.
+
+    Args:
+        claim: of the delivery that has ended.
+        own: the tokens under which the lock may be kept for that delivery's message or retry.
+    """
+    of = claim.keys
+    commands = [
+        ("HEXISTS", of.entries, claim.entry_id),
+        *(("GET", key) for key in (of.lock, *of.slots)),
+    ]
+    return Query(commands, partial(_goes_on, claim, own), of.lock, claim.ttl)
+
+
+def _goes_on(claim: Claim, own: Sequence[str], replies: list[Any]) -> bool:
+    waits, *values = replies
+    found = [holders.decode(value) for value in values if isinstance(value, bytes)]
+    attempt = (claim.task_id, claim.attempt, claim.nesting)
+    return waits == 1 or any(
+        (h.get("task_id"), h.get("attempt", 0), h.get("nesting", 0)) == attempt
+        and h.get("token") not in (claim.token, *own)
+        for h in found
+        if h is not None
+    )
+
+
+def forget_ended(of: LockKeys, entry_id: str, ttl: float) -> Query[None]:
+    """The replaced entry has its result."""
+    return Query([("HDEL", of.ended, entry_id)], lambda replies: None, of.lock, ttl)
+
+
+def due_rooms(rooms: Sequence[str], ahead: float, now: float) -> Query[list[tuple[float, str]]]:
+    """When to look at which waiting rooms. The answer, in order of time: the seconds until then and
+    the lock's mark, for those that are due within `ahead` seconds.
+
+    Args:
+        rooms: the keys to look into.
+        ahead: seconds.
+        now: the server's time, a Unix time in seconds.
+    """
+    until = int((now + ahead) * 1000)
+    commands = [("ZRANGEBYSCORE", key, "-inf", until, "WITHSCORES") for key in rooms]
+    return Query(commands, partial(_due, now))
+
+
+def _due(now: float, replies: list[Any]) -> list[tuple[float, str]]:
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    pairs = (pair for reply in replies for pair in zip(reply[::2], reply[1::2], strict=True))
+    return sorted((max(float(due) / 1000 - now, 0), mark.decode()) for mark, due in pairs)
+
+
+def server_time() -> Query[float]:
+    """The server's time, a Unix time in seconds."""
+    return Query([("TIME",)], lambda replies: int(replies[0][0]) + int(replies[0][1]) / 1e6)
+
+
+def take_turn(key: str, seconds: float) -> Query[bool]:
+    """Whether nobody else called this within so many seconds."""
+    command = ("SET", key, "1", "NX", "PX", to_ms(seconds))
+    return Query([command], lambda replies: replies[0] is not None, key, UNKNOWN_TTL)
+
+
+# -- parts of replies -------------------------------------------------------------------------
+
+
+def pairs_in(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
+    texts = [text.decode(errors="replace") for text in flat]
+    return zip(texts[::2], texts[1::2], strict=True)
+
+
+def entries_in(flat: Sequence[bytes]) -> list[tuple[str, str]]:
+    """The ids of a hash of entries, and what was parked."""
+    return [(each, entries.parked_of(text)) for each, text in pairs_in(flat)]
+
+
+def _is_true(reply: Any, sent_at: float) -> bool:
+    return bool(reply)

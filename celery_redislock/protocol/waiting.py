@@ -1,0 +1,115 @@
+"""Waiting for a lock until it is taken, as steps. Pure: whoever runs them carries them out."""
+
+# No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
+# which doubles the time to make the class.
+from collections.abc import Generator
+from typing import Final, NamedTuple, TypeAlias
+
+from ..errors import LockUnavailable
+from .calls import MAX_BLOCK, Call, acquire
+from .claims import Acquired, Busy, Claim, Done
+from .clock import clock
+
+Answer: TypeAlias = Acquired | Busy | Done
+
+#: Seconds between looks at a key that is not a lock of ours: its owner wakes nobody.
+FOREIGN: Final = 0.5
+#: Seconds between tries while a server is not reachable.
+RETRY_EVERY: Final = 0.1
+
+
+class Try(NamedTuple):
+    """Ask for the lock.
+
+    Attributes:
+        call: what to ask.
+        hold_off: seconds that the caller can wait for the holders of a restarted server; None for
+            as long as that takes, a third of the ttl.
+    """
+
+    call: Call[Answer]
+    hold_off: float | None
+
+
+class Block(NamedTuple):
+    """Block until the lock is handed on, and ask for it then.
+
+    The request is pipelined behind the block, so a waiter that is woken has the lock without
+    another round trip. A waiter whose block times out asks like one that was woken: at worst it
+    takes a lock that is kept for another waiter, which then waits on.
+
+    Attributes:
+        call: what to ask.
+        wake: the key of the list to block on.
+        seconds: the longest block.
+    """
+
+    call: Call[Answer]
+    wake: str
+    seconds: float
+
+
+class Sleep(NamedTuple):
+    """Sleep for so many seconds."""
+
+    seconds: float
+
+
+Step: TypeAlias = Try | Block | Sleep
+
+
+def waiting(
+    claim: Claim, timeout: float | None, for_message: bool = True
+) -> Generator[Step, Answer | None, Answer]:
+    """The steps of a wait. Looks again when the lock is released, and when it can have expired.
+
+    Send each step's answer; None if there is none, or it came too late to be believed. Throw
+    `LockUnavailable` if the server did not answer.
+
+    Args:
+        claim: the claim.
+        timeout: seconds; None waits for ever.
+        for_message: wait also while the lock is kept for a message in the queue.
+
+    Raises:
+        LockUnavailable: the server did not answer in time.
+    """
+    give_up = None if timeout is None else clock() + timeout
+    answer: Answer | None = None
+    is_listed = False  # among the lock's waiters; a release wakes one of them
+    while True:
+        left = None if give_up is None else max(give_up - clock(), 0.0)
+        goes_on = left != 0
+        if answer is None or is_listed is not goes_on:
+            answer = yield Try(acquire(claim, "wait" if goes_on else "last"), left)
+            assert answer is not None
+            is_listed = goes_on
+        # "own": another copy of this message has it.
+        if not isinstance(answer, Busy) or answer.relation == "own" or not goes_on:
+            return answer
+        if answer.for_message and not for_message:
+            answer = yield Try(acquire(claim, "last"), left)
+            assert answer is not None
+            is_listed = False  # it no longer waits here
+            if not isinstance(answer, Busy) or answer.relation == "own" or answer.for_message:
+                return answer
+            continue
+        pause = _pause(answer, claim.ttl)
+        is_last = left is not None and pause >= left
+        if left is not None:
+            pause = min(pause, left)
+        try:
+            call = acquire(claim, "last" if is_last else "woken")
+            answer = yield Block(call, claim.keys.wake, max(min(pause, MAX_BLOCK), 0.01))
+            is_listed = not is_last
+        except LockUnavailable:
+            yield Sleep(min(pause, RETRY_EVERY))
+            answer = None  # ask again: that raises, after its tries
+
+
+def _pause(busy: Busy, ttl: float) -> float:
+    """Seconds until the next look. A holder that dies wakes nobody, so look when its lock can have
+    expired.
+    """
+    pause = min(busy.remaining + 0.001, ttl / 3, MAX_BLOCK)
+    return min(pause, FOREIGN) if busy.relation == "foreign" else pause

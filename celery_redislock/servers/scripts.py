@@ -1,0 +1,50 @@
+"""The Lua scripts, with their included parts, and the commands that call them."""
+
+from __future__ import annotations
+
+import hashlib
+import pkgutil
+import re
+from functools import cache, lru_cache
+from typing import Any
+
+from ..protocol.calls import Call
+from .connections import pack
+
+
+@cache  # read at first use: a process that only sends tasks needs none
+def text_of(name: str) -> str:
+    """The text of a script of `scripts/`."""
+    return re.sub(r"(?m)^-- include (\w+)\.lua$", lambda found: _source(found[1]), _source(name))
+
+
+@cache
+def sha_of(name: str) -> str:
+    return hashlib.sha1(text_of(name).encode(), usedforsecurity=False).hexdigest()
+
+
+def packed(call: Call[Any]) -> bytes:
+    """The packed command of a call, if the server knows the script."""
+    keys, args = call.keys, call.args
+    if not call.recurs:
+        return pack(("EVALSHA", sha_of(call.script), len(keys), *keys, *args))
+    count = 3 + len(keys) + len(args)
+    return b"*%d\r\n%b%b" % (count, _packed_head(call.script, keys), pack(args, head=False))
+
+
+def packed_text(call: Call[Any]) -> bytes:
+    """The packed command of a call that makes the script known to the server."""
+    return pack(("EVAL", text_of(call.script), len(call.keys), *call.keys, *call.args))
+
+
+@lru_cache(maxsize=128)
+def _packed_head(script: str, keys: tuple[str, ...]) -> bytes:
+    """The start of a packed call of this script with these keys."""
+    return pack(("EVALSHA", sha_of(script), len(keys), *keys), head=False)
+
+
+def _source(name: str) -> str:
+    # importlib.resources would take as long to import as the rest of this module.
+    data = pkgutil.get_data("celery_redislock", f"scripts/{name}.lua")
+    assert data is not None
+    return data.decode()

@@ -1,0 +1,92 @@
+"""Lua scripts in which one thing is changed, in this process only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from celery_redislock.servers import scripts
+
+
+def rewrite(script: str, old: str, new: str) -> None:
+    """Have this process, and those that it forks, send a script with one thing changed."""
+    text_of = scripts.text_of
+    text = text_of(script)
+    assert text.count(old) == 1, f"{script} has changed: {text.count(old)} times {old!r}"
+    changed = text.replace(old, new)
+    scripts.text_of = lambda name: changed if name == script else text_of(name)  # type: ignore
+    forget()
+
+
+@contextmanager
+def rewritten(script: str, old: str, new: str) -> Iterator[None]:
+    """In here this process sends that script with one thing changed."""
+    text_of = scripts.text_of
+    rewrite(script, old, new)
+    try:
+        yield
+    finally:
+        scripts.text_of = text_of
+        forget()
+
+
+def forget() -> None:
+    """What was made of the texts is made anew."""
+    scripts.sha_of.cache_clear()
+    scripts._packed_head.cache_clear()
+
+
+#: Keys that are not declared yet, by script: Lua patterns. To become empty.
+UNDECLARED: dict[str, tuple[str, ...]] = {
+    # cut.lua and turned.lua: the bucket's own; then the runs of the task whose pause it is.
+    "acquire": ("}:history$", "}:turned$", "}:history:"),
+    "turn_away": ("}:turned$", "}:history:"),
+    # The runs of the task whose lock is broken.
+    "break": ("}:history:",),
+    # The done notes of those that are dropped, or replaced.
+    "drop": ("}:done:",),
+    "park": ("}:done:",),
+}
+#: Before a script: a `redis` that names each key that is touched and was not declared. All keys of
+#: DEL and EXISTS are keys, TIME has none, and other commands have one, which comes first.
+WATCH = """
+local redis = (function(real)
+  local declared, count = {}, {DEL = 1000, EXISTS = 1000, TIME = 0}
+  for _, key in ipairs(KEYS) do declared[key] = true end
+  local function is_known(key)
+    for _, pattern in ipairs({PATTERNS}) do
+      if string.find(key, pattern) then return true end
+    end
+  end
+  local function look(command, ...)
+    for i = 1, math.min(count[command] or 1, select('#', ...)) do
+      local key = select(i, ...)
+      if not declared[key] and not is_known(key) then
+        error('undeclared key: ' .. command .. ' ' .. tostring(key))
+      end
+    end
+  end
+  local function watched(does)
+    return function(...) look(...) return does(...) end
+  end
+  return setmetatable({call = watched(real.call), pcall = watched(real.pcall)}, {__index = real})
+end)(redis)
+"""
+
+
+@contextmanager
+def declared_keys() -> Iterator[None]:
+    """In here a script fails that touches a key which is not in its KEYS, and names it."""
+    text_of = scripts.text_of
+
+    def watched(name: str) -> str:
+        known = ", ".join(f"'{each}'" for each in UNDECLARED.get(name, ()))
+        return WATCH.replace("PATTERNS", known) + text_of(name)
+
+    scripts.text_of = watched  # type: ignore[assignment]
+    forget()
+    try:
+        yield
+    finally:
+        scripts.text_of = text_of
+        forget()
