@@ -64,8 +64,13 @@ def _sequence(value: Iterable[Any], levels: int) -> str:
 
 
 def _mapping(value: Mapping[Any, Any], levels: int) -> str:
-    items = sorted([f"{_text(k, levels)}:{_text(v, levels)}" for k, v in value.items()])
-    return f"{{{','.join(items)}}}"
+    items = []
+    for key, each in value.items():
+        # As `_text` does, without the call: this is done for each argument of each run.
+        write_key, write = _PLAIN.get(type(key)), _PLAIN.get(type(each))
+        key_text = write_key(key) if write_key is not None else _text(key, levels)
+        items.append(f"{key_text}:{_text(each, levels) if write is None else write(each)}")
+    return f"{{{','.join(sorted(items))}}}"
 
 
 def _set(value: Iterable[Any], levels: int) -> str:
@@ -170,7 +175,7 @@ _SHALLOW: Final = 20
 
 def digest(arguments: Mapping[str, Any]) -> str:
     """128 bits of SHA-256 over the canonical arguments, as 32 hex digits."""
-    return hashlib.sha256(canonical(arguments).encode()).hexdigest()[:32]
+    return hashlib.sha256(_text(arguments, _SHALLOW).encode()).hexdigest()[:32]
 
 
 def digest_name(task: str, arguments: Mapping[str, Any]) -> str:

@@ -167,7 +167,10 @@ class KeyMaker:
             return {}
         bound = self._bound(args, kwargs)
         known = {**bound[self._more], **bound} if self._more in bound else bound
-        named = {name: known[name] for name in self._chosen if name in known}
+        named = {}
+        for name in self._chosen:
+            if name in known:
+                named[name] = known[name]
         if len(named) < len(self._chosen):
             for name in self._chosen:
                 if name not in named and not self._may_lack(name, bound):

@@ -110,6 +110,12 @@ class Whose(NamedTuple):
         }
 
 
+def is_heard(outcome: Outcome) -> bool:
+    """Whether anybody may hear of it. Most runs are told of to nobody, and save the words."""
+    is_logged = logger.isEnabledFor(outcome.level)
+    return is_logged or channel.wanted or bool(outcome.signal.receivers)
+
+
 def tell(
     outcome: Outcome,
     whose: Whose,

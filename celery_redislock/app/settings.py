@@ -27,7 +27,8 @@ from .unknown import refuse_unknown_settings
 if TYPE_CHECKING:
     from ..servers.server import Server as Store
 
-_ATTRIBUTE: Final = "_redislock"
+#: Where an app keeps its locks.
+ATTRIBUTE: Final = "_redislock"
 #: The default of `redislock_history`.
 HISTORY: Final = 50
 
@@ -150,10 +151,10 @@ def app_locks(app: Any, *, refresh: bool = False) -> AppLocks:
     Raises:
         ConfigError: an unknown or wrong setting.
     """
-    known: AppLocks | None = app.__dict__.get(_ATTRIBUTE)
+    known: AppLocks | None = app.__dict__.get(ATTRIBUTE)
     if known is not None and not refresh:
         return known
-    locks = app.__dict__[_ATTRIBUTE] = AppLocks(app, known)
+    locks = app.__dict__[ATTRIBUTE] = AppLocks(app, known)
     return locks
 
 
@@ -171,7 +172,7 @@ sources.reader_of_app = _reader_of_app
 
 def has_locks(app: Any) -> bool:
     """Whether any task of this app takes locks."""
-    return _ATTRIBUTE in app.__dict__
+    return ATTRIBUTE in app.__dict__
 
 
 def setting_names(app: Any) -> Iterator[str]:

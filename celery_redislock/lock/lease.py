@@ -34,12 +34,13 @@ class Lease(Held):
 
     Attributes:
         heir: the task's next message, to which the lock is left instead of being released.
+        asked: the server may have something of ours.
         unheard: the release to repeat, if the server did not answer it; else None.
     """
 
     heir: Heir | None = None
     unheard: Release | None = None
-    _asked = False
+    asked = False
 
     def __repr__(self) -> str:
         return f"<Lease of {self.key} fence={self.fence} lost={self.is_lost}>"
@@ -57,7 +58,7 @@ class Lease(Held):
     @property
     def given_back(self) -> bool:
         """Whether the server has nothing of ours, as far as we know."""
-        return self.is_over or not self._asked
+        return self.is_over or not self.asked
 
     def report(self) -> dict[str, Any]:
         """What this process knows of the lock, as plain data. Does not ask the server."""
@@ -86,12 +87,12 @@ class Lease(Held):
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        self._asked = True
+        self.asked = True
         answer = self.store.run(acquire(self.claim, "try", again, note), hold_off=hold_off)
         if isinstance(answer, Acquired):
             self.begin(answer, answer.sent_at)
         else:
-            self._asked = False
+            self.asked = False
         return answer
 
     def wait(
@@ -129,7 +130,7 @@ class Lease(Held):
 
     def _do(self, step: Step) -> Answer | None:
         """Take one step of a wait."""
-        self._asked = True
+        self.asked = True
         if isinstance(step, Try):
             answer = self.store.run(step.call, hold_off=step.hold_off)
             at = answer.sent_at if isinstance(answer, Acquired) else 0.0
@@ -144,7 +145,7 @@ class Lease(Held):
         if isinstance(answer, Acquired):
             self.begin(answer, at)
         else:
-            self._asked = False
+            self.asked = False
         return answer
 
     # -- giving it back -------------------------------------------------------------------
@@ -160,7 +161,7 @@ class Lease(Held):
             The server's reply; None if it was not asked, or did not answer.
         """
         # If so, the server has nothing of ours, as far as we know; or its holder forked.
-        if self.is_over or not self._asked or self.pid != os.getpid():
+        if self.is_over or not self.asked or self.pid != os.getpid():
             return None
         # Stop the heartbeat first: an extension sent after the release could revive the key.
         self.unanswered = heartbeat.discard(self) or self.unanswered

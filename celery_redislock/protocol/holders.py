@@ -15,7 +15,7 @@ import socket
 import string
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, lru_cache
 from json.encoder import encode_basestring_ascii
 from types import NoneType
 from typing import Any, Final
@@ -96,11 +96,15 @@ class Holder:
         """Build a holder from plain data. Unknown fields are ignored. If a known field has a type
         that we never record, the data is not ours, and only the ttl is known.
         """
-        fields = {name: data[name] for name in _TYPES if name in data}
-        if all(isinstance(value, _TYPES[name]) for name, value in fields.items()):
-            holder = cls(**fields)
-            if holder.acquired_at is None or 0 <= holder.acquired_at <= _LAST_TIME:
-                return holder
+        fields = {}
+        for name, types in _TYPES.items():
+            if name in data:
+                if not isinstance(data[name], types):
+                    return cls(ttl=data.get("ttl"))
+                fields[name] = data[name]
+        holder = cls(**fields)
+        if holder.acquired_at is None or 0 <= holder.acquired_at <= _LAST_TIME:
+            return holder
         return cls(ttl=data.get("ttl"))
 
     def __str__(self) -> str:
@@ -147,8 +151,6 @@ _TYPES: Final[dict[str, Any]] = {
 VERSION: Final = 2
 #: What follows the token of a record, up to the task's name.
 _VERSION_AND_TASK: Final = f'","v":{VERSION},"task":'
-#: The task and its id in a record of a `RedisLock`.
-_NOBODY: Final = 'null,"task_id":null'
 #: Characters that scripts write into a text as they are.
 _PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}-_.:@ ")
 #: The most characters of the text that says who broke a lock.
@@ -331,13 +333,12 @@ def encode(
     The scripts add to it before the closing brace: when it was acquired, and what became of it.
     """
     # Without `json`, which takes three times as long: this is done for each run.
-    who = (
-        _NOBODY if task is None and task_id is None else f'{_text(task)},"task_id":{_text(task_id)}'
-    )
-    where = _host_text() if node is None else _text(node)
+    # Ids come from whoever sent the message: one may be no text.
+    id_text = encode_basestring_ascii(task_id) if isinstance(task_id, str) else _text(task_id)
     value = (
-        f'{{"token":"{token}{_VERSION_AND_TASK}{who}'
-        f',"attempt":{attempt:d},"nesting":{nesting:d},"node":{where}'
+        f'{{"token":"{token}{_VERSION_AND_TASK}{_known_text(task)}'
+        f',"task_id":{id_text}'
+        f',"attempt":{attempt:d},"nesting":{nesting:d},"node":{_known_text(node or _host())}'
         f',"pid":{os.getpid()},"ttl_ms":{ttl_ms:d}'
     )
     if queued:
@@ -387,9 +388,10 @@ def kept_in_queue(
     return json.dumps(record, separators=(",", ":"))
 
 
-@cache
-def _host_text() -> str:
-    return _text(_host())
+@lru_cache
+def _known_text(value: str | None) -> str:
+    """The same for what a process has few of: names of tasks and nodes."""
+    return _text(value)
 
 
 @cache

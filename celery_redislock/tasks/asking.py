@@ -46,7 +46,9 @@ def ask(attempt: Attempt) -> Acquired | Busy | Done:
         and (attempt.acks_failures or not policy.fails)
     )
     note = attempt.note(notes.EXPECTS_RESULT) if is_noted else ""
-    reply = lease_of(attempt).acquire(note=note)
+    lease = attempt.lease
+    assert lease is not None
+    reply = lease.acquire(note=note)
     is_conflict = isinstance(reply, Busy) and reply.relation not in ("own", "earlier")
     attempt.is_noted = is_noted and is_conflict
     attempt.is_counted = attempt.claim.turned_away and is_conflict

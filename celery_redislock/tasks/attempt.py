@@ -6,6 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, Final
 
 from celery.app.task import Context
@@ -56,16 +57,16 @@ class Attempt:
         reruns: it has run before, and its result is missing.
         parking: it is being put into the waiting room.
         is_noted: the server noted, as it answered, that the task ends without a run.
+        replaces: it may end the holder, and others it.
         label: the lock's name for people, from `lock_label`; or None.
         is_counted: the server counted, as it answered, that the task is turned away.
     """
 
     # Class attributes: an instance is made for each task that runs, and few need other values.
     end = End.CANNOT_RUN
-    goes = reruns = parking = is_noted = is_counted = False
+    goes = reruns = parking = replaces = is_noted = is_counted = False
     asks_since = 0.0
     label: str | None = None
-    _request: Any = None
 
     def __init__(
         self,
@@ -83,7 +84,8 @@ class Attempt:
         self.args = args
         self.kwargs = kwargs
         self.is_eager = request is not None
-        self._request = request
+        if request is not None:
+            self.request = request
         self.options = task.lock_options
         self.delivery = delivery = Delivery.take_from(raw, kept)
         if not self.is_eager:
@@ -114,7 +116,9 @@ class Attempt:
         task, raw, delivery = self.task, self.raw, self.delivery
         ttl = self.options.lock_ttl
         task_id, attempt, nesting = attempt_of(raw)
-        arrived, age = self._arrival()
+        policy = self.options.on_conflict
+        self.replaces = policy.replaces
+        arrived, age = self._arrival() if self.replaces else (None, None)
         keys = task.lock_keys_for(self.args, self.kwargs, raw)
         if task._redislock_label_maker is not None:
             self.label = task.label_for(self.args, self.kwargs, raw)
@@ -133,12 +137,11 @@ class Attempt:
         kept = delivery.kept
         # It may be for another lock: the sender, or an older release, had other code.
         is_ours = kept is not None and kept.mark == keys.mark
-        policy = self.options.on_conflict
         turns_away = (policy.eager() if self.is_eager else policy).turns_away
         return Claim(
             *(keys, delivery.token, ttl, value, task_id, attempt, nesting, self.locks.done_ttl),
             kept=kept.token if is_ours and kept is not None else "",
-            parked=delivery.parked,
+            parked=kept is not None and bool(kept.entry_id),
             parent=(raw.get("parent_id") or "") if nesting else "",
             sent=delivery.sent,
             task=task.name,
@@ -149,7 +152,7 @@ class Attempt:
     def _arrival(self) -> tuple[float | None, float | None]:
         """When this run arrived, for one that would replace it: a time, or an age."""
         delivery = self.delivery
-        if not self.options.on_conflict.replaces or self.began:
+        if self.began:
             return None, None
         if delivery.arrived is not None:
             return delivery.arrived, None
@@ -166,14 +169,10 @@ class Attempt:
             or self.delivery.redelivered
         )
 
-    @property
+    @cached_property
     def request(self) -> Any:
-        """The task's request. Most runs need none before Celery makes it."""
-        if self._request is None:
-            self._request = Context(
-                self.raw, args=self.args, kwargs=self.kwargs, called_directly=False
-            )
-        return self._request
+        """The task's request, until Celery makes the one under which the body runs."""
+        return Context(self.raw, args=self.args, kwargs=self.kwargs, called_directly=False)
 
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
@@ -183,10 +182,6 @@ class Attempt:
             return
         with as_running(self.task, self.request):
             yield
-
-    def runs_with(self, request: Any) -> None:
-        """Celery has made the request under which the body runs."""
-        self._request = request
 
     # -- the lock -------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ the lock, or leaves it to the task's retry.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType
@@ -13,7 +14,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from ..app.errands import errands
 from ..app.events import channel
-from ..app.outcomes import Outcome
+from ..app.outcomes import Outcome, is_heard
 from ..app.results import proves_nothing
 from ..app.times import seconds_until
 from ..errors import ConfigError, LockLost, LockUnavailable
@@ -40,6 +41,7 @@ class LockedBody:
     """The body of an attempt, and the lease that it runs under, which is made here.
 
     Attributes:
+        lease: the lease. Its fence is 0 if the lock was not acquired.
         note: what copies of the message are told of the end, see `notes`.
         how: how the run ended, for the history, see `past`.
     """
@@ -55,26 +57,22 @@ class LockedBody:
         options = attempt.options
         self._attempt = attempt
         self._abort = Abort() if options.on_lock_lost == "abort" else None
-        self._lease = attempt.lease = Lease(
+        self.lease = attempt.lease = Lease(
             attempt.locks.store,
             attempt.claim,
             max_hold=options.lock_max_hold,
-            listens=options.on_conflict.replaces,
+            listens=attempt.replaces,
             on_lost=self._on_lost,
             on_extended=self._on_extended,
         )
-
-    @property
-    def has_lock(self) -> bool:
-        """Whether the lock was acquired, even if it is lost or released by now."""
-        return self._lease.fence > 0
 
     # -- the body -------------------------------------------------------------------------
 
     def run(self, body: Callable[[], Any]) -> Any:
         """Run the body, whose lock is acquired, and remember how it ended."""
-        attempt, lease = self._attempt, self._lease
-        self._say_acquired(attempt, lease)
+        attempt, lease = self._attempt, self.lease
+        if is_heard(Outcome.ACQUIRED):
+            self._say_acquired(attempt, lease)
         setattr(attempt.request, LEASE, lease)
         self._ran, self.how = True, past.FAILED
         try:
@@ -141,9 +139,9 @@ class LockedBody:
         """Release the lock, or leave it to the retry. Safe to call again. An error of ours is
         logged: the task's own outcome stands, and the lock expires.
         """
-        attempt, lease = self._attempt, self._lease
+        attempt, lease = self._attempt, self.lease
         # The lease is inherited if the body forked, and this is the fork.
-        if lease.given_back or lease.inherited:
+        if lease.is_over or lease.pid != os.getpid():
             return
         try:
             if self.how == past.TERMINATED and self._is_retried_by_worker(attempt):
@@ -180,7 +178,7 @@ class LockedBody:
             elif lease.unheard is not None and lease.fence:
                 again = partial(self._give_back_again, lease.unheard, copies)
                 errands.add(again, most=lease.deadline - clock())
-        if lease.fence and self._ran:
+        if lease.fence and self._ran and is_heard(Outcome.RELEASED):
             self._say_released(attempt, lease, owned, kept)
 
     def _is_retried_by_worker(self, attempt: Attempt) -> bool:
@@ -195,7 +193,7 @@ class LockedBody:
         expires. After that nothing is repeated: the lock may have had other holders since.
         """
         attempt, store = self._attempt, self._attempt.locks.store
-        if clock() >= self._lease.deadline:
+        if clock() >= self.lease.deadline:
             return
         note = self.note
         release = release._replace(note=attempt.note(note), always=copies)
@@ -212,7 +210,7 @@ class LockedBody:
         and a copy of the message that finds no result would run again.
         """
         following, self._following = self._following, None
-        if following is None:
+        if following is None or (following.offered is None and following.due_in is None):
             return
         attempt = self._attempt
         try:
@@ -294,7 +292,10 @@ def _note_of_end(attempt: Attempt, *follow: str) -> str:
     Where none is stored, we note it ourselves when Celery returns.
     """
     request = attempt.request
-    if not any(getattr(request, name, None) for name in (*follow, "chord")):
+    for name in (*follow, "chord"):
+        if getattr(request, name, None):
+            break
+    else:
         return notes.EXPECTS_RESULT
     return notes.PUBLISHING if proves_nothing(attempt.task, request) else notes.EXPECTS_RESULT
 

@@ -96,17 +96,17 @@ class TaskConflict:
     # -- ends without a run ---------------------------------------------------------------
 
     def skip(self, result: Any = NO_RESULT) -> Any:
-        attempt = self._attempt
+        attempt, holder = self._attempt, self._busy.holder
         attempt.end = End.TURNED_AWAY
         # Before the result is stored: if it never is, a copy of the message runs.
         attempt.mark_done()
-        attempt.count_turned_away(self.holder)
+        attempt.count_turned_away(holder)
         if not isinstance(result, type(NO_RESULT)):
-            attempt.conflict_ended(Outcome.SKIPPED_WITH_RESULT, self.holder)
+            attempt.conflict_ended(Outcome.SKIPPED_WITH_RESULT, holder)
             self.result = result
             return result
-        attempt.conflict_ended(Outcome.SKIPPED, self.holder)
-        store_end(attempt, error := TaskSkipped(self.key, self.holder))
+        attempt.conflict_ended(Outcome.SKIPPED, holder)
+        store_end(attempt, error := TaskSkipped(attempt.key, holder))
         raise Skipped(error)
 
     def fail(self) -> Any:

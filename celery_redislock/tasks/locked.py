@@ -12,7 +12,7 @@ from ..app.internals import check_arguments, without_models
 from ..app.labels import LabelMaker
 from ..app.names import NO_HEADERS, KeyMaker
 from ..app.options import LockOptions
-from ..app.settings import AppLocks, NoServer, app_locks
+from ..app.settings import ATTRIBUTE, AppLocks, NoServer, app_locks
 from ..errors import ConfigError
 from ..protocol.calls import break_lock, holder_of
 from ..protocol.holders import Holder
@@ -52,7 +52,8 @@ class LockedTask(Task):
     @property
     def app_locks(self) -> AppLocks:
         """The settings and the lock server of this task's app."""
-        return app_locks(self.app)
+        known: AppLocks | None = self.app.__dict__.get(ATTRIBUTE)
+        return app_locks(self.app) if known is None else known
 
     @property
     def lock(self) -> Lease | Unlocked:

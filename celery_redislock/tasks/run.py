@@ -37,6 +37,8 @@ class Run:
         failure: what the task fails with instead of its body, or None.
         value: what it returns instead of its body's result, if the body is not to run.
         completed: Celery has done all that follows the body.
+        is_over: all that the delivery held is settled.
+        locks: the app's locks.
     """
 
     # Class attributes: an instance is made for each task that runs, and few need other values.
@@ -44,7 +46,7 @@ class Run:
     ended: BaseException | None = None
     failure: Exception | None = None
     value: Any = None
-    completed = False
+    completed = is_over = False
     _body: LockedBody | None = None
     _settled = False
 
@@ -75,7 +77,8 @@ class Run:
             self._kept = Kept.of(self._raw)
             if self.failure is not None:
                 return
-            self._task._refuse_if_misconfigured()
+            if self._task._redislock_error is not None:
+                self._task._refuse_if_misconfigured()
             attempt = self.attempt = Attempt(
                 self._task, self._raw, self._kept, self._task.app_locks, args, kwargs, request
             )
@@ -96,20 +99,17 @@ class Run:
             # The task has another lock by now. What was kept is for those that use the old one.
             give_up_kept(attempt, End.CANNOT_RUN)
         attempt.asks_since = clock()
-        if isinstance(reply := self._first_answer(attempt), Acquired):
+        try:
+            reply: Any = ask(attempt)
+        except LockUnavailable as exc:
+            reply = exc
+        if isinstance(reply, Acquired):
             attempt.goes = True
         else:
             with attempt.as_current():
                 self._conflict(attempt, reply)
-        if self._body.has_lock:
+        if self._body.lease.fence:
             attempt.end = End.RAN
-
-    def _first_answer(self, attempt: Attempt) -> Any:
-        """The server's first answer, or why it could not be asked."""
-        try:
-            return ask(attempt)
-        except LockUnavailable as exc:
-            return exc
 
     def _conflict(self, attempt: Attempt, first: Any) -> None:
         def question() -> Any:
@@ -156,18 +156,19 @@ class Run:
         attempt, locked = self.attempt, self._body
         assert attempt is not None
         assert locked is not None
-        attempt.runs_with(request)
+        attempt.request = request  # Celery's own
         if not attempt.goes:
             return self.value
         # A soft time limit may be raised at any bytecode, even in the inner `finally`. It is
         # raised once, so the outer `finally` completes what it cut short.
         try:
             try:
-                return locked.run(body) if locked.has_lock else body()
+                return locked.run(body) if locked.lease.fence else body()
             finally:
                 locked.give_back()
         finally:
-            locked.give_back()
+            if not locked.lease.is_over:
+                locked.give_back()
 
     # -- the end --------------------------------------------------------------------------
 
@@ -177,13 +178,14 @@ class Run:
         """
         try:
             attempt, locked = self.attempt, self._body
-            if locked is not None:
+            if locked is not None and locked.lease.asked and not locked.lease.is_over:
                 locked.give_back()
             if not self._settled:
                 self._settle(attempt, locked)
                 self._settled = True
             if locked is not None:
                 locked.hand_over()
+            self.is_over = True
         except SoftTimeLimitExceeded as exc:
             if self.attempt is not None and self.attempt.is_eager:
                 raise  # it is the limit of the task that runs this one
@@ -201,7 +203,7 @@ class Run:
     def _settle(self, attempt: Attempt | None, locked: LockedBody | None) -> None:
         if attempt is None:
             settle_kept(self._task.app, self._kept, self._end)
-        elif locked is None or not locked.has_lock:  # else it was taken over with the lock
+        elif locked is None or not locked.lease.fence:  # else it was taken over with the lock
             end = self._end if self._end is End.COMES_BACK else attempt.end
             settle_kept(self._task.app, attempt.delivery.kept, end)
         elif self.completed and locked.note == notes.PUBLISHING and attempt.may_have_copies:

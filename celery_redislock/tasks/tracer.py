@@ -92,7 +92,8 @@ def _trace_locked(
         finally:
             run.end()
     finally:
-        run.end()
+        if not run.is_over:
+            run.end()
 
 
 def _with_run(properties: Any, run: Run) -> dict[str, Any]:

@@ -38,7 +38,7 @@ SCRIPTS = {
 
 
 #: So many calls of ours a delivery makes, in so many modules, and a duplicate that is skipped.
-DELIVERY, MODULES, DUPLICATE = 149, 30, 146
+DELIVERY, MODULES, DUPLICATE = 100, 29, 105
 #: What connections begin with; how the worker that looks after rooms asks, and a test.
 OTHERS = ("HELLO", "CLIENT", "SELECT", "ZRANGEBYSCORE", "INFO", "KEYS")
 
