@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
-from . import entries, holders, notes, past
+from . import holders, notes, past
 from .claims import (
     NOT_OURS,
     Acquired,
@@ -20,16 +20,14 @@ from .claims import (
     Done,
     Extended,
     Extension,
-    Offered,
     Reservation,
     Reserved,
     Settled,
     to_ms,
 )
+from .exchange import UNKNOWN_TTL, Call, Query, is_true, nothing, nothing_of, offered_in, seconds_in
 from .holders import Holder
 from .keys import LockKeys, head_of, runs_of
-
-T = TypeVar("T")
 
 #: Seconds for which a freed lock is kept for a waiter.
 RESERVE: Final = 0.1
@@ -37,49 +35,6 @@ RESERVE: Final = 0.1
 MAX_BLOCK: Final = 5.0
 #: Seconds after which a waiter that has not asked again counts as dead.
 WAITER_TTL: Final = MAX_BLOCK + 2.0
-#: The ttl if a lock's own is not known: it says how long the server may take to answer.
-UNKNOWN_TTL: Final = 6.0
-
-
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Call(Generic[T]):
-    """One exchange with a lock server. Safe to repeat.
-
-    Attributes:
-        script: the name of the script, in `scripts/`.
-        keys: all keys that it touches. The first one is the lock's, or in the lock's hash slot.
-        args: its arguments.
-        read: makes the answer from the reply, and from when the request was sent, on `clock`.
-        ttl: seconds that the lock lives. It says how long the server may take to answer.
-        takes: it takes a new lock, which must wait if the server has just come back.
-        recurs: the keys are likely to be sent again.
-    """
-
-    script: str
-    keys: tuple[str, ...]
-    args: tuple[Any, ...]
-    read: Callable[[Any, float], T]
-    ttl: float
-    takes: bool = False
-    recurs: bool = False
-
-
-@dataclasses.dataclass(slots=True, eq=False, repr=False)
-class Query(Generic[T]):
-    """Plain commands in one round trip. Safe to repeat.
-
-    Attributes:
-        commands: the commands.
-        read: makes the answer from the replies. A key of another type has an exception as its
-            reply.
-        key: the lock that they are about, or "".
-        ttl: see `Call`.
-    """
-
-    commands: Sequence[Sequence[Any]]
-    read: Callable[[list[Any]], T]
-    key: str = ""
-    ttl: float = UNKNOWN_TTL
 
 
 class Release(NamedTuple):
@@ -272,7 +227,7 @@ def _hold(claim: Claim, value: str, seconds: float, done_ms: int, run_end: str) 
     of = claim.keys
     args = (claim.opening, value, to_ms(seconds), done_ms, run_end)
     keys = (of.lock, claim.done_key, claim.runs_key, *of.slots)
-    return Call("hold", keys, args, _is_true, claim.ttl)
+    return Call("hold", keys, args, is_true, claim.ttl)
 
 
 def break_lock(
@@ -326,7 +281,7 @@ def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Query[
 
 def _note(claim: Claim, text: str, seconds: float = 0.0) -> Query[None]:
     command = ("SET", claim.done_key, text, "PX", to_ms(seconds + claim.done_ttl))
-    return Query([command], _nothing, claim.keys.lock, claim.ttl)
+    return Query([command], nothing, claim.keys.lock, claim.ttl)
 
 
 def forget(keys: Sequence[str], most: float) -> list[Call[None]]:
@@ -341,9 +296,7 @@ def forget(keys: Sequence[str], most: float) -> list[Call[None]]:
     for key in keys:
         buckets.setdefault(head_of(key), []).append(key)
     args = (to_ms(most),)
-    return [
-        Call("forget", tuple(each), args, _nothing_of, UNKNOWN_TTL) for each in buckets.values()
-    ]
+    return [Call("forget", tuple(each), args, nothing_of, UNKNOWN_TTL) for each in buckets.values()]
 
 
 def turn_away(claim: Claim, fence: int | None) -> Call[None]:
@@ -354,7 +307,7 @@ def turn_away(claim: Claim, fence: int | None) -> Call[None]:
         fence: of the run that was in its way; None if not known.
     """
     keys = (claim.keys.lock, claim.runs_key, *claim.keys.slots)
-    return Call("turn_away", keys, (fence or "",), _nothing_of, claim.ttl)
+    return Call("turn_away", keys, (fence or "",), nothing_of, claim.ttl)
 
 
 # -- who has it -------------------------------------------------------------------------------
@@ -375,38 +328,3 @@ def _holder_in(value: Any, left: int) -> Holder | None:
     if isinstance(value, Exception):
         value = b""  # held, by something of another type
     return holders.parse(value, left / 1000 if left >= 0 else None)
-
-
-# -- parts of replies -------------------------------------------------------------------------
-
-
-def offered_in(reply: Sequence[Any]) -> Offered | None:
-    """The entry of the waiting room that a reply offers."""
-    if not reply:
-        return None
-    kind, entry_id, entry, token, offers = reply
-    text = entry.decode()
-    return Offered(
-        entry_id=entry_id.decode(),
-        entry=entries.parked_of(text),
-        token=token.decode(),
-        arrived=entries.arrived_at(text),
-        publish=kind != b"reserved",
-        again=offers > 0,
-    )
-
-
-def seconds_in(ms: int) -> float | None:
-    return ms / 1000 if ms >= 0 else None
-
-
-def _is_true(reply: Any, sent_at: float) -> bool:
-    return bool(reply)
-
-
-def _nothing(replies: list[Any]) -> None:
-    """Nothing is told."""
-
-
-def _nothing_of(reply: Any, sent_at: float) -> None:
-    """Nothing is told."""

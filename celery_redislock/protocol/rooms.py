@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any, Final
 
 from . import entries, holders
-from .calls import RESERVE, UNKNOWN_TTL, Call, Query, offered_in, seconds_in
+from .calls import RESERVE
 from .claims import Claim, Full, Look, Older, Parked, Parking, Turn, to_ms
+from .exchange import UNKNOWN_TTL, Call, Query, is_true, offered_in, seconds_in
 from .keys import LockKeys
 from .tokens import new_token
 
@@ -100,13 +101,13 @@ def note_received(of: LockKeys, entry_id: str, token: str, ttl: float) -> Call[b
         ttl: seconds, which say how long the server may take to answer.
     """
     args = (entry_id, to_ms(RECEIVED_FOR), token)
-    return Call("received", (of.entries,), args, _is_true, ttl)
+    return Call("received", (of.entries,), args, is_true, ttl)
 
 
 def put_back(of: LockKeys, entry_id: str, ttl: float) -> Call[bool]:
     """Put an entry that was set aside back into the room. The answer: False if there is none."""
     keys = (of.room, of.entries, of.aside, of.rooms)
-    return Call("put_back", keys, (entry_id, of.mark), _is_true, ttl)
+    return Call("put_back", keys, (entry_id, of.mark), is_true, ttl)
 
 
 def drop(of: LockKeys, ttl: float, in_favour_of: str, done_ttl: float) -> Call[dict[str, str]]:
@@ -205,7 +206,3 @@ def pairs_in(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
 def entries_in(flat: Sequence[bytes]) -> list[tuple[str, str]]:
     """The ids of a hash of entries, and what was parked."""
     return [(each, entries.parked_of(text)) for each, text in pairs_in(flat)]
-
-
-def _is_true(reply: Any, sent_at: float) -> bool:
-    return bool(reply)

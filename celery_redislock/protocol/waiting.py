@@ -6,9 +6,10 @@ from collections.abc import Generator
 from typing import Final, NamedTuple, TypeAlias
 
 from ..errors import LockUnavailable
-from .calls import MAX_BLOCK, Call, acquire
+from .calls import MAX_BLOCK, acquire
 from .claims import Acquired, Busy, Claim, Done
 from .clock import clock
+from .exchange import Call
 
 Answer: TypeAlias = Acquired | Busy | Done
 

@@ -8,7 +8,7 @@ import re
 from functools import cache, lru_cache
 from typing import Any
 
-from ..protocol.calls import Call
+from ..protocol.exchange import Call
 from .connections import pack
 
 

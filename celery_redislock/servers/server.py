@@ -22,9 +22,9 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import LockUnavailable
-from ..protocol.calls import Call, Query
 from ..protocol.claims import Busy
 from ..protocol.clock import clock
+from ..protocol.exchange import Call, Query
 from .connections import Connections, PoolFactory, pack
 from .restarts import HeldOff, ServerWatch
 from .scripts import packed, packed_text

@@ -8,6 +8,7 @@ token, so that whoever has the message can settle, whatever the task is by then.
 from __future__ import annotations
 
 import enum
+import math
 from functools import partial
 from typing import Any
 
@@ -16,8 +17,9 @@ from ..app.errands import errands
 from ..app.events import channel
 from ..app.settings import app_locks
 from ..errors import LockUnavailable
-from ..protocol.calls import UNKNOWN_TTL, Release, settle
+from ..protocol.calls import Release, settle
 from ..protocol.claims import Claim
+from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import keys_of_mark
 from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
@@ -66,9 +68,11 @@ def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
 
 
 def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
-    """The same, in another thread: it may wait for the lock server and the broker."""
+    """The same, in another thread: it may wait for the lock server and the broker. It is tried for
+    as long as the process lives: until then, or until it expires, what is kept swallows sends.
+    """
     if kept is not None and not end.passes_on:
-        errands.add(partial(_give_up, app, kept))
+        errands.add(partial(_give_up, app, kept), most=math.inf)
 
 
 def _give_up(app: Any, kept: Kept) -> None:

@@ -19,8 +19,9 @@ from ..app.internals import is_active, is_connected_still
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
 from ..lock.forks import between_forks
-from ..protocol.calls import UNKNOWN_TTL, forget
+from ..protocol.calls import forget
 from ..protocol.clock import clock
+from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.log import get_logger
 
 logger = get_logger()

@@ -13,8 +13,8 @@ from ..app.delivery import Kept
 from ..app.errands import errands
 from ..app.internals import is_here, is_revoked, was_revoked
 from ..protocol import rooms
-from ..protocol.calls import UNKNOWN_TTL
 from ..protocol.clock import clock
+from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import keys_of_mark
 from ..tasks.settle import End, settle_beside
 from .contained import contained

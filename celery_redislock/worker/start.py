@@ -147,7 +147,7 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
     """Warnings: the server does not answer, or may evict locks. The pool's processes inherit which
     server it is, and so notice a restart.
     """
-    from ..protocol.calls import UNKNOWN_TTL
+    from ..protocol.exchange import UNKNOWN_TTL
     from ..servers.looking import Looking
 
     locks = app_locks(app)

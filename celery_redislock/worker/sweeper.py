@@ -11,8 +11,8 @@ from ..app.brokers import broker_of
 from ..app.settings import app_locks
 from ..errors import LockUnavailable
 from ..lock.forks import between_forks
-from ..protocol.calls import UNKNOWN_TTL
 from ..protocol.clock import clock
+from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import in_all_buckets, keys_of_mark, sweep_key
 from ..protocol.log import get_logger
 from ..protocol.rooms import due_rooms, server_time, take_turn

@@ -251,7 +251,7 @@ def test_a_duplicate_that_is_turned_away_costs_one_round_trip(send, lock_server,
 
 
 #: A few more than there are. Fewer are wanted: they are what our Python costs.
-@pytest.mark.parametrize(("name", "most"), [("runs", 215), ("is_skipped", 190)])
+@pytest.mark.parametrize(("name", "most"), [("runs", 116), ("is_skipped", 126)])
 def test_a_delivery_makes_so_many_calls_of_ours(
     start_worker, sender, conf, queue, label, name, most
 ):
@@ -265,7 +265,8 @@ def test_a_delivery_makes_so_many_calls_of_ours(
         counted = sender.send_task("counted", queue=queue)
         where = {"app": "tests.acceptance.apps.counted", "pool": "solo", "queues": queue}
         start_worker("-l", "ERROR", wait=False, **where)  # a line in the log is calls too
-        assert counted.get(timeout=30) / 20 <= most
+        made = counted.get(timeout=30) / 20
+    assert made <= most, made
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from redis.connection import Encoder, PythonRespSerializer
 import celery_redislock
 from celery_redislock import LockUnavailable
 from celery_redislock.protocol import calls
-from celery_redislock.protocol.calls import Call
 from celery_redislock.protocol.claims import Claim
+from celery_redislock.protocol.exchange import Call
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import connections, scripts
 from tests.support.scripts import rewritten

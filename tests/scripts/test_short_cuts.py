@@ -14,6 +14,7 @@ import redis
 
 from celery_redislock.protocol import calls, holders
 from celery_redislock.protocol.claims import Claim, to_ms
+from celery_redislock.protocol.exchange import Call
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.notes import EXPECTS_RESULT
 from celery_redislock.protocol.tokens import new_token
@@ -111,7 +112,7 @@ def everything(client: redis.Redis, name: str) -> dict[str, Any]:
     }
 
 
-def evaluated(client: redis.Redis, call: calls.Call[Any], *more: Any) -> Any:
+def evaluated(client: redis.Redis, call: Call[Any], *more: Any) -> Any:
     return client.eval(scripts.text_of(call.script), len(call.keys), *call.keys, *call.args, *more)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from celery_redislock.protocol import calls, notes
-from celery_redislock.protocol.calls import UNKNOWN_TTL
 from celery_redislock.protocol.claims import Claim, to_ms
+from celery_redislock.protocol.exchange import UNKNOWN_TTL
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.notes import DONE_TTL
 from celery_redislock.worker import finished

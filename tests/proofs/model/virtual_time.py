@@ -21,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_redislock.errors import LockUnavailable
 from celery_redislock.lock import held, lease
 from celery_redislock.protocol import calls, waiting
-from celery_redislock.protocol.calls import Call
+from celery_redislock.protocol.exchange import Call
 from celery_redislock.protocol.keys import LockKeys
 from celery_redislock.servers import restarts, server
 from celery_redislock.servers.server import Server
