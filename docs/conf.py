@@ -65,7 +65,7 @@ NAVIGATION = {
         "benchmarks",
         "figures",
     ],
-    "Know it": ["how-it-works", "model", "api", "changelog"],
+    "Know it": ["how-it-works", "glossary", "model", "api", "changelog"],
 }
 
 
