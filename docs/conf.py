@@ -94,7 +94,7 @@ MODULES = ["signals", "operations", "testing", "prometheus", "otel", "web"]
 #: Of classes that others of the package work with as well: what is for users.
 MEMBERS = {
     "SingletonTask": "lock, lock_key_for, lock_holder, break_lock, apply_async, apply",
-    "Lease": "lost, ensure",
+    "Lease": "token, label, lost, ensure",
 }
 
 

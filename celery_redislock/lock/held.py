@@ -66,9 +66,7 @@ class Held:
         claim: the lock and the token.
         key: the lock's whole key in Redis.
         ttl: seconds that the lock outlives a dead holder.
-        fence: an int that rises with every acquisition of the key. Pass it to the resource, which
-            must refuse a lower one than it has seen: that gives correctness, the lock alone does
-            not (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
+        fence: of this acquisition; 0 while not acquired. See `Lease`.
         stored: the lock's value, as it was stored on the server.
         acquired_at: when, on `clock`.
         deadline: when the right ends, on `clock`.

@@ -33,6 +33,11 @@ class Lease(Held):
     """One delivery's acquisition of a lock. What `self.lock` is in a task.
 
     Attributes:
+        key: the lock's whole key in Redis.
+        ttl: seconds that the lock outlives a dead holder.
+        fence: an int that rises with every acquisition of the key. Pass it to the resource, which
+            must refuse a lower one than it has seen: that gives correctness, the lock alone does
+            not (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
         heir: the task's next message, to which the lock is left instead of being released.
         asked: the server may have something of ours.
         unheard: the release to repeat, if the server did not answer it; else None.
