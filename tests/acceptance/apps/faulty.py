@@ -72,18 +72,5 @@ def faulty(conf: Any) -> Celery:
     return app
 
 
-def scripts_fail_if_told() -> None:
-    """Let a call raise if the name of its script is in its lock's key."""
-    inner = Server.run
-
-    @functools.wraps(inner)
-    def run(server: Server, call: Any, **options: Any) -> Any:
-        if f"<{call.script}>" in call.keys[0]:
-            raise Fault(call.script)
-        return inner(server, call, **options)
-
-    Server.run = run  # type: ignore[method-assign]
-
-
 if CONF:
     app = faulty(CONF)
