@@ -94,6 +94,23 @@ def _no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_state, "_on_app_finalizers", ours)
 
 
+@pytest.fixture(name="make_app")
+def _make_app() -> Iterator[Callable[..., Celery]]:
+    """Makes apps that connect to nothing."""
+    made = []
+
+    def make(**settings: Any) -> Celery:
+        app = Celery("unconnected", set_as_current=False)
+        nowhere = {"broker_url": "memory://", "redislock_url": "redis://127.0.0.1:1/0"}
+        app.conf.update({**nowhere, **settings})
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        app.close()
+
+
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """A server for everything that does no harm to it."""

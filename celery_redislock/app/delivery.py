@@ -258,19 +258,13 @@ class Delivery:
         """The header of the message to which this delivery is deferred. What is kept for this
         message is kept for that one.
         """
-        header = {
-            "v": VERSION,
-            "deferrals": self.deferrals + 1,
-            "outages": self.outages + 1 if outage else 0,
-            "since": time.time() if self.since is None else self.since,
-            "arrived": self.arrived,
-            "redelivered": self.redelivered or self.copied,
-            "sent": self.sent,
-            "route": self.route,
-        }
-        if self.kept is not None:
-            header.update(self.kept.header)
-        return {KEY: header}
+        kept = {} if self.kept is None else self.kept.header
+        return self._header(
+            deferrals=self.deferrals + 1,
+            outages=self.outages + 1 if outage else 0,
+            redelivered=self.redelivered or self.copied,
+            **kept,
+        )
 
     def parked_header(self, broker: str, label: str | None = None) -> dict[str, Any]:
         """The header of the message of a task that waits in a room. It may be published twice, so
@@ -280,21 +274,26 @@ class Delivery:
             broker: a digest of the broker that the message belongs to.
             label: the lock's label, for people who look into the room; or None.
         """
-        header: dict[str, Any] = {
+        more = {} if label is None else {"label": label}
+        return self._header(
+            deferrals=self.deferrals,
+            redelivered=True,
+            parked=True,
+            broker=broker,
+            parked_at=time.time(),
+            **more,
+        )
+
+    def _header(self, **more: Any) -> dict[str, Any]:
+        """The header of the task's next message."""
+        header = {
             "v": VERSION,
-            "deferrals": self.deferrals,
             "since": time.time() if self.since is None else self.since,
             "arrived": self.arrived,
-            "redelivered": True,
             "sent": self.sent,
             "route": self.route,
-            "parked": True,
-            "broker": broker,
-            "parked_at": time.time(),
         }
-        if label is not None:
-            header["label"] = label
-        return {KEY: header}
+        return {KEY: {**header, **more}}
 
     @property
     def met_lock(self) -> bool:

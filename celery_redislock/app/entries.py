@@ -22,7 +22,6 @@ from .internals import serializer_of
 UNKNOWN: Final = 60.0
 ELSEWHERE: Final = 600.0
 
-
 #: A content type that runs code as it is read.
 PICKLE: Final = "application/x-python-serialize"
 #: Options by which a message has other tasks run.
@@ -81,7 +80,7 @@ class Waiter(NamedTuple):
         if not isinstance(self.options.get("queue"), str):
             raise CorruptEntry("it does not say to which queue it belongs")
         if not isinstance(self.options.get("properties", {}), Mapping):
-            raise CorruptEntry("its properties are none")
+            raise CorruptEntry("its properties are not a mapping")
 
 
 class Entry(NamedTuple):

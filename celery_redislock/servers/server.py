@@ -85,23 +85,10 @@ class Server:
         Raises:
             LockUnavailable: the server did not answer in time, or has just come back.
         """
-        began, pause = clock(), 0.02
-        give_up = began + (call.ttl / 3 + 1 if hold_off is None else hold_off)
-        while True:
-            try:
-                sent_at, reply = self.exchange(call.keys[0], call.ttl, purpose, self._call, call)
-                return call.read(reply, sent_at)
-            except HeldOff as exc:
-                if clock() + exc.seconds > give_up:
-                    raise exc.for_users(call.keys[0]) from None
-                time.sleep(exc.seconds)
-                began, pause = clock(), 0.02
-                continue
-            except LockUnavailable as exc:
-                if once or not self._tries_again(exc, began + patience(call.ttl) - pause):
-                    raise
-            time.sleep(pause)
-            pause = min(pause * 2, 0.5)
+        sent_at, reply = self._persist(
+            call.keys[0], call.ttl, purpose, once, hold_off, self._call, call
+        )
+        return call.read(reply, sent_at)
 
     def run_all(
         self, calls: Sequence[Call[T]], *, ttl: float, purpose: str = "main"
@@ -149,16 +136,8 @@ class Server:
         Raises:
             LockUnavailable: the server did not answer in time, or does not allow it.
         """
-        began, pause = clock(), 0.02
-        while True:
-            try:
-                answer: T = self.exchange(query.key, query.ttl, "main", self._query, query)
-                return answer
-            except LockUnavailable as exc:
-                if once or not self._tries_again(exc, began + patience(query.ttl) - pause):
-                    raise
-            time.sleep(pause)
-            pause = min(pause * 2, 0.5)
+        answer: T = self._persist(query.key, query.ttl, "main", once, 0.0, self._query, query)
+        return answer
 
     def replies(
         self,
@@ -182,6 +161,34 @@ class Server:
         if not commands:
             return []
         return self.exchange("", ttl, "main", _replies, commands, errors, wrong_type)
+
+    def _persist(
+        self,
+        key: str,
+        ttl: float,
+        purpose: str,
+        once: bool,
+        hold_off: float | None,
+        talk: Callable[..., T],
+        *args: Any,
+    ) -> T:
+        """Have an exchange, and again until the server answers, within bounds. See `run`."""
+        began, pause = clock(), 0.02
+        give_up = began + (ttl / 3 + 1 if hold_off is None else hold_off)
+        while True:
+            try:
+                return self.exchange(key, ttl, purpose, talk, *args)
+            except HeldOff as exc:
+                if clock() + exc.seconds > give_up:
+                    raise exc.for_users(key) from None
+                time.sleep(exc.seconds)
+                began, pause = clock(), 0.02
+                continue
+            except LockUnavailable as exc:
+                if once or not self._tries_again(exc, began + patience(ttl) - pause):
+                    raise
+            time.sleep(pause)
+            pause = min(pause * 2, 0.5)
 
     # -- one exchange ---------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from ..protocol.calls import mark_done, turn_away
 from ..protocol.claims import Busy, Claim, to_ms
 from ..protocol.holders import Holder
 from ..protocol.log import get_logger
-from ..tasks import turns
+from . import turns
 from .locked import LockedTask
 from .settle import End
 

@@ -25,7 +25,7 @@ from ..protocol.claims import Settled
 from ..protocol.clock import clock
 from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
-from ..tasks import turns
+from . import turns
 from .abort import Abort
 from .asking import end_as_replaced
 from .attempt import Attempt

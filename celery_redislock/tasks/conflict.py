@@ -20,7 +20,7 @@ from ..protocol.claims import Acquired, Busy, Full, Older, Parked, Parking, Turn
 from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
 from ..protocol.rooms import park
-from ..tasks import turns
+from . import turns
 from .asking import (
     ask,
     end_as_replaced,

@@ -14,7 +14,7 @@ from ..app.internals import least_countdown
 from ..app.times import seconds_until
 from ..errors import LockUnavailable
 from ..protocol.log import get_logger
-from ..tasks import turns
+from . import turns
 from .attempt import Attempt
 from .ends import Deferred, Expired
 from .settle import End

@@ -131,8 +131,12 @@ def test_after_a_new_password_of_the_broker_what_brings_callbacks_is_left_to_wor
     conf, client, redis_server, queue, label, sealed_with, link, is_published
 ):
     settings = {k: v for k, v in conf.items() if not k.startswith("test_")}
-    old = {**settings, "broker_url": settings["broker_url"].replace("//", "//:old@")}
-    with make_app(settings) as app, make_app(old) as before, redis_server.client(db=1) as broker:
+    # A user without a password, such as this server's, may log in with any.
+    old, new = (
+        {**settings, "broker_url": settings["broker_url"].replace("//", f"//default:{password}@")}
+        for password in ("old", "new")
+    )
+    with make_app(new) as app, make_app(old) as before, redis_server.client(db=1) as broker:
 
         @app.task(base=SingletonTask, name="after", lock_key=["label"], lock_headers=["tenant"])
         def task(label):

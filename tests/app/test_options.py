@@ -6,7 +6,7 @@ A typo must never mean "no lock".
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -32,21 +32,6 @@ from celery_redislock.worker import start
 from tests.support.servers import free_port
 
 URL = "redis://127.0.0.1:1/0"  # never asked
-
-
-@pytest.fixture
-def make_app() -> Iterator[Callable[..., Celery]]:
-    made = []
-
-    def make(**settings: Any) -> Celery:
-        app = Celery("options", set_as_current=False)
-        app.conf.update({"broker_url": "memory://", "redislock_url": URL, **settings})
-        made.append(app)
-        return app
-
-    yield make
-    for app in made:
-        app.close()
 
 
 def body(x: Any = None) -> str:

@@ -14,10 +14,8 @@ from celery_redislock import (
 from celery_redislock.app.options import SETTINGS
 from celery_redislock.app.settings import app_locks
 from celery_redislock.testing import memory_locks
-from tests.app.test_options import URL, body, define, make_app, start_worker_of
+from tests.app.test_options import URL, body, define, start_worker_of
 from tests.support.servers import free_port
-
-__all__ = ["make_app"]  # fixtures
 
 
 def test_the_apps_defaults_stand_in_for_what_a_task_leaves_out(make_app) -> None:

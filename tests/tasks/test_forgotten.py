@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,22 +18,6 @@ from celery_redislock.tasks.forgotten import forgotten
 from celery_redislock.worker import start
 
 ROOT = Path(__file__).parents[2]
-URL = "redis://127.0.0.1:1/0"  # never asked
-
-
-@pytest.fixture
-def make_app() -> Iterator[Callable[..., Celery]]:
-    made = []
-
-    def make(**settings: Any) -> Celery:
-        app = Celery("forgotten", set_as_current=False)
-        app.conf.update({"broker_url": "memory://", "redislock_url": URL, **settings})
-        made.append(app)
-        return app
-
-    yield make
-    for app in made:
-        app.close()
 
 
 def define(app: Celery, name: str = "shop.sync", **options: Any) -> Any:

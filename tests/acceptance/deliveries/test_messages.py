@@ -42,6 +42,19 @@ def test_a_pickled_duplicate_runs_in_the_end_with_its_argument(
     assert journal.overlaps(label) == []
 
 
+def sent_twice(worker, journal, started, send):
+    """What the holder returns, and the duplicate, which met it: both sent by `send`. And the
+    duplicate's id.
+    """
+    holder = send(None)
+    started()
+    duplicate = send(0.1)
+    await_line(worker, duplicate.id, "received")
+    never(duplicate.ready, "it ended while the lock was held", 1.0)
+    journal.let_go(holder.id)
+    return holder.get(timeout=10), duplicate.get(timeout=20), duplicate.id
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_a_message_says_beside_its_arguments_is_kept(
     worker, sender, journal, label, queue, started, policy
@@ -53,17 +66,11 @@ def test_what_a_message_says_beside_its_arguments_is_kept(
         more = {"argsrepr": "<secret>", "kwargsrepr": "<hidden>", "priority": 6}
         return sent.apply_async(queue=queue, **more)
 
-    holder = send(None)
-    started()
-    duplicate = send(0.1)
-    await_line(worker, duplicate.id, "received")
-    never(duplicate.ready, "it ended while the lock was held", 1.0)
-    journal.let_go(holder.id)
-    said = holder.get(timeout=10)
+    said, again, _ = sent_twice(worker, journal, started, send)
     assert (said["argsrepr"], said["kwargsrepr"]) == ("<secret>", "<hidden>")
     assert (said["stamped_headers"], said["stamps"]["tenant"]) == (["tenant"], "blue")
     assert said["priority"] == 6
-    assert duplicate.get(timeout=20) == said
+    assert again == said
 
 
 #: All that a caller can say of a message, and tools such as django-celery-beat do say.
@@ -107,15 +114,8 @@ def test_every_property_and_header_is_kept(
             sent = signature(f"show_{policy}", (label, seconds), app=app).stamp(stamped="here")
             return sent.apply_async(queue=queue, **SAID)
 
-        holder = send(None)
-        started()
-        duplicate = send(0.1)
-        await_line(worker, duplicate.id, "received")
-        never(duplicate.ready, "it ended while the lock was held", 1.0)
-        journal.let_go(holder.id)
-        shown = holder.get(timeout=10)
-        again = duplicate.get(timeout=20)
-    assert lines_of(worker, duplicate.id, "deferred for" if policy == "defer" else "queued")
+        shown, again, duplicate_id = sent_twice(worker, journal, started, send)
+    assert lines_of(worker, duplicate_id, "deferred for" if policy == "defer" else "queued")
     assert again == shown
     properties = shown["properties"]
     assert properties["message_id"] == "its-own"
