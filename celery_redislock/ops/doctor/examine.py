@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ...errors import LockUnavailable
-from ..doctor import keys, rights, server, tasks
+from . import keys, rights, server, tasks
 from .finding import ERROR, UNKNOWN, Finding
 from .patient import Check, Patient
 
