@@ -33,6 +33,12 @@ class _NoResult:
 NO_RESULT: Final = _NoResult()
 
 
+class Decision:
+    """How a conflict ends. The verbs of a `Conflict` make it, and `Policy.act` returns it."""
+
+    __slots__ = ()
+
+
 class Conflict(Protocol):
     """A task that met a held lock, and the verbs that end the conflict.
 
@@ -55,10 +61,10 @@ class Conflict(Protocol):
     @property
     def waited(self) -> float: ...
 
-    def skip(self, result: Any = NO_RESULT) -> Any:
+    def skip(self, result: Any = NO_RESULT) -> Decision:
         """End the task without running it: with this result, or as REVOKED without one."""
 
-    def defer(self, countdown: float) -> Any:
+    def defer(self, countdown: float) -> Decision:
         """Publish the task again with this countdown in seconds."""
 
     def wait(self, timeout: float | None) -> bool:
@@ -96,10 +102,10 @@ class Conflict(Protocol):
             True: the lock was free after all, and the task has it.
         """
 
-    def run(self) -> Any:
+    def run(self) -> Decision:
         """Run the task. Allowed only after `wait`, `park` or `replace` returned True."""
 
-    def fail(self) -> Any:
+    def fail(self) -> Decision:
         """Fail the task with `LockConflict`."""
 
 
@@ -122,11 +128,8 @@ class Policy(abc.ABC):
         """Whether it may put a task into the waiting room. If so, workers look after that room."""
         return True
 
-    @property
-    def replaces(self) -> bool:
-        """Whether it may end the holder. If so, holders ask every second whether they must end."""
-        return False
-
+    #: Whether it may end the holder. If so, holders ask every second whether they must end.
+    replaces = False
     #: Whether no conflict ends in a run. The script that finds one then leaves the note at once.
     turns_away = False
     #: Whether the tasks that it turns away end as failed.
@@ -150,7 +153,7 @@ class Policy(abc.ABC):
         return f"{self!r}, your own policy, would decide"
 
     @abc.abstractmethod
-    def act(self, conflict: Conflict) -> Any:
+    def act(self, conflict: Conflict) -> Decision:
         """End the conflict with one of its verbs, and return what the verb returned."""
 
 
@@ -170,7 +173,7 @@ class _Bounded(Policy):
         return self.then.parks
 
     @property
-    def replaces(self) -> bool:
+    def replaces(self) -> bool:  # type: ignore[override]
         return self.then.replaces
 
     @property
@@ -204,7 +207,7 @@ class Skip(Policy):
         ends = "REVOKED" if self.result is NO_RESULT else f"SUCCESS with {self.result!r}"
         return f"it would be skipped: {ends}"
 
-    def act(self, conflict: Conflict) -> Any:
+    def act(self, conflict: Conflict) -> Decision:
         return conflict.skip(self.result)
 
 
@@ -242,7 +245,7 @@ class Defer(_Bounded):
         then = self._after(self.max_wait)
         return f"it would be deferred, and tried again in {self.countdown(0):g} s{then}"
 
-    def act(self, conflict: Conflict) -> Any:
+    def act(self, conflict: Conflict) -> Decision:
         if self.max_wait is not None and conflict.waited >= self.max_wait:
             return self.then.act(conflict)
         return conflict.defer(self.countdown(conflict.deferrals))
@@ -284,7 +287,7 @@ class Wait(_Bounded):
     def describe(self, waiting: int = 0) -> str:
         return f"it would wait in its pool slot{self._after(self.timeout)}"
 
-    def act(self, conflict: Conflict) -> Any:
+    def act(self, conflict: Conflict) -> Decision:
         if conflict.wait(self.timeout):
             return conflict.run()
         return self.then.act(conflict)
@@ -317,7 +320,7 @@ class Queue(_Bounded):
             return f"{reached}: {self.then.describe(waiting)}"
         return f"it would wait in Redis, behind {waiting} others{self._after(self.max_wait)}"
 
-    def act(self, conflict: Conflict) -> Any:
+    def act(self, conflict: Conflict) -> Decision:
         if self.max_wait is not None and conflict.waited >= self.max_wait:
             return self.then.act(conflict)
         if conflict.park(limit=self.limit, max_wait=self.max_wait):
@@ -336,7 +339,7 @@ class Coalesce(Policy):
     def describe(self, waiting: int = 0) -> str:
         return "it would wait in Redis, and replace the waiting task of this name, if there is one"
 
-    def act(self, conflict: Conflict) -> Any:
+    def act(self, conflict: Conflict) -> Decision:
         conflict.park(newest=True)
         return conflict.run()
 
@@ -364,7 +367,7 @@ class Replace(Policy):
     def describe(self, waiting: int = 0) -> str:
         return f"it would end the running task, within {self.grace:g} s, and then run"
 
-    def act(self, conflict: Conflict) -> Any:
+    def act(self, conflict: Conflict) -> Decision:
         conflict.replace(self.grace)
         return conflict.run()
 
@@ -380,7 +383,7 @@ class Raise(Policy):
     def describe(self, waiting: int = 0) -> str:
         return "it would fail with LockConflict"
 
-    def act(self, conflict: Conflict) -> Any:
+    def act(self, conflict: Conflict) -> Decision:
         return conflict.fail()
 
 

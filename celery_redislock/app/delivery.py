@@ -96,15 +96,10 @@ def is_copy(raw: Mapping[str, Any]) -> bool:
     header = raw.get(KEY)
     if not isinstance(header, Mapping):
         header = {}
-    said = header.get("redelivered") or header.get("deferrals") or header.get("parked")
-    return bool(said or _is_redelivered(raw))
-
-
-def _is_redelivered(raw: Mapping[str, Any]) -> bool:
-    """Whether the broker says that it had delivered the message before."""
     mark = (raw.get("properties") or {}).get(KEY) or {}
-    said = mark.get("redelivered") or (raw.get("delivery_info") or {}).get("redelivered")
-    return bool(said)
+    info = raw.get("delivery_info") or {}
+    of_task = header.get("redelivered") or header.get("deferrals") or header.get("parked")
+    return bool(of_task or mark.get("redelivered") or info.get("redelivered"))
 
 
 def take_header(raw: dict[str, Any]) -> Any:
@@ -121,7 +116,7 @@ class Kept(NamedTuple):
     """What is kept for a message.
 
     Attributes:
-        mark: the mark of the lock's keys; "" if an older release did not say.
+        mark: the mark of the lock's keys.
         token: the token under which the lock is kept; "" if it is not.
         entry_id: the id of the message's entry in the waiting room; "" if it is not from there.
     """
@@ -144,21 +139,22 @@ class Kept(NamedTuple):
         header = raw.get(KEY)
         if not isinstance(header, Mapping):
             return None
-        # Older releases call it "reserved".
-        pair = header.get("kept") or header.get("reserved") or ("", "")
-        task_id, attempt, nesting = attempt_of(raw)
-        entry_id = id_of(task_id, nesting, attempt) if header.get("parked") else ""
+        pair = header.get("kept")
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             return None
         mark, token = pair
-        if not isinstance(mark, str) or not isinstance(token, str):
+        if not isinstance(mark, str) or not isinstance(token, str) or not mark:
             return None
-        return cls(mark, token, entry_id) if mark or entry_id else None
+        task_id, attempt, nesting = attempt_of(raw)
+        entry_id = id_of(task_id, nesting, attempt) if header.get("parked") else ""
+        return cls(mark, token, entry_id)
 
 
+# Not frozen: making one would take six times as long.
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Delivery:
-    """One delivery of a task's message.
+    """What is known of one delivery of a task's message. Never changed: what is learned later makes
+    a new one.
 
     Attributes:
         token: the delivery's token.
@@ -166,15 +162,13 @@ class Delivery:
         arrived: Unix time at which the task first met a worker, by the lock server's clock; None
             while that is not known.
         redelivered: the broker, or an earlier deferral's header, said that the message had been
-            delivered before.
+            delivered before; or the server said that another copy runs, or has run.
         deferrals: how often the task was deferred before.
         outages: how many of the last deferrals in a row were because the lock server was not
             available.
         since: Unix time at which the task first met a held lock or was first deferred, or None.
-        copied: there may be another copy of its message: it may have been published again or put
-            into a waiting room.
         gave_up: its time in the waiting room is over.
-        kept: what is kept for the message and is not settled yet, or None.
+        parked: it comes from a waiting room.
         sent: the identity of the message, which all copies of it share; "" if it has none.
         content_type: of the message, or None.
         events: the worker that runs it sends events.
@@ -189,9 +183,8 @@ class Delivery:
     deferrals: int = 0
     outages: int = 0
     since: float | None = None
-    copied: bool = False
     gave_up: bool = False
-    kept: Kept | None = None
+    parked: bool = False
     sent: str = ""
     content_type: str | None = None
     events: bool = False
@@ -200,13 +193,8 @@ class Delivery:
     route: tuple[str | None, str | None] = (None, None)
 
     @classmethod
-    def take_from(cls, raw: dict[str, Any], kept: Kept | None) -> Delivery:
+    def take_from(cls, raw: dict[str, Any]) -> Delivery:
         """Read a delivery from its request, and take our header out of the request.
-
-        Args:
-            raw: the request.
-            kept: what is kept for its message. The caller has read it already: it must be settled
-                even if the rest cannot be read.
 
         Raises:
             ConfigError: a newer release wrote the header.
@@ -218,8 +206,7 @@ class Delivery:
         found = cls(
             token=mark.get("token") or new_token(),
             received=mark.get("received"),
-            redelivered=_is_redelivered(raw),
-            kept=kept,
+            redelivered=bool(mark.get("redelivered") or info.get("redelivered")),
             # Most of kombu's transports give each message a tag as it is sent.
             sent=str(mark.get("sent", properties.get("delivery_tag")) or ""),
             content_type=mark.get("content_type"),
@@ -243,27 +230,25 @@ class Delivery:
         self.deferrals = int(header.get("deferrals", 0))
         self.outages = int(header.get("outages", 0))
         self.since = header.get("since")
-        # "first_received" is from an older release, by a worker's clock.
-        self.arrived = header.get("arrived", header.get("first_received"))
+        self.arrived = header.get("arrived")
         self.gave_up = bool(header.get("gave_up"))
-        # An older release's header has none, and the broker's tag is of this copy only.
+        self.parked = bool(header.get("parked"))
+        # Not the broker's tag, which is of this copy only.
         self.sent = header.get("sent") or ""
 
-    @property
-    def parked(self) -> bool:
-        """Whether it comes from a waiting room."""
-        return self.kept is not None and bool(self.kept.entry_id)
+    def next_header(self, kept: Kept | None, *, copied: bool, outage: bool) -> dict[str, Any]:
+        """The header of the message to which this delivery is deferred.
 
-    def next_header(self, *, outage: bool) -> dict[str, Any]:
-        """The header of the message to which this delivery is deferred. What is kept for this
-        message is kept for that one.
+        Args:
+            kept: what is kept for this message, and then for that one.
+            copied: there may be another copy of it.
+            outage: it is deferred because the lock server is not available.
         """
-        kept = {} if self.kept is None else self.kept.header
         return self._header(
             deferrals=self.deferrals + 1,
             outages=self.outages + 1 if outage else 0,
-            redelivered=self.redelivered or self.copied,
-            **kept,
+            redelivered=self.redelivered or copied,
+            **({} if kept is None else kept.header),
         )
 
     def parked_header(self, broker: str, label: str | None = None) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def _run_under_lock(task: LockedTask, body: Callable[[], Any], args: Any, kwargs
     if run is None:
         return body()  # our tracer took no lock for it
     try:
-        return run.go(body, request)
+        return run.call(body, request)
     except BaseException as exc:
         raise exc.with_traceback(_below_ours(exc.__traceback__))  # noqa: B904  it is the same
 
@@ -93,19 +93,16 @@ def _run_eagerly(
     task._refuse_if_misconfigured()
     if not task._takes_lock(is_eager=True):
         return body()
-    from .run import Run  # only what runs tasks needs it
+    from .deeds import Ends  # only what runs tasks needs these
+    from .run import Run
 
-    run = Run(task, request.__dict__)
+    def go(run: Run) -> Any:
+        if isinstance(run.course, Ends):
+            raise run.course.error
+        return run.call(body, request)
+
     try:
-        try:
-            run.begin(args, kwargs, request)
-            if run.ended is not None:
-                raise run.ended
-            result = run.go(body, request)
-            run.completed = True
-            return result
-        finally:
-            run.end()
+        return Run(task, request.__dict__).live(args, kwargs, go, request)
     except BaseException as exc:
         raise exc.with_traceback(_below_ours(exc.__traceback__))  # noqa: B904  it is the same
 

@@ -1,4 +1,4 @@
-"""One run of a locked task: its beginning, its body, and its end.
+"""One run of a locked task: the delivery's life, and its one state.
 
 The lock is taken before Celery's tracer is entered, so that nothing of the task runs without it. It
 is released as the body ends: after that Celery publishes callbacks and chain links, which may need
@@ -8,215 +8,277 @@ the lock, and stores the result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from ..app.delivery import Kept
+from ..app.delivery import take_header
+from ..app.errands import errands
+from ..app.outcomes import Outcome, is_heard
 from ..errors import LockUnavailable
-from ..protocol import notes
+from ..lock.lease import Heir, Lease
+from ..policies import Decision
+from ..protocol import notes, past
 from ..protocol.calls import mark_done
-from ..protocol.claims import Acquired, Busy
+from ..protocol.claims import Busy, Full, Settled
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
-from .asking import ask, give_up_kept, policy_of, resolve
-from .attempt import Attempt
-from .body import LockedBody
-from .conflict import TaskConflict
-from .locked import LockedTask
+from . import body as bodies
+from . import turns
+from .abort import Abort
+from .conflict import TaskConflict, decide
+from .decisions import FIRST, GO
+from .deeds import RUNS, Ends, Fails, Returns, Runs, carry_out, end_replaced
+from .ends import LEASE
+from .facts import Facts
+from .limits import only_logged, surely
+from .record import Record
 from .settle import End, settle_kept
 
 logger = get_logger()
 
 
-class Run:
-    """A delivery of a locked task, from the lock's name to its one end.
+class Run(Record):
+    """The story of a delivery, from its facts to its end."""
 
-    Attributes:
-        ended: what ended the delivery without its body, or None.
-        failure: what the task fails with instead of its body, or None.
-        value: what it returns instead of its body's result, if the body is not to run.
-        completed: Celery has done all that follows the body.
-        is_over: all that the delivery held is settled.
-        locks: the app's locks.
-    """
+    _abort: Abort | None = None
+    #: The server's reply to the release, until the message that is next has been published.
+    _following: Settled | None = None
+    _completed = _is_settled = False
 
-    # Class attributes: an instance is made for each task that runs, and few need other values.
-    attempt: Attempt | None = None
-    ended: BaseException | None = None
-    failure: Exception | None = None
-    value: Any = None
-    completed = is_over = False
-    _body: LockedBody | None = None
-    _settled = False
+    def live(
+        self,
+        args: Any,
+        kwargs: Mapping[str, Any],
+        trace: Callable[[Run], Any],
+        request: Any = None,
+    ) -> Any:
+        """The life of the delivery, in the order in which it happens.
 
-    #: What is kept for the message, until an attempt has it.
-    _kept: Kept | None = None
-    _end = End.CANNOT_RUN
-
-    def __init__(self, task: LockedTask, raw: dict[str, Any]) -> None:
-        self._task = task
-        self._raw = raw
-
-    @property
-    def takes_lock(self) -> bool:
-        """Whether the task takes its lock, or fails for what is wrong with its options."""
-        try:
-            return self._task._takes_lock(is_eager=False)
-        except Exception as exc:
-            self.failure = exc
-            return True
-
-    # -- the beginning --------------------------------------------------------------------
-
-    def begin(self, args: Any, kwargs: Mapping[str, Any], request: Any = None) -> None:
-        """Take the lock, or end. An error is kept, and raised where the body would run, so that
-        the task fails as Celery's tasks do.
+        Args:
+            args: the call's arguments.
+            kwargs: its keyword arguments.
+            trace: what Celery does, which calls `call` where the body is to run.
+            request: of an eager run.
         """
-        try:
-            self._kept = Kept.of(self._raw)
-            if self.failure is not None:
-                return
-            if self._task._redislock_error is not None:
-                self._task._refuse_if_misconfigured()
-            attempt = self.attempt = Attempt(
-                self._task, self._raw, self._kept, self._task.app_locks, args, kwargs, request
-            )
-            self._ask(attempt)
-        except (Ignore, Reject) as exc:
-            self.ended = exc
-        except Exception as exc:
-            self.failure = exc
-            self._unless_it_goes_on(exc)
-        except BaseException:
-            self._end = End.COMES_BACK  # the worker ends, so the broker keeps the message
-            raise
 
-    def _ask(self, attempt: Attempt) -> None:
-        self._body = LockedBody(attempt)
-        kept = attempt.delivery.kept
-        if kept is not None and kept.mark and kept.mark != attempt.claim.keys.mark:
-            # The task has another lock by now. What was kept is for those that use the old one.
-            give_up_kept(attempt, End.CANNOT_RUN)
-        attempt.asks_since = clock()
-        try:
-            reply: Any = ask(attempt)
-        except LockUnavailable as exc:
-            reply = exc
-        if isinstance(reply, Acquired):
-            attempt.goes = True
-        else:
-            with attempt.as_current():
-                self._conflict(attempt, reply)
-        if self._body.lease.fence:
-            attempt.end = End.RAN
-
-    def _conflict(self, attempt: Attempt, first: Any) -> None:
-        def question() -> Any:
-            if isinstance(first, LockUnavailable):
-                raise first
-            return first
-
-        reply = resolve(attempt, question)
-        if isinstance(reply, Busy):
-            if attempt.delivery.gave_up:
-                self._leave_room(attempt)
-            conflict = TaskConflict(attempt, reply)
-            conflict.meet(policy_of(attempt))
-            self.value = conflict.result
-        else:
-            attempt.goes = True
-
-    def _unless_it_goes_on(self, failure: Exception) -> None:
-        """A time limit ended it as it was put off: its next message may be on its way already."""
-        if isinstance(failure, SoftTimeLimitExceeded) and self.attempt is not None:
+        def life() -> Any:
             try:
-                self._fails_beside_a_copy(self.attempt)
+                if not self._task._takes_lock(is_eager=request is not None):
+                    self._go_without()
+                else:
+                    self._learn_facts(args, kwargs, request)
+                    found = self.understand(FIRST)
+                    if found is GO:
+                        self.course = RUNS
+                    else:
+                        with self.as_current():
+                            if not isinstance(found, Decision):
+                                found = self._meet(found)
+                            self.course = carry_out(self, found)
+            except (Ignore, Reject) as exc:  # by a policy of the user's
+                self.course = Ends(exc, End.CANNOT_RUN)
             except Exception as exc:
-                self._say_bug("tell the copies of", exc)
+                self._fail(exc)
+            except BaseException as exc:
+                self.course = Ends(exc, End.COMES_BACK)  # the worker ends
+                raise
+            result = trace(self)
+            self._completed = True
+            return result
 
-    def _fails_beside_a_copy(self, attempt: Attempt) -> None:
-        if attempt.delivery.copied and attempt.acks_failures:
-            attempt.mark_done()
-        self._leave_room(attempt)
+        return surely(life, self._settle, self)
 
-    def _leave_room(self, attempt: Attempt) -> None:
-        """Take it out of the room, if it gave up waiting, or failed while it was put there."""
-        claim = attempt.claim
-        if attempt.parking or attempt.delivery.gave_up:
-            attempt.delivery.kept = Kept(claim.keys.mark, claim.kept, claim.entry_id)
-            give_up_kept(attempt, End.TURNED_AWAY)
+    # -- facts ----------------------------------------------------------------------------
+
+    def _learn_facts(self, args: Any, kwargs: Mapping[str, Any], request: Any) -> None:
+        task = self._task
+        if task._redislock_error is not None:
+            task._refuse_if_misconfigured()
+        self._request = request
+        facts = Facts(task, self._raw, self.kept, args, kwargs, request is not None)
+        self.facts, self.delivery = facts, facts.delivery
+        options = facts.options
+        if options.on_lock_lost == "abort":
+            self._abort = Abort()
+        self.lease = Lease(
+            facts.locks.store,
+            facts.claim,
+            max_hold=options.lock_max_hold,
+            listens=options.on_conflict.replaces,
+            on_lost=self._on_lost,
+            on_extended=self._on_extended,
+        )
+        if self.kept is not None and self.kept.mark != facts.claim.keys.mark:
+            # The task has another lock by now. What was kept is for those that use the old one.
+            self.give_up_kept()
+            self.learn(parked=False)
+
+    def _go_without(self) -> None:
+        """The task takes no lock when it runs: locks are switched off, or it is unique only until
+        it starts.
+        """
+        with only_logged("redislock: could not free what is kept for %s", self):
+            self.give_up_kept()
+        take_header(self._raw)
+        self.course = Runs(End.UNLOCKED)
+
+    # -- a conflict -----------------------------------------------------------------------
+
+    def _meet(self, busy: Busy | Full) -> Decision:
+        """What the policy decides. A task that gave up waiting leaves the room before."""
+        assert isinstance(busy, Busy)  # no room was asked for yet
+        if self.delivery.gave_up:
+            self.leave_room()
+        return decide(self.facts.policy, TaskConflict(self, busy, self.understand))
+
+    def _fail(self, error: Exception) -> None:
+        self.course = Fails(error)
+        if not isinstance(error, SoftTimeLimitExceeded) or self.facts is None:
+            return
+        # It ended the task as that was put off: its next message may be on its way already.
+        with only_logged("redislock: could not tell the copies of %s under %r", *self.name):
+            if self.copied and self.facts.acks_failures:
+                self.note_end()
+            if self.is_parking or self.delivery.gave_up:
+                self.leave_room()
 
     # -- the body -------------------------------------------------------------------------
 
-    def go(self, body: Callable[[], Any], request: Any) -> Any:
-        """Run the body, if it is to run, and release the lock. Called as Celery calls the task."""
-        if self.failure is not None:
-            raise self.failure
-        attempt, locked = self.attempt, self._body
-        assert attempt is not None
-        assert locked is not None
-        attempt.request = request  # Celery's own
-        if not attempt.goes:
-            return self.value
-        # A soft time limit may be raised at any bytecode, even in the inner `finally`. It is
-        # raised once, so the outer `finally` completes what it cut short.
+    def call(self, body: Callable[[], Any], request: Any) -> Any:
+        """What Celery's call of the task does: run the body, if it is to run, and then give the
+        lock back.
+        """
+        course = self.course
+        if isinstance(course, Fails):
+            raise course.error
+        if isinstance(course, Returns):
+            return course.value
+        if self.facts is None:
+            return body()
+        self._request = request
+        return surely(partial(self._run, body), self._give_back, self.lease)
+
+    def _run(self, body: Callable[[], Any]) -> Any:
+        lease = self.lease
+        if not lease.fence:
+            return body()
+        if is_heard(Outcome.ACQUIRED):
+            bodies.say_acquired(self, self.asked_at)
+        setattr(self._request, LEASE, lease)
+        self.ran = bodies.BEGUN
         try:
-            try:
-                return locked.run(body) if locked.lease.fence else body()
-            finally:
-                locked.give_back()
+            result = bodies.guarded(self, body, self._abort)
+        except BaseException as exc:
+            self.ran = bodies.ran_into(self, exc)
+            if self.ran.how != past.REPLACED:
+                raise
+            assert lease.replaced_by is not None
+            raise end_replaced(self, lease.replaced_by) from exc
+        self.ran = bodies.ran_to_its_end(self)
+        return result
+
+    def _give_back(self) -> None:
+        """Give the lock back. Safe to call again. An error of ours is logged: the task's own
+        outcome stands, and the lock expires.
+        """
+        lease = self.lease
+        if lease.is_over or lease.inherited:
+            return
+        with only_logged(
+            "redislock: could not release %s of %s; it expires within %g s",
+            *(self.facts.key, self, lease.ttl),
+        ):
+            self._release(lease)
+        lease.abandon()
+
+    def _release(self, lease: Lease) -> None:
+        ran = self.ran
+        if lease.replaced_by is not None and ran.retry is not None:
+            bodies.call_off(self, ran.retry, lease.replaced_by)
+        how, owned = bodies.giving_back(self), False
+        if how is None:
+            return
+        if isinstance(how, Heir):
+            owned = lease.leave_to(how, ran.how)
+        else:
+            settled = lease.release(how, ran.how)
+            if settled is not None:
+                owned, self._following = settled.ours, settled
+            elif lease.unheard is not None and lease.fence:
+                again = partial(bodies.give_back_again, self, lease.unheard)
+                errands.add(again, most=lease.deadline - clock())
+        if lease.fence and ran is not bodies.NOT_RUN and is_heard(Outcome.RELEASED):
+            bodies.say_released(self, owned, isinstance(how, Heir))
+
+    def _on_lost(self, lease: Lease) -> None:
+        """The lock was lost. Called by the heartbeat."""
+        by, reason = lease.replaced_by, lease.lost_because
+        try:
+            details = {"fence": lease.fence, "reason": reason, "replaced": by is not None}
+            self.facts.tell(Outcome.LOST, emits=by is None, details=details, reason=reason)
         finally:
-            if not locked.lease.is_over:
-                locked.give_back()
+            if self._abort is not None:
+                self._abort.fire()
+
+    def _on_extended(self, lease: Lease, late: float, retaken: bool) -> None:
+        self.facts.tell(Outcome.EXTENDED, details={"late": late})
+        if retaken:
+            self.facts.tell(Outcome.RECOVERED, details={"how": "retaken"}, reason="retaken")
 
     # -- the end --------------------------------------------------------------------------
 
-    def end(self) -> None:
+    def _settle(self) -> None:
         """Settle all that the delivery holds. Safe to call again. The task's outcome is known by
         now: no error of ours changes it, and none leaves our tracer.
         """
         try:
-            attempt, locked = self.attempt, self._body
-            if locked is not None and locked.lease.asked and not locked.lease.is_over:
-                locked.give_back()
-            if not self._settled:
-                self._settle(attempt, locked)
-                self._settled = True
-            if locked is not None:
-                locked.hand_over()
+            lease = self.lease
+            if lease is not None and lease.asked and not lease.is_over:
+                self._give_back()
+            if not self._is_settled:
+                self._settle_message()
+                self._is_settled = True
+            self._hand_over()
             self.is_over = True
         except SoftTimeLimitExceeded as exc:
-            if self.attempt is not None and self.attempt.is_eager:
+            if self.facts is not None and self.facts.is_eager:
                 raise  # it is the limit of the task that runs this one
-            self._say_bug("settle in time", exc)
-        except Exception as exc:
-            self._settled = True
-            self._say_bug("settle", exc)
+            logger.error(
+                "redislock: could not settle %s under %r in time", *self.name, exc_info=exc
+            )
+        except Exception:
+            self._is_settled = True
+            logger.exception("redislock: could not settle %s under %r", *self.name)
 
-    def _say_bug(self, what: str, error: Exception) -> None:
-        who = self.attempt or f"{self._task.name}[{self._raw.get('id')}]"
-        mark = self._kept.mark if self._kept is not None else ""
-        key = self.attempt.key if self.attempt is not None else mark
-        logger.error("redislock: could not %s %s under %r", what, who, key, exc_info=error)
+    def _settle_message(self) -> None:
+        if self.lease is None or not self.lease.fence:  # else it was taken over with the lock
+            end = End.CANNOT_RUN if self.course is None else self.course.end
+            settle_kept(self._task.app, self.kept, end)
+        elif self._completed and self.ran.note == notes.PUBLISHING and self.may_have_copies:
+            self.ran = self.ran._replace(note=notes.ENDED)  # also for a release that is repeated
+            self._note_completed()
 
-    def _settle(self, attempt: Attempt | None, locked: LockedBody | None) -> None:
-        if attempt is None:
-            settle_kept(self._task.app, self._kept, self._end)
-        elif locked is None or not locked.lease.fence:  # else it was taken over with the lock
-            end = self._end if self._end is End.COMES_BACK else attempt.end
-            settle_kept(self._task.app, attempt.delivery.kept, end)
-        elif self.completed and locked.note == notes.PUBLISHING and attempt.may_have_copies:
-            locked.note = notes.ENDED  # also for a release that is repeated
-            self._confirm(attempt)
-
-    def _confirm(self, attempt: Attempt) -> None:
+    def _note_completed(self) -> None:
         try:
-            done = mark_done(attempt.claim, attempt.note(notes.ENDED))
-            attempt.locks.store.ask(done, once=True)
+            done = mark_done(self.facts.claim, self.note_of(notes.ENDED))
+            self.facts.locks.store.ask(done, once=True)
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: a redelivered copy of %s may run again, as its end was not noted: %s",
-                attempt,
-                exc.reason,
-            )
+                self, exc.reason,
+            )  # fmt: skip
+
+    def _hand_over(self) -> None:
+        """Publish the message that has the turn now.
+
+        Not before Celery has stored the result: a broker that does not answer would delay that,
+        and a copy of the message that finds no result would run again.
+        """
+        following, self._following = self._following, None
+        if following is None or (following.offered is None and following.due_in is None):
+            return
+        claim = self.facts.claim
+        with only_logged("redislock: %s could not publish who is next", self):
+            turns.follow(self._task.app, claim.keys, claim.ttl, following)

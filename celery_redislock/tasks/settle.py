@@ -77,8 +77,8 @@ def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
 
 def _give_up(app: Any, kept: Kept) -> None:
     locks = app_locks(app)
-    if not kept.mark or not locks.knows_store:
-        return  # an older release did not say where; or this app knows no lock server
+    if not locks.knows_store:
+        return
     try:
         keys = keys_of_mark(locks.prefix, kept.mark)
     except ValueError:

@@ -17,28 +17,32 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from traceback import format_exception_only
-from typing import Any
+from typing import Any, Final
 
 from celery import Task, states
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import task_failure, task_postrun, task_prerun
 
-from ..app.delivery import KEY, Kept, take_header
+from ..app.delivery import KEY
 from ..app.internals import is_celerys_tracer, trace_of_end
 from ..app.results import store_failed
 from ..errors import ConfigError
 from ..protocol.log import get_logger
+from .deeds import Ends, Fails
 from .ends import RUN, EndInfo
+from .limits import only_logged
 from .locked import LockedTask
 from .refused import is_refusal
 from .run import Run
-from .settle import End, settle_kept
 
 logger = get_logger()
 
 Tracer = Callable[..., Any]
+
+#: The task's outcome is stored: what fails from then on is only logged.
+_NOT_TOLD: Final = "redislock: %s has ended, but not all were told"
 
 
 def around(task: LockedTask, inner: Tracer) -> Tracer:
@@ -56,44 +60,23 @@ def around(task: LockedTask, inner: Tracer) -> Tracer:
 
     def trace(uuid: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
         raw = {} if request is None else request
-        run = Run(task, raw)
-        if not run.takes_lock:
-            return trace_unlocked(task, inner, uuid, args, kwargs, raw)
-        with _scope():
-            return _trace_locked(task, run, inner, uuid, args, kwargs, raw)
 
-    return trace
-
-
-def _trace_locked(
-    task: LockedTask,
-    run: Run,
-    inner: Tracer,
-    uuid: str,
-    args: Any,
-    kwargs: Any,
-    raw: dict[str, Any],
-) -> Any:
-    # A soft time limit may be raised at any bytecode, even in the inner `finally`. It is raised
-    # once, so the outer `finally` completes what it cut short.
-    try:
-        try:
-            run.begin(args, kwargs)
-            if run.ended is not None:
-                return _ended(task, run, uuid, args, kwargs)
-            if is_refusal(run.failure) and not _is_awaited(task, inner):
-                failed = _fail(task, run, uuid, args, kwargs)
+        def celerys(run: Run) -> Any:
+            """Celery's part of the delivery's life."""
+            course = run.course
+            if isinstance(course, Ends):
+                return _ended(task, run, course.error, uuid, args, kwargs)
+            if isinstance(course, Fails) and is_refusal(course.error):
+                failed = None if _is_awaited(task, inner) else _fail(task, run, course.error, uuid)
                 if failed is not None:
                     return failed
             raw["properties"] = _with_run(raw.get("properties"), run)
-            traced = inner(uuid, args, kwargs, raw)
-            run.completed = True
-            return traced
-        finally:
-            run.end()
-    finally:
-        if not run.is_over:
-            run.end()
+            return inner(uuid, args, kwargs, raw)
+
+        with _scope():
+            return Run(task, raw).live(args, kwargs, celerys)
+
+    return trace
 
 
 def _with_run(properties: Any, run: Run) -> dict[str, Any]:
@@ -113,42 +96,15 @@ def _scope() -> contextlib.AbstractContextManager[Any]:
     return scope
 
 
-def trace_unlocked(
-    task: LockedTask, inner: Tracer, uuid: str, args: Any, kwargs: Any, raw: dict[str, Any]
+def _ended(
+    task: LockedTask, run: Run, error: BaseException, uuid: str, args: Any, kwargs: Any
 ) -> Any:
-    """Trace a task that takes no lock when it runs: locks are switched off, or it is unique only
-    until it starts. What is kept for the message is given up first.
-    """
-    try:
-        settle_kept(task.app, Kept.of(raw), End.UNLOCKED)
-    except SoftTimeLimitExceeded:
-        raise
-    except Exception:
-        logger.exception("redislock: could not free what is kept for %s[%s]", task.name, uuid)
-    take_header(raw)
-    return inner(uuid, args, kwargs, raw)
-
-
-def _ended(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any:
-    exc = run.ended
-    assert exc is not None
     said = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
-    if run.attempt is not None and (task_prerun.receivers or task_postrun.receivers):
-        with _outcome_stands(run), run.attempt.as_current():
+    if run.facts is not None and (task_prerun.receivers or task_postrun.receivers):
+        with only_logged(_NOT_TOLD, run), run.as_current():
             task_prerun.send(**said)
-            task_postrun.send(**said, retval=exc, state=states.IGNORED)
-    return trace_of_end(EndInfo(exc), exc, states.IGNORED)
-
-
-@contextlib.contextmanager
-def _outcome_stands(run: Run) -> Iterator[None]:
-    """The task's outcome is stored: what fails from now on is only logged."""
-    try:
-        yield
-    except SoftTimeLimitExceeded:
-        raise
-    except Exception:
-        logger.exception("redislock: %s has ended, but not all were told", run.attempt)
+            task_postrun.send(**said, retval=error, state=states.IGNORED)
+    return trace_of_end(EndInfo(error), error, states.IGNORED)
 
 
 def _is_awaited(task: LockedTask, inner: Tracer) -> bool:
@@ -159,27 +115,25 @@ def _is_awaited(task: LockedTask, inner: Tracer) -> bool:
     return has_own_start or hasattr(inner, "__wrapped__")
 
 
-def _fail(task: LockedTask, run: Run, uuid: str, args: Any, kwargs: Any) -> Any:
+def _fail(task: LockedTask, run: Run, error: Exception, uuid: str) -> Any:
     """Fail a refused duplicate as Celery's tracer does, but without the traceback, which would show
     only this package, and costs the most. None if the backend does not answer: then it fails in
     Celery's tracer, which knows what to do about that.
     """
-    attempt, error = run.attempt, run.failure
-    assert attempt is not None
-    assert error is not None
+    args, kwargs = run.facts.args, run.facts.kwargs
     said = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
-    with attempt.as_current():
+    with run.as_current():
         task_prerun.send(**said)
         info = EndInfo(error, "".join(format_exception_only(type(error), error)))
         try:
-            store_failed(task, attempt.request, error, info.traceback)
+            store_failed(task, run.request, error, info.traceback)
         except SoftTimeLimitExceeded:
             raise
         except Exception as exc:
-            logger.warning("redislock: could not store how %s ended: %r", attempt, exc)
+            logger.warning("redislock: could not store how %s ended: %r", run, exc)
             task_postrun.send(**said, retval=exc, state=states.FAILURE)
             return None
-        with _outcome_stands(run):
+        with only_logged(_NOT_TOLD, run):
             task.on_failure(error, uuid, args, kwargs, info)
             task_failure.send(
                 sender=task, task_id=uuid, exception=error, args=args, kwargs=kwargs,

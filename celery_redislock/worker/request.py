@@ -35,8 +35,8 @@ from ..protocol import past, rooms
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.log import get_logger
-from ..tasks.attempt import COPIED_FROM, ends_message
 from ..tasks.ends import Skipped
+from ..tasks.facts import COPIED_FROM, ends_message
 from ..tasks.settle import End, settle_beside
 from .child_lease import ChildLease
 from .children import ChildWatch

@@ -202,7 +202,7 @@ def test_an_eta_and_an_expiry_in_any_form_are_counted(app, tasks, label, client,
 
 def test_a_deferred_message_keeps_its_reservation():
     kept = Kept("1|name", "token")
-    header = Delivery("t", kept=kept).next_header(outage=True)
+    header = Delivery("t").next_header(kept, copied=False, outage=True)
     assert Kept.of(header) == kept
     assert Kept.of({}) is None
     assert Kept.of({KEY: {"kept": ["1|name", 5]}}) is None

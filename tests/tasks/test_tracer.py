@@ -12,7 +12,6 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery_redislock import Defer, Queue, Raise, SingletonTask, Skip
 from celery_redislock.app.delivery import KEY
 from celery_redislock.servers.server import Server
-from celery_redislock.tasks import run as run_module
 from celery_redislock.tasks.locked import LockedTask
 from celery_redislock.tasks.run import Run
 
@@ -177,14 +176,14 @@ def test_settings_that_cannot_be_read_fail_the_task(app, label, fault, monkeypat
 def test_a_time_limit_while_it_is_settled_changes_nothing(app, label, client, monkeypatch):
     """It is raised once: what it cut short is completed."""
     task = define(app)
-    settle, limits = Run._settle, [SoftTimeLimitExceeded(1)]
+    settle, limits = Run._settle_message, [SoftTimeLimitExceeded(1)]
 
     def is_cut_short(run: Run, *args: Any) -> None:
         if limits:
             raise limits.pop()
         settle(run, *args)
 
-    monkeypatch.setattr(run_module.Run, "_settle", is_cut_short)
+    monkeypatch.setattr(Run, "_settle_message", is_cut_short)
     assert trace(task, label) == "SUCCESS"
     assert not limits
     assert not client.exists(task.lock_key_for(label, "return"))

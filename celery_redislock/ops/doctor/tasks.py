@@ -8,9 +8,10 @@ from typing import Any
 from celery import Task
 
 from ...app.brokers import Redelivery
+from ...tasks.decisions import longest_countdown
+from ...tasks.deeds import SPREAD
 from ...tasks.forgotten import WHY, forgotten
 from ...tasks.protect import protect_tasks
-from ...tasks.sending import SPREAD, longest_countdown
 from ...tasks.task import SingletonTask
 from .finding import ERROR, OK, WARNING, Finding, some
 from .patient import Patient

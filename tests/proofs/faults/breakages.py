@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_redislock import SingletonTask
+from celery_redislock.app.outcomes import Outcome
 from celery_redislock.lock.heartbeat import Heartbeat
 from celery_redislock.lock.lease import Lease
 from celery_redislock.protocol import calls
-from celery_redislock.tasks import asking
-from celery_redislock.tasks.attempt import Attempt
-from celery_redislock.tasks.body import LockedBody
-from celery_redislock.tasks.conflict import TaskConflict
-from celery_redislock.tasks.run import Run
+from celery_redislock.tasks import body, decisions
+from celery_redislock.tasks.facts import Facts
+from celery_redislock.tasks.record import Record
 from celery_redislock.worker import request, sweeper
 from celery_redislock.worker.request import LockRequest
 from tests.support.scripts import rewrite
@@ -68,7 +67,14 @@ def release_before_death() -> None:
 
 def skip_on_redelivery() -> None:
     """A copy of a message that meets its own lock is taken for a duplicate."""
-    asking._redelivered = lambda attempt, busy: TaskConflict(attempt, busy).skip()
+    behind = decisions._behind
+
+    def skips(run: Any, outcome: Outcome, busy: Any, *learned: Any) -> Any:
+        if outcome is Outcome.REDELIVERED:
+            return decisions.TurnedAway(Outcome.SKIPPED, busy.holder)
+        return behind(run, outcome, busy, *learned)
+
+    decisions._behind = skips
 
 
 def removed_with_the_turn() -> None:
@@ -111,17 +117,23 @@ def one_too_many() -> None:
 
 def pause_is_forgotten() -> None:
     """A release that frees the lock at once, whatever `lock_min_hold` says."""
-    LockedBody._min_hold = lambda self, *_: 0.0  # type: ignore[method-assign]
+    body._min_hold = lambda run: 0.0
 
 
 def old_replaces_new() -> None:
     """A waiting room in which who comes back replaces what came since."""
-    Attempt.began = property(lambda self: False)  # type: ignore
+    init = Facts.__init__
+
+    def begins(self: Any, *args: Any) -> None:
+        init(self, *args)
+        self.began = False
+
+    Facts.__init__ = begins  # type: ignore[method-assign]
 
 
 def failed_waits_on() -> None:
     """A task that a time limit ends while it is parked stays in the room."""
-    Run._fails_beside_a_copy = lambda self, attempt: None  # type: ignore[method-assign]
+    Record.leave_room = lambda self: None  # type: ignore[method-assign]
 
 
 def _rewrite_turns(old: str, new: str) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 
 from celery_redislock.lock.lease import Lease
 from celery_redislock.servers.server import Server
-from celery_redislock.tasks import run, turns
-from celery_redislock.tasks.body import LockedBody
+from celery_redislock.tasks import turns
+from celery_redislock.tasks.record import Record
+from celery_redislock.tasks.run import Run
 
 from .history import History
 
@@ -85,14 +86,16 @@ def witness(history: History, main: int) -> None:
     Lease.release = _before(Lease.release, "settling")  # type: ignore[method-assign]
     turns._send = _after(turns._send, "published")
     turns.store_skipped = _before(_after(turns.store_skipped, "replaced"), "replacing")
-    run.ask = _before(run.ask, "asking", lambda attempt: attempt.delivery.parked)
-    LockedBody.run = _before(  # type: ignore[method-assign]
-        LockedBody.run, "taken", lambda locked, *_: locked._attempt.delivery.parked
-    )
+    Record.ask = _before(Record.ask, "asking", _is_parked)  # type: ignore[method-assign]
+    Run._run = _before(Run._run, "taken", _is_parked)  # type: ignore[method-assign]
 
 
 def _always(*args: Any) -> bool:
     return True
+
+
+def _is_parked(run: Run, *args: Any) -> bool:
+    return run.delivery is not None and run.delivery.parked
 
 
 def _asks(script: str) -> Callable[..., bool]:

@@ -1,0 +1,306 @@
+"""What becomes of a delivery: decided from the server's answer, the facts and the policy.
+
+Nothing is done here. `deeds` carries a decision out; `Run.ask` puts a question to the server.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from ..app.outcomes import Outcome
+from ..errors import LockUnavailable
+from ..policies import NO_RESULT, Decision
+from ..protocol import notes
+from ..protocol.claims import Acquired, Busy, Done, Full, Older, Parked, Turn
+from ..protocol.holders import Holder
+
+if TYPE_CHECKING:
+    from .record import Record
+
+#: Seconds that a retry waits in place for its earlier attempt to end.
+EARLIER: Final = 1.0
+#: Seconds for which a finished attempt's result may still be on its way to the backend.
+RESULT_DUE: Final = 5.0
+#: The longest pause in seconds between two tries while the lock server is not available.
+MOST_OUTAGE: Final = 60.0
+#: Seconds for which a task is put off at least, however soon the broker redelivers.
+SHORTEST: Final = 0.5
+
+
+# -- decisions --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Go(Decision):
+    """The body runs under the lock.
+
+    Attributes:
+        waited_for: the last answer before the task had waited long enough in its pool slot; None
+            if it did not wait.
+    """
+
+    waited_for: Busy | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GoUnlocked(Decision):
+    """The body runs without a lock of its own.
+
+    Attributes:
+        because: the lock server could not be asked; None: an eager run has the lock around it.
+    """
+
+    because: LockUnavailable | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TurnedAway(Decision):
+    """The task ends without a run.
+
+    Attributes:
+        outcome: as what.
+        holder: who was in its way.
+        result: what it returns, if it is skipped with a result.
+        why: what a WARNING says, if the policy meant something else.
+    """
+
+    outcome: Outcome
+    holder: Holder | None = None
+    result: Any = NO_RESULT
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PutOff(Decision):
+    """The message is published again, to be received after a countdown.
+
+    Attributes:
+        countdown: seconds, without the random part.
+        outcome: as what it is reported; None: not at all.
+        holder: who was in its way.
+        cause: the lock server's error, if that is the reason.
+        is_alone: no other run of the task is known that may still give it a result.
+        learned: what is known of the message now, for the next one to say; or None.
+        comes_anew: what is kept for the message is given up, since the task comes by itself.
+    """
+
+    countdown: float
+    outcome: Outcome | None = None
+    holder: Holder | None = None
+    cause: LockUnavailable | None = None
+    is_alone: bool = True
+    learned: Mapping[str, Any] | None = None
+    comes_anew: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Waits(Decision):
+    """The task waits in the lock's waiting room.
+
+    Attributes:
+        outcome: as what it is reported.
+        holder: who was in its way.
+        parked: the server's answer.
+    """
+
+    outcome: Outcome
+    holder: Holder | None
+    parked: Parked
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CannotRun(Decision):
+    """The task fails without a run.
+
+    Attributes:
+        error: with what.
+    """
+
+    error: Exception
+
+
+# -- questions to the lock server -------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Try:
+    """Ask for the lock once.
+
+    Attributes:
+        again: run also if this attempt is known to have run before.
+        reruns: it has run before, and its result is missing.
+    """
+
+    again: bool = False
+    reruns: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Await:
+    """Wait for the lock in the pool slot.
+
+    Attributes:
+        timeout: seconds; None waits for ever.
+        is_earlier: for the task's earlier attempt, which published this one.
+    """
+
+    timeout: float | None
+    is_earlier: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Park:
+    """Wait in the waiting room, unless the lock is free by now. See `Conflict.park`, `.replace`.
+
+    Attributes:
+        busy: the answer that the task acts on.
+        limit: how many may wait.
+        give_up: seconds for which it waits; None for ever.
+        newest: it takes the place of waiting tasks of its name.
+        grace: it ends the holder, within so many seconds; None leaves the holder alone.
+    """
+
+    busy: Busy
+    limit: int | None = None
+    give_up: float | None = None
+    newest: bool = False
+    grace: float | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        if self.grace is not None:
+            return Outcome.REPLACING
+        return Outcome.COALESCED if self.newest else Outcome.QUEUED
+
+
+Question: TypeAlias = Try | Await | Park
+#: What the lock server says to a question: that it said nothing in time is an answer, too.
+Answer: TypeAlias = Acquired | Busy | Done | Parked | Turn | Full | Older | LockUnavailable
+FIRST: Final = Try()
+GO: Final = Go()
+
+
+# -- what an answer means ---------------------------------------------------------------------
+
+
+def meaning(run: Record, asked: Question, answer: Answer) -> Decision | Question | Busy | Full:
+    """What the server's answer means to this run: a decision; a question to ask next; or that
+    somebody else has the lock or the room is full, for the policy to decide.
+    """
+    if isinstance(answer, Acquired):
+        return GO
+    if isinstance(answer, LockUnavailable):
+        return _unavailable(run, answer)
+    if isinstance(answer, Busy | Done) and _is_another_queues(run, answer):
+        return _as_copy(answer)
+    if isinstance(answer, Busy):
+        return _busy(run, asked, answer)
+    if isinstance(answer, Done):
+        return _done(run, answer)
+    if isinstance(answer, Turn):
+        return FIRST
+    if isinstance(answer, Older):
+        by = answer.holder or Holder(task=run.facts.task.name, task_id=answer.task_id)
+        return TurnedAway(Outcome.REPLACED, by)
+    if isinstance(answer, Parked):
+        assert isinstance(asked, Park)
+        return Waits(asked.outcome, asked.busy.holder, answer)
+    return answer
+
+
+def _busy(run: Record, asked: Question, busy: Busy) -> Decision | Question | Busy:
+    is_own, is_earlier = busy.relation == "own", busy.relation == "earlier"
+    if run.facts.is_eager and (is_own or is_earlier):
+        return GoUnlocked()  # a retry runs inside its earlier attempt, under that one's lock
+    if is_own or (run.reruns and not is_earlier):
+        # Not a duplicate: a copy of a message whose run has the lock, and if the holder dies, this
+        # copy is all that is left of the task; or one that has run to its end. Whatever its
+        # identity, it is a copy of what runs under its id.
+        return _behind(run, Outcome.REDELIVERED, busy, {"redelivered": True, "sent": ""})
+    if not is_earlier:
+        return busy
+    if isinstance(asked, Await) and asked.is_earlier:
+        return _behind(run, Outcome.RETRIED_EARLY, busy)
+    return Await(min(EARLIER, run.facts.claim.ttl / 3), is_earlier=True)
+
+
+def _behind(
+    run: Record, outcome: Outcome, busy: Busy, learned: Mapping[str, Any] | None = None
+) -> PutOff:
+    """Until the task's other run, which has the lock, may have ended."""
+    facts = run.facts
+    countdown = backoff(facts.delivery.deferrals, facts.claim.ttl / 3, run)
+    return PutOff(countdown, outcome, busy.holder, is_alone=False, learned=learned)
+
+
+def _done(run: Record, done: Done) -> Decision | Question:
+    """A copy of a message whose task has run ends; unless it is no copy, or the run died."""
+    delivery, by = run.facts.delivery, done.note.replaced_by
+    if by is not None:
+        # Else it ended within its grace, with a result of its own.
+        ended_itself = run.facts.began and run.has_result
+        return _as_copy(done) if ended_itself else TurnedAway(Outcome.REPLACED, by)
+    if done.note.is_of_another_message(delivery.sent):
+        return Try(again=True)
+    # A task may be sent again under the same id. Its message was then sent after the run ended, if
+    # this broker says which message is a copy.
+    says_copies = delivery.sent or not run.facts.locks.redelivery.copies_any_time
+    is_copy = delivery.redelivered or done.note.is_of(delivery.sent) or not says_copies
+    if not is_copy and max(delivery.age, delivery.waited) < done.age:
+        return Try(again=True)
+    if _has_ended(run, done):
+        return _as_copy(done)
+    if done.age < RESULT_DUE:
+        # The message that follows must be known as a copy too, though it is received later.
+        return PutOff(1.0, learned={"redelivered": True})
+    # Its process died after the body, before Celery stored the result or published what follows.
+    return Try(again=True, reruns=True)
+
+
+def _is_another_queues(run: Record, answer: Busy | Done) -> bool:
+    """Whether the message came through a fanout exchange, and another queue's copy of it runs or
+    has run: what was sent once is answered once. A redelivered copy may be all that is left.
+    """
+    delivery = run.facts.delivery
+    is_own = isinstance(answer, Done) or answer.relation == "own"
+    return is_own and delivery.fanout and not delivery.redelivered
+
+
+def _as_copy(answer: Busy | Done) -> TurnedAway:
+    if isinstance(answer, Busy):
+        return TurnedAway(Outcome.RUNS_ELSEWHERE, answer.holder)
+    return TurnedAway(Outcome.ALREADY_DONE)
+
+
+def _has_ended(run: Record, done: Done) -> bool:
+    """Whether the run is complete: its result is stored, and what follows it is published."""
+    if done.note.kind in (notes.ENDED, notes.PUBLISHING):
+        return done.note.kind == notes.ENDED
+    return run.proves_nothing or run.has_result
+
+
+def _unavailable(run: Record, error: LockUnavailable) -> Decision:
+    choice, outages = run.facts.options.on_redis_error, run.facts.delivery.outages
+    if choice == "run":
+        return GoUnlocked(error)
+    if choice == "raise" or run.facts.is_eager:
+        return CannotRun(error)
+    countdown = backoff(outages, MOST_OUTAGE, run)
+    return PutOff(countdown, Outcome.UNAVAILABLE, cause=error)
+
+
+def backoff(tries: int, most: float, run: Record) -> float:
+    """Seconds: 1, 2, 4 and so on with each try, `most` at most."""
+    longest = longest_countdown(run.facts.locks.redelivery.after)
+    return min(2.0 ** min(tries, 10), most, longest)
+
+
+def longest_countdown(visible: float | None) -> float:
+    """The longest countdown in seconds.
+
+    Args:
+        visible: seconds after which the broker redelivers; None if it never does by time.
+    """
+    return float("inf") if visible is None else max(visible / 2, SHORTEST)

@@ -1,0 +1,251 @@
+"""Carries out what was decided of a delivery: publishes, stores and reports."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+
+from ..app.again import message_options, publish_again
+from ..app.brokers import broker_of
+from ..app.entries import Entry
+from ..app.internals import least_countdown
+from ..app.outcomes import Outcome
+from ..app.results import store_skipped
+from ..app.times import seconds_until
+from ..errors import LockConflict, TaskReplaced, TaskSkipped
+from ..policies import Decision
+from ..protocol.claims import Parking
+from ..protocol.holders import Holder, successor_text
+from ..protocol.log import get_logger
+from . import turns
+from .decisions import (
+    CannotRun,
+    Go,
+    GoUnlocked,
+    Park,
+    PutOff,
+    TurnedAway,
+    Waits,
+    longest_countdown,
+)
+from .ends import AlreadyDone, Deferred, Expired, Skipped, Waiting
+from .refused import refused
+from .settle import End
+
+if TYPE_CHECKING:
+    from .record import Record
+
+logger = get_logger()
+
+#: A countdown is multiplied by a random factor up to this, so that not all come back at once.
+SPREAD: Final = 1.25
+#: Seconds until a message that could not be published is given back to the broker. That delivers it
+#: again at once, and it may fail again.
+BEFORE_REJECTING: Final = 1.0
+#: Seconds before its expiry at which a task is put off at the latest, if the server is away.
+IN_TIME: Final = 1.0
+
+
+class Ends(NamedTuple):
+    """The delivery ends without Celery's tracer, by an exception that Celery takes for its own."""
+
+    error: BaseException
+    end: End = End.TURNED_AWAY
+
+
+class Fails(NamedTuple):
+    """The task fails with this, where its body would run: as all of Celery's tasks do."""
+
+    error: Exception
+    end: End = End.CANNOT_RUN
+
+
+class Returns(NamedTuple):
+    """The task returns this instead of its body's result."""
+
+    value: Any
+    end: End = End.TURNED_AWAY
+
+
+class Runs(NamedTuple):
+    """The body runs."""
+
+    end: End = End.RAN
+
+
+Course: TypeAlias = Ends | Fails | Returns | Runs
+RUNS: Final = Runs()
+
+
+def carry_out(run: Record, decision: Decision) -> Course:
+    """Do what was decided. Returns how the delivery goes on in Celery.
+
+    Raises:
+        Exception: what fails, such as the broker. Then the task fails with it.
+    """
+    return _DEEDS[type(decision)](run, decision)
+
+
+def _go(run: Record, decision: Go) -> Course:
+    if decision.waited_for is not None:
+        run.facts.tell_conflict(Outcome.WAITED, decision.waited_for.holder)
+    return RUNS
+
+
+def _go_unlocked(run: Record, decision: GoUnlocked) -> Course:
+    error = decision.because
+    if error is not None:
+        run.facts.tell(
+            Outcome.RUN_UNLOCKED, "redislock: %s runs WITHOUT its lock: %s", run, error,
+            reason=error.reason,
+        )  # fmt: skip
+    return Runs(End.UNLOCKED)
+
+
+def _cannot_run(run: Record, decision: CannotRun) -> Course:
+    return Fails(decision.error)
+
+
+# -- it ends without a run --------------------------------------------------------------------
+
+
+def _turn_away(run: Record, decision: TurnedAway) -> Course:
+    outcome, holder, key = decision.outcome, decision.holder, run.facts.key
+    if outcome in (Outcome.ALREADY_DONE, Outcome.RUNS_ELSEWHERE):
+        run.facts.tell_conflict(outcome, holder)
+        return Ends(AlreadyDone())
+    if outcome is Outcome.REPLACED:
+        assert holder is not None
+        return Ends(end_replaced(run, holder))
+    if decision.why:
+        logger.warning("redislock: %s is skipped: %s", run, decision.why)
+    # Before the result is stored: if it never is, a copy of the message runs.
+    if outcome is not Outcome.RAISED or run.facts.acks_failures:
+        run.note_end()
+    run.count_turned_away(holder)
+    run.facts.tell_conflict(outcome, holder)
+    if outcome is Outcome.SKIPPED_WITH_RESULT:
+        return Returns(decision.result)
+    if outcome is Outcome.RAISED:
+        return Fails(refused(LockConflict(key, holder)), End.TURNED_AWAY)
+    return Ends(_store_end(run, TaskSkipped(key, holder)))
+
+
+def end_replaced(run: Record, by: Holder) -> Skipped:
+    """End a task in favour of a newer run."""
+    run.facts.tell_conflict(Outcome.REPLACED, by)
+    ended = _store_end(run, TaskReplaced(run.facts.key, by))
+    if not run.has_lock:
+        run.note_end()
+    return ended
+
+
+def _store_end(run: Record, error: TaskSkipped) -> Skipped:
+    if not run.facts.is_eager:
+        store_skipped(run.facts.task, run.request, error)
+    return Skipped(error)
+
+
+# -- it is published again --------------------------------------------------------------------
+
+
+def _put_off(run: Record, decision: PutOff) -> Course:
+    """Publish the task again, to be run after a countdown; or end it, if it would expire before.
+
+    A message that expires is dropped by RabbitMQ, and its task would have no result. With a broker
+    that redelivers what is not acknowledged in time, the countdown is at most half of that time: a
+    message that sleeps for longer is delivered twice, and each copy would be put off in turn.
+    """
+    facts, cause = run.facts, decision.cause
+    if decision.comes_anew:
+        run.give_up_kept()
+    if decision.learned:
+        run.learn(**decision.learned)
+    longest = longest_countdown(facts.locks.redelivery.after)
+    countdown = min(decision.countdown * random.uniform(1.0, SPREAD), longest)
+    left = seconds_until(facts.raw.get("expires"))
+    if cause is not None and left is not None and left > 2 * IN_TIME:
+        countdown = min(countdown, left - IN_TIME)  # the server may answer any moment
+    ahead = countdown if decision.is_alone and not run.delivery.redelivered else 0.0
+    if left is not None and left < ahead:
+        run.note_end()
+        turns.end_expired(facts.task, facts.claim.keys, run.request, facts.label)
+        return Ends(Expired())
+    _say_put_off(run, decision)
+    header = run.next_header(outage=cause is not None)
+    try:
+        _publish(run, countdown, header)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as exc:
+        logger.exception("redislock: %s could not be published again", run)
+        # A fanout exchange would give it to all of its queues.
+        if facts.task.acks_late and not facts.delivery.fanout:
+            time.sleep(BEFORE_REJECTING)
+            return Ends(Reject(exc, requeue=True), End.COMES_BACK)
+        raise (cause or exc) from exc
+    return Ends(Deferred(), End.PUT_OFF)
+
+
+def _say_put_off(run: Record, decision: PutOff) -> None:
+    outcome, countdown, cause = decision.outcome, decision.countdown, decision.cause
+    if cause is not None:
+        run.facts.tell(
+            Outcome.UNAVAILABLE, "redislock: %s is deferred for %.1f s: %s", run, countdown, cause,
+            logged={"reason": cause.reason}, countdown=countdown,
+        )  # fmt: skip
+    elif outcome is not None:
+        run.facts.tell_conflict(outcome, decision.holder, countdown)
+
+
+def _publish(run: Record, countdown: float, header: dict[str, Any]) -> None:
+    task, request = run.facts.task, run.request
+    options = message_options(run.facts.raw, request, header, run.delivery)
+    options["countdown"] = max(countdown, least_countdown(task.app))
+    publish_again(task.app, task.name, request.args, request.kwargs, options)
+
+
+# -- it waits in the room ---------------------------------------------------------------------
+
+
+def parking_of(run: Record, question: Park) -> Parking:
+    """What puts the task into the waiting room."""
+    facts, delivery, request = run.facts, run.delivery, run.request
+    task, label = facts.task, facts.label
+    header = delivery.parked_header(broker_of(task.app), label)
+    options = message_options(facts.raw, request, header, delivery)
+    entry = Entry.of(task, request.args, request.kwargs, options, delivery.content_type)
+    grace = question.grace
+    return Parking(
+        entry.sealed(task.app, facts.key).dump(),
+        kind=re.sub("[|@]", "_", task.name) if question.newest else "",
+        arrived=delivery.arrived,
+        age=delivery.age if delivery.received is not None else 0.0,
+        limit=question.limit,
+        give_up=question.give_up,
+        in_front=delivery.parked or grace is not None,
+        replace=(successor_text(task.name, facts.claim.task_id), grace),
+        began=facts.began,
+    )
+
+
+def _wait_in_room(run: Record, decision: Waits) -> Course:
+    facts = run.facts
+    run.facts.tell_conflict(decision.outcome, decision.holder)
+    turns.follow(facts.task.app, facts.claim.keys, facts.claim.ttl, decision.parked)
+    return Ends(Waiting(), End.PUT_OFF)
+
+
+_DEEDS: Final[dict[type[Decision], Callable[[Record, Any], Course]]] = {
+    Go: _go,
+    GoUnlocked: _go_unlocked,
+    CannotRun: _cannot_run,
+    TurnedAway: _turn_away,
+    PutOff: _put_off,
+    Waits: _wait_in_room,
+}

@@ -1,0 +1,199 @@
+"""What is known of a delivery when the lock is asked for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ..app.delivery import Delivery, Kept, attempt_of
+from ..app.events import channel
+from ..app.outcomes import Outcome, Whose, tell, tell_conflict
+from ..protocol import holders
+from ..protocol.claims import Claim, to_ms
+from ..protocol.holders import Holder
+from ..protocol.keys import LockKeys
+from .locked import LockedTask
+
+#: Another copy of a message may exist once it has waited in its worker for so many seconds.
+COPIED_FROM: Final = 1.0
+
+
+class Facts:
+    """The facts of one delivery of a locked task. Never changed.
+
+    Args:
+        task: the task.
+        raw: the request as Celery hands it to the tracer. Our header is taken out of it.
+        kept: what is kept for its message.
+        args: the call's arguments.
+        kwargs: the call's keyword arguments.
+        is_eager: the task runs in its caller's process, without a worker.
+
+    Raises:
+        ConfigError: a newer release sent the message.
+        TypeError: the arguments do not fit the task.
+        Exception: what a `lock_key` callable raises.
+
+    Attributes:
+        locks: the app's locks.
+        options: the task's options.
+        policy: what the task does if it is a duplicate.
+        delivery: the message as it came.
+        began: the task may have run before: a retry, or a copy of a message whose run died. What
+            came since is newer.
+        may_have_copies: another copy of its message may exist.
+        label: the lock's name for people, from `lock_label`; or None.
+        claim: the claim to the lock.
+        key: the lock's whole key.
+    """
+
+    def __init__(
+        self,
+        task: LockedTask,
+        raw: dict[str, Any],
+        kept: Kept | None,
+        args: Any,
+        kwargs: Mapping[str, Any],
+        is_eager: bool,
+    ) -> None:
+        self.task, self.raw, self.args, self.kwargs = task, raw, args, kwargs
+        self.is_eager = is_eager
+        self.locks = locks = task.app_locks
+        self.options = options = task.lock_options
+        policy = options.on_conflict
+        self.policy = policy.eager() if is_eager else policy
+        self.delivery = delivery = Delivery.take_from(raw)
+        if not is_eager:
+            channel.wanted = delivery.events
+        self.began = bool(
+            raw.get("retries") or raw.get("replaced_task_nesting") or delivery.redelivered
+        )
+        # The broker still has the message, or gave copies to other queues; or the message waited
+        # here for longer than a visibility timeout may be, a second at least; or the broker did not
+        # receive the acknowledgement of the message that this one was deferred from; or it may
+        # deliver again whatever it received.
+        self.may_have_copies = not is_eager and bool(
+            task.acks_late
+            or task.acks_after_body
+            or delivery.redelivered
+            or delivery.deferrals
+            or delivery.fanout
+            or delivery.age >= COPIED_FROM
+            or locks.redelivery.copies_any_time
+        )
+        keys = task.lock_keys_for(args, kwargs, raw)
+        self.key = keys.lock
+        self.label: str | None = None
+        if task._redislock_label_maker is not None:
+            self.label = task.label_for(args, kwargs, raw)
+        self.claim = self._claim(keys, kept)
+
+    def _claim(self, keys: LockKeys, kept: Kept | None) -> Claim:
+        task, raw, delivery, ttl = self.task, self.raw, self.delivery, self.options.lock_ttl
+        task_id, attempt, nesting = attempt_of(raw)
+        arrived = age = None
+        if self.options.on_conflict.replaces and not self.began:
+            arrived = delivery.arrived
+            if arrived is None and delivery.received is not None:
+                age = delivery.age
+        value = holders.encode(
+            delivery.token,
+            ttl_ms=to_ms(ttl),
+            task=task.name,
+            task_id=task_id,
+            attempt=attempt,
+            nesting=nesting,
+            node=raw.get("hostname"),
+            arrived=arrived,
+            age=age,
+            label=self.label,
+        )
+        # What is kept may be for another lock: the sender may have had other code.
+        is_ours = kept is not None and kept.mark == keys.mark
+        return Claim(
+            *(keys, delivery.token, ttl, value, task_id, attempt, nesting, self.locks.done_ttl),
+            kept=kept.token if is_ours and kept is not None else "",
+            parked=delivery.parked,
+            parent=(raw.get("parent_id") or "") if nesting else "",
+            sent=delivery.sent,
+            task=task.name,
+            history=self.locks.history,
+            turned_away=self.policy.turns_away,
+        )
+
+    @property
+    def acks_failures(self) -> bool:
+        """Whether a failure ends the message. A rejected one may come back, to run again."""
+        return ends_message(self.task, "acks_on_failure")
+
+    @property
+    def whose(self) -> Whose:
+        """The run that a report is about."""
+        return Whose(self.key, self.task, self.raw.get("id"), self.claim.attempt, self.label)
+
+    def as_holder(self, fence: int) -> Holder:
+        """The run as the lock's holder."""
+        return Holder(
+            task=self.task.name,
+            task_id=self.claim.task_id or None,
+            attempt=self.claim.attempt,
+            node=self.raw.get("hostname"),
+            fence=fence,
+            label=self.label,
+        )
+
+    # -- what is reported of it -----------------------------------------------------------
+
+    def tell(self, outcome: Outcome, *line: Any, emits: bool = True, **more: Any) -> None:
+        """Tell an outcome of this run. An eager run sends no events. See `outcomes.tell`."""
+        tell(outcome, self.whose, *line, emits=emits and not self.is_eager, **more)
+
+    def tell_conflict(
+        self, outcome: Outcome, holder: Holder | None, countdown: float | None = None
+    ) -> None:
+        """Tell how a conflict ended."""
+        age = _remarkable_age(outcome, holder, self.options.lock_warn_after)
+        after = f" for {countdown:.1f} s" if countdown is not None else ""
+        # The holder is made a text only if the line is logged.
+        by = "has no known holder%.0s"
+        if holder is not None:
+            by = "is taken over by %s" if outcome is Outcome.REPLACED else "is held by %s"
+        since = f", for {age:.0f} s" if age is not None else ""
+        tell_conflict(
+            outcome, self.whose, f"redislock: %s %s%s: %s {by}%s",
+            self, outcome.label, after, self.key, holder, since,
+            holder=holder, countdown=countdown,
+            level=logging.WARNING if age is not None else None, emits=not self.is_eager,
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        attempt = f" attempt {self.claim.attempt}" if self.claim.attempt else ""
+        label = "" if self.label is None else f" ({self.label})"
+        return f"{self.task.name}[{self.raw.get('id')}]{attempt}{label}"
+
+
+def _remarkable_age(
+    outcome: Outcome, holder: Holder | None, warn_after: float | None
+) -> float | None:
+    """For how many seconds the holder that turned it away has held the lock, if that is
+    suspiciously long.
+    """
+    is_away = outcome in (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
+    if not is_away or holder is None or holder.acquired_at is None or holder.queued:
+        return None
+    assert warn_after is not None
+    age = time.time() - holder.acquired_at
+    return age if age >= warn_after and not holder.cooling_down else None
+
+
+def ends_message(task: Any, flag: str) -> bool:
+    """Whether such a failure of a run ends its message. If not, the message may come back.
+
+    Args:
+        task: the Celery task.
+        flag: `acks_on_failure` or `acks_on_timeout`, which Celery 5.5 has as one flag.
+    """
+    acks = getattr(task, flag, None)
+    return bool(task.acks_on_failure_or_timeout if acks is None else acks) or not task.acks_late

@@ -1,0 +1,54 @@
+"""What must be done though a soft time limit may be raised at any bytecode, also in ours."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from celery.exceptions import SoftTimeLimitExceeded
+
+from ..protocol.log import get_logger
+
+T = TypeVar("T")
+
+logger = get_logger()
+
+
+class Ending(Protocol):
+    """What is ended.
+
+    Attributes:
+        is_over: it is.
+    """
+
+    is_over: bool
+
+
+def surely(work: Callable[[], T], end: Callable[[], object], what: Ending) -> T:
+    """Do this work, and then what ends it, whatever happens.
+
+    A soft time limit is raised once, but at any bytecode, even in the inner `finally`. So the outer
+    one completes what it cut short.
+    """
+    try:
+        try:
+            return work()
+        finally:
+            end()
+    finally:
+        if not what.is_over:
+            end()
+
+
+@contextlib.contextmanager
+def only_logged(text: str, *arguments: Any) -> Iterator[None]:
+    """Log an error of this step, which must not change the task's outcome. A time limit is the
+    task's, and is raised.
+    """
+    try:
+        yield
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception:
+        logger.exception(text, *arguments)
