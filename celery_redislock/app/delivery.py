@@ -202,7 +202,7 @@ class Delivery:
         properties = raw.get("properties") or {}
         mark = properties.get(KEY) or {}
         info = raw.get("delivery_info") or {}
-        header = take_header(raw)
+        header = take_header(raw) if KEY in raw or raw.get("headers") else None
         found = cls(
             token=mark.get("token") or new_token(),
             received=mark.get("received"),

@@ -10,7 +10,6 @@ import logging
 from typing import Any, Final, NamedTuple
 
 from .. import signals
-from ..protocol.holders import Holder
 from ..protocol.log import fields, get_logger
 from .events import channel, emit
 
@@ -136,10 +135,15 @@ def tell(
         arguments: what goes into the line.
         level: of the line; None for the outcome's.
         logged: fields of the line only.
-        details: further fields of the signal; None: it is not sent.
+        details: further fields of the signal; None: it is not sent. That of a conflict has the
+            facts.
         emits: whether the event is sent, if the outcome has one.
-        facts: fields of the line and of the event, as `log.fields` takes them.
+        facts: fields of the line and of the event, as `log.fields` takes them. Of a conflict:
+            the holder, and the countdown if it is deferred.
     """
+    if outcome.signal is signals.lock_conflict:
+        facts = {"countdown": None, **facts}
+        details = {**facts, "outcome": outcome.label}
     level = outcome.level if level is None else level
     if text and logger.isEnabledFor(level):
         extra = fields(outcome.label, whose.key, **whose.run, **facts, **(logged or {}))
@@ -149,19 +153,3 @@ def tell(
     if details is not None and outcome.signal.receivers:
         said = outcome.details(key=whose.key, **whose.run, **details)
         outcome.signal.send(sender=whose.task, details=said)
-
-
-def tell_conflict(
-    outcome: Outcome,
-    whose: Whose,
-    text: str,
-    *arguments: Any,
-    holder: Holder | None,
-    countdown: float | None = None,
-    level: int | None = None,
-    emits: bool = True,
-) -> None:
-    """Report how a conflict ended. See `tell`."""
-    facts: dict[str, Any] = {"holder": holder, "countdown": countdown}
-    details = {**facts, "outcome": outcome.label}
-    tell(outcome, whose, text, *arguments, level=level, details=details, emits=emits, **facts)

@@ -45,7 +45,7 @@ def store_expired(task: Any, request: Any) -> None:
 
 def stores_errors(task: Any, request: Context) -> bool:
     """Whether a failure of this call is stored."""
-    return bool(not ignores_result(task, request) or task.store_errors_even_if_ignored)
+    return bool(task.store_errors_even_if_ignored or not ignores_result(task, request))
 
 
 def ignores_result(task: Any, request: Context) -> bool:

@@ -245,13 +245,13 @@ class Teller:
             self._tells = False
 
 
+#: The modules that patch threads. A lock that is acquired looks no further if there are none.
+PATCHERS: Final = frozenset({"gevent.monkey", "eventlet.patcher"})
 #: For threads that are not patched.
 AT_ONCE: Final = Teller(None)
 
 
 def teller_here() -> Teller:
     """One that reports in this greenlet's thread."""
-    if "gevent.monkey" not in sys.modules and "eventlet.patcher" not in sys.modules:
-        return AT_ONCE  # asked for each lock, so without looking further
     hub = hub_here()
     return AT_ONCE if hub is None else Teller(hub)

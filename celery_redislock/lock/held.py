@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -17,7 +18,7 @@ from ..protocol.holders import Holder
 from ..protocol.log import fields, get_logger
 from ..protocol.waiting import RETRY_EVERY
 from ..servers.server import Server
-from .greenlets import AT_ONCE, native_lock, teller_here
+from .greenlets import AT_ONCE, PATCHERS, native_lock, teller_here
 from .heartbeat import heartbeat
 
 logger = get_logger()
@@ -121,7 +122,8 @@ class Held:
         self.deadline = acquired.sent_at + self.ttl
         self.next_beat = acquired.sent_at + beat_every(self.ttl, self._listens)
         if self._beats:
-            self.teller = teller_here()
+            if not PATCHERS.isdisjoint(sys.modules):
+                self.teller = teller_here()
             heartbeat.add(self)
 
     # -- what the holder may believe ------------------------------------------------------

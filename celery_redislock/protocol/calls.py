@@ -109,7 +109,8 @@ def _acquire_answer(claim: Claim, reply: Any, sent_at: float) -> Acquired | Busy
     holder = holders.parse(value, remaining) if value or relation == "foreign" else None
     is_kept = holder is not None and (holder.queued or holder.held_for_retry)
     for_message = is_kept and not holders.is_turn(value)
-    return Busy(holder, remaining, relation, at, sent_at, offered_in(reply[5:]), for_message)
+    offered = offered_in(reply[5:]) if len(reply) > 5 else None
+    return Busy(holder, remaining, relation, at, sent_at, offered, for_message)
 
 
 def reserve(claim: Claim, seconds: float) -> Call[Reserved | Busy]:

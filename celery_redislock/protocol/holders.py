@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cache, lru_cache
 from json.encoder import encode_basestring_ascii
+from operator import attrgetter
 from types import NoneType
 from typing import Any, Final
 
@@ -89,7 +90,7 @@ class Holder:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain data, for `from_dict`."""
-        return {name: getattr(self, name) for name in _TYPES}
+        return dict(zip(_TYPES, _values(self), strict=True))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Holder:
@@ -147,6 +148,7 @@ _TYPES: Final[dict[str, Any]] = {
     "replaced_by": (str, NoneType),
     "label": (str, NoneType),
 }
+_values: Final = attrgetter(*_TYPES)
 #: The version of the records that we write. A record without one is of version 1.
 VERSION: Final = 2
 #: What follows the token of a record, up to the task's name.
@@ -174,7 +176,7 @@ def parse(value: bytes | None, ttl: float | None) -> Holder | None:
     record = _record(value)
     if record is None:
         return Holder(ttl=ttl)
-    if _is_newer(record):
+    if record.get("v") != VERSION and _is_newer(record):
         return _named(record, ttl)
     if record.get("reserved"):
         return None
@@ -183,7 +185,8 @@ def parse(value: bytes | None, ttl: float | None) -> Holder | None:
         "cooling_down": bool(record.get("cooling")),
         "queued": bool(record.get("queued")),
     }
-    successor = _successor(record.get("by"))
+    by = record.get("by")
+    successor = None if by is None else _successor(by)
     replaced_by = successor and successor.task_id
     return Holder.from_dict({**record, "ttl": ttl, **flags, "replaced_by": replaced_by})
 

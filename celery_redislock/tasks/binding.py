@@ -18,10 +18,11 @@ from ..app.settings import AppLocks, app_locks
 from ..app.signatures import is_async
 from ..app.unknown import refuse_unknown_option, refuse_unknown_options
 from ..errors import ConfigError
-from .calling import has_own_call
 from .forgotten import options_elsewhere
 from .locked import LockedTask
 
+#: Marks the `__call__` that takes the lock: the one that it calls.
+OUTERMOST: Final = "_redislock_outermost"
 #: What a task may override with a value: Celery's own attributes, and the options.
 _SETTABLE: Final = frozenset(dir(Task)).union(OPTIONS)
 
@@ -54,7 +55,7 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
             given[name] = _plain(value)
     cls.lock_options = resolve(where, given, locks.settings)
     function = inspect.getattr_static(cls, "run").__get__(object(), cls)
-    if is_async(function) and not has_own_call(cls):
+    if is_async(function) and not _has_own_call(cls):
         raise ConfigError(
             f"{where}: its body is an `async def`, which Celery does not await: the lock"
             " would be released before the body runs. Use a plain function that calls"
@@ -147,3 +148,14 @@ def _own_attributes(cls: type[Any], door: type[LockedTask]) -> Iterator[tuple[st
 
 def _plain(value: Any) -> Any:
     return value.__func__ if isinstance(value, staticmethod) else value
+
+
+def _has_own_call(cls: type[Any]) -> bool:
+    """Whether the class or a base has a `__call__` that is neither ours nor Celery's. It may await
+    the body.
+    """
+    mro = cls.__mro__
+    calls = (vars(base).get("__call__", LockedTask.__call__) for base in mro[: mro.index(Task)])
+    inner = (getattr(call, OUTERMOST, call) for call in calls)
+    ours = ("celery_redislock.", "celery.app.")
+    return not all((getattr(call, "__module__", None) or "").startswith(ours) for call in inner)

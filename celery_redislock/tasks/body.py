@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import AsyncGeneratorType, CoroutineType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
 from celery.exceptions import Ignore, Reject, Retry
 
@@ -20,33 +20,12 @@ from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
 from . import turns
 from .abort import Abort
-
-if TYPE_CHECKING:
-    from .record import Record
+from .record import NOT_RUN, Ran, Record
 
 logger = get_logger()
 
 #: What a body returns that is an `async def` under a decorator.
 _NEVER_AWAITED: Final = (CoroutineType, AsyncGeneratorType)
-
-
-class Ran(NamedTuple):
-    """How the body ended.
-
-    Attributes:
-        how: for the history, see `past`.
-        note: what copies of the message are told, see `notes`.
-        retry: the task's next attempt is on its way.
-    """
-
-    how: str = past.NOT_RUN
-    note: str = ""
-    retry: Retry | None = None
-
-
-NOT_RUN: Final = Ran()
-#: Until it is known better.
-BEGUN: Final = Ran(past.FAILED)
 
 
 def guarded(run: Record, body: Callable[[], Any], abort: Abort | None) -> Any:
@@ -112,8 +91,9 @@ def _note_of_end(run: Record, *follow: str) -> str:
     """Which note to leave. A redelivered copy checks the stored result, which Celery stores last;
     where none is stored, we note the end ourselves when Celery returns.
     """
+    request = run.request
     for name in (*follow, "chord"):
-        if getattr(run.request, name, None):
+        if getattr(request, name, None):
             return notes.PUBLISHING if run.proves_nothing else notes.EXPECTS_RESULT
     return notes.EXPECTS_RESULT
 
@@ -133,7 +113,8 @@ def giving_back(run: Record) -> Release | Heir | None:
             return lease.heir
         if ran.retry is not None and _is_held_for(run, ran.retry):
             return Heir(holders.held_for_retry, countdown_of(ran.retry) + lease.ttl)
-    return Release(run.note_of(ran.note), run.may_have_copies, _min_hold(run))
+    min_hold = _min_hold(run) if run.facts.options.lock_min_hold else 0.0
+    return Release(run.note_of(ran.note), run.may_have_copies, min_hold)
 
 
 def _is_retried_by_worker(run: Record) -> bool:
@@ -165,10 +146,9 @@ def _is_held_for(run: Record, retry: Retry) -> bool:
 def _min_hold(run: Record) -> float:
     """Seconds since the acquisition for which the lock is kept."""
     options, ran = run.facts.options, run.ran
-    if not options.lock_min_hold or run.lease.replaced_by is not None:
-        return 0.0
     is_any = options.lock_min_hold_after == "any" and ran is not NOT_RUN and ran.retry is None
-    return options.lock_min_hold if is_any or ran.how == past.SUCCEEDED else 0.0
+    is_wanted = (is_any or ran.how == past.SUCCEEDED) and run.lease.replaced_by is None
+    return (options.lock_min_hold or 0.0) if is_wanted else 0.0
 
 
 def countdown_of(retry: Retry) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from ..app.outcomes import Outcome
 from ..errors import ConfigError
@@ -11,9 +11,7 @@ from ..policies import NO_RESULT, Decision, Policy
 from ..protocol.claims import Busy, Full
 from ..protocol.holders import Holder
 from .decisions import Await, Go, GoUnlocked, Park, PutOff, Question, TurnedAway, backoff
-
-if TYPE_CHECKING:
-    from .record import Record
+from .record import Record
 
 #: Seconds that are left to a task whose time in the waiting room is over.
 NO_TIME: Final = 0.001

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ..app.outcomes import Outcome
 from ..errors import LockUnavailable
@@ -15,9 +15,7 @@ from ..policies import NO_RESULT, Decision
 from ..protocol import notes
 from ..protocol.claims import Acquired, Busy, Done, Full, Older, Parked, Turn
 from ..protocol.holders import Holder
-
-if TYPE_CHECKING:
-    from .record import Record
+from .record import Record
 
 #: Seconds that a retry waits in place for its earlier attempt to end.
 EARLIER: Final = 1.0
@@ -193,7 +191,7 @@ def meaning(run: Record, asked: Question, answer: Answer) -> Decision | Question
         return GO
     if isinstance(answer, LockUnavailable):
         return _unavailable(run, answer)
-    if isinstance(answer, Busy | Done) and _is_another_queues(run, answer):
+    if run.facts.delivery.fanout and _is_another_queues(run, answer):
         return _as_copy(answer)
     if isinstance(answer, Busy):
         return _busy(run, asked, answer)
@@ -259,16 +257,15 @@ def _done(run: Record, done: Done) -> Decision | Question:
     return Try(again=True, reruns=True)
 
 
-def _is_another_queues(run: Record, answer: Busy | Done) -> bool:
-    """Whether the message came through a fanout exchange, and another queue's copy of it runs or
-    has run: what was sent once is answered once. A redelivered copy may be all that is left.
+def _is_another_queues(run: Record, answer: Answer) -> bool:
+    """Whether another queue's copy of the message runs or has run: what was sent once is answered
+    once. A redelivered copy may be all that is left.
     """
-    delivery = run.facts.delivery
-    is_own = isinstance(answer, Done) or answer.relation == "own"
-    return is_own and delivery.fanout and not delivery.redelivered
+    is_own = isinstance(answer, Done) or (isinstance(answer, Busy) and answer.relation == "own")
+    return is_own and not run.facts.delivery.redelivered
 
 
-def _as_copy(answer: Busy | Done) -> TurnedAway:
+def _as_copy(answer: Answer) -> TurnedAway:
     if isinstance(answer, Busy):
         return TurnedAway(Outcome.RUNS_ELSEWHERE, answer.holder)
     return TurnedAway(Outcome.ALREADY_DONE)

@@ -6,7 +6,7 @@ import random
 import re
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
 
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 
@@ -34,11 +34,9 @@ from .decisions import (
     longest_countdown,
 )
 from .ends import AlreadyDone, Deferred, Expired, Skipped, Waiting
+from .record import RUNS, Course, Ends, Fails, Record, Returns, Runs
 from .refused import refused
 from .settle import End
-
-if TYPE_CHECKING:
-    from .record import Record
 
 logger = get_logger()
 
@@ -49,37 +47,6 @@ SPREAD: Final = 1.25
 BEFORE_REJECTING: Final = 1.0
 #: Seconds before its expiry at which a task is put off at the latest, if the server is away.
 IN_TIME: Final = 1.0
-
-
-class Ends(NamedTuple):
-    """The delivery ends without Celery's tracer, by an exception that Celery takes for its own."""
-
-    error: BaseException
-    end: End = End.TURNED_AWAY
-
-
-class Fails(NamedTuple):
-    """The task fails with this, where its body would run: as all of Celery's tasks do."""
-
-    error: Exception
-    end: End = End.CANNOT_RUN
-
-
-class Returns(NamedTuple):
-    """The task returns this instead of its body's result."""
-
-    value: Any
-    end: End = End.TURNED_AWAY
-
-
-class Runs(NamedTuple):
-    """The body runs."""
-
-    end: End = End.RAN
-
-
-Course: TypeAlias = Ends | Fails | Returns | Runs
-RUNS: Final = Runs()
 
 
 def carry_out(run: Record, decision: Decision) -> Course:

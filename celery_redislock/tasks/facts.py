@@ -9,15 +9,19 @@ from typing import Any, Final
 
 from ..app.delivery import Delivery, Kept, attempt_of
 from ..app.events import channel
-from ..app.outcomes import Outcome, Whose, tell, tell_conflict
+from ..app.outcomes import Outcome, Whose, tell
+from ..app.settings import AppLocks
 from ..protocol import holders
 from ..protocol.claims import Claim, to_ms
+from ..protocol.clock import clock
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from .locked import LockedTask
 
 #: Another copy of a message may exist once it has waited in its worker for so many seconds.
 COPIED_FROM: Final = 1.0
+#: Outcomes of a duplicate that is turned away.
+_AWAY: Final = (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
 
 
 class Facts:
@@ -25,6 +29,7 @@ class Facts:
 
     Args:
         task: the task.
+        locks: the app's locks.
         raw: the request as Celery hands it to the tracer. Our header is taken out of it.
         kept: what is kept for its message.
         args: the call's arguments.
@@ -37,7 +42,6 @@ class Facts:
         Exception: what a `lock_key` callable raises.
 
     Attributes:
-        locks: the app's locks.
         options: the task's options.
         policy: what the task does if it is a duplicate.
         delivery: the message as it came.
@@ -52,15 +56,15 @@ class Facts:
     def __init__(
         self,
         task: LockedTask,
+        locks: AppLocks,
         raw: dict[str, Any],
         kept: Kept | None,
         args: Any,
         kwargs: Mapping[str, Any],
         is_eager: bool,
     ) -> None:
-        self.task, self.raw, self.args, self.kwargs = task, raw, args, kwargs
-        self.is_eager = is_eager
-        self.locks = locks = task.app_locks
+        self.task, self.locks, self.raw = task, locks, raw
+        self.args, self.kwargs, self.is_eager = args, kwargs, is_eager
         self.options = options = task.lock_options
         policy = options.on_conflict
         self.policy = policy.eager() if is_eager else policy
@@ -80,7 +84,8 @@ class Facts:
             or delivery.redelivered
             or delivery.deferrals
             or delivery.fanout
-            or delivery.age >= COPIED_FROM
+            or delivery.received is None
+            or clock() - delivery.received >= COPIED_FROM
             or locks.redelivery.copies_any_time
         )
         keys = task.lock_keys_for(args, kwargs, raw)
@@ -89,6 +94,7 @@ class Facts:
         if task._redislock_label_maker is not None:
             self.label = task.label_for(args, kwargs, raw)
         self.claim = self._claim(keys, kept)
+        self._whose = Whose(self.key, task, raw.get("id"), self.claim.attempt, self.label)
 
     def _claim(self, keys: LockKeys, kept: Kept | None) -> Claim:
         task, raw, delivery, ttl = self.task, self.raw, self.delivery, self.options.lock_ttl
@@ -128,11 +134,6 @@ class Facts:
         """Whether a failure ends the message. A rejected one may come back, to run again."""
         return ends_message(self.task, "acks_on_failure")
 
-    @property
-    def whose(self) -> Whose:
-        """The run that a report is about."""
-        return Whose(self.key, self.task, self.raw.get("id"), self.claim.attempt, self.label)
-
     def as_holder(self, fence: int) -> Holder:
         """The run as the lock's holder."""
         return Holder(
@@ -148,21 +149,23 @@ class Facts:
 
     def tell(self, outcome: Outcome, *line: Any, emits: bool = True, **more: Any) -> None:
         """Tell an outcome of this run. An eager run sends no events. See `outcomes.tell`."""
-        tell(outcome, self.whose, *line, emits=emits and not self.is_eager, **more)
+        tell(outcome, self._whose, *line, emits=emits and not self.is_eager, **more)
 
     def tell_conflict(
         self, outcome: Outcome, holder: Holder | None, countdown: float | None = None
     ) -> None:
         """Tell how a conflict ended."""
-        age = _remarkable_age(outcome, holder, self.options.lock_warn_after)
+        age = None
+        if holder is not None and outcome in _AWAY:
+            age = _remarkable_age(holder, self.options.lock_warn_after)
         after = f" for {countdown:.1f} s" if countdown is not None else ""
         # The holder is made a text only if the line is logged.
         by = "has no known holder%.0s"
         if holder is not None:
             by = "is taken over by %s" if outcome is Outcome.REPLACED else "is held by %s"
         since = f", for {age:.0f} s" if age is not None else ""
-        tell_conflict(
-            outcome, self.whose, f"redislock: %s %s%s: %s {by}%s",
+        tell(
+            outcome, self._whose, f"redislock: %s %s%s: %s {by}%s",
             self, outcome.label, after, self.key, holder, since,
             holder=holder, countdown=countdown,
             level=logging.WARNING if age is not None else None, emits=not self.is_eager,
@@ -174,14 +177,11 @@ class Facts:
         return f"{self.task.name}[{self.raw.get('id')}]{attempt}{label}"
 
 
-def _remarkable_age(
-    outcome: Outcome, holder: Holder | None, warn_after: float | None
-) -> float | None:
+def _remarkable_age(holder: Holder, warn_after: float | None) -> float | None:
     """For how many seconds the holder that turned it away has held the lock, if that is
     suspiciously long.
     """
-    is_away = outcome in (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
-    if not is_away or holder is None or holder.acquired_at is None or holder.queued:
+    if holder.acquired_at is None or holder.queued:
         return None
     assert warn_after is not None
     age = time.time() - holder.acquired_at

@@ -181,13 +181,12 @@ class LockedTask(Task):
 
     # -- whether a run takes it -----------------------------------------------------------
 
-    def _takes_lock(self, is_eager: bool) -> bool:
+    def _takes_lock(self, locks: AppLocks, is_eager: bool) -> bool:
         """Whether a run takes the lock, or is refused because options or settings are wrong."""
         if self._redislock_error is not None:
             return True
         if self.lock_options is None or self.lock_options.lock_scope == "queued":
             return False
-        locks = self.app_locks
         return locks.enabled and (not is_eager or locks.eager)
 
     def _refuse_if_misconfigured(self) -> None:

@@ -1,35 +1,26 @@
-"""One delivery of a locked task: its facts, its one state, and what the lock server is asked."""
+"""One delivery of a locked task: its facts, and its one state."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
-from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from celery.app.task import Context
+from celery.exceptions import Retry
 
-from ..app.delivery import Delivery, Kept
+from ..app.delivery import KEY, Delivery, Kept
 from ..app.errands import errands
 from ..app.internals import as_running
-from ..app.outcomes import Outcome
 from ..app.results import is_ready, proves_nothing
 from ..errors import LockUnavailable
 from ..lock.lease import Lease
-from ..policies import Decision
-from ..protocol import notes
+from ..protocol import notes, past
 from ..protocol.calls import mark_done, turn_away
-from ..protocol.claims import Busy, Full, Parked, Turn
-from ..protocol.clock import clock
+from ..protocol.claims import Busy
 from ..protocol.holders import Holder
 from ..protocol.log import get_logger
-from ..protocol.rooms import park
-from . import turns
-from .body import NOT_RUN
-from .decisions import Answer, Await, Park, Question, Try, meaning
-from .deeds import Course, parking_of
 from .facts import Facts
 from .locked import LockedTask
 from .settle import End, settle_kept
@@ -37,8 +28,58 @@ from .settle import End, settle_kept
 logger = get_logger()
 
 
+class Ends(NamedTuple):
+    """The delivery ends without Celery's tracer, by an exception that Celery takes for its own."""
+
+    error: BaseException
+    end: End = End.TURNED_AWAY
+
+
+class Fails(NamedTuple):
+    """The task fails with this, where its body would run: as all of Celery's tasks do."""
+
+    error: Exception
+    end: End = End.CANNOT_RUN
+
+
+class Returns(NamedTuple):
+    """The task returns this instead of its body's result."""
+
+    value: Any
+    end: End = End.TURNED_AWAY
+
+
+class Runs(NamedTuple):
+    """The body runs."""
+
+    end: End = End.RAN
+
+
+Course: TypeAlias = Ends | Fails | Returns | Runs
+RUNS: Final = Runs()
+
+
+class Ran(NamedTuple):
+    """How the body ended.
+
+    Attributes:
+        how: for the history, see `past`.
+        note: what copies of the message are told, see `notes`.
+        retry: the task's next attempt is on its way.
+    """
+
+    how: str = past.NOT_RUN
+    note: str = ""
+    retry: Retry | None = None
+
+
+NOT_RUN: Final = Ran()
+#: Until it is known better.
+BEGUN: Final = Ran(past.FAILED)
+
+
 class Record:
-    """The record of a delivery. Only it and `Run`, which is one, assign its state.
+    """The record of a delivery. Only it, and `Run`, which is one, assign its state.
 
     Args:
         task: the task.
@@ -49,11 +90,13 @@ class Record:
         delivery: the message, with what was learned of it since it came.
         kept: what is kept for the message, until it is settled or moves to the next message.
         lease: the lease, of which the fence is 0 while the lock is not acquired.
+        may_have_copies: another copy of its message may exist.
         copied: the task may have been published again, or put into a waiting room.
         reruns: it has run before, and its result is missing.
         course: how the delivery goes on in Celery; None while that is not known.
         ran: how the body ended.
         asked_at: when the lock was asked for, on `clock`.
+        first_busy: the first answer that somebody else has the lock, or None.
         is_parking: the task is being put into the waiting room.
         is_over: all that the delivery held is settled.
     """
@@ -62,10 +105,11 @@ class Record:
     facts: Facts = None  # type: ignore[assignment]
     delivery: Delivery = None  # type: ignore[assignment]
     lease: Lease = None  # type: ignore[assignment]
-    copied = reruns = is_parking = is_over = False
+    may_have_copies = copied = reruns = is_parking = is_over = False
     course: Course | None = None
     ran = NOT_RUN
     asked_at = 0.0
+    first_busy: Busy | None = None
     _request: Any = None
     #: The server has noted, or counted, as it answered, that the task ends without a run.
     _is_noted = _is_counted = False
@@ -73,7 +117,7 @@ class Record:
     def __init__(self, task: LockedTask, raw: dict[str, Any]) -> None:
         self._task = task
         self._raw = raw
-        self.kept = Kept.of(raw)
+        self.kept = Kept.of(raw) if KEY in raw else None
 
     @property
     def name(self) -> tuple[str, str]:
@@ -104,11 +148,6 @@ class Record:
         return self.lease.fence > 0
 
     @property
-    def may_have_copies(self) -> bool:
-        """Whether another copy of its message may exist."""
-        return self.facts.may_have_copies or self.copied
-
-    @property
     def has_result(self) -> bool:
         """Whether a result of the task is stored."""
         return is_ready(self.facts.task, self.request.id)
@@ -118,104 +157,16 @@ class Record:
         """Whether there is no result to ask for, as a proof that the task has ended."""
         return proves_nothing(self.facts.task, self.request)
 
-    @contextlib.contextmanager
-    def as_current(self) -> Iterator[None]:
+    def as_current(self) -> contextlib.AbstractContextManager[None]:
         """Make this the running task, for receivers, policies and log lines."""
         if self.facts.is_eager:
-            yield
-            return
-        with as_running(self.facts.task, self.request):
-            yield
-
-    # -- the lock server ------------------------------------------------------------------
-
-    def understand(self, question: Question) -> Decision | Busy | Full:
-        """Ask until the answer is a decision, or one that the policy decides on."""
-        while True:
-            found = meaning(self, question, self.ask(question))
-            if not isinstance(found, Question):
-                return found
-            question = found
-
-    def ask(self, question: Question) -> Answer:
-        """Ask the lock server."""
-        try:
-            if isinstance(question, Try):
-                answer: Answer = self._try(question)
-            elif isinstance(question, Await):
-                answer = self._await(question)
-            else:
-                answer = self._park(question)
-        except LockUnavailable as exc:
-            return exc
-        if isinstance(answer, Busy):
-            self._heard(answer)
-        return answer
-
-    def _try(self, question: Try) -> Answer:
-        if question.again:
-            if question.reruns:
-                logger.warning("redislock: %s ended without a result; it runs again", self)
-                self.reruns = True
-                self.learn(redelivered=True)
-            return self.lease.acquire(again=True)
-        # If a conflict can end in one way only, the server notes that at once.
-        facts, policy = self.facts, self.facts.policy
-        is_noted = (
-            policy.turns_away
-            and self.may_have_copies
-            and not self.reruns
-            and (not policy.fails or facts.acks_failures)
-        )
-        self.asked_at = clock()
-        answer = self.lease.acquire(note=self.note_of(notes.EXPECTS_RESULT) if is_noted else "")
-        is_conflict = isinstance(answer, Busy) and answer.relation not in ("own", "earlier")
-        self._is_noted = is_noted and is_conflict
-        self._is_counted = facts.claim.turned_away and is_conflict
-        return answer
-
-    def _await(self, question: Await) -> Answer:
-        if question.is_earlier:
-            return self.lease.wait(question.timeout, self._heard)
-        self._begin_to_wait()
-        self.facts.tell(Outcome.WAITING, details={"waits": True})
-        try:
-            return self.lease.wait(question.timeout, self._heard, self.facts.is_eager)
-        finally:
-            self.facts.tell(Outcome.WAITING, details={"waits": False})
-
-    def _park(self, question: Park) -> Answer:
-        facts = self.facts
-        self._begin_to_wait()
-        parking = parking_of(self, question)
-        # From here on it may be published from the room, even if the answer is lost, or says that
-        # it need not wait.
-        self.is_parking = self.copied = True
-        answer = facts.locks.store.run(park(facts.claim, parking))
-        self.is_parking = isinstance(answer, Parked)
-        if isinstance(answer, Parked | Turn):
-            app, keys, ttl = facts.task.app, facts.claim.keys, facts.claim.ttl
-            for entry_id, replaced in answer.replaced.items():
-                turns.end_replaced(app, keys, ttl, entry_id, replaced, facts.claim.task_id)
-        return answer
-
-    def _begin_to_wait(self) -> None:
-        if self.delivery.since is None:
-            self.learn(since=time.time())
-
-    def _heard(self, busy: Busy) -> None:
-        """Note when this run arrived. Publish the message that got the turn as this one asked."""
-        facts, delivery = self.facts, self.delivery
-        if busy.offered is not None:
-            turns.publish(facts.task.app, facts.claim.keys, facts.claim.ttl, busy.offered)
-        if delivery.arrived is None and delivery.received is not None and not facts.began:
-            # Measure from when we asked: measured from a late reply, this task would look older
-            # than it is.
-            self.learn(arrived=busy.at - (busy.sent_at - delivery.received))
+            return contextlib.nullcontext()
+        return as_running(self.facts.task, self.request)
 
     # -- what it holds, and what copies of its message are told ----------------------------------
 
     def leave_room(self) -> None:
+        """Take the task out of the waiting room: it gave up, or failed while it was put there."""
         claim = self.facts.claim
         self.kept = Kept(claim.keys.mark, claim.kept, claim.entry_id)
         self.give_up_kept()
@@ -225,12 +176,23 @@ class Record:
         kept, self.kept = self.kept, None
         settle_kept(self._task.app, kept, End.CANNOT_RUN)
 
+    def note_arrival(self) -> None:
+        """Note when the task arrived, by the lock server's clock, for its next message."""
+        busy, received = self.first_busy, self.delivery.received
+        if busy is None or received is None or self.facts.began:
+            return
+        if self.delivery.arrived is None:
+            # Measure from when we asked: measured from a late reply, this task would look older
+            # than it is.
+            self.learn(arrived=busy.at - (busy.sent_at - received))
+
     def next_header(self, *, outage: bool) -> dict[str, Any]:
         """The header of the message to which the delivery is deferred. From here on a time limit
         may end it with that message already on its way.
         """
+        self.note_arrival()
         header = self.delivery.next_header(self.kept, copied=self.copied, outage=outage)
-        self.copied = True
+        self.copied = self.may_have_copies = True
         return header
 
     def note_of(self, kind: str) -> str:

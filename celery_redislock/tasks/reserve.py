@@ -15,7 +15,7 @@ from typing import Any, Final
 from celery import uuid
 
 from ..app.delivery import KEY, VERSION, Kept
-from ..app.outcomes import Outcome, Whose, tell_conflict
+from ..app.outcomes import Outcome, Whose, tell
 from ..app.results import ended_since
 from ..app.times import seconds_until
 from ..errors import LockConflict, LockUnavailable
@@ -236,7 +236,7 @@ class Sending:
 
     def _ended(self, outcome: Outcome, holder: Holder | None) -> None:
         key = self._keys.lock
-        tell_conflict(
+        tell(
             outcome, Whose(key, self._task, self._task_id, self._attempt, self._label),
             "redislock: %s %s: %s is held by %s", self, outcome.label, key, holder,
             holder=holder, emits=False,

@@ -16,6 +16,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from ..app.delivery import take_header
 from ..app.errands import errands
 from ..app.outcomes import Outcome, is_heard
+from ..app.settings import AppLocks
 from ..errors import LockUnavailable
 from ..lock.lease import Heir, Lease
 from ..policies import Decision
@@ -27,19 +28,20 @@ from ..protocol.log import get_logger
 from . import body as bodies
 from . import turns
 from .abort import Abort
+from .asking import Asking
 from .conflict import TaskConflict, decide
 from .decisions import FIRST, GO
-from .deeds import RUNS, Ends, Fails, Returns, Runs, carry_out, end_replaced
+from .deeds import carry_out, end_replaced
 from .ends import LEASE
 from .facts import Facts
 from .limits import only_logged, surely
-from .record import Record
+from .record import BEGUN, NOT_RUN, RUNS, Ends, Fails, Returns, Runs
 from .settle import End, settle_kept
 
 logger = get_logger()
 
 
-class Run(Record):
+class Run(Asking):
     """The story of a delivery, from its facts to its end."""
 
     _abort: Abort | None = None
@@ -65,10 +67,11 @@ class Run(Record):
 
         def life() -> Any:
             try:
-                if not self._task._takes_lock(is_eager=request is not None):
+                locks = self._task.app_locks
+                if not self._task._takes_lock(locks, is_eager=request is not None):
                     self._go_without()
                 else:
-                    self._learn_facts(args, kwargs, request)
+                    self._learn_facts(locks, args, kwargs, request)
                     found = self.understand(FIRST)
                     if found is GO:
                         self.course = RUNS
@@ -92,18 +95,21 @@ class Run(Record):
 
     # -- facts ----------------------------------------------------------------------------
 
-    def _learn_facts(self, args: Any, kwargs: Mapping[str, Any], request: Any) -> None:
+    def _learn_facts(
+        self, locks: AppLocks, args: Any, kwargs: Mapping[str, Any], request: Any
+    ) -> None:
         task = self._task
         if task._redislock_error is not None:
             task._refuse_if_misconfigured()
         self._request = request
-        facts = Facts(task, self._raw, self.kept, args, kwargs, request is not None)
+        facts = Facts(task, locks, self._raw, self.kept, args, kwargs, request is not None)
         self.facts, self.delivery = facts, facts.delivery
+        self.may_have_copies = facts.may_have_copies
         options = facts.options
         if options.on_lock_lost == "abort":
             self._abort = Abort()
         self.lease = Lease(
-            facts.locks.store,
+            locks.store,
             facts.claim,
             max_hold=options.lock_max_hold,
             listens=options.on_conflict.replaces,
@@ -167,7 +173,7 @@ class Run(Record):
         if is_heard(Outcome.ACQUIRED):
             bodies.say_acquired(self, self.asked_at)
         setattr(self._request, LEASE, lease)
-        self.ran = bodies.BEGUN
+        self.ran = BEGUN
         try:
             result = bodies.guarded(self, body, self._abort)
         except BaseException as exc:
@@ -191,7 +197,8 @@ class Run(Record):
             *(self.facts.key, self, lease.ttl),
         ):
             self._release(lease)
-        lease.abandon()
+        if not lease.is_over:
+            lease.abandon()
 
     def _release(self, lease: Lease) -> None:
         ran = self.ran
@@ -205,11 +212,13 @@ class Run(Record):
         else:
             settled = lease.release(how, ran.how)
             if settled is not None:
-                owned, self._following = settled.ours, settled
+                owned = settled.ours
+                if settled.offered is not None or settled.due_in is not None:
+                    self._following = settled
             elif lease.unheard is not None and lease.fence:
                 again = partial(bodies.give_back_again, self, lease.unheard)
                 errands.add(again, most=lease.deadline - clock())
-        if lease.fence and ran is not bodies.NOT_RUN and is_heard(Outcome.RELEASED):
+        if lease.fence and ran is not NOT_RUN and is_heard(Outcome.RELEASED):
             bodies.say_released(self, owned, isinstance(how, Heir))
 
     def _on_lost(self, lease: Lease) -> None:
@@ -238,9 +247,14 @@ class Run(Record):
             if lease is not None and lease.asked and not lease.is_over:
                 self._give_back()
             if not self._is_settled:
-                self._settle_message()
+                if lease is not None and lease.fence:  # what was kept was taken over with the lock
+                    self._note_completed()
+                elif self.kept is not None:
+                    end = End.CANNOT_RUN if self.course is None else self.course.end
+                    settle_kept(self._task.app, self.kept, end)
                 self._is_settled = True
-            self._hand_over()
+            if self._following is not None:
+                self._hand_over()
             self.is_over = True
         except SoftTimeLimitExceeded as exc:
             if self.facts is not None and self.facts.is_eager:
@@ -252,15 +266,11 @@ class Run(Record):
             self._is_settled = True
             logger.exception("redislock: could not settle %s under %r", *self.name)
 
-    def _settle_message(self) -> None:
-        if self.lease is None or not self.lease.fence:  # else it was taken over with the lock
-            end = End.CANNOT_RUN if self.course is None else self.course.end
-            settle_kept(self._task.app, self.kept, end)
-        elif self._completed and self.ran.note == notes.PUBLISHING and self.may_have_copies:
-            self.ran = self.ran._replace(note=notes.ENDED)  # also for a release that is repeated
-            self._note_completed()
-
     def _note_completed(self) -> None:
+        """Celery has done all that follows the body: copies of the message are told so."""
+        if not (self._completed and self.ran.note == notes.PUBLISHING and self.may_have_copies):
+            return
+        self.ran = self.ran._replace(note=notes.ENDED)  # also for a release that is repeated
         try:
             done = mark_done(self.facts.claim, self.note_of(notes.ENDED))
             self.facts.locks.store.ask(done, once=True)
@@ -277,8 +287,7 @@ class Run(Record):
         and a copy of the message that finds no result would run again.
         """
         following, self._following = self._following, None
-        if following is None or (following.offered is None and following.due_in is None):
-            return
+        assert following is not None
         claim = self.facts.claim
         with only_logged("redislock: %s could not publish who is next", self):
             turns.follow(self._task.app, claim.keys, claim.ttl, following)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
 
+from celery import Task
 from celery.result import AsyncResult, EagerResult
 from celery.utils.imports import instantiate, symbol_by_name
 
@@ -12,13 +14,17 @@ from ..app.delivery import KEY, VERSION
 from ..app.options import UNSET
 from ..errors import ConfigError
 from ..protocol.tokens import new_token
-from .binding import is_celerys_own, resolve_options
-from .calling import DUE, call_under_lock, next_call
+from .binding import OUTERMOST, is_celerys_own, resolve_options
 from .current import current_lock
-from .ends import Skipped
+from .ends import LEASE, RUN, Skipped
 from .locked import LockedTask
 
+if TYPE_CHECKING:
+    from .run import Run
+
 _TRACER: Final = "_redislock_tracer"
+#: In the request until the body begins, through whichever `__call__` Celery enters.
+_DUE: Final = "_redislock_due"
 #: The parameters of Celery's `apply_async` after the task's own arguments.
 _POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
 
@@ -112,7 +118,7 @@ class SingletonTask(LockedTask):
         super().on_bound(app)
         if cls.name is None or is_celerys_own(cls):
             return
-        call_under_lock(cls)
+        _call_under_lock(cls)
         try:
             cls._redislock_error = None
             resolve_options(cls, SingletonTask, app)
@@ -122,8 +128,8 @@ class SingletonTask(LockedTask):
             raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.request.__dict__.pop(DUE, False):
-            return next_call(self)(*args, **kwargs)
+        if self.request.__dict__.pop(_DUE, False):
+            return _next_call(self)(*args, **kwargs)
         # A plain call, from outside of a task or from within its body.
         return super().__call__(*args, **kwargs)
 
@@ -176,3 +182,95 @@ class SingletonTask(LockedTask):
             # By name, as Celery names its own: only workers need what it imports.
             symbol_by_name("celery_redislock.worker.strategy:prepare")(self, consumer)
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
+
+
+# -- what Celery's call of a task does: the body runs under the lock -------------------------
+
+
+def _call_under_lock(cls: type[Any]) -> None:
+    """Make the `__call__` of this very class, the outermost one, run under the lock.
+
+    A subclass or a mixin may have a `__call__` of its own, before or after ours, which need not
+    call ours: all of it is the task's body.
+    """
+    inner = cls.__call__
+    if hasattr(inner, OUTERMOST):
+        return
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        return _run_under_lock(self, lambda: inner(self, *args, **kwargs), args, kwargs)
+
+    setattr(__call__, OUTERMOST, inner)
+    cls.__call__ = __call__
+
+
+def _next_call(task: LockedTask) -> Callable[..., Any]:
+    """What our `__call__` runs: that of the next base that has one, else the task's `run`.
+
+    Celery's own `__call__` would push a second request.
+    """
+    cls = type(task)
+    mro = cls.__mro__
+    for base in mro[mro.index(LockedTask) + 1 :]:
+        if "__call__" in vars(base):
+            if base is Task:
+                break
+            return vars(base)["__call__"].__get__(task, cls)  # type: ignore[no-any-return]
+    return task.run  # type: ignore[no-any-return]
+
+
+def _run_under_lock(task: LockedTask, body: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+    """What the outermost `__call__` does."""
+    request = task.request
+    if request.called_directly or LEASE in request.__dict__:
+        return body()  # a plain call, from outside of a task or from within its body
+    run = _run_of(request)
+    request.__dict__.update({LEASE: None, _DUE: True})
+    if run is None and request.is_eager:
+        return _run_eagerly(task, request, body, args, kwargs)
+    if run is None:
+        return body()  # our tracer took no lock for it
+    try:
+        return run.call(body, request)
+    except BaseException as exc:
+        raise exc.with_traceback(_below_ours(exc.__traceback__))  # noqa: B904  it is the same
+
+
+def _run_of(request: Any) -> Run | None:
+    """The run of this request, if our tracer has begun it. Returned only once."""
+    mark = (request.properties or {}).get(KEY)
+    return mark.pop(RUN, None) if isinstance(mark, dict) else None
+
+
+def _run_eagerly(
+    task: LockedTask, request: Any, body: Callable[[], Any], args: Any, kwargs: Any
+) -> Any:
+    task._refuse_if_misconfigured()
+    if not task._takes_lock(task.app_locks, is_eager=True):
+        return body()
+    from .record import Ends  # only what runs tasks needs these
+    from .run import Run
+
+    def go(run: Run) -> Any:
+        if isinstance(run.course, Ends):
+            raise run.course.error
+        return run.call(body, request)
+
+    try:
+        return Run(task, request.__dict__).live(args, kwargs, go, request)
+    except BaseException as exc:
+        raise exc.with_traceback(_below_ours(exc.__traceback__))  # noqa: B904  it is the same
+
+
+def _below_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of this package at its beginning.
+
+    They tell a reader nothing, and each adds some kilobytes to what a pool process sends of an
+    exception: above 64, which is all that the pipe holds, Celery's cold shutdown may hang.
+    """
+    while traceback is not None and traceback.tb_next is not None:
+        package = str(traceback.tb_frame.f_globals.get("__package__"))
+        if package.partition(".")[0] != "celery_redislock":
+            break
+        traceback = traceback.tb_next
+    return traceback

@@ -30,10 +30,10 @@ from ..app.internals import is_celerys_tracer, trace_of_end
 from ..app.results import store_failed
 from ..errors import ConfigError
 from ..protocol.log import get_logger
-from .deeds import Ends, Fails
 from .ends import RUN, EndInfo
 from .limits import only_logged
 from .locked import LockedTask
+from .record import Ends, Fails
 from .refused import is_refusal
 from .run import Run
 

@@ -23,7 +23,7 @@ from ..app.again import custom_headers, publish_again
 from ..app.delivery import KEY, Kept
 from ..app.entries import CALLBACKS, CorruptEntry, Entry, ForgedEntry, NotOurs, Waiter
 from ..app.errands import errands
-from ..app.outcomes import Outcome, Whose, tell, tell_conflict
+from ..app.outcomes import Outcome, Whose, tell
 from ..app.results import ended_since, store_expired, store_skipped
 from ..app.settings import app_locks
 from ..app.times import has_passed
@@ -279,7 +279,7 @@ def _store_replaced(
             entry.task, entry.task_id, keys.lock,
         )  # fmt: skip
     else:
-        tell_conflict(
+        tell(
             Outcome.REPLACED, whose, "redislock: %s[%s] was replaced by %s, which now waits for %s",
             entry.task, entry.task_id, successor, keys.lock, holder=by,
         )  # fmt: skip

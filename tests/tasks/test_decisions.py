@@ -29,6 +29,7 @@ from celery_redislock.protocol import notes
 from celery_redislock.protocol.claims import Acquired, Busy, Done, Full, Older, Parked, Turn
 from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.holders import Holder
+from celery_redislock.tasks.conflict import TaskConflict, decide
 from celery_redislock.tasks.decisions import (
     FIRST,
     GO,
@@ -110,7 +111,7 @@ class Case(NamedTuple):
         run = Scripted(app.tasks[task.name], raw)
         run.asked, run.result = [], self.result
         request = app.tasks["t"].request_stack if self.is_eager else None
-        run._learn_facts((), {}, request)
+        run._learn_facts(app.tasks["t"].app_locks, (), {}, request)
         return run
 
 
@@ -311,7 +312,10 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Decision]] = {
 def decided(run: Scripted, answers: list[Answer]) -> Decision:
     run.answers = list(answers)
     found = run.understand(FIRST)
-    return found if isinstance(found, Decision) else run._meet(found)
+    if isinstance(found, Decision):
+        return found
+    assert isinstance(found, Busy)
+    return decide(run.facts.policy, TaskConflict(run, found, run.understand))
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -176,14 +176,14 @@ def test_settings_that_cannot_be_read_fail_the_task(app, label, fault, monkeypat
 def test_a_time_limit_while_it_is_settled_changes_nothing(app, label, client, monkeypatch):
     """It is raised once: what it cut short is completed."""
     task = define(app)
-    settle, limits = Run._settle_message, [SoftTimeLimitExceeded(1)]
+    settle, limits = Run._note_completed, [SoftTimeLimitExceeded(1)]
 
     def is_cut_short(run: Run, *args: Any) -> None:
         if limits:
             raise limits.pop()
         settle(run, *args)
 
-    monkeypatch.setattr(Run, "_settle_message", is_cut_short)
+    monkeypatch.setattr(Run, "_note_completed", is_cut_short)
     assert trace(task, label) == "SUCCESS"
     assert not limits
     assert not client.exists(task.lock_key_for(label, "return"))

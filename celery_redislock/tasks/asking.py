@@ -1,0 +1,107 @@
+"""What a delivery asks the lock server, until the answer is a decision or a conflict."""
+
+from __future__ import annotations
+
+import time
+
+from ..app.outcomes import Outcome
+from ..errors import LockUnavailable
+from ..policies import Decision
+from ..protocol import notes
+from ..protocol.claims import Busy, Full, Parked, Turn
+from ..protocol.clock import clock
+from ..protocol.log import get_logger
+from ..protocol.rooms import park
+from . import turns
+from .decisions import Answer, Await, Park, Question, Try, meaning
+from .deeds import parking_of
+from .record import Record
+
+logger = get_logger()
+
+
+class Asking(Record):
+    """A record, and its questions."""
+
+    def understand(self, question: Question) -> Decision | Busy | Full:
+        """Ask until the answer is a decision, or one that the policy decides on."""
+        while True:
+            found = meaning(self, question, self.ask(question))
+            if not isinstance(found, Question):
+                return found
+            question = found
+
+    def ask(self, question: Question) -> Answer:
+        """Ask the lock server."""
+        try:
+            if isinstance(question, Try):
+                answer: Answer = self._try(question)
+            elif isinstance(question, Await):
+                answer = self._await(question)
+            else:
+                answer = self._park(question)
+        except LockUnavailable as exc:
+            return exc
+        if isinstance(answer, Busy):
+            self.first_busy = self.first_busy or answer
+            if answer.offered is not None:
+                self._heard(answer)
+        return answer
+
+    def _try(self, question: Try) -> Answer:
+        if question.again:
+            if question.reruns:
+                logger.warning("redislock: %s ended without a result; it runs again", self)
+                self.reruns = True
+                self.learn(redelivered=True)
+            return self.lease.acquire(again=True)
+        # If a conflict can end in one way only, the server notes that at once.
+        facts, policy = self.facts, self.facts.policy
+        is_noted = (
+            policy.turns_away
+            and self.may_have_copies
+            and not self.reruns
+            and (not policy.fails or facts.acks_failures)
+        )
+        self.asked_at = clock()
+        answer = self.lease.acquire(note=self.note_of(notes.EXPECTS_RESULT) if is_noted else "")
+        is_conflict = isinstance(answer, Busy) and answer.relation not in ("own", "earlier")
+        self._is_noted = is_noted and is_conflict
+        self._is_counted = facts.claim.turned_away and is_conflict
+        return answer
+
+    def _await(self, question: Await) -> Answer:
+        if question.is_earlier:
+            return self.lease.wait(question.timeout, self._heard)
+        self._begin_to_wait()
+        self.facts.tell(Outcome.WAITING, details={"waits": True})
+        try:
+            return self.lease.wait(question.timeout, self._heard, self.facts.is_eager)
+        finally:
+            self.facts.tell(Outcome.WAITING, details={"waits": False})
+
+    def _park(self, question: Park) -> Answer:
+        facts = self.facts
+        self._begin_to_wait()
+        self.note_arrival()
+        parking = parking_of(self, question)
+        # From here on it may be published from the room, even if the answer is lost, or says that
+        # it need not wait.
+        self.is_parking = self.copied = self.may_have_copies = True
+        answer = facts.locks.store.run(park(facts.claim, parking))
+        self.is_parking = isinstance(answer, Parked)
+        if isinstance(answer, Parked | Turn):
+            app, keys, ttl = facts.task.app, facts.claim.keys, facts.claim.ttl
+            for entry_id, replaced in answer.replaced.items():
+                turns.end_replaced(app, keys, ttl, entry_id, replaced, facts.claim.task_id)
+        return answer
+
+    def _begin_to_wait(self) -> None:
+        if self.delivery.since is None:
+            self.learn(since=time.time())
+
+    def _heard(self, busy: Busy) -> None:
+        """Publish the message that got the turn as this one asked."""
+        claim = self.facts.claim
+        if busy.offered is not None:
+            turns.publish(self.facts.task.app, claim.keys, claim.ttl, busy.offered)
