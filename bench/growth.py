@@ -14,6 +14,7 @@ from typing import Any
 import redis
 from celery import Celery
 
+from celery_redislock.app.housekeeper import housekeeper
 from celery_redislock.app.settings import app_locks
 from celery_redislock.ops.survey import all_locks
 from celery_redislock.protocol import calls, holders, rooms
@@ -239,7 +240,7 @@ def one_turn(scene: Scene, ask: Callable[[str, Callable[[], Any]], Any]) -> None
     extensions = [Extension(each, each.opening, 0, retake=False) for each in scene.own]
     ask("tick", lambda: store.run_all([calls.extend(each) for each in extensions], ttl=30.0))
     scene.client.delete(scene.sweeper._turn)  # as if the last sweep were two seconds ago
-    ask("sweep", scene.sweeper.sweep)
+    ask("sweep", lambda: (scene.sweeper.sweep(), housekeeper.finish()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,8 +36,6 @@ NO_RESULT: Final = _NoResult()
 class Decision:
     """How a conflict ends. The verbs of a `Conflict` make it, and `Policy.act` returns it."""
 
-    __slots__ = ()
-
 
 class Conflict(Protocol):
     """A task that met a held lock, and the verbs that end the conflict.
@@ -165,8 +163,8 @@ class _Bounded(Policy):
     def __post_init__(self) -> None:
         if not isinstance(self.then, Policy):
             known = ", ".join(f"{each.__name__}()" for each in _NAMED.values())
-            what = f"{type(self).__name__}: then={self.then!r}"
-            raise ConfigError(f"{what} must be a policy object, such as {known}")
+            what = f"{type(self).__name__}: then={self.then!r} must be a policy object"
+            raise ConfigError(f"{what}, such as {known}")
 
     @property
     def parks(self) -> bool:
@@ -318,7 +316,7 @@ class Queue(_Bounded):
         if self.limit is not None and waiting >= self.limit:
             reached = f"the limit of waiting tasks is reached ({waiting} of {self.limit})"
             return f"{reached}: {self.then.describe(waiting)}"
-        return f"it would wait in Redis, behind {waiting} others{self._after(self.max_wait)}"
+        return f"it would wait in Redis, with {waiting} before it{self._after(self.max_wait)}"
 
     def act(self, conflict: Conflict) -> Decision:
         if self.max_wait is not None and conflict.waited >= self.max_wait:
@@ -393,11 +391,7 @@ _NAMED: Final[dict[str, type[Policy]]] = {
 
 
 def policy_named(name: str) -> Policy:
-    """The policy with this short name, with default arguments.
-
-    Raises:
-        ValueError: there is no such policy.
-    """
-    if name not in _NAMED:
-        raise ValueError(f"unknown policy {name!r}; accepted: {', '.join(sorted(_NAMED))}")
-    return _NAMED[name]()
+    """The policy with this short name, with default arguments. A `ValueError` says which exist."""
+    if name in _NAMED:
+        return _NAMED[name]()
+    raise ValueError(f"unknown policy {name!r}; accepted: {', '.join(sorted(_NAMED))}")

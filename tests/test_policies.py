@@ -262,9 +262,9 @@ def test_policies_are_values(policy: Policy) -> None:
         (
             Wait(timeout=2, then=Queue()),
             0,
-            "it would wait in its pool slot; after 2 s, it would wait in Redis, behind 0 others",
+            "it would wait in its pool slot; after 2 s, it would wait in Redis, with 0 before it",
         ),
-        (Queue(limit=2), 1, "it would wait in Redis, behind 1 others"),
+        (Queue(limit=2), 1, "it would wait in Redis, with 1 before it"),
         (
             Queue(limit=2, then=Raise()),
             2,

@@ -19,53 +19,17 @@ from typing import Any, Final, NamedTuple
 # The stack of running tasks. `send_task` makes the task on top the parent of what it sends, and has
 # no option against that. Without the stack, a task that is published again would be its own child,
 # and log lines and receivers of a conflict would not know their task.
-from celery._state import _task_stack
-
 # Called for each app when it is complete. Without it `redislock_tasks` would not protect the tasks
 # of a process that is not a worker, such as one that calls them eagerly.
-from celery._state import connect_on_app_finalize as on_app_complete
+from celery._state import _task_stack, connect_on_app_finalize
 
 # The names of Celery's own settings. Without them a misspelt one of ours would not be found.
-from celery.app.defaults import DEFAULTS as CELERYS_SETTINGS
+from celery.app.defaults import DEFAULTS
 
 from .signatures import own_signature
 
-__all__ = [
-    "CELERYS_SETTINGS",
-    "EXPECTED",
-    "HOOKS",
-    "TRACE_LOGGER",
-    "after_registration",
-    "as_running",
-    "at_pool_process_exit",
-    "call_in_consumer",
-    "check_arguments",
-    "context_of",
-    "error_of",
-    "is_active",
-    "is_celerys_tracer",
-    "is_connected_still",
-    "is_decorated",
-    "is_here",
-    "is_nobodys_app",
-    "is_revoked",
-    "least_countdown",
-    "mark_revoked",
-    "on_app_complete",
-    "outside_of_tasks",
-    "queues_by_tag",
-    "real_app",
-    "running_task",
-    "say_ended",
-    "serializer_of",
-    "tasks_so_far",
-    "terminate_child",
-    "times_connected",
-    "trace_of_end",
-    "was_cancelled",
-    "was_revoked",
-    "without_models",
-]
+CELERYS_SETTINGS: Final = DEFAULTS
+on_app_complete: Final = connect_on_app_finalize
 
 
 class Hook(NamedTuple):
@@ -270,6 +234,14 @@ def trace_of_end(info: Any, error: BaseException, state: str) -> Any:
     from celery.app.trace import TraceInfo, trace_ok_t
 
     return trace_ok_t(info, TraceInfo(state, error), 0.0, None)
+
+
+def is_pool_process() -> bool:
+    """Whether this is a process of a worker's pool."""
+    from billiard.process import current_process
+
+    # Of a process that billiard started. The worker's own, in whatever it was started, has none.
+    return current_process()._parent_pid is not None
 
 
 def at_pool_process_exit(callback: Callable[[], Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from .. import signals
 from ..protocol.log import fields, get_logger
-from .events import channel, emit
+from .events import events
 
 logger = get_logger()
 
@@ -112,7 +112,7 @@ class Whose(NamedTuple):
 def is_heard(outcome: Outcome) -> bool:
     """Whether anybody may hear of it. Most runs are told of to nobody, and save the words."""
     is_logged = logger.isEnabledFor(outcome.level)
-    return is_logged or channel.wanted or bool(outcome.signal.receivers)
+    return is_logged or events.wanted or bool(outcome.signal.receivers)
 
 
 def tell(
@@ -136,20 +136,20 @@ def tell(
         level: of the line; None for the outcome's.
         logged: fields of the line only.
         details: further fields of the signal; None: it is not sent. That of a conflict has the
-            facts.
+            facts anyway.
         emits: whether the event is sent, if the outcome has one.
         facts: fields of the line and of the event, as `log.fields` takes them. Of a conflict:
             the holder, and the countdown if it is deferred.
     """
-    if outcome.signal is signals.lock_conflict:
+    if details is not None and outcome.signal is signals.lock_conflict:
         facts = {"countdown": None, **facts}
         details = {**facts, "outcome": outcome.label}
     level = outcome.level if level is None else level
     if text and logger.isEnabledFor(level):
         extra = fields(outcome.label, whose.key, **whose.run, **facts, **(logged or {}))
         logger.log(level, text, *arguments, extra=extra)
-    if emits and channel.wanted and outcome.event is not None:
-        emit(outcome.event, outcome.label, whose.key, **whose.run, **facts)
+    if emits and events.wanted and outcome.event is not None:
+        events.emit(outcome.event, outcome.label, whose.key, whose.task, **whose.run, **facts)
     if details is not None and outcome.signal.receivers:
         said = outcome.details(key=whose.key, **whose.run, **details)
         outcome.signal.send(sender=whose.task, details=said)

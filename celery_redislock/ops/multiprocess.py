@@ -25,8 +25,8 @@ from prometheus_client import registry
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from ..app.housekeeper import is_alive
 from ..protocol.log import get_logger
-from ..worker.children import is_alive
 
 logger = get_logger()
 

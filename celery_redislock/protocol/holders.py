@@ -196,6 +196,13 @@ def successor_text(task: str, task_id: str) -> str:
     return f'["{_without_quotes(task)}","{_without_quotes(task_id)}"]'
 
 
+def _loaded(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _without_quotes(text: str) -> str:
     if _PLAIN.issuperset(text):
         return text
@@ -205,10 +212,7 @@ def _without_quotes(text: str) -> str:
 
 def successor_of(text: bytes) -> Holder | None:
     """The task that replaces the holder, from a lock's value or a `successor_text`."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    found = _loaded(text)
     return _successor(found.get("by") if isinstance(found, dict) else found)
 
 
@@ -228,10 +232,7 @@ def breaker_text(by: str) -> str:
 
 def breaker_of(text: bytes) -> str:
     """Who broke a lock, from a `breaker_text`; "" if not known."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return ""  # an older release does not say
+    found = _loaded(text)
     return found if isinstance(found, str) else ""
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from celery.exceptions import Ignore, Reject, Retry
 
-from ..app.events import channel
+from ..app.internals import is_pool_process
 from ..app.outcomes import Outcome
 from ..app.times import seconds_until
 from ..errors import ConfigError, LockLost, LockUnavailable
@@ -122,7 +122,7 @@ def _is_retried_by_worker(run: Record) -> bool:
     releases the lock, or keeps it for the retry, as for a process that was killed.
     """
     task = run.facts.task
-    sends = channel.is_pool_process and getattr(task, "retry_on_worker_lost", False)
+    sends = is_pool_process() and getattr(task, "retry_on_worker_lost", False)
     return bool(sends and run.facts.options.kept_across_retries)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ..app.delivery import Delivery, Kept, attempt_of
-from ..app.events import channel
+from ..app.events import events
 from ..app.outcomes import Outcome, Whose, tell
 from ..app.settings import AppLocks
 from ..protocol import holders
@@ -69,8 +69,8 @@ class Facts:
         policy = options.on_conflict
         self.policy = policy.eager() if is_eager else policy
         self.delivery = delivery = Delivery.take_from(raw)
-        if not is_eager:
-            channel.wanted = delivery.events
+        if not is_eager and delivery.events != events.wanted:
+            events.learn(delivery.events, raw.get("hostname"))
         self.began = bool(
             raw.get("retries") or raw.get("replaced_task_nesting") or delivery.redelivered
         )
@@ -167,7 +167,7 @@ class Facts:
         tell(
             outcome, self._whose, f"redislock: %s %s%s: %s {by}%s",
             self, outcome.label, after, self.key, holder, since,
-            holder=holder, countdown=countdown,
+            holder=holder, countdown=countdown, details={},
             level=logging.WARNING if age is not None else None, emits=not self.is_eager,
         )  # fmt: skip
 

@@ -11,7 +11,7 @@ from celery.app.task import Context
 from celery.exceptions import Retry
 
 from ..app.delivery import KEY, Delivery, Kept
-from ..app.errands import errands
+from ..app.housekeeper import housekeeper
 from ..app.internals import as_running
 from ..app.results import is_ready, proves_nothing
 from ..errors import LockUnavailable
@@ -216,7 +216,7 @@ class Record:
             logger.warning(
                 "redislock: a copy of %s may run until its end can be noted: %s", self, exc.reason
             )
-            errands.add(ask, most=self.facts.claim.ttl)
+            housekeeper.add(ask, most=self.facts.claim.ttl)
 
     def count_turned_away(self, holder: Holder | None) -> None:
         """Count that it ends without a run, unless the server counted it as it answered."""

@@ -239,7 +239,7 @@ class Sending:
         tell(
             outcome, Whose(key, self._task, self._task_id, self._attempt, self._label),
             "redislock: %s %s: %s is held by %s", self, outcome.label, key, holder,
-            holder=holder, emits=False,
+            holder=holder, details={}, emits=False,
         )  # fmt: skip
 
     # -- a retry, or a replacement, from within the run -----------------------------------

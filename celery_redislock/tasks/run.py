@@ -14,7 +14,7 @@ from typing import Any
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from ..app.delivery import take_header
-from ..app.errands import errands
+from ..app.housekeeper import housekeeper
 from ..app.outcomes import Outcome, is_heard
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
@@ -217,7 +217,7 @@ class Run(Asking):
                     self._following = settled
             elif lease.unheard is not None and lease.fence:
                 again = partial(bodies.give_back_again, self, lease.unheard)
-                errands.add(again, most=lease.deadline - clock())
+                housekeeper.add(again, most=lease.deadline - clock())
         if lease.fence and ran is not NOT_RUN and is_heard(Outcome.RELEASED):
             bodies.say_released(self, owned, isinstance(how, Heir))
 

@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..app.delivery import Kept
-from ..app.errands import errands
-from ..app.events import channel
+from ..app.housekeeper import housekeeper
 from ..app.settings import app_locks
 from ..errors import LockUnavailable
 from ..protocol.calls import Release, settle
@@ -50,8 +49,8 @@ class End(enum.Enum):
 def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
     """Give up what is kept for a message, unless its end passes that on. Safe to do twice.
 
-    If the server does not answer, another thread tries again later: that of the worker's main
-    process, since a pool process may end before the server answers.
+    If the server does not answer, another thread tries again later; and the worker's main process,
+    since a pool process may end before that, see `worker.kept`.
     """
     if kept is None or end.passes_on:
         return
@@ -63,8 +62,7 @@ def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
             " again: %s",
             kept.mark, exc.reason,
         )  # fmt: skip
-        if not channel.leave(*kept):
-            settle_beside(app, kept, end)
+        settle_beside(app, kept, end)
 
 
 def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
@@ -72,7 +70,7 @@ def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
     as long as the process lives: until then, or until it expires, what is kept swallows sends.
     """
     if kept is not None and not end.passes_on:
-        errands.add(partial(_give_up, app, kept), most=math.inf)
+        housekeeper.add(partial(_give_up, app, kept), most=math.inf)
 
 
 def _give_up(app: Any, kept: Kept) -> None:

@@ -22,7 +22,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from ..app.again import custom_headers, publish_again
 from ..app.delivery import KEY, Kept
 from ..app.entries import CALLBACKS, CorruptEntry, Entry, ForgedEntry, NotOurs, Waiter
-from ..app.errands import errands
+from ..app.housekeeper import housekeeper
 from ..app.outcomes import Outcome, Whose, tell
 from ..app.results import ended_since, store_expired, store_skipped
 from ..app.settings import app_locks
@@ -71,7 +71,7 @@ def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> Non
     if reply.offered is not None:
         publish(app, keys, ttl, reply.offered)
     elif reply.due_in is not None and reply.due_in < SOON:
-        errands.add(partial(look_after, app, keys, ttl), after=reply.due_in)
+        housekeeper.add(partial(look_after, app, keys, ttl), after=reply.due_in)
 
 
 def follow_look(app: Any, keys: LockKeys, ttl: float, found: Look) -> None:
@@ -281,6 +281,6 @@ def _store_replaced(
     else:
         tell(
             Outcome.REPLACED, whose, "redislock: %s[%s] was replaced by %s, which now waits for %s",
-            entry.task, entry.task_id, successor, keys.lock, holder=by,
+            entry.task, entry.task_id, successor, keys.lock, holder=by, details={},
         )  # fmt: skip
     return True

@@ -15,7 +15,7 @@ from typing import Any, Final
 from celery.worker.request import Request
 
 from ..app.delivery import Kept, attempt_of
-from ..app.errands import errands
+from ..app.housekeeper import housekeeper
 from ..app.internals import call_in_consumer, is_active
 from ..app.outcomes import Outcome, Whose, tell
 from ..errors import LockUnavailable, TaskReplaced
@@ -52,6 +52,8 @@ class ChildLease:
 
     how = past.DIED
     is_not_retried = False
+    #: The lock could not be released yet.
+    _failed = False
 
     def __init__(self, pid: int, request: Request, token: str) -> None:
         self._pid = pid
@@ -99,7 +101,11 @@ class ChildLease:
             return None
 
     def child_ended(self) -> None:
-        """The child is gone, and this was its last task: release the lock that it left."""
+        """The child is gone, and this was its last task: release the lock that it left.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
         self._child_is_dead = True
         heartbeat.discard(self)  # first, or an extend could cross the release
         try:
@@ -114,7 +120,11 @@ class ChildLease:
                 self._say_freed()
             follow(self._task.app, claim.keys, self.ttl, reply)
         except LockUnavailable as exc:
-            logger.error("redislock: could not release the lock of dead pid %d: %s", self._pid, exc)
+            if not self._failed:
+                text = "redislock: could not release the lock of dead pid %d, will try again: %s"
+                logger.error(text, self._pid, exc)
+            self._failed = True
+            raise
         except Exception:
             logger.exception("redislock: could not release the lock of dead pid %d", self._pid)
 
@@ -153,7 +163,7 @@ class ChildLease:
         if claim is not None:
             note = notes.lasting(notes.ENDED)
             done = partial(self.store.ask, mark_done(claim, note), once=True)
-            errands.add(done, most=claim.done_ttl)
+            housekeeper.add(done, most=claim.done_ttl)
 
     def _say_freed(self) -> None:
         key = self.claim.keys.lock

@@ -10,15 +10,13 @@ says that another copy was seen.
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections import deque
 from typing import Any, Final, NamedTuple, Protocol
 
+from ..app.housekeeper import housekeeper
 from ..app.internals import is_active, is_connected_still
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
-from ..lock.forks import between_forks
 from ..protocol.calls import forget
 from ..protocol.clock import clock
 from ..protocol.exchange import UNKNOWN_TTL
@@ -78,7 +76,7 @@ class Batch(NamedTuple):
 
 
 class FinishedNotes:
-    """The done notes of this worker's tasks, with a thread that ends when none is left."""
+    """The done notes of this worker's tasks."""
 
     def __init__(self) -> None:
         self._reset()
@@ -94,22 +92,21 @@ class FinishedNotes:
         self._requests.append((clock(), request))
         if not self._busy:
             self._busy = True
-            threading.Thread(target=self._run, name="redislock-notes", daemon=True).start()
+            housekeeper.add(self._look, after=LOOK_EVERY)
 
-    def _run(self) -> None:
-        while True:
-            time.sleep(LOOK_EVERY)
-            try:
-                with between_forks:
-                    self._take_acknowledged(clock())
-                    self._forget_those_due(clock())
-            except Exception:
-                logger.exception("redislock: unexpected error with done notes; continuing")
-            if not self._requests and not self._batches:
-                self._busy = False
-                if not self._requests:
-                    return
-                self._busy = True  # added in between by a caller that saw this thread busy
+    def _look(self) -> None:
+        try:
+            self._take_acknowledged(clock())
+            self._forget_those_due(clock())
+        except Exception:
+            logger.exception("redislock: unexpected error with done notes; continuing")
+        if not self._requests and not self._batches:
+            self._busy = False
+            # One may have been added in between by a caller that saw this busy.
+            if self._busy or not self._requests:
+                return
+            self._busy = True
+        housekeeper.add(self._look, after=LOOK_EVERY)
 
     def _take_acknowledged(self, now: float) -> None:
         room = MOST - sum(len(batch.keys) for batch in self._batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
@@ -10,11 +11,13 @@ from typing import Any, Final
 from celery.worker.request import Request
 
 from ..app.delivery import Kept
-from ..app.errands import errands
+from ..app.housekeeper import housekeeper
 from ..app.internals import is_here, is_revoked, was_revoked
+from ..app.settings import AppLocks
 from ..protocol import rooms
 from ..protocol.clock import clock
 from ..protocol.exchange import UNKNOWN_TTL
+from ..protocol.holders import opening_of
 from ..protocol.keys import keys_of_mark
 from ..tasks.settle import End, settle_beside
 from .contained import contained
@@ -32,9 +35,11 @@ class KeptRequest(Request):
     def _note_received(self, kept: Kept) -> None:
         if self.eta is not None:
             sleeping.add(self)
+        if not kept.entry_id:
+            reserved.append(self)
         if kept.entry_id and kept.mark:
             from_rooms.add(self)
-            errands.add(partial(self.note_here, kept))
+            housekeeper.add(partial(self.note_here, kept))
 
     def note_here(self, kept: Kept) -> None:
         """Note in the waiting room that the message of that entry is here.
@@ -57,6 +62,10 @@ class KeptRequest(Request):
             from_rooms.discard(self)
         elif clock() - self._noted_at > rooms.RECEIVED_FOR / 3:
             self.note_here(kept)
+
+    def unsettled(self) -> Kept | None:
+        """What is kept for the message, if that will not come back."""
+        return self._kept if self.acknowledged and not self._is_requeued else None
 
     @contained
     def settle(self, end: End) -> None:
@@ -103,6 +112,25 @@ class Requests:
 sleeping: Final = Requests()
 #: Requests whose messages came from a waiting room, where it is noted that they are here.
 from_rooms: Final = Requests()
+#: Requests for whose messages a lock is reserved, until their tasks are over.
+reserved: Final[deque[Any]] = deque()
+
+
+def settle_over(locks: AppLocks) -> None:
+    """Free the reservations that pool processes could not free before they ended.
+
+    Raises:
+        LockUnavailable: the server did not answer in time.
+    """
+    over = [request for request in list(reserved) if not is_here(request)]
+    held = {request: kept for request in over if (kept := request.unsettled()) is not None}
+    keys = [keys_of_mark(locks.prefix, kept.mark) for kept in held.values()]
+    values = locks.store.replies([("GET", each.lock) for each in keys], wrong_type=True)
+    for (request, kept), value in zip(held.items(), values, strict=True):
+        if isinstance(value, bytes) and value.startswith(opening_of(kept.token).encode()):
+            request.settle(End.CANNOT_RUN)
+    for request in over:
+        reserved.remove(request)
 
 
 def settle_revoked() -> None:

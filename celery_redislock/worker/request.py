@@ -14,7 +14,8 @@ from celery.worker.request import Request
 
 from ..app.brokers import AS_CELERY_READS_IT, origin_of
 from ..app.delivery import KEY, VERSION, Kept, attempt_of, is_copy, restore_route, stamp
-from ..app.events import channel
+from ..app.events import events
+from ..app.housekeeper import housekeeper
 from ..app.internals import (
     context_of,
     error_of,
@@ -35,20 +36,16 @@ from ..protocol import past, rooms
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.log import get_logger
-from ..tasks.ends import Skipped
+from ..tasks.ends import Deferred, Skipped
 from ..tasks.facts import COPIED_FROM, ends_message
 from ..tasks.settle import End, settle_beside
 from .child_lease import ChildLease
-from .children import ChildWatch
 from .contained import contained
 from .finished import FinishedNote, finished_notes
 from .kept import KeptRequest
 from .source import source_of
 
 logger = get_logger()
-
-_children: Final = ChildWatch()
-
 
 #: Once a message has waited here for so many seconds, its run may have left a done note: a little
 #: less than `COPIED_FROM`, since the run begins a little later.
@@ -80,7 +77,7 @@ class LockRequest(KeptRequest):
         consumer = self.task.worker_consumer
         #: The connection to the broker on which the message came: how many there were before it.
         self._came_on = times_connected(consumer)
-        events = channel.wanted_by(self, consumer)
+        wants_events = events.wanted_by(self, consumer)
         origin = AS_CELERY_READS_IT
         if not self.task.hears_acks:
             origin = origin_of(self.message, self.task.app_locks.redelivery)
@@ -88,7 +85,7 @@ class LockRequest(KeptRequest):
             restore_route(self.request_dict)
         came_by = self.message.delivery_info or {}
         source = source_of(consumer, came_by, self.delivery_info["exchange"])
-        self._lock_token = stamp(self.request_dict, events, self.content_type, origin, source)
+        self._lock_token = stamp(self.request_dict, wants_events, self.content_type, origin, source)
         #: Whether it may be one of several copies: then its run's done note stays.
         self._is_copy = source.fanout or is_copy(self.request_dict)
         self._kept = Kept.of(self.request_dict)
@@ -109,7 +106,7 @@ class LockRequest(KeptRequest):
     def _watch_child(self, pid: int) -> None:
         if self._lock_token:
             lease = ChildLease(pid, self, self._lock_token)
-            _children.on_exit(pid, lease.child_ended)
+            housekeeper.when_gone(pid, lease.child_ended, most=lease.ttl)
             self._lease = lease
 
     def acknowledge(self) -> None:
@@ -204,6 +201,8 @@ class LockRequest(KeptRequest):
         error = error_of(exc_info)
         if isinstance(error, Skipped):
             self._end_skipped(error)
+        if isinstance(error, Deferred):
+            self._kept = None  # it has moved to the next message
         is_gone = isinstance(error, Terminated | WorkerLostError | SystemExit)
         if is_gone and self._replaced is not None and not was_revoked(self):
             return self._announce_replaced(self._replaced)

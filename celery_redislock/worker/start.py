@@ -32,7 +32,6 @@ _warnings: Final[weakref.WeakKeyDictionary[Any, list[tuple[Any, ...]]]] = (
 def _on_worker_init(sender: Any, **kwargs: Any) -> None:
     """In the worker's main process, before its pool starts."""
     # The pool's processes inherit what runs tasks, instead of importing it one by one.
-    from ..app.events import channel
     from ..tasks import tracer  # noqa: F401
 
     app = sender.app
@@ -52,7 +51,6 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
         *untold(app),
     ]
     if has_locks(app) and app_locks(app).enabled:
-        channel.open()
         found += _look_at_server(app)
     from celery.apps.worker import Worker  # only workers need it
 
@@ -102,12 +100,8 @@ def _on_worker_ready(sender: Any, **kwargs: Any) -> None:
     app = sender.app
     if not _has_rooms(app):
         return
-    from ..app.events import channel  # only workers need these
-    from ..tasks.settle import End, settle_beside
-    from .sweeper import Sweeper
+    from .sweeper import Sweeper  # only workers need it
 
-    # What pool processes could not free, before they may end.
-    channel.take_over(lambda *kept: settle_beside(app, Kept(*kept), End.CANNOT_RUN))
     Sweeper(app).start()
 
 

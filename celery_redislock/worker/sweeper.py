@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-import time
+from functools import partial
 from typing import Any, Final
 
 from ..app.brokers import broker_of
+from ..app.housekeeper import housekeeper
 from ..app.settings import app_locks
 from ..errors import LockUnavailable
-from ..lock.forks import between_forks
 from ..protocol.clock import clock
 from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import in_all_buckets, keys_of_mark, sweep_key
 from ..protocol.log import get_logger
 from ..protocol.rooms import due_rooms, server_time, take_turn
 from ..tasks.turns import look_after
-from .kept import note_received, settle_revoked
+from .kept import note_received, settle_over, settle_revoked
 
 logger = get_logger()
 
@@ -29,7 +28,7 @@ GIVE_UPS_FOR: Final = 0.5
 
 
 class Sweeper:
-    """A thread that looks after each waiting room when it is due, and not only at the next poll."""
+    """Looks after each waiting room when it is due, and not only at the next look."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -41,50 +40,50 @@ class Sweeper:
         self._turn = sweep_key(prefix, broker_of(app), fleet.hexdigest()[:16])
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="redislock-sweeper", daemon=True).start()
+        """Look again and again, as the process's housekeeper."""
+        housekeeper.add(self._look)
+
+    def _look(self) -> None:
+        began = clock()
+        try:
+            settle_revoked()
+            settle_over(app_locks(self._app))
+            note_received()
+            self.sweep()
+        except LockUnavailable as exc:
+            logger.debug("redislock: could not check the waiting rooms: %s", exc.reason)
+        except Exception:
+            logger.exception(
+                "redislock: unexpected error while checking the waiting rooms; continuing"
+            )
+        finally:
+            housekeeper.add(self._look, after=max(began + SWEEP_EVERY - clock(), 0.1))
 
     def sweep(self) -> None:
-        """Look after the rooms that are due soon, each at its time.
+        """Look which rooms are due soon, and look after each of them at its time.
 
         Raises:
             LockUnavailable: the server did not answer in time.
         """
         locks = app_locks(self._app)
         began = clock()
-        with between_forks:
-            if not locks.store.ask(take_turn(self._turn, SWEEP_EVERY * 0.9)):
-                return
-            now = locks.store.ask(server_time())
-            due = locks.store.ask(due_rooms(self._buckets, SWEEP_EVERY * 1.1, now))
-        for seconds, mark in due:
-            time.sleep(max(began + seconds - clock(), 0.0))
-            until = clock() + GIVE_UPS_FOR
-            while self._look_after(mark) and clock() < until:
-                pass
+        if not locks.store.ask(take_turn(self._turn, SWEEP_EVERY * 0.9)):
+            return
+        now = locks.store.ask(server_time())
+        for seconds, mark in locks.store.ask(due_rooms(self._buckets, SWEEP_EVERY * 1.1, now)):
+            after = max(began + seconds - clock(), 0.0)
+            look = partial(self._look_after, mark, clock() + after + GIVE_UPS_FOR)
+            housekeeper.add(look, most=0.0, after=after)
 
-    def _look_after(self, mark: str) -> bool:
-        """Look after one room, whose errors must not stop the others. Whether a task gave up."""
+    def _look_after(self, mark: str, until: float) -> None:
+        """Look after one room, and again as long as tasks give up in it."""
         try:
             keys = keys_of_mark(app_locks(self._app).prefix, mark)
-            with between_forks:
-                return look_after(self._app, keys, UNKNOWN_TTL)
+            gave_up = look_after(self._app, keys, UNKNOWN_TTL)
         except LockUnavailable:
             raise
         except Exception:
             logger.exception("redislock: could not check the waiting room of %r", mark)
-            return False
-
-    def _run(self) -> None:
-        while True:
-            began = clock()
-            try:
-                settle_revoked()
-                note_received()
-                self.sweep()
-            except LockUnavailable as exc:
-                logger.debug("redislock: could not check the waiting rooms: %s", exc.reason)
-            except Exception:
-                logger.exception(
-                    "redislock: unexpected error while checking the waiting rooms; continuing"
-                )
-            time.sleep(max(began + SWEEP_EVERY - clock(), 0.1))
+            return
+        if gave_up and clock() < until:
+            housekeeper.add(partial(self._look_after, mark, until), most=0.0)

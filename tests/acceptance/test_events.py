@@ -14,13 +14,11 @@ import pytest
 from celery.events.state import State
 
 from celery_redislock import lock_conflict
-from celery_redislock.app.events import Channel
 from celery_redislock.app.outcomes import Outcome
 from celery_redislock.protocol import calls
 from celery_redislock.protocol.keys import lock_keys, name_of
 from celery_redislock.servers.connections import pools_from_url
 from celery_redislock.servers.server import Server
-from tests.support.lateness import elapsed
 from tests.support.waiting import eventually, never
 
 QUEUE = "events"
@@ -266,13 +264,3 @@ def test_every_outcome_of_a_conflict_is_documented():
     documented = ConflictDetails.__doc__
     outcomes = [each for each in Outcome if each.signal is lock_conflict]
     assert all(f'"{each.label}"' in documented for each in outcomes)
-
-
-def test_a_main_process_that_does_not_read_costs_a_task_nothing():
-    channel = Channel()
-    channel.open()
-    channel.wanted = True
-    began = time.monotonic()
-    for _ in range(20_000):
-        channel.send("skipped", "id", {"redislock_key": "x" * 100})
-    assert elapsed(began) < 5, "it never waits"

@@ -17,6 +17,7 @@ from celery.exceptions import ChordError, WorkerLostError
 
 from celery_redislock import Holder, LockConflict, RedisLock, SingletonTask, TaskSkipped
 from celery_redislock.app.entries import Entry
+from celery_redislock.app.housekeeper import housekeeper
 from celery_redislock.app.settings import app_locks
 from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import Acquired, Claim, Done, Parking
@@ -429,6 +430,7 @@ def test_a_room_that_cannot_be_looked_at_keeps_no_other_waiting(conf, client, la
         client.hset(keys.entries, "x:0.0", "||no JSON")
         client.zadd(keys.rooms, {"no mark": 0, keys.mark: 1})
         Sweeper(app).sweep()
+        housekeeper.finish()
         assert client.hkeys(keys.aside) == ["x:0.0"]
         client.delete(*client.keys(f"{prefix}:*"))
 

@@ -271,7 +271,7 @@ def test_explain_tells_the_key_the_arguments_and_what_would_happen(app):
 
     take(app, "report", "x")
     park(app, "report", "x", "second")
-    assert "behind 1 others" in explained("report", "--args", '["x"]')["now"]
+    assert "with 1 before it" in explained("report", "--args", '["x"]')["now"]
     take(app, "several", "x")
     assert explained("several", "--args", '["x"]')["now"] == "the lock is free: it would run"
     store_of(app).run(calls.reserve(claim(app, "unique", "x", queued=True), 60))

@@ -12,7 +12,7 @@ from celery_redislock.tasks.settle import End, settle_beside
 
 def test_what_could_not_be_freed_is_tried_for_as_long_as_the_process_lives(monkeypatch) -> None:
     added: list[float] = []
-    monkeypatch.setattr(settle.errands, "add", lambda do, most: added.append(most))
+    monkeypatch.setattr(settle.housekeeper, "add", lambda do, most: added.append(most))
     settle_all = partial(settle_beside, Celery(set_as_current=False), Kept("1|name", "token"))
     settle_all(End.COMES_BACK)
     assert added == [], "it is kept for the message that comes back"

@@ -10,7 +10,7 @@ from celery import Celery
 from celery.app.trace import build_tracer, trace_task
 
 from celery_redislock import Policy, SingletonTask
-from celery_redislock.app.errands import errands
+from celery_redislock.app.housekeeper import housekeeper
 from celery_redislock.protocol import notes
 from tests.support.waiting import eventually
 
@@ -52,8 +52,8 @@ def test_a_lock_that_was_never_confirmed_is_not_released_again(app, proxy, label
 
     proxy.cut_off()
     run(put_off, label)
-    assert not errands._heap
-    assert not errands.is_busy
+    assert not housekeeper._heap
+    assert not housekeeper.is_busy
 
 
 def test_a_late_release_says_what_became_of_the_run_since(app, proxy, client, label):
@@ -70,7 +70,7 @@ def test_a_late_release_says_what_became_of_the_run_since(app, proxy, client, la
     run(cuts, label, callbacks=[follows.si()], redelivered=True)
     proxy.reconnect()
     eventually(lambda: not client.exists(cuts.lock_key_for(label)), "it is released")
-    eventually(lambda: not errands.is_busy, "all is done")
+    eventually(lambda: not housekeeper.is_busy, "all is done")
     (note,) = client.keys(f"*:done:*{label}*")
     assert client.get(note).startswith(notes.lasting(notes.ENDED))
 

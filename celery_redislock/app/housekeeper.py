@@ -1,0 +1,278 @@
+"""Does background work on locks in one thread, one errand after another: soon, when it is due, or
+when a process is gone; and again until the lock server answers.
+
+The code that gives an errand must not wait: it may be a task's, or the worker's own thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import heapq
+import itertools
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+from ..errors import LockUnavailable
+from ..lock.forks import between_forks
+from ..lock.greenlets import Alarm, patched_by
+from ..protocol.clock import clock
+from ..protocol.log import get_logger
+from .internals import at_pool_process_exit
+
+logger = get_logger()
+
+#: Seconds between two tries if the lock server does not answer.
+TRY_AGAIN: Final = 0.25
+#: Seconds after which an errand is given up. What it leaves behind expires.
+GIVE_UP: Final = 3600.0
+#: Seconds that the process waits at its end for what is left to do.
+LAST_WAIT: Final = 3.0
+#: Seconds between looks at a process where the kernel has no pidfd (Linux before 5.3, others).
+LOOK_EVERY: Final = 0.05
+#: The longest sleep in seconds: `poll` takes no more than 24 days.
+LONGEST: Final = 3600.0
+#: The key of the one thread in `Housekeeper._bells`.
+_THREAD: Final = "thread"
+
+
+class Errand(NamedTuple):
+    """Something to do. Sorted by when it is due, and then by when it was added."""
+
+    due: float
+    number: int
+    give_up: float
+    do: Callable[[], Any]
+
+
+class Bell(Protocol):
+    """What ends the thread's sleep."""
+
+    def ring(self) -> None:
+        """End the sleep, or the next one."""
+
+    def wait(self, seconds: float) -> None:
+        """Sleep for so many seconds, or until it rings."""
+
+
+class Housekeeper:
+    """What this process is to do, with a thread that ends when nothing is left.
+
+    Not a `queue.Queue`: where it is not patched it would block all greenlets. And no mutex: an
+    exception from outside, such as a soft time limit, could leave it locked. Each step on the heap
+    and on the dicts is one operation.
+    """
+
+    def __init__(self) -> None:
+        self._watched: dict[int, Watched] = {}
+        self._forget()
+        atexit.register(self.finish)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._finishes_in: int | None = None
+        self._heap: list[Errand] = []
+        self._numbers = itertools.count()
+        self._doing: Errand | None = None
+        #: What wakes the thread, if there is one.
+        self._bells: dict[str, Bell] = {}
+        #: The processes that are watched, and what to do when they are gone.
+        for process in self._watched.values():
+            process.close()
+        self._watched = {}
+        self._when_gone: dict[int, Callable[[], Any]] = {}
+
+    def add(self, do: Callable[[], Any], most: float = GIVE_UP, after: float = 0.0) -> None:
+        """Do this, and again until the lock server answers.
+
+        Args:
+            do: what to do.
+            most: seconds from when it is due, after which it is given up.
+            after: seconds until it is due.
+        """
+        self._push(clock() + after, most, do)
+        self._see_to_it()
+
+    def when_gone(self, pid: int, do: Callable[[], Any], most: float) -> None:
+        """Do this when the process is gone, as `add` does: when no code of it can run any more, and
+        not before. It replaces what was to be done then.
+
+        Asks the kernel and not the pool: Celery may take five seconds to notice a killed child, and
+        reports a hard time limit some 100 ms early, while the child's `finally` blocks still run.
+        """
+        # This order, and the reverse in `_look_at_processes`: so it is done whatever comes between.
+        self._when_gone[pid] = partial(self.add, do, most)
+        if pid not in self._watched:
+            self._watched[pid] = Watched(pid)
+        self._see_to_it()
+
+    def finish(self) -> None:
+        """Wait for what is due to be done, for at most `LAST_WAIT`. The rest is dropped."""
+        give_up = time.monotonic() + LAST_WAIT
+        while self.is_busy and time.monotonic() < give_up:
+            time.sleep(0.01)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being done, or is due."""
+        if self._doing is not None or any(each.due <= clock() for each in self._heap[:1]):
+            return True
+        return any(not is_alive(pid) for pid in list(self._watched))
+
+    def _push(self, due: float, most: float, do: Callable[[], Any]) -> None:
+        heapq.heappush(self._heap, Errand(due, next(self._numbers), due + most, do))
+
+    # -- the thread -----------------------------------------------------------------------
+
+    def _see_to_it(self) -> None:
+        """Wake the thread, or start it."""
+        if self._finishes_in != os.getpid():
+            self._finishes_in = os.getpid()
+            at_pool_process_exit(self.finish)
+        if (bell := self._bells.get(_THREAD)) is not None:
+            bell.ring()
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        can_poll = patched_by() is None and hasattr(select, "poll")
+        bell: Bell = Pollable(self._watched) if can_poll else Alarm(threading.Lock())
+        if (other := self._bells.setdefault(_THREAD, bell)) is not bell:
+            other.ring()
+            return
+        run = partial(self._run, bell)
+        try:
+            threading.Thread(target=run, name="redislock-housekeeper", daemon=True).start()
+        except BaseException:
+            self._bells.pop(_THREAD, None)  # the next one to add something starts it
+            raise
+
+    def _run(self, bell: Bell) -> None:
+        while True:
+            if self._heap or self._watched:
+                bell.wait(self._do_next())
+                self._look_at_processes()
+                continue
+            self._bells.pop(_THREAD, None)
+            # One may have been added in between by a caller that saw this thread.
+            is_done = not self._heap and not self._watched
+            if is_done or self._bells.setdefault(_THREAD, bell) is not bell:
+                return
+
+    def _look_at_processes(self) -> None:
+        for pid, process in list(self._watched.items()):
+            if process.is_gone():
+                self._add_for(pid)  # first: a process that ends waits for what is added
+                del self._watched[pid]
+                process.close()
+                self._add_for(pid)  # what came in between
+
+    def _add_for(self, pid: int) -> None:
+        if (add := self._when_gone.pop(pid, None)) is not None:
+            add()
+
+    def _do_next(self) -> float:
+        """Do what is due first. Returns for how many seconds to wait, if nothing is added."""
+        if not self._heap:
+            return LONGEST
+        errand = heapq.heappop(self._heap)
+        wait = errand.due - clock()
+        if wait > 0:
+            heapq.heappush(self._heap, errand)
+            return min(wait, LONGEST)
+        self._doing = errand
+        if not self._do(errand) and (now := clock()) < errand.give_up:
+            # Behind all that is due by then.
+            self._push(now + TRY_AGAIN, errand.give_up - now - TRY_AGAIN, errand.do)
+        self._doing = None
+        return 0.0
+
+    def _do(self, errand: Errand) -> bool:
+        try:
+            with between_forks:
+                errand.do()
+        except LockUnavailable as exc:
+            logger.debug("redislock: background work on a lock failed, will try again: %s", exc)
+            return False
+        except Exception:
+            logger.exception("redislock: unexpected error in background work on a lock")
+        return True
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A process whose end is awaited."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.fd = -1  # no such call here, or no such process any more
+        with contextlib.suppress(AttributeError, OSError):
+            self.fd = os.pidfd_open(pid)
+
+    def is_gone(self) -> bool:
+        """Whether it is gone, or a zombie."""
+        if self.fd < 0:
+            return not is_alive(self.pid)
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class Pollable:
+    """A sleep that ends as it rings, or as a watched process ends."""
+
+    def __init__(self, watched: dict[int, Watched]) -> None:
+        self._watched = watched
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: it has rung often enough
+            os.write(self._write, b".")
+
+    def wait(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._read, select.POLLIN)
+        for each in list(self._watched.values()):
+            if each.fd >= 0:
+                poll.register(each.fd, select.POLLIN)
+            else:
+                seconds = min(seconds, LOOK_EVERY)
+        poll.poll(seconds * 1000)
+        with contextlib.suppress(OSError):
+            os.read(self._read, 4096)
+
+    def __del__(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether any code of the process may still run."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return True  # no /proc here: the worker reaps its children soon
+
+
+#: The process's housekeeper.
+housekeeper: Final = Housekeeper()

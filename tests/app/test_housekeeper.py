@@ -1,0 +1,191 @@
+"""Background work, soon and later, in one thread."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+
+import pytest
+
+from celery_redislock import LockUnavailable
+from celery_redislock.app import housekeeper as module
+from celery_redislock.app.housekeeper import Housekeeper, is_alive
+from tests.support.lateness import elapsed
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def housekeeper():
+    return Housekeeper()
+
+
+def threads() -> int:
+    return sum(each.name == "redislock-housekeeper" for each in threading.enumerate())
+
+
+def test_a_thousand_errands_that_are_due_later_need_one_thread_which_then_ends(housekeeper):
+    done: list[int] = []
+    before = threads()
+    for number in range(1000):
+        housekeeper.add(lambda number=number: done.append(number), after=0.3)
+    assert threads() == before + 1
+    assert not done
+    eventually(lambda: len(done) == 1000, "all are done")
+    assert done == sorted(done)
+    eventually(lambda: threads() == before, "the thread ends")
+
+
+def test_what_is_due_sooner_does_not_wait_for_what_is_due_later(housekeeper):
+    done: list[str] = []
+    housekeeper.add(lambda: done.append("later"), after=0.5)
+    housekeeper.add(lambda: done.append("latest"), after=60)
+    began = time.monotonic()
+    housekeeper.add(lambda: done.append("now"))
+    eventually(lambda: done == ["now"], "it is done at once")
+    assert elapsed(began) < 0.4
+    eventually(lambda: done == ["now", "later"], "the later one is done in its time")
+
+
+def test_a_process_that_ends_waits_only_for_what_is_due(housekeeper):
+    done: list[str] = []
+    housekeeper.add(lambda: done.append("later"), after=60)
+    housekeeper.add(lambda: time.sleep(0.2) or done.append("now"))
+    began = time.monotonic()
+    housekeeper.finish()
+    assert done == ["now"]
+    assert elapsed(began) < 1
+
+
+def test_what_the_server_did_not_hear_is_tried_again_behind_what_is_due(housekeeper):
+    done: list[str] = []
+
+    def fails_once() -> None:
+        done.append("fails")
+        if len(done) == 1:
+            housekeeper.add(lambda: done.append("other"))
+            raise LockUnavailable("key", None, "no answer")
+
+    housekeeper.add(fails_once)
+    eventually(lambda: len(done) == 3, "all are done")
+    assert done == ["fails", "other", "fails"]
+
+
+def test_an_errand_is_given_up_and_an_error_does_not_stop_the_others(
+    housekeeper, monkeypatch, caplog
+):
+    monkeypatch.setattr(module, "TRY_AGAIN", 0.01)
+    tries: list[float] = []
+
+    def never() -> None:
+        tries.append(time.monotonic())
+        raise LockUnavailable("key", None, "no answer")
+
+    housekeeper.add(never, most=0.2)
+    housekeeper.add(lambda: 1 / 0)
+    eventually(lambda: not housekeeper._bells, "nothing is left")
+    assert len(tries) > 1
+    assert "unexpected error" in caplog.text
+
+
+def test_many_threads_add_errands_and_each_is_done_once(housekeeper):
+    done: list[int] = []
+
+    def add_some(first: int) -> None:
+        for number in range(first, first + 200):
+            housekeeper.add(lambda number=number: done.append(number))
+            if number % 10 == 0:
+                time.sleep(0.001)  # the thread may end in between
+
+    callers = [threading.Thread(target=add_some, args=(1000 * i,)) for i in range(5)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    eventually(lambda: len(done) == 1000, "all are done")
+    assert len(set(done)) == 1000
+
+
+@pytest.fixture(params=["pidfd", "no pidfd"])
+def process(request, monkeypatch):
+    """A process that is watched with and without the kernel's help."""
+    if request.param == "no pidfd":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_what_is_to_be_done_when_a_process_is_gone_is_done_then(housekeeper, process):
+    done: list[str] = []
+    housekeeper.when_gone(process.pid, lambda: done.append("first"), most=1.0)
+    housekeeper.when_gone(process.pid, lambda: done.append("instead"), most=1.0)
+    housekeeper.add(lambda: done.append("meanwhile"), after=0.2)
+    eventually(lambda: done == ["meanwhile"], "the others are done meanwhile")
+    process.kill()  # and it stays a zombie
+    eventually(lambda: done == ["meanwhile", "instead"], "it is done once")
+    eventually(lambda: not housekeeper._bells, "the thread ends")
+    housekeeper.when_gone(process.pid, lambda: done.append("at once"), most=1.0)
+    eventually(lambda: done[2:] == ["at once"], "it is gone already")
+
+
+def test_what_the_server_did_not_hear_of_a_process_that_is_gone_is_tried_again(
+    housekeeper, process
+):
+    tries: list[float] = []
+
+    def fails_once() -> None:
+        tries.append(time.monotonic())
+        if len(tries) == 1:
+            raise LockUnavailable("key", None, "no answer")
+
+    housekeeper.when_gone(process.pid, fails_once, most=5.0)
+    process.kill()
+    eventually(lambda: len(tries) == 2, "it is done")
+
+
+def test_a_process_that_ends_waits_for_what_follows_the_end_of_its_children(housekeeper, process):
+    done: list[str] = []
+    housekeeper.when_gone(process.pid, lambda: done.append("gone"), most=1.0)
+    housekeeper.finish()
+    assert not done, "it lives"
+    process.kill()
+    eventually(lambda: done or not is_alive(process.pid), "it is gone")
+    housekeeper.finish()
+    assert done == ["gone"]
+
+
+def test_many_processes_are_watched_by_one_thread(housekeeper):
+    processes = [subprocess.Popen(["sleep", "60"]) for _ in range(20)]
+    done: list[int] = []
+    before = threads()
+    try:
+        for each in processes:
+            housekeeper.when_gone(each.pid, lambda pid=each.pid: done.append(pid), most=1.0)
+        assert threads() == before + 1
+    finally:
+        for each in processes:
+            each.kill()
+    eventually(lambda: len(done) == 20, "all are done")
+    assert {each.pid for each in processes} == set(done)
+    for each in processes:
+        each.wait()
+
+
+def test_a_forked_child_has_errands_of_its_own(housekeeper):
+    housekeeper.add(lambda: None, after=60)
+    if not (pid := os.fork()):
+        try:
+            done: list[int] = []
+            alone = not housekeeper._heap
+            housekeeper.add(lambda: done.append(1))
+            give_up = time.monotonic() + 5
+            while not done and time.monotonic() < give_up:
+                time.sleep(0.01)
+            os._exit(0 if alone and done else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert len(housekeeper._heap) == 1
