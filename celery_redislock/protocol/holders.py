@@ -232,8 +232,7 @@ def breaker_text(by: str) -> str:
 
 def breaker_of(text: bytes) -> str:
     """Who broke a lock, from a `breaker_text`; "" if not known."""
-    found = _loaded(text)
-    return found if isinstance(found, str) else ""
+    return found if isinstance(found := _loaded(text), str) else ""
 
 
 def last_breaker(marks: bytes) -> str | None:
@@ -298,10 +297,7 @@ def _named(record: Mapping[str, Any], ttl: float | None) -> Holder:
 
 
 def _record(value: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(value)
-    except (ValueError, RecursionError):
-        return None
+    record = _loaded(value)
     if not isinstance(record, dict) or not isinstance(record.get("token"), str):
         return None
     if len(value) > LONGEST:  # ours are shorter, unless a task has an extremely long name or id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
@@ -44,6 +45,7 @@ def decide(policy: Policy, conflict: TaskConflict) -> Decision:
     )
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class TaskConflict:
     """The `policies.Conflict` of a task in a worker.
 
@@ -53,16 +55,14 @@ class TaskConflict:
         ask: asks it again, and says what its answer means.
     """
 
-    def __init__(
-        self, run: Record, busy: Busy, ask: Callable[[Question], Decision | Busy | Full]
-    ) -> None:
-        self._run, self._busy, self._ask = run, busy, ask
-        self._facts = run.facts
-        self._go: Decision | None = None
+    _run: Record
+    _busy: Busy
+    _ask: Callable[[Question], Decision | Busy | Full]
+    _go: Decision | None = None
 
     @property
     def key(self) -> str:
-        return self._facts.key
+        return self._run.facts.key
 
     @property
     def holder(self) -> Holder | None:
@@ -74,7 +74,7 @@ class TaskConflict:
 
     @property
     def deferrals(self) -> int:
-        return self._facts.delivery.deferrals
+        return self._run.facts.delivery.deferrals
 
     @property
     def waited(self) -> float:
@@ -91,8 +91,8 @@ class TaskConflict:
         return TurnedAway(Outcome.RAISED, self._busy.holder)
 
     def defer(self, countdown: float) -> Decision:
-        delivery = self._facts.delivery
-        if self._facts.is_eager:
+        delivery = self._run.facts.delivery
+        if self._run.facts.is_eager:
             return self.skip()  # nobody would run what is published
         if delivery.fanout and delivery.queue is None:
             why = (
@@ -108,8 +108,8 @@ class TaskConflict:
         found = self._ask(Await(timeout))
         if isinstance(found, Busy):
             self._busy = found
-            is_over = not found.for_message or self._facts.delivery.gave_up
-            if is_over or self._facts.is_eager:
+            is_over = not found.for_message or self._run.facts.delivery.gave_up
+            if is_over or self._run.facts.is_eager:
                 return False
             # The message that the lock is kept for needs a pool slot, perhaps this one.
             return self._park(give_up=timeout)
@@ -118,13 +118,13 @@ class TaskConflict:
     def park(
         self, *, limit: int | None = None, max_wait: float | None = None, newest: bool = False
     ) -> bool:
-        if self._facts.is_eager:
+        if self._run.facts.is_eager:
             self._leave(self.skip())  # nobody would run what is published
         give_up = None if max_wait is None else max(max_wait - self.waited, NO_TIME)
         return self._park(limit=limit, give_up=give_up, newest=newest)
 
     def replace(self, grace: float) -> bool:
-        facts = self._facts
+        facts = self._run.facts
         if facts.is_eager or facts.claim.attempt or facts.claim.nesting:
             # Nobody would run what is published; or the holder started after this task did.
             self._leave(self.skip())
@@ -138,12 +138,12 @@ class TaskConflict:
         return self._go
 
     def _park(self, **how: Any) -> bool:
-        if self._facts.delivery.fanout:
+        if self._run.facts.delivery.fanout:
             # In the room the copies would be one, and their queues may be gone when it is its turn.
             give_up = how.get("give_up")
             if give_up is not None and give_up <= NO_TIME:
                 return False
-            most = self._facts.claim.ttl / 3
+            most = self._run.facts.claim.ttl / 3
             self._leave(self.defer(backoff(self.deferrals, most, self._run)))
         while True:
             found = self._ask(Park(self._busy, **how))

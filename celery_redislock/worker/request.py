@@ -269,11 +269,8 @@ class LockRequest(KeptRequest):
         except LockUnavailable as exc:
             # This is the worker's own thread, and many children may have been killed.
             LockRequest._not_asked_until = clock() + ASK_AGAIN
-            logger.warning(
-                "redislock: cannot find out whether %s is in the waiting room: %s",
-                self.id,
-                exc.reason,
-            )
+            text = "redislock: cannot find out whether %s is in the waiting room: %s"
+            logger.warning(text, self.id, exc.reason)
             return False
         if goes_on:
             tell(
@@ -285,8 +282,7 @@ class LockRequest(KeptRequest):
 
     @property
     def _label(self) -> str | None:
-        label: str | None = self.task.label_for(self.args, self.kwargs, self.request_dict)
-        return label
+        return self.task.label_for(self.args, self.kwargs, self.request_dict)  # type: ignore[no-any-return]
 
     @contained
     def _announce_replaced(self, error: TaskReplaced) -> None:
