@@ -182,6 +182,10 @@ class Lease(Held):
         self.is_over = True
         return settled._replace(ours=False) if self.is_lost else settled
 
+    def leave_at_end(self, heir: Heir) -> None:
+        """Leave the lock to this message when it is given back."""
+        self.heir = heir
+
     def leave_to(self, heir: Heir, how: str = past.NOT_RUN) -> bool:
         """Leave the lock to a message of this task. `how` is how the run ended, for the history.
 

@@ -63,7 +63,7 @@ def encode_replaced(by: str) -> str:
 
 
 def decode(text: bytes) -> Note:
-    """The note with that text. A note of an older release has no identity."""
+    """The note with that text."""
     text = text.removeprefix(LASTING.encode())
     kind, rest = text[:1].decode(errors="replace"), text[1:]
     if kind == _REPLACED:

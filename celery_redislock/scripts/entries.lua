@@ -1,8 +1,8 @@
 -- Part of other scripts: what is in a waiting room. `protocol/entries.py` is the same in Python;
 -- tests/scripts/test_formats.py compares the two.
 --
--- Needs the local `entries`; `take_out` needs `room` and `deadlines` too, `look_now` needs `room`,
--- `rooms` and `mark`. `entries` is a hash:
+-- Needs the local `entries`; `take_out` needs `room` and `deadlines` too, `look_now` needs `rooms` and
+-- `mark`. `entries` is a hash:
 --   id -> "<ms at which it gives up>|<kind>@<ms of its arrival>|<what was parked>"
 --   "#" id -> "<offers>|<ms of the first>|<flag>|<until ms>|<tokens of the turns offered>"
 --   and the fields in kinds.lua
@@ -19,21 +19,9 @@ local function ms_of(time)
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Whether `entries` has correct lists of the kinds in the room. An older release writes no lists,
--- and whole ms into `rooms` whenever it changes a room; we write half a ms while the lists are
--- correct.
-local has_lists
-local function is_listed()
-  if has_lists == nil then
-    has_lists = string.find(redis.call('ZSCORE', rooms, mark) or '', '.5', 1, true) ~= nil
-      or redis.call('EXISTS', room) == 0
-  end
-  return has_lists
-end
-
 -- Have a worker look at this room at that time.
 local function look_at(ms)
-  redis.call('ZADD', rooms, string.format(is_listed() and '%.0f.5' or '%.0f', ms), mark)
+  redis.call('ZADD', rooms, string.format('%.0f', ms), mark)
 end
 
 local function look_now()
@@ -55,7 +43,7 @@ end
 
 -- The kind, and the ms of the arrival as a text; nil if it is not an entry.
 local function head_of(entry)
-  return string.match(entry, '^%d*|([^|@]*)@?(%d*)|')
+  return string.match(entry, '^%d*|([^|@]*)@(%d*)|')
 end
 
 local function parked_of(entry)

@@ -13,25 +13,8 @@ local function list(kind, ids)
   end
 end
 
-local function list_all()
-  local found = {}
-  for _, id in ipairs(redis.call('LRANGE', room, 0, -1)) do
-    local kind = head_of(redis.call('HGET', entries, id) or '') or ''
-    found[kind] = found[kind] or {}
-    table.insert(found[kind], id)
-  end
-  for kind, ids in pairs(found) do
-    list(kind, ids)
-  end
-  has_lists = true
-end
-
--- The ids of that kind in the room, in order. Call this before an entry is added, also one of no
--- kind: the lists of an empty room are correct.
+-- The ids of that kind in the room, in order.
 local function ids_of(kind)
-  if not is_listed() and kind ~= '' then
-    list_all()
-  end
   local ids = {}
   for _, id in ipairs(cjson.decode(redis.call('HGET', entries, field_of(kind)) or '[]')) do
     if head_of(redis.call('HGET', entries, id) or '') == kind then

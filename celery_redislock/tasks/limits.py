@@ -42,13 +42,15 @@ def surely(work: Callable[[], T], end: Callable[[], object], what: Ending) -> T:
 
 
 @contextlib.contextmanager
-def only_logged(text: str, *arguments: Any) -> Iterator[None]:
+def only_logged(
+    text: str, *arguments: Any, but: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Log an error of this step, which must not change the task's outcome. A time limit is the
-    task's, and is raised.
+    task's, and is raised, as are those errors that the caller handles.
     """
     try:
         yield
-    except SoftTimeLimitExceeded:
+    except (SoftTimeLimitExceeded, *but):
         raise
     except Exception:
         logger.exception(text, *arguments)

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 from celery import signals as celery_signals
-from celery.exceptions import SoftTimeLimitExceeded
 
 from ..app.again import custom_headers, publish_again
 from ..app.delivery import KEY, Kept
@@ -36,6 +35,7 @@ from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
 from ..protocol.rooms import forget_ended, look
 from ..protocol.tokens import new_token
+from .limits import only_logged
 from .locked import LockedTask
 
 logger = get_logger()
@@ -101,32 +101,26 @@ def _publish_one(
     """Publish one task; return the next to publish if this one was not. A task that only others can
     publish is added to `declined`: else two such tasks would be offered in turn without end.
     """
-    store = app_locks(app).store
+    entry_id, lock = offered.entry_id, keys.lock
     try:
-        if _send(app, keys, offered):
-            return None
-        return _take_out(app, keys, ttl, offered).offered
-    except SoftTimeLimitExceeded:
-        raise  # it is the limit of the task that released
+        with only_logged(
+            "redislock: could not publish %s, which waits for %s; will try again", entry_id, lock,
+            but=(NotOurs, CorruptEntry),
+        ):  # fmt: skip
+            is_over = not _send(app, keys, offered)
+            return _take_out(app, keys, ttl, offered).offered if is_over else None
     except (NotOurs, ForgedEntry) as exc:
-        logger.debug(
-            "redislock: another worker must publish %s, which waits for %s: %s",
-            offered.entry_id, keys.lock, exc,
-        )  # fmt: skip
-        found = store.run(look(keys, ttl, offered.entry_id, exc.aside_after, declined))
-        declined.append(offered.entry_id)
-        for entry_id, entry in found.aside.items():
-            say_set_aside(entry_id, entry, keys, f"{exc.text}: {exc}")
+        text = "redislock: another worker must publish %s, which waits for %s: %s"
+        logger.debug(text, entry_id, lock, exc)
+        found = app_locks(app).store.run(look(keys, ttl, entry_id, exc.aside_after, declined))
+        declined.append(entry_id)
+        for each, entry in found.aside.items():
+            say_set_aside(each, entry, keys, f"{exc.text}: {exc}")
         return found.offered
     except CorruptEntry as exc:
-        say_set_aside(offered.entry_id, offered.entry, keys, f"{exc.text}: {exc}")
+        say_set_aside(entry_id, offered.entry, keys, f"{exc.text}: {exc}")
         return _take_out(app, keys, ttl, offered, aside=True).offered
-    except Exception:
-        logger.exception(
-            "redislock: could not publish %s, which waits for %s; will try again",
-            offered.entry_id, keys.lock,
-        )  # fmt: skip
-        return None
+    return None
 
 
 def _take_out(
@@ -183,7 +177,7 @@ def _believed(app: Any, keys: LockKeys, entry: Entry, waiter: Waiter) -> Waiter:
 
 def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
     """Whether a worker that takes no lock has run it: its result came after it was parked."""
-    parked_at = header.get("parked_at")  # an older release does not say
+    parked_at = header.get("parked_at")  # an entry without a seal does not say
     return parked_at is not None and ended_since(task, entry.task_id, parked_at)
 
 
@@ -234,23 +228,18 @@ def end_replaced(
         successor: the id of the task that replaced it; "" if an operator dropped it.
         unknown: also for a task that the app does not know, which is else left to other workers.
     """
-    try:
-        if _store_replaced(app, keys, entry_id, text, successor, unknown):
+    with only_logged(
+        "redislock: could not store the result of %s, which was replaced or dropped; will try"
+        " again",
+        entry_id,
+    ):
+        if not _store_replaced(app, keys, entry_id, text, successor, unknown):
+            return
+        try:
             app_locks(app).store.ask(forget_ended(keys, entry_id, ttl))
-    except SoftTimeLimitExceeded:
-        raise
-    except LockUnavailable as exc:
-        logger.warning(
-            "redislock: the result of %s is stored, but its entry could not be removed: %s",
-            entry_id,
-            exc.reason,
-        )
-    except Exception:
-        logger.exception(
-            "redislock: could not store the result of %s, which was replaced or dropped; will try"
-            " again",
-            entry_id,
-        )
+        except LockUnavailable as exc:
+            text = "redislock: the result of %s is stored, but its entry could not be removed: %s"
+            logger.warning(text, entry_id, exc.reason)
 
 
 def _store_replaced(

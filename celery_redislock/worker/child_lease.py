@@ -44,14 +44,11 @@ class ChildLease:
     release it when the child is dead. It never acquires it.
 
     Attributes:
-        child_is_to_end: this process has ended the child, or is about to. Celery forgets the
-            request before the child is gone.
         how: what the history says of the run's end, if the child does not.
-        is_not_retried: the child died, and Celery has sent no retry.
     """
 
     how = past.DIED
-    is_not_retried = False
+    _is_not_retried = False
     #: The lock could not be released yet.
     _failed = False
 
@@ -61,7 +58,7 @@ class ChildLease:
         self._task: SingletonTask = request.task
         self._call = (request.args, request.kwargs, request.request_dict)
         self._attempt = attempt_of(request.request_dict)
-        self.child_is_to_end = self._child_is_dead = False
+        self._is_to_end = self._child_is_dead = False
         self.token = token
         options = self._task.lock_options
         self.ttl: float = options.lock_ttl
@@ -100,6 +97,14 @@ class ChildLease:
             )
             return None
 
+    def expect_end(self, how: str) -> None:
+        """The child is ended by this process. Celery forgets the request before it is gone."""
+        self._is_to_end, self.how = True, how
+
+    def expect_no_retry(self) -> None:
+        """The child died, and Celery has sent no retry."""
+        self._is_not_retried = True
+
     def child_ended(self) -> None:
         """The child is gone, and this was its last task: release the lock that it left.
 
@@ -137,7 +142,7 @@ class ChildLease:
         if not getattr(task, "retry_on_worker_lost", False):  # Celery 5.7 has it
             return None
         limit = task.max_retries
-        if (limit is not None and self._attempt[1] >= limit) or self.child_is_to_end:
+        if (limit is not None and self._attempt[1] >= limit) or self._is_to_end:
             return None
         if not task.lock_options.kept_across_retries or request is None or claim is None:
             return None
@@ -148,12 +153,12 @@ class ChildLease:
 
     def _keep_for_retry(self, claim: Claim, end: str) -> bool:
         heir, task = self.heir, self._task
-        if heir is None or self.is_not_retried:
+        if heir is None or self._is_not_retried:
             return False
         seconds = task.default_retry_delay + task.lock_options.kept_across_retries
         if not self.store.run(hold_of_dead(claim, heir.token, seconds, end)):
             return False
-        if self.is_not_retried:  # which became known meanwhile
+        if self._is_not_retried:  # which became known meanwhile
             settle_beside(task.app, heir, End.ENDED_BY_CELERY)
         return True
 
@@ -172,7 +177,7 @@ class ChildLease:
             Outcome.RECOVERED, Whose(key, self._task, task_id, attempt, self._label),
             "redislock: released %s: its holder, pid %d, died", key, self._pid,
             # If this worker ended the child, that sent an event whose state this one would hide.
-            emits=not self.child_is_to_end, details={"how": "freed"}, reason="freed",
+            emits=not self._is_to_end, details={"how": "freed"}, reason="freed",
         )  # fmt: skip
 
     def report(self) -> dict[str, Any] | None:
@@ -201,7 +206,7 @@ class ChildLease:
     @property
     def _may_hold(self) -> bool:
         """Whether the child may still run the task, and it is known which lock that takes."""
-        if self._child_is_dead or not (self.child_is_to_end or self._is_active):
+        if self._child_is_dead or not (self._is_to_end or self._is_active):
             return False
         return self.known_claim is not None
 

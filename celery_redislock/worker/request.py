@@ -165,7 +165,7 @@ class LockRequest(KeptRequest):
 
     def _child_is_to_end(self, how: str = past.TERMINATED) -> None:
         if self._lease is not None:
-            self._lease.child_is_to_end, self._lease.how = True, how
+            self._lease.expect_end(how)
 
     @contained
     def end_child(self, error: TaskReplaced, signum: int) -> None:
@@ -237,10 +237,10 @@ class LockRequest(KeptRequest):
         """Settle what neither the retry nor this message, if it comes back, will need."""
         comes_back, lease = self._is_requeued or was_cancelled(self), self._lease
         is_passed_on = heir == self._kept and (self._is_retried or comes_back)
-        if lease is not None:
-            lease.is_not_retried = not self._is_retried
-            if self._is_retried and (self.task.acks_late or self._is_copy):
-                lease.note_retried()
+        if lease is not None and not self._is_retried:
+            lease.expect_no_retry()
+        elif lease is not None and (self.task.acks_late or self._is_copy):
+            lease.note_retried()
         if not self._is_retried and not is_passed_on:
             settle_beside(self.task.app, heir, End.ENDED_BY_CELERY)
         self.settle(End.COMES_BACK if comes_back or is_passed_on else End.ENDED_BY_CELERY)

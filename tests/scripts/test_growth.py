@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_redislock.protocol import calls, rooms
-from celery_redislock.protocol.claims import Extension, Older, Parked, Parking
+from celery_redislock.protocol.claims import Extension, Parked, Parking
 from celery_redislock.protocol.rooms import DROP_COUNT
 from celery_redislock.servers.connections import pools_from_url
 from celery_redislock.servers.server import Server
@@ -146,40 +146,6 @@ def replaced(room: Room, task: str, **options: Any) -> list[str]:
     return [each.removesuffix(f"-{room.label}:0.0") for each in reply.replaced]
 
 
-class Before:
-    """What a release does to a room that keeps no lists of those of a kind."""
-
-    def __init__(self, room: Room) -> None:
-        self.client, self.keys, self.id = room.client, room.keys, room.entry_id
-
-    def park(self, task: str, kind: str = "k", *, before: str = "", first: bool = False) -> None:
-        self.client.hset(self.keys.entries, self.id(task), f"|{kind}@1|")
-        if before:
-            self.client.linsert(self.keys.room, "BEFORE", self.id(before), self.id(task))
-        else:
-            (self.client.lpush if first else self.client.rpush)(self.keys.room, self.id(task))
-        self._is_due()
-
-    def replace(self, other: str, task: str) -> None:
-        self.park(task, before=other)
-        self.take_out(other)
-
-    def take_out(self, task: str) -> None:
-        self.client.lrem(self.keys.room, 1, self.id(task))
-        self.client.hdel(self.keys.entries, self.id(task))
-        self._is_due()
-
-    def _is_due(self) -> None:
-        """Each of its scripts that changes a room ends so."""
-        seconds, _ = self.client.time()
-        self.client.zadd(self.keys.rooms, {self.keys.mark: 1000 * seconds})
-
-
-@pytest.fixture
-def before(room: Room) -> Before:
-    return Before(room)
-
-
 def test_one_of_a_kind_is_found_among_many(room: Room) -> None:
     room.take("holder")
     room.park("a", "b")
@@ -188,71 +154,6 @@ def test_one_of_a_kind_is_found_among_many(room: Room) -> None:
     room.park("other", kind="another")
     assert replaced(room, "second") == ["first"]
     assert room.waiting == ["a", "b", "second", "c", "other"]
-
-
-def test_those_of_a_kind_are_found_in_a_room_of_the_release_before(
-    room: Room, before: Before
-) -> None:
-    room.take("holder")
-    for task, kind in (("a", ""), ("first", "k"), ("b", "x"), ("second", "k")):
-        before.park(task, kind)
-    assert replaced(room, "third") == ["first", "second"]
-    assert room.waiting == ["a", "third", "b"]
-    assert replaced(room, "fourth") == ["third"]
-
-
-#: What the release before does in a room where "a" waits, "first" of a kind, and "b", and whom the
-#: next of that kind is to replace. The room is as long afterwards in all but two.
-BY_THE_RELEASE_BEFORE: dict[str, tuple[Callable[[Before], Any], list[str]]] = {
-    "parks": (lambda before: before.park("theirs"), ["first", "theirs"]),
-    "parks in front": (lambda before: before.park("theirs", first=True), ["theirs", "first"]),
-    "replaces": (lambda before: before.replace("first", "theirs"), ["theirs"]),
-    "parks as one leaves": (
-        lambda before: (before.take_out("a"), before.park("theirs")), ["first", "theirs"]),
-    "parks one that has begun as one leaves": (
-        lambda before: (before.take_out("b"), before.park("theirs", before="first")),
-        ["theirs", "first"]),
-    "parks another after it": (
-        lambda before: (before.take_out("a"), before.take_out("b"), before.park("theirs"),
-                        before.park("c", "")), ["first", "theirs"]),
-    "takes it out": (
-        lambda before: (before.take_out("first"), before.park("c", "")), []),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", BY_THE_RELEASE_BEFORE)
-@pytest.mark.parametrize("meanwhile", [False, True])
-def test_what_a_worker_of_the_release_before_does_beside_ours_is_seen(
-    room: Room, before: Before, what: str, meanwhile: bool
-) -> None:
-    does, expected = BY_THE_RELEASE_BEFORE[what]
-    room.take("holder")
-    room.park("a")
-    replaced(room, "first", began=True)
-    room.park("b")
-    does(before)
-    if meanwhile:  # scripts of ours that do not ask who is of that kind
-        room.look()
-        room.park("d")
-        room.give_up("d")
-    assert replaced(room, "newer") == expected
-    assert replaced(room, "newest") == ["newer"]
-    if expected:
-        before.replace("newest", "theirs again")
-        assert replaced(room, "last") == ["theirs again"]
-
-
-def test_one_that_came_later_is_older_for_nobody_though_another_release_parked_it(
-    room: Room, before: Before
-) -> None:
-    room.take("holder")
-    replaced(room, "first", arrived=0.0001)
-    before.replace("first", "theirs")  # at 1 ms
-    reply = room.store.run(
-        rooms.park(room.claim("late"), Parking(room.entry("late"), kind="k", arrived=0.0005))
-    )
-    assert isinstance(reply, Older)
-    assert room.waiting == ["theirs"]
 
 
 def test_one_that_has_begun_goes_before_those_of_its_kind_and_all_are_replaced(

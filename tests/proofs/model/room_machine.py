@@ -288,14 +288,6 @@ class RoomMachine(RuleBasedStateMachine):
         task.offers = 1  # it may have run elsewhere meanwhile: its result is looked up
         self.waiting.append(task)
 
-    @precondition(lambda self: self.waiting)
-    @rule()
-    def a_release_was_here_that_does_not_list_those_of_a_kind(self) -> None:
-        """It did what this one did, and noted whole ms."""
-        due = self.client.zscore(self.keys.rooms, self.keys.mark)
-        self.client.zadd(self.keys.rooms, {self.keys.mark: int(due)})
-        self.client.hdel(self.keys.entries, "|c|")
-
     # -- what must hold -------------------------------------------------------------------
 
     @invariant()

@@ -36,7 +36,6 @@ BROKEN = {
     "the newest goes to the end": (
         "park", "redis.call('LINSERT', room, 'BEFORE', others[1], id) < 1", "true"),
     "of a kind nobody is found": ("park", "list(kind, of_kind)", ""),
-    "another release's lists are believed": ("park", "not is_listed() and kind ~= ''", "false"),
     "a copy waits beside the first": ("park", "redis.call('HEXISTS', entries, id) == 1", "false"),
     "a settle does not look": ("settle", "elseif first then", "elseif false then"),
     "a settle gives back another's turn": (
@@ -81,7 +80,6 @@ BROKEN = {
 #: Those of which it takes hundreds of ways to find them out: `make model` does.
 RARE = frozenset(
     {
-        "another release's lists are believed",
         "what a worker has is set aside",
         "who declines gives its turn away",
         "a copy waits beside the first",
