@@ -57,7 +57,7 @@ def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
     keys = lock_keys(locks.prefix, each.name)
     if each.key != keys.lock:
         keys = lock_keys(locks.prefix, each.name, MAX_LIMIT)
-    holder = locks.store.run(calls.break_lock(keys, LOOKING_TTL, each.token, by))
+    holder = locks.store.run(calls.break_lock(keys, LOOKING_TTL, each.token, by, each.task))
     return holder is not None or each.state == "reserved"
 
 

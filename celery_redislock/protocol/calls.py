@@ -89,7 +89,8 @@ def acquire(
         args += (how, int(again), to_ms(WAITER_TTL), kept, claim.parent)
     keys = (
         *(of.lock, of.fence, of.waiters, claim.done_key, of.room, of.entries),
-        *(of.rooms, of.deadlines, of.aside, of.ended, claim.runs_key, *of.slots),
+        *(of.rooms, of.deadlines, of.aside, of.ended),
+        *(claim.runs_key, of.history, of.turned, *of.slots),
     )
     read = partial(_acquire_answer, claim)
     return Call("acquire", keys, args, read, claim.ttl, True, not claim.task_id)
@@ -232,7 +233,11 @@ def _hold(claim: Claim, value: str, seconds: float, done_ms: int, run_end: str) 
 
 
 def break_lock(
-    of: LockKeys, ttl: float, token: str | None = None, by: str | None = None
+    of: LockKeys,
+    ttl: float,
+    token: str | None = None,
+    by: str | None = None,
+    task: str | None = None,
 ) -> Call[Holder | None]:
     """Take the lock away from whoever holds it. The answer: who that was; None if nobody did, or
     what is there is none of ours.
@@ -242,10 +247,11 @@ def break_lock(
         ttl: seconds, which say how long the server may take to answer.
         token: break the lock only if it is held under this one; None for any.
         by: who breaks it, for the holder; None for this process's user and host.
+        task: the task that holds it, as far as is known. Its history then says so.
     """
     keys = (
         *(of.lock, of.broken, of.waiters, of.wake, of.room, of.rooms),
-        *(runs_of(of.history, ""), *of.slots),
+        *(runs_of(of.history, task or ""), *of.slots),
     )
     args = (
         *(of.mark, "" if token is None else holders.opening_of(token)),
@@ -307,7 +313,8 @@ def turn_away(claim: Claim, fence: int | None) -> Call[None]:
         claim: the duplicate's claim.
         fence: of the run that was in its way; None if not known.
     """
-    keys = (claim.keys.lock, claim.runs_key, *claim.keys.slots)
+    of = claim.keys
+    keys = (of.lock, claim.runs_key, of.turned, *of.slots)
     return Call("turn_away", keys, (fence or "",), nothing_of, claim.ttl)
 
 

@@ -22,10 +22,10 @@ class LockKeys(NamedTuple):
     """The keys of one lock. All are in one hash slot. `mark` is no key: it is the lock's number of
     slots and its name, from which `keys_of_mark` makes these keys again.
 
-    The locks of a bucket share three keys: `fence`, so that a counter that outlives its lock costs
-    nothing per lock; `rooms`, the `mark`s of locks with a waiting room; and `history`, the tasks
-    whose last runs are kept. A lock that several may hold has one key in `slots` for each further
-    holder.
+    The locks of a bucket share four keys: `fence`, so that a counter that outlives its lock costs
+    nothing per lock; `rooms`, the `mark`s of locks with a waiting room; `history`, the tasks whose
+    last runs are kept; and `turned`, how many of their duplicates were turned away. A lock that
+    several may hold has one key in `slots` for each further holder.
     """
 
     name: str
@@ -43,6 +43,7 @@ class LockKeys(NamedTuple):
     deadlines: str
     aside: str
     history: str
+    turned: str
     slots: tuple[str, ...] = ()
 
     def done_by(self, entry_id: str) -> str:
@@ -86,6 +87,7 @@ def _lock_keys(prefix: str, name: str, limit: int) -> LockKeys:
         f"{head}:deadlines:{name}",
         f"{head}:aside:{name}",
         f"{head}:history",
+        f"{head}:turned",
         () if limit == 1 else tuple(f"{head}:lock{n}:{name}" for n in range(2, limit + 1)),
     )
 

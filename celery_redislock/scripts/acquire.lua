@@ -2,8 +2,9 @@
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt
 --       5 room: ids in order  6 entries of the room  7 the bucket's rooms  8 deadlines  9 aside
---       10 ended  11 the runs of the task, see history.lua
---       12.. the lock's further slots, if several may hold it at once
+--       10 ended  11 the runs of the task  12 the tasks whose runs are kept  13 the duplicates that
+--       were turned away, see history.lua and turned.lua
+--       14.. the lock's further slots, if several may hold it at once
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's mark
 --       4 this attempt: <task id, or "">:<how often the task replaced itself>.<attempt>
 --       5 if the lock is busy, the task ends without a run: "<ms>:<the done note to leave>", or ":"
@@ -25,8 +26,9 @@
 --           "other" | "own" this very attempt | "earlier" this task's earlier attempt
 --           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
 
-local lock, counter, waiters, done_note, room, entries, rooms, deadlines, aside, ended, runs = unpack(KEYS)
-local slots = {lock, unpack(KEYS, 12)}
+local lock, counter, waiters, done_note, room, entries, rooms, deadlines, aside, ended = unpack(KEYS)
+local runs, history, turned = unpack(KEYS, 11)
+local slots = {lock, unpack(KEYS, 14)}
 local value, ttl, mark, entry_id, note_if_busy, runs_kept, how, again = unpack(ARGV)
 local waiter_ttl, kept_opening, parent = unpack(ARGV, 9)
 
@@ -37,6 +39,7 @@ local RENEW_AFTER = 10 * 86400  -- seconds after which a list that is seldom cut
 
 -- include values.lua
 
+local task = string.match(runs, '^[^}]*}:history:(.*)$')
 local time = redis.call('TIME')
 
 -- Redis's own condition decides: NX for a free slot, XX for a slot that is kept for us.

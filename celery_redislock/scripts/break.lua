@@ -1,12 +1,12 @@
 -- Take a lock away from whoever holds it: an operator's order.
 --
 -- KEYS  1 lock  2 marks of broken locks  3 waiters  4 wake list  5 room  6 the bucket's rooms
---       7 the prefix of the keys of runs in the bucket's history  8.. the lock's further slots
+--       7 the runs of the task that is said to hold it, see history.lua  8.. the lock's further slots
 -- ARGV  1 the lock's mark   2 the opening of the only value to break, or ""
 --       3 who breaks it, for the holder: JSON with exactly two quotes
 -- Reply the values that were broken; what is not a lock of ours is left alone
 
-local lock, marks, waiters, wake, room, rooms, history = unpack(KEYS)
+local lock, marks, waiters, wake, room, rooms, runs = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 8)}
 local mark, meant_opening, by = unpack(ARGV)
 
@@ -16,10 +16,11 @@ local mark, meant_opening, by = unpack(ARGV)
 -- include entries.lua
 -- include history.lua
 
+local task = string.match(runs, '^[^}]*}:history:(.*)$')
+
 -- Only for a run, if its task's runs are kept. If it has ended, its end is written down already.
 local function note_broken(value, holder)
-  local runs = history .. (type(holder.task) == 'string' and holder.task or '')
-  local is_over = holder.held or holder.cooling or holder.queued
+  local is_over = holder.held or holder.cooling or holder.queued or (holder.task or '') ~= task
   if is_run(value) and not is_over and redis.pcall('EXISTS', runs) == 1 then
     note_end(runs, ended_now(value, 'broken', redis.call('TIME')), value)
   end

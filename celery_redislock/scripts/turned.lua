@@ -1,7 +1,7 @@
 -- Part of other scripts, after runs.lua: counts a duplicate that ends without a run, for its
 -- task and hour, and for the run that has the lock. `protocol/past.py` reads the counts.
 --
--- Needs the locals `runs`, the key of the runs of the duplicate's task, see history.lua, and
+-- Needs the locals `task`, the duplicate's, `runs`, the key of its runs, see history.lua, `turned`, and
 -- `time`, TIME's reply. Each bucket has this key:
 --   turned   task -> "<hours since 1970>:<duplicates>;" for each hour with any, newest first
 
@@ -9,10 +9,8 @@ local HOURS_KEPT = 48
 local LENGTH_KEPT = 16 * HOURS_KEPT  -- an hour that is cut in two is not read
 local LAST_RECORDS = 24              -- among these is the end of a run that ended just now
 
-local bucket, task = string.match(runs, '^([^}]*}:)history:(.*)$')
-
 local function count_for_task()
-  local turned, hour = bucket .. 'turned', string.format('%.0f', math.floor(time[1] / 3600))
+  local hour = string.format('%.0f', math.floor(time[1] / 3600))
   local counts = redis.pcall('HGET', turned, task)
   counts = type(counts) == 'string' and counts or ''
   local last, count, before = string.match(counts, '^(%d+):(%d+);(.*)$')
@@ -24,14 +22,14 @@ local function count_for_task()
   end
 end
 
--- The run has ended, and its lock is kept on: count it at its end, which is already written down.
+-- A run of the same task has ended, and its lock is kept on: count it at its end, which is already
+-- written down.
 local function count_after_end(value)
-  local list = bucket .. 'history:' .. (task_of(value) or '')
-  local start, records = fence_of(value) .. '|', redis.pcall('LRANGE', list, -LAST_RECORDS, -1)
+  local start, records = fence_of(value) .. '|', redis.pcall('LRANGE', runs, -LAST_RECORDS, -1)
   for i, record in ipairs(records) do
     if string.sub(record, 1, #start) == start then
       local ended = string.match(record, '^[^|]*|[^|]*|[^|]*')
-      redis.pcall('LSET', list, i - #records - 1, ended .. '|' .. turned_away_by(value))
+      redis.pcall('LSET', runs, i - #records - 1, ended .. '|' .. turned_away_by(value))
       return
     end
   end
@@ -42,7 +40,7 @@ local function count_for_run(slot, value)
   if is_run(value) then
     value = with_one_more_turned_away(value)
     redis.pcall('SET', slot, value, 'KEEPTTL')
-    if is_cooling(value) then
+    if is_cooling(value) and (task_of(value) or '') == task then
       count_after_end(value)
     end
   end

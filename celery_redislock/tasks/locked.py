@@ -243,7 +243,9 @@ class Calls:
     def break_lock(self, *args: Any, **kwargs: Any) -> bool:
         """See `LockedTask.break_lock`."""
         keys, task = self.keys_of_call(args, kwargs), self.task
-        holder = task.app_locks.store.run(break_lock(keys, task.lock_options.lock_ttl))
+        holder = task.app_locks.store.run(
+            break_lock(keys, task.lock_options.lock_ttl, task=task.name)
+        )
         if holder is not None:
             from ..app.outcomes import Outcome, Whose, tell  # most programs tell nothing
 

@@ -60,7 +60,9 @@ def _break(keys: LockKeys, by: str) -> Iterator[Holder]:
         if lease.claim.keys.lock != keys.lock:
             continue
         claim = lease.claim
-        holder = lease.store.run(calls.break_lock(claim.keys, lease.ttl, claim.token, by))
+        holder = lease.store.run(
+            calls.break_lock(claim.keys, lease.ttl, claim.token, by, claim.task)
+        )
         if holder is not None:
             text = "redislock: %s was broken by remote control; it was held by %s"
             tell(Outcome.BROKEN, Whose(keys.lock), text, keys.lock, holder, holder=holder)

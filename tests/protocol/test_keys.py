@@ -51,7 +51,7 @@ def test_the_mark_of_a_lock_leads_back_to_its_keys(name: str, limit: int) -> Non
 def test_no_two_locks_share_a_key_beside_those_of_their_bucket(first: str, second: str) -> None:
     assume(first != second)
     ours, theirs = lock_keys("redislock", first, 3), lock_keys("redislock", second, 3)
-    of_the_bucket = {ours.fence, ours.rooms, ours.history}
+    of_the_bucket = {ours.fence, ours.rooms, ours.history, ours.turned}
     assert not (keys_in_redis(ours) & keys_in_redis(theirs)) - of_the_bucket
 
 

@@ -38,11 +38,6 @@ def forget() -> None:
 
 #: Keys that are not declared yet, by script: Lua patterns. To become empty.
 UNDECLARED: dict[str, tuple[str, ...]] = {
-    # cut.lua and turned.lua: the bucket's own; then the runs of the task whose pause it is.
-    "acquire": ("}:history$", "}:turned$", "}:history:"),
-    "turn_away": ("}:turned$", "}:history:"),
-    # The runs of the task whose lock is broken.
-    "break": ("}:history:",),
     # The done notes of those that are dropped, or replaced.
     "drop": ("}:done:",),
     "park": ("}:done:",),
