@@ -171,6 +171,13 @@ class Record:
         self.kept = Kept(claim.keys.mark, claim.kept, claim.entry_id)
         self.give_up_kept()
 
+    def call_off_copies(self) -> None:
+        """The task failed as it was put off: no copy of it is to run."""
+        if self.copied and self.facts.acks_failures:
+            self.note_end()
+        if self.is_parking or self.delivery.gave_up:
+            self.leave_room()
+
     def give_up_kept(self) -> None:
         """Give up what is kept for the message: the task will not take it."""
         kept, self.kept = self.kept, None

@@ -141,14 +141,10 @@ class Run(Asking):
 
     def _fail(self, error: Exception) -> None:
         self.course = Fails(error)
-        if not isinstance(error, SoftTimeLimitExceeded) or self.facts is None:
-            return
-        # It ended the task as that was put off: its next message may be on its way already.
-        with only_logged("redislock: could not tell the copies of %s under %r", *self.name):
-            if self.copied and self.facts.acks_failures:
-                self.note_end()
-            if self.is_parking or self.delivery.gave_up:
-                self.leave_room()
+        if isinstance(error, SoftTimeLimitExceeded) and self.facts is not None:
+            # It ended the task as that was put off: its next message may be on its way already.
+            with only_logged("redislock: could not tell the copies of %s under %r", *self.name):
+                self.call_off_copies()
 
     # -- the body -------------------------------------------------------------------------
 

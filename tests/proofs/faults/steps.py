@@ -16,7 +16,7 @@ from typing import Any
 from celery_redislock.lock.lease import Lease
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks import turns
-from celery_redislock.tasks.record import Record
+from celery_redislock.tasks.asking import Asking
 from celery_redislock.tasks.run import Run
 
 from .history import History
@@ -86,7 +86,7 @@ def witness(history: History, main: int) -> None:
     Lease.release = _before(Lease.release, "settling")  # type: ignore[method-assign]
     turns._send = _after(turns._send, "published")
     turns.store_skipped = _before(_after(turns.store_skipped, "replaced"), "replacing")
-    Record.ask = _before(Record.ask, "asking", _is_parked)  # type: ignore[method-assign]
+    Asking.ask = _before(Asking.ask, "asking", _is_parked)  # type: ignore[method-assign]
     Run._run = _before(Run._run, "taken", _is_parked)  # type: ignore[method-assign]
 
 

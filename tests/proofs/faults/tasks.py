@@ -35,7 +35,7 @@ from celery_redislock.protocol import rooms
 from celery_redislock.protocol.claims import EXTENDED, Acquired, Extended, Full, Older, Parked
 from celery_redislock.protocol.clock import clock
 from celery_redislock.servers.server import Server
-from celery_redislock.tasks import record
+from celery_redislock.tasks import asking
 from celery_redislock.worker import finished, sweeper
 from tests.proofs.faults import breakages, steps, turns
 from tests.proofs.faults.history import History
@@ -347,7 +347,7 @@ def _witness_rooms() -> None:
     """What enters a waiting room, who gets the turn, and what leaves it. Each is written with when
     it was asked for, also before: whoever is killed in between may have been served.
     """
-    run, block, park = Server.run, Server.block, record.park
+    run, block, park = Server.run, Server.block, asking.park
     parkings: dict[Any, tuple[Any, Any]] = {}
     witnesses = {"acquire": _acquires, "settle": _settles, "look": _looks}
 
@@ -369,7 +369,7 @@ def _witness_rooms() -> None:
     def woken(self: Any, call: Any, *arguments: Any) -> Any:
         return _acquires(partial(block, self, call, *arguments), call)
 
-    record.park = parking
+    asking.park = parking
     Server.run, Server.block = witnessed, woken  # type: ignore[method-assign]
 
 
