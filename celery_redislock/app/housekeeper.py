@@ -85,7 +85,7 @@ class Housekeeper:
         for process in self._watched.values():
             process.close()
         self._watched = {}
-        self._when_gone: dict[int, Callable[[], Any]] = {}
+        self._when_gone: dict[int, tuple[Callable[[], Any], float]] = {}
 
     def add(self, do: Callable[[], Any], most: float = GIVE_UP, after: float = 0.0) -> None:
         """Do this, and again until the lock server answers.
@@ -106,10 +106,12 @@ class Housekeeper:
         reports a hard time limit some 100 ms early, while the child's `finally` blocks still run.
         """
         # This order, and the reverse in `_look_at_processes`: so it is done whatever comes between.
-        self._when_gone[pid] = partial(self.add, do, most)
-        if pid not in self._watched:
+        self._when_gone[pid] = do, most
+        if (
+            pid not in self._watched
+        ):  # else the thread need not wake: a worker says this for each task
             self._watched[pid] = Watched(pid)
-        self._see_to_it()
+            self._see_to_it()
 
     def finish(self) -> None:
         """Wait for what is due to be done, for at most `LAST_WAIT`. The rest is dropped."""
@@ -173,8 +175,8 @@ class Housekeeper:
                 self._add_for(pid)  # what came in between
 
     def _add_for(self, pid: int) -> None:
-        if (add := self._when_gone.pop(pid, None)) is not None:
-            add()
+        if (errand := self._when_gone.pop(pid, None)) is not None:
+            self.add(*errand)
 
     def _do_next(self) -> float:
         """Do what is due first. Returns for how many seconds to wait, if nothing is added."""

@@ -157,6 +157,18 @@ def test_a_process_that_ends_waits_for_what_follows_the_end_of_its_children(hous
     assert done == ["gone"]
 
 
+def test_what_follows_a_process_that_is_watched_wakes_no_thread(housekeeper, process, monkeypatch):
+    """A worker's main process says it for each task that a child begins."""
+    rings: list[object] = []
+    monkeypatch.setattr(module.Pollable, "ring", lambda bell: rings.append(bell))
+    done: list[str] = []
+    for _ in range(100):
+        housekeeper.when_gone(process.pid, lambda: done.append("gone"), most=1.0)
+    assert not rings
+    process.kill()
+    eventually(lambda: done == ["gone"], "it is done")
+
+
 def test_many_processes_are_watched_by_one_thread(housekeeper):
     processes = [subprocess.Popen(["sleep", "60"]) for _ in range(20)]
     done: list[int] = []

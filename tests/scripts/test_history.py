@@ -173,6 +173,18 @@ def test_duplicates_are_counted_for_the_run_and_for_the_hour(store, inside, make
     assert value["turned_away"] == 6
 
 
+def test_many_tasks_of_one_bucket_share_its_room(own_store, make, label) -> None:
+    """Else what is remembered would grow with every task that is ever defined."""
+    names, history, tasks = in_one_bucket(label), 20, 8
+    claims = [make(next(names), f"task{number}", history=history) for number in range(tasks)]
+    for _ in range(history + 2 * SLACK):
+        for claim in claims:
+            run(own_store, make(claim.keys.name.removeprefix(label), claim.task, history=history))
+    left = [len(kept(own_store, claim)) for claim in claims]
+    assert all(left)
+    assert sum(left) <= history + tasks * (SLACK + 1)
+
+
 def test_hours_are_kept_for_two_days(store, inside, make) -> None:
     holder, duplicate = make(), make(turned_away=True)
     store.run(calls.acquire(holder))

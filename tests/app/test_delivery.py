@@ -1,0 +1,34 @@
+"""What a pool process reads of a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_redislock.app.delivery import KEY, Delivery
+
+
+def delivered(header: dict[str, Any] | None = None, **mark: Any) -> Delivery:
+    raw: dict[str, Any] = {"properties": {"delivery_tag": "of this copy", KEY: mark}}
+    if header is not None:
+        raw[KEY] = {"v": 2, **header}
+    return Delivery.take_from(raw)
+
+
+def test_a_message_that_was_deferred_is_still_the_one_that_was_sent():
+    """The broker gives what is published again an identity of its own: compared by that, a copy of
+    the first message would be another message, and run again.
+    """
+    first = delivered()
+    assert first.sent == "of this copy"
+    header = first.next_header(None, copied=False, outage=False)
+    assert delivered(header[KEY]).sent == "of this copy"
+    later = delivered({"sent": "as it was sent"})
+    assert later.sent == "as it was sent"
+    assert later.next_header(None, copied=False, outage=False)[KEY]["sent"] == "as it was sent"
+
+
+@pytest.mark.parametrize("sent", ["", None])
+def test_a_copy_that_has_lost_its_identity_does_not_get_that_of_its_message(sent):
+    assert delivered({"sent": sent}).sent == ""
