@@ -251,7 +251,7 @@ def test_a_duplicate_that_is_turned_away_costs_one_round_trip(send, lock_server,
 
 
 #: A few more than there are. Fewer are wanted: they are what our Python costs.
-@pytest.mark.parametrize(("name", "most"), [("runs", 116), ("is_skipped", 126)])
+@pytest.mark.parametrize(("name", "most"), [("runs", 114), ("is_skipped", 109)])
 def test_a_delivery_makes_so_many_calls_of_ours(
     start_worker, sender, conf, queue, label, name, most
 ):
