@@ -3,9 +3,9 @@
 The token is minted once for each delivery, in the worker's main process, and passed to the pool in
 the message's *properties*: a retry copies headers into the next message, but not these. So is the
 queue that the message came from, which only the main process knows. The header says what is kept
-for the message (a reservation from when it was sent, or a turn in a waiting room), by mark and
-token: any process that has the message can settle that, whatever the task is by then. The header is
-removed before the body runs.
+for the message (a reservation from when it was sent, or a turn in a waiting room), by the lock's id
+and token: any process that has the message can settle that, whatever the task is by then. The
+header is removed before the body runs.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ def stamp(
         source: where it came from.
     """
     token = new_token()
-    mark: dict[str, Any] = {"token": token, "received": clock(), "queue": source.queue}
+    stamped: dict[str, Any] = {"token": token, "received": clock(), "queue": source.queue}
     if source.fanout:
-        mark["fanout"] = True
+        stamped["fanout"] = True
     if events:
-        mark["events"] = True
+        stamped["events"] = True
     if content_type:
-        mark["content_type"] = content_type
+        stamped["content_type"] = content_type
     if origin.sent is not None:
-        mark["sent"] = origin.sent
+        stamped["sent"] = origin.sent
     if origin.redelivered:
-        mark["redelivered"] = True
-    raw["properties"] = {**(raw.get("properties") or {}), KEY: mark}
+        stamped["redelivered"] = True
+    raw["properties"] = {**(raw.get("properties") or {}), KEY: stamped}
     return token
 
 
@@ -96,10 +96,10 @@ def is_copy(raw: Mapping[str, Any]) -> bool:
     header = raw.get(KEY)
     if not isinstance(header, Mapping):
         header = {}
-    mark = (raw.get("properties") or {}).get(KEY) or {}
+    stamped = (raw.get("properties") or {}).get(KEY) or {}
     info = raw.get("delivery_info") or {}
     of_task = header.get("redelivered") or header.get("deferrals") or header.get("parked")
-    return bool(of_task or mark.get("redelivered") or info.get("redelivered"))
+    return bool(of_task or stamped.get("redelivered") or info.get("redelivered"))
 
 
 def take_header(raw: dict[str, Any]) -> Any:
@@ -116,19 +116,19 @@ class Kept(NamedTuple):
     """What is kept for a message.
 
     Attributes:
-        mark: the mark of the lock's keys.
+        lock_id: the lock's id, see `LockKeys`.
         token: the token under which the lock is kept; "" if it is not.
         entry_id: the id of the message's entry in the waiting room; "" if it is not from there.
     """
 
-    mark: str
+    lock_id: str
     token: str
     entry_id: str = ""
 
     @property
     def header(self) -> dict[str, Any]:
         """The part of a header that says so."""
-        found: dict[str, Any] = {"kept": [self.mark, self.token]}
+        found: dict[str, Any] = {"kept": [self.lock_id, self.token]}
         if self.entry_id:
             found["parked"] = True
         return found
@@ -142,12 +142,12 @@ class Kept(NamedTuple):
         pair = header.get("kept")
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             return None
-        mark, token = pair
-        if not isinstance(mark, str) or not isinstance(token, str) or not mark:
+        lock_id, token = pair
+        if not isinstance(lock_id, str) or not isinstance(token, str) or not lock_id:
             return None
         task_id, attempt, nesting = attempt_of(raw)
         entry_id = id_of(task_id, nesting, attempt) if header.get("parked") else ""
-        return cls(mark, token, entry_id)
+        return cls(lock_id, token, entry_id)
 
 
 # Not frozen: making one would take six times as long.
@@ -200,19 +200,19 @@ class Delivery:
             ConfigError: a newer release wrote the header.
         """
         properties = raw.get("properties") or {}
-        mark = properties.get(KEY) or {}
+        stamped = properties.get(KEY) or {}
         info = raw.get("delivery_info") or {}
         header = take_header(raw) if KEY in raw or raw.get("headers") else None
         found = cls(
-            token=mark.get("token") or new_token(),
-            received=mark.get("received"),
-            redelivered=bool(mark.get("redelivered") or info.get("redelivered")),
+            token=stamped.get("token") or new_token(),
+            received=stamped.get("received"),
+            redelivered=bool(stamped.get("redelivered") or info.get("redelivered")),
             # Most of kombu's transports give each message a tag as it is sent.
-            sent=str(mark.get("sent", properties.get("delivery_tag")) or ""),
-            content_type=mark.get("content_type"),
-            events=bool(mark.get("events")),
-            queue=mark.get("queue"),
-            fanout=bool(mark.get("fanout")),
+            sent=str(stamped.get("sent", properties.get("delivery_tag")) or ""),
+            content_type=stamped.get("content_type"),
+            events=bool(stamped.get("events")),
+            queue=stamped.get("queue"),
+            fanout=bool(stamped.get("fanout")),
             route=(info.get("exchange"), info.get("routing_key")),
         )
         if isinstance(header, Mapping):

@@ -28,9 +28,9 @@ logger = get_logger()
 BEAT_EVERY: Final = 0.3
 #: The most seconds between two extensions of a run that may be replaced, so that it hears of that.
 LISTEN_EVERY: Final = 1.0
-#: Why a lock was lost, if the server says no more than that. An operator's mark expires.
+#: Why a lock was lost, if the server says no more than that. What an operator noted expires.
 GONE: Final = "it expired or was broken, or another run may have acquired it"
-#: Why it was lost, if there is that mark.
+#: Why it was lost, if that is noted.
 BROKEN: Final = "an operator broke it"
 
 

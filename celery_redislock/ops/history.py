@@ -116,15 +116,15 @@ def _read(
     alive = history.running(prefix, [run for run in runs if run.how is None])
     doubtful = [run for run in runs if run.how is None and run.fence not in alive]
     # They lapsed, or ended after they were read: a run's lock is released as its end is recorded.
-    where = {(lock_keys(prefix, _name(run.mark)).history, run.holder.task) for run in doubtful}
+    where = {(lock_keys(prefix, _name(run.lock_id)).history, run.holder.task) for run in doubtful}
     again = [(bucket, task) for bucket, task in lists if (bucket, task or None) in where]
     now = {run.fence: run for run in history.runs(again)}
     return [now.get(run.fence, run) for run in runs], alive
 
 
-def _name(mark: str) -> str:
-    """The name of the lock that has this mark."""
-    return re.sub(r"^\d+\|", "", mark)
+def _name(lock_id: str) -> str:
+    """The name of the lock with this id."""
+    return re.sub(r"^\d+\|", "", lock_id)
 
 
 def _matches(task: str, pattern: str) -> bool:
@@ -142,7 +142,7 @@ def _filtered(
 
 
 def _past_run(prefix: str, run: Past, alive: Mapping[int, int]) -> PastRun:
-    keys = lock_keys(prefix, _name(run.mark))
+    keys = lock_keys(prefix, _name(run.lock_id))
     holder = run.holder
     return PastRun(
         key=keys.lock,

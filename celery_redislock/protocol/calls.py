@@ -82,7 +82,7 @@ def acquire(
     if note:
         if_busy = f"{to_ms(claim.done_ttl)}:{notes.encode(note, claim.sent)}"
     args: tuple[Any, ...] = (
-        *(claim.value, to_ms(claim.ttl), of.mark, claim.entry_id, if_busy, claim.history),
+        *(claim.value, to_ms(claim.ttl), of.lock_id, claim.entry_id, if_busy, claim.history),
     )
     if how != "try" or again or claim.kept or claim.parked or claim.parent:
         kept = holders.opening_of(claim.kept) if claim.kept else ""
@@ -121,7 +121,7 @@ def reserve(claim: Claim, seconds: float) -> Call[Reserved | Busy]:
         *(of.lock, of.room, of.entries, of.rooms, of.deadlines),
         *(of.aside, of.waiters, of.ended, *of.slots),
     )
-    args = (claim.value, to_ms(seconds), of.mark)
+    args = (claim.value, to_ms(seconds), of.lock_id)
     return Call("reserve", keys, args, _reserve_answer, claim.ttl, takes=True)
 
 
@@ -196,7 +196,7 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
     note, always, min_hold, stray, take_out, aside, publishes, run_end = release
     args: tuple[Any, ...] = (
         *(claim.opening, notes.encode(note, claim.sent), int(always)),
-        *(to_ms(claim.done_ttl), to_ms(RESERVE), of.mark, int(publishes), run_end),
+        *(to_ms(claim.done_ttl), to_ms(RESERVE), of.lock_id, int(publishes), run_end),
     )
     if stray or min_hold or take_out or (run_end and not past.is_whole(run_end)):
         args += (int(stray), to_ms(min_hold) if min_hold else 0, take_out, int(aside))
@@ -254,7 +254,7 @@ def break_lock(
         *(runs_of(of.history, task or ""), *of.slots),
     )
     args = (
-        *(of.mark, "" if token is None else holders.opening_of(token)),
+        *(of.lock_id, "" if token is None else holders.opening_of(token)),
         holders.breaker_text(holders.user_here() if by is None else by),
     )
     return Call("break", keys, args, _broken_answer, ttl)

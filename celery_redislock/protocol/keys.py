@@ -19,17 +19,17 @@ RUNS_KEY: Final = "%s:%s"
 
 
 class LockKeys(NamedTuple):
-    """The keys of one lock. All are in one hash slot. `mark` is no key: it is the lock's number of
-    slots and its name, from which `keys_of_mark` makes these keys again.
+    """The keys of one lock. All are in one hash slot. `lock_id` is no key: it is the lock's number
+    of slots and its name, from which `keys_of_lock_id` makes these keys again.
 
     The locks of a bucket share four keys: `fence`, so that a counter that outlives its lock costs
-    nothing per lock; `rooms`, the `mark`s of locks with a waiting room; `history`, the tasks whose
-    last runs are kept; and `turned`, how many of their duplicates were turned away. A lock that
-    several may hold has one key in `slots` for each further holder.
+    nothing per lock; `rooms`, the ids of locks with a waiting room; `history`, the tasks whose last
+    runs are kept; and `turned`, how many of their duplicates were turned away. A lock that several
+    may hold has one key in `slots` for each further holder.
     """
 
     name: str
-    mark: str
+    lock_id: str
     lock: str
     fence: str
     waiters: str
@@ -97,9 +97,9 @@ def head_of(key: str) -> str:
     return key.partition("}")[0]
 
 
-def keys_of_mark(prefix: str, mark: str) -> LockKeys:
-    """The keys with this mark."""
-    limit, _, name = mark.partition("|")
+def keys_of_lock_id(prefix: str, lock_id: str) -> LockKeys:
+    """The keys with this id."""
+    limit, _, name = lock_id.partition("|")
     return lock_keys(prefix, name, int(limit))
 
 

@@ -38,7 +38,7 @@ LAPSED: Final = "lapsed"
 #: twice finds the lock gone the second time. Others are 1.
 _IN_DOUBT: Final = {LOST: 2, BROKEN: 0}
 
-#: Elements of the list per run: a value, a mark, and an end.
+#: Elements of the list per run: a value, a lock's id, and an end.
 RECORDS: Final = 3
 
 #: Compiled when they are first used: only who looks at the past reads these texts. Longer numbers
@@ -53,7 +53,7 @@ class Past(NamedTuple):
     """A run that had a lock.
 
     Attributes:
-        mark: the lock's mark, see `keys`.
+        lock_id: the lock's id, see `keys`.
         holder: who had the lock, as its value says.
         fence: the fencing token of its acquisition.
         began: Unix time, by the lock server's clock.
@@ -62,7 +62,7 @@ class Past(NamedTuple):
         turned_away: how many duplicates ended without a run because of it.
     """
 
-    mark: str
+    lock_id: str
     holder: Holder
     fence: int
     began: float
@@ -110,11 +110,11 @@ def runs_in(records: Iterable[bytes]) -> list[Past]:
     ]
 
 
-def _begin(value: str, mark: str) -> list[Past]:
+def _begin(value: str, lock_id: str) -> list[Past]:
     holder = parse(value.encode(), None)
     if holder is None or holder.fence is None or holder.acquired_at is None:
         return []
-    return [Past(mark, holder, holder.fence, holder.acquired_at)]
+    return [Past(lock_id, holder, holder.fence, holder.acquired_at)]
 
 
 def _surer(one: _End, other: _End | None) -> _End:

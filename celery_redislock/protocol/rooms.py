@@ -32,7 +32,7 @@ def park(claim: Claim, parking: Parking) -> Call[Parked | Turn | Full | Older]:
     )
     args = (
         *(claim.entry_id, parking.entry, parking.kind, "" if limit is None else limit),
-        *("" if give_up is None else to_ms(give_up), int(parking.in_front), of.mark),
+        *("" if give_up is None else to_ms(give_up), int(parking.in_front), of.lock_id),
         *(claim.task_id, new_token(), to_ms(claim.done_ttl), to_ms(ENDED_AGAIN)),
         *("" if grace is None else to_ms(grace), by),
         *("" if arrived is None else int(arrived * 1000), int(parking.began)),
@@ -77,7 +77,7 @@ def look(
     )
     patience = "" if aside_after is None else to_ms(aside_after)
     args = (
-        *(of.mark, new_token(), declined),
+        *(of.lock_id, new_token(), declined),
         *(to_ms(ENDED_AGAIN), patience, to_ms(RESERVE), *passed_over),
     )
     return Call("look", keys, args, _look_answer, ttl)
@@ -107,7 +107,7 @@ def note_received(of: LockKeys, entry_id: str, token: str, ttl: float) -> Call[b
 def put_back(of: LockKeys, entry_id: str, ttl: float) -> Call[bool]:
     """Put an entry that was set aside back into the room. The answer: False if there is none."""
     keys = (of.room, of.entries, of.aside, of.rooms)
-    return Call("put_back", keys, (entry_id, of.mark), is_true, ttl)
+    return Call("put_back", keys, (entry_id, of.lock_id), is_true, ttl)
 
 
 def drop(of: LockKeys, ttl: float, in_favour_of: str, done_ttl: float) -> Call[dict[str, str]]:
@@ -122,7 +122,7 @@ def drop(of: LockKeys, ttl: float, in_favour_of: str, done_ttl: float) -> Call[d
         done_ttl: seconds for which their messages may still be on their way.
     """
     keys = (of.room, of.entries, of.rooms, of.ended, of.done, of.deadlines, of.aside)
-    args = (of.mark, in_favour_of, to_ms(done_ttl), DROP_COUNT)
+    args = (of.lock_id, in_favour_of, to_ms(done_ttl), DROP_COUNT)
     return Call("drop", keys, args, _dropped_answer, ttl)
 
 
@@ -164,7 +164,7 @@ def forget_ended(of: LockKeys, entry_id: str, ttl: float) -> Query[None]:
 
 def due_rooms(rooms: Sequence[str], ahead: float, now: float) -> Query[list[tuple[float, str]]]:
     """When to look at which waiting rooms. The answer, in order of time: the seconds until then and
-    the lock's mark, for those that are due within `ahead` seconds.
+    the lock's id, for those that are due within `ahead` seconds.
 
     Args:
         rooms: the keys to look into.
@@ -181,7 +181,7 @@ def _due(now: float, replies: list[Any]) -> list[tuple[float, str]]:
         if isinstance(reply, Exception):
             raise reply
     pairs = (pair for reply in replies for pair in zip(reply[::2], reply[1::2], strict=True))
-    return sorted((max(float(due) / 1000 - now, 0), mark.decode()) for mark, due in pairs)
+    return sorted((max(float(due) / 1000 - now, 0), lock_id.decode()) for lock_id, due in pairs)
 
 
 def server_time() -> Query[float]:

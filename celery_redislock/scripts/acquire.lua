@@ -5,7 +5,7 @@
 --       10 ended  11 the runs of the task  12 the tasks whose runs are kept  13 the duplicates that
 --       were turned away, see history.lua and turned.lua
 --       14.. the lock's further slots, if several may hold it at once
--- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's mark
+-- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's id
 --       4 this attempt: <task id, or "">:<how often the task replaced itself>.<attempt>
 --       5 if the lock is busy, the task ends without a run: "<ms>:<the done note to leave>", or ":"
 --       for no note; "" if the task may still run
@@ -29,7 +29,7 @@
 local lock, counter, waiters, done_note, room, entries, rooms, deadlines, aside, ended = unpack(KEYS)
 local runs, history, turned = unpack(KEYS, 11)
 local slots = {lock, unpack(KEYS, 14)}
-local value, ttl, mark, entry_id, note_if_busy, runs_kept, how, again = unpack(ARGV)
+local value, ttl, lock_id, entry_id, note_if_busy, runs_kept, how, again = unpack(ARGV)
 local waiter_ttl, kept_opening, parent = unpack(ARGV, 9)
 
 local RECORDS_OF_A_RUN = 3      -- in the history
@@ -59,7 +59,7 @@ local function take(slot, condition)
   end
   redis.call('SET', counter, fence)
   if runs_kept ~= '0' then
-    local length = redis.pcall('RPUSH', runs, stored, mark)
+    local length = redis.pcall('RPUSH', runs, stored, lock_id)
     if type(length) == 'number' and (length % CUT_AFTER < RECORDS_OF_A_RUN
         or redis.call('PTTL', runs) < (KEPT_FOR - RENEW_AFTER) * 1000) then
 -- include cut.lua

@@ -1,14 +1,15 @@
 -- Take a lock away from whoever holds it: an operator's order.
 --
--- KEYS  1 lock  2 marks of broken locks  3 waiters  4 wake list  5 room  6 the bucket's rooms
+-- KEYS  1 lock  2 who broke which lock, see records.lua  3 waiters  4 wake list  5 room
+--       6 the bucket's rooms
 --       7 the runs of the task that is said to hold it, see history.lua  8.. the lock's further slots
--- ARGV  1 the lock's mark   2 the opening of the only value to break, or ""
+-- ARGV  1 the lock's id   2 the opening of the only value to break, or ""
 --       3 who breaks it, for the holder: JSON with exactly two quotes
 -- Reply the values that were broken; what is not a lock of ours is left alone
 
-local lock, marks, waiters, wake, room, rooms, runs = unpack(KEYS)
+local lock, broken_by_whom, waiters, wake, room, rooms, runs = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 8)}
-local mark, meant_opening, by = unpack(ARGV)
+local lock_id, meant_opening, by = unpack(ARGV)
 
 -- include values.lua
 -- include runs.lua
@@ -26,16 +27,16 @@ local function note_broken(value, holder)
   end
 end
 
-local broken, longest = {}, math.max(redis.call('PTTL', marks), 1000)
+local broken, longest = {}, math.max(redis.call('PTTL', broken_by_whom), 1000)
 for _, slot in ipairs(slots) do
   local current = redis.pcall('GET', slot)
   local holder = record_of(current)
   if holder and (meant_opening == '' or is_under(current, meant_opening)) then
-    -- The mark lives as long as the holder, or one that was broken just before, may believe that it
+    -- The note lives as long as the holder, or one that was broken just before, may believe that it
     -- has the lock: neither may take it again.
     longest = math.max(tonumber(holder.ttl_ms) or 0, redis.call('PTTL', slot), longest)
-    local earlier = string.sub(redis.call('GET', marks) or '', -8192)
-    redis.call('SET', marks, earlier .. broken_mark(holder.token, by), 'PX', longest)
+    local earlier = string.sub(redis.call('GET', broken_by_whom) or '', -8192)
+    redis.call('SET', broken_by_whom, earlier .. broken_text(holder.token, by), 'PX', longest)
     redis.call('DEL', slot)
     note_broken(current, holder)
     broken[#broken + 1] = current

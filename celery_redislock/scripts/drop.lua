@@ -2,12 +2,12 @@
 --
 -- KEYS  1 room  2 entries  3 the bucket's rooms  4 ended  5 the prefix of the lock's done notes
 --       6 deadlines  7 aside
--- ARGV  1 the lock's mark   2 the id of the task whose duplicates they are said to be, or ""
+-- ARGV  1 the lock's id   2 the id of the task whose duplicates they are said to be, or ""
 --       3 the done notes' ttl in ms   4 how many at most
 -- Reply for each: id, entry or ""
 
 local room, entries, rooms, ended, done, deadlines, aside = unpack(KEYS)
-local mark, in_favour_of, done_ttl, most = unpack(ARGV)
+local lock_id, in_favour_of, done_ttl, most = unpack(ARGV)
 
 -- include values.lua
 -- include runs.lua

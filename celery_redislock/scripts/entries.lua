@@ -2,7 +2,7 @@
 -- tests/scripts/test_formats.py compares the two.
 --
 -- Needs the local `entries`; `take_out` needs `room` and `deadlines` too, `look_now` needs `rooms` and
--- `mark`. `entries` is a hash:
+-- `lock_id`. `entries` is a hash:
 --   id -> "<ms at which it gives up>|<kind>@<ms of its arrival>|<what was parked>"
 --   "#" id -> "<offers>|<ms of the first>|<flag>|<until ms>|<tokens of the turns offered>"
 --   and the fields in kinds.lua
@@ -21,7 +21,7 @@ end
 
 -- Have a worker look at this room at that time.
 local function look_at(ms)
-  redis.call('ZADD', rooms, string.format('%.0f', ms), mark)
+  redis.call('ZADD', rooms, string.format('%.0f', ms), lock_id)
 end
 
 local function look_now()

@@ -1,6 +1,7 @@
 -- Extend a lock that is still ours; optionally take it again if it has vanished.
 --
--- KEYS  1 lock  2 fence counter of the bucket  3 marks of broken locks   4.. the lock's further slots
+-- KEYS  1 lock  2 fence counter of the bucket  3 who broke which lock, see records.lua
+--       4.. the lock's further slots
 -- ARGV  1 value as stored, opening with {"token":"<token>"   2 ttl in ms
 --       3 "1" take it again if it is missing, "0" do not   4 fence
 --       5 ms since the acquisition after which it is no longer extended, or ""

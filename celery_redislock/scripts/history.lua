@@ -4,7 +4,7 @@
 -- Each bucket has these keys:
 --   history           the tasks whose runs are kept -> the time at which that was last noted
 --   history ":" task  the runs of that task ("" for no task) in this bucket, as a list:
---       <the lock's value>, <the lock's mark>                    a run has begun: two elements
+--       <the lock's value>, <the lock's id>                    a run has begun: two elements
 --       <fence>|<ms for which it had the lock>|<how>             a run has ended; or
 --       <fence>|<ms>|<how>|<how many duplicates it turned away>
 -- Writing history must not fail a script, or be its first write: the server may be out of memory,

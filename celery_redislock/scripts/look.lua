@@ -3,7 +3,7 @@
 -- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 ended: id -> JSON of its successor's
 --       task id and its entry  6 deadlines: id -> ms at which it gives up  7 aside  8 waiters
 --       9 wake list  10.. the lock's further slots
--- ARGV  1 the lock's mark  2 a new token
+-- ARGV  1 the lock's id  2 a new token
 --       3 the id of an entry that this caller declines, since it cannot publish it; or ""
 --       4 ms after which others check that a replaced entry got its result
 --       5 ms after which that entry is set aside, if nobody else can publish it; "" for never
@@ -15,7 +15,7 @@
 
 local lock, room, entries, rooms, ended, deadlines, aside, waiters, wake = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 10)}
-local mark, turn_token, declined, look_again, aside_after, reserve_for = unpack(ARGV, 1, 6)
+local lock_id, turn_token, declined, look_again, aside_after, reserve_for = unpack(ARGV, 1, 6)
 local passed_over = {[declined] = true}
 for i = 7, #ARGV do
   passed_over[ARGV[i]] = true

@@ -1,13 +1,13 @@
 -- Put a task whose lock is held into the lock's waiting room.
 --
 -- KEYS  1 lock  2 room: entry ids in order  3 entries, see entries.lua
---       4 the bucket's rooms: mark -> ms at which to look at it
+--       4 the bucket's rooms: lock id -> ms at which to look at it
 --       5 ended: id -> JSON of its successor's task id and its entry
 --       6 the prefix of the lock's done notes  7 deadlines: id -> ms at which it gives up  8 aside
 --       9 waiters  10.. the lock's further slots
 -- ARGV  1 entry id  2 entry  3 kind: it replaces earlier entries of the same kind; "" replaces none
 --       4 how many may wait, or ""  5 ms after which it gives up, or ""  6 "1" at the front
---       7 the lock's mark  8 task id  9 a token for a turn  10 the done notes' ttl in ms
+--       7 the lock's id  8 task id  9 a token for a turn  10 the done notes' ttl in ms
 --       11 ms after which others check that a replaced entry got its result
 --       12 ms after which the holder is ended, or "" if it is left alone
 --       13 this task's name and id, for what it replaces: a JSON list with exactly four quotes
@@ -23,7 +23,7 @@
 
 local lock, room, entries, rooms, ended, done, deadlines, aside, waiters = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 10)}
-local id, entry, kind, most, give_up_after, in_front, mark, task_id = unpack(ARGV, 1, 8)
+local id, entry, kind, most, give_up_after, in_front, lock_id, task_id = unpack(ARGV, 1, 8)
 local turn_token, done_ttl, look_again, replace_after, successor, arrived_at, began, age = unpack(ARGV, 9)
 
 local limit, publishes = tonumber(most), true

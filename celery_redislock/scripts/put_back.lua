@@ -1,11 +1,11 @@
 -- Put an entry that was set aside back at the end of the waiting room: an operator's order.
 --
 -- KEYS  1 room  2 entries  3 aside  4 the bucket's rooms
--- ARGV  1 the entry's id  2 the lock's mark
+-- ARGV  1 the entry's id  2 the lock's id
 -- Reply 1 put back | 0 there is none with that id
 
 local room, entries, aside, rooms = unpack(KEYS)
-local id, mark = unpack(ARGV)
+local id, lock_id = unpack(ARGV)
 
 -- include entries.lua
 -- include kinds.lua

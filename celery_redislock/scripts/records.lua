@@ -64,14 +64,14 @@ end
 
 -- What is added to `broken`: the token that was broken, and who broke it, as JSON with exactly two
 -- quotes; "" if that is not known.
-local function broken_mark(token, by)
+local function broken_text(token, by)
   return opening_of(token) .. (by ~= '' and ',"by":' .. by or '')
 end
 
 -- Who broke the lock with this opening, as it was added; "" if not known; nil if nobody did.
-local function broken_by(marks, opening)
-  local _, last = string.find(marks or '', opening, 1, true)
-  return last and (string.match(marks, '^,"by":("[^"]*")', last + 1) or '')
+local function broken_by(broken_by_whom, opening)
+  local _, last = string.find(broken_by_whom or '', opening, 1, true)
+  return last and (string.match(broken_by_whom, '^,"by":("[^"]*")', last + 1) or '')
 end
 
 local function note_key(done, id)

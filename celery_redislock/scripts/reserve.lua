@@ -2,13 +2,13 @@
 --
 -- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 deadlines  6 aside  7 waiters
 --       8 ended  9.. the lock's further slots
--- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's mark
+-- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's id
 -- Reply {"reserved"}
 --       {"busy", value, ms to live (-1: for ever), and the turn given, if any: see turns.lua}
 
 local lock, room, entries, rooms, deadlines, aside, waiters, ended = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 9)}
-local value, ttl, mark = unpack(ARGV)
+local value, ttl, lock_id = unpack(ARGV)
 
 -- include values.lua
 -- include runs.lua

@@ -8,7 +8,7 @@
 --       2 the done note to leave, or ""
 --       3 "1" leave it in any case, "0" only if another copy of the message was seen
 --       4 the done note's ttl in ms   5 ms for which a freed lock is kept for a waiter
---       6 the lock's mark   7 "1" the caller can publish a task, "0" it cannot
+--       6 the lock's id   7 "1" the caller can publish a task, "0" it cannot
 --       8 the run's end, for the history: "<fence>|<ms>|<how>", or only "<how>" if the server adds
 --       the rest; "" for none
 --       and, unless it is the plain case:
@@ -21,7 +21,7 @@
 local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, aside, ended = unpack(KEYS)
 local runs = unpack(KEYS, 12)
 local slots = {lock, unpack(KEYS, 13)}
-local opening, note, always, done_ttl, reserve_for, mark, can_publish, run_end = unpack(ARGV)
+local opening, note, always, done_ttl, reserve_for, lock_id, can_publish, run_end = unpack(ARGV)
 local stray, min_hold, leaver, sets_aside = unpack(ARGV, 9)
 
 -- include values.lua

@@ -6,7 +6,7 @@
 -- Needs these locals:
 --   slots, room, entries, deadlines, aside, rooms, ended, waiters   keys
 --   wake         the wake list's key, in those that let a waiter in
---   mark         the lock's mark, in `rooms`
+--   lock_id      the lock's id, in `rooms`
 --   turn_token   the token of the turn that may be given
 --   publishes    whether the caller can publish a task
 --   time         TIME's reply
@@ -174,7 +174,7 @@ local function set_due(least)
     redis.call('DEL', entries, deadlines)
     -- A replaced entry may have no result yet: then the room is still looked after.
     if redis.call('EXISTS', ended) == 0 then
-      redis.call('ZREM', rooms, mark)
+      redis.call('ZREM', rooms, lock_id)
     end
     return -1
   end

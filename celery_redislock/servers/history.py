@@ -11,7 +11,7 @@ from typing import Any, Final
 from redis.exceptions import ResponseError
 
 from ..protocol import holders, past
-from ..protocol.keys import in_all_buckets, keys_of_mark, lock_keys, runs_of
+from ..protocol.keys import in_all_buckets, keys_of_lock_id, lock_keys, runs_of
 from ..protocol.past import Past
 from ..protocol.rooms import pairs_in
 from .server import Server
@@ -90,8 +90,8 @@ class History:
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        marks = {run.mark for run in runs}
-        slots = [slot for mark in marks for slot in _slots(prefix, mark)]
+        lock_ids = {run.lock_id for run in runs}
+        slots = [slot for lock_id in lock_ids for slot in _slots(prefix, lock_id)]
         values = self._ask([("GET", slot) for slot in slots], None)
         found = ((holders.parse(value, None), value) for value in values if value)
         return {
@@ -123,10 +123,10 @@ class History:
                 yield instead if isinstance(reply, ResponseError) else reply
 
 
-def _slots(prefix: str, mark: str) -> tuple[str, ...]:
-    """The keys of the lock with this mark; none if it is not a mark."""
+def _slots(prefix: str, lock_id: str) -> tuple[str, ...]:
+    """The keys of the lock with this id; none if it is not one."""
     try:
-        keys = keys_of_mark(prefix, mark)
+        keys = keys_of_lock_id(prefix, lock_id)
     except ValueError:
         return ()
     return keys.lock, *keys.slots

@@ -50,7 +50,8 @@ class Unlocked:
 UNLOCKED: Final = Unlocked()
 #: Where the request keeps the lease while the body runs.
 LEASE: Final = "_redislock_lease"
-#: In our mark of the request: the run that our tracer has begun, until the body is called.
+#: In the request's stamp, see `delivery.stamp`: the run that our tracer has begun, until the body
+#: is called.
 RUN: Final = "run"
 
 

@@ -117,7 +117,7 @@ class Facts:
             label=self.label,
         )
         # What is kept may be for another lock: the sender may have had other code.
-        is_ours = kept is not None and kept.mark == keys.mark
+        is_ours = kept is not None and kept.lock_id == keys.lock_id
         return Claim(
             *(keys, delivery.token, ttl, value, task_id, attempt, nesting, self.locks.done_ttl),
             kept=kept.token if is_ours and kept is not None else "",

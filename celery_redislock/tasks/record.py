@@ -122,8 +122,8 @@ class Record:
     @property
     def name(self) -> tuple[str, str]:
         """Which run it is, and its lock, for a line in the log."""
-        mark = self.kept.mark if self.kept is not None else ""
-        return str(self), self.facts.key if self.facts is not None else mark
+        lock_id = self.kept.lock_id if self.kept is not None else ""
+        return str(self), self.facts.key if self.facts is not None else lock_id
 
     def __str__(self) -> str:
         return str(self.facts or f"{self._task.name}[{self._raw.get('id')}]")
@@ -168,7 +168,7 @@ class Record:
     def leave_room(self) -> None:
         """Take the task out of the waiting room: it gave up, or failed while it was put there."""
         claim = self.facts.claim
-        self.kept = Kept(claim.keys.mark, claim.kept, claim.entry_id)
+        self.kept = Kept(claim.keys.lock_id, claim.kept, claim.entry_id)
         self.give_up_kept()
 
     def call_off_copies(self) -> None:

@@ -118,7 +118,7 @@ class Sending:
         self._own = own
         self._is_in_canvas = is_in_canvas
         self._is_bound = any(options.get(name) for name in _BINDING)
-        self._reservation = Kept(keys.mark, new_token())
+        self._reservation = Kept(keys.lock_id, new_token())
         self._is_eager = bool(task.app.conf.task_always_eager)
         self._seconds = self._seconds_in_queue()
 
@@ -183,7 +183,7 @@ class Sending:
         logger.warning(
             "redislock: %s is kept for %s, which has ended: freed", self._keys.lock, kept.task_id
         )
-        return Kept(self._keys.mark, kept.token)
+        return Kept(self._keys.lock_id, kept.token)
 
     def _claim(self) -> Claim:
         ttl = self._lock_options.lock_ttl

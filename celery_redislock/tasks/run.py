@@ -116,7 +116,7 @@ class Run(Asking):
             on_lost=self._on_lost,
             on_extended=self._on_extended,
         )
-        if self.kept is not None and self.kept.mark != facts.claim.keys.mark:
+        if self.kept is not None and self.kept.lock_id != facts.claim.keys.lock_id:
             # The task has another lock by now. What was kept is for those that use the old one.
             self.give_up_kept()
             self.learn(parked=False)

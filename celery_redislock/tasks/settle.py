@@ -19,7 +19,7 @@ from ..errors import LockUnavailable
 from ..protocol.calls import Release, settle
 from ..protocol.claims import Claim
 from ..protocol.exchange import UNKNOWN_TTL
-from ..protocol.keys import keys_of_mark
+from ..protocol.keys import keys_of_lock_id
 from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
 from .turns import follow
@@ -60,7 +60,7 @@ def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
         logger.warning(
             "redislock: could not free the turn or reservation of a task under %s, will try"
             " again: %s",
-            kept.mark, exc.reason,
+            kept.lock_id, exc.reason,
         )  # fmt: skip
         settle_beside(app, kept, end)
 
@@ -78,9 +78,9 @@ def _give_up(app: Any, kept: Kept) -> None:
     if not locks.knows_store:
         return
     try:
-        keys = keys_of_mark(locks.prefix, kept.mark)
+        keys = keys_of_lock_id(locks.prefix, kept.lock_id)
     except ValueError:
-        logger.warning("redislock: a message does not name a valid lock: %r", kept.mark)
+        logger.warning("redislock: a message does not name a valid lock: %r", kept.lock_id)
         return
     # Without a token it must not match a lock that has none, since that one cools down.
     claim = Claim(keys, kept.token or new_token(), UNKNOWN_TTL, "")

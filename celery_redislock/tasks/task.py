@@ -238,8 +238,8 @@ def _run_under_lock(task: LockedTask, body: Callable[[], Any], args: Any, kwargs
 
 def _run_of(request: Any) -> Run | None:
     """The run of this request, if our tracer has begun it. Returned only once."""
-    mark = (request.properties or {}).get(KEY)
-    return mark.pop(RUN, None) if isinstance(mark, dict) else None
+    stamped = (request.properties or {}).get(KEY)
+    return stamped.pop(RUN, None) if isinstance(stamped, dict) else None
 
 
 def _run_eagerly(

@@ -82,8 +82,8 @@ def around(task: LockedTask, inner: Tracer) -> Tracer:
 def _with_run(properties: Any, run: Run) -> dict[str, Any]:
     """The message's properties with the run, for the call of the task."""
     properties = properties if isinstance(properties, dict) else {}
-    mark = properties.get(KEY)
-    return {**properties, KEY: {**(mark if isinstance(mark, dict) else {}), RUN: run}}
+    stamped = properties.get(KEY)
+    return {**properties, KEY: {**(stamped if isinstance(stamped, dict) else {}), RUN: run}}
 
 
 def _scope() -> contextlib.AbstractContextManager[Any]:

@@ -144,7 +144,7 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
         return False
     waiter.check_route()
     header = {**own, "gave_up": offered.gives_up, "arrived": offered.arrived}
-    header.update(Kept(keys.mark, offered.token, offered.entry_id).header)
+    header.update(Kept(keys.lock_id, offered.token, offered.entry_id).header)
     options["headers"][KEY] = header
     publish_again(app, entry.task, args, kwargs, options)
     logger.debug("redislock: %s[%s] has its turn", entry.task, entry.task_id)

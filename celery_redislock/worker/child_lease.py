@@ -147,9 +147,10 @@ class ChildLease:
         if not task.lock_options.kept_across_retries or request is None or claim is None:
             return None
         kept = Kept.of(request.request_dict)
-        if kept is not None and kept.mark == claim.keys.mark and kept.token and not kept.entry_id:
+        own_id = claim.keys.lock_id
+        if kept is not None and kept.lock_id == own_id and kept.token and not kept.entry_id:
             return kept
-        return Kept(claim.keys.mark, f"{self.token}.retry")
+        return Kept(own_id, f"{self.token}.retry")
 
     def _keep_for_retry(self, claim: Claim, end: str) -> bool:
         heir, task = self.heir, self._task

@@ -18,7 +18,7 @@ from ..protocol import rooms
 from ..protocol.clock import clock
 from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.holders import opening_of
-from ..protocol.keys import keys_of_mark
+from ..protocol.keys import keys_of_lock_id
 from ..tasks.settle import End, settle_beside
 from .contained import contained
 
@@ -37,7 +37,7 @@ class KeptRequest(Request):
             sleeping.add(self)
         if not kept.entry_id:
             reserved.append(self)
-        if kept.entry_id and kept.mark:
+        if kept.entry_id and kept.lock_id:
             from_rooms.add(self)
             housekeeper.add(partial(self.note_here, kept))
 
@@ -48,7 +48,7 @@ class KeptRequest(Request):
             LockUnavailable: the server did not answer in time.
         """
         locks = self.task.app_locks
-        keys = keys_of_mark(locks.prefix, kept.mark)
+        keys = keys_of_lock_id(locks.prefix, kept.lock_id)
         self._noted_at = clock()
         noted = rooms.note_received(keys, kept.entry_id, kept.token, UNKNOWN_TTL)
         if not locks.store.run(noted, once=True):
@@ -124,7 +124,7 @@ def settle_over(locks: AppLocks) -> None:
     """
     over = [request for request in list(reserved) if not is_here(request)]
     held = {request: kept for request in over if (kept := request.unsettled()) is not None}
-    keys = [keys_of_mark(locks.prefix, kept.mark) for kept in held.values()]
+    keys = [keys_of_lock_id(locks.prefix, kept.lock_id) for kept in held.values()]
     values = locks.store.replies([("GET", each.lock) for each in keys], wrong_type=True)
     for (request, kept), value in zip(held.items(), values, strict=True):
         if isinstance(value, bytes) and value.startswith(opening_of(kept.token).encode()):

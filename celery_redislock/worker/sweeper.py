@@ -12,7 +12,7 @@ from ..app.settings import app_locks
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.exchange import UNKNOWN_TTL
-from ..protocol.keys import in_all_buckets, keys_of_mark, sweep_key
+from ..protocol.keys import in_all_buckets, keys_of_lock_id, sweep_key
 from ..protocol.log import get_logger
 from ..protocol.rooms import due_rooms, server_time, take_turn
 from ..tasks.turns import look_after
@@ -70,20 +70,20 @@ class Sweeper:
         if not locks.store.ask(take_turn(self._turn, SWEEP_EVERY * 0.9)):
             return
         now = locks.store.ask(server_time())
-        for seconds, mark in locks.store.ask(due_rooms(self._buckets, SWEEP_EVERY * 1.1, now)):
+        for seconds, lock_id in locks.store.ask(due_rooms(self._buckets, SWEEP_EVERY * 1.1, now)):
             after = max(began + seconds - clock(), 0.0)
-            look = partial(self._look_after, mark, clock() + after + GIVE_UPS_FOR)
+            look = partial(self._look_after, lock_id, clock() + after + GIVE_UPS_FOR)
             housekeeper.add(look, most=0.0, after=after)
 
-    def _look_after(self, mark: str, until: float) -> None:
+    def _look_after(self, lock_id: str, until: float) -> None:
         """Look after one room, and again as long as tasks give up in it."""
         try:
-            keys = keys_of_mark(app_locks(self._app).prefix, mark)
+            keys = keys_of_lock_id(app_locks(self._app).prefix, lock_id)
             gave_up = look_after(self._app, keys, UNKNOWN_TTL)
         except LockUnavailable:
             raise
         except Exception:
-            logger.exception("redislock: could not check the waiting room of %r", mark)
+            logger.exception("redislock: could not check the waiting room of %r", lock_id)
             return
         if gave_up and clock() < until:
-            housekeeper.add(partial(self._look_after, mark, until), most=0.0)
+            housekeeper.add(partial(self._look_after, lock_id, until), most=0.0)

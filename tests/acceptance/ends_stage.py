@@ -255,7 +255,7 @@ class Scene:
         names = (keys.lock, keys.room, keys.entries, keys.deadlines, keys.aside, keys.ended)
         left = lambda: [key for key in names if self.stage.locks.exists(key)]  # noqa: E731
         eventually(lambda: not left(), f"nothing is left of {keys.name}", 10)
-        assert self.stage.locks.zscore(keys.rooms, keys.mark) is None
+        assert self.stage.locks.zscore(keys.rooms, keys.lock_id) is None
 
     def freed(self, name: str, x: AsyncResult[Any], since: float, within: float = 2.0) -> None:
         """The lock is free, and the next call is sent."""

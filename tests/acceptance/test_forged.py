@@ -49,7 +49,7 @@ def plant(client, keys, *entries, age=0):
     if age:
         first = int((time.time() - age) * 1000)
         client.hset(keys.entries, f"#{entries[0].task_id}:0.0", f"0|{first}||0|")
-    client.zadd(keys.rooms, {keys.mark: int(time.time() * 1000)})
+    client.zadd(keys.rooms, {keys.lock_id: int(time.time() * 1000)})
 
 
 #: Of each forged record: its task, its options, and why it is refused.

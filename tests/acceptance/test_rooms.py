@@ -428,7 +428,7 @@ def test_a_room_that_cannot_be_looked_at_keeps_no_other_waiting(conf, client, la
         keys = lock_keys(prefix, "a")
         client.rpush(keys.room, "x:0.0")
         client.hset(keys.entries, "x:0.0", "||no JSON")
-        client.zadd(keys.rooms, {"no mark": 0, keys.mark: 1})
+        client.zadd(keys.rooms, {"no mark": 0, keys.lock_id: 1})
         Sweeper(app).sweep()
         housekeeper.finish()
         assert client.hkeys(keys.aside) == ["x:0.0"]

@@ -248,7 +248,7 @@ def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
     store = tasks.unique.app_locks.store
     mine = reservation(old)
     store.run(calls.reserve(mine, 60))
-    headers = {KEY: Kept(mine.keys.mark, mine.token).header}
+    headers = {KEY: Kept(mine.keys.lock_id, mine.token).header}
     consume()
     result = app.send_task("unique", (label, 0.1), queue=queue, headers=headers)
     assert result.get(timeout=20)

@@ -502,8 +502,8 @@ def test_put_back_by_a_key_knows_how_many_may_hold_the_lock(app, client):
     keys = set_aside(app, client, "several", "x", "lost-1")
     done = run(app, "put-back", keys.lock, "--json")
     assert json.loads(done.output) == {"key": keys.lock, "put_back": 1}
-    assert client.zrange(keys.rooms, 0, -1) == [keys.mark]
-    assert keys.mark.startswith("2|")
+    assert client.zrange(keys.rooms, 0, -1) == [keys.lock_id]
+    assert keys.lock_id.startswith("2|")
 
 
 def test_put_back_refuses_a_task_that_this_app_does_not_know(app, client, label):

@@ -79,7 +79,7 @@ Plant = Callable[[redis.Redis, LockKeys, "str | bytes"], object]
 def _plant_room(client: redis.Redis, keys: LockKeys, text: str | bytes) -> None:
     client.rpush(keys.room, "a:0.0", text)
     client.hset(keys.entries, mapping={b"a:0.0": text, text: text, b"#a:0.0": text})
-    client.zadd(keys.rooms, {text: 1, keys.mark: 1})
+    client.zadd(keys.rooms, {text: 1, keys.lock_id: 1})
     client.zadd(keys.deadlines, {text: 1})
     client.hset(keys.ended, text, text)
 

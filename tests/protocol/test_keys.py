@@ -16,7 +16,7 @@ from celery_redislock.protocol.keys import (
     LONGEST_NAME,
     LockKeys,
     key_parts,
-    keys_of_mark,
+    keys_of_lock_id,
     lock_keys,
 )
 
@@ -39,7 +39,7 @@ def test_all_keys_of_a_lock_are_in_one_hash_slot(name: str, entry_id: str, limit
 @given(ANY_TEXT, st.integers(1, 9))
 def test_the_mark_of_a_lock_leads_back_to_its_keys(name: str, limit: int) -> None:
     keys = lock_keys("redislock", name, limit)
-    assert keys_of_mark("redislock", keys.mark) == keys
+    assert keys_of_lock_id("redislock", keys.lock_id) == keys
 
 
 @given(ANY_TEXT, ANY_TEXT)

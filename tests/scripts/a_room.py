@@ -139,7 +139,7 @@ class Room:
     @property
     def due_in(self) -> float | None:
         """Seconds until a worker looks. The half of a ms says something else."""
-        due = self.client.zscore(self.keys.rooms, self.keys.mark)
+        due = self.client.zscore(self.keys.rooms, self.keys.lock_id)
         seconds, micros = self.client.time()
         return None if due is None else int(due) / 1000 - seconds - micros / 1e6
 
@@ -155,8 +155,8 @@ class Room:
         for key in (self.keys.waiters, self.keys.deadlines):
             for member in self.client.zrange(key, 0, -1):
                 self.client.zincrby(key, -passed, member)
-        if self.client.zscore(self.keys.rooms, self.keys.mark) is not None:
-            self.client.zincrby(self.keys.rooms, -passed, self.keys.mark)
+        if self.client.zscore(self.keys.rooms, self.keys.lock_id) is not None:
+            self.client.zincrby(self.keys.rooms, -passed, self.keys.lock_id)
         for field, state in self.client.hgetall(self.keys.entries).items():
             if field.startswith("#"):
                 offers, first, flag, till, tokens = state.split("|")

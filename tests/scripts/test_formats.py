@@ -183,7 +183,7 @@ def test_a_turn_is_a_value_of_a_message_in_the_queue(run_lua: Lua, task_id: str)
 @pytest.mark.parametrize("by", ["anna@host", 'a "b" \\ \n', "näme", ""])
 def test_a_mark_says_who_broke_it(run_lua: Lua, by: str) -> None:
     opening, text = holders.opening_of(TOKEN), holders.breaker_text(by)
-    marks = run_lua("broken_mark(a[1], '') .. broken_mark(a[2], a[3])", "other", TOKEN, text)
+    marks = run_lua("broken_text(a[1], '') .. broken_text(a[2], a[3])", "other", TOKEN, text)
     assert opening in marks
     found = run_lua("broken_by(a[1], a[2])", marks, opening)
     assert holders.breaker_of(found.encode()) == holders.one_line(by)
@@ -219,7 +219,7 @@ def test_the_end_of_a_run_says_the_same_to_both(run_lua: Lua) -> None:
     assert not past.is_whole(past.DIED)
     counted = run_lua("with_one_more_turned_away(a[1])", text)
     (run,) = past.runs_in([text.encode(), b"1|name", noted(run_lua, ended, counted)])
-    assert (run.mark, run.fence, run.took) == ("1|name", 7, 2.25)
+    assert (run.lock_id, run.fence, run.took) == ("1|name", 7, 2.25)
     assert (run.how, run.turned_away) == (past.DIED, 1)
     replaced = run_lua("to_be_replaced(a[1], 1700000000123, a[2])", text, SUCCESSOR)
     assert noted(run_lua, ended, replaced) == b"7|2250|died"

@@ -71,7 +71,7 @@ def test_a_run_is_written_down_as_it_begins_and_as_it_ends(store, make, label) -
     reply = store.run(calls.acquire(claim))
     (begun,) = kept(store, claim)
     assert (begun.fence, begun.how, begun.took) == (reply.fence, None, None)
-    assert (begun.mark, begun.holder.task_id) == (claim.keys.mark, claim.task_id)
+    assert (begun.lock_id, begun.holder.task_id) == (claim.keys.lock_id, claim.task_id)
     assert History(store).running(label, [begun]) == {reply.fence: 0}
     store.run(
         calls.settle(claim, calls.Release(run_end=past.end_text(reply.fence, 1.5, past.FAILED)))

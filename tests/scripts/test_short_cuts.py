@@ -140,7 +140,7 @@ def test_a_short_cut_ends_where_the_long_way_ends(
                 of = claim.keys
                 if value is not None:
                     empty.set(of.lock, value, px=to_ms(TTL))
-                    empty.rpush(claim.runs_key, value, of.mark, "1700000000000042|5|succeeded")
+                    empty.rpush(claim.runs_key, value, of.lock_id, "1700000000000042|5|succeeded")
                 if beside == "a note":
                     empty.set(claim.done_key, EXPECTS_RESULT, px=60000)
                 elif beside == "a waiter":
@@ -148,7 +148,7 @@ def test_a_short_cut_ends_where_the_long_way_ends(
                 elif beside == "a room":
                     empty.rpush(of.room, "first:0.0")
                     empty.hset(of.entries, "first:0.0", "|k@1700000000000|{}")
-                    empty.zadd(of.rooms, {of.mark: 1.7e12})
+                    empty.zadd(of.rooms, {of.lock_id: 1.7e12})
                 elif beside == "set aside":
                     empty.hset(of.aside, "mine:0.1", "|k@1700000000000|{}")
                 reply = evaluated(empty, call, *more)

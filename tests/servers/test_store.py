@@ -1228,7 +1228,7 @@ def test_who_was_replaced_in_a_room_that_is_empty_by_now_is_not_forgotten(store,
             rooms.due_rooms([newer.keys.rooms], 60, store.ask(rooms.server_time()))
         )
     ]
-    assert newer.keys.mark in marks
+    assert newer.keys.lock_id in marks
     assert store.run(rooms.look(newer.keys, 6)).ended == {older.entry_id: ("newer", "old")}
     store.ask(rooms.forget_ended(newer.keys, older.entry_id, 6))
     store.run(rooms.look(newer.keys, 6))
@@ -1238,7 +1238,7 @@ def test_who_was_replaced_in_a_room_that_is_empty_by_now_is_not_forgotten(store,
             rooms.due_rooms([newer.keys.rooms], 700, store.ask(rooms.server_time()))
         )
     ]
-    assert newer.keys.mark not in marks
+    assert newer.keys.lock_id not in marks
 
 
 def test_a_replica_that_is_promoted_while_it_is_asked_gives_the_lock(label, tmp_path) -> None:

@@ -296,7 +296,7 @@ class RoomMachine(RuleBasedStateMachine):
             return
         asks, slots = self.client.pipeline(transaction=False), self._slots()
         asks.lrange(self.keys.room, 0, -1).hgetall(self.keys.entries).hkeys(self.keys.aside)
-        asks.zrange(self.keys.deadlines, 0, -1).zscore(self.keys.rooms, self.keys.mark)
+        asks.zrange(self.keys.deadlines, 0, -1).zscore(self.keys.rooms, self.keys.lock_id)
         for slot in slots:
             asks.get(slot).pttl(slot)
         room, entries, aside, limited, noted, *held = asks.execute()
@@ -354,7 +354,7 @@ class RoomMachine(RuleBasedStateMachine):
         keys = self.keys
         left = (keys.room, keys.entries, keys.ended, keys.deadlines, keys.aside)
         assert self.client.exists(*left, *self._slots()) == 0
-        assert self.client.zscore(self.keys.rooms, self.keys.mark) is None
+        assert self.client.zscore(self.keys.rooms, self.keys.lock_id) is None
         newest = [task for task in self.tasks if task.policy == "coalesce"][-1:]
         assert [task.end for task in newest if task.end == "replaced"] == [], "the last has a run"
 

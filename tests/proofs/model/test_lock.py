@@ -220,7 +220,7 @@ MUTANTS = (
     Mutant("what is left to a retry has no expiry", "hold",
            "value, 'PX', ttl)", "value)"),
     Mutant("what was broken leaves no mark", "break",
-           "earlier .. broken_mark(holder.token, by)", "earlier"),
+           "earlier .. broken_text(holder.token, by)", "earlier"),
     Mutant("a break wakes nobody", "break",
            "redis.call('LPUSH', wake, '1')", "", "waited for"),
 )  # fmt: skip
