@@ -153,7 +153,7 @@ class Scene:
         self.client.config_set("slowlog-max-len", MOST_NOTED)
         self.app = Celery("growth", broker="memory://", set_as_current=False)
         self.app.conf.redislock_url = server.url
-        self.store: Server = app_locks(self.app).store
+        self.server: Server = app_locks(self.app).server
         self.sweeper = Sweeper(self.app)
         self._number = 0
         #: The lock whose room we look at, and its holder.
@@ -165,7 +165,7 @@ class Scene:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.store.close()
+        self.server.close()
         self.client.close()
         self.app.close()
 
@@ -179,7 +179,7 @@ class Scene:
         return Claim(keys, token, TTL, value, task_id, kept=kept)
 
     def acquire(self, claim: Claim) -> Claim:
-        reply = self.store.run(calls.acquire(claim))
+        reply = self.server.run(calls.acquire(claim))
         assert isinstance(reply, Acquired), reply
         return claim
 
@@ -187,7 +187,7 @@ class Scene:
         """Park a task that has some arguments."""
         entry = {"task": "shop.sync", "task_id": claim.task_id, "body": "[[], {}, {}]" * 20}
         text = json.dumps(entry, separators=(",", ":"))
-        reply = self.store.run(rooms.park(claim, Parking(text, kind=kind)))
+        reply = self.server.run(rooms.park(claim, Parking(text, kind=kind)))
         assert isinstance(reply, Parked), reply
 
     def move_to_the_middle(self, claim: Claim) -> None:
@@ -219,7 +219,7 @@ def one_size(scene: Scene, times: int) -> dict[str, list[Asked]]:
 
 
 def one_turn(scene: Scene, ask: Callable[[str, Callable[[], Any]], Any]) -> None:
-    store, keys = scene.store, scene.keys
+    store, keys = scene.server, scene.keys
     alone = scene.claim(scene.key("nobody's"))
     ask("acquire", lambda: scene.acquire(alone))
     ask("release", lambda: store.run(calls.settle(alone)))

@@ -108,5 +108,5 @@ def drop_waiting(app: Any, locks: Iterable[Found] | None = None, *, task: str | 
 
 def _locks(app: Any) -> AppLocks:
     locks = app_locks(app)
-    locks.require_server()
+    locks.require_address()
     return locks

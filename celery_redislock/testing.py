@@ -71,7 +71,7 @@ class MemoryServer(Server):
         #: A client of this server.
         self.client = self.new_client()
         pools = pools_like(self.client)
-        # Not with the store's own hook: this server never restarts.
+        # Not with the server's own hook: this server never restarts.
         super().__init__(lambda timeout, on_connect: pools(timeout, self._on_connect))
 
     def new_client(self, decode_responses: bool = True) -> redis.Redis:
@@ -108,9 +108,9 @@ class MemoryLocks:
         conflicts: the `ConflictDetails` of every duplicate since the start, in order.
     """
 
-    def __init__(self, store: MemoryServer) -> None:
-        self._store = store
-        self.client = store.client
+    def __init__(self, server: MemoryServer) -> None:
+        self._server = server
+        self.client = server.client
         self.conflicts: list[ConflictDetails] = []
 
     def outcomes(self, task: Any = None) -> list[str]:
@@ -129,7 +129,7 @@ class MemoryLocks:
     @contextlib.contextmanager
     def unreachable(self) -> Iterator[None]:
         """A context in which the locks cannot be reached, as if Redis were down."""
-        with self._store.unreachable():
+        with self._server.unreachable():
             yield
 
     def _note(self, sender: Any, details: ConflictDetails, **kwargs: Any) -> None:
@@ -147,9 +147,9 @@ def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
             `redislock_eager` is True.
     """
     before = stand_in.current
-    store = MemoryServer()
-    locks = MemoryLocks(store)
-    stand_in.current = stand_in.StandIn(store, eager)
+    server = MemoryServer()
+    locks = MemoryLocks(server)
+    stand_in.current = stand_in.StandIn(server, eager)
     # Celery 5.5 takes the methods of two objects for the same receiver.
     lock_conflict.connect(locks._note, weak=False, dispatch_uid=id(locks))
     try:
@@ -210,7 +210,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
         AssertionError: the lock is held already.
     """
     __tracebackhide__ = True
-    store, keys, ttl = _lock_of(what, args, kwargs)
+    server, keys, ttl = _lock_of(what, args, kwargs)
     task, app, label = "", None, None
     if not isinstance(what, RedisLock):
         called = what.task if isinstance(what, Calls) else what
@@ -219,7 +219,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
     for number in range(1, len(keys.slots) + 2):
         token, task_id = new_token(), f"held-by-test-{number}"
         value = holders.encode(token, ttl_ms=to_ms(ttl), task=task, task_id=task_id, label=label)
-        reply = held.take(Lease(store, Claim(keys, token, ttl, value, task_id)))
+        reply = held.take(Lease(server, Claim(keys, token, ttl, value, task_id)))
         if not isinstance(reply, Acquired):
             held.release()
             raise AssertionError(f"{keys.lock} is not free: {reply}")
@@ -244,17 +244,17 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
         lease = current_lock()
         if lease is None:
             raise AssertionError("lose_lock: no locked task runs here; say which task's lock it is")
-        store, keys, ttl = lease.store, lease.claim.keys, lease.ttl
+        server, keys, ttl = lease.server, lease.claim.keys, lease.ttl
     else:
-        store, keys, ttl = _lock_of(what, args, kwargs)
+        server, keys, ttl = _lock_of(what, args, kwargs)
     held = [
         each
         for each in heartbeat.live()
-        if isinstance(each, Lease) and each.store is store and each.claim.keys == keys
+        if isinstance(each, Lease) and each.server is server and each.claim.keys == keys
     ]
     if not held:
         raise AssertionError(f"no run in this process holds {keys.lock}")
-    store.run(break_lock(keys, ttl, by="lose_lock"))
+    server.run(break_lock(keys, ttl, by="lose_lock"))
     give_up = clock() + _SOON
     while not all(each.loss_is_told for each in held):
         if clock() > give_up:
@@ -267,10 +267,10 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
 
 def _lock_of(what: Any, args: Any, kwargs: Any) -> tuple[Server, LockKeys, float]:
     if isinstance(what, RedisLock):
-        return what._store, what._keys, what.ttl
+        return what._server, what._keys, what.ttl
     keys: LockKeys = what.keys_of_call(args, kwargs)
     task = what.task if isinstance(what, Calls) else what
-    return task.app_locks.store, keys, task.lock_options.lock_ttl
+    return task.app_locks.server, keys, task.lock_options.lock_ttl
 
 
 # -- assertions -------------------------------------------------------------------------------
@@ -332,5 +332,5 @@ def assert_free(what: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _holder_of(what: Any, args: Any, kwargs: Any) -> tuple[Holder | None, str]:
-    store, keys, ttl = _lock_of(what, args, kwargs)
-    return store.ask(holder_of(keys, ttl)), keys.lock
+    server, keys, ttl = _lock_of(what, args, kwargs)
+    return server.ask(holder_of(keys, ttl)), keys.lock

@@ -260,7 +260,7 @@ def test_afterwards_locks_are_on_the_server_again(define: Any, app: Celery, conf
         assert (outer.outcomes(), inner.outcomes()) == (["skipped"], [])
     assert_free(task)
     with hold_lock(task):
-        assert task.app_locks.store.ask(calls.holder_of(task.keys_of_call((), {}), 5)) is not None
+        assert task.app_locks.server.ask(calls.holder_of(task.keys_of_call((), {}), 5)) is not None
         assert task.apply().successful(), "eager calls take no lock again"
     assert_free(task)
 

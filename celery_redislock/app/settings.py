@@ -25,7 +25,7 @@ from .options import SETTINGS
 from .unknown import refuse_unknown_settings
 
 if TYPE_CHECKING:
-    from ..servers.server import Server as Store
+    from ..servers.server import Server
 
 #: Where an app keeps its locks.
 ATTRIBUTE: Final = "_redislock"
@@ -33,7 +33,7 @@ ATTRIBUTE: Final = "_redislock"
 HISTORY: Final = 50
 
 
-class Server(NamedTuple):
+class Address(NamedTuple):
     """Where the locks of an app are."""
 
     url: str
@@ -45,7 +45,7 @@ class NoServer(ConfigError):
 
 
 class AppLocks:
-    """The settings of an app, checked, and its store, connected at first use.
+    """The settings of an app, checked, and its lock server, connected at first use.
 
     Args:
         app: the Celery app.
@@ -66,60 +66,58 @@ class AppLocks:
             *("app", "redislock_history", self.settings.get("redislock_history", HISTORY)),
             *(checks.history, checks.HISTORY),
         )
-        self.server = _server(app.conf, self.settings)
+        self.address = _server(app.conf, self.settings)
         self.redelivery = redelivery_of(app.conf)
         #: Seconds for which a finished attempt is remembered: a copy of its message may come when
         #: the broker delivers it again.
         self.done_ttl = DONE_TTL + self.redelivery.copies_for
-        self._store: Store | None = None
-        if known is not None and known.server == self.server:
-            self._store = known._store
+        self._server: Server | None = None
+        if known is not None and known.address == self.address:
+            self._server = known._server
             return
-        if self.server is not None:
+        if self.address is not None:
             # Raises if it is wrong. Only for a new server: this runs whenever a task is bound.
-            pools_from_url(self.server.url, self.server.options)
-        if known is not None and known._store is not None:
-            known._store.close()
+            pools_from_url(self.address.url, self.address.options)
+        if known is not None and known._server is not None:
+            known._server.close()
 
     @property
-    def store(self) -> Store:
+    def server(self) -> Server:
         """The app's lock server."""
         if stand_in.current is not None:
-            return stand_in.current.store
-        if self._store is None:
-            from ..servers.server import (
-                Server as Store,  # a program that only sends tasks needs none
-            )
+            return stand_in.current.server
+        if self._server is None:
+            from ..servers.server import Server  # a program that only sends tasks needs none
 
-            server = self.require_server()
-            self._store = Store(pools_from_url(server.url, server.options))
-        return self._store
+            address = self.require_address()
+            self._server = Server(pools_from_url(address.url, address.options))
+        return self._server
 
     @property
-    def knows_store(self) -> bool:
+    def knows_server(self) -> bool:
         """Whether it is known where the locks are: in a server, or in a stand-in."""
-        return self.server is not None or stand_in.current is not None
+        return self.address is not None or stand_in.current is not None
 
     @property
     def eager(self) -> bool:
         """Whether eager calls take locks."""
         return self._eager or (stand_in.current is not None and stand_in.current.eager)
 
-    def require_server(self) -> Server:
+    def require_address(self) -> Address:
         """Where the locks are.
 
         Raises:
             NoServer: no setting says so.
         """
         if stand_in.current is not None:
-            return Server("", {})
-        if self.server is None:
+            return Address("", {})
+        if self.address is None:
             raise NoServer(
                 "redislock_url is not set, and neither the result backend nor the broker is"
                 " Redis; set redislock_url to the Redis server that keeps the locks, such as"
                 " 'redis://localhost:6379/0'"
             )
-        return self.server
+        return self.address
 
     def describe_server(self) -> str:
         """Where the locks are: the server as a URL, without user and password, and the prefix of
@@ -128,10 +126,10 @@ class AppLocks:
         Raises:
             NoServer: no setting says so.
         """
-        server = self.require_server()
+        address = self.require_address()
         if stand_in.current is not None:
             return f"memory, prefix {self.prefix!r}"
-        where = address_of(pools_from_url(server.url, server.options))
+        where = address_of(pools_from_url(address.url, address.options))
         return f"{where}, prefix {self.prefix!r}"
 
     def _flag(self, name: str, default: bool) -> bool:
@@ -163,7 +161,7 @@ def _reader_of_app(app: Any) -> Callable[[], AppLocks] | None:
     if not isinstance(app, Celery):
         return None
     if app.finalized:
-        app_locks(real_app(app)).require_server()
+        app_locks(real_app(app)).require_address()
     return lambda: app_locks(real_app(app))
 
 
@@ -216,7 +214,7 @@ def default_prefix(conf: Any) -> str:
     return "redislock"
 
 
-def _server(conf: Any, settings: Mapping[str, Any]) -> Server | None:
+def _server(conf: Any, settings: Mapping[str, Any]) -> Address | None:
     options = settings.get("redislock_transport_options") or {}
     if not isinstance(options, Mapping):
         raise ConfigError(
@@ -224,19 +222,19 @@ def _server(conf: Any, settings: Mapping[str, Any]) -> Server | None:
         )
     url = settings.get("redislock_url")
     if url is not None:
-        return Server(url, options)
+        return Address(url, options)
     derived = _of_result_backend(conf) or _of_broker(conf)
-    return derived and Server(derived.url, {**derived.options, **options})
+    return derived and Address(derived.url, {**derived.options, **options})
 
 
-def _of_result_backend(conf: Any) -> Server | None:
+def _of_result_backend(conf: Any) -> Address | None:
     url = conf.result_backend
     if not is_redis_url(url):
         return None
     return _derived(url, conf.result_backend_transport_options, conf.get("redis_backend_use_ssl"))
 
 
-def _of_broker(conf: Any) -> Server | None:
+def _of_broker(conf: Any) -> Address | None:
     urls = conf.broker_url
     if isinstance(urls, str):
         # A failover list is separated like a list of sentinels.
@@ -247,9 +245,9 @@ def _of_broker(conf: Any) -> Server | None:
     return None
 
 
-def _derived(url: str, options: Mapping[str, Any] | None, use_ssl: Any) -> Server:
+def _derived(url: str, options: Mapping[str, Any] | None, use_ssl: Any) -> Address:
     """The server of another setting, with its options for connecting only."""
     kept = {k: v for k, v in (options or {}).items() if k in TRANSPORT_OPTIONS}
     if isinstance(use_ssl, Mapping):
         kept.update((k, v) for k, v in use_ssl.items() if k in TRANSPORT_OPTIONS)
-    return Server(url, kept)
+    return Address(url, kept)

@@ -38,14 +38,14 @@ class Extendable(Protocol):
     Attributes:
         ttl: seconds that the lock outlives its holder.
         next_beat: when it is to be extended next, on `clock`.
-        store: the store that has it.
+        server: where it is.
     """
 
     ttl: float
     next_beat: float
 
     @property
-    def store(self) -> Server: ...
+    def server(self) -> Server: ...
 
     def extension(self, now: float) -> Extension | None:
         """The extension to send now. None if it must not be extended now: then it has set
@@ -172,14 +172,14 @@ class Heartbeat:
         batches: dict[Any, list[Extendable]] = {}
         for lease in leases:
             if lease.next_beat <= now + EARLY * lease.ttl / 3:
-                batches.setdefault(lease.store, []).append(lease)
+                batches.setdefault(lease.server, []).append(lease)
         # A server that hangs must not cost another one's locks: each server gets only as long as
         # the shortest ttl allows.
         shortest = min(lease.ttl for lease in leases)
-        for store, batch in batches.items():
-            self._extend(store, batch, shortest)
+        for server, batch in batches.items():
+            self._extend(server, batch, shortest)
 
-    def _extend(self, store: Server, batch: list[Extendable], shortest: float) -> None:
+    def _extend(self, server: Server, batch: list[Extendable], shortest: float) -> None:
         sent_at = clock()
         asked = [
             (weakref.ref(lease), lease, extension)
@@ -190,7 +190,7 @@ class Heartbeat:
         try:
             # Leases discarded between the collection and the line above must not be extended.
             asked = [each for each in asked if each[0] in self._leases]
-            replies = _extend_all(store, [extension for _, _, extension in asked], shortest)
+            replies = _extend_all(server, [extension for _, _, extension in asked], shortest)
             pairs = list(zip(asked, replies, strict=True))
             silent = {ref for (ref, *_), reply in pairs if isinstance(reply, LockUnavailable)}
             if silent:  # before a caller that waits for the reply goes on
@@ -202,12 +202,12 @@ class Heartbeat:
 
 
 def _extend_all(
-    store: Server, extensions: list[Extension], shortest: float
+    server: Server, extensions: list[Extension], shortest: float
 ) -> list[Extended | LockUnavailable]:
     if not extensions:
         return []
     try:
-        return store.run_all(
+        return server.run_all(
             [extend(each) for each in extensions], ttl=shortest, purpose="heartbeat"
         )
     except LockUnavailable as exc:

@@ -63,7 +63,7 @@ class Held:
     The heartbeat has a weak reference to it, so that a lock that its owner dropped expires.
 
     Attributes:
-        store: where the lock is.
+        server: where the lock is.
         claim: the lock and the token.
         key: the lock's whole key in Redis.
         ttl: seconds that the lock outlives a dead holder.
@@ -94,7 +94,7 @@ class Held:
 
     def __init__(
         self,
-        store: Server,
+        server: Server,
         claim: Claim,
         *,
         max_hold: float | None = None,
@@ -103,7 +103,7 @@ class Held:
         on_lost: Callable[[Any], None] | None = None,
         on_extended: Callable[[Any, float, bool], None] | None = None,
     ) -> None:
-        self.store = store
+        self.server = server
         self.claim = claim
         self.key = claim.keys.lock
         self.ttl = claim.ttl
@@ -266,7 +266,7 @@ class Held:
         retake = retake and sent_at < self.deadline
         extension = Extension(self.claim, self.stored, self.fence, retake, self.counter)
         try:
-            reply = self.store.run(extend(extension), once=True)
+            reply = self.server.run(extend(extension), once=True)
         except LockUnavailable as exc:
             self.unanswered = True
             if clock() < self.deadline:
@@ -306,7 +306,7 @@ def _undo_retake(held: Held) -> None:
     attempt, and then an extension took it again.
     """
     try:
-        held.store.run(settle(held.claim, Release(publishes=False)), purpose="heartbeat")
+        held.server.run(settle(held.claim, Release(publishes=False)), purpose="heartbeat")
     except LockUnavailable as exc:
         held.teller.tell(partial(say_not_released, held, exc))
 

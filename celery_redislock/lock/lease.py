@@ -93,7 +93,7 @@ class Lease(Held):
             LockUnavailable: the server did not answer in time.
         """
         self.asked = True
-        answer = self.store.run(acquire(self.claim, "try", again, note), hold_off=hold_off)
+        answer = self.server.run(acquire(self.claim, "try", again, note), hold_off=hold_off)
         if isinstance(answer, Acquired):
             self.begin(answer, answer.sent_at)
         else:
@@ -137,10 +137,10 @@ class Lease(Held):
         """Take one step of a wait."""
         self.asked = True
         if isinstance(step, Try):
-            answer = self.store.run(step.call, hold_off=step.hold_off)
+            answer = self.server.run(step.call, hold_off=step.hold_off)
             at = answer.sent_at if isinstance(answer, Acquired) else 0.0
         elif isinstance(step, Block):
-            answer, at = self.store.block(*step), clock()
+            answer, at = self.server.block(*step), clock()
             # The right counts from before the block: nobody knows when it ended.
             if isinstance(answer, Acquired) and at >= answer.sent_at + self.ttl:
                 return None
@@ -173,7 +173,7 @@ class Lease(Held):
         release = release._replace(run_end=self._end(how), stray=self.unanswered)
         try:
             # If it was never confirmed, the server may have taken it, and the reply got lost.
-            settled = self.store.run(settle(self.claim, release), once=not self.fence)
+            settled = self.server.run(settle(self.claim, release), once=not self.fence)
         except LockUnavailable as exc:
             self.is_over = True
             say_not_released(self, exc)
@@ -197,7 +197,7 @@ class Lease(Held):
         self.unanswered = heartbeat.discard(self) or self.unanswered
         try:
             value, end = heir.value(self.stored), self._end(how)
-            ours = self.store.run(hold(self.claim, value, heir.seconds, end))
+            ours = self.server.run(hold(self.claim, value, heir.seconds, end))
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: could not keep %s for the retry; it expires within %g s: %s",

@@ -40,8 +40,8 @@ class _ThreadLease(Lease):
 
     stray_release_is_told = False
 
-    def __init__(self, store: Server, claim: Claim, *, beats: bool) -> None:
-        super().__init__(store, claim, beats=beats)
+    def __init__(self, server: Server, claim: Claim, *, beats: bool) -> None:
+        super().__init__(server, claim, beats=beats)
         self.thread = threading.current_thread().name
         self.last = _Last()
 
@@ -195,7 +195,7 @@ class RedisLock:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        return self._store.ask(holder_of(self._keys, self.ttl))
+        return self._server.ask(holder_of(self._keys, self.ttl))
 
     def acquire(self, timeout: float | None = None) -> bool:
         """Take the lock.
@@ -220,7 +220,7 @@ class RedisLock:
             return True
         if held is not None and timeout is None:
             raise LockConflict(self.key, self.holder())
-        lease = _ThreadLease(self._store, self._claim(), beats=self._beats)
+        lease = _ThreadLease(self._server, self._claim(), beats=self._beats)
         last = lease.last
         last.lease = weakref.ref(lease)
         try:
@@ -301,8 +301,8 @@ class RedisLock:
         )  # fmt: skip
 
     @property
-    def _store(self) -> Server:
-        return self._read().store if stand_in.current is None else stand_in.current.store
+    def _server(self) -> Server:
+        return self._read().server if stand_in.current is None else stand_in.current.server
 
     @property
     def _keys(self) -> LockKeys:

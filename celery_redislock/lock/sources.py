@@ -29,13 +29,13 @@ class Source(Protocol):
     """Where locks are, and what the locks there have in common.
 
     Attributes:
-        store: the server.
+        server: the lock server.
         prefix: what every key begins with.
         history: how many runs each bucket keeps in its history; 0 for none.
     """
 
     @property
-    def store(self) -> Server: ...
+    def server(self) -> Server: ...
     @property
     def prefix(self) -> str: ...
     @property
@@ -57,8 +57,8 @@ class Fixed:
     prefix = "redislock"
     history = 0
 
-    def __init__(self, store: Server) -> None:
-        self.store = store
+    def __init__(self, server: Server) -> None:
+        self.server = server
 
     def __call__(self) -> Fixed:
         return self
@@ -79,7 +79,7 @@ _stores_of_urls: dict[tuple[str, str], Server] = {}
 
 
 def _store_for(source: Any, options: Mapping[str, Any] | None) -> Server:
-    """The store for this server: all its locks share connections."""
+    """The lock server of this client: all its locks share connections."""
     from ..servers.server import Server  # a program that only sends tasks needs none
 
     if isinstance(source, str):
@@ -95,7 +95,7 @@ def _store_for(source: Any, options: Mapping[str, Any] | None) -> Server:
     if options is not None:
         raise ConfigError("RedisLock: transport_options are not accepted beside a client's")
     pool = source.connection_pool
-    store = _stores_of_clients.get(pool)
-    if store is None:
-        store = _stores_of_clients[pool] = Server(pools_like(source))
-    return store
+    server = _stores_of_clients.get(pool)
+    if server is None:
+        server = _stores_of_clients[pool] = Server(pools_like(source))
+    return server

@@ -58,10 +58,10 @@ def backlog(locks: AppLocks) -> dict[str, Figures]:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     count = _Count(locks)
-    for page in Looking(locks.store).scan(lock_pattern(locks.prefix)):
+    for page in Looking(locks.server).scan(lock_pattern(locks.prefix)):
         count.note(page)
     count.finish()
-    for task, at in History(locks.store).last_successes(locks.prefix).items():
+    for task, at in History(locks.server).last_successes(locks.prefix).items():
         count.of(task).last_success = at
     return dict(count.figures)
 
@@ -70,7 +70,7 @@ class _Count:
     """Counts while the keys come in, so that a million locks are not all kept in memory."""
 
     def __init__(self, locks: AppLocks) -> None:
-        self._store, self._prefix = locks.store, locks.prefix
+        self._server, self._prefix = locks.server, locks.prefix
         self.figures: defaultdict[str, Figures] = defaultdict(Figures)
         #: The keys that are to be read, with the names of their locks, by kind.
         self._noted: dict[str, list[tuple[bytes, str]]] = {
@@ -118,7 +118,7 @@ class _Count:
                 del noted[:size]
 
     def _read_slots(self, slots: list[tuple[bytes, str]]) -> None:
-        for found in read_slots(self._store, slots).values():
+        for found in read_slots(self._server, slots).values():
             self._taken.add(hash(found.name))
             figures = self.of(found.task)
             figures.locks[found.state] += 1
@@ -127,7 +127,7 @@ class _Count:
 
     def _read_rooms(self, rooms: list[tuple[bytes, str]]) -> None:
         keys = [lock_keys(self._prefix, name) for _, name in rooms]
-        for (_, name), (count, first) in zip(rooms, heads_of(self._store, keys), strict=True):
+        for (_, name), (count, first) in zip(rooms, heads_of(self._server, keys), strict=True):
             if not count:
                 continue
             figures = self.of(first.task)
@@ -136,13 +136,13 @@ class _Count:
             self._awaited[name] = first.task
 
     def _read_waiters(self, waiters: list[tuple[bytes, str]]) -> None:
-        counts = Looking(self._store).lengths([], [key for key, _ in waiters])
+        counts = Looking(self._server).lengths([], [key for key, _ in waiters])
         for (_, name), count in zip(waiters, counts, strict=True):
             if count:
                 self._awaited.setdefault(name, awaited_in(name, 0))
 
     def _read_asides(self, asides: list[tuple[bytes, str]]) -> None:
-        for aside in asides_of(self._store, [key for key, _ in asides]):
+        for aside in asides_of(self._server, [key for key, _ in asides]):
             if aside.total:
                 self.of(aside.task).aside += aside.total
 

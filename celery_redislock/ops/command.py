@@ -120,10 +120,10 @@ def _app(ctx: click.Context) -> Any:
         locks = app_locks(app, refresh=True)
     except Exception as exc:  # whatever the project's modules raise
         raise problem(f"cannot load the app's tasks: {exc}") from exc
-    if locks.server is None and app.main in (None, "default"):
+    if locks.address is None and app.main in (None, "default"):
         raise problem("no app: use celery -A proj redislock ...")
-    if ctx.info_name != "doctor" or locks.server is None:
-        locks.require_server()
+    if ctx.info_name != "doctor" or locks.address is None:
+        locks.require_address()
     return app
 
 
@@ -145,7 +145,7 @@ def _say_server(ctx: click.Context, app: Any) -> None:
     from ..app.settings import app_locks
 
     locks = app_locks(app)
-    if locks.knows_store:
+    if locks.knows_server:
         color = False if ctx.obj.no_color else None
         click.secho(f"Redis: {locks.describe_server()}", err=True, dim=True, color=color)
 

@@ -93,16 +93,16 @@ def past_runs(
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    store, prefix = locks.store, locks.prefix
+    server, prefix = locks.server, locks.prefix
     name = name and lock_keys(prefix, name).name
     lists = [
         (bucket, each)
-        for bucket, tasks in History(store).tasks(prefix, name).items()
+        for bucket, tasks in History(server).tasks(prefix, name).items()
         for each in tasks
         if task is None or _matches(each or OUTSIDE, task)
     ]
     most = limit if name is None and since is None else None
-    runs, alive = _read(History(store), prefix, lists, most)
+    runs, alive = _read(History(server), prefix, lists, most)
     found = (_past_run(prefix, run, alive) for run in runs)
     wanted = sorted(_filtered(found, name, since, running), key=lambda run: -run.began)
     return wanted[:limit]
@@ -178,7 +178,7 @@ def turned_away(locks: AppLocks, *, task: str | None = None) -> dict[str, dict[i
     first = time.time() - HOURS * 3600
     return {
         cut(each): kept
-        for each, hours in sorted(History(locks.store).turned_away(locks.prefix).items())
+        for each, hours in sorted(History(locks.server).turned_away(locks.prefix).items())
         if (task is None or _matches(each, task))
         and (kept := {hour: count for hour, count in sorted(hours.items()) if hour > first})
     }

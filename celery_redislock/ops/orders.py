@@ -57,7 +57,7 @@ def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
     keys = lock_keys(locks.prefix, each.name)
     if each.key != keys.lock:
         keys = lock_keys(locks.prefix, each.name, MAX_LIMIT)
-    holder = locks.store.run(calls.break_lock(keys, LOOKING_TTL, each.token, by, each.task))
+    holder = locks.server.run(calls.break_lock(keys, LOOKING_TTL, each.token, by, each.task))
     return holder is not None or each.state == "reserved"
 
 
@@ -83,7 +83,7 @@ def _drop_all(locks: AppLocks, keys: LockKeys, by: str) -> dict[str, str]:
     """What was parked, by entry ids. In steps: one for all would stop the server for too long."""
     dropped: dict[str, str] = {}
     while True:
-        some = locks.store.run(rooms.drop(keys, LOOKING_TTL, by, locks.done_ttl))
+        some = locks.server.run(rooms.drop(keys, LOOKING_TTL, by, locks.done_ttl))
         dropped.update(some)
         if len(some) < rooms.DROP_COUNT:
             return dropped
@@ -96,7 +96,7 @@ def put_back(app: Any, locks: AppLocks, keys: LockKeys, force: bool = False) -> 
         TargetError: the app does not know one of them, and it is not forced.
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    entries = Looking(locks.store).all_set_aside(keys)
+    entries = Looking(locks.server).all_set_aside(keys)
     tasks = {named(*each).task for each in entries.items()}
     unknown = sorted(task for task in tasks if task is not None and task not in app.tasks)
     if unknown and not force:
@@ -105,4 +105,6 @@ def put_back(app: Any, locks: AppLocks, keys: LockKeys, force: bool = False) -> 
             " (NotRegistered). First every worker of that queue must know the task; then --force"
         )
     keys = with_slots_of(app, keys, tasks)
-    return sum(locks.store.run(rooms.put_back(keys, entry_id, LOOKING_TTL)) for entry_id in entries)
+    return sum(
+        locks.server.run(rooms.put_back(keys, entry_id, LOOKING_TTL)) for entry_id in entries
+    )

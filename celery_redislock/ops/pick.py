@@ -64,7 +64,7 @@ def of_task(app: Any, task: str) -> list[Found]:
     locks = app_locks(app)
     found = all_locks(locks, app)
     awaited = [lock_keys(locks.prefix, each.name) for each in found if each.waiting]
-    heads = zip(awaited, heads_of(locks.store, awaited), strict=True)
+    heads = zip(awaited, heads_of(locks.server, awaited), strict=True)
     rooms = {keys.name for keys, (_, first) in heads if first.task == task}
     return [
         each

@@ -78,13 +78,13 @@ class Aside(NamedTuple):
     label: str | None
 
 
-def room_of(store: Server, keys: LockKeys, app: Any = None, most: int = NAMED) -> Room:
+def room_of(server: Server, keys: LockKeys, app: Any = None, most: int = NAMED) -> Room:
     """The tasks that wait for the lock, at most so many; with labels and arguments, for an app.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    room = Looking(store).room(keys, most)
+    room = Looking(server).room(keys, most)
 
     waiting, aside = (
         [_aged(*each, room.now, app) for each in some] for some in (room.entries, room.aside)
@@ -93,37 +93,37 @@ def room_of(store: Server, keys: LockKeys, app: Any = None, most: int = NAMED) -
 
 
 def heads_of(
-    store: Server, rooms: Sequence[LockKeys], app: Any = None
+    server: Server, rooms: Sequence[LockKeys], app: Any = None
 ) -> list[tuple[int, Waiting]]:
     """For each of these waiting rooms, how many tasks wait, and the first of them. As `room_of`.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    now, heads = Looking(store).heads(rooms)
+    now, heads = Looking(server).heads(rooms)
     return [(count, _aged(entry_id, entry, now, app)) for count, entry_id, entry in heads]
 
 
 def entries_of(
-    store: Server, wanted: Sequence[tuple[LockKeys, str]], app: Any = None
+    server: Server, wanted: Sequence[tuple[LockKeys, str]], app: Any = None
 ) -> list[Waiting]:
     """The tasks of these entries, each given by its room and its id. As `room_of`.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    entries = Looking(store).entries(wanted)
+    entries = Looking(server).entries(wanted)
     pairs = zip(wanted, entries, strict=True)
     return [named(entry_id, parked_of(entry), app) for (_, entry_id), entry in pairs]
 
 
-def asides_of(store: Server, keys: Sequence[bytes], app: Any = None) -> list[Aside]:
+def asides_of(server: Server, keys: Sequence[bytes], app: Any = None) -> list[Aside]:
     """What was set aside, under each of these keys.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    counts, entries = Looking(store).lengths([], [], keys), Looking(store).set_aside(keys, NAMED)
+    counts, entries = Looking(server).lengths([], [], keys), Looking(server).set_aside(keys, NAMED)
     return [_aside(count, some, app) for count, some in zip(counts, entries, strict=True)]
 
 

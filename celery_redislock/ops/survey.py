@@ -1,4 +1,4 @@
-"""What is in the store, for people: all locks, or all about one. Reads, and changes nothing."""
+"""What the lock server has, for people: all locks, or all about one. It changes nothing."""
 
 from __future__ import annotations
 
@@ -112,22 +112,22 @@ def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    store, prefix = locks.store, locks.prefix
-    found, others = _scan(store, prefix)
+    server, prefix = locks.server, locks.prefix
+    found, others = _scan(server, prefix)
     taken = {each.name for each in found.values()}
-    waiting = _count_waiting(store, others["room"], others["waiters"])
+    waiting = _count_waiting(server, others["room"], others["waiters"])
     awaited = [name for name, count in waiting.items() if count and name not in taken]
     taken.update(awaited)
     broken = [(key, name) for name, key in others["broken"].items() if name not in taken]
     for batch in _batches(broken):
-        found.update(read_slots(store, batch, "broken"))
+        found.update(read_slots(server, batch, "broken"))
     counted = [
         dataclasses.replace(each, waiting=waiting.get(each.name, 0)) for each in found.values()
     ]
     held = _labelled(locks, counted, app)
     free = _free(locks, {name: waiting[name] for name in awaited}, app)
     aside = [(lock_keys(prefix, name).lock, name, key) for name, key in others["aside"].items()]
-    return [*held, *free, *_set_aside(store, aside, app)]
+    return [*held, *free, *_set_aside(server, aside, app)]
 
 
 def _free(locks: AppLocks, waiting: dict[str, int], app: Any) -> Iterator[Found]:
@@ -136,7 +136,7 @@ def _free(locks: AppLocks, waiting: dict[str, int], app: Any) -> Iterator[Found]
     """
     for batch in _batches(waiting.items()):
         keys = [lock_keys(locks.prefix, name) for name, _ in batch]
-        heads = heads_of(locks.store, keys, app)
+        heads = heads_of(locks.server, keys, app)
         for each, (name, count), (room_count, first) in zip(keys, batch, heads, strict=True):
             task = first.task or awaited_in(name, room_count)
             holder = Holder(task=task, label=first.label) if task else None
@@ -158,20 +158,20 @@ def _labelled(locks: AppLocks, found: list[Found], app: Any) -> list[Found]:
     ]
     for batch in _batches(wanted):
         turns = [(lock_keys(locks.prefix, each.name), each.turn or "") for _, each in batch]
-        waiting = entries_of(locks.store, turns, app)
+        waiting = entries_of(locks.server, turns, app)
         for (number, each), first in zip(batch, waiting, strict=True):
             holder = dataclasses.replace(each.holder or Holder(), label=first.label)
             found[number] = dataclasses.replace(each, holder=holder)
     return found
 
 
-def _scan(store: Server, prefix: str) -> tuple[dict[bytes, Found], dict[str, dict[str, bytes]]]:
+def _scan(server: Server, prefix: str) -> tuple[dict[bytes, Found], dict[str, dict[str, bytes]]]:
     """All slots that are taken, by their keys. And for each kind of other keys, the key of each
     lock by its name.
     """
     found: dict[bytes, Found] = {}
     others: dict[str, dict[str, bytes]] = {"room": {}, "waiters": {}, "broken": {}, "aside": {}}
-    for page in Looking(store).scan(lock_pattern(prefix)):
+    for page in Looking(server).scan(lock_pattern(prefix)):
         slots = {}
         for key in page:
             kind, name = key_parts(prefix, key) or ("", "")
@@ -180,7 +180,7 @@ def _scan(store: Server, prefix: str) -> tuple[dict[bytes, Found], dict[str, dic
             elif is_slot(kind) and key not in found:
                 slots[key] = name
         for batch in _batches(slots.items()):
-            found.update(read_slots(store, batch))
+            found.update(read_slots(server, batch))
     return found, others
 
 
@@ -191,16 +191,16 @@ def one_lock(locks: AppLocks, name: str, app: Any = None) -> list[Found]:
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    store, keys = locks.store, lock_keys(locks.prefix, name, MAX_LIMIT)
+    server, keys = locks.server, lock_keys(locks.prefix, name, MAX_LIMIT)
     slots = [(key.encode(), name) for key in (keys.lock, *keys.slots)]
-    found = [*read_slots(store, slots).values()]
-    count = sum(Looking(store).lengths([keys.room], [keys.waiters]))
+    found = [*read_slots(server, slots).values()]
+    count = sum(Looking(server).lengths([keys.room], [keys.waiters]))
     counted = [dataclasses.replace(each, waiting=count) for each in found]
     found = _labelled(locks, counted, app)
     if not found:
         found = [*_free(locks, {name: count} if count else {}, app)]
-        found += read_slots(store, [(keys.broken.encode(), name)], "broken").values()
-    return [*found, *_set_aside(store, [(keys.lock, name, keys.aside.encode())], app)]
+        found += read_slots(server, [(keys.broken.encode(), name)], "broken").values()
+    return [*found, *_set_aside(server, [(keys.lock, name, keys.aside.encode())], app)]
 
 
 def meant_by(locks: AppLocks, meant: Target, app: Any = None) -> list[Found]:
@@ -220,10 +220,10 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
 
 
 def read_slots(
-    store: Server, slots: list[tuple[bytes, str]], state: str | None = None
+    server: Server, slots: list[tuple[bytes, str]], state: str | None = None
 ) -> dict[bytes, Found]:
     """What is stored under these keys. It may have gone since they were found."""
-    now, stored = Looking(store).stored([key for key, _ in slots])
+    now, stored = Looking(server).stored([key for key, _ in slots])
     return {
         key: _found(key, name, each, now, state)
         for (key, name), each in zip(slots, stored, strict=True)
@@ -277,10 +277,10 @@ def _state(holder: Holder | None) -> str:
     return "replaced" if holder.replaced_by is not None else "held"
 
 
-def _set_aside(store: Server, asides: list[tuple[str, str, bytes]], app: Any) -> Iterator[Found]:
+def _set_aside(server: Server, asides: list[tuple[str, str, bytes]], app: Any) -> Iterator[Found]:
     """What was set aside, given the lock's key, its name, and the key of what was set aside."""
     for batch in _batches(asides):
-        found = asides_of(store, [key for _, _, key in batch], app)
+        found = asides_of(server, [key for _, _, key in batch], app)
         for (lock, name, _), aside in zip(batch, found, strict=True):
             holder = Holder(task=aside.task, label=aside.label) if aside.task else None
             if aside.total:
@@ -288,7 +288,7 @@ def _set_aside(store: Server, asides: list[tuple[str, str, bytes]], app: Any) ->
 
 
 def _count_waiting(
-    store: Server, rooms: dict[str, bytes], waiters: dict[str, bytes]
+    server: Server, rooms: dict[str, bytes], waiters: dict[str, bytes]
 ) -> dict[str, int]:
     counts: dict[str, int] = {}
     both = [
@@ -298,7 +298,7 @@ def _count_waiting(
     for batch in _batches(both):
         lists = [(name, key) for name, key, is_room in batch if is_room]
         sets = [(name, key) for name, key, is_room in batch if not is_room]
-        lengths = Looking(store).lengths([key for _, key in lists], [key for _, key in sets])
+        lengths = Looking(server).lengths([key for _, key in lists], [key for _, key in sets])
         for (name, _), length in zip([*lists, *sets], lengths, strict=True):
             counts[name] = counts.get(name, 0) + length
     return counts

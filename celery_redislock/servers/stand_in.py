@@ -15,11 +15,11 @@ class StandIn(NamedTuple):
     """What replaces the lock servers.
 
     Attributes:
-        store: where all locks are taken.
+        server: where all locks are taken.
         eager: eager calls take them too, whatever the apps' settings say.
     """
 
-    store: Server
+    server: Server
     eager: bool
 
 

@@ -88,7 +88,7 @@ class Asking(Record):
         # From here on it may be published from the room, even if the answer is lost, or says that
         # it need not wait.
         self.is_parking = self.copied = self.may_have_copies = True
-        answer = facts.locks.store.run(park(facts.claim, parking))
+        answer = facts.locks.server.run(park(facts.claim, parking))
         self.is_parking = isinstance(answer, Parked)
         if isinstance(answer, Parked | Turn):
             app, keys, ttl = facts.task.app, facts.claim.keys, facts.claim.ttl

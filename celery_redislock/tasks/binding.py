@@ -103,7 +103,7 @@ def _is_celerys_strategy(strategy: Any) -> bool:
 def _require_server(cls: type[LockedTask], app: Any, locks: AppLocks) -> None:
     function = _plain(inspect.getattr_static(cls, "run"))
     try:
-        locks.require_server()
+        locks.require_address()
     except ConfigError as exc:
         if not _is_fallback(app) and function not in _at_home:
             raise

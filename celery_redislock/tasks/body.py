@@ -161,7 +161,7 @@ def call_off(run: Record, retry: Retry, by: Holder) -> None:
     text, claim = successor_text(by.task or "", by.task_id or ""), run.facts.claim
     try:
         called_off = note_replaced(claim, claim.attempt + 1, text, countdown_of(retry))
-        run.facts.locks.store.ask(called_off, once=True)
+        run.facts.locks.server.ask(called_off, once=True)
     except LockUnavailable as exc:
         logger.warning("redislock: could not cancel the retry of %s: %s", run, exc.reason)
 
@@ -174,9 +174,9 @@ def give_back_again(run: Record, release: Release) -> None:
     if clock() >= run.lease.deadline:
         return
     release = release._replace(note=run.note_of(note), always=copies)
-    settled = facts.locks.store.run(settle(facts.claim, release))
+    settled = facts.locks.server.run(settle(facts.claim, release))
     if note != run.ran.note and copies:  # all that follows the body was done meanwhile
-        facts.locks.store.ask(mark_done(facts.claim, run.note_of(run.ran.note)), once=True)
+        facts.locks.server.ask(mark_done(facts.claim, run.note_of(run.ran.note)), once=True)
     logger.info("redislock: %s is released now", facts.key)
     turns.follow(facts.task.app, facts.claim.keys, facts.claim.ttl, settled)
 

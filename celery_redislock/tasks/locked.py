@@ -238,12 +238,12 @@ class Calls:
     def lock_holder(self, *args: Any, **kwargs: Any) -> Holder | None:
         """See `LockedTask.lock_holder`."""
         keys, task = self.keys_of_call(args, kwargs), self.task
-        return task.app_locks.store.ask(holder_of(keys, task.lock_options.lock_ttl))
+        return task.app_locks.server.ask(holder_of(keys, task.lock_options.lock_ttl))
 
     def break_lock(self, *args: Any, **kwargs: Any) -> bool:
         """See `LockedTask.break_lock`."""
         keys, task = self.keys_of_call(args, kwargs), self.task
-        holder = task.app_locks.store.run(
+        holder = task.app_locks.server.run(
             break_lock(keys, task.lock_options.lock_ttl, task=task.name)
         )
         if holder is not None:

@@ -216,7 +216,7 @@ class Record:
         if not self.may_have_copies or self._is_noted:
             return
         note = mark_done(self.facts.claim, self.note_of(notes.EXPECTS_RESULT))
-        ask = partial(self.facts.locks.store.ask, note, once=True)
+        ask = partial(self.facts.locks.server.ask, note, once=True)
         try:
             ask()
         except LockUnavailable as exc:
@@ -231,4 +231,4 @@ class Record:
         if claim.history and not self._is_counted:
             with contextlib.suppress(LockUnavailable):  # the count is one too low then
                 fence = None if holder is None else holder.fence
-                self.facts.locks.store.run(turn_away(claim, fence), once=True)
+                self.facts.locks.server.run(turn_away(claim, fence), once=True)

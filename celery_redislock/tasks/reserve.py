@@ -159,8 +159,8 @@ class Sending:
     def _reserve(self, claim: Claim) -> Reserved | Busy | None:
         """None if the server could not be asked, and the task is sent all the same."""
         try:
-            store = self._task.app_locks.store
-            return store.run(reserve(claim, min(self._seconds, PUBLISHING)), hold_off=0)
+            server = self._task.app_locks.server
+            return server.run(reserve(claim, min(self._seconds, PUBLISHING)), hold_off=0)
         except LockUnavailable as exc:
             if self._lock_options.on_redis_error == "raise" and not self._is_in_canvas:
                 raise
@@ -204,8 +204,8 @@ class Sending:
 
     def _keep(self, claim: Claim) -> None:
         try:
-            store = self._task.app_locks.store
-            kept = store.run(keep_reserved(claim, self._seconds), once=True)
+            server = self._task.app_locks.server
+            kept = server.run(keep_reserved(claim, self._seconds), once=True)
             if kept.outcome == NOT_OURS:
                 logger.debug(
                     "redislock: the reservation of %s was taken or expired while the task was sent",

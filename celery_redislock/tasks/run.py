@@ -109,7 +109,7 @@ class Run(Asking):
         if options.on_lock_lost == "abort":
             self._abort = Abort()
         self.lease = Lease(
-            locks.store,
+            locks.server,
             facts.claim,
             max_hold=options.lock_max_hold,
             listens=options.on_conflict.replaces,
@@ -269,7 +269,7 @@ class Run(Asking):
         self.ran = self.ran._replace(note=notes.ENDED)  # also for a release that is repeated
         try:
             done = mark_done(self.facts.claim, self.note_of(notes.ENDED))
-            self.facts.locks.store.ask(done, once=True)
+            self.facts.locks.server.ask(done, once=True)
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: a redelivered copy of %s may run again, as its end was not noted: %s",

@@ -75,7 +75,7 @@ def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
 
 def _give_up(app: Any, kept: Kept) -> None:
     locks = app_locks(app)
-    if not locks.knows_store:
+    if not locks.knows_server:
         return
     try:
         keys = keys_of_lock_id(locks.prefix, kept.lock_id)
@@ -84,5 +84,5 @@ def _give_up(app: Any, kept: Kept) -> None:
         return
     # Without a token it must not match a lock that has none, since that one cools down.
     claim = Claim(keys, kept.token or new_token(), UNKNOWN_TTL, "")
-    reply = locks.store.run(settle(claim, Release(take_out=kept.entry_id)))
+    reply = locks.server.run(settle(claim, Release(take_out=kept.entry_id)))
     follow(app, keys, UNKNOWN_TTL, reply)

@@ -54,7 +54,7 @@ def look_after(app: Any, keys: LockKeys, ttl: float) -> bool:
     Raises:
         LockUnavailable: the server did not answer in time.
     """
-    found = app_locks(app).store.run(look(keys, ttl))
+    found = app_locks(app).server.run(look(keys, ttl))
     follow_look(app, keys, ttl, found)
     return found.offered is not None and found.offered.gives_up
 
@@ -112,7 +112,7 @@ def _publish_one(
     except (NotOurs, ForgedEntry) as exc:
         text = "redislock: another worker must publish %s, which waits for %s: %s"
         logger.debug(text, entry_id, lock, exc)
-        found = app_locks(app).store.run(look(keys, ttl, entry_id, exc.aside_after, declined))
+        found = app_locks(app).server.run(look(keys, ttl, entry_id, exc.aside_after, declined))
         declined.append(entry_id)
         for each, entry in found.aside.items():
             say_set_aside(each, entry, keys, f"{exc.text}: {exc}")
@@ -128,7 +128,7 @@ def _take_out(
 ) -> Settled:
     claim = Claim(keys, offered.token or new_token(), ttl, "")
     release = Release(take_out=offered.entry_id, aside=aside)
-    return app_locks(app).store.run(settle(claim, release))
+    return app_locks(app).server.run(settle(claim, release))
 
 
 def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
@@ -236,7 +236,7 @@ def end_replaced(
         if not _store_replaced(app, keys, entry_id, text, successor, unknown):
             return
         try:
-            app_locks(app).store.ask(forget_ended(keys, entry_id, ttl))
+            app_locks(app).server.ask(forget_ended(keys, entry_id, ttl))
         except LockUnavailable as exc:
             text = "redislock: the result of %s is stored, but its entry could not be removed: %s"
             logger.warning(text, entry_id, exc.reason)

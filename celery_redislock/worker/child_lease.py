@@ -71,8 +71,8 @@ class ChildLease:
         self._held: bool | None = None
 
     @property
-    def store(self) -> Server:
-        return self._task.app_locks.store
+    def server(self) -> Server:
+        return self._task.app_locks.server
 
     @cached_property
     def claim(self) -> Claim:
@@ -120,7 +120,7 @@ class ChildLease:
             end = self.how if claim.history else ""
             if self._keep_for_retry(claim, end):
                 return  # Celery has sent the retry, or is about to
-            reply = self.store.run(settle(claim, Release(stray=True, run_end=end)))
+            reply = self.server.run(settle(claim, Release(stray=True, run_end=end)))
             if reply.ours:
                 self._say_freed()
             follow(self._task.app, claim.keys, self.ttl, reply)
@@ -157,7 +157,7 @@ class ChildLease:
         if heir is None or self._is_not_retried:
             return False
         seconds = task.default_retry_delay + task.lock_options.kept_across_retries
-        if not self.store.run(hold_of_dead(claim, heir.token, seconds, end)):
+        if not self.server.run(hold_of_dead(claim, heir.token, seconds, end)):
             return False
         if self._is_not_retried:  # which became known meanwhile
             settle_beside(task.app, heir, End.ENDED_BY_CELERY)
@@ -168,7 +168,7 @@ class ChildLease:
         claim = self.known_claim
         if claim is not None:
             note = notes.lasting(notes.ENDED)
-            done = partial(self.store.ask, mark_done(claim, note), once=True)
+            done = partial(self.server.ask, mark_done(claim, note), once=True)
             housekeeper.add(done, most=claim.done_ttl)
 
     def _say_freed(self) -> None:

@@ -144,7 +144,7 @@ def _forget(batch: Batch, now: float) -> None:
     try:
         for begin in range(0, len(batch.keys), AT_ONCE):
             calls = forget(batch.keys[begin : begin + AT_ONCE], most)
-            for answer in batch.locks.store.run_all(calls, ttl=UNKNOWN_TTL):
+            for answer in batch.locks.server.run_all(calls, ttl=UNKNOWN_TTL):
                 if answer is not None:
                     raise answer
     except LockUnavailable as exc:

@@ -51,7 +51,7 @@ class KeptRequest(Request):
         keys = keys_of_lock_id(locks.prefix, kept.lock_id)
         self._noted_at = clock()
         noted = rooms.note_received(keys, kept.entry_id, kept.token, UNKNOWN_TTL)
-        if not locks.store.run(noted, once=True):
+        if not locks.server.run(noted, once=True):
             from_rooms.discard(self)
 
     def still_here(self) -> None:
@@ -125,7 +125,7 @@ def settle_over(locks: AppLocks) -> None:
     over = [request for request in list(reserved) if not is_here(request)]
     held = {request: kept for request in over if (kept := request.unsettled()) is not None}
     keys = [keys_of_lock_id(locks.prefix, kept.lock_id) for kept in held.values()]
-    values = locks.store.replies([("GET", each.lock) for each in keys], wrong_type=True)
+    values = locks.server.replies([("GET", each.lock) for each in keys], wrong_type=True)
     for (request, kept), value in zip(held.items(), values, strict=True):
         if isinstance(value, bytes) and value.startswith(opening_of(kept.token).encode()):
             request.settle(End.CANNOT_RUN)

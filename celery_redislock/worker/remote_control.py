@@ -1,7 +1,7 @@
 """`celery inspect locks` and `celery control break_lock`: what the workers themselves know.
 
 They answer from the memory of the worker's main process, so that the answer can be compared with
-what is in the store. In a prefork worker that process knows its children's locks.
+what is in the lock server. In a prefork worker that process knows its children's locks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _break(keys: LockKeys, by: str) -> Iterator[Holder]:
         if lease.claim.keys.lock != keys.lock:
             continue
         claim = lease.claim
-        holder = lease.store.run(
+        holder = lease.server.run(
             calls.break_lock(claim.keys, lease.ttl, claim.token, by, claim.task)
         )
         if holder is not None:

@@ -264,8 +264,8 @@ class LockRequest(KeptRequest):
             return False
         try:
             own = [kept.token for kept in (self._kept, lease.heir) if kept is not None]
-            store = self.task.app_locks.store
-            goes_on: bool = store.ask(rooms.goes_on_elsewhere(claim, own), once=True)
+            server = self.task.app_locks.server
+            goes_on: bool = server.ask(rooms.goes_on_elsewhere(claim, own), once=True)
         except LockUnavailable as exc:
             # This is the worker's own thread, and many children may have been killed.
             LockRequest._not_asked_until = clock() + ASK_AGAIN

@@ -92,7 +92,7 @@ def _say_where(app: Any) -> None:
     locks, tasks = app_locks(app), "1 task" if count == 1 else f"{count} tasks"
     if not locks.enabled:
         logger.info("redislock: redislock_enabled is False: %s without locks", tasks)
-    elif locks.knows_store:
+    elif locks.knows_server:
         logger.info("redislock: locks of %s on %s", tasks, locks.describe_server())
 
 
@@ -112,7 +112,7 @@ def _has_rooms(app: Any) -> bool:
     if not has_locks(app):
         return has_setting(app, "redislock_url")
     if not app_locks(app).enabled:
-        return app_locks(app).server is not None
+        return app_locks(app).address is not None
     tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
     options = [task.lock_options for task in tasks if task.lock_options]
     return any(each.parks or each.lock_scope != "running" for each in options)
@@ -145,10 +145,10 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
     from ..servers.looking import Looking
 
     locks = app_locks(app)
-    if locks.server is None:
+    if locks.address is None:
         return
     try:
-        policy = Looking(locks.store).eviction_policy(UNKNOWN_TTL)
+        policy = Looking(locks.server).eviction_policy(UNKNOWN_TTL)
     except LockUnavailable as exc:
         yield "redislock: the lock server does not answer yet: %s", exc.reason
         return

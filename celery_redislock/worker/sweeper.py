@@ -67,10 +67,10 @@ class Sweeper:
         """
         locks = app_locks(self._app)
         began = clock()
-        if not locks.store.ask(take_turn(self._turn, SWEEP_EVERY * 0.9)):
+        if not locks.server.ask(take_turn(self._turn, SWEEP_EVERY * 0.9)):
             return
-        now = locks.store.ask(server_time())
-        for seconds, lock_id in locks.store.ask(due_rooms(self._buckets, SWEEP_EVERY * 1.1, now)):
+        now = locks.server.ask(server_time())
+        for seconds, lock_id in locks.server.ask(due_rooms(self._buckets, SWEEP_EVERY * 1.1, now)):
             after = max(began + seconds - clock(), 0.0)
             look = partial(self._look_after, lock_id, clock() + after + GIVE_UPS_FOR)
             housekeeper.add(look, most=0.0, after=after)

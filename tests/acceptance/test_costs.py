@@ -70,7 +70,7 @@ def lock(own_redis, label) -> Iterator[RedisLock]:
     with lock:
         pass
     yield lock
-    lock._store.close()
+    lock._server.close()
 
 
 # -- outside of tasks -------------------------------------------------------------------------

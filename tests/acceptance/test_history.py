@@ -162,7 +162,7 @@ def test_a_run_whose_lock_was_taken_away_is_broken_or_lost(
     (run,) = runs_of("watches_lock", 1, running=True)
     assert run.how == "running"
     assert run.ended is None
-    locks.store.run(calls.break_lock(lock_keys("redislock", run.name), 6.0, task="watches_lock"))
+    locks.server.run(calls.break_lock(lock_keys("redislock", run.name), 6.0, task="watches_lock"))
     (run,) = runs_of("watches_lock", 1)
     assert run.how == "broken"
     eventually(lambda: journal.count(label, "lost"), "it knows")

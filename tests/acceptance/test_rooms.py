@@ -385,7 +385,7 @@ def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
             options = {"task_id": task_id, "queue": queue, "expires": expires}
             entry = Entry.of(task, [label], {}, {**options, "headers": {"redislock": {}}})
             claim = Claim(keys, new_token(), 5.0, "", task_id)
-            app_locks(app).store.run(rooms.park(claim, Parking(entry.dump())))
+            app_locks(app).server.run(rooms.park(claim, Parking(entry.dump())))
         client.delete(keys.lock)
         look_after(app, keys, 5.0)
         assert app.AsyncResult(f"{label}-1").state == "REVOKED"
@@ -403,7 +403,7 @@ def test_two_that_are_for_others_to_publish_are_left_to_them(conf, client, label
     """
     with contextlib.closing(make_app(conf)) as app:
         keys = lock_keys("redislock", f"fleets:{label}", 2)
-        store = app_locks(app).store
+        store = app_locks(app).server
         claims = [
             Claim(keys, token, 5.0, holders.encode(token, ttl_ms=5000))
             for token in (new_token(), new_token())

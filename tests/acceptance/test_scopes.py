@@ -245,7 +245,7 @@ def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
 ):
     """The sender's code is older than the worker's."""
     old = f"old:{label}"
-    store = tasks.unique.app_locks.store
+    store = tasks.unique.app_locks.server
     mine = reservation(old)
     store.run(calls.reserve(mine, 60))
     headers = {KEY: Kept(mine.keys.lock_id, mine.token).header}

@@ -36,7 +36,7 @@ def test_the_settings_are_read_from_a_namespace_of_celerys(make_app) -> None:
     task = define(app)
     assert task.lock_options.lock_ttl == 11
     assert task.lock_key_for().startswith("spaced:{")
-    assert app_locks(app).require_server().url == URL
+    assert app_locks(app).require_address().url == URL
 
 
 def test_settings_that_change_before_a_task_is_bound_hold_for_it(make_app) -> None:
@@ -178,7 +178,7 @@ def test_the_server_is_the_set_one_or_the_result_backend_or_the_broker(settings,
     app = Celery("derived", set_as_current=False)
     app.conf.update({"broker_url": "memory://", **settings})
     define(app)
-    assert url in app_locks(app).require_server().url
+    assert url in app_locks(app).require_address().url
 
 
 def test_from_the_result_backends_options_only_what_tells_how_to_connect_is_taken() -> None:
@@ -193,7 +193,7 @@ def test_from_the_result_backends_options_only_what_tells_how_to_connect_is_take
         },
     )
     define(app)
-    assert app_locks(app).require_server().options == {"client_name": "results"}
+    assert app_locks(app).require_address().options == {"client_name": "results"}
 
 
 def test_sentinels_of_the_broker_are_asked_with_its_master_name() -> None:
@@ -204,7 +204,7 @@ def test_sentinels_of_the_broker_are_asked_with_its_master_name() -> None:
         redislock_transport_options={"db": 4},
     )
     define(app)
-    server = app_locks(app).require_server()
+    server = app_locks(app).require_address()
     assert server.url == "sentinel://one:26379;sentinel://two:26379"
     assert server.options == {"master_name": "main", "db": 4}
 
@@ -217,15 +217,15 @@ def test_the_ssl_settings_of_broker_and_backend_are_taken_over() -> None:
         app = Celery("derived", set_as_current=False)
         app.conf.update({"broker_url": "memory://", **settings})
         define(app)
-        assert app_locks(app).require_server().options == {"ssl_ca_certs": "/ca"}
+        assert app_locks(app).require_address().options == {"ssl_ca_certs": "/ca"}
 
 
 def test_two_apps_keep_two_servers(make_app) -> None:
     one = make_app(redislock_url=f"redis://127.0.0.1:{free_port()}/0", redislock_prefix="one")
     two = make_app(redislock_url=f"redis://127.0.0.1:{free_port()}/0", redislock_prefix="two")
     first, second = define(one, lock_ttl=5), define(two, lock_ttl=6)
-    assert first.app_locks.store is not second.app_locks.store
-    assert first.app_locks.require_server().url != second.app_locks.require_server().url
+    assert first.app_locks.server is not second.app_locks.server
+    assert first.app_locks.require_address().url != second.app_locks.require_address().url
     assert (first.lock_options.lock_ttl, second.lock_options.lock_ttl) == (5, 6)
     assert first.lock_key_for().startswith("one:")
     assert second.lock_key_for().startswith("two:")
@@ -233,13 +233,13 @@ def test_two_apps_keep_two_servers(make_app) -> None:
 
 def test_an_app_keeps_its_connections_while_its_server_is_the_same(make_app) -> None:
     app = make_app()
-    store = define(app).app_locks.store
+    store = define(app).app_locks.server
     app.conf.redislock_ttl = 9
     second = app.task(base=SingletonTask, name="options.second", shared=False)(body)
-    assert second.app_locks.store is store
+    assert second.app_locks.server is store
     app.conf.redislock_url = "redis://127.0.0.1:2/0"
     third = app.task(base=SingletonTask, name="options.third", shared=False)(body)
-    assert third.app_locks.store is not store
+    assert third.app_locks.server is not store
 
 
 def test_defining_a_task_leaves_celerys_settings_of_other_tasks_alone(make_app) -> None:

@@ -38,21 +38,21 @@ from celery_redislock.prometheus import Collector
 def app(redis_server, label):
     app = make_app(redis_server.url, label)
     yield app
-    app_locks(app).store.close()
+    app_locks(app).server.close()
 
 
 def park(app, task, label, task_id, **more):
     """Let another call of the task wait for the lock."""
     made = claim(app, task, label, task_id=task_id, token=f"token-of-{task_id}")
     entry = Entry.of(app.tasks[task], [label], {}, {"task_id": task_id, "headers": {}})
-    app_locks(app).store.run(rooms.park(made, Parking(entry.dump(), **more)))
+    app_locks(app).server.run(rooms.park(made, Parking(entry.dump(), **more)))
     return made.keys
 
 
 def run_of(app, task, label):
     """A run that has begun, and is in the history."""
     made = dataclasses.replace(claim(app, task, label), task=task, history=50)
-    return made, app_locks(app).store.run(calls.acquire(made))
+    return made, app_locks(app).server.run(calls.acquire(made))
 
 
 def figures(app):
@@ -69,7 +69,7 @@ def registered(app, **options):
 
 
 def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app, client, label):
-    store = app_locks(app).store
+    store = app_locks(app).server
     take(app, "sync", "held")
     made, reply = take(app, "sync", "retries")
     store.run(calls.hold(made, holders.held_for_retry(reply.value), 60))
@@ -176,7 +176,7 @@ def test_the_last_success_of_a_task_is_that_of_all_its_locks(app, client, label)
     def ran(task, lock, how="succeeded"):
         made, reply = run_of(app, task, lock)
         end = past.end_text(reply.fence, 90.0, how)
-        assert app_locks(app).store.run(calls.settle(made, calls.Release(run_end=end))).ours
+        assert app_locks(app).server.run(calls.settle(made, calls.Release(run_end=end))).ours
         return reply.fence / 1e6 + 90.0
 
     assert figures(app) == {}
@@ -224,7 +224,7 @@ def test_a_last_success_is_remembered_and_the_option_to_compare_with_is_there(ap
     assert value("lock_warn_after", {"task": "plain"}) is None
     made, reply = run_of(app, "account", "x")
     end = past.end_text(reply.fence, 0.0, past.SUCCEEDED)
-    app_locks(app).store.run(calls.settle(made, calls.Release(run_end=end)))
+    app_locks(app).server.run(calls.settle(made, calls.Release(run_end=end)))
     at = eventually(lambda: value("last_success_timestamp"), "it is seen")
     assert at == pytest.approx(reply.fence / 1e6, abs=0.01)
     client.delete(f"{made.keys.history}:account")
@@ -255,7 +255,7 @@ def test_registering_asks_nobody_and_many_scrapers_cost_one_survey(proxy, label)
     assert set(others) == {first}, "it is of the same time"
     assert generate_latest(registry) == first
     assert proxy.requests == requests
-    app_locks(app).store.close()
+    app_locks(app).server.close()
 
 
 def test_a_survey_that_takes_long_is_there_for_the_next_scrape(app, monkeypatch):

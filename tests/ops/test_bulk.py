@@ -20,7 +20,7 @@ from tests.support.servers import free_port
 def app(redis_server, label):
     app = make_app(redis_server.url, label)
     yield app
-    app.tasks["sync"].app_locks.store.close()
+    app.tasks["sync"].app_locks.server.close()
 
 
 def left(app, client, task="report", label="free", count=3):
@@ -34,7 +34,7 @@ def left(app, client, task="report", label="free", count=3):
 
 def both_nodes(app):
     """Locks on two nodes, in each state that a node can leave them in."""
-    store = app.tasks["sync"].app_locks.store
+    store = app.tasks["sync"].app_locks.server
     for name in ("runs", "hangs"):
         take(app, "sync", name, node="w@gone")
     take(app, "report", "runs", node="w@gone", token="report")
@@ -75,7 +75,7 @@ def test_a_room_that_cannot_be_read_is_listed_without_a_task(app, client):
 def test_a_lock_and_its_room_are_called_by_the_label_whatever_becomes_of_them(app, client):
     """Free, kept for the message of the next one, and with tasks that were set aside."""
     keys = left(app, client)
-    store = app.tasks["report"].app_locks.store
+    store = app.tasks["report"].app_locks.server
     store.run(rooms.look(keys, 60))
     for command in (["list"], ["show", "report", "free"]):
         (found,) = looked(app, *command)
@@ -104,7 +104,7 @@ def test_a_lock_that_only_pool_slots_wait_for_is_the_tasks_in_its_name(app, clie
 
 def test_a_broken_lock_is_no_lock_and_its_room_is_free(app, client):
     made, _ = take(app, "report", "x")
-    app.tasks["report"].app_locks.store.run(calls.break_lock(made.keys, 60))
+    app.tasks["report"].app_locks.server.run(calls.break_lock(made.keys, 60))
     assert run(app, "list").output == "0 locks, 1 broken lately (--all shows them)\n"
     assert "broken" in run(app, "list", "--all").output.splitlines()[1]
     assert "state" in run(app, "show", "report", "x").output

@@ -28,11 +28,11 @@ from tests.support.waiting import eventually, within
 def app(redis_server, label):
     app = make_app(redis_server.url, label)
     yield app
-    app.tasks["sync"].app_locks.store.close()
+    app.tasks["sync"].app_locks.server.close()
 
 
 def store_of(app):
-    return app.tasks["sync"].app_locks.store
+    return app.tasks["sync"].app_locks.server
 
 
 def listed(app, *arguments):
@@ -322,7 +322,7 @@ def test_explain_says_which_entry_protects_a_task_that_is_not_ours(redis_server,
     result = run(app, "explain", "plain")
     assert "redislock_tasks['pl*']" in result.output, result.output
     assert "not set: all arguments" in result.output
-    app.tasks["plain"].app_locks.store.close()
+    app.tasks["plain"].app_locks.server.close()
 
 
 def test_explain_says_that_no_locks_are_taken_at_all(redis_server, label):

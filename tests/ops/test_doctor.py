@@ -51,7 +51,7 @@ def doctor(label):
 
     yield examine
     for app in apps:
-        app.tasks["sync"].app_locks.store.close()
+        app.tasks["sync"].app_locks.server.close()
 
 
 def test_a_sound_set_up_has_no_problems(own_redis, label, doctor):
@@ -372,7 +372,7 @@ def test_doctor_takes_no_lock_and_changes_nothing(own_redis, doctor):
 
 def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
     """Newer servers say it, and older ones as commands are queued in a transaction."""
-    store = app_locks(make_app(own_redis.url, label)).store
+    store = app_locks(make_app(own_redis.url, label)).server
     with own_redis.client() as client:
         assert Rights(store).may_queue([("set", "a", "b"), ("nonsense",), ("get", "a")]) == [
             *(True, False, True),
@@ -383,7 +383,7 @@ def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
             rights = ["+@all", f"-{denied}"]
             client.acl_setuser("poor", enabled=True, passwords="+x", keys=["*"], commands=rights)
             url = own_redis.url.replace("://", "://poor:x@")
-            theirs = app_locks(make_app(url, label)).store
+            theirs = app_locks(make_app(url, label)).server
             asked = [("rpush", "a", "b"), ("lpush", "a", "b")]
             if denied == "discard":
                 with pytest.raises(LockUnavailable):

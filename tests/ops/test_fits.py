@@ -38,7 +38,7 @@ def app(redis_server, label):
     app.task(name=EVIL, lock_key=["label"], **options)(body)
     app.task(name="import", lock_key="import:{label}", **options)(body)
     yield app
-    app.tasks["sync"].app_locks.store.close()
+    app.tasks["sync"].app_locks.server.close()
 
 
 def fill(app, client, label):
@@ -49,7 +49,9 @@ def fill(app, client, label):
     take(app, "import", "/data/2026/november/orders-of-a-very-long-customer.csv", token="third")
     take(app, "import", "k" * 5000, token="fourth")
     made, reply = take(app, LONG, "retries", token="fifth")
-    app.tasks["sync"].app_locks.store.run(calls.hold(made, holders.held_for_retry(reply.value), 60))
+    app.tasks["sync"].app_locks.server.run(
+        calls.hold(made, holders.held_for_retry(reply.value), 60)
+    )
     client.set(lock_keys(label, EVIL).lock, "not ours")
     for number in range(3):
         park(app, LONG, "4711", f"{number}{EVIL}", argsrepr=f"('{EVIL}',)")
@@ -61,7 +63,7 @@ def park(app, task, label, task_id, lock_label=None, **options):
     given = {"task_id": task_id, "headers": {"redislock": header}, **options}
     entry = Entry.of(app.tasks[task], [label], {}, given)
     made = claim(app, task, label, task_id=task_id, token=uuid.uuid4().hex)
-    app.tasks[task].app_locks.store.run(rooms.park(made, Parking(entry.dump(), age=100)))
+    app.tasks[task].app_locks.server.run(rooms.park(made, Parking(entry.dump(), age=100)))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -116,7 +118,7 @@ def test_keys_and_ids_are_as_short_as_can_be_told_apart(app):
     name = app.tasks["beat"].lock_name([], {})
     value = holders.encode("t", ttl_ms=60_000, task="beat", task_id="1", node="w")
     made = Claim(lock_keys(app.conf.redislock_prefix, name), "t", 60.0, value, "1")
-    app.tasks["sync"].app_locks.store.run(calls.acquire(made))
+    app.tasks["sync"].app_locks.server.run(calls.acquire(made))
     rows = {row.split()[0]: row for row in run(app, "list").output.splitlines()}
     listed = run(app, "list").output
     assert "nightly-report-1" in listed
@@ -150,7 +152,7 @@ def test_what_break_tells_fits_too_and_is_one_line_in_a_pipe(app, width):
 
 def test_a_broken_lock_has_the_task_of_its_name_and_no_life(app):
     made, _ = take(app, "sync", "x")
-    app.tasks["sync"].app_locks.store.run(calls.break_lock(made.keys, 60))
+    app.tasks["sync"].app_locks.server.run(calls.break_lock(made.keys, 60))
     _, row, _ = run(app, "list", "--all").output.splitlines()
     digest = made.keys.name.rpartition(":")[2]
     assert row.split() == ["sync", digest[:8], "broken", "-", "-", "-", "-", "0"]
@@ -244,4 +246,4 @@ def test_in_a_pipe_tables_have_a_fixed_width_and_stderr_says_where_they_are_from
     assert done.stderr == f"Redis: redis://{where}/0, prefix '{label}'\n"
     assert max(map(len, said("list", COLUMNS="80").stdout.splitlines())) <= 80
     assert len(json.loads(said("list", "--json").stdout)) == 1
-    app.tasks["sync"].app_locks.store.close()
+    app.tasks["sync"].app_locks.server.close()

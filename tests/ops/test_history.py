@@ -30,7 +30,7 @@ def app(redis_server: RedisServer, label: str) -> Celery:
 
 @pytest.fixture
 def store(app: Celery) -> Server:
-    return app_locks(app).store
+    return app_locks(app).server
 
 
 def begin(app: Celery, store: Server, task: str, label: str, **more: Any) -> Any:

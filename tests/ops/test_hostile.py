@@ -135,7 +135,7 @@ def app(redis_server: RedisServer) -> Iterator[Celery]:
                     make(pipe, key)
         pipe.execute()
     yield app
-    app_locks(app).store.close()
+    app_locks(app).server.close()
 
 
 def _keys(app: Celery, name: str) -> LockKeys:

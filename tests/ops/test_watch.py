@@ -138,7 +138,7 @@ def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
     assert terminal.process.wait(60) == 0
     assert terminal.is_in_order
     assert terminal.read().endswith(LEAVE), "the screen of before"
-    app.tasks["sync"].app_locks.store.close()
+    app.tasks["sync"].app_locks.server.close()
 
 
 def terminate(terminal):
@@ -196,7 +196,7 @@ def test_in_a_pipe_it_prints_and_says_if_the_server_was_away_at_the_end(redis_se
     assert printed.count("... and 3 more") == 2
     assert "\x1b" not in printed
     assert run(app, "watch", "--times", "1", "--task", "report").output.count("0 locks") == 1
-    app.tasks["sync"].app_locks.store.close()
+    app.tasks["sync"].app_locks.server.close()
     away = make_app(f"redis://127.0.0.1:{free_port()}", label)
     result = run(away, "watch", "--times", "2", "--every", "0.1")
     assert result.exit_code == 1

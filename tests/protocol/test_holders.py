@@ -186,7 +186,7 @@ def test_a_lock_of_a_newer_version_is_held_and_can_be_broken(redis_server, clien
     assert lock.holder().task_id == "0c1e"
     with pytest.raises(LockConflict, match=r"held by pkg\.task\[0c1e\]\)"):
         RedisLock(redis_server.url, label, ttl=5, timeout=0).__enter__()
-    lock._store.run(calls.break_lock(lock._keys, 5))
+    lock._server.run(calls.break_lock(lock._keys, 5))
     assert lock.holder() is None
 
 

@@ -98,6 +98,6 @@ def claim(app: Any, task: str, label: str, **more: Any) -> Claim:
 def take(app: Any, task: str, label: str, **more: Any) -> tuple[Claim, Acquired]:
     """Hold the lock of that call, for a minute."""
     made = claim(app, task, label, **more)
-    reply = app.tasks[task].app_locks.store.run(calls.acquire(made))
+    reply = app.tasks[task].app_locks.server.run(calls.acquire(made))
     assert isinstance(reply, Acquired)
     return made, reply

@@ -108,7 +108,7 @@ def forgets(store, leave, consumer, now):
     """Those whose thread is the test: `look` is one look."""
     own = FinishedNotes()
     own._busy = True
-    locks: Any = Some(store=store, done_ttl=DONE_TTL + REMEMBERED)
+    locks: Any = Some(server=store, done_ttl=DONE_TTL + REMEMBERED)
 
     def look(seconds: float = 0.0) -> None:
         now.now += seconds

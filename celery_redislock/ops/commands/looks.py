@@ -103,7 +103,7 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
         if _showed_unknown(app, naming.target, as_json):
             return
         raise problem(f"no such lock: nobody holds {meant.key} or waits for it")
-    room = room_of(locks.store, meant.keys, app, limit)
+    room = room_of(locks.server, meant.keys, app, limit)
     if as_json:
         queue, kept = ([each.to_dict() for each in some] for some in (room.waiting, room.aside))
         totals = {"room_total": room.total, "aside_total": room.aside_total}

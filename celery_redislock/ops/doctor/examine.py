@@ -46,7 +46,7 @@ def examine(app: Any) -> list[tuple[str, Finding]]:
         ConfigError: the settings are wrong, or name no server.
     """
     patient = Patient(app)
-    patient.locks.require_server()
+    patient.locks.require_address()
     found = _run({"tasks": tasks.check_tasks}, patient)
     reached = _run({"server": server.check_server}, patient)
     found += reached

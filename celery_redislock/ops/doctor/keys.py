@@ -51,7 +51,7 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
 def _other_brokers(patient: Patient) -> int:
     """How many other brokers the workers with our prefix have, of those that run now."""
     pattern = sweep_pattern(patient.locks.prefix)
-    pages = Looking(patient.locks.store).scan(pattern)
+    pages = Looking(patient.locks.server).scan(pattern)
     return len({broker_of_sweep(key) for page in pages for key in page} - {broker_of(patient.app)})
 
 

@@ -38,7 +38,7 @@ class Patient:
     def info(self) -> dict[str, str]:
         """What the server says of itself; nothing if this user may not ask."""
         try:
-            return Looking(self.locks.store).server_info()
+            return Looking(self.locks.server).server_info()
         except LockUnavailable:
             return {}
 
@@ -48,7 +48,7 @@ class Patient:
 
     @cached_property
     def trips(self) -> tuple[list[float], float]:
-        return Looking(self.locks.store).round_trips(TRIPS)
+        return Looking(self.locks.server).round_trips(TRIPS)
 
     @cached_property
     def survey(self) -> list[Found]:

@@ -32,7 +32,7 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
         [key if part == "{}" else part for part in command.split()]
         for command in (*COMMANDS, *EXTRA)
     ]
-    rights = Rights(patient.locks.store)
+    rights = Rights(patient.locks.server)
     allowed = rights.may(commands)
     if allowed is None:
         allowed = rights.may_queue(commands)

@@ -21,7 +21,7 @@ CLOCKS: Final = 1.0
 def check_server(patient: Patient) -> Iterator[Finding]:
     """Whether it answers."""
     try:
-        Looking(patient.locks.store).reach()
+        Looking(patient.locks.server).reach()
     except LockUnavailable as exc:
         yield Finding(
             ERROR, f"does not answer: {exc.reason}",
@@ -74,9 +74,9 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
 
 def check_persistence(patient: Patient) -> Iterator[Finding]:
     """Whether what waits in Redis outlives a restart."""
-    store = patient.locks.store
+    server = patient.locks.server
     aof = patient.info.get("aof_enabled") == "1"
-    save = Looking(store).server_config("save").get("save")
+    save = Looking(server).server_config("save").get("save")
     parking = [task.name for task in patient.tasks if _parks(task.lock_options)]
     if aof or save:
         how = "appendonly" if aof else f"snapshots, save {save}"
@@ -102,7 +102,7 @@ def _parks(options: LockOptions) -> bool:
 def check_replication(patient: Patient) -> Iterator[Finding]:
     """What a failover would do."""
     info = patient.info
-    server = patient.locks.require_server()
+    server = patient.locks.require_address()
     sentinel = server.url.startswith("sentinel")
     if not info:
         yield UNTOLD
@@ -147,7 +147,7 @@ def check_round_trip(patient: Patient) -> Iterator[Finding]:
 
 def check_timeouts(patient: Patient) -> Iterator[Finding]:
     """Whether the server closes connections between two extensions."""
-    idle = Looking(patient.locks.store).server_config("timeout").get("timeout")
+    idle = Looking(patient.locks.server).server_config("timeout").get("timeout")
     longest = max((task.lock_options.lock_ttl for task in patient.tasks), default=30.0)
     bound = operation_timeout(patient.shortest_ttl)
     if idle is not None and idle.isdigit() and 0 < int(idle) <= longest / 3:

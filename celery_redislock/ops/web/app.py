@@ -73,7 +73,7 @@ class Web:
     def __init__(self, app: Any, token: str | None, hosts: Sequence[str], every: float) -> None:
         self._app = app = real_app(app)
         app.finalize()
-        app_locks(app).require_server()
+        app_locks(app).require_address()
         if not every > 0:
             raise ConfigError(f"every={every!r} is not accepted; it must be seconds above 0")
         self._token = None if token is None else checked_token(token)

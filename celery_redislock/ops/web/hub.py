@@ -1,4 +1,4 @@
-"""Looks at the store for all who watch the page, while somebody does, and tells them what changed.
+"""Looks at the lock server for all who watch the page, while somebody does, and tells what changed.
 
 Everything here happens in the server's event loop; only the look itself, and the listening for
 Celery's events, happen in threads.

@@ -1,4 +1,4 @@
-"""One look at the store, for all viewers: the locks, the next tasks, and the server's time."""
+"""One look at the lock server, for all viewers: the locks, the next tasks, and its time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def look(app: Any) -> Seen:
     """
     locks = app_locks(app)
     found = all_locks(locks, app)
-    now, _ = Looking(locks.store).stored([])
+    now, _ = Looking(locks.server).stored([])
     waiting = {each.name: each.waiting for each in found if each.waiting and not each.is_aside}
     most = sorted(waiting, key=lambda name: (-waiting[name], name))[:NAMED_ROOMS]
     return Seen(now, found, {name: _first(app, locks, name, now) for name in most})
@@ -52,7 +52,7 @@ def look(app: Any) -> Seen:
 
 def _first(app: Any, locks: AppLocks, name: str, now: float) -> list[dict[str, Any]]:
     keys = lock_keys(locks.prefix, name)
-    first = _plain_all(room_of(locks.store, keys, app, NAMED_WAITERS).waiting)
+    first = _plain_all(room_of(locks.server, keys, app, NAMED_WAITERS).waiting)
     for each in first:
         age = each.pop("age", None)
         if age is not None:
@@ -77,7 +77,7 @@ def look_at(app: Any, name: str) -> dict[str, Any]:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     locks = app_locks(app)
-    room = room_of(locks.store, lock_keys(locks.prefix, name), app)
+    room = room_of(locks.server, lock_keys(locks.prefix, name), app)
     return {
         "locks": [{**each.to_dict(), "holder": mark(each)} for each in one_lock(locks, name, app)],
         "room": _plain_all(room.waiting),

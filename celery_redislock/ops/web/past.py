@@ -1,7 +1,7 @@
 """The last quarter of an hour, for the timeline: what ran, what waited, what was turned away.
 
-It combines what looks at the store find, Celery's events, and the history that the locks keep. It
-is bounded: it drops what is too old, and the oldest if there is too much.
+It combines what looks at the lock server find, Celery's events, and the history that the locks
+keep. It is bounded: it drops what is too old, and the oldest if there is too much.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class Past:
         kind = str(event.get("type", ""))
         return kind.startswith(EVENTS) or (kind in ENDS and event.get("uuid") in self._took)
 
-    # -- what the store shows -----------------------------------------------------------------
+    # -- what the server shows ----------------------------------------------------------------
 
     def take_in(self, seen: Seen) -> None:
-        """Take in what a look at the store has found."""
+        """Take in what a look at the server has found."""
         there = set()
         for each in seen.found:
             if each.state in RUNS | KEPT and each.holder is not None:

@@ -38,7 +38,7 @@ STATIC = Path(__file__).parents[3] / "celery_redislock/ops/web/static"
 def app(redis_server, label):
     app = make_app(redis_server.url, label)
     yield app
-    app.tasks["sync"].app_locks.store.close()
+    app.tasks["sync"].app_locks.server.close()
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def park(app, task, label, task_id):
     """Let another call of the task wait for the lock."""
     made = claim(app, task, label, task_id=task_id, token=f"token-of-{task_id}")
     entry = Entry.of(app.tasks[task], [label], {}, {"task_id": task_id, "headers": {}})
-    app.tasks[task].app_locks.store.run(rooms.park(made, Parking(entry.dump())))
+    app.tasks[task].app_locks.server.run(rooms.park(made, Parking(entry.dump())))
 
 
 def detail(site, **which):
@@ -70,7 +70,7 @@ def bearer(token):
 def test_the_locks_are_those_of_the_list_command(site, app, client, label):
     take(app, "sync", "one")
     made, _ = take(app, "report", "two")
-    app.tasks["sync"].app_locks.store.run(calls.break_lock(made.keys, 60))
+    app.tasks["sync"].app_locks.server.run(calls.break_lock(made.keys, 60))
     client.set(f"{label}:{{0}}:lock:misplaced", "not ours")
     given = site.get("api/locks").json()
     listed = json.loads(run(app, "list", "--json").output)
@@ -160,7 +160,7 @@ def test_a_viewer_gets_everything_first_and_then_what_changed(site, app):
     changed = next(each for each in told if each.get("rows"))
     assert "all" not in changed
     assert [row["key"] for row in changed["rows"]] == [other.keys.lock]
-    app.tasks["sync"].app_locks.store.run(calls.settle(made))
+    app.tasks["sync"].app_locks.server.run(calls.settle(made))
     gone = next(each for each in told if each.get("gone"))
     assert gone["gone"] == [row["id"]]
     ended = [item for item in gone["past"] if item.get("ended")]

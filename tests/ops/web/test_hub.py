@@ -21,7 +21,7 @@ def test_a_history_that_cannot_be_read_at_first_is_read_from_its_beginning_later
 ):
     monkeypatch.setattr(hub, "LOOK_BACK", 0.2)
     owner = make_app(own_redis.url, label)
-    store = owner.tasks["sync"].app_locks.store
+    store = owner.tasks["sync"].app_locks.server
     made = dataclasses.replace(claim(owner, "sync", "x"), task="sync", history=50)
     fence = store.run(calls.acquire(made)).fence
     ended = calls.Release(run_end=past.end_text(fence, 0.1, past.FAILED))

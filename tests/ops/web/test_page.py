@@ -59,7 +59,7 @@ def app(redis_server, label):
 
 
 def store_of(app):
-    return app.tasks["sync"].app_locks.store
+    return app.tasks["sync"].app_locks.server
 
 
 @contextmanager

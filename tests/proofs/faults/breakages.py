@@ -58,7 +58,7 @@ def release_before_death() -> None:
 
     def releasing(self: Any, soft: bool, timeout: float) -> Any:
         if not soft:
-            self.task.app_locks.store.run(calls.settle(self._lease.known_claim))
+            self.task.app_locks.server.run(calls.settle(self._lease.known_claim))
             eventually(lambda: len(history.events("start")) == 2, "another one is inside")
         return on_timeout(self, soft, timeout)
 
