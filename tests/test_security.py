@@ -49,8 +49,12 @@ def stored(client: redis.Redis) -> tuple[str, str]:
     return " ".join(keys), repr(values)
 
 
-def test_arguments_are_stored_only_while_a_task_waits_in_a_room(worker, send, client, label):
-    first, second = send("queued", label, 5.0), send("queued", label, 0.0)
+def test_arguments_are_stored_only_while_a_task_waits_in_a_room(
+    worker, send, client, journal, label
+):
+    first = send("queued", label, 2.0)
+    eventually(lambda: journal.read(label, "start"), "it has the lock")
+    second = send("queued", label, 0.0)
     eventually(lambda: label in stored(client)[1], "it waits")
     for result in (first, second, send("skip", label, 0.0)):
         assert result.get(timeout=30)[0] == label
