@@ -80,10 +80,10 @@ implementations that were tried let two in. This is that test, with {clients} cl
 {run.seconds:g} seconds in each scene. A client acquires the lock, does {_span(STEPS)} steps that it
 protects, some milliseconds in all, releases it, and begins again at once.
 
-Counted are, without stops, the holders that another **came in** beside. A process that is stopped
-for longer than the ttl loses any lock that has one. So with stops the holders are counted that
-were left **in ignorance**: after another had come in they did a step, since there was nothing to
-ask, or they did not ask it, or the lock itself said "yours" to both.
+Without pauses, the table counts how often a second client **came in** while a holder was inside. A
+process that is stopped for longer than the ttl loses any lock that has one. So with stops the
+holders are counted that were left **in ignorance**: after another had come in they did a step,
+since there was nothing to ask, or they did not ask it, or the lock itself said "yours" to both.
 
 {_failures(results, counts)}
 
