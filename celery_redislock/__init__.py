@@ -1,7 +1,7 @@
 """Celery tasks that run at most once at a time: a Redis lock for each task signature.
 
-A program that only sends tasks imports no more than it needs: `RedisLock` is imported at first use,
-and what runs a task as a worker starts, or with the first eager run.
+A program that only sends tasks imports little: `RedisLock` is imported at first use, and the code
+that runs tasks when a worker starts or a task first runs eagerly.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The errors of the package. Each has its data as attributes and survives pickle and JSON.
+"""The errors of the package. Each keeps its data as attributes, and survives pickle and JSON.
 
 A JSON result backend rebuilds an exception as ``cls(*args)`` from the class's `__module__`. So
 `args` holds plain data, and `__module__` is the package.
@@ -57,7 +57,7 @@ class LockUnavailable(LockError):
     """The lock server did not answer, so it is unknown whether the lock is free.
 
     Attributes:
-        reason: what the server or the network said.
+        reason: the error text of the server or the network.
     """
 
     __module__ = "celery_redislock"
@@ -75,8 +75,8 @@ class LockUnavailable(LockError):
 
 
 class TaskSkipped(LockError, TaskRevokedError):
-    """The task was a duplicate, or an operator dropped it from its waiting room, and ended without
-    running. Its state is REVOKED.
+    """The task ended without running: it was a duplicate, or an operator dropped it from its
+    waiting room. Its state is REVOKED.
     """
 
     __module__ = "celery_redislock"

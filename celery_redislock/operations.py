@@ -25,7 +25,7 @@ __all__ = ["Found", "break_locks", "drop_waiting", "list_locks"]
 def list_locks(
     app: Any, *, task: str | None = None, node: str | None = None, older: float = 0.0
 ) -> list[Found]:
-    """All locks that are held, kept, waited for or were broken lately, and the tasks set aside.
+    """All locks that are held, kept, waited for or lately broken, and the tasks set aside.
 
     Args:
         app: the Celery app.
@@ -52,16 +52,16 @@ def break_locks(
     """Take locks away from their holders. The holders run on, and learn that they lost the lock.
 
     A lock that has another holder by now is left alone, as is a value that is not a lock of ours.
-    If the server goes away meanwhile, some of the locks are broken: call it again.
+    If the server goes away meanwhile, only some of the locks are broken: call this again.
 
     Args:
         app: the Celery app.
-        locks: these locks, from `list_locks`; instead of task, node and older.
+        locks: break these, from `list_locks`, instead of a choice by task, node and older.
         task: locks of this task, or of tasks that match this glob; "*" for all.
         node: locks of runs on this node, or on nodes that match this glob. A lock that is kept for
             a message in the queue belongs to no node.
         older: locks held for at least this many seconds.
-        by: who breaks them, for the holders; None for this process's user and host.
+        by: who breaks them, as the holders are told; None for this process's user and host.
 
     Returns:
         The locks that were broken.
@@ -87,11 +87,11 @@ def drop_waiting(app: Any, locks: Iterable[Found] | None = None, *, task: str | 
 
     Args:
         app: the Celery app.
-        locks: these locks, from `list_locks`; instead of task.
+        locks: the locks, from `list_locks`, instead of a choice by task.
         task: locks of this task, or of tasks that match this glob; "*" for all.
 
     Returns:
-        How many were dropped.
+        How many tasks were dropped.
 
     Raises:
         ValueError: neither locks nor a task are given.

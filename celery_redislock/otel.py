@@ -44,7 +44,7 @@ def instrument(app: Any, *, meter_provider: Any = None) -> None:
     _instrumented[app] = (measures, spans)
 
 
-#: The attributes of the labels. The first is that of opentelemetry-instrumentation-celery.
+#: The attribute of each label. The first has its name in opentelemetry-instrumentation-celery.
 _ATTRIBUTES: Final = {
     "task": "celery.task_name",
     "outcome": "redislock.outcome",
@@ -83,9 +83,9 @@ class _Spans:
 
     def __init__(self, app: Any) -> None:
         self._app = weakref.ref(app)
-        # The holders' spans: the heartbeat's thread has no current span.
+        # The span of each holder: signals from the heartbeat's thread have no current span.
         self._of_holders: dict[tuple[str, str], Any] = {}
-        # Conflicts of tasks that have no span yet, by id: a worker asks for the lock before that.
+        # Conflicts by task id, until the span begins: a worker asks for the lock before that.
         self._untold: dict[str, list[dict[str, Any]]] = {}
 
     def connect(self) -> None:
@@ -94,7 +94,7 @@ class _Spans:
         signals.lock_conflict.connect(self._conflict, weak=False, dispatch_uid=id(self))
         signals.lock_lost.connect(self._lost, weak=False, dispatch_uid=id(self))
         signals.lock_recovered.connect(self._recovered, weak=False, dispatch_uid=id(self))
-        # The span's maker may have connected before us, and ends it first; or connects after us.
+        # At both: the maker of the span connects before us and ends it first, or connects after us.
         task_prerun.connect(self._begins, weak=False, dispatch_uid=id(self))
         task_postrun.connect(self._ends, weak=False, dispatch_uid=id(self))
 
@@ -122,45 +122,46 @@ class _Spans:
     def _conflict(self, sender: Any, details: Any, **kwargs: Any) -> None:
         if sender.app is not self._app():
             return
-        said = {
+        attributes = {
             "redislock.key": details.key,
             "redislock.outcome": details.outcome,
             "redislock.holder": str(details.holder or ""),
         }
         if details.label is not None:
-            said["redislock.label"] = details.label
+            attributes["redislock.label"] = details.label
         is_own = details.task_id == getattr(sender.request, "id", None)
         span = self._current(sender)
         if span is not None and is_own:
-            _tell_conflict(span, said)
+            _tell_conflict(span, attributes)
         elif span is not None:
-            # The conflict of a task that the span's task sends, or that waited for the same lock.
-            span.add_event("redislock.conflict", {**said, "redislock.task_id": details.task_id})
+            # Another task's conflict: the span's task sends it, or it waited for the same lock.
+            attributes["redislock.task_id"] = details.task_id
+            span.add_event("redislock.conflict", attributes)
         elif is_own:
-            self._untold.setdefault(details.task_id, []).append(said)
+            self._untold.setdefault(details.task_id, []).append(attributes)
 
     def _begins(self, sender: Any, task_id: str, **kwargs: Any) -> None:
         if task_id in self._untold and (span := self._current(sender)) is not None:
-            for said in self._untold.pop(task_id):
-                _tell_conflict(span, said)
+            for attributes in self._untold.pop(task_id):
+                _tell_conflict(span, attributes)
 
     def _ends(self, sender: Any, task_id: str, **kwargs: Any) -> None:
         self._begins(sender, task_id)
         self._untold.pop(task_id, None)
 
     def _lost(self, sender: Any, details: Any, **kwargs: Any) -> None:
-        said = {"redislock.reason": details.reason, "redislock.replaced": details.replaced}
-        self._tell_holder(details, "redislock.lost", said)
+        attributes = {"redislock.reason": details.reason, "redislock.replaced": details.replaced}
+        self._tell_holder(details, "redislock.lost", attributes)
 
     def _recovered(self, sender: Any, details: Any, **kwargs: Any) -> None:
         self._tell_holder(details, "redislock.recovered", {"redislock.how": details.how})
 
-    def _tell_holder(self, details: Any, event: str, said: Mapping[str, Any]) -> None:
+    def _tell_holder(self, details: Any, event: str, attributes: Mapping[str, Any]) -> None:
         span = self._of_holders.get((details.key, details.task_id))
         if span is not None:
-            span.add_event(event, said)
+            span.add_event(event, attributes)
 
 
-def _tell_conflict(span: Any, said: Mapping[str, Any]) -> None:
-    span.set_attributes(said)
-    span.add_event("redislock.conflict", said)
+def _tell_conflict(span: Any, attributes: Mapping[str, Any]) -> None:
+    span.set_attributes(attributes)
+    span.add_event("redislock.conflict", attributes)

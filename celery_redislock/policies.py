@@ -1,7 +1,7 @@
-"""What a duplicate does: one small class for each policy. Pure; the worker implements the verbs.
+"""The policies: each says what a duplicate does. No I/O is here; the worker implements the verbs.
 
-A policy's `act` gets the conflict, and ends it with one of its verbs (methods). To write your own
-policy, subclass `Policy` or one of the policies here:
+A policy's `act` gets a `Conflict` and ends it with one of the conflict's methods, its verbs. To
+write your own policy, subclass `Policy` or one of the policies here:
 
     class SkipAtNight(Policy):
         def act(self, conflict):
@@ -21,7 +21,7 @@ from .protocol.holders import Holder
 
 
 class _NoResult:
-    """The type of `NO_RESULT`: a skip without a result. None is a result."""
+    """The type of `NO_RESULT`, which means that no result was given: None is a result."""
 
     def __repr__(self) -> str:
         return "NO_RESULT"
@@ -34,15 +34,15 @@ NO_RESULT: Final = _NoResult()
 
 
 class Decision:
-    """How a conflict ends. The verbs of a `Conflict` make it, and `Policy.act` returns it."""
+    """How a conflict ends. A verb of `Conflict` makes the decision, and `Policy.act` returns it."""
 
 
 class Conflict(Protocol):
-    """A task that met a held lock, and the verbs that end the conflict.
+    """A duplicate that met a held lock, and the verbs (methods) that end the conflict.
 
     Attributes:
         key: the lock's whole key in Redis.
-        holder: who holds the lock; None while it is being handed to a waiter.
+        holder: the run that holds the lock; None while the lock is handed to a waiting task.
         remaining: seconds until the lock expires if the holder dies now.
         deferrals: how often this task was deferred before, by any policy.
         waited: seconds since this task first met the held lock.
@@ -82,11 +82,11 @@ class Conflict(Protocol):
 
         Args:
             limit: how many tasks may wait; None for any number.
-            max_wait: seconds since its first conflict, after which its policy acts again.
+            max_wait: seconds since the task's first conflict after which its policy acts again.
             newest: replace the waiting tasks of the same name.
 
         Returns:
-            True: the lock was free after all, and the task has it. False: `limit` tasks wait.
+            True: the lock was free after all, and the task has it. False: the room is full.
         """
 
     def replace(self, grace: float) -> bool:
@@ -110,12 +110,12 @@ class Conflict(Protocol):
 class Policy(abc.ABC):
     """What a duplicate does. Policies are shared by all calls and keep no state.
 
-    Everything but `act` describes the policy beforehand; the defaults fit an unknown one.
+    The other attributes describe the policy in advance; their defaults fit any `act`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # A subclass with its own `act` no longer does what its parent's attributes say.
+        # The parent's attributes do not describe a subclass that has its own `act`.
         parents = [each for each in cls.__bases__ if issubclass(each, Policy)]
         if any(each.act not in (cls.act, Policy.act) for each in parents):
             for name in {"parks", "turns_away", "describe"} - {*vars(cls)}:
@@ -123,27 +123,27 @@ class Policy(abc.ABC):
 
     @property
     def parks(self) -> bool:
-        """Whether it may put a task into the waiting room. If so, workers look after that room."""
+        """Whether the policy may put tasks into the waiting room. Workers then look after it."""
         return True
 
-    #: Whether it may end the holder. If so, holders ask every second whether they must end.
+    #: Whether the policy may end the holder. If so, holders ask every second if they must end.
     replaces = False
-    #: Whether no conflict ends in a run. The script that finds one then leaves the note at once.
+    #: Whether no conflict ends in a run. If so, the script that finds one leaves the done note.
     turns_away = False
-    #: Whether the tasks that it turns away end as failed.
+    #: Whether the tasks that the policy turns away end as failed.
     fails = False
 
     @property
     def one_run(self) -> str:
-        """Why it needs a lock with a limit of 1; "" if it does not."""
+        """Why the policy needs a lock with a limit of 1; "" if it does not."""
         return ""
 
     def longest_countdown(self) -> float:
-        """The longest countdown that it may use, in seconds, without the random part."""
+        """The longest countdown that the policy may use, in seconds, without the random part."""
         return 0.0
 
     def eager(self) -> Policy:
-        """The policy for eager mode, in which nobody runs what is published."""
+        """The policy for eager mode, in which no worker runs a published task."""
         return self
 
     def describe(self, waiting: int = 0) -> str:
@@ -259,7 +259,7 @@ class Defer(_Bounded):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wait(_Bounded):
-    """Hold the pool slot until the lock is released, then run. The release wakes it.
+    """Hold the pool slot until the lock is released, then run. The release wakes the task.
 
     Args:
         timeout: seconds after which `then` acts; None waits for ever.
@@ -277,7 +277,7 @@ class Wait(_Bounded):
         then = self.then.eager()
         if then is self.then:
             return self
-        # A copy: a subclass may take other arguments.
+        # A copy, not a new object: a subclass may take other arguments.
         policy = copy.copy(self)
         object.__setattr__(policy, "then", then)
         return policy
@@ -286,9 +286,7 @@ class Wait(_Bounded):
         return f"it would wait in its pool slot{self._after(self.timeout)}"
 
     def act(self, conflict: Conflict) -> Decision:
-        if conflict.wait(self.timeout):
-            return conflict.run()
-        return self.then.act(conflict)
+        return conflict.run() if conflict.wait(self.timeout) else self.then.act(conflict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -319,9 +317,8 @@ class Queue(_Bounded):
         return f"it would wait in Redis, with {waiting} before it{self._after(self.max_wait)}"
 
     def act(self, conflict: Conflict) -> Decision:
-        if self.max_wait is not None and conflict.waited >= self.max_wait:
-            return self.then.act(conflict)
-        if conflict.park(limit=self.limit, max_wait=self.max_wait):
+        is_over = self.max_wait is not None and conflict.waited >= self.max_wait
+        if not is_over and conflict.park(limit=self.limit, max_wait=self.max_wait):
             return conflict.run()
         return self.then.act(conflict)
 
@@ -329,7 +326,8 @@ class Queue(_Bounded):
 @dataclasses.dataclass(frozen=True)
 class Coalesce(Policy):
     """One task runs and at most one waits: a newer duplicate replaces the waiting one, which is
-    skipped. The last one sent always runs. A retry or redelivery replaces none, and runs first.
+    skipped. The task that was sent last always runs. A retry or redelivery replaces no task, and
+    runs first.
     """
 
     one_run = "allows one run"
@@ -391,7 +389,7 @@ _NAMED: Final[dict[str, type[Policy]]] = {
 
 
 def policy_named(name: str) -> Policy:
-    """The policy with this short name, with default arguments. A `ValueError` says which exist."""
+    """The policy with this short name and default arguments. A `ValueError` lists the names."""
     if name in _NAMED:
         return _NAMED[name]()
     raise ValueError(f"unknown policy {name!r}; accepted: {', '.join(sorted(_NAMED))}")

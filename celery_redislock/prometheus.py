@@ -63,8 +63,7 @@ def instrument(
 
 
 def registry(own: Any = REGISTRY) -> Any:
-    """The registry to serve: of all processes if `PROMETHEUS_MULTIPROC_DIR` is set, else of this
-    process.
+    """The registry to serve: of all processes if `PROMETHEUS_MULTIPROC_DIR` is set, else `own`.
 
     Args:
         own: the prometheus-client registry of this process.
@@ -72,9 +71,9 @@ def registry(own: Any = REGISTRY) -> Any:
     directory = os.environ.get(DIRECTORY)
     if not directory:
         return own
-    found = CollectorRegistry()
-    found.register(Processes(directory))
-    return found
+    joined = CollectorRegistry()
+    joined.register(Processes(directory))
+    return joined
 
 
 class _Recorder:
@@ -84,8 +83,8 @@ class _Recorder:
         self._made = {metric: _make(metric, registry) for metric in (*METRICS, WARN_AFTER)}
 
     def declare(self, task: SingletonTask) -> None:
-        """Start the series that alerts watch at zero: in the first sample of a series, Prometheus
-        sees no increase. And say what does not change.
+        """Record what never changes. Start at zero the series that alerts watch: Prometheus sees no
+        increase in the first sample of a series.
         """
         self._made[LOST].labels(task=task.name)
         for how in ("retaken", "freed"):
@@ -103,7 +102,7 @@ class _Recorder:
             child.inc(value)
 
 
-#: How the values of several processes are put together, by the kind of the gauge.
+#: How the values of several processes are combined, by the kind of the gauge.
 _MODES: Final[dict[str, Any]] = {"gauge": "livesum", "level": "max"}
 
 
@@ -123,14 +122,13 @@ _ports: Final[weakref.WeakKeyDictionary[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 def _recorder(registry: Any) -> _Recorder:
-    found = _recorders.get(registry)
-    if found is None:
-        found = _recorders[registry] = _Recorder(registry)
-    return found
+    if registry not in _recorders:
+        _recorders[registry] = _Recorder(registry)
+    return _recorders[registry]
 
 
 def _serve(sender: Any, **kwargs: Any) -> None:
-    """Called in a worker's main process when it is ready."""
+    """Serve the metrics, in a worker's main process when it is ready."""
     app: Any = sender.app
     if app not in _measures:
         return

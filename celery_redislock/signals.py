@@ -24,12 +24,12 @@ from .protocol.holders import Holder
 
 
 class AcquiredDetails(NamedTuple):
-    """The lock was taken.
+    """The task acquired the lock.
 
     Attributes:
         fence: the fencing token.
         waited: seconds since the task's first conflict; 0.0 without one.
-        latency: seconds by which taking the lock delayed the task in its pool slot.
+        latency: seconds by which acquiring the lock delayed the task in its pool slot.
     """
 
     key: str
@@ -51,7 +51,7 @@ class ReleasedDetails(NamedTuple):
         owned: whether the run still owned the lock.
         kept_for_retry: whether the lock was kept for the task's next attempt.
         how: how the body ended: "succeeded", "failed", "retried", "ignored", "rejected", "replaced"
-            (by a newer run) or "terminated" (its process is to end).
+            (by a newer run) or "terminated" (the worker ends its process).
     """
 
     key: str
@@ -96,8 +96,8 @@ class LostDetails(NamedTuple):
 
     Attributes:
         fence: the fencing token of the lost acquisition.
-        reason: why, as text.
-        replaced: True if the lock is not lost, but the run is told to end for a newer run.
+        reason: why ownership is in doubt, as text.
+        replaced: True if the lock is not lost, but the run must end for a newer run.
     """
 
     key: str
@@ -114,9 +114,9 @@ class RecoveredDetails(NamedTuple):
     """A lock that had vanished was taken again, or the lock of a dead process was released.
 
     Attributes:
-        how: "retaken": it had vanished from the server (an empty restart, an eviction), and its
-            holder took it again before another run did; or "freed": its pool process died, and
-            the worker's main process released it.
+        how: "retaken": the lock had vanished from the server (an empty restart, an eviction), and
+            its holder took it again before another run did; or "freed": the holder's pool process
+            died, and the worker's main process released the lock.
     """
 
     key: str
@@ -146,7 +146,7 @@ class WaitingDetails(NamedTuple):
     """A task begins or ends waiting in its pool slot (`Wait`).
 
     Attributes:
-        waits: True when it begins, False when it ends.
+        waits: True when the wait begins, False when it ends.
     """
 
     key: str

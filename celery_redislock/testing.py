@@ -57,8 +57,8 @@ __all__ = [
     "memory_locks",
 ]
 
-#: The most seconds until a holder in this process learns that its lock is gone. On an idle machine
-#: it is a millisecond.
+#: The most seconds until a holder in this process learns that its lock is gone. An idle machine
+#: needs a millisecond.
 _SOON: Final = 10.0
 
 
@@ -71,7 +71,7 @@ class MemoryServer(Server):
         #: A client of this server.
         self.client = self.new_client()
         pools = pools_like(self.client)
-        # Not with the server's own hook: this server never restarts.
+        # Our hook replaces the one of `Server`, which watches for restarts: this server has none.
         super().__init__(lambda timeout, on_connect: pools(timeout, self._on_connect))
 
     def new_client(self, decode_responses: bool = True) -> redis.Redis:
@@ -88,7 +88,7 @@ class MemoryServer(Server):
         connection.on_connect()
 
     def _tries_again(self, exc: LockUnavailable, until: float) -> bool:
-        return False  # that would not make this server reachable
+        return False  # another try would not make this server reachable
 
     @contextlib.contextmanager
     def unreachable(self) -> Iterator[None]:
@@ -117,7 +117,7 @@ class MemoryLocks:
         """The outcomes of all duplicates, in order: "skipped", "deferred", and so on.
 
         Args:
-            task: the task whose duplicates are meant; None for all tasks.
+            task: only duplicates of this task; None for all tasks.
         """
         name = None if task is None else task.name
         return [each.outcome for each in self.conflicts if name in (None, each.task)]
@@ -140,7 +140,7 @@ class MemoryLocks:
 def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
     """A context in which every lock of this process is in memory: of all apps, and of `RedisLock`.
 
-    The memory is empty at the start. An inner context hides the outer one until it ends.
+    The memory is empty at the start. An inner context hides the outer one until the inner one ends.
 
     Args:
         eager: True: `.apply()` and `task_always_eager` take locks. False: only if
@@ -150,7 +150,7 @@ def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
     server = MemoryServer()
     locks = MemoryLocks(server)
     stand_in.current = stand_in.StandIn(server, eager)
-    # Celery 5.5 takes the methods of two objects for the same receiver.
+    # With the uid, as Celery 5.5 takes methods of two objects for the same receiver.
     lock_conflict.connect(locks._note, weak=False, dispatch_uid=id(locks))
     try:
         yield locks
@@ -202,7 +202,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
     """Hold a lock as another run would, until it is released. With `lock_limit`, hold every slot.
 
     Args:
-        what: the task, its calls `with_headers`, or a `RedisLock`.
+        what: the task, `task.with_headers(...)`, or a `RedisLock`.
         args: the call's arguments.
         kwargs: the call's keyword arguments.
 
@@ -227,10 +227,10 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
 
 
 def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
-    """Take a lock away from the run in this process that holds it. On return the run knows it.
+    """Take a lock away from the run in this process that holds it. On return the run knows.
 
     Args:
-        what: the task, its calls `with_headers`, or a `RedisLock`; None for the lock of the task
+        what: the task, `task.with_headers(...)`, or a `RedisLock`; None for the lock of the task
             that calls this.
         args: the call's arguments.
         kwargs: the call's keyword arguments.
@@ -302,7 +302,7 @@ def assert_locked(what: Any, *args: Any, **kwargs: Any) -> Holder:
     """Assert that the lock for this call is held.
 
     Args:
-        what: the task, its calls `with_headers`, or a `RedisLock`.
+        what: the task, `task.with_headers(...)`, or a `RedisLock`.
         args: the call's arguments.
         kwargs: the call's keyword arguments.
 

@@ -34,9 +34,9 @@ def asgi_app(
     Args:
         app: the Celery app, with its tasks.
         allow_break: whether locks can be broken on the page, with the token.
-        token: what breaking needs, at least 16 characters; sent as `Authorization: Bearer`.
-        allowed_hosts: the host names at which browsers reach it, without ports. Requests for others
-            are refused. "*" allows all, for a project that checks them itself.
+        token: the secret for breaking, at least 16 characters; sent as `Authorization: Bearer`.
+        allowed_hosts: the host names at which browsers reach the page, without ports. Requests for
+            other hosts are refused. "*" allows all, for a project that checks hosts itself.
         every: seconds between two looks at the locks, for all viewers together.
 
     Raises:

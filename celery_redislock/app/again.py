@@ -1,11 +1,11 @@
-"""Publishing a task's message again as it came, in whatever process.
+"""Publishes a task's message again as it came, in any process.
 
-It goes to the queue from which it came, and only there. By its exchange it could go to other queues
-too, each of which has had its copy, or to none: a headers exchange looks at headers, not at a key.
+The message goes only to the queue from which it came. Its exchange could give it to other queues
+too, which have had their copies, or to none: a headers exchange looks at headers, not at a key.
 
-Tracing tools put the sender's trace into a message's headers when a task is sent. A process that
-publishes a message again is not its sender: it may be the holder of its lock, or an operator's. So
-the message keeps the headers and properties with which it came, and gets no others but Celery's.
+Tracing tools put the sender's trace into a message's headers when a task is sent. The process that
+publishes the message again is not its sender: it may run the lock's holder, or be an operator's. So
+the message keeps its own headers and properties, and gets no new ones but Celery's.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..errors import ConfigError
 from .delivery import KEY, Delivery
 from .internals import least_countdown, outside_of_tasks, serializer_of
 
-#: Sentry, for one, looks for its headers within a header of this name.
+#: A header that contains headers. Sentry, for one, looks for its own headers there.
 _NESTED: Final = "headers"
-#: Properties that are of one sending or delivery: RabbitMQ checks that the user is the publisher,
-#: and SQS drops what it has had before.
+#: Properties of one sending or delivery. RabbitMQ checks that the user is the publisher, and SQS
+#: drops a message whose deduplication id it has seen before.
 _OF_ONE: Final = frozenset(
     {
         *(KEY, "delivery_info", "delivery_tag", "body_encoding", "user_id"),
@@ -34,7 +34,7 @@ _OF_ONE: Final = frozenset(
         *("MessageDeduplicationId", "DelaySeconds", "delay_seconds"),
     }
 )
-#: What Celery says of publishing. All else that it gives are properties of a new message.
+#: Celery's options for publishing. All its other options are properties of a new message.
 _OF_PUBLISHING: Final = (
     *("exchange", "routing_key", "declare", "serializer", "retry", "retry_policy"),
     *("expiration", "timeout", "confirm_timeout", "mandatory", "immediate"),
@@ -53,10 +53,10 @@ def message_options(
         raw: the request as Celery hands it to the tracer.
         request: the same, as the task sees it.
         header: our header, under its key.
-        delivery: the message's.
+        delivery: the delivery of the message.
 
     Raises:
-        ConfigError: it is not known from which queue it came.
+        ConfigError: the queue from which the message came is not known.
     """
     if delivery.queue is None:
         raise ConfigError(
@@ -66,7 +66,7 @@ def message_options(
         )
     options = {**request.as_execution_options(), "queue": delivery.queue}
     known = request.__dict__
-    if "ignore_result" in known:  # Celery 5.5 forgets it
+    if "ignore_result" in known:  # Celery 5.5 leaves it out
         options["ignore_result"] = request.ignore_result
     for name in ("argsrepr", "kwargsrepr"):
         if known.get(name):
@@ -82,14 +82,14 @@ def message_options(
 
 
 def publish_again(app: Any, name: str, args: Any, kwargs: Any, options: Mapping[str, Any]) -> None:
-    """Publish a task with the headers in these options, as no task's child and in no new trace.
+    """Publish a task with the headers in these options. It gets no parent task and no new trace.
 
     Args:
         app: the Celery app.
         name: the task's name.
         args: its arguments.
         kwargs: its keyword arguments.
-        options: what `message_options` gave.
+        options: the result of `message_options`.
     """
     options = dict(options)
     properties, compression = options.pop("properties", {}), options.pop("compression", None)
@@ -108,17 +108,17 @@ def publish_again(app: Any, name: str, args: Any, kwargs: Any, options: Mapping[
 
 
 def _straight_to(name: str, app: Any, is_delayed: bool) -> dict[str, Any]:
-    """The options that publish to this queue and no other: RabbitMQ's default exchange, which each
-    queue is bound to by its name.
+    """The options that publish to this queue only: through RabbitMQ's default exchange, to which
+    each queue is bound by its name.
     """
-    # Of another type than Celery's own direct ones, by which it would choose a route itself, and
-    # would not let RabbitMQ delay the message.
+    # Not of type "direct": with a direct exchange, Celery would choose the route itself, and would
+    # not let RabbitMQ delay the message.
     queue = Queue(name, Exchange("", type="topic"), routing_key=name)
-    # As Celery does for a queue that is given by name. Of others only the consumer knows more.
+    # As Celery does for a queue that is given by name. Only consumers can declare other queues.
     known = app.amqp.queues.get(name)
     declare = [] if known is None or isinstance(known, Broadcast) else [known]
     if is_delayed and least_countdown(app):
-        # kombu declares an `auto_delete` one each time: the queue may have been made anew.
+        # kombu declares an `auto_delete` queue each time: it may have been created anew.
         bound = _BoundForDelays(name, auto_delete=True)
         queue.routing_key = bound.key
         declare.append(bound)
@@ -126,8 +126,8 @@ def _straight_to(name: str, app: Any, is_delayed: bool) -> dict[str, Any]:
 
 
 class _BoundForDelays(Queue):  # type: ignore[misc, unused-ignore]
-    """A queue that exists and stays as it is, with one more binding: RabbitMQ gives it, and no
-    other, what is delayed with this key. Celery binds exchanges, which have other queues too.
+    """Adds a binding to an existing queue: RabbitMQ gives messages that are delayed with this key
+    to this queue only. Celery would bind an exchange, which has other queues too.
     """
 
     @property
@@ -140,7 +140,7 @@ class _BoundForDelays(Queue):  # type: ignore[misc, unused-ignore]
 
 
 class _Routed:
-    """A router for messages that have their route."""
+    """A router that keeps the route which a message already has."""
 
     @staticmethod
     def route(options: dict[str, Any], *args: Any) -> dict[str, Any]:
@@ -148,8 +148,8 @@ class _Routed:
 
 
 class _AsItCame:
-    """A producer of messages with these headers and properties, and no others but Celery's. It
-    comes last, after tools have added theirs.
+    """A producer that sends these headers and properties, Celery's, and no others. Celery calls it
+    last, after tools have added headers of their own.
     """
 
     def __init__(
@@ -163,8 +163,8 @@ class _AsItCame:
         self._headers = headers
         self._properties = dict(properties)
         self._compression = compression
-        # Milliseconds, as a text. Celery gives what is left, in seconds, if the task expires. Only
-        # RabbitMQ reads it, and refuses another text.
+        # Milliseconds, as text: only RabbitMQ reads it, and refuses other text. If the task
+        # expires, Celery passes the seconds that are left instead.
         ttl = str(self._properties.pop("expiration", None))
         self._ttl = int(ttl) / 1000 if ttl.isdecimal() else None
 
@@ -172,7 +172,7 @@ class _AsItCame:
         return getattr(self._producer, name)
 
     def publish(self, body: Any, *, headers: Mapping[str, Any], **options: Any) -> Any:
-        if isinstance(body, dict) and body.get("type") == "task-sent":  # Celery's event of it
+        if isinstance(body, dict) and body.get("type") == "task-sent":  # Celery's event
             return self._producer.publish(body, headers=headers, **options)
         added = custom_headers(headers)
         celerys = {k: v for k, v in headers.items() if k != _NESTED and k not in added}
@@ -193,14 +193,14 @@ def _headers(raw: Mapping[str, Any], shown: Mapping[str, Any] | None) -> dict[st
 
     Args:
         raw: the request as Celery hands it to the tracer.
-        shown: those that the task sees and that a retry sends; if some are nested, only these.
+        shown: the headers that the task sees and a retry sends; only the nested ones, if any.
     """
-    found = dict(shown or {})
+    headers = dict(shown or {})
     if raw.get(_NESTED):
-        found = {**custom_headers(raw), _NESTED: found}
-    for name in (KEY, "compression"):  # who compresses the body says so anew
-        found.pop(name, None)
-    return found
+        headers = {**custom_headers(raw), _NESTED: headers}
+    for name in (KEY, "compression"):  # whoever compresses the body sets it anew
+        headers.pop(name, None)
+    return headers
 
 
 def custom_headers(headers: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What brokers differ in: what tells two apart, and when one delivers a message again.
+"""How brokers differ: what tells two of them apart, and when one delivers a message again.
 
 Names, options and defaults are those of kombu's transports.
 """
@@ -15,7 +15,7 @@ from kombu.transport import TRANSPORT_ALIASES, get_transport_cls
 from kombu.utils.url import parse_url
 
 _KOMBUS: Final = "kombu.transport."
-#: Seconds after which an SQS queue that kombu did not create delivers again, if nobody has set it.
+#: Seconds after which an SQS queue redelivers that kombu did not create, if nobody has set them.
 _SQS_OWN: Final = 30.0
 
 
@@ -23,15 +23,15 @@ class Kind(NamedTuple):
     """A kind of broker.
 
     Attributes:
-        option: the transport option for the seconds after which it delivers again what is not
-            acknowledged, though the worker lives; "" if it never does so by time.
-        default: kombu's default for it.
-        most: the most that it can be.
-        copies_for: seconds for which a copy may come after that, or without that option.
-        hears_acks: no copy comes once an acknowledgement was received.
-        copies_any_time: nothing rules out a copy at any time.
-        closes_after: seconds after which it closes the channel on which a message is not
-            acknowledged, and delivers again all that came on it; None if it does not.
+        option: the transport option for the seconds after which the broker redelivers a message
+            that a living worker has not acknowledged; "" if it never redelivers by time.
+        default: kombu's default for that option.
+        most: the largest value that the broker accepts for it.
+        copies_for: seconds after that time, or after the delivery, for which a copy may come.
+        hears_acks: no copy comes once the broker has received an acknowledgement.
+        copies_any_time: a copy may come at any time.
+        closes_after: seconds after which the broker closes the channel of an unacknowledged
+            message, and redelivers all messages of that channel; None if it does not.
         apart: the transport options that tell two brokers with one URL apart.
         port: its default port.
     """
@@ -51,10 +51,10 @@ _VISIBILITY: Final = "visibility_timeout"
 _QUEUES: Final = ("queue_name_prefix",)
 #: RabbitMQ delivers again when the connection ends. Its `consumer_timeout` is 30 minutes.
 _AMQP: Final = Kind(hears_acks=True, closes_after=1800.0, port=5672)
-#: What is assumed of a broker that is not known: the shortest time of those that are, and copies.
+#: What we assume of an unknown broker: the shortest time of all known brokers, and copies.
 _UNKNOWN: Final = Kind(_VISIBILITY, 60.0, copies_for=3600.0, copies_any_time=True)
-#: By the module of kombu. Those without an option take a message out of the queue as they deliver
-#: it, or give it back when the connection ends.
+#: By kombu's module. A broker without an option removes a message from the queue as it delivers it,
+#: or puts it back when the connection ends.
 KINDS: Final[Mapping[str, Kind]] = {
     "pyamqp": _AMQP,
     "librabbitmq": _AMQP,
@@ -62,7 +62,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         *(_VISIBILITY, 3600.0), hears_acks=True, apart=("global_keyprefix", "master_name"),
         port=6379,
     ),
-    # AWS: "at-least-once delivery"; at most 12 hours.
+    # AWS promises "at-least-once delivery", and takes a timeout of at most 12 hours.
     "SQS": Kind(
         *(_VISIBILITY, 1800.0, 43200.0), copies_any_time=True,
         apart=("region", "queue_name_prefix"),
@@ -83,12 +83,12 @@ class Redelivery(NamedTuple):
     """When an app's broker may deliver a message again.
 
     Attributes:
-        after: seconds after which it delivers again what is not acknowledged, though the worker
-            lives; None if it never does so by time.
-        option: the transport option that says so.
+        after: seconds after which it redelivers a message that a living worker has not
+            acknowledged; None if it never redelivers by time.
+        option: the transport option that sets `after`.
         copies_for: seconds for which a copy of a message may still come.
-        hears_acks: no copy comes once an acknowledgement was received.
-        copies_any_time: nothing rules out a copy at any time.
+        hears_acks: no copy comes once the broker has received an acknowledgement.
+        copies_any_time: a copy may come at any time.
         closes_after: as in `Kind`.
     """
 
@@ -101,8 +101,8 @@ class Redelivery(NamedTuple):
 
 
 def redelivery_of(conf: Any) -> Redelivery:
-    """When the broker from which this app's workers read may deliver a message again: of several
-    for failover, the worst of each.
+    """When the broker that this app's workers read from may deliver a message again. Among several
+    brokers for failover, the worst one counts for each value.
     """
     options = conf.broker_transport_options or {}
     urls = conf.broker_read_url or ""
@@ -127,9 +127,9 @@ class Origin(NamedTuple):
     """What the broker says of a message.
 
     Attributes:
-        sent: the identity that all copies of the message share; "" if it has none, None for the tag
-            in its properties.
-        redelivered: it says, in its own way, that it had delivered the message before.
+        sent: the identity that all copies of the message share; "" if it has none; None if the
+            delivery tag in the message's properties is that identity.
+        redelivered: the broker says, in its own way, that it delivered the message before.
     """
 
     sent: str | None = None
@@ -140,8 +140,8 @@ AS_CELERY_READS_IT: Final = Origin()
 
 
 def origin_of(message: Any, redelivery: Redelivery) -> Origin:
-    """What the broker says of a message. Brokers that kombu must ask for each message say it in
-    their own words, and some transports tag a message anew with each delivery.
+    """What the broker says of a message. Brokers that kombu must ask for each message use fields of
+    their own, and some transports give a message a new tag at each delivery.
     """
     if redelivery.hears_acks:
         return AS_CELERY_READS_IT
@@ -159,12 +159,12 @@ def origin_of(message: Any, redelivery: Redelivery) -> Origin:
 
 
 def _times(name: str, options: Mapping[str, Any]) -> list[float]:
-    """Seconds after which queues of this transport deliver again; none if that is never by time."""
+    """Seconds after which queues of this transport redeliver; empty if they never do by time."""
     kind = KINDS.get(name, _UNKNOWN)
     if not kind.option or (name == "redis" and not options.get("ack_emulation", True)):
         return []
     if name == "azureservicebus" and options.get("use_lock_renewal"):
-        # As long as the worker lives. A dead one's messages come sooner, which does no harm.
+        # While the worker lives. A dead worker's messages come sooner, which does no harm.
         return [_seconds(options.get("max_lock_renewal_duration"), 3600.0)]
     times = [_seconds(options.get(kind.option), kind.default)]
     if name == "SQS":
@@ -173,20 +173,20 @@ def _times(name: str, options: Mapping[str, Any]) -> list[float]:
 
 
 def _sqs_times(options: Mapping[str, Any], timeout: float) -> list[float]:
-    """A queue has a timeout of its own. kombu sets it only for the queues that it creates."""
+    """Each SQS queue has its own timeout. kombu sets it only for queues that it creates."""
     queues = options.get("predefined_queues")
     if not queues:
         created = options.get("sqs-creation-attributes") or {}
         return [_seconds(created.get("VisibilityTimeout"), timeout)]
-    # kombu takes no such option for a queue. It is for us only.
-    said = [queue.get(_VISIBILITY) for queue in queues.values()]
-    if options.get(_VISIBILITY) in (None, "") and None in said:
-        return [*(_seconds(each, _SQS_OWN) for each in said), timeout]
-    return [_seconds(each, timeout) for each in said]
+    # kombu ignores this option of a single queue: only this package reads it.
+    timeouts = [queue.get(_VISIBILITY) for queue in queues.values()]
+    if options.get(_VISIBILITY) in (None, "") and None in timeouts:
+        return [*(_seconds(each, _SQS_OWN) for each in timeouts), timeout]
+    return [_seconds(each, timeout) for each in timeouts]
 
 
 def _seconds(value: Any, default: float) -> float:
-    """An option's value. Some transports take a text, and None or "" for the default."""
+    """An option's value as seconds. Some transports take text, and None or "" for the default."""
     try:
         return max(float(value), 0.0)
     except (TypeError, ValueError):
@@ -197,14 +197,14 @@ def _transport_of(url: str, default: Any) -> str:
     """The name of kombu's transport for this URL; "" if it is none of `KINDS`.
 
     Args:
-        url: of a broker.
-        default: the transport where the URL names none.
+        url: a broker's URL.
+        default: the transport if the URL names none.
     """
     scheme, colon, _ = url.partition("://")
     transport = scheme.partition("+")[0] if colon else default or "amqp"
     where = TRANSPORT_ALIASES.get(transport, "") if isinstance(transport, str) else ""
     if isinstance(where, str) and where.startswith(_KOMBUS):
-        # By name. What it imports is slow, and may be missing where nothing is sent.
+        # By name: importing the transport is slow, and may fail where nothing is sent.
         modules = [where.partition(":")[0]]
     else:
         with contextlib.suppress(ImportError, KeyError, ValueError):
@@ -215,20 +215,20 @@ def _transport_of(url: str, default: Any) -> str:
 
 
 def broker_of(app: Any) -> str:
-    """A digest of who the app's broker is: its address, without user and password, and the
-    transport options that tell its queues from another broker's at that address.
+    """A digest that identifies the app's broker: its address, without user and password, and the
+    transport options that tell its queues from those of another broker at that address.
     """
     known: str | None = app.__dict__.get("_redislock_broker")
     if known is None:
-        told = "\n".join(sorted(_addresses(app.connection_for_write())))
-        known = hashlib.sha256(told.encode()).hexdigest()[:16]
+        addresses = "\n".join(sorted(_addresses(app.connection_for_write())))
+        known = hashlib.sha256(addresses.encode()).hexdigest()[:16]
         app.__dict__["_redislock_broker"] = known
     return known
 
 
 def secret_of(app: Any) -> bytes:
-    """A digest of who the app's broker is, and of the users and passwords in its URLs: whoever
-    knows these may send tasks.
+    """A digest of the app's broker, and of the users and passwords in its URLs: whoever knows these
+    may send tasks.
     """
     known: bytes | None = app.__dict__.get("_redislock_secret")
     if known is None:
@@ -263,7 +263,7 @@ def _addresses(connection: Any) -> Iterator[str]:
 
 def _apart(name: str, kind: Kind, options: Mapping[str, Any]) -> list[Any]:
     """The values of the options that tell two brokers at one address apart."""
-    if name == "filesystem":  # a sender and a worker may have them the other way round
+    if name == "filesystem":  # a sender and a worker may have swapped them
         folders = (options.get(f"data_folder_{way}", f"data_{way}") for way in ("in", "out"))
         return sorted(os.path.abspath(folder) for folder in folders)
     if options.get("predefined_queues") and name == "SQS":

@@ -1,4 +1,4 @@
-"""Arguments as text, the same for equal ones on every Python version; and its digest. Pure."""
+"""Arguments as text and digest: equal ones give the same, on every Python version. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 #: The version of the digest's schema, part of every digest name. Raise it with any change below.
 SCHEMA: Final = "v1"
-#: Compiled when it is first used: only who looks at locks takes their names apart.
+#: Compiled at its first use: only programs that show locks take their names apart.
 _DIGEST_NAME: Final = rf"(?s)(.*):{SCHEMA}:([0-9a-f]{{32}})"
 
 
@@ -35,7 +35,7 @@ def canonical(value: Any) -> str:
 
 
 def _text(value: Any, levels: int) -> str:
-    """The text of a value. Up to `levels` are written by recursion, which is the fastest way."""
+    """The text of a value. Recursion, the fastest way, writes its first `levels` levels."""
     # Look up the common types first: this is done for each argument of each run.
     write = _PLAIN.get(type(value))
     if write is not None:
@@ -78,14 +78,14 @@ def _set(value: Iterable[Any], levels: int) -> str:
 
 
 class _Written:
-    """The text of a container, in that container's place."""
+    """Takes the place of a container whose text is already written."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 class _Level:
-    """A container that is being written from its innermost ones outwards."""
+    """A container whose inner containers are written before it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -95,14 +95,14 @@ class _Level:
         self._at = 0
 
     def next_container(self) -> Any:
-        """The next container in it that is not yet written, or None."""
+        """The next inner container that is not yet written, or None."""
         contents = self._contents
         while self._at < len(contents) and isinstance(contents[self._at], _ALL_PLAIN):
             self._at += 1
         return contents[self._at] if self._at < len(contents) else None
 
     def put(self, written: _Written) -> None:
-        """Put the text of that container into its place."""
+        """Replace that inner container by its text."""
         self._contents[self._at] = written
 
     def text(self) -> str:
@@ -169,7 +169,7 @@ _NESTED: Final[tuple[tuple[tuple[type[Any], ...], Callable[[Any, int], str]], ..
     ((set, frozenset), _set),
 )
 _CONTAINERS: Final = {kind: write for kinds, write in _NESTED for kind in kinds}
-#: The levels that are written by recursion.
+#: How many levels recursion writes.
 _SHALLOW: Final = 20
 
 
@@ -185,5 +185,5 @@ def digest_name(task: str, arguments: Mapping[str, Any]) -> str:
 
 def parts_of(name: str) -> tuple[str, str] | None:
     """The task and the digest in a lock's name, or None if the name is of another form."""
-    found = re.fullmatch(_DIGEST_NAME, name)
-    return (found[1], found[2]) if found else None
+    match = re.fullmatch(_DIGEST_NAME, name)
+    return (match[1], match[2]) if match else None

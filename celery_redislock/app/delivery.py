@@ -1,11 +1,11 @@
 """What travels with a message beside the task: our header, and the token of its delivery.
 
-The token is minted once for each delivery, in the worker's main process, and passed to the pool in
-the message's *properties*: a retry copies headers into the next message, but not these. So is the
-queue that the message came from, which only the main process knows. The header says what is kept
-for the message (a reservation from when it was sent, or a turn in a waiting room), by the lock's id
-and token: any process that has the message can settle that, whatever the task is by then. The
-header is removed before the body runs.
+The worker's main process mints one token for each delivery, and passes it to the pool in the
+message's *properties*: a retry copies headers into the next message, but not properties. In the
+same way it passes the queue that the message came from, which only it knows. The header says what
+is kept for the message (a reservation from when it was sent, or a turn in a waiting room), by lock
+id and token. So any process that has the message can settle that, even if the task has changed
+since. The header is removed before the body runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION: Final = 2
 
 
 def attempt_of(raw: Mapping[str, Any]) -> tuple[str, int, int]:
-    """Which attempt of a task this request is: the task's id, its retries and replacements."""
+    """Which attempt of a task a request is: the task's id, how many retries and replacements."""
     return raw.get("id") or "", raw.get("retries") or 0, raw.get("replaced_task_nesting") or 0
 
 
@@ -35,9 +35,9 @@ class Source(NamedTuple):
     """Where a message came from.
 
     Attributes:
-        queue: the queue to which it can be published again; None if there is none, or it is not
-            known.
-        fanout: a fanout exchange gave a copy of it to each of its queues.
+        queue: the queue to which the message can be published again; None if there is none, or it
+            is not known.
+        fanout: a fanout exchange gave a copy of the message to each of the exchange's queues.
     """
 
     queue: str | None
@@ -45,12 +45,12 @@ class Source(NamedTuple):
 
 
 def restore_route(raw: Mapping[str, Any]) -> None:
-    """Let a message that we published to its queue be seen with the exchange and routing key with
-    which it was first sent: a retry goes by them.
+    """Give a message that we published straight to its queue the exchange and routing key with
+    which it was first sent: a retry is sent with these.
     """
     header = raw.get(KEY)
     route = header.get("route") if isinstance(header, Mapping) else None
-    # Anybody may write a header, and nothing is to leave the consumer.
+    # Anybody may write a header, and no error may reach the worker's consumer.
     if isinstance(route, list | tuple) and all(isinstance(each, str) for each in route):
         raw["delivery_info"].update(zip(("exchange", "routing_key"), route, strict=False))
 
@@ -67,9 +67,9 @@ def stamp(
     Args:
         raw: the request, as the worker hands it to the pool.
         events: whether the worker sends events.
-        content_type: of the message.
-        origin: what the broker says of it.
-        source: where it came from.
+        content_type: the message's content type.
+        origin: what the broker says of the message.
+        source: where the message came from.
     """
     token = new_token()
     stamped: dict[str, Any] = {"token": token, "received": clock(), "queue": source.queue}
@@ -91,7 +91,7 @@ def is_copy(raw: Mapping[str, Any]) -> bool:
     """Whether the message is known to be a copy, or replaces one that may come back.
 
     Args:
-        raw: the request as the worker's main process has it, stamped.
+        raw: the stamped request, in the worker's main process.
     """
     header = raw.get(KEY)
     if not isinstance(header, Mapping):
@@ -117,8 +117,8 @@ class Kept(NamedTuple):
 
     Attributes:
         lock_id: the lock's id, see `LockKeys`.
-        token: the token under which the lock is kept; "" if it is not.
-        entry_id: the id of the message's entry in the waiting room; "" if it is not from there.
+        token: the token under which the lock is kept; "" if no lock is kept.
+        entry_id: the id of the message's entry in the waiting room; "" if it came from no room.
     """
 
     lock_id: str
@@ -127,11 +127,11 @@ class Kept(NamedTuple):
 
     @property
     def header(self) -> dict[str, Any]:
-        """The part of a header that says so."""
-        found: dict[str, Any] = {"kept": [self.lock_id, self.token]}
+        """The part of our header that names what is kept."""
+        part: dict[str, Any] = {"kept": [self.lock_id, self.token]}
         if self.entry_id:
-            found["parked"] = True
-        return found
+            part["parked"] = True
+        return part
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Kept | None:
@@ -153,27 +153,27 @@ class Kept(NamedTuple):
 # Not frozen: making one would take six times as long.
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Delivery:
-    """What is known of one delivery of a task's message. Never changed: what is learned later makes
-    a new one.
+    """What is known of one delivery of a task's message. Never changed: `Record.learn` replaces it
+    by a new one.
 
     Attributes:
         token: the delivery's token.
-        received: when the worker got it, on `clock`; None if nobody noted it.
+        received: when the worker got the message, on `clock`; None if nobody noted that.
         arrived: Unix time at which the task first met a worker, by the lock server's clock; None
             while that is not known.
         redelivered: the broker, or an earlier deferral's header, said that the message had been
-            delivered before; or the server said that another copy runs, or has run.
+            delivered before; or the lock server said that another copy runs, or has run.
         deferrals: how often the task was deferred before.
         outages: how many of the last deferrals in a row were because the lock server was not
             available.
         since: Unix time at which the task first met a held lock or was first deferred, or None.
-        gave_up: its time in the waiting room is over.
-        parked: it comes from a waiting room.
+        gave_up: the task's time in the waiting room is over.
+        parked: the message comes from a waiting room.
         sent: the identity of the message, which all copies of it share; "" if it has none.
-        content_type: of the message, or None.
-        events: the worker that runs it sends events.
+        content_type: the message's content type, or None.
+        events: the worker that runs the task sends events.
         queue, fanout: see `Source`.
-        route: the exchange and the routing key with which it was first sent.
+        route: the exchange and the routing key with which the message was first sent.
     """
 
     token: str
@@ -203,11 +203,11 @@ class Delivery:
         stamped = properties.get(KEY) or {}
         info = raw.get("delivery_info") or {}
         header = take_header(raw) if KEY in raw or raw.get("headers") else None
-        found = cls(
+        delivery = cls(
             token=stamped.get("token") or new_token(),
             received=stamped.get("received"),
             redelivered=bool(stamped.get("redelivered") or info.get("redelivered")),
-            # Most of kombu's transports give each message a tag as it is sent.
+            # Most of kombu's transports give each message a tag when it is sent.
             sent=str(stamped.get("sent", properties.get("delivery_tag")) or ""),
             content_type=stamped.get("content_type"),
             events=bool(stamped.get("events")),
@@ -216,8 +216,8 @@ class Delivery:
             route=(info.get("exchange"), info.get("routing_key")),
         )
         if isinstance(header, Mapping):
-            found._read(header)
-        return found
+            delivery._read(header)
+        return delivery
 
     def _read(self, header: Mapping[str, Any]) -> None:
         version = header.get("v", 1)
@@ -233,16 +233,16 @@ class Delivery:
         self.arrived = header.get("arrived")
         self.gave_up = bool(header.get("gave_up"))
         self.parked = bool(header.get("parked"))
-        # Not the broker's tag, which is of this copy only.
+        # This replaces the broker's tag, which only this copy has.
         self.sent = header.get("sent") or ""
 
     def next_header(self, kept: Kept | None, *, copied: bool, outage: bool) -> dict[str, Any]:
         """The header of the message to which this delivery is deferred.
 
         Args:
-            kept: what is kept for this message, and then for that one.
-            copied: there may be another copy of it.
-            outage: it is deferred because the lock server is not available.
+            kept: what is kept for this message. It moves to the next one.
+            copied: another copy of this message may exist.
+            outage: the delivery is deferred because the lock server is not available.
         """
         return self._header(
             deferrals=self.deferrals + 1,
@@ -252,8 +252,8 @@ class Delivery:
         )
 
     def parked_header(self, broker: str, label: str | None = None) -> dict[str, Any]:
-        """The header of the message of a task that waits in a room. It may be published twice, so
-        it says that it is a copy. The publisher adds what is kept for the message.
+        """The header for the message of a task that waits in a room. The message may be published
+        twice, so its header calls it a copy. The publisher adds what is kept for the message.
 
         Args:
             broker: a digest of the broker that the message belongs to.
@@ -294,5 +294,5 @@ class Delivery:
 
     @property
     def age(self) -> float:
-        """Seconds since the worker got it; infinite if nobody noted when."""
+        """Seconds since the worker got the message; infinite if nobody noted when."""
         return float("inf") if self.received is None else clock() - self.received

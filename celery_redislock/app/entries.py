@@ -1,4 +1,4 @@
-"""A task in a waiting room: a JSON text with all that is needed to publish it as it came."""
+"""A task in a waiting room: a JSON text from which its message is published as it came."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .brokers import broker_of, secret_of
 from .delivery import KEY
 from .internals import serializer_of
 
-#: Seconds for which an entry waits for a worker that can publish it: one that knows its task, or
-#: one of the app that has its broker.
+#: Seconds for which an entry waits for a worker that can publish it: for one that knows its task
+#: (UNKNOWN), or for one of an app that has its broker (ELSEWHERE).
 UNKNOWN: Final = 60.0
 ELSEWHERE: Final = 600.0
 
-#: A content type that runs code as it is read.
+#: A content type that runs code when it is read.
 PICKLE: Final = "application/x-python-serialize"
-#: Options by which a message has other tasks run.
+#: Options with which a message makes other tasks run.
 CALLBACKS: Final = ("link", "link_error", "chain", "chord")
 
 
@@ -32,15 +32,15 @@ class CorruptEntry(Exception):
     """The entry cannot be read.
 
     Attributes:
-        text: the same for people, before the reason.
+        text: what people read before the reason.
     """
 
     text = "it cannot be read"
 
 
 class ForgedEntry(CorruptEntry):
-    """The entry may be of somebody who may write the lock's keys, but not send tasks; or of a
-    worker with another user or password of the broker, which can publish it.
+    """The entry's seal is not valid. Its writer may have the right to write keys, but not to send
+    tasks; or is a worker with another user or password of the broker, which can publish it.
     """
 
     text = "its seal is not valid"
@@ -51,7 +51,7 @@ class NotOurs(Exception):
     """The entry cannot be published by this worker; another one can.
 
     Attributes:
-        text: the same for people, before the reason, if no other worker does.
+        text: what people read before the reason, if no other worker publishes it.
         aside_after: seconds after which the entry is set aside, if no other worker publishes it.
     """
 
@@ -63,7 +63,7 @@ class NotOurs(Exception):
 
 
 class Waiter(NamedTuple):
-    """What is needed to publish the message of a waiting task."""
+    """All that is needed to publish the message of a waiting task."""
 
     task: Any
     args: list[Any]
@@ -72,10 +72,10 @@ class Waiter(NamedTuple):
     header: dict[str, Any]
 
     def check_route(self) -> None:
-        """Return if it is known where to publish it.
+        """Check that the message's queue and properties are known.
 
         Raises:
-            CorruptEntry: it is not.
+            CorruptEntry: they are not.
         """
         if not isinstance(self.options.get("queue"), str):
             raise CorruptEntry("it does not say to which queue it belongs")
@@ -86,18 +86,18 @@ class Waiter(NamedTuple):
 class Entry(NamedTuple):
     """A waiting task.
 
-    Whoever may write the lock's keys can write an entry, and may not be allowed to send tasks. So
-    the process that parks a message seals the entry with what proves that right: the address of the
-    broker with user and password. An entry without a valid seal is believed only to be a call of
-    the locked task that has this room; see `tasks.turns`.
+    Whoever may write the lock's keys can write an entry, even without the right to send tasks. So
+    the process that parks a message seals the entry with a proof of that right: the address of the
+    broker with user and password. Without a valid seal, an entry is accepted only as a call of the
+    locked task that has this room; see `tasks.turns`.
 
     Attributes:
         task: the task's name.
         task_id: its id.
         content_type, encoding, body: arguments and options of its message, serialized as the
             message was.
-        lock: the key of the lock whose room it is parked in.
-        seal: an HMAC of all that.
+        lock: the key of the lock in whose room the task waits.
+        seal: an HMAC of all other fields.
     """
 
     task: str
@@ -117,7 +117,7 @@ class Entry(NamedTuple):
         options: Mapping[str, Any],
         content_type: str | None = None,
     ) -> Entry:
-        """The entry of a task's message in this content type; None: by the task's serializer."""
+        """The entry of a task's message, in this content type or else by the task's serializer."""
         content = [args, kwargs, dict(options)]
         serializer = serializer_of(content_type) or task.serializer
         content_type, encoding, body = serialization.dumps(content, serializer=serializer)
@@ -145,12 +145,12 @@ class Entry(NamedTuple):
         return json.dumps(self._asdict(), separators=(",", ":"))
 
     def sealed(self, app: Any, lock: str) -> Entry:
-        """The same, sealed for the room of the lock with this key."""
+        """A copy of this entry, sealed for the room of the lock with this key."""
         entry = self._replace(lock=lock)
         return entry._replace(seal=entry._seal(app))
 
     def is_sealed(self, app: Any, lock: str | None = None) -> bool:
-        """Whether a process with this app's broker has parked it, in this room if one is given."""
+        """Whether a process with this app's broker parked it, and in this lock's room if given."""
         seal = self.seal.encode(errors="replace")
         return lock in (None, self.lock) and hmac.compare_digest(seal, self._seal(app).encode())
 
@@ -161,7 +161,7 @@ class Entry(NamedTuple):
         """Arguments, keyword arguments and options.
 
         Raises:
-            NotOurs: the app does not accept the content type, or it is pickle without its seal.
+            NotOurs: the app does not accept the content type, or it is pickle without a valid seal.
             CorruptEntry: the body cannot be decoded, or is not what `of` wrote.
         """
         if self.content_type == PICKLE and not self.is_sealed(app):
@@ -175,7 +175,7 @@ class Entry(NamedTuple):
             accept = serialization.prepare_accept_content(app.conf.accept_content)
             content = serialization.loads(body, self.content_type, encoding, accept=accept)
         except SoftTimeLimitExceeded:
-            raise  # the releasing task's, not the entry's fault
+            raise  # the limit is of the task that releases the lock: not the entry's fault
         except serialization.ContentDisallowed as exc:
             raise NotOurs(
                 f"its content type, {self.content_type}, is not accepted", UNKNOWN
@@ -189,7 +189,7 @@ class Entry(NamedTuple):
             raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
 
     def label(self, app: Any) -> str | None:
-        """Its lock's label; None if it has none, or this app cannot read it."""
+        """The lock's label; None if it has none, or if this app cannot read the entry."""
         try:
             options = self.content(app)[2]
             label = (options.get("headers") or {})[KEY]["label"]
@@ -217,7 +217,7 @@ class Entry(NamedTuple):
 
         Args:
             app: the worker's app.
-            unknown: also if the app does not know the task, to store its result only.
+            unknown: allow a task that the app does not know, to store its result only.
 
         Raises:
             NotOurs: another worker must publish it.
@@ -237,7 +237,7 @@ class Entry(NamedTuple):
         return Waiter(task, args, kwargs, options, header)
 
     def request(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Context:
-        """The request of a waiting task, with what backends read of it."""
+        """The request of a waiting task, with the fields that backends read."""
         return Context(
             task=self.task,
             id=self.task_id,

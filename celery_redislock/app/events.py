@@ -1,8 +1,8 @@
-"""Celery events about locks, for Flower and others.
+"""Sends Celery events about locks, for Flower and other monitors.
 
 The worker's main process sends them by its own dispatcher, which batches them, in the thread that
-owns the connection. A pool process sends them by `Task.send_event`, as a task's own code would;
-but beside the task, which must neither wait nor fail because the broker is away.
+owns the connection. A pool process sends them by `Task.send_event`, as a task's own code would, but
+in the housekeeper's thread: the task must neither wait nor fail because the broker is away.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Events:
 
     def _forget(self) -> None:
         self.wanted = False
-        #: In the worker's main process.
+        #: The consumer, in the worker's main process.
         self._consumer: Any = None
-        #: In a pool process: the worker's name.
+        #: The worker's name, in a pool process.
         self._node: str | None = None
 
     def wanted_by(self, request: Any, consumer: Any) -> bool:
-        """Whether this worker sends events for that request's task. For its main process."""
+        """Whether this worker sends events for that request's task. The main process asks."""
         eventer = request.eventer
         if eventer is None or not eventer.enabled or not request.task.send_events:
             self.wanted = False
@@ -50,7 +50,7 @@ class Events:
         return self.wanted
 
     def learn(self, wanted: bool, node: str | None) -> None:
-        """What a message says of the worker that runs its task."""
+        """Remember what a message says of the worker that runs its task."""
         self.wanted, self._node = wanted, node
 
     def emit(
@@ -62,19 +62,19 @@ class Events:
             kind: the event's type, after "task-lock-".
             outcome: as in the log.
             key: the lock's key.
-            of: the task. Nothing is sent of one that the app does not know.
-            task_id: its id.
-            content: as `log.fields` takes it.
+            of: the task. No event is sent for one that the app does not know.
+            task_id: the task's id.
+            content: more fields, as `log.fields` takes them.
         """
         if not isinstance(of, Task) or not task_id:
             return
-        found = fields(outcome, key, task_id=task_id, **content)
-        event = {name: value for name, value in found.items() if value is not None}
-        event["name"] = found["redislock_task"]
+        values = fields(outcome, key, task_id=task_id, **content)
+        event = {name: value for name, value in values.items() if value is not None}
+        event["name"] = values["redislock_task"]
         if kind in ("skipped", "replaced"):
             # Flower shows this as the reason why a task ended.
-            by = found["redislock_holder"] or "an unknown holder"
-            why = f"{found['redislock_key']} is held by" if kind == "skipped" else "in favour of"
+            by = values["redislock_holder"] or "an unknown holder"
+            why = f"{values['redislock_key']} is held by" if kind == "skipped" else "in favour of"
             event["exception"] = f"{outcome}: {why} {by}"
         kind = f"task-lock-{kind}"
         if self._consumer is not None:

@@ -1,7 +1,7 @@
-"""Does background work on locks in one thread, one errand after another: soon, when it is due, or
-when a process is gone; and again until the lock server answers.
+"""Does background work on locks in one thread, one errand after another: soon, at a given time, or
+when a process is gone. It tries each again until the lock server answers.
 
-The code that gives an errand must not wait: it may be a task's, or the worker's own thread.
+Code that adds an errand must not wait: it may run in a task, or in the worker's own thread.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ logger = get_logger()
 
 #: Seconds between two tries if the lock server does not answer.
 TRY_AGAIN: Final = 0.25
-#: Seconds after which an errand is given up. What it leaves behind expires.
+#: Seconds after which an errand is given up. Keys that it leaves behind expire.
 GIVE_UP: Final = 3600.0
 #: Seconds that the process waits at its end for what is left to do.
 LAST_WAIT: Final = 3.0
-#: Seconds between looks at a process where the kernel has no pidfd (Linux before 5.3, others).
+#: Seconds between looks at a process where the kernel has no pidfd, such as Linux before 5.3.
 LOOK_EVERY: Final = 0.05
 #: The longest sleep in seconds: `poll` takes no more than 24 days.
 LONGEST: Final = 3600.0
@@ -61,11 +61,11 @@ class Bell(Protocol):
 
 
 class Housekeeper:
-    """What this process is to do, with a thread that ends when nothing is left.
+    """The background work of this process, with a thread that ends when no work is left.
 
-    Not a `queue.Queue`: where it is not patched it would block all greenlets. And no mutex: an
+    It has no `queue.Queue`: an unpatched one would block all greenlets. And it has no mutex: an
     exception from outside, such as a soft time limit, could leave it locked. Each step on the heap
-    and on the dicts is one operation.
+    and on the dicts is one operation, which no other thread can interrupt.
     """
 
     def __init__(self) -> None:
@@ -88,28 +88,28 @@ class Housekeeper:
         self._when_gone: dict[int, tuple[Callable[[], Any], float]] = {}
 
     def add(self, do: Callable[[], Any], most: float = GIVE_UP, after: float = 0.0) -> None:
-        """Do this, and again until the lock server answers.
+        """Do this soon, and try again until the lock server answers.
 
         Args:
             do: what to do.
-            most: seconds from when it is due, after which it is given up.
-            after: seconds until it is due.
+            most: seconds, from when the work is due, after which it is given up.
+            after: seconds until the work is due.
         """
         self._push(clock() + after, most, do)
         self._see_to_it()
 
     def when_gone(self, pid: int, do: Callable[[], Any], most: float) -> None:
-        """Do this when the process is gone, as `add` does: when no code of it can run any more, and
-        not before. It replaces what was to be done then.
+        """Do this, as `add` does, when no code of the process can run any more, and not before. It
+        replaces what an earlier call gave for that process.
 
-        Asks the kernel and not the pool: Celery may take five seconds to notice a killed child, and
+        We ask the kernel, not the pool: Celery may take five seconds to notice a killed child, and
         reports a hard time limit some 100 ms early, while the child's `finally` blocks still run.
         """
-        # This order, and the reverse in `_look_at_processes`: so it is done whatever comes between.
+        # Store, then watch; `_look_at_processes` does the reverse. So no order of steps loses it.
         self._when_gone[pid] = do, most
         if (
             pid not in self._watched
-        ):  # else the thread need not wake: a worker says this for each task
+        ):  # else the thread need not wake: a worker calls this for each task
             self._watched[pid] = Watched(pid)
             self._see_to_it()
 
@@ -151,7 +151,7 @@ class Housekeeper:
         try:
             threading.Thread(target=run, name="redislock-housekeeper", daemon=True).start()
         except BaseException:
-            self._bells.pop(_THREAD, None)  # the next one to add something starts it
+            self._bells.pop(_THREAD, None)  # the next errand starts it
             raise
 
     def _run(self, bell: Bell) -> None:
@@ -161,7 +161,7 @@ class Housekeeper:
                 self._look_at_processes()
                 continue
             self._bells.pop(_THREAD, None)
-            # One may have been added in between by a caller that saw this thread.
+            # A caller that still saw this thread may have added an errand in between.
             is_done = not self._heap and not self._watched
             if is_done or self._bells.setdefault(_THREAD, bell) is not bell:
                 return
@@ -169,17 +169,17 @@ class Housekeeper:
     def _look_at_processes(self) -> None:
         for pid, process in list(self._watched.items()):
             if process.is_gone():
-                self._add_for(pid)  # first: a process that ends waits for what is added
+                self._add_for(pid)  # before the `del`: `finish` looks at both
                 del self._watched[pid]
                 process.close()
-                self._add_for(pid)  # what came in between
+                self._add_for(pid)  # given in between
 
     def _add_for(self, pid: int) -> None:
         if (errand := self._when_gone.pop(pid, None)) is not None:
             self.add(*errand)
 
     def _do_next(self) -> float:
-        """Do what is due first. Returns for how many seconds to wait, if nothing is added."""
+        """Do the first errand, if it is due. Returns the seconds to wait if none is added."""
         if not self._heap:
             return LONGEST
         errand = heapq.heappop(self._heap)
@@ -189,7 +189,7 @@ class Housekeeper:
             return min(wait, LONGEST)
         self._doing = errand
         if not self._do(errand) and (now := clock()) < errand.give_up:
-            # Behind all that is due by then.
+            # After all errands that are due by then.
             self._push(now + TRY_AGAIN, errand.give_up - now - TRY_AGAIN, errand.do)
         self._doing = None
         return 0.0
@@ -214,12 +214,12 @@ class Watched:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.fd = -1  # no such call here, or no such process any more
+        self.fd = -1  # this system has no such call, or the process is gone
         with contextlib.suppress(AttributeError, OSError):
             self.fd = os.pidfd_open(pid)
 
     def is_gone(self) -> bool:
-        """Whether it is gone, or a zombie."""
+        """Whether the process is gone, or a zombie."""
         if self.fd < 0:
             return not is_alive(self.pid)
         poll = select.poll()
@@ -232,7 +232,7 @@ class Watched:
 
 
 class Pollable:
-    """A sleep that ends as it rings, or as a watched process ends."""
+    """A bell whose sleep also ends when a watched process ends."""
 
     def __init__(self, watched: dict[int, Watched]) -> None:
         self._watched = watched
@@ -241,7 +241,7 @@ class Pollable:
         os.set_blocking(self._write, False)
 
     def ring(self) -> None:
-        with contextlib.suppress(OSError):  # full: it has rung often enough
+        with contextlib.suppress(OSError):  # the pipe is full: it has rung often enough
             os.write(self._write, b".")
 
     def wait(self, seconds: float) -> None:

@@ -116,8 +116,8 @@ def real_app(app: Any) -> Any:
 
 
 def is_nobodys_app(app: Any) -> bool:
-    """Whether nobody configured this app: Celery makes it if it is asked for the current app and
-    there is none, and binds every shared task to it.
+    """Whether this is Celery's default app, which nobody configured: Celery makes it if code asks
+    for the current app and there is none, and binds every shared task to it.
     """
     from celery import _state
 
@@ -125,15 +125,15 @@ def is_nobodys_app(app: Any) -> bool:
 
 
 def tasks_so_far(app: Any) -> Mapping[str, Any]:
-    """The tasks that the app has by now. `app.tasks` would complete the app, which may be under way
-    already.
+    """The tasks that the app has by now. `app.tasks` would complete the app, which Celery may be
+    doing already.
     """
     tasks: Mapping[str, Any] = app._tasks
     return tasks
 
 
 class _Pending:
-    """Looks like a task that is still to be made."""
+    """Looks to Celery like a task that it has not made yet."""
 
     def __init__(self, callback: Callable[[], Any]) -> None:
         self._callback = callback
@@ -212,14 +212,14 @@ EXPECTED: Final = "raised expected"
 
 
 def is_celerys_tracer(tracer: Any) -> bool:
-    """Whether it is what `build_tracer` makes, or a tool's wrapper that calls that. Asyncio pools
-    have Celery make another one, which runs the body in another thread, or only later.
+    """Whether `build_tracer` made this tracer, or a tool's wrapper calls one that it made. Asyncio
+    pools let Celery make another one, which runs the body in another thread, or only later.
     """
     if inspect.iscoroutinefunction(tracer):
         return False
     cells = [cell.cell_contents for cell in getattr(tracer, "__closure__", None) or ()]
-    found = [inspect.unwrap(each) for each in (tracer, *cells) if callable(each)]
-    names = [(getattr(f, "__module__", ""), getattr(f, "__name__", "")) for f in found]
+    functions = [inspect.unwrap(each) for each in (tracer, *cells) if callable(each)]
+    names = [(getattr(f, "__module__", ""), getattr(f, "__name__", "")) for f in functions]
     return ("celery.app.trace", "trace_task") in names
 
 
@@ -240,7 +240,7 @@ def is_pool_process() -> bool:
     """Whether this is a process of a worker's pool."""
     from billiard.process import current_process
 
-    # Of a process that billiard started. The worker's own, in whatever it was started, has none.
+    # Only processes that billiard started have one. The worker's own process has none.
     return current_process()._parent_pid is not None
 
 
@@ -308,8 +308,8 @@ def times_connected(consumer: Any) -> int:
 
 
 def is_connected_still(consumer: Any, times: int) -> bool:
-    """Whether the worker still has the connection of the time when `times_connected` was `times`. A
-    lost connection is not counted until Celery has cleaned up.
+    """Whether the worker still has the connection that it had when `times_connected` was `times`.
+    Celery counts a lost connection only when it has cleaned up.
     """
     connection = consumer.connection
     is_connected = connection is not None and connection.connected

@@ -1,4 +1,4 @@
-"""`lock_label`: a lock's name for people, since the name itself may be a digest."""
+"""Makes a lock's label (`lock_label`): its name for people, as the real name may be a digest."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class LabelMaker:
         headers: Mapping[str, Any] = NO_HEADERS,
     ) -> str | None:
         """The label of a call with these arguments, as they arrive at the worker; None, with one
-        warning, if the template does not fit them. Free of control characters.
+        warning, if the template does not fit them. The label has no control characters.
         """
         try:
             return label_text(self._maker.name(args, kwargs, headers))
         except SoftTimeLimitExceeded:
             raise
-        except Exception as exc:  # also what an argument's own methods raise
+        except Exception as exc:  # an argument's own methods may raise anything
             if not self._has_warned:
                 self._has_warned = True
                 logger.warning(

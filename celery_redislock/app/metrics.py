@@ -1,4 +1,4 @@
-"""The metrics, for Prometheus and OpenTelemetry, from the library's own signals.
+"""Makes metrics for Prometheus and OpenTelemetry from this package's own signals.
 
 Labels are the task's name and the outcome, never a key: keys come from arguments, without limit.
 """
@@ -18,11 +18,11 @@ class Metric(NamedTuple):
     """One metric.
 
     Attributes:
-        kind: "counter", "histogram", "gauge", which goes up and down, or "level", a gauge that is
-            set, and of whose values in several processes the highest is right.
+        kind: "counter"; "histogram"; "gauge", which goes up and down; or "level", a gauge that is
+            set. If several processes set a level, the highest value is right.
         name: without the prefix, and without the unit.
         unit: "seconds" or "".
-        text: its meaning.
+        text: what the metric means.
         labels: the names of its labels.
         buckets: the upper bounds of a histogram.
     """
@@ -72,7 +72,7 @@ METRICS: Final = (
 )
 
 
-#: Of a task, and not measured.
+#: An option of the task, not a measurement.
 WARN_AFTER: Final = Metric(
     "level", "lock_warn_after", "seconds",
     "The task's lock_warn_after: a holder that is older, and turns a duplicate away, is a WARNING",
@@ -80,7 +80,7 @@ WARN_AFTER: Final = Metric(
 
 
 class Recorder(Protocol):
-    """Takes the measurements. Called from any thread, also the heartbeat's: it must not wait."""
+    """Takes the measurements. Any thread calls it, also the heartbeat's: it must not wait."""
 
     def record(self, metric: Metric, value: float, **labels: str) -> None:
         """Observe in a histogram, add to a counter or gauge, or set a level."""

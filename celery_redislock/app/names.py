@@ -1,4 +1,4 @@
-"""From a call's arguments to the name of its lock. Pure.
+"""Makes the name of a call's lock from the call's arguments. Pure.
 
 A call has the same name wherever it is computed: at the sender before publishing, in the worker's
 main process, and in the pool; on every Python version; by position or by name.
@@ -22,20 +22,20 @@ NO_HEADERS: Final[Mapping[str, Any]] = {}
 class KeyMaker:
     """Makes the lock names of one task's calls.
 
-    Nothing is asked of a call's arguments but those that `lock_key` names. The rest may be missing,
-    or unknown to the signature: a decorator or a receiver of `task_prerun` may give or take it.
+    A call needs only the arguments that `lock_key` names. Others may be missing, or unknown to the
+    signature: a decorator or a receiver of `task_prerun` may add or remove them.
 
     Args:
         task: the task's name.
         function: what the task runs, for its signature.
         lock_key: the value of the option.
         normalise: carries a value through the task's serializer and back, so that a default in the
-            signature is as if it had been sent.
-        option: the option's name in messages: another option may be such a template too.
+            signature looks as if it had been sent.
+        option: the option's name in error messages: `lock_label` is such a template too.
         headers: the value of the option `lock_headers`.
 
     Raises:
-        ConfigError: `lock_key` does not fit the signature, or `lock_headers`.
+        ConfigError: `lock_key` does not fit the signature or `lock_headers`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class KeyMaker:
         }
         self._by_position = [p.name for p in parameters.values() if p.kind in BY_POSITION]
         self._by_name = {p.name for p in parameters.values() if p.kind in BY_NAME}
-        #: Where arguments go that no parameter has the name of. No parameter is called "*".
+        #: The names for arguments that no parameter takes. No parameter can be called "*".
         self._rest = self._of_kind(inspect.Parameter.VAR_POSITIONAL) or "*"
         self._more = self._of_kind(inspect.Parameter.VAR_KEYWORD) or "**"
         self._is_plain = len(parameters) == len({*self._by_position} & self._by_name)
@@ -114,16 +114,16 @@ class KeyMaker:
         headers: Mapping[str, Any] = NO_HEADERS,
     ) -> dict[str, Any]:
         """What goes into the name: arguments, with the defaults of those that the call leaves out,
-        and headers, such as `headers[tenant]`. It takes and raises the same as `name`.
+        and headers, such as `headers[tenant]`. This takes and raises the same as `name`.
         """
         if self._chosen is None or self._name == self._by_callable:
-            found = self._bound(tuple(args), kwargs)
+            parts = self._bound(tuple(args), kwargs)
         else:
-            found = self._named(tuple(args), kwargs)
+            parts = self._named(tuple(args), kwargs)
         if self._headers:
             values = _values(self._task, self._headers, headers)
-            found.update({f"headers[{name}]": values.get(name) for name in self._headers})
-        return found
+            parts.update({f"headers[{name}]": values.get(name) for name in self._headers})
+        return parts
 
     def _by_digest(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], headers: Mapping[str, Any]
@@ -182,15 +182,15 @@ class KeyMaker:
         return named
 
     def _may_lack(self, name: str, bound: Mapping[str, Any]) -> bool:
-        """Whether a call may do without this argument, which gives it a key of its own: one that
-        `**kwargs` takes up, unless it may be among the call's positional arguments.
+        """Whether a call may lack this argument, and then has a key of its own: `**kwargs` would
+        take the argument, and no extra positional argument of the call can be it.
         """
         declared = self._parameters.get(name)
         return declared.kind in VARIABLE if declared else self._rest not in bound
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The call's arguments by their names, with defaults. No two calls that differ are alike,
-        even if they do not fit the signature.
+        """The call's arguments by their names, with defaults. Different calls give different
+        results, even if they do not fit the signature.
         """
         places = self._by_position
         bound = {**self._defaults, **dict(zip(places, args, strict=False))}
@@ -221,7 +221,7 @@ class KeyMaker:
         return [_head_of(field) for field in fields if field not in of_headers]
 
     def _header_fields(self, where: str, fields: Sequence[str]) -> list[str]:
-        """The fields of headers that a template may have, and a `lock_key` must have."""
+        """The fields for headers: any template may have them, `lock_key` must have them all."""
         known = {f"headers[{name}]": name for name in self._headers}
         used = [field for field in fields if _head_of(field) == "headers"]
         for field, name in known.items():
@@ -276,11 +276,11 @@ def _default(name: str, value: Any, normalise: Normalise) -> Any:
 
 
 def _values(task: str, names: Sequence[str], headers: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the named headers that are there: at the top, where Celery sends them, or else
-    within `headers`, where protocol 1, eager calls and some tools have them.
+    """The values of those named headers that the message has: at the top level, where Celery sends
+    them, or else within `headers`, where protocol 1, eager calls and some tools put them.
     """
     nested = headers.get("headers")
-    found = {}
+    values = {}
     for name in names:
         value = headers.get(name)
         if value is None and isinstance(nested, Mapping):
@@ -292,8 +292,8 @@ def _values(task: str, names: Sequence[str], headers: Mapping[str, Any]) -> dict
                 f"{task}: lock_headers names {name!r}, whose value is a {type(value).__name__}; it"
                 " must be a str, an int, a float or a bool"
             )
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _template_fields(where: str, template: str) -> list[str]:
@@ -310,12 +310,12 @@ def _template_fields(where: str, template: str) -> list[str]:
 
 
 def _head_of(field: str) -> str:
-    """The argument of a field such as `order.id` or `order[id]`."""
+    """The argument that a field such as `order.id` or `order[id]` names."""
     return field.replace("[", ".").split(".")[0]
 
 
 def _fields(template: str) -> Iterator[str]:
-    """The fields of a template, also those within format specs."""
+    """The fields of a template, and those within its format specs."""
     for _, field, spec, conversion in string.Formatter().parse(template):
         if field is None:
             continue
@@ -359,7 +359,7 @@ def _some_call_fits(task: Signature, other: Signature) -> bool:
         if not must <= may:
             continue
         try:
-            # Beside what it must pass, the call passes only what the other still needs.
+            # Beyond what the task requires, the call passes only what the other still needs.
             asked = set(_names_left(other, other.bind_partial(*args).arguments))
             if inspect.Parameter.VAR_KEYWORD in kinds:
                 may |= asked

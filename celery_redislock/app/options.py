@@ -1,7 +1,7 @@
 """The options of a task and the settings of an app, checked and resolved once. Pure.
 
-A typo must never mean "no lock": what is wrong is refused here, by name; what is no option or
-setting at all, in `unknown`.
+A typo must never mean "no lock": this module refuses wrong values, by name; `unknown` refuses what
+is no option or setting at all.
 """
 
 # No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
@@ -29,7 +29,7 @@ UNSET: Final = _Unset()
 
 #: The most holders of one lock at once: each slot is a key that every acquire reads.
 MAX_LIMIT: Final = 1000
-#: The default of `lock_warn_after`, the holder's age above which a duplicate warns: in ttls.
+#: The default of `lock_warn_after`, in ttls: above that age of the holder, a duplicate warns.
 WARN_AFTER_TTLS: Final = 10
 
 
@@ -50,7 +50,7 @@ class LockOptions(NamedTuple):
     lock_scope: str = "running"
     lock_queued_ttl: float = 3600.0
     on_queued_conflict: str = "existing"
-    lock_warn_after: float | None = None  #: `resolve` makes a number of it
+    lock_warn_after: float | None = None  #: `resolve` sets a number
     lock_label: str | None = None
 
     @property
@@ -122,7 +122,7 @@ def _key(value: Any) -> str | tuple[str, ...] | Callable[..., Any] | None:
 def _headers(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
-    from celery.app.task import Context  # it knows which headers are Celery's own
+    from celery.app.task import Context  # `Context` knows which headers are Celery's
 
     names: Any = _key(value) if isinstance(value, list | tuple) else ()
     custom = [name for name in names if name and Context({name: 1}).headers == {name: 1}]
@@ -211,7 +211,7 @@ def check_option(where: str, option: str, value: Any, as_option: str | None = No
     """The value of an option, normalised.
 
     Args:
-        where: what the option belongs to, for the message.
+        where: what the option belongs to, for the error message.
         option: the name as the user wrote it.
         value: the value as the user wrote it.
         as_option: the task option whose check applies, if it has another name.

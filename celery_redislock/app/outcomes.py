@@ -1,5 +1,5 @@
-"""What becomes of a task and its lock. One function reports it: as a log line, a signal, and a
-Celery event. `core` does not know signals and events: it only logs what a lease finds out, and the
+"""The outcomes of a task and its lock. `tell` reports one: as a log line, a signal, and a Celery
+event. The package `lock` knows no signals and events: it only logs what a lease finds out, and the
 lease's owner reports the rest.
 """
 
@@ -24,11 +24,11 @@ class Outcome(enum.Enum):
     Attributes:
         label: its name in the log, in events, and in `ConflictDetails`.
         event: the type of its event, after "task-lock-", or None. Celery's monitors show it as the
-            task's state, in capitals. Outcomes of a copy of a message whose task runs or has run
-            have none: it would be taken for the state of that run.
+            task's state, in capitals. A copy of a message whose task runs or has run sends none:
+            monitors would take its state for that of the run.
         level: the level of its log line, unless the caller gives another.
         signal: its signal, or None.
-        details: the class of what the signal carries.
+        details: the class of the signal's details.
     """
 
     # How a conflict ended.
@@ -87,8 +87,8 @@ class Outcome(enum.Enum):
 
 
 class Whose(NamedTuple):
-    """The lock and the run that a report is about, as far as they are known. The task of an app
-    that does not know it is only its name.
+    """The lock and the run that a report is about, as far as they are known. If the app does not
+    know the task, `task` is only the task's name.
     """
 
     key: str
@@ -110,7 +110,7 @@ class Whose(NamedTuple):
 
 
 def is_heard(outcome: Outcome) -> bool:
-    """Whether anybody may hear of it. Most runs are told of to nobody, and save the words."""
+    """Whether a report would reach anybody. Most would not, and are not made: that saves time."""
     is_logged = logger.isEnabledFor(outcome.level)
     return is_logged or events.wanted or bool(outcome.signal.receivers)
 
@@ -132,14 +132,14 @@ def tell(
         outcome: the outcome.
         whose: the lock and the run.
         text: the log line; "" for none.
-        arguments: what goes into the line.
-        level: of the line; None for the outcome's.
+        arguments: the arguments of the log line.
+        level: the line's level; None for the outcome's.
         logged: fields of the line only.
-        details: further fields of the signal; None: it is not sent. That of a conflict has the
-            facts anyway.
+        details: further fields of the signal; None: no signal is sent. The signal of a conflict
+            gets `facts` instead.
         emits: whether the event is sent, if the outcome has one.
-        facts: fields of the line and of the event, as `log.fields` takes them. Of a conflict:
-            the holder, and the countdown if it is deferred.
+        facts: fields of the line and of the event, as `log.fields` takes them. For a conflict:
+            the holder, and the countdown if the task is deferred.
     """
     if details is not None and outcome.signal is signals.lock_conflict:
         facts = {"countdown": None, **facts}
@@ -151,5 +151,5 @@ def tell(
     if emits and events.wanted and outcome.event is not None:
         events.emit(outcome.event, outcome.label, whose.key, whose.task, **whose.run, **facts)
     if details is not None and outcome.signal.receivers:
-        said = outcome.details(key=whose.key, **whose.run, **details)
-        outcome.signal.send(sender=whose.task, details=said)
+        report = outcome.details(key=whose.key, **whose.run, **details)
+        outcome.signal.send(sender=whose.task, details=report)

@@ -55,8 +55,8 @@ def ignores_result(task: Any, request: Context) -> bool:
 
 
 def proves_nothing(task: Any, request: Context) -> bool:
-    """Whether there is no result to ask for, as a proof that this call has ended."""
-    # Imported here: this is seldom asked, and senders need no backends.
+    """Whether no stored result can prove that this call has ended."""
+    # Imported here: few calls need it, and senders need no backends.
     from celery.backends.base import DisabledBackend
     from celery.backends.rpc import RPCBackend
 

@@ -27,7 +27,7 @@ from .unknown import refuse_unknown_settings
 if TYPE_CHECKING:
     from ..servers.server import Server
 
-#: Where an app keeps its locks.
+#: The attribute in which an app keeps its `AppLocks`.
 ATTRIBUTE: Final = "_redislock"
 #: The default of `redislock_history`.
 HISTORY: Final = 50
@@ -76,7 +76,7 @@ class AppLocks:
             self._server = known._server
             return
         if self.address is not None:
-            # Raises if it is wrong. Only for a new server: this runs whenever a task is bound.
+            # It raises if the URL is wrong. Only for a new server: each bound task comes here.
             pools_from_url(self.address.url, self.address.options)
         if known is not None and known._server is not None:
             known._server.close()
@@ -95,7 +95,7 @@ class AppLocks:
 
     @property
     def knows_server(self) -> bool:
-        """Whether it is known where the locks are: in a server, or in a stand-in."""
+        """Whether we know where the locks are: in a server, or in a stand-in."""
         return self.address is not None or stand_in.current is not None
 
     @property
@@ -157,7 +157,7 @@ def app_locks(app: Any, *, refresh: bool = False) -> AppLocks:
 
 
 def _reader_of_app(app: Any) -> Callable[[], AppLocks] | None:
-    """See `sources`. An app that is complete must name a server at once, another one later."""
+    """See `lock.sources`. An app must name a server when it is complete, and may do so later."""
     if not isinstance(app, Celery):
         return None
     if app.finalized:
@@ -187,25 +187,25 @@ def setting_names(app: Any) -> Iterator[str]:
 
 
 def _not_celerys(conf: Any) -> Iterator[str]:
-    # Celery's own are hundreds, and this is done whenever a task is bound: no more than a look.
+    # Celery has hundreds, and this is done whenever a task is bound: only look each one up.
     return (key for key in conf if key not in CELERYS_SETTINGS)
 
 
 def _settings(conf: Any) -> dict[str, Any]:
     """The `redislock_*` settings that are set, whatever their namespace and case."""
-    found = {}
+    settings = {}
     for key in _not_celerys(conf):
         name = str(key).lower()
         start = name.find("redislock_")
         if start == 0 or (start > 0 and name[start - 1] == "_" and str(key).isupper()):
-            found[name[start:]] = conf[key]
-    refuse_unknown_settings(found)
-    return {name: found[name] for name in SETTINGS if name in found}
+            settings[name[start:]] = conf[key]
+    refuse_unknown_settings(settings)
+    return {name: settings[name] for name in SETTINGS if name in settings}
 
 
 def default_prefix(conf: Any) -> str:
-    """The prefix where none is set. Projects that share a Redis and are told apart by the prefix of
-    their keys, in the broker or the result backend, are told apart in the lock server too.
+    """The prefix if none is set. Projects that share a Redis, and have different key prefixes in
+    the broker or the result backend, have different prefixes in the lock server too.
     """
     for options in (conf.broker_transport_options, conf.result_backend_transport_options):
         prefix = (options or {}).get("global_keyprefix")
@@ -246,7 +246,7 @@ def _of_broker(conf: Any) -> Address | None:
 
 
 def _derived(url: str, options: Mapping[str, Any] | None, use_ssl: Any) -> Address:
-    """The server of another setting, with its options for connecting only."""
+    """The server that another setting names, with only the options that are for connecting."""
     kept = {k: v for k, v in (options or {}).items() if k in TRANSPORT_OPTIONS}
     if isinstance(use_ssl, Mapping):
         kept.update((k, v) for k, v in use_ssl.items() if k in TRANSPORT_OPTIONS)

@@ -48,8 +48,8 @@ def _is_explicit(function: Any) -> bool:
 
 
 def is_async(function: Any) -> bool:
-    """Whether a call of the function returns something to await, as far as it says so itself: a
-    wrapper may run the `async def` that it wraps.
+    """Whether a call of the function returns something to await. What the function wraps does not
+    count: a wrapper may run the `async def` that it wraps.
     """
     if isinstance(function, functools.partial):
         return is_async(function.func)

@@ -1,4 +1,4 @@
-"""Times as messages and callers give them."""
+"""Reads times as messages and callers give them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 
 def seconds_until(when: Any) -> float | None:
-    """Seconds from now; None if that is not known. Celery reports what is wrong with the time.
+    """Seconds from now until then; None if that is not known. Celery reports a wrong time.
 
     Args:
         when: a number of seconds, or a time as messages and callers give it. One without a time
@@ -32,6 +32,6 @@ def seconds_until(when: Any) -> float | None:
 
 
 def has_passed(when: Any) -> bool:
-    """Whether that time is over, as far as that is known. See `seconds_until`."""
+    """Whether that time is known to be over. See `seconds_until`."""
     left = seconds_until(when)
     return left is not None and left < 0

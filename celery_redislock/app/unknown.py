@@ -1,4 +1,4 @@
-"""Names that look like our options and settings, and are none. Pure."""
+"""Refuses names that look like our options and settings, and are none. Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Keeps a process from forking while one of our threads is in the middle of something.
+"""Keeps a process from forking while one of our threads is at work.
 
 A forked child has only the thread that forked. A mutex that another thread held at the fork, such
 as a connection pool's, a metric's or a producer's, stays locked in the child for ever. A prefork
-worker's main process forks whenever a child has died, just when our threads are busy with the dead
-one's lock.
+worker's main process forks whenever a child has died, just when our threads are busy with the lock
+of the dead child.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, Final
 
 from ..protocol.clock import clock
 
-#: The most seconds that a fork waits for a thread, once: a thread that hangs must not stop the
-#: worker, which forks all its children in a row and kills those that do not report within seconds.
+#: The most seconds that forks wait for a thread, once: a hanging thread must not stop the worker,
+#: which forks all its children in a row and kills those that do not report within seconds.
 LONGEST_WAIT: Final = 0.2
-#: Seconds between looks.
+#: Seconds between two looks at the gate.
 LOOK_EVERY: Final = 0.001
 
 
 class ForkGate:
     """A context manager for the work of our background threads: forks wait until it is done.
 
-    Only where `use` was called: elsewhere a task's body may fork, where an exception from outside
-    must not be lost, or a greenlet. It has no mutex itself: each step is one operation on a set or
-    a number. Do not nest it.
+    Forks wait only after `use`. In other processes a task's body may fork, and an exception from
+    outside would be lost in the wait; or a greenlet may fork. The gate has no mutex itself: each
+    step is one operation on a set or a number. Do not nest it.
     """
 
     def __init__(self) -> None:
@@ -41,18 +41,18 @@ class ForkGate:
         self._inside: set[int] = set()
         #: Threads inside that a fork has stopped waiting for.
         self._given_up: set[int] = set()
-        # A time, not a flag: that would stay set for ever if `_open` were cut short.
+        # A time, not a flag: a flag would stay set for ever if `_open` were cut short.
         self._closed_until = 0.0
 
     def use(self) -> None:
-        """From now on forks of this process wait, but not forks of its children."""
+        """From now on, forks of this process wait. Forks of its children do not."""
         self._in_use = True
 
     def __enter__(self) -> None:
         me = threading.get_ident()
         self._given_up.discard(me)
         while True:
-            self._inside.add(me)  # first: else a fork that begins now would not see it
+            self._inside.add(me)  # first: else a fork that begins now would not see this thread
             if clock() >= self._closed_until:
                 return
             self._inside.discard(me)
@@ -66,7 +66,7 @@ class ForkGate:
             return
         give_up = clock() + LONGEST_WAIT
         while clock() < give_up:
-            self._closed_until = give_up + 1.0  # again: another thread's fork may have ended
+            self._closed_until = give_up + 1.0  # each time: another thread's fork may reset it
             if not self._inside - self._given_up - {threading.get_ident()}:
                 return
             time.sleep(LOOK_EVERY)

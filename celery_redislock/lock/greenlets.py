@@ -1,9 +1,9 @@
-"""Native threads in a process whose threads are greenlets, by gevent or eventlet.
+"""Native threads in a process where gevent or eventlet turn threads into greenlets.
 
-Our threads stay native: a greenlet that computes would stop them otherwise. They may change plain
-state and talk to Redis. They must not log, send a signal or call users' code, which take greenlets'
-locks: a greenlet that waits for such a lock while a native thread holds it may wait for ever. So a
-native thread hands all of this to a greenlet.
+Our threads stay native: otherwise a greenlet that computes would stop them. They may change plain
+state and talk to Redis. They must not log, send a signal or call users' code: these take greenlets'
+locks, and a greenlet that waits for such a lock while a native thread holds it may wait for ever.
+So a native thread hands such work to a greenlet.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _native(by: str) -> Any:
         from gevent import monkey
 
         names = ("allocate_lock", "get_ident", "start_new_thread")
-        found = monkey.get_original("_thread", names)
-        return type("native", (), dict(zip(names, map(staticmethod, found), strict=True)))
+        originals = monkey.get_original("_thread", names)
+        return type("native", (), dict(zip(names, map(staticmethod, originals), strict=True)))
     from eventlet import patcher
 
     return patcher.original("_thread")
@@ -92,14 +92,14 @@ def _is_beside_greenlets() -> bool:
 
 
 class Alarm:
-    """A sleep that another thread or greenlet can end, made of one mutex of its kind."""
+    """A sleep that another thread or greenlet can end. It is made of the mutex that it is given."""
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock
         self._lock.acquire()
 
     def wait(self, seconds: float) -> None:
-        """Sleep for so many seconds, or until it rings. At once if it has rung already."""
+        """Sleep for this many seconds, or until the alarm rings. Do not sleep if it has rung."""
         self._lock.acquire(timeout=seconds)
 
     def ring(self) -> None:
@@ -114,14 +114,14 @@ class Hub(Protocol):
     """What runs the greenlets of a thread."""
 
     def call_soon(self, call: Call) -> bool:
-        """Call this in the hub's thread, where it must not wait. May be used in any thread.
+        """Make this call in the hub's thread, where it must not wait. Any thread may ask for that.
 
         Returns:
             False if the hub is gone.
         """
 
     def spawn(self, call: Call) -> None:
-        """Call this in a new greenlet. To be used in the hub's thread."""
+        """Make this call in a new greenlet. Only the hub's thread may ask for that."""
 
 
 class _Gevent:
@@ -134,7 +134,7 @@ class _Gevent:
     def call_soon(self, call: Call) -> bool:
         try:
             self._hub.loop.run_callback_threadsafe(call)
-        except (AttributeError, ValueError):  # its thread has ended, and it is destroyed
+        except (AttributeError, ValueError):  # the hub's thread has ended
             return False
         return True
 
@@ -143,7 +143,7 @@ class _Gevent:
 
 
 class _Eventlet:
-    """Eventlet has no such call. So a greenlet waits for a pipe, as in `eventlet.tpool`."""
+    """Eventlet has no such method, so a greenlet waits for a pipe, as in `eventlet.tpool`."""
 
     def __init__(self) -> None:
         import eventlet
@@ -157,8 +157,8 @@ class _Eventlet:
 
     def call_soon(self, call: Call) -> bool:
         self._calls.append(call)
-        with contextlib.suppress(BlockingIOError):  # full: it has been woken often enough
-            # writev, and readv below: eventlet has made `os.write` wait in its hub.
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: the greenlet will wake
+            # Use writev here and readv below: eventlet has made `os.write` wait in its hub.
             os.writev(self._write, [b"."])
         return True
 
@@ -177,7 +177,7 @@ class _Eventlet:
                 self._calls.popleft()()
 
 
-#: One for each hub of eventlet.
+#: One `_Eventlet` for each hub of eventlet.
 _eventlets: Final[weakref.WeakKeyDictionary[Any, _Eventlet]] = weakref.WeakKeyDictionary()
 
 # A forked child shares the pipe with its parent, which would read what is meant for the child.
@@ -201,10 +201,10 @@ def hub_here() -> Hub | None:
 
 
 class Teller:
-    """Reports what a native thread found out, to logs and users' code, one thing after another.
+    """Makes calls that log or run users' code, one after another.
 
-    At once where threads are not patched, or if a greenlet itself found it out. Else in a greenlet,
-    as soon as the running one lets others run.
+    It makes a call at once where threads are not patched, or if a greenlet asks for it. If a native
+    thread asks for it, a greenlet makes the call as soon as the running one lets others run.
     """
 
     def __init__(self, hub: Hub | None) -> None:
@@ -213,7 +213,7 @@ class Teller:
         self._tells = False
 
     def tell(self, call: Call) -> None:
-        """Make this call, which reports something."""
+        """Make this call, which logs or runs users' code."""
         if self._hub is None or not _is_beside_greenlets():
             call()
             return
@@ -245,13 +245,13 @@ class Teller:
             self._tells = False
 
 
-#: The modules that patch threads. A lock that is acquired looks no further if there are none.
+#: The modules that patch threads. If neither is imported, an acquired lock checks nothing more.
 PATCHERS: Final = frozenset({"gevent.monkey", "eventlet.patcher"})
-#: For threads that are not patched.
+#: The teller where threads are not patched.
 AT_ONCE: Final = Teller(None)
 
 
 def teller_here() -> Teller:
-    """One that reports in this greenlet's thread."""
+    """A teller that makes its calls in this greenlet's thread."""
     hub = hub_here()
     return AT_ONCE if hub is None else Teller(hub)

@@ -1,7 +1,7 @@
 """The heartbeat: one native daemon thread per process, which keeps every held lock alive.
 
-It is native also where threads are patched: a greenlet starves while another one computes. There a
-greenlet reports what it found out, see `greenlets`.
+The thread is native also where threads are patched: a greenlet starves while another one computes.
+There a greenlet logs what the thread found out, see `greenlets`.
 All locks of a server that are due are extended in one round trip. In a prefork worker the main
 process has a heartbeat too, for the locks that its children hold.
 """
@@ -26,19 +26,19 @@ from .greenlets import AT_ONCE, Alarm, native_lock, start_native, teller_here
 
 #: Locks that are due within this part of their interval are extended with those that are due now.
 EARLY: Final = 0.25
-#: Seconds between looks at whether an extension is still under way.
+#: Seconds between two looks at whether an extension is still under way.
 IN_FLIGHT: Final = 0.001
-#: The longest sleep, in seconds, so that a thread without locks costs nothing to speak of.
+#: The longest sleep, in seconds, so that a thread without locks costs almost nothing.
 IDLE: Final = 60.0
 
 
 class Extendable(Protocol):
-    """What the heartbeat keeps alive.
+    """A lock that the heartbeat keeps alive.
 
     Attributes:
         ttl: seconds that the lock outlives its holder.
-        next_beat: when it is to be extended next, on `clock`.
-        server: where it is.
+        next_beat: when to extend the lock next, on `clock`.
+        server: the lock's server.
     """
 
     ttl: float
@@ -48,15 +48,15 @@ class Extendable(Protocol):
     def server(self) -> Server: ...
 
     def extension(self, now: float) -> Extension | None:
-        """The extension to send now. None if it must not be extended now: then it has set
-        `next_beat`, or is discarded.
+        """The extension to send now. None if the lock must not be extended now; then this method
+        has set `next_beat`, or discarded the lock.
         """
 
     def answered(self, reply: Extended | LockUnavailable, sent_at: float, discarded: bool) -> None:
         """Take the reply to an extension.
 
         Args:
-            reply: the server's reply, or why there is none.
+            reply: the server's reply, or the reason for having none.
             sent_at: when the extension was sent, on `clock`.
             discarded: the lease was discarded meanwhile, without waiting for this reply.
         """
@@ -101,7 +101,7 @@ class Heartbeat:
         """Stop extending this lease. Waits for an extension under way, within bounds.
 
         Returns:
-            Whether an extension may still reach the server: one was under way, or never answered.
+            Whether an extension may still reach the server: one was under way, or had no reply.
         """
         ref = weakref.ref(lease)
         self._leases.discard(ref)
@@ -115,13 +115,13 @@ class Heartbeat:
         return True
 
     def beat_now(self, lease: Extendable) -> None:
-        """Extend this lease at once, not when it is due."""
+        """Extend this lease at once, before it is due."""
         lease.next_beat = clock()
         self._alarm.ring()
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """Call this in the heartbeat's thread, if there is one, or in a greenlet where threads are
-        patched. Safe in a finalizer: it waits for no lock.
+        """Have the heartbeat's thread make this call, if there is such a thread; where threads are
+        patched, a greenlet makes it. Safe in a finalizer: this waits for no lock.
         """
         self._calls.append(call)
         self._alarm.ring()
@@ -140,7 +140,7 @@ class Heartbeat:
                 self._alarm.wait(RETRY_EVERY)
 
     def live(self) -> list[Extendable]:
-        """What is being kept alive."""
+        """The leases that are kept alive."""
         leases = []
         for ref in list(self._leases):
             lease = ref()
@@ -155,11 +155,11 @@ class Heartbeat:
         until = min((lease.next_beat for lease in self.live()), default=None)
         if until is None:
             # Sleep as if there were a lease: else each lock that is taken and soon released would
-            # have to wake this thread. Longer and longer while there is none.
+            # have to wake this thread. Sleep longer and longer while there is none.
             until = now + self._idle
             self._idle = min(2 * self._idle, IDLE)
         self._sleeping_until = min(until, now + IDLE)
-        # A lease that was added before the line above saw an older `_sleeping_until`.
+        # Look again: a lease that was added before the line above saw an older `_sleeping_until`.
         until = min((lease.next_beat for lease in self.live()), default=self._sleeping_until)
         self._alarm.wait(max(min(until, self._sleeping_until) - clock(), 0.0))
         self._sleeping_until = 0.0
@@ -193,7 +193,7 @@ class Heartbeat:
             replies = _extend_all(server, [extension for _, _, extension in asked], shortest)
             pairs = list(zip(asked, replies, strict=True))
             silent = {ref for (ref, *_), reply in pairs if isinstance(reply, LockUnavailable)}
-            if silent:  # before a caller that waits for the reply goes on
+            if silent:  # set it before a `discard` that waits for the reply goes on
                 self._unanswered = _living(self._unanswered | silent)
         finally:
             self._in_flight = frozenset()

@@ -26,16 +26,16 @@ logger = get_logger()
 #: The part of the ttl between two extensions: a little less than a third, so that a holder notices
 #: that the server came back empty before anybody else may take a lock there.
 BEAT_EVERY: Final = 0.3
-#: The most seconds between two extensions of a run that may be replaced, so that it hears of that.
+#: The most seconds between two extensions of a run that may be replaced: their replies tell it so.
 LISTEN_EVERY: Final = 1.0
-#: Why a lock was lost, if the server says no more than that. What an operator noted expires.
+#: Why a lock was lost, if the server does not say. The note that an operator broke it may be gone.
 GONE: Final = "it expired or was broken, or another run may have acquired it"
-#: Why it was lost, if that is noted.
+#: Why a lock was lost, if the server has such a note.
 BROKEN: Final = "an operator broke it"
 
 
 class _Mutex:
-    """Guards what is decided once for each lock. Held for a moment, and without any I/O."""
+    """Guards what is decided once for each lock. Its holder does no I/O, and is soon finished."""
 
     def __init__(self) -> None:
         self._begin()
@@ -57,33 +57,33 @@ class Held:
     """The right to a lock that was acquired, and what keeps it.
 
     The right ends ttl after the last successful acquire or extend was *sent*. Any thread may find
-    out that it was lost, or that the run must end for another one. That is reported once, and not
-    after the lock was given back.
+    out that the lock was lost, or that the run must end for another one. Either is reported once,
+    and not after the lock was given back.
 
-    The heartbeat has a weak reference to it, so that a lock that its owner dropped expires.
+    The heartbeat refers to this object weakly, so that a lock that its owner dropped expires.
 
     Attributes:
         server: where the lock is.
         claim: the lock and the token.
         key: the lock's whole key in Redis.
         ttl: seconds that the lock outlives a dead holder.
-        fence: of this acquisition; 0 while not acquired. See `Lease`.
+        fence: the fence of this acquisition; 0 while not acquired. See `Lease`.
         stored: the lock's value, as it was stored on the server.
-        acquired_at: when, on `clock`.
+        acquired_at: when the lock was acquired, on `clock`.
         deadline: when the right ends, on `clock`.
-        next_beat: when it is to be extended next, on `clock`.
-        counter: the bucket's counter when the lock was last known to be ours.
+        next_beat: when to extend the lock next, on `clock`.
+        counter: the bucket's fence counter when the lock was last known to be ours.
         unanswered: an extension may reach the server at any time.
-        is_over: it was given back, or that was tried.
-        is_lost: ownership can no longer be confirmed. Never False again.
+        is_over: the lock was given back, or we tried to give it back.
+        is_lost: ownership can no longer be confirmed. It stays True.
         replaced_by: the task for which the run must end, or None.
-        lost_because: why it was lost, for people.
+        lost_because: why the lock was lost, for people.
         loss_is_told: the loss was logged, and `on_lost` was called.
-        teller: what reports it, where threads are patched.
-        pid: the process that has it.
+        teller: what logs for this lock, where threads are patched.
+        pid: the process that holds the lock.
     """
 
-    # Defaults on the class: one of these is made for each task that runs, and few change them.
+    # Defaults are on the class: each task that runs makes one such object, and few change them.
     fence = counter = 0
     stored = lost_because = ""
     acquired_at = deadline = next_beat = 0.0
@@ -115,7 +115,7 @@ class Held:
         self._on_extended = on_extended
 
     def begin(self, acquired: Acquired, at: float) -> None:
-        """The lock was acquired, at that time."""
+        """Begin to keep the lock, which was acquired at that time."""
         self.fence = self.counter = acquired.fence
         self.stored = acquired.value
         self.acquired_at = at
@@ -133,7 +133,7 @@ class Held:
         """True once ownership can no longer be confirmed, or a newer run waits for this one to end.
         Then it stays True.
 
-        Past the deadline it asks the server once more, which may take a twelfth of the ttl.
+        After the deadline this asks the server once more, which may take a twelfth of the ttl.
         """
         if self.is_lost or self.replaced_by is not None:
             return True
@@ -149,7 +149,7 @@ class Held:
         return self.is_lost
 
     def ensure(self) -> None:
-        """Go on only as the lock's holder.
+        """Return if this is still the lock's holder.
 
         Raises:
             LockLost: the lock was lost.
@@ -171,7 +171,7 @@ class Held:
 
     @property
     def holder(self) -> Holder:
-        """The holder in the stored value."""
+        """The holder, as the stored value records it."""
         return holders.parse(self.stored.encode(), None) or Holder()
 
     # -- for the heartbeat ----------------------------------------------------------------
@@ -189,7 +189,7 @@ class Held:
     def answered(self, reply: Extended | LockUnavailable, sent_at: float, discarded: bool) -> None:
         """Take the reply to an extension. See `Extendable`."""
         if discarded:
-            # Released while we asked: the release stopped waiting for this reply.
+            # The lock was released while we asked: the release stopped waiting for this reply.
             if isinstance(reply, Extended) and reply.outcome == RETAKEN:
                 _undo_retake(self)
         elif isinstance(reply, LockUnavailable):
@@ -204,7 +204,7 @@ class Held:
         return self._max_hold is not None and now >= self.acquired_at + self._max_hold
 
     def _let_expire(self) -> None:
-        """It was held for `max_hold`: it is lost when the right ends."""
+        """Stop extending a lock that was held for `max_hold`. It is lost when the right ends."""
         if clock() >= self.deadline:
             heartbeat.discard(self)
             self._lose(f"held for longer than {self._max_hold:g} s")
@@ -217,7 +217,7 @@ class Held:
     def _extended(self, reply: Extended, sent_at: float) -> None:
         self.counter = reply.counter
         pause = beat_every(self.ttl, self._listens)
-        # A waiter that was woken acquired the lock later than its right counts from.
+        # The right of a woken waiter counts from before the waiter acquired the lock.
         due = max(self.deadline - self.ttl + pause, self.acquired_at)
         late = max(sent_at - due, 0.0)
         retaken = reply.outcome == RETAKEN
@@ -254,7 +254,7 @@ class Held:
     # -- at once --------------------------------------------------------------------------
 
     def extend_now(self, retake: bool = True) -> bool:
-        """Extend the lock. False if it is no longer ours; then it is lost.
+        """Extend the lock. Returns False if the lock is no longer ours; then it is lost.
 
         Args:
             retake: take the lock again if it has vanished, while the right lasts.
@@ -279,10 +279,10 @@ class Held:
         self._extended(reply, sent_at)
         return True
 
-    # -- how it is lost -------------------------------------------------------------------
+    # -- losing the lock ------------------------------------------------------------------
 
     def _lose(self, reason: str) -> None:
-        """Ownership can no longer be confirmed."""
+        """Note that ownership can no longer be confirmed, and report it."""
         with _mutex.lock:
             if self.is_lost or self.is_over:
                 return
@@ -292,18 +292,18 @@ class Held:
         self.teller.tell(partial(_say_lost, self, reason, is_news))
 
     def _be_replaced(self, by: Holder) -> None:
-        """The run must end: another one waits to take its place."""
+        """Note that the run must end, since another one waits to take its place, and report it."""
         with _mutex.lock:
-            told, self.replaced_by = self.replaced_by is not None, by
-            if told or self.is_lost or self.is_over:
+            was_known, self.replaced_by = self.replaced_by is not None, by
+            if was_known or self.is_lost or self.is_over:
                 return
         self.lost_because = f"{by.task_id} replaces it"
         self.teller.tell(partial(_say_replaced, self, by))
 
 
 def _undo_retake(held: Held) -> None:
-    """Release the lock: it had vanished, so that it could not be released or left to the next
-    attempt, and then an extension took it again.
+    """Release a lock that an extension took again: when it was to be released, or left to the next
+    attempt, it had vanished.
     """
     try:
         held.server.run(settle(held.claim, Release(publishes=False)), purpose="heartbeat")
@@ -311,7 +311,7 @@ def _undo_retake(held: Held) -> None:
         held.teller.tell(partial(say_not_released, held, exc))
 
 
-# -- reporting it, in a thread that may log -------------------------------------------------------
+# -- reports, in a thread that may log ------------------------------------------------------------
 
 
 def _warn(held: Held, text: str, *arguments: Any, **more: Any) -> None:
@@ -320,7 +320,7 @@ def _warn(held: Held, text: str, *arguments: Any, **more: Any) -> None:
 
 def say_not_released(held: Held, error: LockUnavailable) -> None:
     """Log that the server did not answer when the lock was given back."""
-    # If it was never confirmed, the caller reports that it could not be taken.
+    # If the lock was never confirmed, the caller reports that it could not be taken.
     logger.log(
         logging.WARNING if held.fence else logging.DEBUG,
         "redislock: could not release %s; it expires within %g s: %s",
@@ -350,7 +350,7 @@ def _say_replaced(held: Held, by: Holder) -> None:
 
 
 def _fields(held: Held, outcome: str, **more: Any) -> dict[str, Any]:
-    """The fields of its log lines for machines: the task that holds the lock, if one does."""
+    """The fields for machines in a log line about this lock. They name the task that holds it."""
     own = held.holder
     return fields(
         outcome, held.key, task=own.task, task_id=own.task_id, attempt=own.attempt,

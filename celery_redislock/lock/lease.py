@@ -21,8 +21,8 @@ logger = get_logger()
 
 
 class Heir(NamedTuple):
-    """How a lock is left to another message: what makes the new value from the old one, and for how
-    many seconds it is kept.
+    """How a lock is left to another message: a function that makes the new value from the old one,
+    and the seconds for which the lock is kept.
     """
 
     value: Callable[[str], str]
@@ -30,16 +30,16 @@ class Heir(NamedTuple):
 
 
 class Lease(Held):
-    """One delivery's acquisition of a lock. What `self.lock` is in a task.
+    """One delivery's acquisition of a lock. In a task it is `self.lock`.
 
     Attributes:
         key: the lock's whole key in Redis.
         ttl: seconds that the lock outlives a dead holder.
         fence: an int that rises with every acquisition of the key. Pass it to the resource, which
-            must refuse a lower one than it has seen: that gives correctness, the lock alone does
+            must refuse a lower one than it has seen. That gives correctness; the lock alone does
             not (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
         heir: the task's next message, to which the lock is left instead of being released.
-        asked: the server may have something of ours.
+        asked: we have asked for the lock, so the server may have given it to us.
         unheard: the release to repeat, if the server did not answer it; else None.
     """
 
@@ -62,7 +62,7 @@ class Lease(Held):
 
     @property
     def given_back(self) -> bool:
-        """Whether the server has nothing of ours, as far as we know."""
+        """Whether, as far as we know, the server does not keep the lock for us."""
         return self.is_over or not self.asked
 
     def report(self) -> dict[str, Any]:
@@ -82,12 +82,12 @@ class Lease(Held):
             "ttl": self.ttl,
         }
 
-    # -- taking it ------------------------------------------------------------------------
+    # -- acquiring ------------------------------------------------------------------------
 
     def acquire(
         self, hold_off: float | None = None, again: bool = False, note: str = ""
     ) -> Acquired | Busy | Done:
-        """One try to take the lock. See `calls.acquire` and `Server.run`.
+        """Try once to take the lock. See `calls.acquire` and `Server.run`.
 
         Raises:
             LockUnavailable: the server did not answer in time.
@@ -110,8 +110,8 @@ class Lease(Held):
 
         Args:
             timeout: seconds; None waits for ever.
-            on_busy: called with each answer that somebody else has the lock, but the one that is
-                returned.
+            on_busy: called with each answer that somebody else has the lock, except the answer
+                that is returned.
             for_message: wait also while the lock is kept for a message in the queue.
 
         Raises:
@@ -141,7 +141,7 @@ class Lease(Held):
             at = answer.sent_at if isinstance(answer, Acquired) else 0.0
         elif isinstance(step, Block):
             answer, at = self.server.block(*step), clock()
-            # The right counts from before the block: nobody knows when it ended.
+            # The right counts from before the block: nobody knows when the block ended.
             if isinstance(answer, Acquired) and at >= answer.sent_at + self.ttl:
                 return None
         else:
@@ -153,26 +153,26 @@ class Lease(Held):
             self.asked = False
         return answer
 
-    # -- giving it back -------------------------------------------------------------------
+    # -- giving the lock back -------------------------------------------------------------
 
     def release(self, release: Release = Release(), how: str = past.NOT_RUN) -> Settled | None:  # noqa: B008
-        """Give the lock back. Safe to call twice, late, or by a loser. See `calls.settle`.
+        """Release the lock. Safe to call twice, late, or after a loss. See `calls.settle`.
 
         Args:
-            release: how. What this lease knows better is added to it.
+            release: how to release it. The lease sets `run_end` and `stray`.
             how: how the run ended, for the history.
 
         Returns:
-            The server's reply; None if it was not asked, or did not answer.
+            The server's reply; None if the server was not asked, or did not answer.
         """
-        # If so, the server has nothing of ours, as far as we know; or its holder forked.
+        # Then the server has no lock of ours, as far as we know; or this is a fork of the holder.
         if self.is_over or not self.asked or self.pid != os.getpid():
             return None
         # Stop the heartbeat first: an extension sent after the release could revive the key.
         self.unanswered = heartbeat.discard(self) or self.unanswered
         release = release._replace(run_end=self._end(how), stray=self.unanswered)
         try:
-            # If it was never confirmed, the server may have taken it, and the reply got lost.
+            # Without a fence we know of no acquisition, but only the reply may have got lost.
             settled = self.server.run(settle(self.claim, release), once=not self.fence)
         except LockUnavailable as exc:
             self.is_over = True
@@ -183,11 +183,11 @@ class Lease(Held):
         return settled._replace(ours=False) if self.is_lost else settled
 
     def leave_at_end(self, heir: Heir) -> None:
-        """Leave the lock to this message when it is given back."""
+        """Note that the lock is left to this message when the run ends."""
         self.heir = heir
 
     def leave_to(self, heir: Heir, how: str = past.NOT_RUN) -> bool:
-        """Leave the lock to a message of this task. `how` is how the run ended, for the history.
+        """Leave the lock to a message of this task now. `how` tells the history how the run ended.
 
         Returns:
             Whether the lock was still ours.

@@ -34,7 +34,7 @@ class _ThreadLease(Lease):
 
     Attributes:
         thread: the thread's name.
-        last: what other threads know of it.
+        last: what other threads know of this acquisition.
         stray_release_is_told: the warning that another thread tried to release it was logged.
     """
 
@@ -50,7 +50,7 @@ class _ThreadLease(Lease):
             return
         self.last.ended(self)
         # The garbage collector may call this anywhere, also while a log handler's lock is held. So
-        # the heartbeat's thread logs it.
+        # the heartbeat's thread logs the warning.
         if self._beats and self.is_held:
             heartbeat.call_soon(partial(_say_dropped, self.key, self.ttl, self.thread))
 
@@ -66,7 +66,7 @@ class _Last:
     """The last acquisition of a `RedisLock` in any thread, for the other threads.
 
     Attributes:
-        lease: weak, so that it ends with its thread.
+        lease: a weak reference, so that the lease ends with its thread.
         fence, deadline, is_lost, is_over, pid, stored: as `Held` has them, once the thread has
             ended without a release.
     """
@@ -78,7 +78,7 @@ class _Last:
         self.lease: Callable[[], _ThreadLease | None] = lambda: None
 
     def ended(self, lease: _ThreadLease) -> None:
-        """The lease ends with its thread. Called by a finalizer, so it waits for nothing."""
+        """Keep what the lease knew when its thread ended. A finalizer calls this: do not wait."""
         self.fence, self.deadline, self.pid = lease.fence, lease.deadline, lease.pid
         self.is_lost, self.is_over, self.stored = lease.is_lost, False, lease.stored
 
@@ -97,17 +97,17 @@ class RedisLock:
     and release a lock in one function, or in an executor of one thread.
 
     Args:
-        source: a Celery app: its lock server, `redislock_prefix` and `redislock_history` are used,
-            so that its tasks share the lock, and its settings are read when the lock is used. Or a
-            URL as `redislock_url` takes it. Or a `redis.Redis` client: only its settings are used;
-            the lock has connections of its own, with timeouts that come from the ttl.
+        source: a Celery app: the lock uses the app's server, `redislock_prefix` and
+            `redislock_history`, so the app's tasks share the lock. These settings are read when
+            the lock is used. Or a URL as `redislock_url` takes it. Or a `redis.Redis` client, for
+            its settings: the lock makes its own connections, with timeouts that fit the ttl.
         name: the lock's name. A task whose `lock_key` template or callable gives the same
             text shares the lock.
         ttl: seconds that the lock outlives a dead holder, at least 0.1.
         heartbeat: extend the lock every third of the ttl while it is held. Without it the
             lock is lost after the ttl, unless `extend` is called.
-        reentrant: the thread that holds the lock may acquire it again, and releases it as
-            often. The count dies with the lock.
+        reentrant: the thread that holds the lock may acquire it again, and must release it as
+            often. The count ends with the lock.
         timeout: seconds that `with` waits before it raises `LockConflict`; None for ever. The
             default is from Redis in Action, 6.2.3.
         prefix: what every key begins with. Default: the app's, else "redislock".
@@ -144,7 +144,7 @@ class RedisLock:
         self._beats = heartbeat
         self._reentrant = reentrant
         self._read = read = reader_of(source, transport_options)
-        if isinstance(read, Fixed):  # else the app says them, and its settings may change
+        if isinstance(read, Fixed):  # an app's settings may change, so they are read later
             prefix = read.prefix if prefix is None else prefix
             history = read.history if history is None else history
         self._history = None if history is None else _check_history(history)
@@ -162,26 +162,26 @@ class RedisLock:
 
     @property
     def fence(self) -> int:
-        """The fencing token of this thread's acquisition; if it has none, of the thread that holds
-        the lock. 0 if no thread of this process does. See `Lease`.
+        """The fencing token of this thread's acquisition; if it has none, that of the thread which
+        holds the lock; 0 if no thread of this process does. See `Lease`.
         """
         known = self._known
         return 0 if known is None else known.fence
 
     @property
     def lost(self) -> bool:
-        """True if the acquisition that `fence` is of can no longer be confirmed."""
+        """True if the acquisition with this `fence` can no longer be confirmed."""
         known = self._known
         if isinstance(known, Lease):
             return known.lost
-        # Its thread has ended.
+        # The thread that acquired the lock has ended.
         return known is not None and (known.is_lost or clock() >= known.deadline)
 
     def ensure(self) -> None:
-        """Go on only while a thread of this process holds the lock.
+        """Return if a thread of this process holds the lock.
 
         Raises:
-            LockLost: no thread does, or this thread's acquisition was lost.
+            LockLost: no thread holds the lock, or this thread's acquisition was lost.
         """
         known = self._known
         if known is None:
@@ -236,7 +236,7 @@ class RedisLock:
         return taken
 
     def release(self) -> bool:
-        """Give the lock back, or with `reentrant` undo one `acquire`.
+        """Release the lock, or with `reentrant` undo one `acquire`.
 
         Only the thread that acquired the lock can release it. If another thread of this process
         holds it, a warning is logged.
@@ -261,8 +261,8 @@ class RedisLock:
             self._mine.lease = None
 
     def extend(self) -> bool:
-        """Extend the lock to a whole ttl from now. Any thread may, while the one that acquired the
-        lock lives.
+        """Extend the lock to a whole ttl from now. Any thread may call this while the thread that
+        acquired the lock lives.
 
         Returns:
             True.
@@ -274,7 +274,7 @@ class RedisLock:
         self.ensure()
         own, others = self._lease, self._others_lease
         lease = own or others
-        # Only the thread that releases it may take a lock that vanished again: it may be released.
+        # Only the lock's own thread may take a vanished lock again: it may just have released it.
         if lease is None or not lease.extend_now(retake=own is not None):
             self.ensure()
             raise LockLost(self.key)
@@ -289,7 +289,7 @@ class RedisLock:
         self.release()
 
     def _warn_of_stray_release(self) -> None:
-        """Say once that another thread has what this thread cannot release."""
+        """Warn once that another thread holds the lock, so that this thread cannot release it."""
         lease = self._others_lease
         if lease is None or lease.stray_release_is_told or not lease.is_held:
             return
@@ -319,8 +319,8 @@ class RedisLock:
 
     @property
     def _known(self) -> Lease | _Last | None:
-        """What this thread acquired and has not given back, be it lost: with the fence of another
-        thread's its late writes would pass. Else what the last thread acquired.
+        """What this thread acquired and has not released, even if it was lost: with the fence of
+        another thread, its late writes would be accepted. Else what the last thread acquired.
         """
         lease = self._lease
         if lease is not None or self._last is None:
@@ -336,7 +336,7 @@ class RedisLock:
 
 
 def _release(lease: Lease) -> bool:
-    """Give the lock back. Whether it was still ours."""
+    """Release the lock. Returns whether it was still ours."""
     settled = lease.release(Release(publishes=False), past.RELEASED)
     return settled is not None and settled.ours
 

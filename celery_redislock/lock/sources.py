@@ -1,6 +1,6 @@
 """What a `RedisLock` takes as its source: a client, a URL, or a Celery app.
 
-This layer knows no Celery: `app.settings` says how to read an app.
+This layer imports no Celery: `app.settings` provides the function that reads an app.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ reader_of_app: Callable[[Any], Callable[[], Source] | None] = _without_celery
 
 
 class Fixed:
-    """A server without an app's settings, which reads itself. See `Source`."""
+    """A server without an app's settings. Called as a reader, it returns itself. See `Source`."""
 
     prefix = "redislock"
     history = 0
@@ -65,7 +65,7 @@ class Fixed:
 
 
 def reader_of(source: Any, options: Mapping[str, Any] | None) -> Callable[[], Source]:
-    """What reads where the lock is, whenever it is used."""
+    """A function that returns where the lock is. It is called whenever the lock is used."""
     read = reader_of_app(source)
     if read is None:
         return Fixed(_store_for(source, options))
@@ -79,8 +79,8 @@ _stores_of_urls: dict[tuple[str, str], Server] = {}
 
 
 def _store_for(source: Any, options: Mapping[str, Any] | None) -> Server:
-    """The lock server of this client: all its locks share connections."""
-    from ..servers.server import Server  # a program that only sends tasks needs none
+    """The lock server of this client or URL: all locks of one source share connections."""
+    from ..servers.server import Server  # imported late: a program that only sends tasks needs none
 
     if isinstance(source, str):
         key = source, repr(sorted((options or {}).items()))

@@ -1,4 +1,4 @@
-"""Holders and waiting tasks, in figures for each task. Reads the server, and changes nothing."""
+"""Figures of the holders and waiting tasks of each task. Reads the server, changes nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from ..protocol.keys import is_slot, key_parts, lock_keys, lock_pattern
 from ..servers.history import History
 from ..servers.looking import Looking
 from .rooms import asides_of, heads_of
-from .survey import BATCH, awaited_in, read_slots
+from .survey import BATCH, RUNNING, awaited_in, read_slots
 
-#: Where things without a task are counted: foreign values, locks that are being handed over, and
-#: entries that cannot be read.
+#: Counts what has no task: foreign values, locks that are being handed over, and entries that
+#: cannot be read.
 NO_TASK: Final = "unknown"
-#: The states in which a run holds the lock.
-RUNNING: Final = ("held", "replaced")
 #: How many rooms are read in one round trip: few, since their first entries hold arguments.
 ROOMS: Final = 50
 
@@ -32,10 +30,9 @@ class Figures:
             that messages reserve; "free" are those that nobody holds and tasks wait for.
         oldest_holder: seconds for which the oldest run has held its lock.
         waiting: how many tasks wait in waiting rooms.
-        oldest_waiter: seconds since the arrival of the one that has waited longest, among the
-            first of each room.
+        oldest_waiter: seconds since the earliest arrival among the first tasks of all rooms.
         aside: how many tasks were set aside.
-        last_success: Unix time at which its last run that succeeded ended; None if not known.
+        last_success: Unix time at which its last successful run ended; None if not known.
         warn_after: its `lock_warn_after` in seconds; None if not known.
     """
 
@@ -49,7 +46,7 @@ class Figures:
 
 
 def backlog(locks: AppLocks) -> dict[str, Figures]:
-    """The figures of all tasks that have something in the server, by their names.
+    """The figures of all tasks that have something in the server, by the task's name.
 
     A waiting room counts for the task of its first entry: reading all of a long one would take the
     server too long.
@@ -67,16 +64,16 @@ def backlog(locks: AppLocks) -> dict[str, Figures]:
 
 
 class _Count:
-    """Counts while the keys come in, so that a million locks are not all kept in memory."""
+    """Counts while the scan goes on, so that a million locks are not all kept in memory."""
 
     def __init__(self, locks: AppLocks) -> None:
         self._server, self._prefix = locks.server, locks.prefix
         self.figures: defaultdict[str, Figures] = defaultdict(Figures)
-        #: The keys that are to be read, with the names of their locks, by kind.
+        #: The keys yet to be read, with the names of their locks, by kind.
         self._noted: dict[str, list[tuple[bytes, str]]] = {
             kind: [] for kind in ("lock", "room", "waiters", "aside")
         }
-        #: Hashes of the keys that came: a scan may give one twice.
+        #: Hashes of the keys that were noted: a scan may give a key twice.
         self._seen: set[int] = set()
         #: Hashes of the names of the locks that are taken.
         self._taken: set[int] = set()
@@ -97,7 +94,7 @@ class _Count:
         """After the last page: read the rest, and see which locks nobody holds."""
         self._read(all_of_them=True)
         free = [name for name in self._awaited if hash(name) not in self._taken]
-        # Again: it may have been taken while the keys were listed.
+        # Read these again: a run may have taken the lock during the scan.
         self._noted["lock"] = [(lock_keys(self._prefix, name).lock.encode(), name) for name in free]
         self._read(all_of_them=True)
         for name in free:
@@ -118,12 +115,12 @@ class _Count:
                 del noted[:size]
 
     def _read_slots(self, slots: list[tuple[bytes, str]]) -> None:
-        for found in read_slots(self._server, slots).values():
-            self._taken.add(hash(found.name))
-            figures = self.of(found.task)
-            figures.locks[found.state] += 1
-            if found.state in RUNNING:
-                figures.oldest_holder = max(figures.oldest_holder, found.held_for or 0.0)
+        for slot in read_slots(self._server, slots).values():
+            self._taken.add(hash(slot.name))
+            figures = self.of(slot.task)
+            figures.locks[slot.state] += 1
+            if slot.state in RUNNING:
+                figures.oldest_holder = max(figures.oldest_holder, slot.held_for or 0.0)
 
     def _read_rooms(self, rooms: list[tuple[bytes, str]]) -> None:
         keys = [lock_keys(self._prefix, name) for _, name in rooms]
@@ -147,6 +144,6 @@ class _Count:
                 self.of(aside.task).aside += aside.total
 
     def of(self, task: str | None) -> Figures:
-        """The figures of that task."""
-        # A name can hold whatever a sender put there, even what no scrape can encode.
+        """The figures of this task."""
+        # `one_line`: a sender may put text into the name that no scrape can encode.
         return self.figures[one_line(task) if task else NO_TASK]

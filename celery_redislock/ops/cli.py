@@ -1,7 +1,7 @@
 """`celery redislock ...`: see locks, explain them, break them, and examine the set-up.
 
-Celery loads this module at each start of any of its commands, so it imports only what a command
-line needs. This import of the package is what makes `redislock_tasks` work everywhere.
+Celery loads this module whenever one of its commands starts, so the module imports little. Loading
+it also imports this package, which makes `redislock_tasks` work everywhere.
 """
 
 from __future__ import annotations

@@ -24,11 +24,10 @@ from .backlog import Figures, backlog
 
 logger = get_logger()
 
-#: Seconds for which a scrape waits for the survey that it started, or found under way. Prometheus
-#: waits 10 s by default.
+#: Seconds for which a scrape waits for a survey, new or under way. Prometheus by default waits 10.
 PATIENCE: Final = 5.0
 
-#: The gauges of each task, with what they show.
+#: The gauges of each task: their texts, and how to read their values.
 PER_TASK: Final[dict[str, tuple[str, Callable[[Figures], float | None]]]] = {
     "redislock_room_tasks": ("Tasks that wait in waiting rooms", lambda each: each.waiting),
     "redislock_oldest_waiter_seconds": (
@@ -61,24 +60,24 @@ TOOK: Final = ("redislock_survey_duration_seconds", "How long the last survey to
 class Collector(registry.Collector):
     """Waiting tasks and holders, for each task, as gauges for a registry of prometheus-client.
 
-    A scrape looks at the lock server if the last look was long enough ago; else it shows what that
-    look found: many scrapers cost no more than one. While the server does not answer,
-    `redislock_up` is 0 and the gauges of the tasks are missing.
+    A scrape surveys the lock server if the last survey was long enough ago; else it shows the last
+    one: many scrapers cost no more than one. While the server does not answer, `redislock_up` is 0
+    and the gauges of the tasks are missing.
 
     Args:
         app: the Celery app.
-        every: the least seconds from the beginning of one look to the next. The pause after a look
-            is at least as long as the look took. From 0.1.
+        every: the least seconds from the beginning of one survey to the next, from 0.1. The pause
+            after a survey is at least as long as the survey took.
 
     Raises:
-        ConfigError: `every` is no such number.
+        ConfigError: `every` is not such a number.
     """
 
     def __init__(self, app: Any, *, every: float = 10.0) -> None:
         self._app = real_app(app)
         self._every = checked("Collector", "every", every, ttl, "a number of seconds, from 0.1")
         self._surveys: dict[int, _Surveys] = {}
-        #: The last success of each task. The history is cut, or goes with its server.
+        #: The last success of each task, since the history may be cut, or lost with its server.
         self._successes: dict[str, float] = {}
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
@@ -90,8 +89,8 @@ class Collector(registry.Collector):
             yield GaugeMetricFamily(*each)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges, at a scrape. Waits a few seconds at most."""
-        # Each process has its own: a forked child does not have its parent's threads.
+        """The gauges, for a scrape. Waits `PATIENCE` seconds at most."""
+        # Each process makes its own surveys: a forked child lacks its parent's threads.
         surveys = self._surveys.setdefault(os.getpid(), _Surveys(self._survey, self._every))
         survey = surveys.latest()
         if survey is None:
@@ -104,17 +103,17 @@ class Collector(registry.Collector):
         yield GaugeMetricFamily(*TOOK, value=survey.took)
 
     def _survey(self) -> dict[str, Figures]:
-        """What is in the server, and zeros for the app's other tasks."""
+        """The figures of the tasks in the server, and zeros for the app's other tasks."""
         figures = backlog(app_locks(self._app))
         for name, task in list(self._app.tasks.items()):
             if isinstance(task, SingletonTask):
-                its = figures.setdefault(name, Figures())
-                its.locks.update(held=0, free=0)  # adds
-                its.warn_after = task.lock_options and task.lock_options.lock_warn_after
-        for name, its in figures.items():
-            known = (its.last_success, self._successes.get(name))
+                each = figures.setdefault(name, Figures())
+                each.locks.update(held=0, free=0)  # a Counter adds these
+                each.warn_after = task.lock_options and task.lock_options.lock_warn_after
+        for name, each in figures.items():
+            known = (each.last_success, self._successes.get(name))
             if latest := max((at for at in known if at is not None), default=None):
-                its.last_success = self._successes[name] = latest
+                each.last_success = self._successes[name] = latest
         return figures
 
     def _of_tasks(self, figures: dict[str, Figures]) -> Iterator[GaugeMetricFamily]:
@@ -136,9 +135,9 @@ class _Survey:
     """The result of a survey.
 
     Attributes:
-        figures: None if it failed.
-        took: seconds.
-        succeeded_at: Unix time at which the last one that succeeded ended; None before the first.
+        figures: the figures by task; None if the survey failed.
+        took: how many seconds the survey took.
+        succeeded_at: Unix time at which the last successful survey ended; None before the first.
     """
 
     figures: dict[str, Figures] | None
@@ -147,18 +146,18 @@ class _Survey:
 
 
 class _Surveys:
-    """Makes surveys on demand, one at a time and not too often, in another thread: one that takes
-    longer than a scrape may wait is ready for the next scrape.
+    """Makes surveys on demand, one at a time and not too often, in another thread: a survey that
+    takes longer than a scrape may wait is ready for the next scrape.
     """
 
     def __init__(self, survey: Callable[[], dict[str, Figures]], every: float) -> None:
         self._survey, self._every = survey, every
         self._mutex = threading.Lock()
         self._latest: _Survey | None = None
-        #: Why the last one failed.
+        #: Why the last survey failed.
         self._trouble = ""
         self._due = 0.0
-        #: Set when none is under way.
+        #: Set when no survey is under way.
         self._ended = threading.Event()
         self._ended.set()
 
@@ -166,7 +165,7 @@ class _Surveys:
         """The last survey, after a new one if that is due; None if the first takes too long."""
         with self._mutex:
             if self._ended.is_set() and clock() >= self._due:
-                # The thread first: if it cannot be started, none is under way.
+                # Start first, then clear: if the thread cannot start, no survey is under way.
                 thread = threading.Thread(target=self._run, name="redislock-survey", daemon=True)
                 thread.start()
                 self._ended.clear()
@@ -178,9 +177,8 @@ class _Surveys:
         figures = self._try()
         with self._mutex:
             ended = clock()
-            succeeded_at = self._latest.succeeded_at if self._latest else None
-            if figures is not None:
-                succeeded_at = time.time()
+            before = self._latest.succeeded_at if self._latest else None
+            succeeded_at = before if figures is None else time.time()
             self._latest = _Survey(figures, ended - began, succeeded_at)
             self._due = max(began + self._every, 2 * ended - began)
             self._ended.set()
@@ -194,7 +192,7 @@ class _Surveys:
             self._trouble = str(exc)
             if self._trouble != before:
                 logger.warning("redislock: nothing to export: %s", exc)
-        except BaseException as exc:  # a thread has nobody else to tell
+        except BaseException as exc:  # nobody else reports an error of a thread
             self._trouble = repr(exc)
             if self._trouble != before:
                 logger.exception("redislock: nothing to export")

@@ -1,4 +1,4 @@
-"""What the commands share: their app, errors in one line, and how a command line names a lock."""
+"""What all commands share: the app, errors in one line, and how a command line names a lock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def duration(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """Seconds, or a number with s, m, h or d."""
+    """Parse seconds, or a number with s, m, h or d."""
     unit = UNITS.get(value[-1:], 0)
     try:
         return float(value[:-1]) * unit if unit else float(value)
@@ -33,12 +33,12 @@ def _json_of(kind: type[Any]) -> Callable[[click.Context, click.Parameter, str],
 
     def parse(ctx: click.Context, param: click.Parameter, value: str) -> Any:
         try:
-            found = json.loads(value)
+            parsed = json.loads(value)
         except (ValueError, RecursionError) as exc:
             raise click.BadParameter(f"not JSON: {exc}") from None
-        if not isinstance(found, kind):
+        if not isinstance(parsed, kind):
             raise click.BadParameter(f"it must be a JSON {'array' if kind is list else 'object'}")
-        return found
+        return parsed
 
     return parse
 
@@ -57,16 +57,16 @@ with_kwargs = click.option(
 
 
 def _headers(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
-    """Headers as they were typed: NAME=VALUE."""
+    """Parse headers that were typed as NAME=VALUE."""
     from ..tasks.target import word
 
-    found = {}
+    headers = {}
     for each in values:
         name, equals, value = each.partition("=")
         if not name or not equals:
             raise click.BadParameter(f"{each!r} is not NAME=VALUE, such as tenant=a")
-        found[name] = word(value)
-    return found
+        headers[name] = word(value)
+    return headers
 
 
 with_headers = click.option(
@@ -141,7 +141,7 @@ def why(exc: LockUnavailable) -> str:
 
 
 def _say_server(ctx: click.Context, app: Any) -> None:
-    """Say which server is used: on stderr, so that the rest can be piped."""
+    """Print on stderr which server is used: the rest of the output can be piped."""
     from ..app.settings import app_locks
 
     locks = app_locks(app)
@@ -177,7 +177,7 @@ class Naming(NamedTuple):
         """The target.
 
         Raises:
-            TargetError: it cannot be the name of a lock.
+            TargetError: the target cannot be the name of a lock.
         """
         from ..tasks.target import TargetError
 
@@ -188,10 +188,10 @@ class Naming(NamedTuple):
         return self.target
 
     def locate(self, app: Any) -> Target:
-        """The lock that is meant.
+        """The lock that the user means.
 
         Raises:
-            TargetError: there is none of that name, or it is not clear which.
+            TargetError: no lock or task has that name, or several locks match.
             LockUnavailable: the server did not answer, or does not allow it.
         """
         from ..tasks.target import TargetError, locate, word
@@ -205,12 +205,12 @@ class Naming(NamedTuple):
 
 
 def with_lock(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give the command arguments that name a lock, as `naming`."""
+    """Give the command arguments that name a lock, as its parameter `naming`."""
     return _with_naming(function, required=True)
 
 
 def with_lock_or_filters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a command with filters, which need no named lock."""
+    """As `with_lock`, for a command with filters: the user need not name a lock."""
     return _with_naming(function, required=False)
 
 
@@ -223,14 +223,7 @@ def _with_naming(function: Callable[..., Any], required: bool) -> Callable[..., 
     @with_kwargs
     @with_headers
     @functools.wraps(function)
-    def run(
-        target: str | None,
-        words: tuple[str, ...],
-        args: list[Any],
-        kwargs: dict[str, Any],
-        headers: dict[str, Any],
-        **more: Any,
-    ) -> Any:
+    def run(target: Any, words: Any, args: Any, kwargs: Any, headers: Any, **more: Any) -> Any:
         return function(naming=Naming(target or "", words, args, kwargs, headers), **more)
 
     return run

@@ -21,7 +21,7 @@ def explain(
     kwargs: Mapping[str, Any],
     headers: Mapping[str, Any] = NO_HEADERS,
 ) -> dict[str, Any]:
-    """All about the lock of one call, as plain data, in the order in which to show it.
+    """All about the lock of one call, as plain data, in the order in which it is shown.
 
     Raises:
         TargetError: there is no such task, or the arguments do not fit it.
@@ -31,7 +31,7 @@ def explain(
     keys = keys_of_call(app, name, args, kwargs, headers)
     call = task.with_headers(headers)
     options = task.lock_options
-    found = one_lock(task.app_locks, keys.name)
+    slots = one_lock(task.app_locks, keys.name)
     return {
         "task": name,
         "key": keys.lock,
@@ -44,8 +44,8 @@ def explain(
         "lock_limit": options.lock_limit,
         "lock_scope": options.lock_scope,
         "policy": repr(options.on_conflict),
-        "standing": [each.to_dict() for each in found],
-        "now": _now(task, found),
+        "standing": [each.to_dict() for each in slots],
+        "now": _now(task, slots),
     }
 
 
@@ -71,14 +71,14 @@ def _source(task: SingletonTask) -> str:
     return f"the task's own, in {module.__name__ if module else type(task).__module__}"
 
 
-def _now(task: SingletonTask, found: Sequence[Found]) -> str:
+def _now(task: SingletonTask, slots: Sequence[Found]) -> str:
     """What would happen to the call."""
     locks = task.app_locks
     if not locks.enabled:
         return "redislock_enabled is False: it would run without a lock"
     options = task.lock_options
-    taken = [each for each in found if each.state not in ("free", "broken", ASIDE)]
-    waiting = max((each.waiting for each in found if not each.is_aside), default=0)
+    taken = [each for each in slots if each.state not in ("free", "broken", ASIDE)]
+    waiting = max((each.waiting for each in slots if not each.is_aside), default=0)
     if options.lock_scope != "running" and taken:
         sent = {
             "existing": "apply_async would send nothing, and return the existing task's result",

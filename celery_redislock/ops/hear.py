@@ -1,4 +1,4 @@
-"""Listens to Celery's events, in a thread beside: for the live table and for the page."""
+"""Listens to Celery's events, in a thread, for the live table and for the web page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ..protocol.log import get_logger
 
 logger = get_logger()
 
-#: Seconds before it tries again to reach the broker.
+#: The beginning of the types of our events.
+EVENTS: Final = "task-lock-"
+#: Seconds between two tries to reach the broker.
 AGAIN: Final = 2.0
 
 
@@ -21,21 +23,21 @@ class Ear:
 
     Args:
         app: the Celery app.
-        heard: what takes an event. Called in the thread.
+        heard: is called with each event, in the thread.
     """
 
     def __init__(self, app: Any, heard: Callable[[dict[str, Any]], None]) -> None:
         self._app = app
         self._heard = heard
         self._closed = threading.Event()
-        #: Whether any event of a worker's tasks came: workers send them with -E.
+        #: Whether any event of a worker's tasks has come. Workers send these with -E only.
         self.any = False
-        #: Why none can come, in one line; "" if they can.
+        #: Why no event can come, in one line; "" if events can.
         self.trouble = "no events: not yet connected to the broker"
         threading.Thread(target=self._run, name="redislock-ear", daemon=True).start()
 
     def close(self) -> None:
-        """Let it end, within a few seconds. Waits for nothing."""
+        """End the thread within a few seconds, without waiting for that."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -63,7 +65,7 @@ class Ear:
 
     def _take(self, event: dict[str, Any]) -> None:
         kind = str(event.get("type", ""))
-        # Whoever sends a task may say so, and a worker without -E says only that it is alive.
+        # Senders send task-sent, and a worker without -E sends only that it is alive.
         if kind.startswith("task-") and kind != "task-sent":
             self.any = True
         self._heard(event)

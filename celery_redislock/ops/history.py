@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from ..protocol.keys import lock_keys
 from ..protocol.past import Past
 from ..servers.history import History
 
-#: What a `RedisLock` is called instead of a task.
+#: What `list` and `history` show as the task of a `RedisLock`.
 OUTSIDE: Final = "RedisLock"
 #: Hours for which duplicates that were turned away are counted.
 HOURS: Final = 48
@@ -36,12 +36,12 @@ class PastRun:
         pid: the process.
         fence: the fencing token of its acquisition.
         label: what the task's `lock_label` made of the call, or None.
-        began: when it took the lock: Unix time by the lock server's clock.
-        ended: when it released it; None if it runs, or if that is not known, since it lapsed.
+        began: when the run took the lock: Unix time by the lock server's clock.
+        ended: when the run released the lock; None while it runs, or if the lock lapsed.
         how: "succeeded", "failed", "retried", "ignored", "rejected", "replaced" (by a newer run),
-            "lost" (it owned the lock no more), "broken" (by an operator), "died" (its process),
-            "terminated" (the worker ended its process), "not run" (it had the lock, but its body
-            did not run), "released" (a `RedisLock`), "lapsed" (nobody released it: its worker
+            "lost" (it owned the lock no more), "broken" (by an operator), "died" (its process did),
+            "terminated" (the worker ended its process), "not run" (the run had the lock, but no
+            body ran), "released" (a `RedisLock`), "lapsed" (nobody released it: its worker
             died or was cut off), or "running".
         turned_away: how many duplicates ended without a run because of it.
     """
@@ -62,11 +62,10 @@ class PastRun:
 
     @property
     def took(self) -> float | None:
-        """Seconds for which it had the lock, or None if that is not known."""
+        """Seconds for which the run had the lock; None if `ended` is None."""
         return None if self.ended is None else self.ended - self.began
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
         return dataclasses.asdict(self)
 
 
@@ -79,16 +78,16 @@ def past_runs(
     limit: int | None = None,
     running: bool = False,
 ) -> list[PastRun]:
-    """The runs that are kept, in the order of their beginnings, the latest first.
+    """The runs in the history, sorted by when they began, the latest first.
 
     Args:
         locks: the app's locks.
-        task: only of this task, or of tasks that match this glob; "RedisLock" for locks outside
-            tasks.
-        name: only of the lock with this name.
-        since: only those that ended later than this Unix time, or began later.
-        limit: at most so many.
-        running: also those that still have their lock.
+        task: only runs of this task, or of tasks that match this glob; "RedisLock" for locks
+            outside tasks.
+        name: only runs of the lock with this name.
+        since: only runs that ended later than this Unix time, or began later.
+        limit: how many runs at most.
+        running: also the runs that still have their lock.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -99,23 +98,28 @@ def past_runs(
         (bucket, each)
         for bucket, tasks in History(server).tasks(prefix, name).items()
         for each in tasks
-        if task is None or _matches(each or OUTSIDE, task)
+        if task is None or matches(each or OUTSIDE, task)
     ]
     most = limit if name is None and since is None else None
     runs, alive = _read(History(server), prefix, lists, most)
-    found = (_past_run(prefix, run, alive) for run in runs)
-    wanted = sorted(_filtered(found, name, since, running), key=lambda run: -run.began)
-    return wanted[:limit]
+    wanted = [
+        run
+        for run in (_past_run(prefix, each, alive) for each in runs)
+        if (name is None or run.name == name)
+        and (running or run.how != past.RUNNING)
+        and (since is None or (run.ended or run.began) >= since)
+    ]
+    return sorted(wanted, key=lambda run: -run.began)[:limit]
 
 
 def _read(
     history: History, prefix: str, lists: list[tuple[str, str]], most: int | None
 ) -> tuple[list[Past], dict[int, int]]:
-    """The runs in these lists. And those that have their locks: see `History.running`."""
+    """The runs in these lists, and which of them still have their lock: see `History.running`."""
     runs = list(history.runs(lists, most))
     alive = history.running(prefix, [run for run in runs if run.how is None])
     doubtful = [run for run in runs if run.how is None and run.fence not in alive]
-    # They lapsed, or ended after they were read: a run's lock is released as its end is recorded.
+    # Read these again: each lapsed, or ended since (one script records the end and releases).
     where = {(lock_keys(prefix, _name(run.lock_id)).history, run.holder.task) for run in doubtful}
     again = [(bucket, task) for bucket, task in lists if (bucket, task or None) in where]
     now = {run.fence: run for run in history.runs(again)}
@@ -127,18 +131,9 @@ def _name(lock_id: str) -> str:
     return re.sub(r"^\d+\|", "", lock_id)
 
 
-def _matches(task: str, pattern: str) -> bool:
-    return task == pattern or fnmatchcase(task, pattern)
-
-
-def _filtered(
-    runs: Iterable[PastRun], name: str | None, since: float | None, running: bool
-) -> Iterator[PastRun]:
-    for run in runs:
-        is_wanted = name is None or run.name == name
-        is_wanted = is_wanted and (running or run.how != past.RUNNING)
-        if is_wanted and (since is None or (run.ended or run.began) >= since):
-            yield run
+def matches(name: str, glob: str) -> bool:
+    """Whether the name equals this text, or matches it as a glob."""
+    return name == glob or fnmatchcase(name, glob)
 
 
 def _past_run(prefix: str, run: Past, alive: Mapping[int, int]) -> PastRun:
@@ -162,15 +157,14 @@ def _past_run(prefix: str, run: Past, alive: Mapping[int, int]) -> PastRun:
 
 
 def turned_away(locks: AppLocks, *, task: str | None = None) -> dict[str, dict[int, int]]:
-    """How many duplicates were turned away in each of the last 48 hours, by their task.
+    """How many duplicates were turned away in each of the last 48 hours, by task.
 
     Args:
         locks: the app's locks.
         task: only of this task, or of tasks that match this glob.
 
     Returns:
-        For each task, the count by the hour's beginning as a Unix time; hours without any are left
-        out.
+        For each task, the count by the hour's beginning as a Unix time, without empty hours.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -179,6 +173,6 @@ def turned_away(locks: AppLocks, *, task: str | None = None) -> dict[str, dict[i
     return {
         cut(each): kept
         for each, hours in sorted(History(locks.server).turned_away(locks.prefix).items())
-        if (task is None or _matches(each, task))
+        if (task is None or matches(each, task))
         and (kept := {hour: count for hour, count in sorted(hours.items()) if hour > first})
     }

@@ -1,12 +1,12 @@
 """Joins the metrics of all processes, from the files of prometheus-client's multi-process mode.
 
 Each process has files of its own, such as `counter_<pid>.db`, and leaves them when it dies. A
-scrape folds those of dead processes into one file of each kind, so that it does not get slower with
-every process that has been. Scrapes of all processes on a host take turns by a lock file.
+scrape folds the files of dead processes into one file of each kind, so that scrapes do not get
+slower with each process that has died. A lock file makes the scrapes of a host take turns.
 
-A kill at any step loses nothing, and nothing is counted twice: a list of what replaces what is
-renamed into its place before anything is replaced, and the next scrape completes it. If a new
-process gets the pid of a dead one in the milliseconds of a fold, its counts until then may be lost.
+A kill at any step loses no count and doubles none: a fold first renames into place a list of what
+it replaces and removes, and the next scrape completes that list. If a new process gets the pid of a
+dead one in the milliseconds of a fold, its counts until then may be lost.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from ..protocol.log import get_logger
 
 logger = get_logger()
 
-#: How the values of dead processes are put together, by the kind of the file. Gauges of other kinds
-#: are removed if they are of the living ("live"), else they are kept: they name their process.
+#: How the values of dead processes are combined, by the kind of the file. Of other gauges, "live"
+#: files are removed, and the rest are kept: their values name the process.
 _FOLDS: Final[dict[str, Callable[[float, float], float]]] = {
     **dict.fromkeys(("counter", "histogram", "summary", "gauge_sum"), operator.add),
     "gauge_max": max,
     "gauge_min": min,
 }
-#: In place of a pid, in the names of the files with what was folded.
+#: Replaces the pid in the names of the files with folded values.
 _FOLDED: Final = "folded"
-#: The list of what a fold replaces and removes. While it is there, the fold is to be completed.
+#: The list of what a fold replaces and removes. While the file exists, the fold is incomplete.
 _LIST: Final = "redislock-fold.json"
 _LOCK: Final = "redislock.lock"
-#: How often a scrape reads files again that change as it reads.
+#: How many times a scrape tries to read files that change as it reads.
 _TRIES: Final = 10
 
 
@@ -50,7 +50,7 @@ class Processes(registry.Collector):
     """The metrics of all processes that have this directory in `PROMETHEUS_MULTIPROC_DIR`.
 
     Args:
-        directory: the directory; of processes on one host only.
+        directory: the directory. All its processes are on one host.
     """
 
     def __init__(self, directory: str) -> None:
@@ -66,7 +66,7 @@ class Processes(registry.Collector):
 
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """No other scrape is inside, in whatever process or thread."""
+    """Keep out all other scrapes, of any process or thread."""
     with open(directory / _LOCK, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -77,7 +77,7 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 def _joined(files: list[Path]) -> Any:
-    """The metrics in these files, without those that cannot be read, or not yet."""
+    """The metrics in these files, except files that cannot be read, or not yet."""
     for _ in range(_TRIES - 1):
         with contextlib.suppress(OSError, struct.error, RuntimeError, ValueError):
             return MultiProcessCollector.merge(map(str, files))
@@ -86,16 +86,14 @@ def _joined(files: list[Path]) -> Any:
 
 
 def _values(file: Path) -> dict[str, float] | None:
-    """The values in a file by their keys: none yet, if it is just being made. None if it cannot be
-    read.
-    """
+    """The values in a file, by key: empty if the file is being made, None if it cannot be read."""
     try:
         if not file.stat().st_size:
             return {}
-        found = {key: value for key, value, *_ in MmapedDict.read_all_values_from_file(str(file))}
-        for key in found:
+        values = {key: value for key, value, *_ in MmapedDict.read_all_values_from_file(str(file))}
+        for key in values:
             _name, _series, _labels, _text = json.loads(key)
-        return found
+        return values
     except FileNotFoundError:
         return {}
     except (struct.error, RuntimeError, ValueError) as exc:
@@ -108,11 +106,8 @@ def _fold(directory: Path) -> None:
     dead: dict[str, list[Path]] = {}
     for file in directory.glob("*_*.db"):
         kind, _, pid = file.stem.rpartition("_")
-        if (
-            pid.isdecimal()
-            and (kind in _FOLDS or kind.startswith("gauge_live"))
-            and not is_alive(int(pid))
-        ):
+        is_of_fold = kind in _FOLDS or kind.startswith("gauge_live")
+        if is_of_fold and pid.isdecimal() and not is_alive(int(pid)):
             dead.setdefault(kind, []).append(file)
     if not dead:
         return
@@ -126,19 +121,19 @@ def _fold(directory: Path) -> None:
 
 
 def _sum_of(kind: str, files: Iterable[Path]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     for file in files:
         values = _values(file)
         if values is None:
             logger.error("redislock: set aside as %s.broken; its counts are missing", file)
             os.replace(file, f"{file}.broken")
         for key, value in (values or {}).items():
-            found[key] = _FOLDS[kind](found[key], value) if key in found else value
-    return found
+            sums[key] = _FOLDS[kind](sums[key], value) if key in sums else value
+    return sums
 
 
 def _write(file: Path, values: dict[str, float]) -> None:
-    file.unlink(missing_ok=True)  # of a fold that was cut off
+    file.unlink(missing_ok=True)  # left by a fold that was cut off
     made = MmapedDict(str(file))
     for key, value in values.items():
         made.write_value(key, value, 0.0)
@@ -146,14 +141,14 @@ def _write(file: Path, values: dict[str, float]) -> None:
 
 
 def _complete(directory: Path) -> None:
-    """Replace and remove what the list says, if there is one. May be done twice."""
+    """Replace and remove what the list says, if there is one. Safe to repeat."""
     try:
         fold = json.loads((directory / _LIST).read_text())
     except FileNotFoundError:
         return
     for kind, dead in fold.items():
         folded = directory / f"{kind}_{_FOLDED}.db"
-        with contextlib.suppress(FileNotFoundError):  # it is in its place already; or there is none
+        with contextlib.suppress(FileNotFoundError):  # already in its place, or there is none
             os.replace(folded.with_suffix(".new"), folded)
         for name in dead:
             (directory / name).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What operators order: break a lock, drop the tasks that wait for it, put back those set aside."""
+"""Operators' orders: break a lock, drop the tasks that wait for it, put back those set aside."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from ..servers.looking import Looking
 from ..servers.server import LOOKING_TTL
 from ..tasks.target import TargetError, with_slots_of
 from ..tasks.turns import end_replaced
-from .pick import chosen, matches
+from .history import matches
+from .pick import chosen
 from .rooms import named
-from .survey import Found
+from .survey import RUNNING, Found
 
-#: The states in which a run holds the lock.
-RUNNING: Final = ("held", "replaced")
-#: The other states, in which it is kept for somebody, or tasks wait for it.
+#: The states in which no run holds the lock, but it is kept for somebody, or tasks wait for it.
 KEPT: Final = ("held for retry", "cooling down", "queued", "reserved", "free")
 
 
 def to_break(
     found: Sequence[Found], task: str | None = None, node: str | None = None, older: float = 0.0
 ) -> list[Found]:
-    """The locks that are meant by an order to break those of a task or a node.
+    """The locks to break for an order that names a task or a node.
 
-    For a node these are the locks of its runs: a lock that is kept for a message is not the node's,
-    and outlives it. What was set aside is included if no other task has the lock: dropping that
-    drops all tasks that wait for the lock.
+    For a node these are the locks of its runs: a lock that is kept for a message outlives the node.
+    Tasks set aside are included if no other task has the lock: dropping them drops all its tasks.
     """
     some = [
         each
@@ -44,12 +42,12 @@ def to_break(
 
 
 def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
-    """Break the slot that was shown. False if somebody else has it now, or nobody.
+    """Break the slot that was shown. False if another run has it by now, or nobody.
 
     Args:
         locks: the locks.
-        each: what was shown.
-        by: who does it, which the holder is told; None for this process's user and host.
+        each: the slot as it was shown.
+        by: who breaks it, as the holder is told; None for this process's user and host.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -62,8 +60,8 @@ def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
 
 
 def drop_waiting(app: Any, locks: AppLocks, found: Iterable[Found]) -> Iterator[int]:
-    """Drop the tasks that wait for these locks, and store that they were skipped. Yields how many,
-    lock by lock: the server may go away before the last.
+    """Drop the tasks that wait for these locks, and store that they were skipped. Yields the number
+    for each lock at once: the server may go away before the last.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -74,13 +72,13 @@ def drop_waiting(app: Any, locks: AppLocks, found: Iterable[Found]) -> Iterator[
     for name, by in holders.items():
         keys = lock_keys(locks.prefix, name)
         dropped = _drop_all(locks, keys, by)
-        yield len(dropped)  # a worker stores their results if that fails here
+        yield len(dropped)  # before the results: if storing them fails here, a worker does it
         for entry_id, entry in dropped.items():
             end_replaced(app, keys, LOOKING_TTL, entry_id, entry, by, unknown=True)
 
 
 def _drop_all(locks: AppLocks, keys: LockKeys, by: str) -> dict[str, str]:
-    """What was parked, by entry ids. In steps: one for all would stop the server for too long."""
+    """Drop all entries; returns them by id. In steps: one script for all would block the server."""
     dropped: dict[str, str] = {}
     while True:
         some = locks.server.run(rooms.drop(keys, LOOKING_TTL, by, locks.done_ttl))
@@ -93,7 +91,7 @@ def put_back(app: Any, locks: AppLocks, keys: LockKeys, force: bool = False) -> 
     """Let the tasks of this lock that were set aside wait again. Returns how many.
 
     Raises:
-        TargetError: the app does not know one of them, and it is not forced.
+        TargetError: the app does not know one of the tasks, and `force` is False.
         LockUnavailable: the server did not answer, or does not allow it.
     """
     entries = Looking(locks.server).all_set_aside(keys)

@@ -1,29 +1,25 @@
-"""Finds the locks that are meant: by filters, or by what `list` shows of one."""
+"""Finds the locks that a user means: by filters, or by what `list` shows of a lock."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from ..app.canonical import parts_of
 from ..app.settings import AppLocks, app_locks
-from ..protocol.holders import one_line
+from ..protocol.holders import Holder, one_line
 from ..protocol.keys import lock_keys
 from ..tasks.target import Target, TargetError
-from .history import OUTSIDE, PastRun, past_runs
+from .history import OUTSIDE, PastRun, matches, past_runs
 from .rooms import heads_of
 from .survey import Found, all_locks, one_lock
-from .table import SHORT, digest_of, telling, telling_of
+from .table import SHORT, digest_of, telling_of
 
 
 def chosen(
-    found: Iterable[Found],
-    task: str | None = None,
-    node: str | None = None,
-    older: float = 0.0,
+    found: Iterable[Found], task: str | None = None, node: str | None = None, older: float = 0.0
 ) -> list[Found]:
-    """Those whose task and node match, if given, and that are held for at least so many seconds."""
+    """The locks whose task and node match, if given, held for at least `older` seconds."""
     return [
         each
         for each in found
@@ -33,17 +29,12 @@ def chosen(
     ]
 
 
-def matches(name: str, glob: str) -> bool:
-    """Whether a name is this one, or matches this glob."""
-    return name == glob or fnmatchcase(name, glob)
-
-
 def pick(app: Any, meant: Target) -> Target:
-    """The lock with the name that is meant; or else the only one that `list` shows like that: by
-    its label, its key without the task, or at least eight characters of its digest or task's id.
+    """The lock that has this name; or else the only lock that `list` shows with this text: as its
+    label, its key without the task, or the first eight or more characters of digest or task's id.
 
     Raises:
-        TargetError: there are several.
+        TargetError: several locks match.
         LockUnavailable: the server did not answer, or does not allow it.
     """
     locks, text = app_locks(app), meant.keys.name
@@ -55,8 +46,8 @@ def pick(app: Any, meant: Target) -> Target:
 
 
 def of_task(app: Any, task: str) -> list[Found]:
-    """What the server has of this task, which the app need not know: the locks of its runs, those
-    for which it waits, and what was set aside.
+    """The locks of this task, which the app need not know: those that its runs hold, those that it
+    waits for, and those for which it was set aside.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -74,17 +65,17 @@ def of_task(app: Any, task: str) -> list[Found]:
 
 
 def pick_past(locks: AppLocks, text: str) -> str:
-    """The name of the lock that is meant, of those with a history: by its name, or by what
-    `history` shows of it, as `pick`.
+    """The name of the lock in the history that a user means: by its name, or by what `history`
+    shows of it, as `pick`.
 
     Raises:
-        TargetError: there are several.
+        TargetError: several locks match.
         LockUnavailable: the server did not answer, or does not allow it.
     """
     if past_runs(locks, name=text, limit=1, running=True):
         return text
-    found = past_runs(locks, running=True)
-    return _only({run.name for run in found if _is_shown_as(_Shown.past(run), text)}, text) or text
+    runs = past_runs(locks, running=True)
+    return _only({run.name for run in runs if _is_shown_as(_Shown.past(run), text)}, text) or text
 
 
 def _only(names: Collection[str], text: str) -> str | None:
@@ -105,7 +96,8 @@ class _Shown(NamedTuple):
 
     @classmethod
     def present(cls, each: Found) -> _Shown:
-        return cls(each.name, telling(each), each.holder.task_id if each.holder else None)
+        holder = each.holder or Holder()
+        return cls(each.name, telling_of(each.name, each.task, holder.label), holder.task_id)
 
     @classmethod
     def past(cls, run: PastRun) -> _Shown:

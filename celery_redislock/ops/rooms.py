@@ -1,4 +1,4 @@
-"""The tasks that wait for locks in Redis, or were set aside. Reads, and changes nothing."""
+"""Reads the tasks that wait for locks in Redis, or were set aside. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..protocol.keys import LockKeys
 from ..servers.looking import Looking
 from ..servers.server import Server
 
-#: How many tasks that wait, or were set aside, are named.
+#: How many of a lock's waiting tasks, or of those set aside, are named.
 NAMED: Final = 100
 
 
@@ -24,10 +24,10 @@ class Waiting:
     Attributes:
         task: the task's name; None if the entry cannot be read.
         task_id: its id.
-        label: the lock's name for people, if an app was given that can tell it.
+        label: the lock's name for people, if an app was given that knows it.
         age: seconds since its arrival; None if that is not known.
-        args, kwargs: its arguments as Celery shows them: as `argsrepr` and `kwargsrepr` have them
-            where a caller set these. None if no app was given that can read them.
+        args, kwargs: its arguments as Celery shows them: `argsrepr` and `kwargsrepr` where a caller
+            set these. None if no app was given that can read the arguments.
     """
 
     task: str | None
@@ -39,12 +39,11 @@ class Waiting:
 
     @property
     def called(self) -> str:
-        """Its label, and its arguments."""
+        """The label and the arguments."""
         given = [text for text in (self.args, self.kwargs) if text not in (None, "()", "[]", "{}")]
         return "  ".join([*([self.label] if self.label else []), *map(str, given)])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
         return dataclasses.asdict(self)
 
 
@@ -52,10 +51,10 @@ class Room(NamedTuple):
     """The tasks that wait for a lock.
 
     Attributes:
-        waiting: the first tasks in its waiting room, in order.
-        total: how many are in there.
-        aside: some of those that were set aside.
-        aside_total: how many were.
+        waiting: the first tasks in the waiting room, in order.
+        total: how many tasks are in the room.
+        aside: some of the tasks that were set aside.
+        aside_total: how many tasks were set aside.
     """
 
     waiting: list[Waiting]
@@ -68,9 +67,9 @@ class Aside(NamedTuple):
     """The tasks of a lock that were set aside.
 
     Attributes:
-        total: how many.
-        task: their name, if the first hundred have the same.
-        label: their name of the lock for people, if these have the same, and the app can tell it.
+        total: how many tasks.
+        task: the name that the first hundred have in common, if any.
+        label: the lock's name for people, if these share it too and the app knows it.
     """
 
     total: int
@@ -79,13 +78,12 @@ class Aside(NamedTuple):
 
 
 def room_of(server: Server, keys: LockKeys, app: Any = None, most: int = NAMED) -> Room:
-    """The tasks that wait for the lock, at most so many; with labels and arguments, for an app.
+    """The first `most` tasks that wait for the lock, with labels and arguments if an app is given.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     room = Looking(server).room(keys, most)
-
     waiting, aside = (
         [_aged(*each, room.now, app) for each in some] for some in (room.entries, room.aside)
     )
@@ -107,7 +105,7 @@ def heads_of(
 def entries_of(
     server: Server, wanted: Sequence[tuple[LockKeys, str]], app: Any = None
 ) -> list[Waiting]:
-    """The tasks of these entries, each given by its room and its id. As `room_of`.
+    """The tasks of these entries, each given by its lock and its id. As `room_of`.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -118,7 +116,7 @@ def entries_of(
 
 
 def asides_of(server: Server, keys: Sequence[bytes], app: Any = None) -> list[Aside]:
-    """What was set aside, under each of these keys.
+    """The tasks that were set aside under each of these keys.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -128,40 +126,32 @@ def asides_of(server: Server, keys: Sequence[bytes], app: Any = None) -> list[As
 
 
 def _aside(count: int, some: Sequence[tuple[str, str]], app: Any) -> Aside:
-    those = [named(*each, app) for each in some]
-    tasks, labels = {each.task for each in those}, {each.label for each in those}
+    tasks_aside = [named(*each, app) for each in some]
+    tasks, labels = {each.task for each in tasks_aside}, {each.label for each in tasks_aside}
     task = tasks.pop() if len(tasks) == 1 else None
     label = labels.pop() if len(labels) == 1 and task else None
     return Aside(count, task, label)
 
 
 def _aged(entry_id: str, entry: str, now: float, app: Any) -> Waiting:
-    """The task of an entry as it is stored, with its age."""
+    """The task of an entry as Redis has it, with its age."""
     arrived = arrived_at(entry)
     age = max(now - arrived, 0.0) if arrived else None
     return dataclasses.replace(named(entry_id, parked_of(entry), app), age=age)
 
 
 def named(entry_id: str, entry: str, app: Any = None) -> Waiting:
-    """The task of an entry; with label and arguments, if an app is given that can read them."""
-    task_id = task_id_of(entry_id)
+    """The task of an entry, with label and arguments if an app is given that can read them."""
+    texts: dict[str, Any] = {}
     try:
-        found = Entry.load(entry)
+        parsed = Entry.load(entry)
     except CorruptEntry:
-        return _waiting(task_of(entry), task_id)
-    if app is None:
-        return _waiting(found.task, task_id)
-    arguments = found.arguments(app) or (None, None)
-    return _waiting(found.task, task_id, found.label(app), *arguments)
-
-
-def _waiting(
-    task: str | None,
-    task_id: str,
-    label: str | None = None,
-    args: str | None = None,
-    kwargs: str | None = None,
-) -> Waiting:
-    """The task with these texts, which others may have written, and so are cut if very long."""
-    task, label, args, kwargs = (each and cut(each) for each in (task, label, args, kwargs))
-    return Waiting(task=task, task_id=cut(task_id), label=label, args=args, kwargs=kwargs)
+        task = task_of(entry)
+    else:
+        task = parsed.task
+        if app is not None:
+            args, kwargs = parsed.arguments(app) or (None, None)
+            texts = {"label": parsed.label(app), "args": args, "kwargs": kwargs}
+    # Cut: anybody may have written very long texts.
+    texts = {name: text and cut(text) for name, text in texts.items()}
+    return Waiting(task=task and cut(task), task_id=cut(task_id_of(entry_id)), **texts)

@@ -1,4 +1,4 @@
-"""Draws on a terminal, which keys scroll. Where there is none, it prints instead."""
+"""Draws lines on a terminal, and scrolls them by keys. Without a terminal, it prints them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _MOVES: Final[dict[str, tuple[int, int]]] = {
     **dict.fromkeys(("home", "g"), (-(10**9), 0)),
     **dict.fromkeys(("end", "G"), (10**9, 0)),
 }
-#: In raw mode Ctrl-C is a key, and no signal.
+#: In raw mode, Ctrl-C is a key and not a signal.
 _QUIT: Final = ("q", "Q", "c-c")
 
 
 class Screen:
-    """A picture on the terminal: its head stays, its body scrolls."""
+    """Lines on the terminal: the head stays, the body scrolls."""
 
     def __init__(self, keys: Input, output: Output) -> None:
         self._keys, self._output = keys, output
@@ -41,12 +41,12 @@ class Screen:
         self._offset = 0
 
     def show(self, head: Sequence[str], body: Sequence[str]) -> None:
-        """Draw this, with the body scrolled as before."""
+        """Draw these lines, with the body scrolled as before."""
         self._head, self._body = list(head), list(body)
         self._draw()
 
     def wait(self, seconds: float) -> bool:
-        """Obey keys for so many seconds. False if one says to quit, or the terminal is gone."""
+        """Obey keys for so many seconds. False if a key says to quit, or the terminal is gone."""
         return asyncio.run(self._obey(time.monotonic() + seconds))
 
     async def _obey(self, until: float) -> bool:
@@ -77,28 +77,26 @@ class Screen:
         self._output.cursor_goto()
         for number, line in enumerate(lines):
             self._output.write_raw("\r\n" if number else "")
-            # First: behind a line that fills the terminal it would erase the last character.
+            # Before the line: after a line that fills the terminal, it erases the last character.
             self._output.erase_end_of_line()
             self._output.write(cut(line, self._output.get_size().columns, 1.0))
         self._output.flush()
 
 
 class Printed:
-    """Takes a screen's place where there is none, such as in a pipe."""
+    """Prints lines where there is no terminal, such as in a pipe."""
 
     def show(self, head: Sequence[str], body: Sequence[str]) -> None:
-        """Print this."""
         click.echo("\n".join([*head, *body]))
 
     def wait(self, seconds: float) -> bool:
-        """Wait."""
         time.sleep(seconds)
         return True
 
 
 @contextlib.contextmanager
 def screen() -> Iterator[Screen | Printed]:
-    """The terminal, or what takes its place. It is restored whatever happens."""
+    """A `Screen`, or `Printed` without a terminal. The terminal is restored whatever happens."""
     if not sys.stdout.isatty() or is_dumb_terminal():
         yield Printed()
         return

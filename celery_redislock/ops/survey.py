@@ -1,4 +1,4 @@
-"""What the lock server has, for people: all locks, or all about one. It changes nothing."""
+"""Reads what the lock server has: all locks, or all about one. Changes nothing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ T = TypeVar("T")
 
 #: How many keys are read in one round trip.
 BATCH: Final = 500
+#: The states in which a run holds the lock.
+RUNNING: Final = ("held", "replaced")
 #: The state of a row for all tasks of a lock that were set aside.
 ASIDE: Final = "set aside"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """One slot of a lock, as it was found; or all the tasks of a lock that were set aside.
+    """One slot of a lock, as Redis has it; or all the tasks of a lock that were set aside.
 
     Attributes:
         key: the slot's whole key.
@@ -40,14 +42,13 @@ class Found:
             (and somebody waits for it), or "set aside" (tasks of its room, whose turn nobody took).
         holder: who holds it, or held it last. For a free lock: the first task that waits. For what
             was set aside: the task, if all have the same.
-        token: what proves the holder's right.
+        token: the holder's token.
         held_for: seconds since it was taken.
         lives_for: seconds until it expires if the holder dies now; None for ever.
-        expires_at: the Unix time of that, by the lock server's clock.
-        broken_by: who broke it, if that is its state and it is known.
-        turn: the id of the waiting room's entry that it is kept for, if any.
-        waiting: how many tasks wait for the lock: in its waiting room, and in pool slots. Or how
-            many were set aside.
+        expires_at: the Unix time at which it expires, by the lock server's clock.
+        broken_by: who broke the lock, if its state is "broken" and that is known.
+        turn: the id of the waiting room's entry that the lock is kept for, if any.
+        waiting: how many tasks wait for the lock, in its room and in pool slots; or were set aside.
     """
 
     key: str
@@ -71,7 +72,7 @@ class Found:
 
     @property
     def is_aside(self) -> bool:
-        """Whether this is what was set aside, and not a lock."""
+        """Whether this is a row of tasks set aside, and not a lock."""
         return self.state == ASIDE
 
     @property
@@ -103,11 +104,11 @@ class Found:
 
 
 def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
-    """Every lock that is held, or was broken, or is waited for; and what was set aside.
+    """Every lock that is held, waited for or lately broken; and the tasks set aside.
 
     Args:
         locks: the locks.
-        app: reads the labels of tasks that wait.
+        app: the Celery app, to read the labels of waiting tasks.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -131,8 +132,8 @@ def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
 
 
 def _free(locks: AppLocks, waiting: dict[str, int], app: Any) -> Iterator[Found]:
-    """The locks that nobody holds, given by name how many tasks wait for each. Their task is the
-    first in the room.
+    """The locks that nobody holds, from the number of waiting tasks by lock name. A lock's holder
+    then shows the first task in its room.
     """
     for batch in _batches(waiting.items()):
         keys = [lock_keys(locks.prefix, name) for name, _ in batch]
@@ -144,13 +145,13 @@ def _free(locks: AppLocks, waiting: dict[str, int], app: Any) -> Iterator[Found]
 
 
 def awaited_in(name: str, in_room: int) -> str | None:
-    """The task in the name of a lock that nobody holds, if tasks wait for it in pool slots only."""
+    """The task in the name of a lock that nobody holds, if tasks wait in pool slots only."""
     parts = parts_of(name)
     return parts[0] if parts and not in_room else None
 
 
 def _labelled(locks: AppLocks, found: list[Found], app: Any) -> list[Found]:
-    """The same, with the task's label for each lock that is kept for a message of its room."""
+    """Add the task's label to each lock that is kept for a message of its room."""
     wanted = [
         (number, each)
         for number, each in enumerate(found)
@@ -166,9 +167,7 @@ def _labelled(locks: AppLocks, found: list[Found], app: Any) -> list[Found]:
 
 
 def _scan(server: Server, prefix: str) -> tuple[dict[bytes, Found], dict[str, dict[str, bytes]]]:
-    """All slots that are taken, by their keys. And for each kind of other keys, the key of each
-    lock by its name.
-    """
+    """The taken slots by key; and for each other kind of key, the keys by lock name."""
     found: dict[bytes, Found] = {}
     others: dict[str, dict[str, bytes]] = {"room": {}, "waiters": {}, "broken": {}, "aside": {}}
     for page in Looking(server).scan(lock_pattern(prefix)):
@@ -185,8 +184,8 @@ def _scan(server: Server, prefix: str) -> tuple[dict[bytes, Found], dict[str, di
 
 
 def one_lock(locks: AppLocks, name: str, app: Any = None) -> list[Found]:
-    """What there is of the lock with this name; nothing if nobody has it or waits for it, nothing
-    was set aside, and nobody has broken it lately. As `all_locks`.
+    """The rows of the lock with this name, as `all_locks`. Empty if nobody holds or waits for the
+    lock, no task was set aside, and nobody has broken it lately.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -204,7 +203,7 @@ def one_lock(locks: AppLocks, name: str, app: Any = None) -> list[Found]:
 
 
 def meant_by(locks: AppLocks, meant: Target, app: Any = None) -> list[Found]:
-    """The same for the lock that is meant; only that slot, if one of its slots is meant.
+    """The rows of the lock that a user means; only one row, if the user means one slot.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -222,7 +221,7 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
 def read_slots(
     server: Server, slots: list[tuple[bytes, str]], state: str | None = None
 ) -> dict[bytes, Found]:
-    """What is stored under these keys. It may have gone since they were found."""
+    """What is stored under these keys. A key that has gone since is left out."""
     now, stored = Looking(server).stored([key for key, _ in slots])
     return {
         key: _found(key, name, each, now, state)
@@ -232,36 +231,26 @@ def read_slots(
 
 
 def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None) -> Found:
-    text = key.decode()
-    lives_for = stored.left / 1000 if stored.left >= 0 else None
+    text, lives_for = key.decode(), stored.left / 1000 if stored.left >= 0 else None
     expires_at = None if lives_for is None else now + lives_for
+    common: dict[str, Any] = {"name": name, "lives_for": lives_for, "expires_at": expires_at}
+    if state == "broken":
+        text = text.replace("}:broken:", "}:lock:", 1)
+        by = holders.last_breaker(stored.value or b"")
+        return Found(key=text, state=state, broken_by=by, **common)
     record = None if stored.value is None else holders.decode(stored.value)
-    if state is not None or record is None:
-        by = None
-        if state == "broken":
-            text = text.replace("}:broken:", "}:lock:", 1)
-            by = holders.last_breaker(stored.value or b"")
-        state = state or "foreign"
-        return Found(
-            key=text,
-            name=name,
-            state=state,
-            lives_for=lives_for,
-            expires_at=expires_at,
-            broken_by=by,
-        )
+    if record is None:
+        return Found(key=text, state="foreign", **common)
     holder = holders.parse(stored.value, lives_for)
     since = None if holder is None else holder.acquired_at
     return Found(
         key=text,
-        name=name,
         state=_state(holder),
         holder=holder,
         token=record["token"],
         held_for=None if since is None else max(now - since, 0.0),
-        lives_for=lives_for,
-        expires_at=expires_at,
         turn=holders.turn_in(record),
+        **common,
     )
 
 
@@ -278,7 +267,7 @@ def _state(holder: Holder | None) -> str:
 
 
 def _set_aside(server: Server, asides: list[tuple[str, str, bytes]], app: Any) -> Iterator[Found]:
-    """What was set aside, given the lock's key, its name, and the key of what was set aside."""
+    """Rows of tasks set aside, given each lock's key, its name, and the key of those tasks."""
     for batch in _batches(asides):
         found = asides_of(server, [key for _, _, key in batch], app)
         for (lock, name, _), aside in zip(batch, found, strict=True):
@@ -291,14 +280,10 @@ def _count_waiting(
     server: Server, rooms: dict[str, bytes], waiters: dict[str, bytes]
 ) -> dict[str, int]:
     counts: dict[str, int] = {}
-    both = [
-        *((*each, True) for each in rooms.items()),
-        *((*each, False) for each in waiters.items()),
-    ]
+    both = [(*each, keys is rooms) for keys in (rooms, waiters) for each in keys.items()]
     for batch in _batches(both):
-        lists = [(name, key) for name, key, is_room in batch if is_room]
-        sets = [(name, key) for name, key, is_room in batch if not is_room]
-        lengths = Looking(server).lengths([key for _, key in lists], [key for _, key in sets])
-        for (name, _), length in zip([*lists, *sets], lengths, strict=True):
+        lists = [key for _, key, is_room in batch if is_room]
+        sets = [key for _, key, is_room in batch if not is_room]
+        for (name, *_), length in zip(batch, Looking(server).lengths(lists, sets), strict=True):
             counts[name] = counts.get(name, 0) + length
     return counts

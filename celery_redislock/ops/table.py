@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise, takewhile
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from .rooms import Waiting
     from .survey import Found
 
-#: By what a list can be sorted, and whether the largest come first.
+#: The orders of a list: the value to sort by, and whether the largest comes first.
 ORDERS: Final[dict[str, tuple[Callable[[Found], Any], bool]]] = {
     "held": (lambda each: each.held_for or 0.0, True),
     "lives": (lambda each: float("inf") if each.lives_for is None else each.lives_for, False),
@@ -50,7 +51,7 @@ WAITING: Final = (
     Column("AGE"),
     Column("ARGUMENTS", by_wrapping, 16),
 )
-#: How many characters of an id or a digest tell it from others, as a rule.
+#: How many characters of an id or a digest are unique, as a rule.
 SHORT: Final = 8
 _NO_ARGUMENTS: Final = digest({})
 
@@ -62,7 +63,7 @@ def in_order(found: Iterable[Found], order: str, reverse: bool = False) -> list[
 
 
 def locks_table(found: Sequence[Found], wide: bool = False, width: int | None = None) -> list[str]:
-    """The lines of a table of locks: they fit the terminal, or show all."""
+    """The lines of a table of locks: cut to fit the terminal, or uncut if `wide`."""
     if not found:
         return []
     if wide:
@@ -106,12 +107,6 @@ def _wide_row(each: Found) -> tuple[str, ...]:
     )
 
 
-def telling(each: Found, digests: Mapping[str, str] | None = None) -> str:
-    """What tells this lock from others of its task: see `telling_of`."""
-    label = each.holder.label if each.holder else None
-    return telling_of(each.name, each.task, label, digests)
-
-
 def telling_of(
     name: str, task: str, label: str | None, digests: Mapping[str, str] | None = None
 ) -> str:
@@ -120,19 +115,18 @@ def telling_of(
 
     Args:
         name: the lock's name.
-        task: the task's.
+        task: the task's name.
         label: the lock's name for people, if any.
-        digests: the short form of each digest; eight characters else.
+        digests: the short form of each digest; without one, a digest's first eight characters.
     """
     if label:
         return label
     parts = parts_of(name)
     if parts is None:
-        own = name.removeprefix(f"{task}:") if task else name
-        return own or name
-    named, found = parts
-    short = (digests or {}).get(found, found[:SHORT])
-    if found == _NO_ARGUMENTS:
+        return (name.removeprefix(f"{task}:") if task else name) or name
+    named, full = parts
+    short = (digests or {}).get(full, full[:SHORT])
+    if full == _NO_ARGUMENTS:
         short = "(no arguments)"
     return short if named == task else f"{named}:{short}"
 
@@ -144,23 +138,17 @@ def digest_of(name: str) -> str | None:
 
 
 def shortened(texts: Iterable[str]) -> dict[str, str]:
-    """For each text its shortest unique beginning; at least eight characters."""
+    """For each text its shortest unique beginning, of at least eight characters."""
     known = sorted(set(texts))
-    shared = [0, *(_shared(one, other) for one, other in pairwise(known)), 0]
+    shared = [0, *(len(commonprefix(pair)) for pair in pairwise(known)), 0]  # noqa: RUF071
     return {
         text: text[: max(SHORT, shared[number] + 1, shared[number + 1] + 1)]
         for number, text in enumerate(known)
     }
 
 
-def _shared(one: str, other: str) -> int:
-    """The length of their common beginning."""
-    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return sum(1 for _ in pairs)
-
-
 def lives(each: Found, ever: str = "for ever") -> str:
-    """How long it lives, if its holder dies now."""
+    """How long the lock lives if its holder dies now."""
     if each.state in ("free", "broken") or each.is_aside:
         return "-"
     return ever if each.lives_for is None else in_units(each.lives_for)
@@ -202,40 +190,34 @@ def waiting_table(waiting: Sequence[Waiting]) -> list[str]:
 
 
 def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table, as wide as its cells are."""
+    """The lines of a table with uncut cells."""
     return grid([Column(name) for name in head], rows, sys.maxsize)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table without cutting its cells."""
-    show_lines(aligned(head, rows))
-
-
 def show_lines(lines: Iterable[str], err: bool = False) -> None:
-    """Print these, if there are any."""
+    """Print the lines, if there are any."""
     if text := "\n".join(lines):
         click.echo(text, err=err)
 
 
 def described(each: Found) -> list[str]:
     """All about a lock, in lines that fit the terminal."""
-    told = {
+    fields = {
         **each.to_dict(),
         "acquired_at": each.holder and each.holder.acquired_at and moment(each.holder.acquired_at),
         "held_for": None if each.held_for is None else in_units(each.held_for),
         "lives_for": None if lives(each) == "-" else lives(each),
         "attempt": each.holder.attempt if each.holder and each.holder.task_id else None,
     }
-    told = {name: value for name, value in told.items() if value is not None}
-    return named_values((name, str(value)) for name, value in told.items())
+    return named_values((name, str(value)) for name, value in fields.items() if value is not None)
 
 
-def count_of(found: Sequence[Found]) -> str:
-    return "1 lock" if len(found) == 1 else f"{len(found)} locks"
+def count_of(locks: Collection[Any]) -> str:
+    return "1 lock" if len(locks) == 1 else f"{len(locks)} locks"
 
 
 def summary(found: Sequence[Found], with_broken: bool = True) -> str:
-    """How many locks, how many tasks were set aside, and how many locks were broken."""
+    """How many locks there are, how many tasks were set aside, how many locks were broken."""
     aside = sum(each.waiting for each in found if each.is_aside)
     broken = sum(each.state == "broken" for each in found)
     text = count_of([each for each in found if each.is_lock])
@@ -245,5 +227,5 @@ def summary(found: Sequence[Found], with_broken: bool = True) -> str:
 
 
 def what_waited(found: Sequence[Found]) -> str:
-    """What the tasks did that are dropped with these locks."""
+    """What the tasks of these locks did before they were dropped, in words."""
     return "waited or were set aside" if any(each.is_aside for each in found) else "waited"

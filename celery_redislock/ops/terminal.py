@@ -1,6 +1,6 @@
 """Text that fits a terminal: its width, cut and wrapped cells, aligned columns.
 
-Names come from whoever sends a task. Nothing here prints a character that could move the cursor.
+Anybody who sends a task chooses names, so characters that could move the cursor are not printed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Final
 
 from wcwidth import wcwidth
@@ -18,11 +19,11 @@ from ..protocol.holders import escaped
 
 #: The width without a terminal: in a pipe or a file. The variable COLUMNS overrides it.
 PIPED: Final = 120
-#: No table is narrower; a narrower terminal breaks its lines.
+#: No table is narrower than this; a narrower terminal breaks the lines.
 NARROWEST: Final = 60
 #: The most lines that a wrapped cell takes; a longer text loses its middle.
 LINES: Final = 6
-#: A name is broken after these, and at spaces. Nothing is left out there.
+#: A line of a name ends after one of these characters, or at a space. No character is left out.
 _BREAKS: Final = frozenset(":/.,;=_-)]}")
 _EMOJI: Final = "\ufe0f"
 
@@ -47,13 +48,13 @@ def width_of(text: str) -> int:
 
 
 def _width(char: str) -> int:
-    # Both may make the character before them wide.
+    # An emoji selector or a combining mark may make the character before it wide.
     is_widening = char == _EMOJI or unicodedata.category(char) == "Mc"
     return 1 if is_widening else wcwidth(char)
 
 
 def _end(text: str, width: int, start: int = 0) -> int:
-    """Where the text that begins at `start` no longer fits; its length if all fits."""
+    """The index at which the text from `start` no longer fits; its length if all fits."""
     if text.isascii():
         return min(start + width, len(text))
     taken = 0
@@ -79,8 +80,8 @@ def cut(text: str, width: int, head: float = 0.5) -> str:
 
     Args:
         text: the text.
-        width: the columns that it may take.
-        head: the beginning's share of what is left.
+        width: the columns that the text may take.
+        head: the share of the kept characters that comes from the beginning.
     """
     if width_of(text) <= width:
         return text
@@ -89,7 +90,7 @@ def cut(text: str, width: int, head: float = 0.5) -> str:
 
 
 def cut_path(text: str, width: int) -> str:
-    """A task's name cut to keep its end: its packages become letters, and then they go."""
+    """A task's name, cut to keep its end: package names become initials, and then disappear."""
     parts = text.split(".")
     for number, part in enumerate(parts[:-1]):
         if width_of(".".join(parts)) <= width:
@@ -102,9 +103,7 @@ def cut_path(text: str, width: int) -> str:
 
 
 def cut_node(text: str, width: int) -> str:
-    """A node's name cut to keep its host: the domain goes first, then the worker's name, if that is
-    the default one.
-    """
+    """A node's name, cut to keep its host: the domain goes first, then a default worker name."""
     worker, at, host = text.rpartition("@")
     while width_of(f"{worker}{at}{host}") > width and "." in host.strip("."):
         host = host.rpartition(".")[0]
@@ -114,19 +113,19 @@ def cut_node(text: str, width: int) -> str:
 
 
 def wrap(text: str, width: int, most: int | None = None) -> list[str]:
-    """The text on lines of that width: broken at spaces, or after punctuation in a name.
+    """The text as lines of at most this width, broken at spaces, or after punctuation in a name.
 
     Args:
         text: the text.
-        width: of a line.
-        most: lines, None for any number; what does not fit is cut from the middle.
+        width: the columns of a line.
+        most: how many lines; None for any number. What does not fit is cut from the middle.
     """
     if most is None:
         return list(_wrapped(text, width, _break_in))
     if width_of(text) <= width * most:
-        found = list(_wrapped(text, width, _break_in))
-        if len(found) <= most:
-            return found
+        lines = list(_wrapped(text, width, _break_in))
+        if len(lines) <= most:
+            return lines
     return list(_wrapped(cut(text, (width - 1) * most), width, len))
 
 
@@ -157,10 +156,10 @@ class Column:
     """A column of a table.
 
     Attributes:
-        head: its heading.
+        head: the heading.
         fit: makes lines of a cell that is too wide; None for a column that is never narrower than
             its cells.
-        least: its least width, if that is possible.
+        least: the least width, unless the terminal is too narrow.
     """
 
     head: str
@@ -170,10 +169,6 @@ class Column:
 
 def by_wrapping(text: str, width: int) -> list[str]:
     return wrap(text, width, LINES)
-
-
-def whole(text: str, width: int) -> list[str]:
-    return wrap(text, width)
 
 
 def by_path(text: str, width: int) -> list[str]:
@@ -194,23 +189,21 @@ def grid(
     """The lines of a table, none of them wider than the terminal.
 
     Args:
-        columns: its columns.
-        rows: its cells, as texts.
-        width: instead of the terminal's.
+        columns: the columns.
+        rows: the cells of each row, as texts.
+        width: the width to use instead of the terminal's.
     """
     cells = [[plain(cell) for cell in row] for row in rows]
     limit = terminal_width() if width is None else width
     widths = _widths(columns, cells, limit)
-    found = [_line([column.head for column in columns], widths, limit)]
+    lines = [_line([column.head for column in columns], widths, limit)]
     for row in cells:
         fitted = [
             [cell] if column.fit is None or width_of(cell) <= width else column.fit(cell, width)
             for column, cell, width in zip(columns, row, widths, strict=True)
         ]
-        for number in range(max(map(len, fitted))):
-            line = [each[number] if number < len(each) else "" for each in fitted]
-            found.append(_line(line, widths, limit))
-    return found
+        lines += [_line(line, widths, limit) for line in zip_longest(*fitted, fillvalue="")]
+    return lines
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], limit: int) -> str:
@@ -221,14 +214,13 @@ def _line(cells: Sequence[str], widths: Sequence[int], limit: int) -> str:
 
 
 def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], limit: int) -> list[int]:
-    """The width of each column."""
     by_column = list(zip(*cells, strict=True)) or [()] * len(columns)
     needed = [
         max([len(column.head), *map(width_of, texts)])
         for column, texts in zip(columns, by_column, strict=True)
     ]
     widths = _shared_out(columns, needed, limit)
-    # A cut cell may leave room, as a node's domain goes as a whole. Other columns get that room.
+    # A cut cell may need less than its width: a node's domain goes as a whole. Share the rest.
     used = [
         _used(column, texts, width) if width < need else need
         for column, texts, width, need in zip(columns, by_column, widths, needed, strict=True)
@@ -237,7 +229,7 @@ def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], limit: in
 
 
 def _used(column: Column, texts: Iterable[str], width: int) -> int:
-    """How much of that width its cells need."""
+    """How much of this width the cells of the column need."""
     fitted = [column.fit(text, width) if column.fit else [text] for text in texts]
     if any(len(lines) > 1 for lines in fitted):
         return max(len(column.head), *map(width_of, texts))
@@ -265,7 +257,7 @@ def _narrowed(column: Column, need: int, most: int, keep_least: bool) -> int:
 
 
 def paragraph(text: str) -> list[str]:
-    """The text on lines that fit the terminal; in a pipe on one line, which the reader can wrap."""
+    """The text as lines that fit the terminal; in a pipe as one line, which the reader can wrap."""
     return wrap(plain(text), terminal_width()) if _is_width_known() else [plain(text)]
 
 
@@ -274,15 +266,13 @@ def _is_width_known() -> bool:
 
 
 def named_values(values: Iterable[tuple[str, str]]) -> list[str]:
-    """The lines of names with their values, which are wrapped beside them; in a pipe each is on one
-    line, which the reader can wrap.
-    """
+    """Lines of names with values, wrapped to fit the terminal; in a pipe, one line for each."""
     pairs = [(name, plain(value)) for name, value in values]
     widest = max((len(name) for name, _ in pairs), default=0)
     is_known = _is_width_known()
-    found = []
+    lines = []
     for name, value in pairs:
         first, *more = wrap(value, terminal_width() - widest - 2) if is_known else [value]
-        found.append(f"{name.ljust(widest)}  {first}".rstrip())
-        found += [" " * (widest + 2) + line for line in more]
-    return found
+        lines.append(f"{name.ljust(widest)}  {first}".rstrip())
+        lines += [" " * (widest + 2) + line for line in more]
+    return lines

@@ -1,4 +1,4 @@
-"""`celery redislock watch`: who holds what, drawn live, also while the server is away."""
+"""`celery redislock watch`: a live table of locks, drawn also while the server is away."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from typing import Any, Final
 from ..app.settings import app_locks
 from ..errors import LockUnavailable
 from .command import is_denied
-from .hear import Ear
+from .hear import EVENTS, Ear
 from .screen import screen
 from .survey import Found, all_locks
 from .table import in_units, locks_table, summary
 from .terminal import plain, terminal_width, wrap
 
-#: What our events begin with.
-EVENTS: Final = "task-lock-"
-#: What those end with that tell neither of a conflict nor of a lost lock.
+#: The ends of the types of our events that mean neither a conflict nor a lost lock.
 NO_CONFLICT: Final = ("acquired", "recovered", "revoked")
 
 
@@ -54,13 +52,13 @@ class Rates:
 
 
 class Watch:
-    """What is drawn, and when it was so.
+    """The picture of the locks that is drawn.
 
     Args:
         app: the Celery app.
-        rates: of what its workers tell.
-        choose: which locks to show, in which order.
-        limit: how many at most.
+        rates: the rates of its workers' events.
+        choose: selects the locks to show, and sorts them.
+        limit: how many locks to show at most.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class Watch:
         self.trouble: LockUnavailable | None = None
 
     def look(self) -> None:
-        """Look at the locks. If the server does not answer, what was seen before stays.
+        """Read the locks. If the server does not answer, the picture keeps what was read before.
 
         Raises:
             LockUnavailable: the server does not allow it.
@@ -91,16 +89,17 @@ class Watch:
             self.trouble = exc
 
     def picture(self) -> tuple[list[str], list[str]]:
-        """The lines that stay, and those that scroll."""
+        """The lines that stay, and the lines that scroll."""
         rates, found = self._rates.take(), self._found
         waiting = sum({each.name: each.waiting for each in found if each.is_lock}.values())
-        told = (
+        counts = (
             f"{summary(found)}, {waiting} waiting,"
             f" {rates['conflicts']:.1f} conflicts/s, {rates['lost']:.1f} lost/s"
             f"{self._rates.heard}"
         )
         where = f"{time.strftime('%H:%M:%S')}  {self._locks.describe_server()}"
-        first = [line for text in (where, *self._troubles(), told) for line in _fit(text)]
+        texts, width = (where, *self._troubles(), counts), terminal_width()
+        first = [line for text in texts for line in wrap(plain(text), width)]
         top, *body = locks_table(found[: self._limit]) or [""]
         if self._limit is not None and len(found) > self._limit:
             body.append(f"... and {len(found) - self._limit} more")
@@ -112,10 +111,6 @@ class Watch:
         yield f"THE LOCK SERVER DOES NOT ANSWER: {self.trouble.reason}"
         if self._seen_at is not None:
             yield f"As it was {in_units(time.monotonic() - self._seen_at)} ago:"
-
-
-def _fit(text: str) -> list[str]:
-    return wrap(plain(text), terminal_width())
 
 
 def watch(
@@ -131,11 +126,11 @@ def watch(
         app: the Celery app.
         every: seconds between two looks.
         times: how often to look; None without end.
-        choose: which locks to show, in which order.
-        limit: how many at most.
+        choose: selects the locks to show, and sorts them.
+        limit: how many locks to show at most.
 
     Raises:
-        LockUnavailable: the server does not allow it; or it did not answer the last time.
+        LockUnavailable: the server does not allow it, or did not answer the last look.
     """
     rates = Rates(app)
     with contextlib.closing(rates.ear), contextlib.suppress(KeyboardInterrupt), screen() as drawn:

@@ -1,1 +1,1 @@
-"""Every exchange with a lock server, as values. No I/O, no Redis client, no Celery."""
+"""Describes every exchange with a lock server. Does no I/O; imports neither Redis nor Celery."""

@@ -1,6 +1,6 @@
-"""The exchanges about a lock: for each script, what is sent, and how the reply is read. Pure.
+"""The calls about a lock: for each script, what we send and how we read the reply. Does no I/O.
 
-A driver (`servers`) carries them. Those about a waiting room are in `rooms`.
+A driver in `servers` carries the calls. `rooms` has the calls about waiting rooms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .keys import LockKeys, head_of, runs_of
 
 #: Seconds for which a freed lock is kept for a waiter.
 RESERVE: Final = 0.1
-#: The longest single block on a wake list, in seconds.
+#: The longest that one BLPOP on a wake list blocks, in seconds.
 MAX_BLOCK: Final = 5.0
 #: Seconds after which a waiter that has not asked again counts as dead.
 WAITER_TTL: Final = MAX_BLOCK + 2.0
@@ -41,14 +41,14 @@ class Release(NamedTuple):
     """How a delivery gives back what it holds.
 
     Attributes:
-        note: the kind of done note to leave, see `notes`; "" for none: it did not run to its end.
+        note: the kind of done note to leave, see `notes`; "" if the task did not run to its end.
         always: leave the note also if no copy of the message was seen.
-        min_hold: seconds since the acquisition for which the lock is kept on, for nobody.
+        min_hold: the lock stays taken until this many seconds after the acquisition.
         stray: an extension of this claim may still be on its way to the server.
         take_out: the id of the entry that leaves the waiting room, or "".
-        aside: that entry is set aside, not dropped.
+        aside: set that entry aside, do not drop it.
         publishes: the caller publishes the message of the task that then has the turn.
-        run_end: how the run ended, see `past.end_text`; "" if there was none.
+        run_end: how the run ended, see `past.end_text`; "" if there was no run.
     """
 
     note: str = ""
@@ -71,11 +71,11 @@ def acquire(
 
     Args:
         claim: the claim. Asking again with the same one is safe.
-        how: "try" once, "wait", "woken" after a wait, or "last" before giving up a wait. "wait"
-            does not take a lock that is kept for a waiter that was woken.
-        again: run also if this attempt is known to have run before.
-        note: the kind of done note to leave if the lock is busy and the task thus ends without a
-            run, see `notes`; "" for none.
+        how: "try" asks once, "wait" joins the waiters, "woken" asks after a block, and "last" asks
+            and stops waiting. "wait" does not take a lock that is kept for a woken waiter.
+        again: take the lock even if this attempt is known to have run before.
+        note: the kind of done note to leave if the lock is busy, where that ends the task without
+            a run. See `notes`; "" leaves none.
     """
     of = claim.keys
     if_busy = ":" if claim.turned_away and how == "try" and not again else ""
@@ -115,7 +115,7 @@ def _acquire_answer(claim: Claim, reply: Any, sent_at: float) -> Acquired | Busy
 
 
 def reserve(claim: Claim, seconds: float) -> Call[Reserved | Busy]:
-    """Keep the lock for a message that is about to be sent, or learn who has it."""
+    """Keep the lock for a message that is about to be sent, or learn who has the lock."""
     of = claim.keys
     keys = (
         *(of.lock, of.room, of.entries, of.rooms, of.deadlines),
@@ -130,12 +130,12 @@ def _reserve_answer(reply: Any, sent_at: float) -> Reserved | Busy:
         return Reserved()
     remaining = reply[2] / 1000 if reply[2] >= 0 else math.inf
     holder = holders.parse(reply[1], remaining)
-    of = _reservation(reply[1]) if holder is not None and holder.queued else None
-    return Busy(holder, remaining, "other", offered=offered_in(reply[3:]), reservation=of)
+    kept = _reservation(reply[1]) if holder is not None and holder.queued else None
+    return Busy(holder, remaining, "other", offered=offered_in(reply[3:]), reservation=kept)
 
 
 def _reservation(value: bytes) -> Reservation | None:
-    """For which message a lock is kept; None for a turn, which lasts for seconds."""
+    """The message that a lock is kept for; None for a turn, which lasts only seconds."""
     record = holders.decode(value) or {}
     token, task_id, since = (record.get(name) for name in ("token", "task_id", "acquired_at"))
     if not token or not task_id or not since or holders.is_turn(value):
@@ -143,11 +143,11 @@ def _reservation(value: bytes) -> Reservation | None:
     return Reservation(token, task_id, since)
 
 
-# -- keeping it -------------------------------------------------------------------------------
+# -- extending a lock -------------------------------------------------------------------------
 
 
 def extend(extension: Extension) -> Call[Extended]:
-    """Extend a lock, or take it again."""
+    """Extend a lock, or take it again if it has vanished."""
     claim, of = extension.claim, extension.claim.keys
     max_hold = "" if extension.max_hold is None else to_ms(extension.max_hold)
     args = (
@@ -160,7 +160,7 @@ def extend(extension: Extension) -> Call[Extended]:
 
 
 def keep_reserved(claim: Claim, seconds: float) -> Call[Extended]:
-    """Let a reservation last for this many seconds."""
+    """Make a reservation last for this many seconds from now."""
     kept = dataclasses.replace(claim, ttl=seconds)
     call = extend(Extension(kept, claim.opening, 0, retake=False))
     call.ttl = claim.ttl
@@ -178,15 +178,15 @@ def _extend_answer(reply: Any, sent_at: float) -> Extended:
     return Extended(int(outcome), int(counter), by, left / 1000)
 
 
-# -- giving it back ---------------------------------------------------------------------------
+# -- giving a lock back -----------------------------------------------------------------------
 
 
 def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa: B008
-    """Give back what the claim has, if it is still its own. Safe to call again.
+    """Release what a claim holds, if it still holds that. Safe to call again.
 
     Args:
-        claim: the claim, by its token: to the lock, or to what is kept for a message.
-        release: how.
+        claim: its token proves the right to the lock, or to what is kept for a message.
+        release: how to release it.
     """
     of = claim.keys
     keys = (
@@ -211,16 +211,16 @@ def _settle_answer(reply: Any, sent_at: float) -> Settled:
 
 
 def hold(claim: Claim, value: str, seconds: float, run_end: str = "") -> Call[bool]:
-    """Replace our value with another one, for at most this many seconds. The attempt ends, as
-    `run_end` says, see `past.end_text`. The answer: whether the lock was still ours.
+    """Leave our lock to a later message: store this value, for at most this many seconds. `run_end`
+    says how our attempt ended, see `past.end_text`. The answer is whether the lock was still ours.
     """
     return _hold(claim, value, seconds, to_ms(claim.done_ttl), run_end)
 
 
 def hold_of_dead(claim: Claim, token: str, seconds: float, run_end: str) -> Call[bool]:
-    """Keep the lock of a dead holder for its task's retry, under this token, for at most so many
-    seconds. No done note is left: it is not known yet whether there is a retry. The answer: False
-    if the holder did not have it, or a newer run is to have it.
+    """Keep the lock of a dead holder for its task's retry, under this token, for at most this many
+    seconds. This leaves no done note: we do not know yet whether there is a retry. The answer is
+    False if the holder had lost the lock, or a newer run is to have it.
     """
     return _hold(claim, holders.opening_of_held(token), seconds, 0, run_end)
 
@@ -239,15 +239,15 @@ def break_lock(
     by: str | None = None,
     task: str | None = None,
 ) -> Call[Holder | None]:
-    """Take the lock away from whoever holds it. The answer: who that was; None if nobody did, or
-    what is there is none of ours.
+    """Take the lock away from its holder. The answer is that holder; None if nobody held the lock,
+    or the key has a value that is not ours.
 
     Args:
         of: the lock's keys.
-        ttl: seconds, which say how long the server may take to answer.
-        token: break the lock only if it is held under this one; None for any.
-        by: who breaks it, for the holder; None for this process's user and host.
-        task: the task that holds it, as far as is known. Its history then says so.
+        ttl: seconds; they determine how long the server may take to answer.
+        token: break the lock only if its holder has this token; None for any.
+        by: who breaks the lock, for the holder to read; None for this process's user and host.
+        task: the task that is thought to hold the lock. Its history records the break.
     """
     keys = (
         *(of.lock, of.broken, of.waiters, of.wake, of.room, of.rooms),
@@ -278,9 +278,9 @@ def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Query[
 
     Args:
         claim: the claim of this attempt.
-        attempt: the later one.
-        by: the task that replaces it, as `holders.successor_text`.
-        seconds: until it arrives.
+        attempt: the number of the later attempt.
+        by: the task that replaces this one, as `holders.successor_text`.
+        seconds: how long the later attempt's message takes to arrive.
     """
     later = dataclasses.replace(claim, attempt=attempt)
     return _note(later, notes.encode_replaced(by), seconds)
@@ -292,12 +292,12 @@ def _note(claim: Claim, text: str, seconds: float = 0.0) -> Query[None]:
 
 
 def forget(keys: Sequence[str], most: float) -> list[Call[None]]:
-    """Delete these done notes: the broker will not deliver a copy of their messages. Notes that are
-    lasting, or that tell of a replaced task, stay: see `notes`. A call for each bucket.
+    """Delete these done notes: the broker will not deliver a copy of their messages. Lasting notes
+    and notes of replaced tasks stay: see `notes`. Makes one call for each bucket.
 
     Args:
-        keys: their keys.
-        most: seconds to live; a note that has more was left later, and stays.
+        keys: the notes' keys.
+        most: a note that expires in more seconds than this was left later, and stays.
     """
     buckets: dict[str, list[str]] = {}
     for key in keys:
@@ -311,14 +311,14 @@ def turn_away(claim: Claim, fence: int | None) -> Call[None]:
 
     Args:
         claim: the duplicate's claim.
-        fence: of the run that was in its way; None if not known.
+        fence: the fence of the run that had the lock; None if not known.
     """
     of = claim.keys
     keys = (of.lock, claim.runs_key, of.turned, *of.slots)
     return Call("turn_away", keys, (fence or "",), nothing_of, claim.ttl)
 
 
-# -- who has it -------------------------------------------------------------------------------
+# -- who holds a lock -------------------------------------------------------------------------
 
 
 def holder_of(of: LockKeys, ttl: float) -> Query[Holder | None]:
@@ -328,11 +328,11 @@ def holder_of(of: LockKeys, ttl: float) -> Query[Holder | None]:
 
 
 def _first_holder(replies: list[Any]) -> Holder | None:
-    found = map(_holder_in, replies[::2], replies[1::2])
-    return next((holder for holder in found if holder is not None), None)
+    in_slots = map(_holder_in, replies[::2], replies[1::2])
+    return next((holder for holder in in_slots if holder is not None), None)
 
 
 def _holder_in(value: Any, left: int) -> Holder | None:
     if isinstance(value, Exception):
-        value = b""  # held, by something of another type
+        value = b""  # a key of another type: the lock is held
     return holders.parse(value, left / 1000 if left >= 0 else None)

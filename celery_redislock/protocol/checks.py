@@ -1,4 +1,4 @@
-"""Checks of what users set: a ttl, seconds, the prefix. Pure."""
+"""Checks of what users set: a ttl, seconds, the prefix. Does no I/O."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from ..errors import ConfigError
 
 #: The shortest lifetime that leaves a heartbeat (a third of it) room to be late.
 MIN_TTL: Final = 0.1
-#: The longest: thirty years, which every timer involved can count.
+#: The longest time: thirty years. Every timer that we use can count it.
 MAX_SECONDS: Final = 1e9
-#: What a ttl may be, in words.
+#: What a ttl may be, for error messages.
 TTL: Final = f"a number of seconds from {MIN_TTL} to {MAX_SECONDS:g}"
 
 
-#: What the number of runs to keep may be, in words.
+#: What the number of runs to keep may be, for error messages.
 HISTORY: Final = "a whole number from 0 to 100000"
 
 
 def is_int(value: Any) -> bool:
-    """Whether it is an int. True and False are not."""
+    """Whether the value is an int. True and False do not count."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is an int or a float."""
+    """Whether the value is an int or a float."""
     return is_int(value) or isinstance(value, float)
 
 
@@ -33,7 +33,7 @@ def ttl(value: Any) -> float:
     """A ttl in seconds.
 
     Raises:
-        ValueError: it is not a number, or too small or too large.
+        ValueError: the value is not a number, or is too small or too large.
     """
     if not is_number(value) or not MIN_TTL <= value <= MAX_SECONDS:
         raise ValueError
@@ -44,7 +44,7 @@ def history(value: Any) -> int:
     """How many runs are kept.
 
     Raises:
-        ValueError: it is not a whole number, or too small or too large.
+        ValueError: the value is not a whole number, or is too small or too large.
     """
     if not is_int(value) or not 0 <= value <= 100_000:
         raise ValueError
@@ -52,13 +52,13 @@ def history(value: Any) -> int:
 
 
 def checked(where: str, option: str, value: Any, check: Callable[[Any], Any], accepted: str) -> Any:
-    """The value that the check returns.
+    """Run a check on an option's value, and return what the check returns.
 
     Args:
         where: what the option belongs to, for the message.
-        option: its name as the user wrote it.
-        value: its value as the user wrote it.
-        check: raises `ValueError` for what is not accepted.
+        option: the option's name as the user wrote it.
+        value: the option's value as the user wrote it.
+        check: raises `ValueError` for a value that is not accepted.
         accepted: what is accepted, in words.
 
     Raises:
@@ -73,12 +73,12 @@ def checked(where: str, option: str, value: Any, check: Callable[[Any], Any], ac
 
 
 def check_seconds(where: str, name: str, value: Any, *, none: bool = False) -> None:
-    """Refuse what is not a number of seconds.
+    """Refuse a value that is not a number of seconds.
 
     Args:
-        where: what it belongs to, for the message.
-        name: its name.
-        value: its value.
+        where: what the option belongs to, for the message.
+        name: the option's name.
+        value: the option's value.
         none: whether None is accepted too.
 
     Raises:
@@ -95,8 +95,8 @@ def check_prefix(prefix: Any) -> str:
     """The prefix of all keys.
 
     Raises:
-        ConfigError: it is not a string, is empty, has braces, which mark a hash tag, or has half of
-            a surrogate pair, for which UTF-8 has no place.
+        ConfigError: the prefix is no string, or empty; it has braces, which mark a hash tag; or it
+            has half of a surrogate pair, which UTF-8 cannot encode.
     """
     is_name = isinstance(prefix, str) and prefix and not {*prefix} & {*"{}"}
     if not is_name or prefix != prefix.encode(errors="ignore").decode():

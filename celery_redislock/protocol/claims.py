@@ -1,4 +1,4 @@
-"""A claim to a lock, and what the server answers to it. Pure."""
+"""A claim to a lock, and what the server answers to it. Does no I/O."""
 
 # No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
 # which doubles the time to make the class.
@@ -23,10 +23,10 @@ def to_ms(seconds: float) -> int:
     return max(1, math.ceil(seconds * 1000))
 
 
-# Not frozen: making one would take six times as long.
+# Not frozen: a frozen claim would take six times as long to make.
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Claim:
-    """One delivery's claim to a lock. Never changed.
+    """One delivery's claim to a lock. Nothing changes it.
 
     Attributes:
         keys: the lock's keys.
@@ -36,13 +36,13 @@ class Claim:
         task_id: the task's id, or "".
         attempt: the task's retries.
         nesting: how often the task replaced itself: the replacement has the same id and retries.
-        kept: the token under which the lock is kept for the message, or "".
+        kept: if the lock is kept for the message, the token that it is kept under; else "".
         parked: the message was sent from a waiting room.
         parent: the id of the task that may have replaced itself with this one, or "".
         sent: the identity of the message, the same for all its copies; "" if it has none.
         done_ttl: seconds for which a finished attempt is remembered.
         task: the task's name, or "" for a `RedisLock`.
-        history: how many runs the lock's bucket keeps in its history; 0: none, nor this one.
+        history: how many runs the lock's bucket keeps in its history; 0 records no run.
         turned_away: if the lock is busy at the first try, the task ends without a run.
         entry_id: the id of this attempt of the task in a waiting room.
         done_key: the key of its done note.
@@ -78,15 +78,15 @@ class Claim:
 
 
 class Offered(NamedTuple):
-    """An entry of a waiting room that has the turn, or gives up: its message is to be published.
+    """An entry of a waiting room that has the turn, or gives up: its message must be published.
 
     Attributes:
-        entry_id: its id.
-        entry: what was parked.
-        token: the token under which the lock is kept for it; "" if it gives up.
-        arrived: Unix time of its arrival, by the lock server's clock; None if that is not known.
-        publish: publish the message. If False, a worker has it, or others publish it.
-        again: it was offered before.
+        entry_id: the entry's id.
+        entry: the parked message, as text.
+        token: the token of the turn; "" if the entry gives up.
+        arrived: Unix time of the task's arrival, by the lock server's clock; None if not known.
+        publish: the caller must publish the message. If False, a worker has it, or others do that.
+        again: the entry was offered before.
     """
 
     entry_id: str
@@ -98,7 +98,7 @@ class Offered(NamedTuple):
 
     @property
     def gives_up(self) -> bool:
-        """Whether its time to wait is over."""
+        """Whether the entry's time to wait is over."""
         return not self.token
 
 
@@ -111,7 +111,7 @@ class Acquired(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What settling found.
+    """The answer to `calls.settle`.
 
     Attributes:
         ours: the lock, or what was kept for the message, was ours.
@@ -128,9 +128,9 @@ class Reservation(NamedTuple):
     """A lock is kept for a message in the queue.
 
     Attributes:
-        token: under which it is kept.
+        token: the token that the lock is kept under.
         task_id: the id of the message's task.
-        since: Unix time from when on, by the lock server's clock.
+        since: when this began, as Unix time by the lock server's clock.
     """
 
     token: str
@@ -139,18 +139,18 @@ class Reservation(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """Somebody else has the lock, for `remaining` more seconds if that holder dies now.
+    """Somebody else has the lock.
 
     Attributes:
-        holder: who has it.
-        remaining: seconds.
-        relation: see `acquire.lua`.
+        holder: who has the lock.
+        remaining: seconds until the lock expires if the holder dies now.
+        relation: how the holder is related to the claim's task, see `acquire.lua`.
         at: Unix time of the reply, by the lock server's clock.
         sent_at: when the request was sent, on `clock`.
-        offered: the entry of the waiting room that got the turn by this request, or None.
-        for_message: it is kept for a message in the queue, or a retry, for as long as that may
-            take. Not for a turn, which is kept for seconds.
-        reservation: that message, if a sender asked; or None.
+        offered: the entry of the waiting room that this request gave the turn to, or None.
+        for_message: the lock is kept for a message in the queue, or for a retry, which may take
+            long. False for a turn, which lasts only seconds.
+        reservation: the message that the lock is kept for, if a sender asked; or None.
     """
 
     holder: Holder | None
@@ -164,7 +164,7 @@ class Busy(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The very same attempt ended, `age` seconds ago, or must not run."""
+    """The claim's own attempt ended `age` seconds ago, or must not run."""
 
     note: Note
     age: float
@@ -174,18 +174,18 @@ class Parking(NamedTuple):
     """How a task is put into a waiting room.
 
     Attributes:
-        entry: what is needed to publish it again.
-        kind: it replaces the waiting entries of the same kind; "" replaces none.
+        entry: the task's message, as text, to publish it again.
+        kind: the task replaces the waiting entries of the same kind; "" replaces none.
         limit: how many may wait; None for any number.
-        give_up: seconds for which it waits; None for ever.
-        in_front: before all others, not after them.
-        replace: this task, for those that it replaces, as `holders.successor_text`, and the seconds
-            after which the holder is ended; None instead of these leaves it alone.
+        give_up: seconds for which the task waits; None for ever.
+        in_front: put the task before all others, not after them.
+        replace: a `holders.successor_text` that names this task to those that it replaces; and the
+            seconds after which the holder is ended, None to leave the holder alone.
         arrived: Unix time of the task's arrival by the lock server's clock, to tell which of two
             tasks is newer; None if only its age is known.
-        age: seconds since a worker received it.
-        began: it has run before, so others of its kind are newer: it replaces none, and waits
-            before them.
+        age: seconds since a worker received the task.
+        began: the task has run before, so others of its kind are newer: it replaces none, and
+            waits before them.
     """
 
     entry: str
@@ -200,7 +200,7 @@ class Parking(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """The task waits in the room. `replaced`: the entries that it replaced, by their ids."""
+    """The task waits in the room. `replaced` has the entries that it replaced, by their ids."""
 
     replaced: dict[str, str]
     offered: Offered | None = None
@@ -208,7 +208,7 @@ class Parked(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """It need not wait: the lock is free, or this very task's. Acquire it again."""
+    """The task need not wait: the lock is free, or this very task has it. Acquire it again."""
 
     replaced: dict[str, str]
 
@@ -218,7 +218,7 @@ class Reserved(NamedTuple):
 
 
 class Older(NamedTuple):
-    """What it would replace is newer: the task with this id, or the lock's holder."""
+    """The task would replace a newer one: the waiting task with this id, or the lock's holder."""
 
     task_id: str
     holder: Holder | None = None
@@ -229,14 +229,14 @@ class Full(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a look at a waiting room found.
+    """The answer to `rooms.look`.
 
     Attributes:
         due_in: seconds until the next look; None if the room is empty.
         offered: the entry to publish now, or None.
-        aside: what was parked in the entries that were set aside, by their ids.
-        ended: entries that were replaced and may have no result yet: by their ids, the task id of
-            the successor, and what was parked.
+        aside: the parked messages of the entries that were set aside, by entry ids.
+        ended: replaced entries that may have no result yet: the task id of the successor and the
+            parked message, by entry ids.
     """
 
     due_in: float | None
@@ -249,8 +249,8 @@ class Stored(NamedTuple):
     """What is stored under a key.
 
     Attributes:
-        exists: whether something is.
-        value: its text, or None if it is not a string.
+        exists: whether the key exists.
+        value: the stored text, or None if it is not a string.
         left: milliseconds to live, -1 for ever.
     """
 
@@ -263,14 +263,14 @@ class Extension(NamedTuple):
     """What one lock's extension needs.
 
     Attributes:
-        claim: the claim.
+        claim: the claim that has the lock.
         stored: the value as the server has it; its opening is enough if `retake` is False.
         fence: the acquisition's fence.
         retake: take the lock again if it has vanished.
-        counter: the bucket's counter when the lock was last known to be ours. A lock that vanished
-            is not taken again if another may have had it since.
-        max_hold: seconds after which it is no longer extended, counted by the server, for a caller
-            that does not know when it was acquired; None if the holder itself counts.
+        counter: the bucket's fence counter when the lock was last known to be ours. If it has since
+            risen, another run may have had a lock that vanished: the lock is not taken again.
+        max_hold: seconds after which the server no longer extends the lock, for a caller that does
+            not know when the lock was acquired; None if the holder itself counts them.
     """
 
     claim: Claim
@@ -286,7 +286,7 @@ class Extended(NamedTuple):
 
     Attributes:
         outcome: `EXTENDED`, `RETAKEN` or `NOT_OURS`.
-        counter: the bucket's counter.
+        counter: the bucket's fence counter.
         replaced_by: the newer run that waits for this one to end, or None.
         ends_in: seconds after which this run is ended for the newer one.
         broken_by: the operator who broke the lock; "" if not known; None if nobody did.

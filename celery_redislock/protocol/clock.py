@@ -1,4 +1,4 @@
-"""The clock by which a holder's right ends."""
+"""The clock that tells a holder how long it may rely on its lock."""
 
 from __future__ import annotations
 

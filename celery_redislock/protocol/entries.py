@@ -1,6 +1,6 @@
-"""What is in a waiting room, as text: ids, entries, and those that were replaced. Pure.
+"""The texts in a waiting room: ids, entries, and replaced entries. Does no I/O.
 
-The scripts read and write it too: see `scripts/entries.lua`.
+The scripts read and write these texts too: see `scripts/entries.lua`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def task_id_of(entry_id: str) -> str:
 
 
 def parked_of(entry: str) -> str:
-    """What was parked: an entry without the head that the scripts add."""
+    """The parked message: an entry without the head that the scripts add."""
     return entry.split("|", 2)[-1]
 
 
 def task_of(parked: str) -> str | None:
-    """The name of the task that was parked, also if the rest cannot be read; None if not known."""
+    """The name of the parked task, even if the rest cannot be read; None if not known."""
     try:
         task = json.loads(parked)["task"]
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -39,11 +39,11 @@ def task_of(parked: str) -> str | None:
 
 def arrived_at(entry: str) -> float | None:
     """Unix time of the task's arrival, by the lock server's clock; None if that is not known."""
-    found = re.match(r"[^|]*\|[^|]*@(\d{1,16})\|", entry)
-    return int(found[1]) / 1000 if found else None
+    head = re.match(r"[^|]*\|[^|]*@(\d{1,16})\|", entry)
+    return int(head[1]) / 1000 if head else None
 
 
 def ended_of(text: str) -> tuple[str, str]:
-    """For a replaced entry: the id of the task that replaced it, and what was parked."""
+    """Of a replaced entry: the id of the task that replaced it, and the parked message."""
     successor, entry = json.loads(text)
     return successor, parked_of(entry)

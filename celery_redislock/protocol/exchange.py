@@ -1,4 +1,4 @@
-"""One exchange with a lock server, as a value; and parts that replies have in common. Pure."""
+"""Describes one exchange with a lock server, and reads what replies have in common. Does no I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .claims import Offered
 
 T = TypeVar("T")
 
-#: The ttl if a lock's own is not known: it says how long the server may take to answer.
+#: Used where a lock's ttl is not known. It determines how long the server may take to answer.
 UNKNOWN_TTL: Final = 6.0
 
 
@@ -21,12 +21,12 @@ class Call(Generic[T]):
 
     Attributes:
         script: the name of the script, in `scripts/`.
-        keys: all keys that it touches. The first one is the lock's, or in the lock's hash slot.
-        args: its arguments.
-        read: makes the answer from the reply, and from when the request was sent, on `clock`.
-        ttl: seconds that the lock lives. It says how long the server may take to answer.
-        takes: it takes a new lock, which must wait if the server has just come back.
-        recurs: the keys are likely to be sent again.
+        keys: all keys that the script touches. The first one is the lock's, or in its hash slot.
+        args: the script's arguments.
+        read: makes the answer from the reply and the time when the request was sent, on `clock`.
+        ttl: the lock's ttl. It determines how long the server may take to answer.
+        takes: the call takes a new lock, so it must wait while a server that came back holds off.
+        recurs: the same keys are likely to be sent again, so their packed form is kept.
     """
 
     script: str
@@ -46,7 +46,7 @@ class Query(Generic[T]):
         commands: the commands.
         read: makes the answer from the replies. A key of another type has an exception as its
             reply.
-        key: the lock that they are about, or "".
+        key: the key of the lock that the commands are about, or "".
         ttl: see `Call`.
     """
 
@@ -81,8 +81,8 @@ def is_true(reply: Any, sent_at: float) -> bool:
 
 
 def nothing(replies: list[Any]) -> None:
-    """Nothing is told."""
+    """Ignore the replies."""
 
 
 def nothing_of(reply: Any, sent_at: float) -> None:
-    """Nothing is told."""
+    """Ignore the reply."""

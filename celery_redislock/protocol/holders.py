@@ -1,7 +1,7 @@
 """Who holds a lock: the record in Redis that is the lock's value.
 
-The token proves ownership: scripts compare it. The rest explains, for people. The scripts' part of
-it is in `scripts/values.lua` and `scripts/records.lua`.
+The token proves ownership: scripts compare it. The other fields tell people who holds the lock.
+`scripts/values.lua` and `scripts/records.lua` read and write the record too.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from operator import attrgetter
 from types import NoneType
 from typing import Any, Final
 
-#: The longest text of others that is logged or listed, in characters.
+#: The longest text from elsewhere that we log or list, in characters.
 LONGEST: Final = 1000
 #: The longest label, in characters. It is stored with each holder and each waiting task.
 LONGEST_LABEL: Final = 100
 
 
 def cut(text: str, most: int = LONGEST) -> str:
-    """The text, visibly cut if it is longer than so many characters."""
+    """The text, visibly cut if it is longer than this many characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def one_line(text: str) -> str:
-    """The text in one line, cut if it is very long. Names come from arguments, and ids from whoever
-    sent the message.
+    """The text in one line, cut if it is very long. Names come from task arguments, and ids from
+    senders, so we trust neither.
     """
     return escaped(cut(text))
 
@@ -49,7 +49,7 @@ def escaped(text: str) -> str:
 
 
 def label_text(text: str) -> str:
-    """A lock's label as it is kept: in one line, visibly cut if it is too long."""
+    """A lock's label as we store it: in one line, visibly cut if it is too long."""
     return cut(one_line(text[: LONGEST_LABEL + 1]), LONGEST_LABEL)
 
 
@@ -62,11 +62,11 @@ class Holder:
         task_id: the task's id.
         attempt: the task's `retries` when it took the lock.
         node: the worker's node name, or the host's name.
-        pid: the process.
+        pid: the id of the process.
         acquired_at: Unix time in seconds, by the Redis server's clock.
         fence: the fencing token of the holder's acquisition.
-        ttl: seconds until the lock expires if the holder dies now; None if it does not expire,
-            which is never so for a lock of ours.
+        ttl: seconds until the lock expires if the holder dies now; None if it never expires. A lock
+            of ours always does.
         held_for_retry: no attempt is running; the lock is kept for the task's next attempt.
         cooling_down: the run has ended; the lock is kept until `lock_min_hold` is over.
         queued: the task is not running yet; its message waits in the queue.
@@ -118,7 +118,7 @@ class Holder:
         where = f" on {self.node} pid {self.pid}" if self.pid is not None else ""
         if self.label is not None:
             who += f" ({self.label})"
-            # Outside of tasks the pid says who it is only where there is no label.
+            # Outside of tasks a label tells more than the pid, and replaces it.
             where = where if self.task_id else f" on {self.node}"
         text = who + where
         if self.acquired_at is not None:
@@ -151,16 +151,16 @@ _TYPES: Final[dict[str, Any]] = {
 _values: Final = attrgetter(*_TYPES)
 #: The version of the records that we write. A record without one is of version 1.
 VERSION: Final = 2
-#: What follows the token of a record, up to the task's name.
+#: The text of a record between the token and the task's name.
 _VERSION_AND_TASK: Final = f'","v":{VERSION},"task":'
-#: Characters that scripts write into a text as they are.
+#: Characters that `_without_quotes` does not escape: scripts copy them as they are.
 _PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}-_.:@ ")
 #: The most characters of the text that says who broke a lock.
 _LONGEST_BREAKER: Final = 100
 #: The last Unix time that a datetime can show.
 _LAST_TIME: Final = 253402300799
 
-logger = logging.getLogger("celery_redislock")  # `log` imports this module
+logger = logging.getLogger("celery_redislock")  # not `get_logger`: `log` imports this module
 _newer_was_told = False
 
 
@@ -192,7 +192,7 @@ def parse(value: bytes | None, ttl: float | None) -> Holder | None:
 
 
 def successor_text(task: str, task_id: str) -> str:
-    """A task and its id as JSON with exactly four quotes, by which the scripts find its end."""
+    """A task and its id as JSON. The scripts find the end of it by its four quotes."""
     return f'["{_without_quotes(task)}","{_without_quotes(task_id)}"]'
 
 
@@ -212,33 +212,33 @@ def _without_quotes(text: str) -> str:
 
 def successor_of(text: bytes) -> Holder | None:
     """The task that replaces the holder, from a lock's value or a `successor_text`."""
-    found = _loaded(text)
-    return _successor(found.get("by") if isinstance(found, dict) else found)
+    data = _loaded(text)
+    return _successor(data.get("by") if isinstance(data, dict) else data)
 
 
-def _successor(found: Any) -> Holder | None:
-    if not isinstance(found, list) or len(found) != 2:
+def _successor(by: Any) -> Holder | None:
+    if not isinstance(by, list) or len(by) != 2:
         return None
-    task, task_id = found
+    task, task_id = by
     if not isinstance(task, str) or not isinstance(task_id, str):
         return None
     return Holder(task=cut(task), task_id=cut(task_id))
 
 
 def breaker_text(by: str) -> str:
-    """Who breaks a lock, as JSON with exactly two quotes, by which the scripts find its end."""
+    """Who breaks a lock, as JSON. The scripts find the end of it by its two quotes."""
     return f'"{_without_quotes(one_line(by[:_LONGEST_BREAKER]))}"'
 
 
 def breaker_of(text: bytes) -> str:
     """Who broke a lock, from a `breaker_text`; "" if not known."""
-    return found if isinstance(found := _loaded(text), str) else ""
+    return by if isinstance(by := _loaded(text), str) else ""
 
 
 def last_breaker(marks: bytes) -> str | None:
-    """Who broke a lock last, from the marks that `break.lua` collects; None if not known."""
-    found = re.search(rb',"by":("[^"]*")$', marks)
-    return (breaker_of(found[1]) or None) if found else None
+    """Who broke a lock last, from the text that `break.lua` collects; None if not known."""
+    last = re.search(rb',"by":("[^"]*")$', marks)
+    return (breaker_of(last[1]) or None) if last else None
 
 
 def user_here() -> str:
@@ -253,19 +253,19 @@ def user_here() -> str:
 
 
 def is_turn(value: bytes) -> bool:
-    """Whether a lock is kept for a message from a waiting room."""
+    """Whether a lock's value is a turn: the lock is kept for a message from a waiting room."""
     return b',"turn":' in value
 
 
 def turn_in(record: Mapping[str, Any]) -> str | None:
-    """The id of the entry for whose message a lock is kept, from a record of `decode`."""
+    """The id of the entry that has the turn, from a record that `decode` returned; or None."""
     turn = record.get("turn")
     return turn if isinstance(turn, str) else None
 
 
 def decode(value: bytes) -> dict[str, Any] | None:
-    """The fields of a lock's value, or None if it is not ours. Only token and version if the record
-    is of a newer version: its other fields may mean something else.
+    """The fields of a lock's value, or None if it is not ours. A record of a newer version gives
+    only its token and version: its other fields may mean something else.
     """
     record = _record(value)
     if record is not None and _is_newer(record):
@@ -274,7 +274,7 @@ def decode(value: bytes) -> dict[str, Any] | None:
 
 
 def _is_newer(record: Mapping[str, Any]) -> bool:
-    """Whether a newer release than this one wrote the record. Logs the first one in a process."""
+    """Whether a newer release than this one wrote the record. Warns once in a process."""
     global _newer_was_told  # one warning for all apps: it is about what is installed
     version = record.get("v")
     if not isinstance(version, int | float) or not version > VERSION:
@@ -305,7 +305,7 @@ def _record(value: bytes) -> dict[str, Any] | None:
     return record
 
 
-#: How a value with this token begins.
+#: See `opening_of`.
 OPENING: Final = '{"token":"%s"'
 
 
@@ -330,10 +330,10 @@ def encode(
 ) -> str:
     """A lock's value. The token comes first: the scripts compare the value's opening.
 
-    The scripts add to it before the closing brace: when it was acquired, and what became of it.
+    The scripts add fields before the closing brace: when the lock was acquired, and what followed.
     """
-    # Without `json`, which takes three times as long: this is done for each run.
-    # Ids come from whoever sent the message: one may be no text.
+    # This does not use `json`, which takes three times as long: this is done for each run.
+    # The sender of the message chooses the id: it may be no text.
     id_text = encode_basestring_ascii(task_id) if isinstance(task_id, str) else _text(task_id)
     value = (
         f'{{"token":"{token}{_VERSION_AND_TASK}{_known_text(task)}'
@@ -371,8 +371,8 @@ def held_for_retry(value: str) -> str:
 
 
 def opening_of_held(token: str) -> str:
-    """The opening of a value of a lock that is kept, under this token, for the retry of a task
-    whose process died.
+    """How the value of a lock begins that is kept, under this token, for the retry of a task whose
+    process died.
     """
     return f'{opening_of(token)},"held":true'
 
@@ -380,7 +380,7 @@ def opening_of_held(token: str) -> str:
 def kept_in_queue(
     value: str, token: str, *, task: str, attempt: int, nesting: int, label: str | None = None
 ) -> str:
-    """The value of a lock that its holder leaves to its task's next message, with that token."""
+    """The value of a lock that its holder leaves to its task's next message, under this token."""
     changed = {"token": token, "task": task, "attempt": attempt, "nesting": nesting, "label": label}
     record = {**json.loads(value), **changed, "queued": True}
     if label is None:
@@ -390,7 +390,7 @@ def kept_in_queue(
 
 @lru_cache
 def _known_text(value: str | None) -> str:
-    """The same for what a process has few of: names of tasks and nodes."""
+    """The same as `_text`, cached: for names of tasks and nodes, which are few in a process."""
     return _text(value)
 
 

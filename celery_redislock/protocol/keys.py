@@ -1,4 +1,4 @@
-"""The keys of a lock: their names, and which lock a key belongs to. Pure."""
+"""The keys of a lock: their names, and which lock a key belongs to. Does no I/O."""
 
 # No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
 # which doubles the time to make the class.
@@ -8,9 +8,9 @@ import zlib
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-#: Hash tags, and so fence counters. Fixed for ever: all releases must agree on a lock's key.
+#: How many buckets there are. Never change it: all releases must agree on a lock's key.
 BUCKETS: Final = 1024
-#: The longest name of a lock, in characters, and what is left of a longer one beside its digest.
+#: In characters: the longest name of a lock, and how much of a longer one precedes its digest.
 LONGEST_NAME: Final = 250
 _LEFT: Final = 200
 #: See `LockKeys.done_by` and `runs_of`.
@@ -47,12 +47,12 @@ class LockKeys(NamedTuple):
     slots: tuple[str, ...] = ()
 
     def done_by(self, entry_id: str) -> str:
-        """The key that says: this attempt of this task has run under this lock."""
+        """The key of a done note: this attempt of this task has run under this lock."""
         return NOTE_KEY % (self.done, entry_id)
 
 
 def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:
-    """The Redis keys of the lock with that name, which up to `limit` may hold at once.
+    """The Redis keys of the lock with that name, which up to `limit` runs may hold at once.
 
     A name that is too long, or no valid text, is replaced by its beginning and its digest.
     """
@@ -98,14 +98,14 @@ def head_of(key: str) -> str:
 
 
 def keys_of_lock_id(prefix: str, lock_id: str) -> LockKeys:
-    """The keys with this id."""
+    """The keys of the lock with this lock id."""
     limit, _, name = lock_id.partition("|")
     return lock_keys(prefix, name, int(limit))
 
 
 def lock_pattern(prefix: str) -> str:
-    """A pattern for `SCAN`: the keys that say who holds a lock or waits for it, which tasks were
-    set aside, and which locks were broken.
+    """A pattern for `SCAN`. It matches the keys that say who holds a lock or waits for it, which
+    tasks were set aside, and which locks were broken.
     """
     return f"{_literal(prefix)}:{{*}}:[ablrw]*"
 
@@ -116,13 +116,13 @@ def sweep_key(prefix: str, broker: str, workers: str) -> str:
     Args:
         prefix: what every key begins with.
         broker: a digest of these workers' broker.
-        workers: a digest of what else they have in common.
+        workers: a digest of what else these workers have in common.
     """
     return f"{prefix}:sweep:{broker}:{workers}"
 
 
 def sweep_pattern(prefix: str) -> str:
-    """A pattern for `SCAN`: those keys of all workers that have this prefix."""
+    """A pattern for `SCAN`. It matches the `sweep_key` of all workers that have this prefix."""
     return f"{_literal(prefix)}:sweep:*"
 
 

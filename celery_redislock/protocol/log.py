@@ -1,4 +1,4 @@
-"""Log records: one line each, whatever the names contain, and fields for machines. Pure."""
+"""Log records: each is one line, whatever the names contain, and has fields for machines."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def fields(
     holder: Holder | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """The `extra` of one outcome's line, and of its event. Texts are free of control characters."""
-    found = {
+    """The `extra` of an outcome's log line, and its event's fields, without control characters."""
+    values = {
         "outcome": outcome,
         "key": key,
         "task": task,
@@ -49,7 +49,7 @@ def fields(
     }
     return {
         f"redislock_{name}": one_line(value) if isinstance(value, str) else value
-        for name, value in found.items()
+        for name, value in values.items()
     }
 
 
@@ -88,7 +88,7 @@ def _tamed(argument: Any) -> Any:
 
 def get_logger(name: str = "celery_redislock") -> logging.Logger:
     """The logger with that name. Each of its records is one line."""
-    found = logging.getLogger(name)
-    if not any(isinstance(known, _Filter) for known in found.filters):
-        found.addFilter(_Filter())
-    return found
+    logger = logging.getLogger(name)
+    if not any(isinstance(known, _Filter) for known in logger.filters):
+        logger.addFilter(_Filter())
+    return logger

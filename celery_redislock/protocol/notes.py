@@ -1,8 +1,8 @@
-"""The done note: it tells other copies of a message that an attempt has ended. Pure.
+"""The done note: it tells other copies of a message that an attempt has ended. Does no I/O.
 
-The scripts store it as it is. It is a kind and the identity of the message, so that a task that is
-sent again under the same id is not taken for a copy. A lasting note begins with `LASTING`: it stays
-after the message is acknowledged, since there may be another copy.
+The scripts store a note as it is. A note is a kind and the identity of the message, so that a task
+that is sent again under the same id is not taken for a copy. A lasting note begins with `LASTING`:
+it stays after the message is acknowledged, since there may be another copy.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Final, NamedTuple
 from . import holders
 from .holders import Holder
 
-#: Seconds for which a finished attempt is remembered, against copies of its message that were
-#: delivered before it ended.
+#: Seconds for which a done note is kept: copies of the message may have been delivered before the
+#: attempt ended.
 DONE_TTL: Final = 600.0
-#: The attempt has ended, and no result is to be expected.
+#: The attempt has ended. A copy need not look for a result.
 ENDED: Final = "0"
-#: Its body has ended. Its result, once stored, proves that the rest was done too.
+#: The task's body has ended. Celery stores the result last: a stored result proves the whole end.
 EXPECTS_RESULT: Final = "1"
-#: Its body has ended. Celery publishes what comes after it, and stores no result as a proof.
+#: The task's body has ended. Celery publishes the tasks that follow, and stores no result as proof.
 PUBLISHING: Final = "c"
 _REPLACED: Final = "r"
 LASTING: Final = "+"
@@ -31,7 +31,7 @@ class Note(NamedTuple):
     Attributes:
         kind: `ENDED`, `EXPECTS_RESULT` or `PUBLISHING`.
         sent: the identity of the attempt's message, "" if it has none.
-        replaced_by: the task for which the attempt must not run, or None.
+        replaced_by: the task that replaced the attempt, which therefore must not run; or None.
     """
 
     kind: str
@@ -39,11 +39,11 @@ class Note(NamedTuple):
     replaced_by: Holder | None = None
 
     def is_of_another_message(self, sent: str) -> bool:
-        """Whether it is about another message than the one with this identity."""
+        """Whether the note is about another message than the one with this identity."""
         return bool(sent and self.sent and sent != self.sent)
 
     def is_of(self, sent: str) -> bool:
-        """Whether it is about the message with this identity."""
+        """Whether the note is about the message with this identity."""
         return bool(sent) and sent == self.sent
 
 
@@ -53,7 +53,7 @@ def encode(kind: str, sent: str) -> str:
 
 
 def lasting(kind: str) -> str:
-    """The same kind for a lasting note; "", for no note, if it is ""."""
+    """The kind for a lasting note of the same kind; "", for no note, if `kind` is ""."""
     return f"{LASTING}{kind}" if kind else ""
 
 

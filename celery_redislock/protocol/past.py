@@ -1,5 +1,5 @@
-"""The past of locks, as texts in Redis: when a run began, how it ended, and how many duplicates
-were turned away. Pure. The scripts' part of it is in `scripts/history.lua`.
+"""The texts of the history in Redis: when a run began, how it ended, and how many duplicates were
+turned away. Does no I/O. `scripts/history.lua` writes these texts.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from typing import Final, NamedTuple
 
 from .holders import Holder, parse
 
-#: How a run ended, as it is written down.
+#: How a run ended, as the history records it.
 SUCCEEDED: Final = "succeeded"
 FAILED: Final = "failed"
 RETRIED: Final = "retried"
 IGNORED: Final = "ignored"
 REJECTED: Final = "rejected"
 REPLACED: Final = "replaced"
-#: It no longer had the lock, and may have overlapped with another run.
+#: The run no longer had the lock, and may have overlapped with another run.
 LOST: Final = "lost"
 #: An operator took the lock away.
 BROKEN: Final = "broken"
-#: Its process died, and the worker released the lock; or the worker itself ended that process, for
-#: a time limit or a revoked task.
+#: The run's process died, and the worker released the lock; or (`TERMINATED`) the worker itself
+#: ended that process, for a time limit or a revoked task.
 DIED: Final = "died"
 TERMINATED: Final = "terminated"
 #: The lock was taken, and the body was never entered.
 NOT_RUN: Final = "not run"
 #: A `RedisLock` was released; it does not know how the work ended.
 RELEASED: Final = "released"
-#: How runs without a recorded end are shown: they still have the lock; or nobody released it.
+#: How we show runs without a recorded end: the run still has the lock; or nobody released it.
 RUNNING: Final = "running"
 LAPSED: Final = "lapsed"
 
 #: If a run has two recorded ends, the one with the lower number is right: a release that is sent
-#: twice finds the lock gone the second time. Others are 1.
+#: twice finds the lock gone the second time. All other ends have 1.
 _IN_DOUBT: Final = {LOST: 2, BROKEN: 0}
 
 #: Elements of the list per run: a value, a lock's id, and an end.
 RECORDS: Final = 3
 
-#: Compiled when they are first used: only who looks at the past reads these texts. Longer numbers
+#: Patterns, compiled when first used: only commands that show the history need them. Longer numbers
 #: are not ours: Python refuses to read some, and no clock can show others.
 _NUMBER: Final = r"(\d{1,16})"
 _END: Final = rf"{_NUMBER}\|{_NUMBER}\|([^|]*)(?:\|{_NUMBER})?"
@@ -54,11 +54,11 @@ class Past(NamedTuple):
 
     Attributes:
         lock_id: the lock's id, see `keys`.
-        holder: who had the lock, as its value says.
+        holder: who had the lock, as the lock's value says.
         fence: the fencing token of its acquisition.
         began: Unix time, by the lock server's clock.
-        took: seconds for which it had the lock; None if that is not known.
-        how: how it ended; None if nothing says so.
+        took: seconds for which the run had the lock; None if not known.
+        how: how the run ended; None if no end is recorded.
         turned_away: how many duplicates ended without a run because of it.
     """
 
@@ -78,18 +78,18 @@ class _End(NamedTuple):
 
 
 def end_text(fence: int, took: float, how: str) -> str:
-    """The end of a run, as it is written down. A caller that lacks the fence writes only `how`.
+    """The end of a run, as the history records it. A caller that lacks the fence sends only `how`.
 
     Args:
-        fence: of the acquisition.
+        fence: the acquisition's fence.
         took: seconds since the acquisition.
-        how: how it ended.
+        how: how the run ended.
     """
     return f"{fence}|{int(took * 1000)}|{how}"
 
 
 def is_whole(run_end: str) -> bool:
-    """Whether it says more than how the run ended."""
+    """Whether this is a whole `end_text`, not only how the run ended."""
     return "|" in run_end
 
 
@@ -101,8 +101,8 @@ def runs_in(records: Iterable[bytes]) -> list[Past]:
     for text, following in itertools.zip_longest(texts, texts[1:], fillvalue=""):
         if text.startswith("{"):
             begins += _begin(text, following)
-        elif found := re.fullmatch(_END, text):
-            fence, ms, how, count = found.groups()
+        elif match := re.fullmatch(_END, text):
+            fence, ms, how, count = match.groups()
             end = _End(int(ms) / 1000, how, int(count or 0))
             ends[int(fence)] = _surer(end, ends.get(int(fence)))
     return [
@@ -126,13 +126,13 @@ def _surer(one: _End, other: _End | None) -> _End:
 
 def turned_away_by(value: bytes) -> int:
     """How many duplicates the run with this lock's value has turned away."""
-    found = re.search(_TURNED_AWAY, value.decode(errors="replace"))
-    return int(found[1]) if found else 0
+    count = re.search(_TURNED_AWAY, value.decode(errors="replace"))
+    return int(count[1]) if count else 0
 
 
 def last_success(records: Iterable[bytes]) -> float | None:
-    """Unix time at which the last run in these records succeeded; None if none did. A fence is the
-    time of its acquisition in microseconds, or a little later.
+    """Unix time at which the last run in these records succeeded; None if none did. This relies on
+    the fence: it is the time of the acquisition in microseconds, or a little later.
     """
     ends = (re.fullmatch(_END, each.decode(errors="replace")) for each in records)
     return max(
@@ -142,8 +142,8 @@ def last_success(records: Iterable[bytes]) -> float | None:
 
 
 def per_hour(text: bytes) -> dict[int, int]:
-    """How many duplicates of a task were turned away in each hour, a Unix time. An hour that was
-    cut off is left out.
+    """How many duplicates of a task were turned away in each hour, by the hour's Unix time. Leaves
+    out an hour whose text was cut.
     """
-    found = re.findall(_HOUR, text.decode(errors="replace"))
-    return {int(hour) * 3600: int(count) for hour, count in found}
+    hours = re.findall(_HOUR, text.decode(errors="replace"))
+    return {int(hour) * 3600: int(count) for hour, count in hours}

@@ -1,4 +1,4 @@
-"""The exchanges about waiting rooms. See `calls`. Pure."""
+"""The calls about waiting rooms, like those about locks in `calls`. Does no I/O."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .exchange import UNKNOWN_TTL, Call, Query, is_true, offered_in, seconds_in
 from .keys import LockKeys
 from .tokens import new_token
 
-#: Seconds after which others store the result of a replaced entry, if nobody has.
+#: Seconds after which another worker stores the result of a replaced entry, if nobody has.
 ENDED_AGAIN: Final = 5.0
-#: Seconds for which a worker that has received a message is assumed to run it. It confirms that.
+#: Seconds for which we assume that a worker will run a message it received. It confirms that again.
 RECEIVED_FOR: Final = 30.0
-#: Entries of a waiting room dropped in one step: about a millisecond of the server's time.
+#: How many entries of a waiting room one call drops: about a millisecond of the server's time.
 DROP_COUNT: Final = 50
 
 
@@ -59,17 +59,17 @@ def look(
     aside_after: float | None = None,
     passed_over: Sequence[str] = (),
 ) -> Call[Look]:
-    """Look after a waiting room: which entry has the turn now, or gives up.
+    """Look after a waiting room, and learn which entry has the turn now, or gives up.
 
     The entry stays in the room until its task takes the lock, so it is not lost if the caller
     dies.
 
     Args:
         of: the lock's keys.
-        ttl: seconds, which say how long the server may take to answer.
-        declined: the id of an entry that has the turn, and that others must publish.
-        aside_after: seconds after which that entry is set aside if nobody does; None for never.
-        passed_over: the ids of other entries that cannot be published here.
+        ttl: seconds; they determine how long the server may take to answer.
+        declined: the id of an entry that has the turn, but that this caller cannot publish.
+        aside_after: seconds until that entry is set aside if still unpublished; None for never.
+        passed_over: the ids of other entries that this caller cannot publish.
     """
     keys = (
         *(of.lock, of.room, of.entries, of.rooms, of.ended, of.deadlines),
@@ -90,36 +90,36 @@ def _look_answer(reply: Any, sent_at: float) -> Look:
 
 
 def note_received(of: LockKeys, entry_id: str, token: str, ttl: float) -> Call[bool]:
-    """Note that a worker has the message that was sent for an entry of the room. The answer: False
-    if the entry waits for no such message.
+    """Note that a worker has the message that was sent for an entry of the room. The answer is
+    False if the entry waits for no such message.
 
     Args:
         of: the lock's keys.
         entry_id: the entry's id.
-        token: of the turn that the message was sent for. An entry that was parked again since
-            then waits for another message.
-        ttl: seconds, which say how long the server may take to answer.
+        token: the token of the turn that the message was sent for. An entry that was parked again
+            since then waits for another message.
+        ttl: seconds; they determine how long the server may take to answer.
     """
     args = (entry_id, to_ms(RECEIVED_FOR), token)
     return Call("received", (of.entries,), args, is_true, ttl)
 
 
 def put_back(of: LockKeys, entry_id: str, ttl: float) -> Call[bool]:
-    """Put an entry that was set aside back into the room. The answer: False if there is none."""
+    """Put an entry that was set aside back into the room. The answer is False if there is none."""
     keys = (of.room, of.entries, of.aside, of.rooms)
     return Call("put_back", keys, (entry_id, of.lock_id), is_true, ttl)
 
 
 def drop(of: LockKeys, ttl: float, in_favour_of: str, done_ttl: float) -> Call[dict[str, str]]:
-    """Drop the first `DROP_COUNT` entries of the waiting room and of those set aside. Their tasks
-    will not run. The caller must store their results; if it does not, a worker does. The answer:
-    what was parked, by entry ids; fewer than `DROP_COUNT` if no more are left.
+    """Drop up to `DROP_COUNT` entries: those that wait, then those set aside. Their tasks will not
+    run. The caller must store their results; if it does not, a worker does. The answer has the
+    parked messages by entry ids. It has fewer than `DROP_COUNT` if no more are left.
 
     Args:
         of: the lock's keys.
-        ttl: seconds, which say how long the server may take to answer.
-        in_favour_of: the id of the task whose duplicates they are, or "".
-        done_ttl: seconds for which their messages may still be on their way.
+        ttl: seconds; they determine how long the server may take to answer.
+        in_favour_of: the id of the task whose duplicates these tasks are, or "".
+        done_ttl: seconds for which the tasks' messages may still be on their way.
     """
     keys = (of.room, of.entries, of.rooms, of.ended, of.done, of.deadlines, of.aside)
     args = (of.lock_id, in_favour_of, to_ms(done_ttl), DROP_COUNT)
@@ -131,10 +131,10 @@ def _dropped_answer(reply: Any, sent_at: float) -> dict[str, str]:
 
 
 def goes_on_elsewhere(claim: Claim, own: Sequence[str]) -> Query[bool]:
-    """Whether this attempt of its task is in the waiting room, or runs as another delivery.
+    """Whether a delivery's attempt is in the waiting room, or runs as another delivery.
 
     Args:
-        claim: of the delivery that has ended.
+        claim: the claim of the delivery, which has ended.
         own: the tokens under which the lock may be kept for that delivery's message or retry.
     """
     of = claim.keys
@@ -147,27 +147,27 @@ def goes_on_elsewhere(claim: Claim, own: Sequence[str]) -> Query[bool]:
 
 def _goes_on(claim: Claim, own: Sequence[str], replies: list[Any]) -> bool:
     waits, *values = replies
-    found = [holders.decode(value) for value in values if isinstance(value, bytes)]
+    records = [holders.decode(value) for value in values if isinstance(value, bytes)]
     attempt = (claim.task_id, claim.attempt, claim.nesting)
     return waits == 1 or any(
-        (h.get("task_id"), h.get("attempt", 0), h.get("nesting", 0)) == attempt
-        and h.get("token") not in (claim.token, *own)
-        for h in found
-        if h is not None
+        (each.get("task_id"), each.get("attempt", 0), each.get("nesting", 0)) == attempt
+        and each.get("token") not in (claim.token, *own)
+        for each in records
+        if each is not None
     )
 
 
 def forget_ended(of: LockKeys, entry_id: str, ttl: float) -> Query[None]:
-    """The replaced entry has its result."""
+    """Forget a replaced entry, whose result is stored."""
     return Query([("HDEL", of.ended, entry_id)], lambda replies: None, of.lock, ttl)
 
 
 def due_rooms(rooms: Sequence[str], ahead: float, now: float) -> Query[list[tuple[float, str]]]:
-    """When to look at which waiting rooms. The answer, in order of time: the seconds until then and
-    the lock's id, for those that are due within `ahead` seconds.
+    """The waiting rooms that somebody must look at within `ahead` seconds. The answer, in order of
+    time, has the seconds until then and the lock's id.
 
     Args:
-        rooms: the keys to look into.
+        rooms: the `rooms` keys of some buckets.
         ahead: seconds.
         now: the server's time, a Unix time in seconds.
     """
@@ -190,7 +190,7 @@ def server_time() -> Query[float]:
 
 
 def take_turn(key: str, seconds: float) -> Query[bool]:
-    """Whether nobody else called this within so many seconds."""
+    """Reserve this key for this many seconds. The answer is whether nobody else had reserved it."""
     command = ("SET", key, "1", "NX", "PX", to_ms(seconds))
     return Query([command], lambda replies: replies[0] is not None, key, UNKNOWN_TTL)
 
@@ -204,5 +204,5 @@ def pairs_in(flat: Sequence[bytes]) -> Iterator[tuple[str, str]]:
 
 
 def entries_in(flat: Sequence[bytes]) -> list[tuple[str, str]]:
-    """The ids of a hash of entries, and what was parked."""
+    """The ids and the parked messages in a flat reply from a hash of entries."""
     return [(each, entries.parked_of(text)) for each, text in pairs_in(flat)]

@@ -7,4 +7,4 @@ import os
 
 def new_token() -> str:
     """A token: 128 random bits as hex digits."""
-    return os.urandom(16).hex()  # as `secrets` does, whose import takes milliseconds
+    return os.urandom(16).hex()  # `secrets` does the same, but its import takes milliseconds

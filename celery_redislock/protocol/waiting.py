@@ -1,4 +1,4 @@
-"""Waiting for a lock until it is taken, as steps. Pure: whoever runs them carries them out."""
+"""The steps of a wait for a lock. Does no I/O: the caller carries out the steps."""
 
 # No `from __future__ import annotations`: with it `NamedTuple` compiles each annotation again,
 # which doubles the time to make the class.
@@ -23,9 +23,9 @@ class Try(NamedTuple):
     """Ask for the lock.
 
     Attributes:
-        call: what to ask.
-        hold_off: seconds that the caller can wait for the holders of a restarted server; None for
-            as long as that takes, a third of the ttl.
+        call: the call to make.
+        hold_off: seconds that the caller can wait for a restarted server's hold-off to end; None
+            for the whole hold-off, a third of the ttl.
     """
 
     call: Call[Answer]
@@ -33,14 +33,14 @@ class Try(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Block until the lock is handed on, and ask for it then.
+    """Block until a release wakes this waiter, then ask for the lock.
 
     The request is pipelined behind the block, so a waiter that is woken has the lock without
     another round trip. A waiter whose block times out asks like one that was woken: at worst it
     takes a lock that is kept for another waiter, which then waits on.
 
     Attributes:
-        call: what to ask.
+        call: the call to make.
         wake: the key of the list to block on.
         seconds: the longest block.
     """
@@ -51,7 +51,7 @@ class Block(NamedTuple):
 
 
 class Sleep(NamedTuple):
-    """Sleep for so many seconds."""
+    """Sleep for this many seconds."""
 
     seconds: float
 
@@ -62,10 +62,10 @@ Step: TypeAlias = Try | Block | Sleep
 def waiting(
     claim: Claim, timeout: float | None, for_message: bool = True
 ) -> Generator[Step, Answer | None, Answer]:
-    """The steps of a wait. Looks again when the lock is released, and when it can have expired.
+    """The steps of a wait. They ask again when the lock is released, and when it may have expired.
 
-    Send each step's answer; None if there is none, or it came too late to be believed. Throw
-    `LockUnavailable` if the server did not answer.
+    The caller sends each step's answer, or None if there is none or it came too late to rely on.
+    The caller throws `LockUnavailable` if the server did not answer.
 
     Args:
         claim: the claim.
@@ -77,7 +77,7 @@ def waiting(
     """
     give_up = None if timeout is None else clock() + timeout
     answer: Answer | None = None
-    is_listed = False  # among the lock's waiters; a release wakes one of them
+    is_listed = False  # whether we are among the lock's waiters: a release wakes one of them
     while True:
         left = None if give_up is None else max(give_up - clock(), 0.0)
         goes_on = left != 0
@@ -85,13 +85,13 @@ def waiting(
             answer = yield Try(acquire(claim, "wait" if goes_on else "last"), left)
             assert answer is not None
             is_listed = goes_on
-        # "own": another copy of this message has it.
+        # "own": another copy of this message has the lock.
         if not isinstance(answer, Busy) or answer.relation == "own" or not goes_on:
             return answer
         if answer.for_message and not for_message:
             answer = yield Try(acquire(claim, "last"), left)
             assert answer is not None
-            is_listed = False  # it no longer waits here
+            is_listed = False  # "last" took us off the list of waiters
             if not isinstance(answer, Busy) or answer.relation == "own" or answer.for_message:
                 return answer
             continue
@@ -105,12 +105,12 @@ def waiting(
             is_listed = not is_last
         except LockUnavailable:
             yield Sleep(min(pause, RETRY_EVERY))
-            answer = None  # ask again: that raises, after its tries
+            answer = None  # ask again by `Try`, which raises when its own tries are used up
 
 
 def _pause(busy: Busy, ttl: float) -> float:
-    """Seconds until the next look. A holder that dies wakes nobody, so look when its lock can have
-    expired.
+    """Seconds until the next look. A holder that dies wakes nobody, so we look when its lock may
+    have expired.
     """
     pause = min(busy.remaining + 0.001, ttl / 3, MAX_BLOCK)
     return min(pause, FOREIGN) if busy.relation == "foreign" else pause

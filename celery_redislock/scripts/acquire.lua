@@ -1,4 +1,4 @@
--- Take a lock, or learn who has it. Idempotent: asked again with its token, it says "acquired".
+-- Take a lock, or learn who has it. Idempotent: for the same token it replies "acquired" again.
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt
 --       5 room: ids in order  6 entries of the room  7 the bucket's rooms  8 deadlines  9 aside
@@ -7,18 +7,18 @@
 --       14.. the lock's further slots, if several may hold it at once
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's id
 --       4 this attempt: <task id, or "">:<how often the task replaced itself>.<attempt>
---       5 if the lock is busy, the task ends without a run: "<ms>:<the done note to leave>", or ":"
---       for no note; "" if the task may still run
+--       5 what happens if the lock is busy: "" the task may still run; else it ends without a run,
+--       and leaves a done note: "<ms to keep it>:<note>", or ":" for no note
 --       6 how many runs the bucket's history keeps; "0" if there is none
---       and, unless it is the plain case:
+--       The plain case has no more:
 --       7 how: "try" once, "wait", "woken" after a wait, which may only have timed out, or "last"
 --         before giving up a wait
---       8 "1" take it also if this attempt has run before
+--       8 "1" take the lock even if this attempt has run before
 --       9 ms after which a waiter that has not asked again is dead
---       10 the opening of the value that is kept for the message, or ""
+--       10 the opening of the lock's value, if the lock is kept for this message; or ""
 --       11 the id of the task that may have replaced itself with this one, or ""
 -- Reply the fence, a number, if it is the time of the acquisition in us
---       {"acquired", value as stored, fence}  if it is not
+--       {"acquired", value as stored, fence}  if the fence is not that time, or for a second call
 --       {"done", the note, ms until it expires, or -1}
 --           this attempt has run before, or must not run; see `notes` in docs/how-it-works.md
 --       {"busy", value, ms to live (-1: for ever), relation, now in ms, and the turn given, if any:
@@ -44,7 +44,7 @@ local time = redis.call('TIME')
 
 -- Redis's own condition decides: NX for a free slot, XX for a slot that is kept for us.
 local function take(slot, condition)
-  -- The time keeps the fence rising if the counter is lost; the counter, if the clock goes back.
+  -- The time makes the fence rise if the counter is lost; the counter does if the clock goes back.
   local micros = string.format('%06d', time[2])
   local fence = time[1] .. micros
   local number = tonumber(fence)
@@ -97,8 +97,8 @@ if has_one_slot and not how then
     return busy_with(lock, current, 'other', time[1] * 1000 + math.floor(time[2] / 1000))
   end
 end
--- Else the lock is usually free, this attempt has not run before, and nobody else waits for the lock,
--- in a pool slot or in the room.
+-- Otherwise the lock is usually free, this attempt has not run before, and nobody else waits, in a
+-- pool slot or in the room.
 if has_one_slot and redis.call('EXISTS', done_note, waiters, room, entries, aside) == 0 then
   local reply = take(lock, 'NX')
   if reply then
@@ -115,7 +115,7 @@ local publishes = task_id ~= ''
 -- include turns.lua
 
 local function settled(slot, condition)
-  -- Free memory first: a server that is out of memory refuses the other writes as a first one.
+  -- Free memory first: a server that is out of memory refuses the other writes if they come first.
   if how ~= 'try' then
     redis.call('ZREM', waiters, opening)
   end
@@ -143,7 +143,7 @@ for i, slot in ipairs(slots) do
   end
 end
 
--- The order of a task's runs under one id: a replacement counts its retries from 0.
+-- The order of the runs under one task id: a task's replacement counts its retries from 0.
 local function order(nestings, attempts)
   return (tonumber(nestings) or 0) * 1000000 + (tonumber(attempts) or 0)
 end
@@ -162,11 +162,11 @@ local function runs_itself()
   return false
 end
 
--- Kept since the message was sent: no copy of it has run. Kept for a turn: a copy may have run.
+-- A lock kept since the message was sent proves that no copy ran; one kept for a turn does not.
 local is_first = kept and not turn_of(current[kept])
 if task_id ~= '' and not again and not is_first then
   local done = redis.call('GET', done_note)
-  -- A run that must end for a newer one, and still runs, may yet have a result of its own.
+  -- A run that must end for a newer one, but still runs, may yet have a result of its own.
   if done and not (string.sub(done, 1, 1) == REPLACED_NOTE and runs_itself()) then
     return {'done', done, redis.call('PTTL', done_note)}
   end
@@ -194,7 +194,7 @@ local function met(i, slot, holder)
   if holder.cooling or not (is_own or is_child) then
     return nil
   elseif mine > theirs then
-    -- The lock is kept for us; or its holder missed a heartbeat, so it is dead or has given up.
+    -- The lock is kept for us; or its holder missed a heartbeat: that run is dead or has given up.
     if holder.held or holder.queued
         or redis.call('PTTL', slot) < (tonumber(holder.ttl_ms) or tonumber(ttl)) / 2 then
       return settled(slot, 'XX')
@@ -203,7 +203,7 @@ local function met(i, slot, holder)
   elseif mine < theirs then
     return not again and {'done', ENDED_NOTE, -1} or nil
   elseif holder.queued then
-    return settled(slot, 'XX')  -- kept for this very message, though it does not say so
+    return settled(slot, 'XX')  -- kept for this message, though it has no token for it
   end
   if not string.find(current[i], REDELIVERED, 1, true) then
     current[i] = with(current[i], REDELIVERED)

@@ -1,11 +1,11 @@
--- Take a lock away from whoever holds it: an operator's order.
+-- Take a lock away from its holder: an operator's order.
 --
 -- KEYS  1 lock  2 who broke which lock, see records.lua  3 waiters  4 wake list  5 room
 --       6 the bucket's rooms
 --       7 the runs of the task that is said to hold it, see history.lua  8.. the lock's further slots
 -- ARGV  1 the lock's id   2 the opening of the only value to break, or ""
 --       3 who breaks it, for the holder: JSON with exactly two quotes
--- Reply the values that were broken; what is not a lock of ours is left alone
+-- Reply the values that were broken; a value that is not a lock of ours is left alone
 
 local lock, broken_by_whom, waiters, wake, room, rooms, runs = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 8)}
@@ -19,7 +19,7 @@ local lock_id, meant_opening, by = unpack(ARGV)
 
 local task = string.match(runs, '^[^}]*}:history:(.*)$')
 
--- Only for a run, if its task's runs are kept. If it has ended, its end is written down already.
+-- Record the break of a run, if its task's runs are kept. A run that has ended has a recorded end.
 local function note_broken(value, holder)
   local is_over = holder.held or holder.cooling or holder.queued or (holder.task or '') ~= task
   if is_run(value) and not is_over and redis.pcall('EXISTS', runs) == 1 then

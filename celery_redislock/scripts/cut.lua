@@ -1,5 +1,5 @@
--- Part of acquire.lua, when a list of runs is due for a cut, see history.lua. The tasks of a bucket
--- share its room equally, so that none pushes out another's runs.
+-- Part of acquire.lua: cuts a list of runs, see history.lua. The tasks of a bucket share its number
+-- of runs equally, so that no task pushes out the runs of another.
 redis.pcall('ZADD', history, time[1], task)
 redis.pcall('ZREMRANGEBYSCORE', history, '-inf', time[1] - KEPT_FOR)
 redis.pcall('PEXPIRE', history, KEPT_FOR * 1000)

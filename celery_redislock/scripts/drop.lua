@@ -3,7 +3,7 @@
 -- KEYS  1 room  2 entries  3 the bucket's rooms  4 ended  5 the prefix of the lock's done notes
 --       6 deadlines  7 aside
 -- ARGV  1 the lock's id   2 the id of the task whose duplicates they are said to be, or ""
---       3 the done notes' ttl in ms   4 how many at most
+--       3 the done notes' ttl in ms   4 how many entries at most
 -- Reply for each: id, entry or ""
 
 local room, entries, rooms, ended, done, deadlines, aside = unpack(KEYS)
@@ -17,7 +17,7 @@ local lock_id, in_favour_of, done_ttl, most = unpack(ARGV)
 local reply = {}
 local function drop(id, entry)
   if entry then
-    -- It may have had the turn, and its message may be on its way.
+    -- The entry may have had the turn, and its message may be on its way.
     redis.call('SET', note_key(done, id), lasting(ENDED_NOTE), 'PX', done_ttl)
     redis.call('HSET', ended, id, ended_text(in_favour_of, entry))
   end

@@ -4,15 +4,15 @@
 -- Needs the local `entries`; `take_out` needs `room` and `deadlines` too, `look_now` needs `rooms` and
 -- `lock_id`. `entries` is a hash:
 --   id -> "<ms at which it gives up>|<kind>@<ms of its arrival>|<what was parked>"
---   "#" id -> "<offers>|<ms of the first>|<flag>|<until ms>|<tokens of the turns offered>"
+--   "#" id -> "<offers>|<ms of the first offer>|<flag>|<until ms>|<tokens of the turns offered>"
 --   and the fields in kinds.lua
 -- An id is "<task id>:<how often the task replaced itself>.<attempt>".
 
 local GIVEN = 'u'               -- the turn is given, and its message is not yet published
-local PUBLISHED = 'p'           -- its message is published, and not taken for lost before `till`
+local PUBLISHED = 'p'           -- its message is published; before `till` we do not think it lost
 local RECEIVED = 'r'            -- a worker has received the message
-local GIVING_UP = 'g'           -- published as giving up
-local GIVING_UP_RECEIVED = 'h'  -- received as giving up
+local GIVING_UP = 'g'           -- the entry gives up, and a message to tell that is published
+local GIVING_UP_RECEIVED = 'h'  -- a worker has received that message
 
 -- The ms of a reply of TIME: all times in a room are this server's, in ms.
 local function ms_of(time)
@@ -68,9 +68,9 @@ local function gives_up_by(state)
   return state.flag == GIVING_UP or state.flag == GIVING_UP_RECEIVED
 end
 
--- Take an entry out of the room. Reply the entry, or false. `is_there`: the id is in the room, even
--- if its entry is lost; to look for one that is not there is a walk through the whole room. The
--- first write is one that a server without memory allows.
+-- Take an entry out of the room. Reply the entry, or false. `is_there` says that the id is in the
+-- room even if its entry is lost: for an id that is not there, LREM walks through the whole room.
+-- HDEL comes first: a server without memory allows it.
 local function take_out(id, is_there)
   local entry = redis.call('HGET', entries, id)
   redis.call('HDEL', entries, id, '#' .. id)
@@ -82,12 +82,12 @@ local function take_out(id, is_there)
 end
 
 -- Some fields of a hash, flat: reading all of a large one would block the server. They are random,
--- so that fields that stay do not keep others from their turn.
+-- so that fields that stay do not hide the others for ever.
 local function some_of(hash, most)
   return redis.call('HRANDFIELD', hash, most, 'WITHVALUES') or {}
 end
 
--- A replaced entry that may have no result yet: its successor's task id, and the entry.
+-- A replaced entry that may have no result yet, as text: its successor's task id, and the entry.
 local function ended_text(successor, entry)
   return cjson.encode({successor, entry})
 end

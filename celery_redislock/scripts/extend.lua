@@ -4,10 +4,10 @@
 --       4.. the lock's further slots
 -- ARGV  1 value as stored, opening with {"token":"<token>"   2 ttl in ms
 --       3 "1" take it again if it is missing, "0" do not   4 fence
---       5 ms since the acquisition after which it is no longer extended, or ""
+--       5 ms since the acquisition after which the lock is no longer extended, or ""
 --       6 the counter as it was when the lock was last known to be ours
 -- Reply {1 extended | 2 was missing, taken again | 0 not ours any more, counter}
---       {1, counter, the value, ms until the run is ended}  another run replaces it
+--       {1, counter, the value, ms until the run is ended}  another run replaces this one
 --       {0, counter, who, as JSON, or "" if that is not known}  an operator broke it
 
 local lock, fence_counter, broken = unpack(KEYS)
@@ -54,12 +54,12 @@ end
 if not free or retakes ~= '1' then
   return {0, counter}
 end
--- Somebody has taken a lock of this bucket since: perhaps this one, and released it.
+-- Since then somebody has taken a lock of this bucket: perhaps this one, and released it.
 if tonumber(counter) > tonumber(last_counter) then
   return {0, counter}
 end
 redis.call('SET', free, value, 'PX', ttl)
--- The next fence is the time, which is higher, unless this server's clock is behind the old one's.
+-- The next fence is the time. It is higher, unless this server's clock is behind the old server's.
 local now = redis.call('TIME')
 if math.max(tonumber(counter), now[1] * 1000000 + now[2]) < tonumber(fence) then
   redis.call('SET', fence_counter, fence)

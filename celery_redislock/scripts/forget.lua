@@ -1,8 +1,8 @@
 -- Delete done notes of attempts whose messages the broker will not deliver again.
 --
 -- KEYS  1 done note   2.. more of them
--- ARGV  1 the most ms that a note may have to live: one with more was left later, by another run
--- Reply how many were deleted
+-- ARGV  1 the most ms to live of a note to delete: a note with more was left later, by another run
+-- Reply how many notes were deleted
 
 local done_note = KEYS[1]
 local done_notes = {done_note, unpack(KEYS, 2)}

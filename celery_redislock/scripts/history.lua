@@ -2,16 +2,16 @@
 -- same in Python; tests/scripts/test_formats.py compares the two.
 --
 -- Each bucket has these keys:
---   history           the tasks whose runs are kept -> the time at which that was last noted
+--   history           the tasks whose runs are kept -> the time at which a script last wrote this
 --   history ":" task  the runs of that task ("" for no task) in this bucket, as a list:
 --       <the lock's value>, <the lock's id>                    a run has begun: two elements
 --       <fence>|<ms for which it had the lock>|<how>             a run has ended; or
 --       <fence>|<ms>|<how>|<how many duplicates it turned away>
--- Writing history must not fail a script, or be its first write: the server may be out of memory,
--- or the user may lack the right.
+-- Writing the history must not make a script fail, or be its first write: the server may be out of
+-- memory, or the user may lack the right.
 
--- `runs` is the list's key, `ended` the record, "" for none. Without a value, the run no longer had
--- the lock.
+-- Record the end of a run. `runs` is the list's key, `ended` the record, "" for none. Without a
+-- value, the run no longer had the lock.
 local function note_end(runs, ended, value)
   if ended == '' then
     return
@@ -19,7 +19,7 @@ local function note_end(runs, ended, value)
   if not value then
     ended = string.match(ended, '^.*|') .. 'lost'
   elseif string.find(value, REPLACED, 1, true) then
-    ended = string.gsub(ended, 'terminated$', 'replaced')  -- its process may not know that yet
+    ended = string.gsub(ended, 'terminated$', 'replaced')  -- the process may not know that yet
   end
   if value and string.find(value, TURNED_AWAY, 1, true) then
     ended = ended .. '|' .. string.match(value, TURNED_AWAY .. '(%d+)')

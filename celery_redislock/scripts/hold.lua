@@ -6,7 +6,7 @@
 --       2 the new value; or only its opening, if its holder died: the rest stays as it is   3 ttl in ms
 --       4 the done note's ttl in ms, or "0" for no note
 --       5 the run's end, for the history: "<fence>|<ms>|<how>", or only "<how>" if it died; or ""
--- Reply 1 left | 0 not ours any more; or it died, and a newer run is to have the lock
+-- Reply 1 left | 0 not ours any more; or the holder died, and a newer run is to have the lock
 
 local lock, done_note, runs = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 4)}
@@ -17,7 +17,7 @@ local opening, value, ttl, done_ttl, run_end = unpack(ARGV)
 -- include records.lua
 -- include history.lua
 
--- The note lasts in any case: whether a copy of the message was seen is not looked up here.
+-- Always leave a lasting note: this script does not look whether a copy of the message was seen.
 if done_ttl ~= '0' then
   redis.call('SET', done_note, lasting(ENDED_NOTE), 'PX', done_ttl)
 end

@@ -1,5 +1,5 @@
--- Part of other scripts, after entries.lua: the entries of one kind in a waiting room, without a
--- walk through all of it, which would block the server. `entries` also has these fields:
+-- Part of other scripts, after entries.lua: finds the entries of one kind in a waiting room without
+-- a walk through all of it, which would block the server. `entries` also has these fields:
 --   "|" kind "|" -> ids of that kind as JSON, in the order of the room; some may have left
 
 local function field_of(kind)

@@ -1,4 +1,4 @@
--- Look after a waiting room: which entry to publish, which to set aside, which results to store.
+-- Look after a waiting room: find the entry to publish, entries to set aside, and results to store.
 --
 -- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 ended: id -> JSON of its successor's
 --       task id and its entry  6 deadlines: id -> ms at which it gives up  7 aside  8 waiters
@@ -6,7 +6,7 @@
 -- ARGV  1 the lock's id  2 a new token
 --       3 the id of an entry that this caller declines, since it cannot publish it; or ""
 --       4 ms after which others check that a replaced entry got its result
---       5 ms after which that entry is set aside, if nobody else can publish it; "" for never
+--       5 ms after which the declined entry is set aside, if nobody else publishes it; "" for never
 --       6 ms for which a free lock is kept for a waiter
 --       7.. the ids of other entries that this caller cannot publish
 -- Reply {ms until the next look, or -1, {the entry to publish, see turns.lua, or
@@ -21,7 +21,7 @@ for i = 7, #ARGV do
   passed_over[ARGV[i]] = true
 end
 
-local AT_ONCE = 50  -- the most entries that gave up, or were replaced, looked at in one call
+local AT_ONCE = 50  -- one call looks at no more entries that gave up, or that were replaced
 
 local time = redis.call('TIME')
 local publishes = true
@@ -35,12 +35,12 @@ if declined ~= '' and redis.call('HEXISTS', entries, declined) == 1 then
   local state = state_of(declined)
   state.offers, state.flag = math.max(state.offers - 1, 0), GIVEN
   save_state(declined, state)
-  -- Longer for each time that somebody, who may be gone by now, did publish it.
+  -- Be more patient for each time that somebody, who may be gone by now, did publish the entry.
   local patience = (tonumber(aside_after) or math.huge) * (state.offers + 1)
   if state.first and now - state.first > patience then
     set_aside(declined)
     end_turn(declined)
-    -- The room has waited long already: the next entry waits less for a worker that knows it.
+    -- The room has waited long already: the next entry waits less for a worker that knows its task.
     local following = redis.call('LINDEX', room, 0)
     if following then
       local its = state_of(following)
@@ -50,7 +50,7 @@ if declined ~= '' and redis.call('HEXISTS', entries, declined) == 1 then
   end
 end
 
--- An entry whose time is over; nil if it has left, or needs no message now.
+-- The offer of an entry whose time to wait is over; nil if it has left, or needs no message now.
 local function give_up(id)
   local entry, state = redis.call('HGET', entries, id), state_of(id)
   if not entry then
@@ -82,7 +82,7 @@ local function gives_up()
   end
 end
 
--- A turn that was given by somebody who cannot publish.
+-- The offer of an entry whose turn was given by a caller that cannot publish; or nil.
 local function unpublished()
   for _, slot in ipairs(slots) do
     local current = redis.pcall('GET', slot)

@@ -5,21 +5,21 @@
 --       5 ended: id -> JSON of its successor's task id and its entry
 --       6 the prefix of the lock's done notes  7 deadlines: id -> ms at which it gives up  8 aside
 --       9 waiters  10.. the lock's further slots
--- ARGV  1 entry id  2 entry  3 kind: it replaces earlier entries of the same kind; "" replaces none
---       4 how many may wait, or ""  5 ms after which it gives up, or ""  6 "1" at the front
+-- ARGV  1 entry id  2 entry  3 kind: earlier entries of this kind are replaced; "" replaces none
+--       4 how many may wait, or ""  5 ms after which the entry gives up, or ""  6 "1" in front
 --       7 the lock's id  8 task id  9 a token for a turn  10 the done notes' ttl in ms
 --       11 ms after which others check that a replaced entry got its result
---       12 ms after which the holder is ended, or "" if it is left alone
---       13 this task's name and id, for what it replaces: a JSON list with exactly four quotes
+--       12 ms after which the holder is ended, or "" to leave it alone
+--       13 this task's name and id, for those it replaces: a JSON list with exactly four quotes
 --       14 when this task arrived, in ms of this server's clock, or "" if only its age is known
---       15 "1" it has begun before, so others of its kind are newer: it goes first, replacing none
---       16 its age in ms: how long ago a worker received it
+--       15 "1" this task has begun before: it goes before newer ones of its kind, replacing none
+--       16 this task's age in ms: how long ago a worker received it
 -- Reply {"parked", {id and entry of each that it replaced}, {the turn given, see turns.lua}, ms
 --       until the next look at the room}
 --       {"full"}  no more may wait
 --       {"older", task id}  the task that it would replace arrived later, and waits
 --       {"older", "", value}  the task that it would replace arrived later, and has the lock
---       {"ask", as in "parked", {}}  it has its turn, or this very task has the lock: acquire again
+--       {"ask", as in "parked", {}}  the task has its turn, or has the lock already: acquire again
 
 local lock, room, entries, rooms, ended, done, deadlines, aside, waiters = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 10)}
@@ -35,7 +35,7 @@ local time = redis.call('TIME')
 -- include kinds.lua
 -- include turns.lua
 
--- All ages are measured on the machine that knows them, and all times are this server's.
+-- The caller's machine measures the age. All times are this server's.
 local arrived = tonumber(arrived_at) or now - age
 local following = next_in_line(id)
 local is_free = false
@@ -64,12 +64,12 @@ local function parked(reply)
 end
 
 if redis.call('HEXISTS', entries, id) == 1 then
-  -- Another copy of its message parked it, or it had its turn too early. The message ends here.
+  -- Another copy of the message parked the task, or its turn came too early. This message ends.
   redis.call('HDEL', entries, '#' .. id)
   return parked({'parked', {}})
 end
 
--- A task that a worker kept back must not end one that arrived after it.
+-- A task that a worker kept back must not end a task that arrived later.
 local function is_newer(than)
   return than and than > arrived
 end
@@ -99,11 +99,11 @@ if limit and redis.call('LLEN', room) - #replaced >= limit then
   return {'full'}
 end
 
--- The newest gets the oldest's place; one that has begun goes before those that are newer.
+-- The newest entry gets the place of the oldest; a task that has begun goes before newer ones.
 if not others[1] or redis.call('LINSERT', room, 'BEFORE', others[1], id) < 1 then
   redis.call(in_front == '1' and 'LPUSH' or 'RPUSH', room, id)
 end
-redis.call('HDEL', aside, id)  -- its message came after all, and it waits again
+redis.call('HDEL', aside, id)  -- the entry's message came after all, and its task waits again
 
 local reply = {'parked', {}}
 for _, other in ipairs(replaced) do
@@ -111,7 +111,7 @@ for _, other in ipairs(replaced) do
   if end_turn(other[1]) then
     is_free = true
   end
-  -- It may have had the turn, and its message may be on its way.
+  -- The other entry may have had the turn, and its message may be on its way.
   redis.call('SET', note_key(done, other[1]), REPLACED_NOTE .. successor, 'PX', done_ttl)
   redis.call('HSET', ended, other[1], ended_text(task_id, other[2]))
   reply[2][#reply[2] + 1] = other[1]
@@ -121,8 +121,8 @@ local of_kind = began == '1' and others or {}
 table.insert(of_kind, 1, id)
 list(kind, of_kind)
 
--- Tell the holder that it is replaced, and by whom. If no run has the lock, the lock is freed now.
--- The note tells every copy of the holder's message: what was replaced stays replaced.
+-- Tell the holder that it is replaced, and by whom. If no run has the lock, free the lock now. A
+-- done note tells every copy of the holder's message: a replaced task stays replaced.
 local function replace(slot)
   local current, holder = holder_in(slot)
   if not holder or holder.cooling or holder.turn then
@@ -139,7 +139,7 @@ local function replace(slot)
     redis.call('DEL', slot)
     is_free = true
   elseif holder.token ~= '' then
-    -- The newest successor is named; the time counts from the first.
+    -- Name the newest successor, but count the time from the first one.
     local at = replaced_at(current) or now + replace_after
     redis.call('SET', slot, to_be_replaced(current, at, successor), 'KEEPTTL')
   end
@@ -158,6 +158,6 @@ end
 redis.call('HSET', entries, id, entry_text(give_up, kind, arrived, entry))
 if is_free and next_in_line(id) == id then
   set_due(#replaced > 0 and now + look_again or nil)
-  return {'ask', reply[2], {}}  -- it replaced the one whose turn it was, or the holder
+  return {'ask', reply[2], {}}  -- the task replaced the entry that had the turn, or the holder
 end
 return parked(reply)

@@ -21,7 +21,7 @@ if redis.call('HEXISTS', entries, id) == 0 then
   list(kind, ids)
   redis.call('RPUSH', room, id)
   redis.call('HSET', entries, id, entry)
-  -- It was offered before: whoever publishes it checks whether it has run elsewhere.
+  -- The entry was offered before: its publisher then checks whether the task has run elsewhere.
   save_state(id, {offers = 1, flag = '', till = 0, tokens = ''})
 end
 redis.call('HDEL', aside, id)

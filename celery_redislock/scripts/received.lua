@@ -1,9 +1,9 @@
--- Note that a worker has received the message that was sent for an entry of a waiting room: it need
--- not be sent again.
+-- Note that a worker has received the message that was sent for an entry of a waiting room: nobody
+-- need send it again.
 --
 -- KEYS  1 entries
--- ARGV  1 the entry's id  2 ms for which this is believed  3 the token of the turn that the message
---       was sent for; "" it was sent to give up
+-- ARGV  1 the entry's id  2 ms for which others rely on this  3 the token of the turn that the
+--       message was sent for; "" if it was sent since the entry gives up
 -- Reply 1 noted | 0 the entry waits for no such message: it has left, or was parked again
 
 local entries = KEYS[1]

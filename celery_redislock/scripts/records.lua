@@ -6,7 +6,7 @@ local function opening_of(token)
   return '{"token":"' .. token .. '"'
 end
 
--- A token other than this value's, and other than that of any other time.
+-- A token that differs from this value's, and from the tokens that we make at other times.
 local function next_token(value, time)
   return token_of(value) .. '.' .. time[1] .. time[2]
 end
@@ -21,12 +21,12 @@ local function acquired_now(time)
   return string.format(',"acquired_at":%s.%06d', time[1], time[2])
 end
 
--- When it was acquired, in seconds; or nil.
+-- When the lock was acquired, in seconds; or nil.
 local function acquired_at(value)
   return tonumber(string.match(value, '"acquired_at":([%d.]+)'))
 end
 
--- Without its token nobody extends or releases it any more.
+-- The value of a lock that is kept on after its run: without a token nobody extends or releases it.
 local function cooling_down(value, opening)
   return '{"token":"","cooling":true' .. string.sub(value, #opening + 1)
 end
@@ -48,13 +48,13 @@ local function to_be_replaced(value, at, successor)
   return with(alone, string.format(',"replaced":%.0f,"by":%s', at, successor))
 end
 
--- `who` is JSON, too: the task's name and id.
+-- The value of a lock that is kept for a turn. `who` has the task's name and id as fields in JSON.
 local function turn_value(token, who, id, nesting, attempt, ttl, time)
   return string.format('%s,"v":2,%s,"attempt":%d,"nesting":%d,"ttl_ms":%d,"queued":true,"turn":%s%s}',
     opening_of(token), who, attempt, nesting, ttl, cjson.encode(id), acquired_now(time))
 end
 
--- The id of the entry whose turn a value is, or nil.
+-- The id of the entry that has the turn, if the value is a turn; or nil.
 local function turn_of(value)
   if type(value) == 'string' and string.find(value, ',"turn":', 1, true) then
     local record = record_of(value)
@@ -62,13 +62,13 @@ local function turn_of(value)
   end
 end
 
--- What is added to `broken`: the token that was broken, and who broke it, as JSON with exactly two
--- quotes; "" if that is not known.
+-- The text to add to the key `broken`: the token, and who broke the lock, as JSON with exactly two
+-- quotes; "" if not known.
 local function broken_text(token, by)
   return opening_of(token) .. (by ~= '' and ',"by":' .. by or '')
 end
 
--- Who broke the lock with this opening, as it was added; "" if not known; nil if nobody did.
+-- Who broke the lock with this opening, from `broken_text`; "" if not known; nil if nobody did.
 local function broken_by(broken_by_whom, opening)
   local _, last = string.find(broken_by_whom or '', opening, 1, true)
   return last and (string.match(broken_by_whom, '^,"by":("[^"]*")', last + 1) or '')

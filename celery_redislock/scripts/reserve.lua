@@ -1,4 +1,4 @@
--- Keep a lock for a task that is about to be published, or learn who has it. Idempotent.
+-- Keep a lock for a task that is about to be published, or learn who has the lock. Idempotent.
 --
 -- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 deadlines  6 aside  7 waiters
 --       8 ended  9.. the lock's further slots

@@ -1,5 +1,5 @@
--- Part of other scripts, after values.lua: a lock's value while a run has the lock, told without
--- decoding it as far as that goes; records.lua has the rest. `protocol/holders.py` is the same in Python;
+-- Part of other scripts, after values.lua: reads a lock's value while a run has the lock, mostly
+-- without decoding it; records.lua has the rest. `protocol/holders.py` is the same in Python;
 -- tests/scripts/test_formats.py compares the two.
 
 local function token_of(value)
@@ -18,12 +18,12 @@ local function is_cooling(value)
   return string.find(value, '^{"token":"","cooling":true') ~= nil
 end
 
--- Whether a run has it, or had it last.
+-- Whether this is the value of a run that has the lock, or had it last.
 local function is_run(value)
   return token_of(value) and string.find(value, ',"fence":', 1, true) ~= nil
 end
 
--- Whether another task has it. False also if that cannot be told without decoding it: JSON escapes
+-- Whether another task has the lock. False also if only decoding the value could tell: JSON escapes
 -- some characters of an id.
 local function is_of_another_task(value, task_id)
   local id = type(value) == 'string' and token_of(value)
@@ -31,7 +31,7 @@ local function is_of_another_task(value, task_id)
   return id and id ~= task_id
 end
 
--- The name of the task whose run has it; nil for a `RedisLock`.
+-- The name of the task whose run has the lock; nil for a `RedisLock`.
 local function task_of(value)
   local ok, record = pcall(cjson.decode, value)
   return ok and type(record.task) == 'string' and record.task or nil

@@ -1,5 +1,5 @@
 -- Settle what a delivery holds: its lock, the turn or reservation that is kept for it, and its
--- entry in the waiting room. Safe to call twice, late, or for what it never held.
+-- entry in the waiting room. Safe to call twice, late, or if the delivery never held anything.
 --
 -- KEYS  1 lock  2 waiters  3 wake list  4 done note of this attempt
 --       5 fence counter of the bucket  6 room  7 the bucket's rooms  8 entries  9 deadlines
@@ -9,11 +9,11 @@
 --       3 "1" leave it in any case, "0" only if another copy of the message was seen
 --       4 the done note's ttl in ms   5 ms for which a freed lock is kept for a waiter
 --       6 the lock's id   7 "1" the caller can publish a task, "0" it cannot
---       8 the run's end, for the history: "<fence>|<ms>|<how>", or only "<how>" if the server adds
+--       8 the run's end, for the history: "<fence>|<ms>|<how>", or only "<how>" if this script adds
 --       the rest; "" for none
---       and, unless it is the plain case:
+--       The plain case has no more:
 --       9 "1" an extension may still be on its way: it must not take the lock again
---       10 ms since the acquisition for which the lock is kept on, or "0"
+--       10 ms since the acquisition until which the lock stays taken, or "0"
 --       11 the id of the entry that leaves the room, or ""   12 "1" set that entry aside
 -- Reply 1 given back | 0 not ours any more; or, if the room is not empty, or 11 is given:
 --       {the same, ms until the next look at the room, and the turn given, if any: see turns.lua}
@@ -28,7 +28,7 @@ local stray, min_hold, leaver, sets_aside = unpack(ARGV, 9)
 -- include history.lua
 
 local slot, current = slot_under(opening)
--- If the lock is gone, so is the note of whether a copy was seen.
+-- If the lock is gone, it no longer says whether a copy was seen: assume so.
 local was_copied = not slot or string.find(current, REDELIVERED, 1, true)
 local leaves_note = note ~= '' and (always == '1' or was_copied)
 if leaves_note and was_copied then
@@ -43,17 +43,17 @@ local function leave_note()
   if leaves_note and (is_replaced or not slot)
       and string.sub(redis.call('GET', done_note) or '', 1, 1) == REPLACED_NOTE then
     redis.call('PEXPIRE', done_note, done_ttl)
-    return  -- it says that no copy may run, whatever this run's result is
+    return  -- that note says that no copy may run, whatever this run's result is
   end
   if leaves_note then
     redis.call('SET', done_note, note, 'PX', done_ttl)
   elseif is_replaced then
-    -- It said that no copy may run: there is none. Only the message of a run that died comes back.
+    -- That note stops copies, but no copy was seen. Only the message of a run that died comes back.
     redis.call('DEL', done_note)
   end
 end
 
--- Usually nobody waits, and the lock is not kept on.
+-- Usually nobody waits, and the lock need not stay taken.
 if slot and not stray and redis.call('EXISTS', waiters, room) == 0 then
   redis.call('DEL', slot)
   leave_note()
@@ -93,13 +93,13 @@ if slot then
   if rest > 0 then
     redis.call('SET', slot, cooling_down(current, opening), 'PX', rest)
     if someone_waits() then
-      wake_one(rest)  -- to learn when it ends
+      wake_one(rest)  -- so that the waiter learns when the lock will be free
     end
   else
     redis.call('DEL', slot)
   end
 end
--- The entry may have got a turn that the caller has not heard of.
+-- The entry may have got a turn that the caller does not know of.
 local freed = id ~= '' and end_turn(id)
 
 local first, offered = redis.call('LINDEX', room, 0), nil
@@ -115,11 +115,11 @@ if first or id ~= '' then
   reply = {reply, set_due(), unpack(offered or {})}
 end
 
--- Last: a server without memory refuses this as a first write, but not after one that frees some.
+-- Do this last: a server without memory allows it only after a write that frees memory.
 leave_note()
 note_end(runs, run_end, slot and current)
 if stray == '1' then
-  -- That extension says what the counter was when it was sent, and is refused if it has moved.
+  -- That extension carries the counter as it was, and cannot take the lock again if it has risen.
   local highest = math.max(tonumber(redis.call('GET', counter) or 0) + 1, time[1] * 1000000 + time[2])
   redis.call('SET', counter, string.format('%.0f', highest))
 end

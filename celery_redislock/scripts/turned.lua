@@ -1,12 +1,12 @@
 -- Part of other scripts, after runs.lua: counts a duplicate that ends without a run, for its
 -- task and hour, and for the run that has the lock. `protocol/past.py` reads the counts.
 --
--- Needs the locals `task`, the duplicate's, `runs`, the key of its runs, see history.lua, `turned`, and
--- `time`, TIME's reply. Each bucket has this key:
+-- Needs the locals `task`, the duplicate's task; `runs`, the key of this task's runs, see
+-- history.lua; `turned`; and `time`, TIME's reply. Each bucket has this key:
 --   turned   task -> "<hours since 1970>:<duplicates>;" for each hour with any, newest first
 
 local HOURS_KEPT = 48
-local LENGTH_KEPT = 16 * HOURS_KEPT  -- an hour that is cut in two is not read
+local LENGTH_KEPT = 16 * HOURS_KEPT  -- nobody reads an hour that this cuts in two
 local LAST_RECORDS = 24              -- among these is the end of a run that ended just now
 
 local function count_for_task()
@@ -22,8 +22,8 @@ local function count_for_task()
   end
 end
 
--- A run of the same task has ended, and its lock is kept on: count it at its end, which is already
--- written down.
+-- A run of the same task has ended, and its lock is kept on: add the duplicate to the run's end,
+-- which is already recorded.
 local function count_after_end(value)
   local start, records = fence_of(value) .. '|', redis.pcall('LRANGE', runs, -LAST_RECORDS, -1)
   for i, record in ipairs(records) do
@@ -35,7 +35,7 @@ local function count_after_end(value)
   end
 end
 
--- Reply the value that the slot then has.
+-- Count the duplicate in the lock's value. Reply the value that the slot then has.
 local function count_for_run(slot, value)
   if is_run(value) then
     value = with_one_more_turned_away(value)

@@ -5,7 +5,7 @@
 --
 -- Needs these locals:
 --   slots, room, entries, deadlines, aside, rooms, ended, waiters   keys
---   wake         the wake list's key, in those that let a waiter in
+--   wake         the wake list's key, in scripts that let a waiter in
 --   lock_id      the lock's id, in `rooms`
 --   turn_token   the token of the turn that may be given
 --   publishes    whether the caller can publish a task
@@ -15,7 +15,7 @@ local now = ms_of(time)
 
 local PAUSE = 5000          -- how long the first turn lasts, in ms; doubled with each offer
 local OFFERS = 4            -- how often a turn is offered before the entry is set aside
-local BESIDE_WAITERS = 1000 -- the longest while tasks wait in pool slots: it may need one
+local BESIDE_WAITERS = 1000 -- the longest turn while tasks wait in pool slots: it may need a slot
 
 local put_aside = {}  -- ids and entries, flat, for the log
 local function set_aside(id)
@@ -59,7 +59,7 @@ local function let_waiter_in(slot, ms)
   wake_one(ms)
 end
 
--- The ids among which the next in line is: if all of them are away or have a turn, there is none.
+-- The first ids of the room. One of them is next in line, unless all are away or have a turn.
 local function front()
   return redis.call('LRANGE', room, 0, #slots + 15)
 end
@@ -75,18 +75,18 @@ local function turns_given()
   return turns
 end
 
--- Its message is on its way, or with a worker.
+-- Whether the entry's message is on its way, or with a worker.
 local function is_sent(state)
   return state.flag ~= '' and state.flag ~= GIVEN and state.till > now
 end
 
--- A worker has its message, and no free pool slot; or it gives up. It keeps its place, and others
--- go before it: the lock does not wait for a task that comes some time.
+-- Whether a worker has the entry's message but no free pool slot, or the entry gives up. The entry
+-- keeps its place, and others go before it: the lock must not wait for a task that comes some time.
 local function is_away(state)
   return is_sent(state) and state.flag ~= PUBLISHED
 end
 
--- Nobody took any of its turns. look.lua sets it aside and reports it; the others pass over it.
+-- Whether all turns of the entry lapsed. look.lua sets it aside and reports it; others skip it.
 local function is_spent(id, state, turns)
   return state.offers >= OFFERS and state.till <= now and not turns[id]
 end
@@ -126,8 +126,8 @@ local function give_turn(slot, id, entry, state)
   return {kind, id, entry, turn_token, state.offers}
 end
 
--- The first entry that may have the next turn, as id, entry, state; or nil. `here`, which asks for
--- the lock itself, is not away.
+-- The first entry that may have the next turn, as id, entry, state; or nil. The entry with the id
+-- `here` asks for the lock itself, so it is not away.
 local function next_in_line(here)
   local turns = turns_given()
   for _, id in ipairs(front()) do
@@ -172,7 +172,7 @@ local function set_due(least)
   local first = redis.call('LINDEX', room, 0)
   if not first and not least then
     redis.call('DEL', entries, deadlines)
-    -- A replaced entry may have no result yet: then the room is still looked after.
+    -- A replaced entry may have no result yet: then somebody must still look after the room.
     if redis.call('EXISTS', ended) == 0 then
       redis.call('ZREM', rooms, lock_id)
     end
@@ -182,7 +182,7 @@ local function set_due(least)
   for _, slot in ipairs(slots) do
     local left = redis.call('PTTL', slot)
     if left == -2 then
-      due = math.min(due, now + BESIDE_WAITERS)  -- a waiter takes it, or gives up
+      due = math.min(due, now + BESIDE_WAITERS)  -- a waiter takes the free slot, or gives up
     elseif left >= 0 then
       due = math.min(due, now + left + 1)
     end

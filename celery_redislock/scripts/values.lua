@@ -1,18 +1,18 @@
--- Part of other scripts: a lock's value and a done note, as texts. What is needed most often;
--- records.lua has the rest. `protocol/holders.py` and `protocol/notes.py` are the same in Python;
--- tests/scripts/test_formats.py compares the two.
+-- Part of other scripts: a lock's value and a done note, as texts. This is what scripts need most
+-- often; records.lua has the rest. `protocol/holders.py` and `protocol/notes.py` are the same in
+-- Python; tests/scripts/test_formats.py compares the two.
 --
--- A value is JSON that opens with the token of whoever may extend or release it; "" is nobody's.
--- Scripts add to it at its end.
+-- A value is JSON that opens with a token. Only a client with this token may extend or release the
+-- lock; with "", nobody may. Scripts add fields at the end of the value.
 
 local REDELIVERED = ',"redelivered":true'  -- another copy of the holder's message was seen
 local REPLACED = ',"replaced":'            -- the ms at which the run must end; then its successor
 
 local TURNED_AWAY = ',"turned_away":'      -- how many duplicates ended without a run
 
--- How a done note begins: the attempt must not run, since another task replaced it; it is over.
+-- How a done note begins: the attempt must not run, since another task replaced it; or it is over.
 local REPLACED_NOTE, ENDED_NOTE = 'r', '0'
--- Before that: the note stays after the message is acknowledged, since there may be another copy.
+-- A lasting note begins with this: it stays after the ack, since there may be another copy.
 local LASTING = '+'
 
 -- The same note as a lasting one.
@@ -26,12 +26,12 @@ local function acquired(value, fence, seconds, micros)
     .. ',"acquired_at":' .. seconds .. '.' .. micros .. '}'
 end
 
--- Whether there is a value with this opening.
+-- Whether this is a value with this opening.
 local function is_under(value, opening)
   return type(value) == 'string' and string.sub(value, 1, #opening) == opening
 end
 
--- The first of the local `slots` whose value is under this opening, and the value; or nil.
+-- The first of the local `slots` whose value has this opening, and the value; or nil.
 local function slot_under(opening)
   for _, slot in ipairs(slots) do
     local current = redis.pcall('GET', slot)

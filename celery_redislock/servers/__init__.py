@@ -1,1 +1,1 @@
-"""What carries an exchange: the drivers."""
+"""The drivers, which carry calls to lock servers."""

@@ -1,4 +1,4 @@
-"""Connections to the lock server: from a URL, or like a client that the user has.
+"""Connections to the lock server, from a URL or from the settings of a user's client.
 
 redis-py's defaults (several seconds, many tries) do not fit: a lock's operations must fail fast.
 So timeouts come from the lock's ttl, and the caller decides whether to try again.
@@ -67,7 +67,7 @@ PoolFactory = Callable[[float, Callable[[Any], None]], redis.ConnectionPool]
 
 
 def is_redis_url(url: Any) -> bool:
-    """Whether this names a server that we can connect to."""
+    """Whether this is a URL of a kind that we can connect to."""
     return isinstance(url, str) and url.split("://")[0] in SCHEMES and "://" in url
 
 
@@ -101,7 +101,7 @@ def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFa
     try:
         for part in url.split(";"):
             _ = urlsplit(part if "://" in part else f"//{part}").port
-    except ValueError:  # its message shows the text
+    except ValueError:  # its message shows the URL, which may have a password
         raise ConfigError(
             "redislock_url: a port must be a number up to 65535; percent-encode special"
             " characters in the password"
@@ -112,7 +112,7 @@ def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFa
             make = _sentinel_pools(url, options, kwargs)
         else:
             make = _url_pools(url, kwargs)
-        make(1.0, _nothing).make_connection()  # opens none, but refuses unknown options
+        make(1.0, _nothing).make_connection()  # does not connect, but refuses unknown options
     except ConfigError:
         raise
     except (TypeError, ValueError, redis.RedisError) as exc:
@@ -160,17 +160,17 @@ def pools_like(client: redis.Redis) -> PoolFactory:
     return make
 
 
-def _sentinel_like(theirs: Any, timeout: float) -> Any:
-    known = [each.connection_pool.connection_kwargs for each in theirs.sentinels]
-    hosts = [(each.get("host", "localhost"), each.get("port", 26379)) for each in known]
-    ours = copy.copy(theirs)
-    ours.sentinels = _sentinel(hosts, theirs.sentinel_kwargs, timeout).sentinels
-    return ours
+def _sentinel_like(manager: Any, timeout: float) -> Any:
+    options = [each.connection_pool.connection_kwargs for each in manager.sentinels]
+    hosts = [(each.get("host", "localhost"), each.get("port", 26379)) for each in options]
+    copied = copy.copy(manager)
+    copied.sentinels = _sentinel(hosts, manager.sentinel_kwargs, timeout).sentinels
+    return copied
 
 
 def checkout(pool: redis.ConnectionPool) -> Any:
-    """A connection of the pool, connected. redis-py 5.0 needs the name of a command; later
-    versions warn of it.
+    """Take a connection from the pool, and connect it. redis-py 5.0 needs the name of a command;
+    later versions warn of one.
     """
     try:
         return pool.get_connection("EVALSHA") if _WANTS_COMMAND else pool.get_connection()
@@ -198,40 +198,40 @@ class Connections:
 
     def _begin(self) -> None:
         self.pool = self._make_pool()
-        # Taking and putting back are one operation each: no mutex that a fork could leave locked.
+        # Taking and putting back are one operation each, so no fork can leave a mutex locked.
         self._idle: list[tuple[Any, float]] = []
 
     def take(self) -> Any:
-        """A connection that nobody else uses, connected.
+        """Take a connection that nobody else uses. It is connected.
 
         Raises:
-            redis.RedisError, OSError: there is none to be had.
+            redis.RedisError, OSError: the pool cannot provide a connection.
         """
         try:
             connection, used_at = self._idle.pop()
         except IndexError:
             return checkout(self.pool)
         is_fresh = clock() - used_at < TRUSTED
-        # Not one that was inherited by a fork that Python did not notice, such as uWSGI's; and only
-        # to the server that the sentinels now call the master.
+        # Not a connection that this process inherited in a fork that Python did not notice, such as
+        # uWSGI's; and only one to the server that the sentinels now call the master.
         if is_fresh and connection.pid == os.getpid() and self.pool.owns_connection(connection):
             return connection
         self.pool.release(connection)
         return checkout(self.pool)
 
     def put_back(self, connection: Any) -> float:
-        """The exchange on it is complete. Returns when, on `clock`."""
+        """Put back a connection whose exchange is complete. Returns the time, on `clock`."""
         now = clock()
         self._idle.append((connection, now))
         return now
 
     def drop(self, connection: Any) -> None:
-        """Close this one: its exchange was cut short, or its server is not to be used any more."""
+        """Close a connection: its exchange was cut short, or its server must no longer be used."""
         connection.disconnect()
         self.pool.release(connection)
 
     def disconnect(self) -> None:
-        """Close all of them."""
+        """Close all connections."""
         self._idle.clear()
         self.pool.disconnect()
 
@@ -257,11 +257,11 @@ _WANTS_COMMAND: Final = (
 
 def pack(arguments: Sequence[str | int | bytes], head: bool = True) -> bytes:
     """A command as it is sent. Half of a surrogate pair, which JSON may carry in a task's id, is
-    escaped: UTF-8 has no place for it.
+    escaped: UTF-8 cannot encode it.
 
     Args:
-        arguments: its words.
-        head: with the head that counts a command's words; without it, it is a part of a command.
+        arguments: the command's words.
+        head: begin with the head that counts the words; without it, this is a part of a command.
     """
     if pack_command is not None:
         try:
@@ -289,7 +289,7 @@ def _impatient(timeout: float) -> dict[str, Any]:
         "socket_connect_timeout": timeout,
         "retry": Retry(NoBackoff(), 0),
         "retry_on_error": [],
-        # Each thread or greenlet that asks or waits needs one; redis-py 8 stops at 100.
+        # Each thread or greenlet that asks or waits needs a connection; redis-py 8 stops at 100.
         "max_connections": 2**31,
     }
 
@@ -308,7 +308,7 @@ def _fit(timeout: float, on_connect: Callable[[Any], None]) -> dict[str, Any]:
 
 
 def _nothing(connection: Any) -> None:
-    """Called with a connection that is never opened."""
+    """Nobody calls this: no connection is opened."""
 
 
 def _wants_tls(kwargs: Mapping[str, Any]) -> bool:
@@ -317,7 +317,7 @@ def _wants_tls(kwargs: Mapping[str, Any]) -> bool:
 
 def _scheme(url: Any) -> str:
     if not isinstance(url, str) or "://" not in url:
-        return f"a {type(url).__name__} that is not a URL"  # it may contain a password nevertheless
+        return f"a {type(url).__name__} that is not a URL"  # the text itself may have a password
     return url.split("://")[0]
 
 

@@ -1,5 +1,5 @@
-"""What a server remembers of past runs, and of duplicates that were turned away. Most of it is
-written by the scripts that take and release locks.
+"""What a server remembers of past runs, and of duplicates that were turned away. The scripts that
+take and release locks write most of this.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class History:
         self._server = server
 
     def tasks(self, prefix: str, name: str | None = None) -> dict[str, list[str]]:
-        """The tasks whose runs are kept, by the key of their bucket's history; "" is `RedisLock`.
+        """The tasks whose runs are kept, by the key of their bucket's history; "" for `RedisLock`.
 
         Args:
             prefix: what every key begins with.
-            name: a lock's name, for only its bucket; None for all.
+            name: look only into the bucket of the lock with this name; None for all buckets.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -50,42 +50,42 @@ class History:
         """The runs that are kept in these lists.
 
         Args:
-            lists: for each, the key of its bucket's history, and the task.
-            most: how many runs of each are wanted, the newest; None for all.
+            lists: for each list, the key of its bucket's history, and the task.
+            most: how many of the newest runs to read from each list; None for all.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        # The records of other runs may come between those of one run.
+        # Read ten runs more: records of other runs may come between those of one run.
         first = 0 if most is None else -past.RECORDS * (most + 10)
         for reply in self._ask([("LRANGE", runs_of(*each), first, -1) for each in lists], []):
             yield from past.runs_in(reply)
 
     def last_successes(self, prefix: str) -> dict[str, float]:
-        """When each task last had a run that succeeded: Unix time, by the lock server's clock. Of
-        lists that end otherwise, the last runs are read; of tasks without a success there, all.
+        """When a run of each task last succeeded, as Unix time by the lock server's clock. Reads
+        the last record of a list; if it is no success, the last runs; if they have none, all runs.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
         lists = [(key, task) for key, tasks in self.tasks(prefix).items() for task in tasks if task]
-        found: dict[str, float] = {}
+        latest: dict[str, float] = {}
         for first in (-1, -10 * past.RECORDS, 0):
             replies = self._ask([("LRANGE", runs_of(*each), first, -1) for each in lists], [])
             times = [past.last_success(reply) for reply in replies]
             for (_, task), at in zip(lists, times, strict=True):
                 if at is not None:
-                    found[task] = max(at, found.get(task, at))
+                    latest[task] = max(at, latest.get(task, at))
             lists = [
                 each
                 for each, at in zip(lists, times, strict=True)
-                if at is None and (first == -1 or each[1] not in found)
+                if at is None and (first == -1 or each[1] not in latest)
             ]
-        return found
+        return latest
 
     def running(self, prefix: str, runs: Sequence[Past]) -> dict[int, int]:
-        """Those runs that still have their locks: their fences, and how many duplicates each has
-        turned away so far. Until its end, only the lock's value counts them.
+        """The runs among these that still have their locks, by their fences: how many duplicates
+        each has turned away so far. Until a run ends, only the lock's value has this number.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -93,27 +93,27 @@ class History:
         lock_ids = {run.lock_id for run in runs}
         slots = [slot for lock_id in lock_ids for slot in _slots(prefix, lock_id)]
         values = self._ask([("GET", slot) for slot in slots], None)
-        found = ((holders.parse(value, None), value) for value in values if value)
+        parsed = ((holders.parse(value, None), value) for value in values if value)
         return {
             holder.fence: past.turned_away_by(value)
-            for holder, value in found
+            for holder, value in parsed
             if holder and holder.fence and not (holder.cooling_down or holder.held_for_retry)
         }
 
     def turned_away(self, prefix: str) -> dict[str, dict[int, int]]:
-        """How many duplicates of each task were turned away in each hour, a Unix time.
+        """How many duplicates of each task were turned away in each hour, by the hour's Unix time.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        found: dict[str, dict[int, int]] = {}
+        counts: dict[str, dict[int, int]] = {}
         keys = in_all_buckets(prefix, "turned")
         for reply in self._ask([("HGETALL", key) for key in keys], []):
             for task, text in pairs_in(reply):
-                hours = found.setdefault(task, {})
+                hours = counts.setdefault(task, {})
                 for hour, count in past.per_hour(text.encode()).items():
                     hours[hour] = hours.get(hour, 0) + count
-        return found
+        return counts
 
     def _ask(self, commands: Iterable[Sequence[Any]], instead: Any) -> Iterator[Any]:
         """The replies to these commands; `instead` for each key of another type."""
@@ -124,7 +124,7 @@ class History:
 
 
 def _slots(prefix: str, lock_id: str) -> tuple[str, ...]:
-    """The keys of the lock with this id; none if it is not one."""
+    """The keys of the lock with this id; none if this is no lock id."""
     try:
         keys = keys_of_lock_id(prefix, lock_id)
     except ValueError:

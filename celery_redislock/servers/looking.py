@@ -1,4 +1,4 @@
-"""What is in a server, for people. Changes nothing there."""
+"""Reads what is in a lock server, for people. Changes nothing there."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Room(NamedTuple):
     Attributes:
         now: the server's time in Unix seconds.
         total: how many wait.
-        entries: the first of them: ids, and what is stored.
+        entries: the first that wait: ids and stored entries.
         aside_total: how many were set aside.
-        aside: the same for about as many of these.
+        aside: about as many that were set aside: ids and stored entries.
     """
 
     now: float
@@ -39,13 +39,13 @@ class Room(NamedTuple):
 
 
 class Looking:
-    """What is in one server."""
+    """Reads what is in one server."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
 
     def scan(self, pattern: str) -> Iterator[list[bytes]]:
-        """All keys that match, step by step; some perhaps twice. Never by `KEYS`.
+        """All keys that match, step by step; some perhaps twice. Uses `SCAN`, never `KEYS`.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -67,11 +67,11 @@ class Looking:
         """
         commands = [(what, key) for key in keys for what in ("GET", "PTTL")]
         (seconds, micros), *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
-        found = [
+        all_stored = [
             Stored(value is not None, None if isinstance(value, ResponseError) else value, left)
             for value, left in zip(replies[::2], replies[1::2], strict=True)
         ]
-        return int(seconds) + int(micros) / 1e6, found
+        return int(seconds) + int(micros) / 1e6, all_stored
 
     def lengths(
         self,
@@ -118,8 +118,8 @@ class Looking:
         )
 
     def heads(self, rooms: Sequence[LockKeys]) -> tuple[float, list[tuple[int, str, str]]]:
-        """The server's time in Unix seconds, and for each of these waiting rooms: how many wait,
-        and the first one's id and entry, "" if they are lost.
+        """The server's time in Unix seconds, and for each of these waiting rooms how many wait, and
+        the id and the entry of the first one, "" if they are lost.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -137,7 +137,7 @@ class Looking:
         return int(seconds) + int(micros) / 1e6, list(zip(lengths, ids, entries, strict=True))
 
     def entries(self, wanted: Sequence[tuple[LockKeys, bytes | str]]) -> list[str]:
-        """These entries as they are stored, given their rooms and ids; "" for one that is lost.
+        """The stored entries with these rooms and ids; "" for an entry that is lost.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -149,7 +149,7 @@ class Looking:
         ]
 
     def set_aside(self, asides: Sequence[bytes | str], most: int) -> list[list[tuple[str, str]]]:
-        """About `most` of the entries set aside under each of these keys: ids, and what was parked.
+        """About `most` of the entries set aside under each of these keys: ids and parked messages.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -161,19 +161,19 @@ class Looking:
         ]
 
     def all_set_aside(self, keys: LockKeys) -> dict[str, str]:
-        """What was parked in all entries of a lock that were set aside, by their ids.
+        """The parked messages of all entries of a lock that were set aside, by entry ids.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        found: dict[str, str] = {}
+        parked: dict[str, str] = {}
         cursor = b"0"
         while True:
             commands = [("HSCAN", keys.aside, cursor, "COUNT", SCAN_COUNT)]
             ((cursor, flat),) = self._server.replies(commands)
-            found.update(entries_in(flat))
+            parked.update(entries_in(flat))
             if cursor == b"0":
-                return found
+                return parked
 
     def server_info(self) -> dict[str, str]:
         """The reply to INFO, as a dict.
@@ -185,7 +185,7 @@ class Looking:
         return info(reply)
 
     def server_config(self, *names: str) -> dict[str, str]:
-        """These settings of the server; without those that it does not tell.
+        """These settings of the server, without those that it refuses to tell.
 
         Raises:
             LockUnavailable: the server did not answer.
@@ -196,10 +196,10 @@ class Looking:
         return {name: value for pair in pairs for name, value in pairs_in(pair)}
 
     def reach(self) -> None:
-        """Return if the server answers, even if only that this user may not ask for its time.
+        """Return if the server answers, even if it only says that this user may not use TIME.
 
         Raises:
-            LockUnavailable: it does not answer.
+            LockUnavailable: the server does not answer.
         """
         try:
             self.round_trips(1)

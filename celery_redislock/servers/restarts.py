@@ -12,7 +12,7 @@ from ..protocol.clock import clock
 
 
 class ServerWatch:
-    """Notices that the server is not the one that we talked to before.
+    """Notices that another server answers than the one that we talked to before.
 
     A server that came back empty, or a promoted replica, has forgotten locks that are held. Their
     holders take them again within ttl / 3. Until then nobody may take a new lock: a client-side
@@ -31,18 +31,18 @@ class ServerWatch:
         self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def on_connect(self, connection: Any) -> None:
-        """Set up a new connection and learn which server it is to."""
+        """Set up a new connection, and learn which server it leads to."""
         connection.on_connect()
         run_id, uptime = _identity(connection)
         now = clock()
         # The uptime may be a second too long: it is the difference of two whole numbers.
         started_at = now - max(uptime - 1, 0.0)
         if run_id is None:
-            # The server does not tell its id: after a broken connection it may be another one.
+            # The server does not tell its id: after a broken connection it may be another server.
             if self._broken or connection in self._connected:
                 self.changed_at = now
         elif self._run_id is None:
-            # The first one that this process sees. If it was away before, it may have forgotten.
+            # Our first contact with a server. If it was away before, it may have forgotten locks.
             if self._broken:
                 self.changed_at = started_at
         elif run_id != self._run_id:
@@ -61,10 +61,10 @@ class ServerWatch:
             self.changed_at = clock()
 
     def admit(self, ttl: float) -> None:
-        """Go on only if a new lock with this ttl may be taken.
+        """Return if a new lock with this ttl may be taken now.
 
         Raises:
-            HeldOff: not yet.
+            HeldOff: no new lock may be taken yet.
         """
         if self.changed_at is None:
             return

@@ -1,4 +1,4 @@
-"""What a server allows this user. Nothing is changed there to find out."""
+"""Finds out what a server allows this user. Changes nothing there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Rights:
         self._server = server
 
     def may(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
-        """Whether this user may run each of these commands. None is run.
+        """Whether this user may run each of these commands. Runs no command.
 
         Returns:
             None if the server cannot say: it is older than Redis 7, or does not allow scripts.
@@ -39,10 +39,10 @@ class Rights:
         return [reply == 1 for reply in replies]
 
     def may_queue(self, commands: Sequence[Sequence[str]]) -> list[bool] | None:
-        """The same for any server: the commands are queued in a transaction, which is discarded.
+        """The same as `may`, for any server: queues the commands in a transaction, and discards it.
 
         Returns:
-            None if this user may not do that.
+            None if this user may not use transactions.
 
         Raises:
             LockUnavailable: the server did not answer.
@@ -50,15 +50,15 @@ class Rights:
         replies = self._server.exchange("", LOOKING_TTL, "main", _queued, commands)
         if replies is None:
             return None
-        # Other errors, such as a full server, are not denials.
+        # Other errors, such as that of a full server, are not denials.
         return [
             not isinstance(reply, NoPermissionError) and "unknown command" not in str(reply)
             for reply in replies
         ]
 
     def denied(self, commands: Sequence[Sequence[str]]) -> list[bool]:
-        """Whether the server denies this user each of these commands. They are run, so they must
-        not change anything.
+        """Whether the server denies this user each of these commands. Runs the commands, so they
+        must not change anything.
 
         Raises:
             LockUnavailable: the server did not answer.
@@ -69,12 +69,12 @@ class Rights:
 
 def _queued(connection: Any, commands: Sequence[Sequence[str]]) -> list[Any] | None:
     connection.send_command("MULTI")
-    # Read this before more is sent: without a transaction the commands would be run.
+    # Read this reply before more is sent: without a transaction the commands would be run.
     if isinstance(read(connection), ResponseError):
         return None
     all_of_them = [*commands, ("DISCARD",)]
     connection.send_packed_command([b"".join(map(pack, all_of_them))])
     *replies, discarded = [read(connection) for _ in all_of_them]
     if isinstance(discarded, ResponseError):
-        raise RedisConnectionError(f"DISCARD: {discarded}")  # ends the transaction
+        raise RedisConnectionError(f"DISCARD: {discarded}")  # closes it, and ends the transaction
     return replies

@@ -12,10 +12,10 @@ from ..protocol.exchange import Call
 from .connections import pack
 
 
-@cache  # read at first use: a process that only sends tasks needs none
+@cache  # a script is read at its first use: a process that only sends tasks needs none
 def text_of(name: str) -> str:
     """The text of a script of `scripts/`."""
-    return re.sub(r"(?m)^-- include (\w+)\.lua$", lambda found: _source(found[1]), _source(name))
+    return re.sub(r"(?m)^-- include (\w+)\.lua$", lambda part: _source(part[1]), _source(name))
 
 
 @cache
@@ -24,7 +24,7 @@ def sha_of(name: str) -> str:
 
 
 def packed(call: Call[Any]) -> bytes:
-    """The packed command of a call, if the server knows the script."""
+    """The packed command of a call whose script the server knows."""
     keys, args = call.keys, call.args
     if not call.recurs:
         return pack(("EVALSHA", sha_of(call.script), len(keys), *keys, *args))

@@ -1,6 +1,6 @@
-"""One Redis server: carries calls and queries to it, and tries again within bounds.
+"""The driver of one Redis server: carries calls and queries, and tries again within bounds.
 
-Whatever goes wrong here is raised as `LockUnavailable`: busy, lost and broken stay three things.
+Raises every failure as `LockUnavailable`: an outage must not look like a busy lock or a lost one.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from .scripts import packed, packed_text
 
 T = TypeVar("T")
 
-#: The most seconds that an acquire or release tries to reach the server.
+#: The most seconds for which an acquire or release tries to reach the server.
 MAX_TRYING: Final = 2.0
-#: The ttl for what people ask: they can wait longer than a worker.
+#: The ttl for requests of people, who can wait longer for an answer than a worker.
 LOOKING_TTL: Final = 12.0
 
 
@@ -44,7 +44,7 @@ def patience(ttl: float) -> float:
 
 @lru_cache
 def operation_timeout(ttl: float) -> float:
-    """Seconds that one command may take: far below ttl / 3, in steps, to share connections."""
+    """Seconds that one command may take: far below ttl / 3, and in steps, to share connections."""
     return min(max(math.ceil(ttl / 12 * 20) / 20, 0.1), 1.0)
 
 
@@ -63,7 +63,7 @@ class Server:
         self._connections: dict[tuple[str, float], Connections] = {}
         self.watch = ServerWatch()
 
-    # -- what it can be asked -------------------------------------------------------------
+    # -- requests -------------------------------------------------------------------------
 
     def run(
         self,
@@ -76,11 +76,11 @@ class Server:
         """The answer to a call. Tries again until the server answers, within bounds.
 
         Args:
-            call: what to ask.
+            call: the call.
             once: do not try again.
-            hold_off: seconds that the caller can wait for the holders of a restarted server, if
-                the call takes a new lock; None for as long as that takes, a third of the ttl.
-            purpose: whose connections to use: who blocks, or must not be late, has its own.
+            hold_off: if the call takes a new lock: seconds that the caller can wait for a restarted
+                server's hold-off to end; None for the whole hold-off, a third of the ttl.
+            purpose: the connections to use: a caller that blocks, or must not be late, has its own.
 
         Raises:
             LockUnavailable: the server did not answer in time, or has just come back.
@@ -96,8 +96,8 @@ class Server:
         """The answers to these calls of one script, in one round trip. Tries once.
 
         Args:
-            calls: what to ask.
-            ttl: seconds, which say how long the server may take to answer.
+            calls: the calls.
+            ttl: seconds; they determine how long the server may take to answer.
             purpose: see `run`.
 
         Raises:
@@ -112,10 +112,10 @@ class Server:
         ]
 
     def block(self, call: Call[T], wake: str, seconds: float) -> T:
-        """Block on a list, and make a call then. Both are sent together.
+        """Block on a list, then make a call. Both are sent together.
 
         Args:
-            call: what to ask.
+            call: the call.
             wake: the list's key.
             seconds: the longest block.
 
@@ -151,12 +151,12 @@ class Server:
 
         Args:
             commands: the commands.
-            ttl: seconds, which say how long the server may take to answer.
+            ttl: seconds; they determine how long the server may take to answer.
             errors: return a refusal as a `ResponseError` among the replies, do not raise it.
-            wrong_type: the same, only for keys of another type.
+            wrong_type: the same, but only for keys of another type.
 
         Raises:
-            LockUnavailable: the server did not answer, or refuses one of them.
+            LockUnavailable: the server did not answer, or refuses one of the commands.
         """
         if not commands:
             return []
@@ -172,7 +172,7 @@ class Server:
         talk: Callable[..., T],
         *args: Any,
     ) -> T:
-        """Have an exchange, and again until the server answers, within bounds. See `run`."""
+        """Repeat an exchange until the server answers, within bounds. See `run`."""
         began, pause = clock(), 0.02
         give_up = began + (ttl / 3 + 1 if hold_off is None else hold_off)
         while True:
@@ -207,7 +207,7 @@ class Server:
         try:
             result = talk(connection, *args)
         except BaseException as exc:
-            # Leave a server that is not the master: its name may lead to another one by now.
+            # Leave a server that is not the master: its name may lead to another server by now.
             is_answer = isinstance(exc, ResponseError) and not is_not_master(exc)
             if is_answer or isinstance(exc, HeldOff):
                 connections.put_back(connection)
@@ -246,7 +246,7 @@ class Server:
         again = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if again:
             commands = [packed(calls[i]) for i in again]
-            commands[0] = packed_text(calls[again[0]])  # makes it known for the others
+            commands[0] = packed_text(calls[again[0]])  # the server then knows it for the others
             connection.send_packed_command([b"".join(commands)])
             for i in again:
                 replies[i] = read(connection)
@@ -268,7 +268,7 @@ class Server:
             raise reply
         answer = call.read(reply, sent_at)
         if isinstance(slept, ResponseError) and isinstance(answer, Busy):
-            raise slept  # without a sleep, the caller must not ask again at once
+            raise slept  # there was no sleep: the caller must not ask again at once
         # Another thread may have noticed a new server meanwhile.
         self.watch.admit(call.ttl)
         return answer
@@ -314,10 +314,10 @@ def read(connection: Any) -> Any:
 
 
 def is_not_master(error: Any) -> bool:
-    """Whether a server says that it is not the master any more, or not yet."""
+    """Whether this is a server's reply that it is not the master any more, or not yet."""
     if isinstance(error, MasterDownError | ReadOnlyError):
         return True
-    # How Redis 6 says it if a script wants to write.
+    # Redis 6 says this if a script wants to write.
     return isinstance(error, ResponseError) and "-READONLY " in str(error)
 
 

@@ -1,6 +1,6 @@
-"""A store that replaces every lock server of this process, in tests. None in production.
+"""A server that replaces every lock server of this process in tests. Production has none.
 
-See `testing`, which sets it.
+The module `testing` sets it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class StandIn(NamedTuple):
 
     Attributes:
         server: where all locks are taken.
-        eager: eager calls take them too, whatever the apps' settings say.
+        eager: eager calls take locks too, whatever the apps' settings say.
     """
 
     server: Server
     eager: bool
 
 
-#: The one in use now, or None.
+#: The stand-in that is in use now, or None.
 current: StandIn | None = None

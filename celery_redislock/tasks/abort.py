@@ -36,12 +36,12 @@ class Abort:
         self._armed = True
 
     def disarm(self) -> None:
-        """From here on `fire` does nothing. What was fired but not yet raised is cancelled."""
+        """From here on `fire` does nothing. An error that is not yet raised is cancelled."""
         with self._mutex:
             self._armed = False
             fired = self._fired
         if fired and self._target is not None:
-            try:  # noqa: SIM105  a call to `suppress` is a place where it may be raised
+            try:  # noqa: SIM105  a call to `suppress` may be where it is raised
                 self._target.call_off()
             except LockLost:
                 pass

@@ -1,4 +1,4 @@
-"""What a delivery asks the lock server, until the answer is a decision or a conflict."""
+"""Asks the lock server for a delivery, until the answer is a decision or a conflict."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ logger = get_logger()
 
 
 class Asking(Record):
-    """A record, and its questions."""
+    """A record of a delivery that asks the lock server its questions."""
 
     def understand(self, question: Question) -> Decision | Busy | Full:
-        """Ask until the answer is a decision, or one that the policy decides on."""
+        """Ask until the result is a decision, or a conflict that the policy decides on."""
         while True:
-            found = meaning(self, question, self.ask(question))
-            if not isinstance(found, Question):
-                return found
-            question = found
+            result = meaning(self, question, self.ask(question))
+            if not isinstance(result, Question):
+                return result
+            question = result
 
     def ask(self, question: Question) -> Answer:
         """Ask the lock server."""
@@ -55,7 +55,7 @@ class Asking(Record):
                 self.reruns = True
                 self.learn(redelivered=True)
             return self.lease.acquire(again=True)
-        # If a conflict can end in one way only, the server notes that at once.
+        # If a conflict can end in one way only, the server notes that end as it answers.
         facts, policy = self.facts, self.facts.policy
         is_noted = (
             policy.turns_away
@@ -85,8 +85,8 @@ class Asking(Record):
         self._begin_to_wait()
         self.note_arrival()
         parking = parking_of(self, question)
-        # From here on it may be published from the room, even if the answer is lost, or says that
-        # it need not wait.
+        # From here on the task may be published from the room, even if the answer is lost, or says
+        # that it need not wait.
         self.is_parking = self.copied = self.may_have_copies = True
         answer = facts.locks.server.run(park(facts.claim, parking))
         self.is_parking = isinstance(answer, Parked)
@@ -101,7 +101,7 @@ class Asking(Record):
             self.learn(since=time.time())
 
     def _heard(self, busy: Busy) -> None:
-        """Publish the message that got the turn as this one asked."""
+        """Publish the message that got the turn when this delivery asked."""
         claim = self.facts.claim
         if busy.offered is not None:
             turns.publish(self.facts.task.app, claim.keys, claim.ttl, busy.offered)

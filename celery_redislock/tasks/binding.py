@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from .forgotten import options_elsewhere
 from .locked import LockedTask
 
-#: Marks the `__call__` that takes the lock: the one that it calls.
+#: Where a `__call__` that takes the lock keeps the `__call__` that it wraps.
 OUTERMOST: Final = "_redislock_outermost"
 #: What a task may override with a value: Celery's own attributes, and the options.
 _SETTABLE: Final = frozenset(dir(Task)).union(OPTIONS)
@@ -36,7 +36,7 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
 
     Args:
         cls: the task's own class.
-        door: the class that users subclass. Its own attributes are not options of theirs.
+        door: the class that users subclass. The users' options are not among its attributes.
         app: the Celery app.
 
     Raises:
@@ -47,7 +47,7 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
     refuse_unknown_options(where, _own_attributes(cls, door), _taken(door))
     locks = app_locks(app, refresh=True)
     given = {option: _plain(inspect.getattr_static(cls, option)) for option in OPTIONS}
-    # Ours hide them where it comes first among the bases, and where `redislock_tasks` put it.
+    # Our class hides them if it is the first base, also where `redislock_tasks` put it.
     for name, value in options_elsewhere(cls).items():
         if name not in OPTIONS:
             refuse_unknown_option(where, name)
@@ -107,7 +107,7 @@ def _require_server(cls: type[LockedTask], app: Any, locks: AppLocks) -> None:
     except ConfigError as exc:
         if not _is_fallback(app) and function not in _at_home:
             raise
-        cls._redislock_error = exc  # it must not run there as if it needed no lock
+        cls._redislock_error = exc  # the task must not run there as if it needed no lock
     else:
         _at_home.add(function)
 
@@ -120,7 +120,7 @@ def is_celerys_own(cls: type[Any]) -> bool:
 
 
 def _is_fallback(app: Any) -> bool:
-    # Celery makes it when gevent's patching touches Celery's lazy names. Nothing runs in it.
+    # Celery makes this app when gevent's patching touches Celery's lazy names. No task runs in it.
     if is_nobodys_app(app):
         return True
     # The same goes for the app that pytest-celery has as a template for its containers.
@@ -134,7 +134,7 @@ def _taken(door: type[LockedTask]) -> frozenset[str]:
 
 
 def _own_attributes(cls: type[Any], door: type[LockedTask]) -> Iterator[tuple[str, Any]]:
-    """What the task and its bases below ours set or annotate, and no base above ours has."""
+    """The names that the task and its bases below ours set or annotate, and no base above has."""
     mro = cls.__mro__
     known = {name for base in mro[mro.index(LockedTask) + 1 :] for name in vars(base)}
     for base in mro[: mro.index(door)]:

@@ -1,4 +1,4 @@
-"""The body of a locked task: how it is run, what its end means, and how the lock is given back."""
+"""Runs the body of a locked task, reads how it ended, and decides how to release the lock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .record import NOT_RUN, Ran, Record
 
 logger = get_logger()
 
-#: What a body returns that is an `async def` under a decorator.
+#: What a body returns if it is an `async def` under a decorator.
 _NEVER_AWAITED: Final = (CoroutineType, AsyncGeneratorType)
 
 
@@ -62,18 +62,18 @@ def _refuse_async(run: Record, result: Any) -> None:
     )
 
 
-# -- what its end means -----------------------------------------------------------------------
+# -- what the end of the body means -----------------------------------------------------------
 
 
 def ran_to_its_end(run: Record) -> Ran:
-    """The body has returned."""
+    """The end of a body that returned."""
     return Ran(past.SUCCEEDED, _note_of_end(run, "callbacks", "chain"))
 
 
 def ran_into(run: Record, error: BaseException) -> Ran:
-    """The body has raised this."""
+    """The end of a body that raised this error."""
     if isinstance(error, Retry):
-        # The next attempt's message is published: nothing of this one is outstanding.
+        # The next attempt's message is published: nothing is left to do for this attempt.
         return Ran(past.RETRIED, notes.ENDED, error)
     if isinstance(error, LockLost) and error.key == run.facts.key and run.lease.replaced_by:
         return Ran(past.REPLACED, notes.ENDED)
@@ -84,7 +84,7 @@ def ran_into(run: Record, error: BaseException) -> Ran:
         return Ran(past.IGNORED, notes.ENDED)
     if isinstance(error, Exception):
         return Ran(past.FAILED, _note_of_end(run, "errbacks") if run.facts.acks_failures else "")
-    return Ran(past.TERMINATED)  # the process is to end
+    return Ran(past.TERMINATED)  # the process is about to end
 
 
 def _note_of_end(run: Record, *follow: str) -> str:
@@ -98,17 +98,17 @@ def _note_of_end(run: Record, *follow: str) -> str:
     return notes.EXPECTS_RESULT
 
 
-# -- how the lock is given back ---------------------------------------------------------------
+# -- how the lock is released -----------------------------------------------------------------
 
 
 def giving_back(run: Record) -> Release | Heir | None:
-    """How the lock is given back: released, kept for the task's next message, or left alone, since
-    the worker's main process does that.
+    """How to give back the lock: release it; keep it for the task's next message (`Heir`); or, if
+    None, leave it to the worker's main process.
     """
     lease, ran = run.lease, run.ran
     if ran.how == past.TERMINATED and _is_retried_by_worker(run):
         return None
-    if lease.replaced_by is None:  # else the next run under the lock is another task's
+    if lease.replaced_by is None:  # else the lock goes to the run that replaces this one
         if lease.heir is not None:
             return lease.heir
         if ran.retry is not None and _is_held_for(run, ran.retry):
@@ -118,8 +118,8 @@ def giving_back(run: Record) -> Release | Heir | None:
 
 
 def _is_retried_by_worker(run: Record) -> bool:
-    """Whether this pool process ends, and the main process may send the task's retry: then that one
-    releases the lock, or keeps it for the retry, as for a process that was killed.
+    """Whether this pool process ends, and the main process may send the task's retry. If so, the
+    main process releases the lock, or keeps it for the retry, as for a process that was killed.
     """
     task = run.facts.task
     sends = is_pool_process() and getattr(task, "retry_on_worker_lost", False)
@@ -129,7 +129,7 @@ def _is_retried_by_worker(run: Record) -> bool:
 def _is_held_for(run: Record, retry: Retry) -> bool:
     """Whether the lock is to be kept for the retry, and is the lock that the retry needs."""
     options, task = run.facts.options, run.facts.task
-    # With another scope the retry's message is the heir, if any.
+    # With another scope, sending the retry made its message the heir, if it has the same lock.
     if options.lock_across_retries != "hold" or options.lock_scope != "running":
         return False
     sig = getattr(retry, "sig", None)
@@ -139,7 +139,7 @@ def _is_held_for(run: Record, retry: Retry) -> bool:
         args, kwargs = task.as_sent(sig.args or (), sig.kwargs or {})
         keys = task.lock_keys_for(args, kwargs, sig.options.get("headers") or {})
     except Exception:
-        return False  # it will fail, and needs no lock for that
+        return False  # the retry will fail, and needs no lock for that
     return keys == run.facts.claim.keys
 
 
@@ -168,20 +168,20 @@ def call_off(run: Record, retry: Retry, by: Holder) -> None:
 
 def give_back_again(run: Record, release: Release) -> None:
     """Repeat the release that the server did not answer. Otherwise the lock would stay until it
-    expires. After that nothing is repeated: the lock may have had other holders since.
+    expires. Once it has expired, we repeat nothing: the lock may have had other holders since.
     """
     facts, copies, note = run.facts, run.may_have_copies, run.ran.note
     if clock() >= run.lease.deadline:
         return
     release = release._replace(note=run.note_of(note), always=copies)
     settled = facts.locks.server.run(settle(facts.claim, release))
-    if note != run.ran.note and copies:  # all that follows the body was done meanwhile
+    if note != run.ran.note and copies:  # Celery did all that follows the body meanwhile
         facts.locks.server.ask(mark_done(facts.claim, run.note_of(run.ran.note)), once=True)
     logger.info("redislock: %s is released now", facts.key)
     turns.follow(facts.task.app, facts.claim.keys, facts.claim.ttl, settled)
 
 
-# -- what is reported of it -------------------------------------------------------------------
+# -- what is reported of the lock -------------------------------------------------------------
 
 
 def say_acquired(run: Record, asked_at: float) -> None:
@@ -197,7 +197,7 @@ def say_acquired(run: Record, asked_at: float) -> None:
 
 
 def say_released(run: Record, owned: bool, is_kept: bool) -> None:
-    """Report that the lock is given back."""
+    """Report that the lock is released, or kept for the next message."""
     held = clock() - run.lease.acquired_at
     facts: dict[str, Any] = {"fence": run.lease.fence, "held": held}
     more = {"owned": owned, "kept_for_retry": is_kept, "how": run.ran.how}

@@ -1,4 +1,4 @@
-"""What a policy can do with a task that met a held lock: the verbs, as a worker has them."""
+"""What a policy can do in a worker with a task that met a held lock: skip, defer and so on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_TIME: Final = 0.001
 
 
 class Decided(Exception):
-    """Leaves a policy that asked to wait: something else was decided meanwhile."""
+    """Ends a policy that asked to wait: meanwhile, something else was decided."""
 
     def __init__(self, decision: Decision) -> None:
         super().__init__(decision)
@@ -30,7 +30,7 @@ def decide(policy: Policy, conflict: TaskConflict) -> Decision:
     """What the policy decides.
 
     Raises:
-        ConfigError: it decided nothing.
+        ConfigError: the policy decided nothing.
     """
     try:
         decision = policy.act(conflict)
@@ -52,7 +52,7 @@ class TaskConflict:
     Args:
         run: the task's run.
         busy: the answer of the lock server.
-        ask: asks it again, and says what its answer means.
+        ask: asks the lock server again, and returns what the answer means.
     """
 
     _run: Record
@@ -105,15 +105,15 @@ class TaskConflict:
     # -- waiting --------------------------------------------------------------------------
 
     def wait(self, timeout: float | None) -> bool:
-        found = self._ask(Await(timeout))
-        if isinstance(found, Busy):
-            self._busy = found
-            is_over = not found.for_message or self._run.facts.delivery.gave_up
+        answer = self._ask(Await(timeout))
+        if isinstance(answer, Busy):
+            self._busy = answer
+            is_over = not answer.for_message or self._run.facts.delivery.gave_up
             if is_over or self._run.facts.is_eager:
                 return False
             # The message that the lock is kept for needs a pool slot, perhaps this one.
             return self._park(give_up=timeout)
-        return self._has_lock(Go(self._busy) if isinstance(found, Go) else found)
+        return self._has_lock(Go(self._busy) if isinstance(answer, Go) else answer)
 
     def park(
         self, *, limit: int | None = None, max_wait: float | None = None, newest: bool = False
@@ -128,7 +128,7 @@ class TaskConflict:
         if facts.is_eager or facts.claim.attempt or facts.claim.nesting:
             # Nobody would run what is published; or the holder started after this task did.
             self._leave(self.skip())
-        # A copy of a run that died must not end newer runs, and runs after them.
+        # A copy of a message whose run died must not end newer runs: it runs after them.
         is_old = facts.began and self._run.delivery.arrived is None
         return self._park(newest=True, grace=None if is_old else grace)
 
@@ -139,25 +139,25 @@ class TaskConflict:
 
     def _park(self, **how: Any) -> bool:
         if self._run.facts.delivery.fanout:
-            # In the room the copies would be one, and their queues may be gone when it is its turn.
+            # In the room the copies would be one entry; at its turn, their queues may be gone.
             give_up = how.get("give_up")
             if give_up is not None and give_up <= NO_TIME:
                 return False
             most = self._run.facts.claim.ttl / 3
             self._leave(self.defer(backoff(self.deferrals, most, self._run)))
         while True:
-            found = self._ask(Park(self._busy, **how))
-            if isinstance(found, Full):
+            answer = self._ask(Park(self._busy, **how))
+            if isinstance(answer, Full):
                 return False
-            if not isinstance(found, Busy):
-                return self._has_lock(found)
-            self._busy = found  # the lock was free for a moment
+            if not isinstance(answer, Busy):
+                return self._has_lock(answer)
+            self._busy = answer  # the lock was free for a moment
 
-    def _has_lock(self, found: Decision | Full) -> bool:
-        if not isinstance(found, Go | GoUnlocked):
-            assert isinstance(found, Decision)
-            self._leave(found)
-        self._go = found
+    def _has_lock(self, answer: Decision | Full) -> bool:
+        if not isinstance(answer, Go | GoUnlocked):
+            assert isinstance(answer, Decision)
+            self._leave(answer)
+        self._go = answer
         return True
 
     def _leave(self, decision: Decision) -> NoReturn:

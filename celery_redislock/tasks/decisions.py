@@ -1,6 +1,6 @@
-"""What becomes of a delivery: decided from the server's answer, the facts and the policy.
+"""Decides what becomes of a delivery, from the lock server's answer, the facts and the policy.
 
-Nothing is done here. `deeds` carries a decision out; `Run.ask` puts a question to the server.
+This module only decides: `deeds` carries a decision out, and `Run.ask` asks the lock server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..protocol.claims import Acquired, Busy, Done, Full, Older, Parked, Turn
 from ..protocol.holders import Holder
 from .record import Record
 
-#: Seconds that a retry waits in place for its earlier attempt to end.
+#: Seconds that a retry waits in its pool slot for its earlier attempt to end.
 EARLIER: Final = 1.0
 #: Seconds for which a finished attempt's result may still be on its way to the backend.
 RESULT_DUE: Final = 5.0
@@ -35,8 +35,8 @@ class Go(Decision):
     """The body runs under the lock.
 
     Attributes:
-        waited_for: the last answer before the task had waited long enough in its pool slot; None
-            if it did not wait.
+        waited_for: the lock server's last answer before the task acquired the lock by waiting in
+            its pool slot; None if it did not wait.
     """
 
     waited_for: Busy | None = None
@@ -47,7 +47,7 @@ class GoUnlocked(Decision):
     """The body runs without a lock of its own.
 
     Attributes:
-        because: the lock server could not be asked; None: an eager run has the lock around it.
+        because: the lock server's error; None if the eager run around this one has the lock.
     """
 
     because: LockUnavailable | None = None
@@ -58,10 +58,10 @@ class TurnedAway(Decision):
     """The task ends without a run.
 
     Attributes:
-        outcome: as what.
-        holder: who was in its way.
-        result: what it returns, if it is skipped with a result.
-        why: what a WARNING says, if the policy meant something else.
+        outcome: the outcome that is reported.
+        holder: the holder that turned it away.
+        result: what the task returns, if it is skipped with a result.
+        why: the reason for a WARNING, if the policy wanted something else.
     """
 
     outcome: Outcome
@@ -76,12 +76,12 @@ class PutOff(Decision):
 
     Attributes:
         countdown: seconds, without the random part.
-        outcome: as what it is reported; None: not at all.
-        holder: who was in its way.
+        outcome: the outcome that is reported, if any.
+        holder: the lock's holder, if that is the reason.
         cause: the lock server's error, if that is the reason.
         is_alone: no other run of the task is known that may still give it a result.
-        learned: what is known of the message now, for the next one to say; or None.
-        comes_anew: what is kept for the message is given up, since the task comes by itself.
+        learned: what is now known of the message, for the header of the next one; or None.
+        comes_anew: the task will ask anew, so what is kept for its message is given up.
     """
 
     countdown: float
@@ -98,8 +98,8 @@ class Waits(Decision):
     """The task waits in the lock's waiting room.
 
     Attributes:
-        outcome: as what it is reported.
-        holder: who was in its way.
+        outcome: the outcome that is reported.
+        holder: the lock's holder.
         parked: the server's answer.
     """
 
@@ -113,7 +113,7 @@ class CannotRun(Decision):
     """The task fails without a run.
 
     Attributes:
-        error: with what.
+        error: the error with which it fails.
     """
 
     error: Exception
@@ -127,8 +127,8 @@ class Try:
     """Ask for the lock once.
 
     Attributes:
-        again: run also if this attempt is known to have run before.
-        reruns: it has run before, and its result is missing.
+        again: acquire the lock even if this attempt is known to have run before.
+        reruns: this attempt has run before, and its result is missing.
     """
 
     again: bool = False
@@ -141,7 +141,7 @@ class Await:
 
     Attributes:
         timeout: seconds; None waits for ever.
-        is_earlier: for the task's earlier attempt, which published this one.
+        is_earlier: the holder is the task's earlier attempt, which published this one.
     """
 
     timeout: float | None
@@ -155,9 +155,9 @@ class Park:
     Attributes:
         busy: the answer that the task acts on.
         limit: how many may wait.
-        give_up: seconds for which it waits; None for ever.
-        newest: it takes the place of waiting tasks of its name.
-        grace: it ends the holder, within so many seconds; None leaves the holder alone.
+        give_up: seconds for which the task waits; None for ever.
+        newest: the task takes the place of waiting tasks with the same name.
+        grace: the holder must end within so many seconds; None leaves the holder alone.
     """
 
     busy: Busy
@@ -174,7 +174,7 @@ class Park:
 
 
 Question: TypeAlias = Try | Await | Park
-#: What the lock server says to a question: that it said nothing in time is an answer, too.
+#: The answers to a question. `LockUnavailable` is one too: the server did not reply in time.
 Answer: TypeAlias = Acquired | Busy | Done | Parked | Turn | Full | Older | LockUnavailable
 FIRST: Final = Try()
 GO: Final = Go()
@@ -184,8 +184,8 @@ GO: Final = Go()
 
 
 def meaning(run: Record, asked: Question, answer: Answer) -> Decision | Question | Busy | Full:
-    """What the server's answer means to this run: a decision; a question to ask next; or that
-    somebody else has the lock or the room is full, for the policy to decide.
+    """What the server's answer means to this run: a decision; a question to ask next; or a conflict
+    or a full room, for the policy to decide.
     """
     if isinstance(answer, Acquired):
         return GO
@@ -213,9 +213,9 @@ def _busy(run: Record, asked: Question, busy: Busy) -> Decision | Question | Bus
     if run.facts.is_eager and (is_own or is_earlier):
         return GoUnlocked()  # a retry runs inside its earlier attempt, under that one's lock
     if is_own or (run.reruns and not is_earlier):
-        # Not a duplicate: a copy of a message whose run has the lock, and if the holder dies, this
-        # copy is all that is left of the task; or one that has run to its end. Whatever its
-        # identity, it is a copy of what runs under its id.
+        # Not a duplicate, but a copy: its task's run has the lock, or has run to its end. If the
+        # holder dies, this copy is all that is left of the task. We clear `sent`: whatever the
+        # message's identity, it counts as a copy of what runs under its id.
         return _behind(run, Outcome.REDELIVERED, busy, {"redelivered": True, "sent": ""})
     if not is_earlier:
         return busy
@@ -227,23 +227,23 @@ def _busy(run: Record, asked: Question, busy: Busy) -> Decision | Question | Bus
 def _behind(
     run: Record, outcome: Outcome, busy: Busy, learned: Mapping[str, Any] | None = None
 ) -> PutOff:
-    """Until the task's other run, which has the lock, may have ended."""
+    """Put the task off until its other run, which has the lock, may have ended."""
     facts = run.facts
     countdown = backoff(facts.delivery.deferrals, facts.claim.ttl / 3, run)
     return PutOff(countdown, outcome, busy.holder, is_alone=False, learned=learned)
 
 
 def _done(run: Record, done: Done) -> Decision | Question:
-    """A copy of a message whose task has run ends; unless it is no copy, or the run died."""
+    """End a copy of a message whose task has run; run what is no copy, or whose run died."""
     delivery, by = run.facts.delivery, done.note.replaced_by
     if by is not None:
-        # Else it ended within its grace, with a result of its own.
+        # The replaced run may have ended within its grace, with a result of its own.
         ended_itself = run.facts.began and run.has_result
         return _as_copy(done) if ended_itself else TurnedAway(Outcome.REPLACED, by)
     if done.note.is_of_another_message(delivery.sent):
         return Try(again=True)
-    # A task may be sent again under the same id. Its message was then sent after the run ended, if
-    # this broker says which message is a copy.
+    # A task may be sent again under the same id, after its run ended. That can be told from a copy
+    # only if this broker says which messages are copies.
     says_copies = delivery.sent or not run.facts.locks.redelivery.copies_any_time
     is_copy = delivery.redelivered or done.note.is_of(delivery.sent) or not says_copies
     if not is_copy and max(delivery.age, delivery.waited) < done.age:
@@ -251,15 +251,15 @@ def _done(run: Record, done: Done) -> Decision | Question:
     if _has_ended(run, done):
         return _as_copy(done)
     if done.age < RESULT_DUE:
-        # The message that follows must be known as a copy too, though it is received later.
+        # The next message must count as a copy too, though it is received later.
         return PutOff(1.0, learned={"redelivered": True})
     # Its process died after the body, before Celery stored the result or published what follows.
     return Try(again=True, reruns=True)
 
 
 def _is_another_queues(run: Record, answer: Answer) -> bool:
-    """Whether another queue's copy of the message runs or has run: what was sent once is answered
-    once. A redelivered copy may be all that is left.
+    """Whether another queue's copy of the message runs or has run: a task sent once runs once. A
+    redelivered copy does not count, since it may be all that is left of the task.
     """
     is_own = isinstance(answer, Done) or (isinstance(answer, Busy) and answer.relation == "own")
     return is_own and not run.facts.delivery.redelivered
@@ -289,7 +289,7 @@ def _unavailable(run: Record, error: LockUnavailable) -> Decision:
 
 
 def backoff(tries: int, most: float, run: Record) -> float:
-    """Seconds: 1, 2, 4 and so on with each try, `most` at most."""
+    """Seconds until the next try: 1, 2, 4 and so on, up to `most`."""
     longest = longest_countdown(run.facts.locks.redelivery.after)
     return min(2.0 ** min(tries, 10), most, longest)
 

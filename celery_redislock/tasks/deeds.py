@@ -1,4 +1,4 @@
-"""Carries out what was decided of a delivery: publishes, stores and reports."""
+"""Carries out what was decided about a delivery: publishes, stores and reports."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ logger = get_logger()
 
 #: A countdown is multiplied by a random factor up to this, so that not all come back at once.
 SPREAD: Final = 1.25
-#: Seconds until a message that could not be published is given back to the broker. That delivers it
-#: again at once, and it may fail again.
+#: Seconds until a message that could not be published again is given back to the broker, which
+#: delivers it again at once: publishing may then fail again.
 BEFORE_REJECTING: Final = 1.0
-#: Seconds before its expiry at which a task is put off at the latest, if the server is away.
+#: While the lock server is away, a task comes back at least so many seconds before it expires.
 IN_TIME: Final = 1.0
 
 
@@ -53,7 +53,7 @@ def carry_out(run: Record, decision: Decision) -> Course:
     """Do what was decided. Returns how the delivery goes on in Celery.
 
     Raises:
-        Exception: what fails, such as the broker. Then the task fails with it.
+        Exception: whatever fails, such as the broker. The task then fails with that error.
     """
     return _DEEDS[type(decision)](run, decision)
 
@@ -91,7 +91,7 @@ def _turn_away(run: Record, decision: TurnedAway) -> Course:
         return Ends(end_replaced(run, holder))
     if decision.why:
         logger.warning("redislock: %s is skipped: %s", run, decision.why)
-    # Before the result is stored: if it never is, a copy of the message runs.
+    # Note this before the result is stored: if it never is, a copy of the message runs.
     if outcome is not Outcome.RAISED or run.facts.acks_failures:
         run.note_end()
     run.count_turned_away(holder)
@@ -151,7 +151,7 @@ def _put_off(run: Record, decision: PutOff) -> Course:
         raise
     except Exception as exc:
         logger.exception("redislock: %s could not be published again", run)
-        # A fanout exchange would give it to all of its queues.
+        # A fanout exchange would give the message to all its queues.
         if facts.task.acks_late and not facts.delivery.fanout:
             time.sleep(BEFORE_REJECTING)
             return Ends(Reject(exc, requeue=True), End.COMES_BACK)
@@ -181,7 +181,7 @@ def _publish(run: Record, countdown: float, header: dict[str, Any]) -> None:
 
 
 def parking_of(run: Record, question: Park) -> Parking:
-    """What puts the task into the waiting room."""
+    """The data that put the task into the waiting room."""
     facts, delivery, request = run.facts, run.delivery, run.request
     task, label = facts.task, facts.label
     header = delivery.parked_header(broker_of(task.app), label)

@@ -1,4 +1,4 @@
-"""What ends a delivery without its body: exceptions that Celery takes for its own."""
+"""Exceptions that end a delivery without its body, and that Celery takes for its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from celery.exceptions import Ignore
 
 
 class Skipped(Ignore):
-    """Ends a skipped task, whose result is stored already. `LockRequest` sees it.
+    """Ends a skipped task, whose result is stored already. `LockRequest` handles it.
 
     Its only argument is that result, a `TaskSkipped`.
     """
@@ -31,7 +31,7 @@ class AlreadyDone(Ignore):
 
 
 class Unlocked:
-    """What `self.lock` is where no lock was taken: nothing to lose, and nothing to fence with."""
+    """The value of `self.lock` where no lock was taken. It is never lost, and its fence is 0."""
 
     key = None
     label = None
@@ -50,13 +50,13 @@ class Unlocked:
 UNLOCKED: Final = Unlocked()
 #: Where the request keeps the lease while the body runs.
 LEASE: Final = "_redislock_lease"
-#: In the request's stamp, see `delivery.stamp`: the run that our tracer has begun, until the body
-#: is called.
+#: The key in the request's stamp (see `delivery.stamp`) under which is the run that our tracer has
+#: begun, until the body is called.
 RUN: Final = "run"
 
 
 class EndInfo:
-    """What a pool process tells the main one of a task that ended without its body.
+    """What a pool process tells the main process about a task that ended without its body.
 
     Celery's own has a picklable traceback, with every code position of Celery's longest function.
     """

@@ -18,7 +18,7 @@ from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from .locked import LockedTask
 
-#: Another copy of a message may exist once it has waited in its worker for so many seconds.
+#: Another copy of a message may exist once a worker has had it waiting for so many seconds.
 COPIED_FROM: Final = 1.0
 #: Outcomes of a duplicate that is turned away.
 _AWAY: Final = (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
@@ -45,9 +45,9 @@ class Facts:
         options: the task's options.
         policy: what the task does if it is a duplicate.
         delivery: the message as it came.
-        began: the task may have run before: a retry, or a copy of a message whose run died. What
-            came since is newer.
-        may_have_copies: another copy of its message may exist.
+        began: the task may have run before: a retry, or a copy of a message whose run died. Tasks
+            that came since are newer.
+        may_have_copies: another copy of the message may exist.
         label: the lock's name for people, from `lock_label`; or None.
         claim: the claim to the lock.
         key: the lock's whole key.
@@ -74,10 +74,10 @@ class Facts:
         self.began = bool(
             raw.get("retries") or raw.get("replaced_task_nesting") or delivery.redelivered
         )
-        # The broker still has the message, or gave copies to other queues; or the message waited
-        # here for longer than a visibility timeout may be, a second at least; or the broker did not
-        # receive the acknowledgement of the message that this one was deferred from; or it may
-        # deliver again whatever it received.
+        # The broker still has the message, or gave copies to other queues. Or the message waited
+        # here longer than a visibility timeout, which is at least a second. Or the broker did not
+        # receive the acknowledgement of the message that was deferred to this one. Or the broker
+        # may redeliver even acknowledged messages.
         self.may_have_copies = not is_eager and bool(
             task.acks_late
             or task.acks_after_body
@@ -131,7 +131,7 @@ class Facts:
 
     @property
     def acks_failures(self) -> bool:
-        """Whether a failure ends the message. A rejected one may come back, to run again."""
+        """Whether a failure ends the message. A rejected message may come back, to run again."""
         return ends_message(self.task, "acks_on_failure")
 
     def as_holder(self, fence: int) -> Holder:
@@ -145,21 +145,21 @@ class Facts:
             label=self.label,
         )
 
-    # -- what is reported of it -----------------------------------------------------------
+    # -- what is reported of the run -----------------------------------------------------------
 
     def tell(self, outcome: Outcome, *line: Any, emits: bool = True, **more: Any) -> None:
-        """Tell an outcome of this run. An eager run sends no events. See `outcomes.tell`."""
+        """Report an outcome of this run. An eager run sends no events. See `outcomes.tell`."""
         tell(outcome, self._whose, *line, emits=emits and not self.is_eager, **more)
 
     def tell_conflict(
         self, outcome: Outcome, holder: Holder | None, countdown: float | None = None
     ) -> None:
-        """Tell how a conflict ended."""
+        """Report how a conflict ended."""
         age = None
         if holder is not None and outcome in _AWAY:
             age = _remarkable_age(holder, self.options.lock_warn_after)
         after = f" for {countdown:.1f} s" if countdown is not None else ""
-        # The holder is made a text only if the line is logged.
+        # The holder becomes text only if the line is logged.
         by = "has no known holder%.0s"
         if holder is not None:
             by = "is taken over by %s" if outcome is Outcome.REPLACED else "is held by %s"

@@ -1,4 +1,4 @@
-"""Tasks with options of ours and not our base: the likeliest slip, and no error of its own."""
+"""Finds tasks with our options but not our base: the likeliest slip, which raises no error."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ logger = get_logger()
 
 #: What every task has; a value under such a name is an option of Celery's.
 _CELERYS: Final = frozenset(dir(Task))
-#: The names of the tasks that were told of in this process.
-_told: Final[weakref.WeakKeyDictionary[Any, set[str]]] = weakref.WeakKeyDictionary()
+#: The names of the tasks that this process has warned about, for each app.
+_warned: Final[weakref.WeakKeyDictionary[Any, set[str]]] = weakref.WeakKeyDictionary()
 
 #: How a line that names a task and its options goes on.
 WHY: Final = (
@@ -30,22 +30,22 @@ WHY: Final = (
 
 
 def options_elsewhere(cls: type[Any]) -> dict[str, Any]:
-    """Options of ours, and names like one, that a task's classes set which are not ours.
+    """Our options, and names like them, that a task's classes set, if the classes are not ours.
 
-    Left out is what belongs to a class of the user's: its methods, and what its code reads.
+    It leaves out what a class of the user's has for itself: its methods, and what its code reads.
     """
     celerys = Task.__mro__
     bases = [b for b in cls.__mro__ if b not in celerys and not issubclass(b, LockedTask)]
     written = [base for base in bases if not is_decorated(vars(base))]
     values = [value for base in written for value in vars(base).values()]
     not_ours = _CELERYS.union(*map(_names, values))
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for base in bases:
         for name, value in vars(base).items():
             is_method = base in written and hasattr(type(value), "__get__")
             if name not in not_ours and not is_method and is_option_or_like_one(name, value):
-                found.setdefault(name, value)
-    return found
+                options.setdefault(name, value)
+    return options
 
 
 def _names(value: Any) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """The names that code reads, also in functions within it, and those that `getattr` is given."""
+    """The names that code and its inner functions read, and strings, which `getattr` may get."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, str):
@@ -67,7 +67,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def forgotten(app: Any) -> Iterator[tuple[str, str]]:
-    """The names of the app's tasks that set options of ours and take no lock, each with the
+    """The names of the app's tasks that set options of ours and take no lock, each with those
     options.
     """
     for_all = _annotated_for_all(app)
@@ -79,22 +79,22 @@ def forgotten(app: Any) -> Iterator[tuple[str, str]]:
 
 
 def _annotated_for_all(app: Any) -> set[str]:
-    """What `task_annotations` set on all tasks: those with a lock are meant."""
+    """The names that `task_annotations` set on all tasks: they are meant for those with a lock."""
     given = app.conf.task_annotations
     maps = given if isinstance(given, list | tuple) else [given]
     return {name for each in maps if isinstance(each, Mapping) for name in each.get("*") or ()}
 
 
 def untold(app: Any) -> list[tuple[Any, ...]]:
-    """A warning for each forgotten task that was not told of yet."""
-    told = _told.setdefault(app, set())
-    new = [(name, options) for name, options in forgotten(app) if name not in told]
-    told.update(name for name, _ in new)
+    """A warning for each forgotten task about which this process has not warned yet."""
+    warned = _warned.setdefault(app, set())
+    new = [(name, options) for name, options in forgotten(app) if name not in warned]
+    warned.update(name for name, _ in new)
     return [(f"redislock: task %s sets %s, {WHY}. Write base=SingletonTask", *each) for each in new]
 
 
 def _on_app_complete(app: Any) -> None:
-    # A `celery` command has no log yet. A worker says it once it has, and `doctor` says it too.
+    # A `celery` command has no log yet. A worker warns once it has one, and `doctor` does too.
     if "celery.bin.celery" not in sys.modules and not is_nobodys_app(app):
         app.on_after_finalize.connect(_tell, weak=False)
 

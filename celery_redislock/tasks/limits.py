@@ -1,4 +1,4 @@
-"""What must be done though a soft time limit may be raised at any bytecode, also in ours."""
+"""Does what must be done, though a soft time limit may be raised at any bytecode, also ours."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ logger = get_logger()
 
 
 class Ending(Protocol):
-    """What is ended.
+    """What `surely` ends.
 
     Attributes:
-        is_over: it is.
+        is_over: it has ended.
     """
 
     is_over: bool
 
 
 def surely(work: Callable[[], T], end: Callable[[], object], what: Ending) -> T:
-    """Do this work, and then what ends it, whatever happens.
+    """Do this work, and then end it, whatever happens.
 
     A soft time limit is raised once, but at any bytecode, even in the inner `finally`. So the outer
-    one completes what it cut short.
+    `finally` completes what the limit cut short.
     """
     try:
         try:
@@ -45,8 +45,8 @@ def surely(work: Callable[[], T], end: Callable[[], object], what: Ending) -> T:
 def only_logged(
     text: str, *arguments: Any, but: tuple[type[Exception], ...] = ()
 ) -> Iterator[None]:
-    """Log an error of this step, which must not change the task's outcome. A time limit is the
-    task's, and is raised, as are those errors that the caller handles.
+    """Only log an error of this step: it must not change the task's outcome. A time limit is the
+    task's, and is raised, as are the errors in `but`, which the caller handles.
     """
     try:
         yield

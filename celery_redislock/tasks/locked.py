@@ -1,4 +1,4 @@
-"""What every step knows of a locked task: its options, and which lock a call gets."""
+"""What every step knows of a locked task: its options, and which lock a call takes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class LockedTask(Task):
-    """A task with a lock for each of its calls. `SingletonTask` adds where it is taken.
+    """Options and lock names of a locked task. `SingletonTask` adds the Celery hooks that take the
+    lock.
 
     Attributes:
         lock_options: the options, resolved; None while the task is not bound, or not locked.
-        runs_in_children: whether processes of this worker's pool hold the task's locks. Set in
-            its main process.
+        runs_in_children: whether processes of this worker's pool hold the task's locks.
         acks_after_body: whether a message is acknowledged only after its task has run even
             without `acks_late`, since one loop does both.
-        hears_acks: whether this worker's broker is known never to deliver a message again that
-            was acknowledged on the connection on which it came.
-        worker_consumer: this worker's consumer. Set in its main process.
+        hears_acks: whether this worker's broker never redelivers a message that was acknowledged
+            on the connection on which it came.
+        worker_consumer: this worker's consumer. The worker's main process sets these four.
     """
 
     abstract = True
@@ -179,7 +179,7 @@ class LockedTask(Task):
         content_type, encoding, data = serialization.dumps(value, serializer=serializer)
         return serialization.loads(data, content_type, encoding, force=True)
 
-    # -- whether a run takes it -----------------------------------------------------------
+    # -- whether a run takes the lock -----------------------------------------------------
 
     def _takes_lock(self, locks: AppLocks, is_eager: bool) -> bool:
         """Whether a run takes the lock, or is refused because options or settings are wrong."""
@@ -247,7 +247,7 @@ class Calls:
             break_lock(keys, task.lock_options.lock_ttl, task=task.name)
         )
         if holder is not None:
-            from ..app.outcomes import Outcome, Whose, tell  # most programs tell nothing
+            from ..app.outcomes import Outcome, Whose, tell  # most programs report nothing
 
             whose = Whose(keys.lock, task)
             text = "redislock: %s was broken; it was held by %s"

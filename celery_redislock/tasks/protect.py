@@ -1,4 +1,4 @@
-"""Locks for tasks that one does not own: `redislock_tasks`."""
+"""Locks tasks whose code the user cannot change: the setting `redislock_tasks`."""
 
 from __future__ import annotations
 

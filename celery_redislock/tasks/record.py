@@ -1,4 +1,4 @@
-"""One delivery of a locked task: its facts, and its one state."""
+"""The record of one delivery of a locked task: its facts and its state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Ends(NamedTuple):
 
 
 class Fails(NamedTuple):
-    """The task fails with this, where its body would run: as all of Celery's tasks do."""
+    """The task fails with this error where its body would run, as all of Celery's tasks do."""
 
     error: Exception
     end: End = End.CANNOT_RUN
@@ -64,8 +64,8 @@ class Ran(NamedTuple):
 
     Attributes:
         how: for the history, see `past`.
-        note: what copies of the message are told, see `notes`.
-        retry: the task's next attempt is on its way.
+        note: the done note for copies of the message, see `notes`.
+        retry: the error by which the body sent the task's next attempt, or None.
     """
 
     how: str = past.NOT_RUN
@@ -74,12 +74,12 @@ class Ran(NamedTuple):
 
 
 NOT_RUN: Final = Ran()
-#: Until it is known better.
+#: While the body runs.
 BEGUN: Final = Ran(past.FAILED)
 
 
 class Record:
-    """The record of a delivery. Only it, and `Run`, which is one, assign its state.
+    """The record of a delivery. Only this class and its subclasses assign its state.
 
     Args:
         task: the task.
@@ -89,10 +89,10 @@ class Record:
         facts: what never changes.
         delivery: the message, with what was learned of it since it came.
         kept: what is kept for the message, until it is settled or moves to the next message.
-        lease: the lease, of which the fence is 0 while the lock is not acquired.
-        may_have_copies: another copy of its message may exist.
+        lease: the lease; its fence is 0 while the lock is not acquired.
+        may_have_copies: another copy of the message may exist.
         copied: the task may have been published again, or put into a waiting room.
-        reruns: it has run before, and its result is missing.
+        reruns: the task has run before, and its result is missing.
         course: how the delivery goes on in Celery; None while that is not known.
         ran: how the body ended.
         asked_at: when the lock was asked for, on `clock`.
@@ -111,7 +111,7 @@ class Record:
     asked_at = 0.0
     first_busy: Busy | None = None
     _request: Any = None
-    #: The server has noted, or counted, as it answered, that the task ends without a run.
+    #: With its answer, the server has noted, or counted, that the task ends without a run.
     _is_noted = _is_counted = False
 
     def __init__(self, task: LockedTask, raw: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Record:
 
     @property
     def name(self) -> tuple[str, str]:
-        """Which run it is, and its lock, for a line in the log."""
+        """The run and its lock, for a line in the log."""
         lock_id = self.kept.lock_id if self.kept is not None else ""
         return str(self), self.facts.key if self.facts is not None else lock_id
 
@@ -129,7 +129,7 @@ class Record:
         return str(self.facts or f"{self._task.name}[{self._raw.get('id')}]")
 
     def learn(self, **known: Any) -> None:
-        """Something is known of the message that was not known when it came."""
+        """Keep what became known of the message after it came."""
         self.delivery = dataclasses.replace(self.delivery, **known)
 
     @property
@@ -154,7 +154,7 @@ class Record:
 
     @property
     def proves_nothing(self) -> bool:
-        """Whether there is no result to ask for, as a proof that the task has ended."""
+        """Whether no stored result can prove that the task has ended."""
         return proves_nothing(self.facts.task, self.request)
 
     def as_current(self) -> contextlib.AbstractContextManager[None]:
@@ -163,7 +163,7 @@ class Record:
             return contextlib.nullcontext()
         return as_running(self.facts.task, self.request)
 
-    # -- what it holds, and what copies of its message are told ----------------------------------
+    # -- what the delivery holds, and the notes for copies of its message -------------------------
 
     def leave_room(self) -> None:
         """Take the task out of the waiting room: it gave up, or failed while it was put there."""
@@ -172,7 +172,7 @@ class Record:
         self.give_up_kept()
 
     def call_off_copies(self) -> None:
-        """The task failed as it was put off: no copy of it is to run."""
+        """Let no copy run of a task that failed while it was put off."""
         if self.copied and self.facts.acks_failures:
             self.note_end()
         if self.is_parking or self.delivery.gave_up:
@@ -195,7 +195,7 @@ class Record:
 
     def next_header(self, *, outage: bool) -> dict[str, Any]:
         """The header of the message to which the delivery is deferred. From here on a time limit
-        may end it with that message already on its way.
+        may end the delivery with that message already on its way.
         """
         self.note_arrival()
         header = self.delivery.next_header(self.kept, copied=self.copied, outage=outage)
@@ -210,7 +210,7 @@ class Record:
         return notes.lasting(kind) if is_copied else kind
 
     def note_end(self) -> None:
-        """Note that the task ends without a run, for other copies of its message: one that finds
+        """Note that the task ends without a run, for other copies of its message: a copy that finds
         the lock free must not run instead.
         """
         if not self.may_have_copies or self._is_noted:
@@ -226,7 +226,7 @@ class Record:
             housekeeper.add(ask, most=self.facts.claim.ttl)
 
     def count_turned_away(self, holder: Holder | None) -> None:
-        """Count that it ends without a run, unless the server counted it as it answered."""
+        """Count that the task ends without a run, unless the server has counted that already."""
         claim = self.facts.claim
         if claim.history and not self._is_counted:
             with contextlib.suppress(LockUnavailable):  # the count is one too low then

@@ -1,9 +1,9 @@
-"""What Celery logs of a refused duplicate (`Raise`).
+"""Changes what Celery logs of a refused duplicate (`Raise`).
 
-Where it fails in Celery's tracer (eager, or Sentry wraps the tracer; see `tracer.py`), Celery would
+If it fails in Celery's tracer (eager, or Sentry wraps the tracer; see `tracer.py`), Celery would
 log an ERROR with this package's own traceback. The failure is intended, and a line of ours names
-the holder, so Celery's line becomes that of an expected error, one in `Task.throws`. That option
-itself would also hide it from Sentry, and hide conflicts of locks that the body takes.
+the holder. So we make Celery's line that of an expected error, as for one in `Task.throws`. That
+option itself would also hide it from Sentry, and hide conflicts of locks that the body takes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MARK: Final = "_redislock_refused"
 
 
 def refused(error: LockConflict) -> LockConflict:
-    """The error, marked as what ends a refused duplicate."""
+    """The error, marked as the end of a refused duplicate."""
     setattr(error, _MARK, True)
     return error
 
@@ -30,14 +30,14 @@ class _Filter(logging.Filter):
         record.exc_info = record.exc_text = None
         record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
         if isinstance(record.args, dict):
-            said = {**record.args, "description": EXPECTED}
-            record.args = record.__dict__["data"] = said
+            data = {**record.args, "description": EXPECTED}
+            record.args = record.__dict__["data"] = data
         return _logger.isEnabledFor(logging.INFO)
 
 
 def is_refusal(error: Any) -> bool:
     """Whether the error ends a refused duplicate."""
-    # Some releases of Celery log it wrapped in what carries it to the main process.
+    # Some releases of Celery log the error in the wrapper that carries it to the main process.
     error = getattr(error, "exc", error)
     return isinstance(error, LockConflict) and hasattr(error, _MARK)
 

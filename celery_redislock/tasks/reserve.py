@@ -1,4 +1,4 @@
-"""Uniqueness while queued: the lock is taken where a task is sent, and kept for its message.
+"""Keeps queued tasks unique: the sender acquires the lock, and it is kept for the message.
 
 The reservation is kept under the lock's own key, with a token that travels with the message. The
 first copy of the message takes the lock over with that token. The reservation is short while the
@@ -37,8 +37,8 @@ logger = get_logger()
 #: Seconds that a reservation lasts while its message is published.
 PUBLISHING: Final = 30.0
 
-#: Options of a call whose task is awaited by something that does not see the call's result: the
-#: rest of a chain, a chord, a group, or the attempt that it continues.
+#: Options of a call for whose task something waits that does not see what the call returns: the
+#: rest of a chain, a chord, a group, or the attempt that the task continues.
 _CANVAS: Final = (
     *("chain", "chord", "group_id", "group_index", "root_id", "parent_id"),
     *("reply_to", "retries", "replaced_task_nesting"),
@@ -55,7 +55,7 @@ def publish_reserved(
     options: Mapping[str, Any],
     own: Lease | None,
 ) -> Any:
-    """Send a task whose lock is taken when it is sent. See `Sending`."""
+    """Send a task, and acquire its lock before. See `Sending`."""
     is_in_canvas = any(options.get(name) for name in _CANVAS)
     send = partial(publish, args, kwargs)
     try:
@@ -123,7 +123,7 @@ class Sending:
         self._seconds = self._seconds_in_queue()
 
     def send(self) -> Any:
-        """Reserve the lock and publish, or say who has it.
+        """Reserve the lock and publish, or do what `on_queued_conflict` says.
 
         Returns:
             The task's `AsyncResult`, or that of the task that has the lock.
@@ -157,7 +157,7 @@ class Sending:
         return result
 
     def _reserve(self, claim: Claim) -> Reserved | Busy | None:
-        """None if the server could not be asked, and the task is sent all the same."""
+        """Ask for the lock. None if the server did not answer; the task is sent all the same."""
         try:
             server = self._task.app_locks.server
             return server.run(reserve(claim, min(self._seconds, PUBLISHING)), hold_off=0)
@@ -165,11 +165,11 @@ class Sending:
             if self._lock_options.on_redis_error == "raise" and not self._is_in_canvas:
                 raise
             logger.warning("redislock: %s is sent without a reservation: %s", self, exc)
-            return None  # it may have been made and the answer lost, so its token is sent along
+            return None  # perhaps only the answer was lost: send the token along
 
     def _is_over(self, busy: Busy) -> Kept | None:
-        """What the lock is kept for, if that task has ended since: it could not be freed then,
-        perhaps since the lock server was away, and would be kept until it expires.
+        """The reservation that keeps the lock, if its task has ended. It could not be freed then,
+        perhaps because the lock server was away, and would last until it expires.
         """
         kept = busy.reservation
         if kept is None or self._is_in_canvas or kept.task_id == self._task_id:
@@ -197,7 +197,7 @@ class Sending:
 
     def _publish_reserved(self) -> Any:
         header = {"v": VERSION, **self._reservation.header}
-        if self._is_bound:  # perhaps by the caller's own id, under which it may be sent again
+        if self._is_bound:  # the id may be the caller's own, who may send the task again under it
             header["sent"] = self._reservation.token
         headers = {**(self._options.get("headers") or {}), KEY: header}
         return self._publish(**{**self._options, "headers": headers})
@@ -227,7 +227,7 @@ class Sending:
             self._ended(Outcome.RAISED, holder)
             raise LockConflict(self._keys.lock, holder)
         if answer == "publish" or existing is None or self._is_bound or self._is_eager:
-            return self._publish(**self._options)  # the worker's policy answers
+            return self._publish(**self._options)  # the worker's policy decides
         self._ended(Outcome.NOT_SENT, holder)
         result = self._task.AsyncResult(existing)
         # As Celery's `apply_async` does: nothing is to wait for a result that nobody stores.
@@ -268,7 +268,7 @@ class Sending:
         self._own.leave_at_end(Heir(value, self._seconds))
         return result
 
-    # -- from the options -----------------------------------------------------------------
+    # -- what the options say -------------------------------------------------------------
 
     @property
     def _attempt(self) -> int:

@@ -1,8 +1,8 @@
-"""One run of a locked task: the delivery's life, and its one state.
+"""One run of a locked task, from the request for the lock to its end.
 
-The lock is taken before Celery's tracer is entered, so that nothing of the task runs without it. It
-is released as the body ends: after that Celery publishes callbacks and chain links, which may need
-the lock, and stores the result.
+The lock is acquired before Celery's tracer is entered, so that nothing of the task runs without it.
+It is released as the body ends: after that Celery publishes callbacks and chain links, which may
+need the lock, and stores the result.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ logger = get_logger()
 
 
 class Run(Asking):
-    """The story of a delivery, from its facts to its end."""
+    """The run of a delivery, from its facts to its end."""
 
     _abort: Abort | None = None
-    #: The server's reply to the release, until the message that is next has been published.
+    #: The server's reply to the release, until the next message has been published.
     _following: Settled | None = None
     _completed = _is_settled = False
 
@@ -61,8 +61,8 @@ class Run(Asking):
         Args:
             args: the call's arguments.
             kwargs: its keyword arguments.
-            trace: what Celery does, which calls `call` where the body is to run.
-            request: of an eager run.
+            trace: Celery's part, which calls `call` where the body is to run.
+            request: the request of an eager run.
         """
 
         def life() -> Any:
@@ -72,15 +72,15 @@ class Run(Asking):
                     self._go_without()
                 else:
                     self._learn_facts(locks, args, kwargs, request)
-                    found = self.understand(FIRST)
-                    if found is GO:
+                    answer = self.understand(FIRST)
+                    if answer is GO:
                         self.course = RUNS
                     else:
                         with self.as_current():
-                            if not isinstance(found, Decision):
-                                found = self._meet(found)
-                            self.course = carry_out(self, found)
-            except (Ignore, Reject) as exc:  # by a policy of the user's
+                            if not isinstance(answer, Decision):
+                                answer = self._meet(answer)
+                            self.course = carry_out(self, answer)
+            except (Ignore, Reject) as exc:  # raised by a policy of the user's
                 self.course = Ends(exc, End.CANNOT_RUN)
             except Exception as exc:
                 self._fail(exc)
@@ -117,7 +117,7 @@ class Run(Asking):
             on_extended=self._on_extended,
         )
         if self.kept is not None and self.kept.lock_id != facts.claim.keys.lock_id:
-            # The task has another lock by now. What was kept is for those that use the old one.
+            # The task has another lock by now: free the old one for the tasks that still use it.
             self.give_up_kept()
             self.learn(parked=False)
 
@@ -133,7 +133,7 @@ class Run(Asking):
     # -- a conflict -----------------------------------------------------------------------
 
     def _meet(self, busy: Busy | Full) -> Decision:
-        """What the policy decides. A task that gave up waiting leaves the room before."""
+        """What the policy decides. A task that gave up waiting leaves the room first."""
         assert isinstance(busy, Busy)  # no room was asked for yet
         if self.delivery.gave_up:
             self.leave_room()
@@ -142,15 +142,15 @@ class Run(Asking):
     def _fail(self, error: Exception) -> None:
         self.course = Fails(error)
         if isinstance(error, SoftTimeLimitExceeded) and self.facts is not None:
-            # It ended the task as that was put off: its next message may be on its way already.
+            # It ended the task while that was put off: its next message may already be on its way.
             with only_logged("redislock: could not tell the copies of %s under %r", *self.name):
                 self.call_off_copies()
 
     # -- the body -------------------------------------------------------------------------
 
     def call(self, body: Callable[[], Any], request: Any) -> Any:
-        """What Celery's call of the task does: run the body, if it is to run, and then give the
-        lock back.
+        """Do what Celery's call of the task should do: run the body, if it is to run, and then
+        release the lock.
         """
         course = self.course
         if isinstance(course, Fails):
@@ -182,8 +182,8 @@ class Run(Asking):
         return result
 
     def _give_back(self) -> None:
-        """Give the lock back. Safe to call again. An error of ours is logged: the task's own
-        outcome stands, and the lock expires.
+        """Release the lock. Safe to call again. An error of ours is only logged: it does not change
+        the task's outcome, and the lock expires.
         """
         lease = self.lease
         if lease.is_over or lease.inherited:
@@ -218,7 +218,7 @@ class Run(Asking):
             bodies.say_released(self, owned, isinstance(how, Heir))
 
     def _on_lost(self, lease: Lease) -> None:
-        """The lock was lost. Called by the heartbeat."""
+        """Report that the lock was lost. The heartbeat calls this."""
         by, reason = lease.replaced_by, lease.lost_because
         try:
             details = {"fence": lease.fence, "reason": reason, "replaced": by is not None}
@@ -243,7 +243,7 @@ class Run(Asking):
             if lease is not None and lease.asked and not lease.is_over:
                 self._give_back()
             if not self._is_settled:
-                if lease is not None and lease.fence:  # what was kept was taken over with the lock
+                if lease is not None and lease.fence:  # the lock took over what was kept
                     self._note_completed()
                 elif self.kept is not None:
                     end = End.CANNOT_RUN if self.course is None else self.course.end
@@ -254,7 +254,7 @@ class Run(Asking):
             self.is_over = True
         except SoftTimeLimitExceeded as exc:
             if self.facts is not None and self.facts.is_eager:
-                raise  # it is the limit of the task that runs this one
+                raise  # the limit is of the task that runs this one
             logger.error(
                 "redislock: could not settle %s under %r in time", *self.name, exc_info=exc
             )
@@ -263,7 +263,7 @@ class Run(Asking):
             logger.exception("redislock: could not settle %s under %r", *self.name)
 
     def _note_completed(self) -> None:
-        """Celery has done all that follows the body: copies of the message are told so."""
+        """Note for copies of the message that Celery has done all that follows the body."""
         if not (self._completed and self.ran.note == notes.PUBLISHING and self.may_have_copies):
             return
         self.ran = self.ran._replace(note=notes.ENDED)  # also for a release that is repeated

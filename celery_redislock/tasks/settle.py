@@ -1,8 +1,8 @@
-"""The one end of a delivery: what it holds is released, given up, or passed on.
+"""Ends a delivery: what it holds is released, given up, or passed on to the next message.
 
 A delivery of a locked task holds at most a lock, and what is kept for its message: a turn in a
-waiting room, or a reservation from when it was sent. The message's header names both by key and
-token, so that whoever has the message can settle, whatever the task is by then.
+waiting room, or a reservation from when it was sent. The message's header names that by lock id and
+token, so that any process that has the message can settle it, even if the task has changed since.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = get_logger()
 
 
 class End(enum.Enum):
-    """How a delivery ends. `passes_on`: what is kept for it is kept for the message that follows.
+    """How a delivery ends. `passes_on`: the turn or reservation moves to the follow-up message.
 
     docs/ends.md has the table, and a test walks all its rows.
     """
@@ -49,8 +49,8 @@ class End(enum.Enum):
 def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
     """Give up what is kept for a message, unless its end passes that on. Safe to do twice.
 
-    If the server does not answer, another thread tries again later; and the worker's main process,
-    since a pool process may end before that, see `worker.kept`.
+    If the server does not answer, the housekeeper tries again later. A pool process may end before
+    that, so the worker's main process tries too: see `worker.kept`.
     """
     if kept is None or end.passes_on:
         return
@@ -66,8 +66,8 @@ def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
 
 
 def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
-    """The same, in another thread: it may wait for the lock server and the broker. It is tried for
-    as long as the process lives: until then, or until it expires, what is kept swallows sends.
+    """Do the same in the housekeeper's thread: it may wait for the lock server and the broker. It
+    tries as long as the process lives: until what is kept is gone, sends count as duplicates.
     """
     if kept is not None and not end.passes_on:
         housekeeper.add(partial(_give_up, app, kept), most=math.inf)
@@ -82,7 +82,7 @@ def _give_up(app: Any, kept: Kept) -> None:
     except ValueError:
         logger.warning("redislock: a message does not name a valid lock: %r", kept.lock_id)
         return
-    # Without a token it must not match a lock that has none, since that one cools down.
+    # A new token if none is kept: an empty one would match a lock that cools down, without one.
     claim = Claim(keys, kept.token or new_token(), UNKNOWN_TTL, "")
     reply = locks.server.run(settle(claim, Release(take_out=kept.entry_id)))
     follow(app, keys, UNKNOWN_TTL, reply)

@@ -18,7 +18,7 @@ class TargetError(Exception):
 
 
 class Target(NamedTuple):
-    """A lock, and the slot of it if its key was given.
+    """A lock, or one slot of it if that slot's key was given.
 
     Attributes:
         keys: the lock's keys.
@@ -76,7 +76,7 @@ def keys_of_call(
     task = locked_task(app, name)
     try:
         return task.with_headers(headers).keys_of_call(args, kwargs)
-    except Exception as exc:  # also what a callable of the user's raises
+    except Exception as exc:  # a callable of the user's may raise anything
         raise TargetError(f"{one_line(name)}: {one_line(str(exc))}") from exc
 
 
@@ -116,7 +116,7 @@ def _is_locked(task: Any) -> bool:
 
 
 def with_slots_of(app: Any, keys: LockKeys, tasks: Iterable[str | None]) -> LockKeys:
-    """The same lock with all slots that its tasks give it, which a key or a name does not tell."""
+    """The same lock with all slots that its tasks give it: keys and names do not tell how many."""
     known = (app.tasks.get(name) for name in tasks)
     limits = [task.lock_options.lock_limit for task in known if _is_locked(task)]
     limit = max([len(keys.slots) + 1, *limits])

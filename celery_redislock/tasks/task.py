@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 _TRACER: Final = "_redislock_tracer"
-#: In the request until the body begins, through whichever `__call__` Celery enters.
+#: Set in the request until the body begins, whichever `__call__` Celery enters.
 _DUE: Final = "_redislock_due"
 #: The parameters of Celery's `apply_async` after the task's own arguments.
 _POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
@@ -35,8 +35,8 @@ class _TracerAttribute:
     def __get__(self, task: Any, owner: type[Any]) -> Callable[..., Any] | None:
         if task is None:
             return None
-        found: Callable[..., Any] | None = task.__dict__.get(_TRACER)
-        return found
+        tracer: Callable[..., Any] | None = task.__dict__.get(_TRACER)
+        return tracer
 
     def __set__(self, task: Any, inner: Callable[..., Any] | None) -> None:
         from .tracer import around  # only what runs tasks needs it
@@ -51,7 +51,7 @@ class SingletonTask(LockedTask):
         def sync(account_id, force=False): ...
 
     Before the body runs, the worker takes a Redis lock; a heartbeat extends it; it is released
-    on every exit. Enforced where the work runs, whoever sent it. A direct call is a plain call.
+    on every exit. The worker enforces this, whoever sent the task. A direct call takes no lock.
 
     Attributes:
         lock_key: which calls exclude each other. Default: those with the same arguments. A list
@@ -77,8 +77,8 @@ class SingletonTask(LockedTask):
             default, "run" it without a lock, or "raise" `LockUnavailable`.
         lock_scope: how long the task counts as unique: "running", the default, while it runs;
             "queued" from when it is sent until it starts; "queued+running" until it has ended.
-        lock_queued_ttl: seconds after which a lost message frees the lock. Its countdown is
-            added. Default: 3600.
+        lock_queued_ttl: seconds after which the lock of a lost message is free again. A countdown
+            is added. Default: 3600.
         on_queued_conflict: what sending a duplicate does: "existing", the default, sends nothing
             and returns the result of the task that has the lock; "raise" raises `LockConflict`;
             "publish" sends it.
@@ -144,7 +144,7 @@ class SingletonTask(LockedTask):
                 lock server did not answer in time. Nothing was sent.
         """
         publish = super().apply_async
-        # Celery 5.7 sends the retry of a task whose process died; what is kept for it, it says.
+        # Celery 5.7 sends a dead process's task again with our header, which says what is kept.
         if not self._reserves() or KEY in (options.get("headers") or ()):
             if more or options.get("task_id"):
                 options = {**dict(zip(_POSITIONAL, more, strict=False)), **options}
@@ -177,9 +177,9 @@ class SingletonTask(LockedTask):
         return result
 
     def start_strategy(self, app: Any, consumer: Any, **kwargs: Any) -> Any:
-        """Celery calls it in a worker's main process, which mints the tokens."""
+        """Prepare the task where Celery calls this: in the main process, which mints the tokens."""
         if self.lock_options is not None and self.app_locks.enabled:
-            # By name, as Celery names its own: only workers need what it imports.
+            # By name, as Celery does: only workers need what that module imports.
             symbol_by_name("celery_redislock.worker.strategy:prepare")(self, consumer)
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
 
@@ -205,7 +205,7 @@ def _call_under_lock(cls: type[Any]) -> None:
 
 
 def _next_call(task: LockedTask) -> Callable[..., Any]:
-    """What our `__call__` runs: that of the next base that has one, else the task's `run`.
+    """What our `__call__` runs: the `__call__` of the next base that has one, else `run`.
 
     Celery's own `__call__` would push a second request.
     """
@@ -265,8 +265,8 @@ def _run_eagerly(
 def _below_ours(traceback: TracebackType | None) -> TracebackType | None:
     """A traceback without the frames of this package at its beginning.
 
-    They tell a reader nothing, and each adds some kilobytes to what a pool process sends of an
-    exception: above 64, which is all that the pipe holds, Celery's cold shutdown may hang.
+    These frames tell a reader nothing, and each adds some kilobytes to an exception that a pool
+    process sends: above 64, which is all that the pipe holds, Celery's cold shutdown may hang.
     """
     while traceback is not None and traceback.tb_next is not None:
         package = str(traceback.tb_frame.f_globals.get("__package__"))

@@ -6,11 +6,11 @@ duplicate ends without Celery's. However Celery's ends, ours then settles everyt
 delivery held.
 
 A duplicate that ends sends Celery's `task_prerun` and `task_postrun` one after the other, with
-state IGNORED, or FAILURE if it is refused: tools pair them. One that waits sends the first when its
-body is about to run.
+state IGNORED, or FAILURE if it is refused: tools pair them. A duplicate that waits sends
+`task_prerun` when its body is about to run.
 
-Tools that make spans of these signals need nothing else. Sentry's wraps Celery's tracer instead,
-with a scope for each task. Ours runs outside that scope, and so makes one too.
+Tools that make spans of these signals need nothing else. Sentry wraps Celery's tracer instead, with
+a scope for each task. Our tracer runs outside that scope, and so makes one too.
 """
 
 from __future__ import annotations
@@ -99,17 +99,17 @@ def _scope() -> contextlib.AbstractContextManager[Any]:
 def _ended(
     task: LockedTask, run: Run, error: BaseException, uuid: str, args: Any, kwargs: Any
 ) -> Any:
-    said = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
+    details = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
     if run.facts is not None and (task_prerun.receivers or task_postrun.receivers):
         with only_logged(_NOT_TOLD, run), run.as_current():
-            task_prerun.send(**said)
-            task_postrun.send(**said, retval=error, state=states.IGNORED)
+            task_prerun.send(**details)
+            task_postrun.send(**details, retval=error, state=states.IGNORED)
     return trace_of_end(EndInfo(error), error, states.IGNORED)
 
 
 def _is_awaited(task: LockedTask, inner: Tracer) -> bool:
-    """Whether the failure must happen in Celery's tracer: a tool wraps it, as Sentry's does, or
-    the task has a `before_start` of its own, which may fail itself.
+    """Whether the failure must happen in Celery's tracer: a tool such as Sentry wraps it, or the
+    task has a `before_start` of its own, which may fail itself.
     """
     has_own_start = type(task).before_start is not Task.before_start
     return has_own_start or hasattr(inner, "__wrapped__")
@@ -117,13 +117,13 @@ def _is_awaited(task: LockedTask, inner: Tracer) -> bool:
 
 def _fail(task: LockedTask, run: Run, error: Exception, uuid: str) -> Any:
     """Fail a refused duplicate as Celery's tracer does, but without the traceback, which would show
-    only this package, and costs the most. None if the backend does not answer: then it fails in
-    Celery's tracer, which knows what to do about that.
+    only this package, and costs the most. None if the backend does not answer: then the duplicate
+    fails in Celery's tracer, which knows what to do about that.
     """
     args, kwargs = run.facts.args, run.facts.kwargs
-    said = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
+    details = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
     with run.as_current():
-        task_prerun.send(**said)
+        task_prerun.send(**details)
         info = EndInfo(error, "".join(format_exception_only(type(error), error)))
         try:
             store_failed(task, run.request, error, info.traceback)
@@ -131,7 +131,7 @@ def _fail(task: LockedTask, run: Run, error: Exception, uuid: str) -> Any:
             raise
         except Exception as exc:
             logger.warning("redislock: could not store how %s ended: %r", run, exc)
-            task_postrun.send(**said, retval=exc, state=states.FAILURE)
+            task_postrun.send(**details, retval=exc, state=states.FAILURE)
             return None
         with only_logged(_NOT_TOLD, run):
             task.on_failure(error, uuid, args, kwargs, info)
@@ -140,5 +140,5 @@ def _fail(task: LockedTask, run: Run, error: Exception, uuid: str) -> Any:
                 traceback=None, einfo=info,
             )  # fmt: skip
             task.after_return(states.FAILURE, error, uuid, args, kwargs, None)
-        task_postrun.send(**said, retval=error, state=states.FAILURE)
+        task_postrun.send(**details, retval=error, state=states.FAILURE)
     return trace_of_end(info, error, states.FAILURE)

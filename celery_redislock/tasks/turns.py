@@ -1,12 +1,12 @@
-"""Publishes the message of the task in a waiting room that has its turn.
+"""Publishes the message of the waiting task that has its turn.
 
 The server decides which task that is, and keeps the lock for it under a token that travels with the
 message. Nothing is lost if the publisher dies: the turn expires, and is offered again. It is
-offered a bounded number of times, with growing pauses, since three cases look alike from outside:
+offered a bounded number of times, with growing pauses, since we cannot tell three cases apart:
 
 * The broker lost the message. The next offer publishes it again.
-* It waits in a long queue. A worker that receives it says so, and it is not sent again meanwhile.
-  If no worker does, the entry is set aside in the end; the message takes its place when it comes.
+* The message waits in a long queue. A worker that receives it notes that, and it is not sent again.
+  If no worker does, the entry is set aside in the end; its task still runs if the message comes.
 * A worker that takes no lock for it has run it. If it has this package, that worker gives up the
   turn; if not, the stored result shows it when the turn is offered again.
 """
@@ -41,7 +41,7 @@ from .locked import LockedTask
 logger = get_logger()
 
 #: A room that is due within so many seconds is looked after by the process that knows of it: the
-#: workers that look after the rooms may learn of it too late.
+#: workers that sweep the rooms may look too late.
 SOON = 5.0
 
 
@@ -54,13 +54,13 @@ def look_after(app: Any, keys: LockKeys, ttl: float) -> bool:
     Raises:
         LockUnavailable: the server did not answer in time.
     """
-    found = app_locks(app).server.run(look(keys, ttl))
-    follow_look(app, keys, ttl, found)
-    return found.offered is not None and found.offered.gives_up
+    reply = app_locks(app).server.run(look(keys, ttl))
+    follow_look(app, keys, ttl, reply)
+    return reply.offered is not None and reply.offered.gives_up
 
 
 def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> None:
-    """Do what a reply of the server asks for. What fails is logged, and done by others later.
+    """Do what a reply of the server asks for. Errors are logged, and others try again later.
 
     Args:
         app: the Celery app.
@@ -74,14 +74,14 @@ def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> Non
         housekeeper.add(partial(look_after, app, keys, ttl), after=reply.due_in)
 
 
-def follow_look(app: Any, keys: LockKeys, ttl: float, found: Look) -> None:
-    """As `follow`, and with what only a look at the room tells."""
-    for entry_id, entry in found.aside.items():
+def follow_look(app: Any, keys: LockKeys, ttl: float, reply: Look) -> None:
+    """Do what `follow` does, and also what only a look at the room asks for."""
+    for entry_id, entry in reply.aside.items():
         say_set_aside(entry_id, entry, keys, "no worker took its turn")
-    for entry_id, (successor, text) in found.ended.items():
+    for entry_id, (successor, text) in reply.ended.items():
         end_replaced(app, keys, ttl, entry_id, text, successor)
-    if found.offered is not None:
-        publish(app, keys, ttl, found.offered)
+    if reply.offered is not None:
+        publish(app, keys, ttl, reply.offered)
 
 
 def publish(app: Any, keys: LockKeys, ttl: float, offered: Offered) -> None:
@@ -98,7 +98,7 @@ def publish(app: Any, keys: LockKeys, ttl: float, offered: Offered) -> None:
 def _publish_one(
     app: Any, keys: LockKeys, ttl: float, offered: Offered, declined: list[str]
 ) -> Offered | None:
-    """Publish one task; return the next to publish if this one was not. A task that only others can
+    """Publish one task; if it was not published, return the next. A task that only others can
     publish is added to `declined`: else two such tasks would be offered in turn without end.
     """
     entry_id, lock = offered.entry_id, keys.lock
@@ -112,11 +112,11 @@ def _publish_one(
     except (NotOurs, ForgedEntry) as exc:
         text = "redislock: another worker must publish %s, which waits for %s: %s"
         logger.debug(text, entry_id, lock, exc)
-        found = app_locks(app).server.run(look(keys, ttl, entry_id, exc.aside_after, declined))
+        reply = app_locks(app).server.run(look(keys, ttl, entry_id, exc.aside_after, declined))
         declined.append(entry_id)
-        for each, entry in found.aside.items():
+        for each, entry in reply.aside.items():
             say_set_aside(each, entry, keys, f"{exc.text}: {exc}")
-        return found.offered
+        return reply.offered
     except CorruptEntry as exc:
         say_set_aside(entry_id, offered.entry, keys, f"{exc.text}: {exc}")
         return _take_out(app, keys, ttl, offered, aside=True).offered
@@ -132,7 +132,7 @@ def _take_out(
 
 
 def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
-    """Publish the message. False if it was not needed: its task has ended."""
+    """Publish the message. False if there is no need: its task has ended."""
     entry = Entry.load(offered.entry)
     waiter = _believed(app, keys, entry, entry.load_for(app))
     task, args, kwargs, options, own = waiter
@@ -152,11 +152,11 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
 
 
 def _believed(app: Any, keys: LockKeys, entry: Entry, waiter: Waiter) -> Waiter:
-    """The same, if it may be published or ended: its seal is valid; or it is a call of a task of
-    this room, which runs nothing else.
+    """The waiter, if it may be published or ended: its entry's seal is valid; or it is a call of a
+    task of this room, and runs no other task.
 
     Raises:
-        ForgedEntry: it is neither.
+        ForgedEntry: it may not.
     """
     if entry.is_sealed(app, keys.lock):
         return waiter
@@ -168,7 +168,7 @@ def _believed(app: Any, keys: LockKeys, entry: Entry, waiter: Waiter) -> Waiter:
     options["headers"] = headers = custom_headers(options["headers"])
     try:
         lock = task.lock_keys_for(args, kwargs, headers).lock
-    except Exception as exc:  # also what a callable of the user's raises
+    except Exception as exc:  # a callable of the user's may raise anything
         raise ForgedEntry(f"{entry.task}: its arguments give no lock: {exc}") from exc
     if lock != keys.lock:
         raise ForgedEntry(f"{entry.task}: its arguments give another lock, {lock}")
@@ -193,8 +193,8 @@ def say_set_aside(entry_id: str, entry: str, keys: LockKeys, why: str) -> None:
 
 
 def end_expired(task: Any, keys: LockKeys, request: Any, label: str | None) -> None:
-    """End a task that expired as it waited, or will: RabbitMQ would drop its message, and the task
-    would have no result.
+    """End a task that expired while it waited, or would: RabbitMQ would drop its message, and the
+    task would have no result.
     """
     store_expired(task, request)
     expired = {"terminated": False, "signum": None, "expired": True}
@@ -224,9 +224,9 @@ def end_replaced(
         keys: the lock's keys.
         ttl: seconds, which bound how long the server may take to answer.
         entry_id: the entry's id.
-        text: what was parked.
+        text: the entry.
         successor: the id of the task that replaced it; "" if an operator dropped it.
-        unknown: also for a task that the app does not know, which is else left to other workers.
+        unknown: allow a task that the app does not know; else that is left to other workers.
     """
     with only_logged(
         "redislock: could not store the result of %s, which was replaced or dropped; will try"
@@ -245,7 +245,7 @@ def end_replaced(
 def _store_replaced(
     app: Any, keys: LockKeys, entry_id: str, text: str, successor: str, unknown: bool
 ) -> bool:
-    """Whether it was stored. The result of another project's task is left to others."""
+    """Store the result. False if that is left to others: the task is another project's."""
     try:
         entry = Entry.load(text)
         waiter = _believed(app, keys, entry, entry.load_for(app, unknown))

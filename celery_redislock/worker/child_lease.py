@@ -41,10 +41,10 @@ KILL_AFTER: Final = 5.0
 
 class ChildLease:
     """What the main process knows of a lock that a child may hold: enough to extend it, and to
-    release it when the child is dead. It never acquires it.
+    release it when the child is dead. A `ChildLease` never acquires a lock.
 
     Attributes:
-        how: what the history says of the run's end, if the child does not.
+        how: what the history records as the run's end, if the child records nothing.
     """
 
     how = past.DIED
@@ -79,8 +79,8 @@ class ChildLease:
         """The child's claim. Made only when needed: most tasks end before that."""
         keys = self._task.lock_keys_for(*self._call)
         locks = self._task.app_locks
-        told = {"task": self._task.name, "history": locks.history, "done_ttl": locks.done_ttl}
-        return Claim(keys, self.token, self.ttl, "", *self._attempt, **told)
+        more = {"task": self._task.name, "history": locks.history, "done_ttl": locks.done_ttl}
+        return Claim(keys, self.token, self.ttl, "", *self._attempt, **more)
 
     @property
     def _label(self) -> str | None:
@@ -98,7 +98,7 @@ class ChildLease:
             return None
 
     def expect_end(self, how: str) -> None:
-        """The child is ended by this process. Celery forgets the request before it is gone."""
+        """Note that we end the child. Celery forgets the request before the child is gone."""
         self._is_to_end, self.how = True, how
 
     def expect_no_retry(self) -> None:
@@ -116,7 +116,7 @@ class ChildLease:
         try:
             claim = self.known_claim
             if claim is None:
-                return  # the child could not tell the lock's name either
+                return  # the child could not make the lock's name either
             end = self.how if claim.history else ""
             if self._keep_for_retry(claim, end):
                 return  # Celery has sent the retry, or is about to
@@ -136,7 +136,7 @@ class ChildLease:
     @property
     def heir(self) -> Kept | None:
         """What is kept for the retry that Celery sends if the child dies: the lock, or, if that
-        was not taken yet, the reservation. None if it sends none, or nothing is to be kept.
+        was not acquired yet, the reservation. None if Celery sends none, or nothing is to be kept.
         """
         task, request, claim = self._task, self._request(), self.known_claim
         if not getattr(task, "retry_on_worker_lost", False):  # Celery 5.7 has it
@@ -159,7 +159,7 @@ class ChildLease:
         seconds = task.default_retry_delay + task.lock_options.kept_across_retries
         if not self.server.run(hold_of_dead(claim, heir.token, seconds, end)):
             return False
-        if self._is_not_retried:  # which became known meanwhile
+        if self._is_not_retried:  # this became known meanwhile
             settle_beside(task.app, heir, End.ENDED_BY_CELERY)
         return True
 
@@ -177,12 +177,12 @@ class ChildLease:
         tell(
             Outcome.RECOVERED, Whose(key, self._task, task_id, attempt, self._label),
             "redislock: released %s: its holder, pid %d, died", key, self._pid,
-            # If this worker ended the child, that sent an event whose state this one would hide.
+            # If this worker ended the child, it sent an event, whose state ours would hide.
             emits=not self._is_to_end, details={"how": "freed"}, reason="freed",
         )  # fmt: skip
 
     def report(self) -> dict[str, Any] | None:
-        """What this process knows of it, as plain data; None if the child cannot hold the lock."""
+        """What this process knows of the lock, as plain data; None if the child cannot hold it."""
         now = clock()
         if not self._may_hold:
             return None
@@ -206,7 +206,7 @@ class ChildLease:
 
     @property
     def _may_hold(self) -> bool:
-        """Whether the child may still run the task, and it is known which lock that takes."""
+        """Whether the child may still run the task, and we know which lock the task takes."""
         if self._child_is_dead or not (self._is_to_end or self._is_active):
             return False
         return self.known_claim is not None
@@ -217,7 +217,7 @@ class ChildLease:
         return request is not None and is_active(request)
 
     def extension(self, now: float) -> Extension | None:
-        """Never retakes a lock that is missing: the child may just have released it."""
+        """How to extend the lock. A missing one is not retaken: the child may have released it."""
         if not self._may_hold:
             heartbeat.discard(self)
             return None
@@ -231,7 +231,7 @@ class ChildLease:
             logger.debug("redislock: could not extend the lock of pid %d: %s", self._pid, reply)
             self.next_beat = clock() + RETRY_EVERY
         elif reply.outcome == NOT_OURS:
-            # It still waits for the lock, has lost it or released it: the child says which.
+            # The child still waits for the lock, has lost it or released it, and says which.
             self._held = False
             self.next_beat = clock() + self._beat_every
         else:

@@ -1,4 +1,4 @@
-"""Steps of ours within Celery's work in the main process. An error there would end the worker."""
+"""Contains errors of our steps in Celery's main process: there they would end the worker."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 
 def contained(step: Callable[..., T]) -> Callable[..., T | None]:
-    """A method of a request that logs its error, so that Celery's work goes on. It returns None
-    then.
+    """Make this method of a request log its error, and then return None, so that Celery's work goes
+    on.
     """
 
     @functools.wraps(step)

@@ -24,12 +24,12 @@ from ..protocol.log import get_logger
 
 logger = get_logger()
 
-#: Seconds for which the connection must live on. A broken one that has something to send is noticed
-#: within seconds, and copies that came before are likely to have been received by then.
+#: Seconds for which the connection must live on. A broken one with something to send is noticed
+#: within seconds, and a worker has most likely received earlier copies by then.
 REMEMBERED: Final = 60.0
 #: Seconds between looks at what has ended since.
 LOOK_EVERY: Final = 0.5
-#: Seconds within which Celery acknowledges a message once it is asked to: its loop does that later.
+#: Seconds within which Celery acknowledges a message when it is asked to: Celery's loop does it.
 ACKNOWLEDGED_WITHIN: Final = 30.0
 #: Seconds by which the server's clock and ours may drift apart while a note is remembered.
 CLOCKS_DIFFER: Final = 0.1
@@ -43,10 +43,10 @@ class FinishedNote(NamedTuple):
     """A done note that is not needed for long.
 
     Attributes:
-        locks: where it is.
-        consumer: of this worker.
-        connection: to the broker, on which its message came and was acknowledged.
-        key: the note's.
+        locks: the app's locks, whose server has the note.
+        consumer: this worker's consumer.
+        connection: the number of the connection on which the message came and was acknowledged.
+        key: the note's key.
     """
 
     locks: AppLocks
@@ -62,7 +62,7 @@ class Finished(Protocol):
     def message(self) -> Any: ...
 
     def finished_note(self) -> FinishedNote | None:
-        """Its done note; None if that is to stay."""
+        """The done note of its run; None if the note must stay."""
 
 
 class Batch(NamedTuple):
@@ -102,7 +102,7 @@ class FinishedNotes:
             logger.exception("redislock: unexpected error with done notes; continuing")
         if not self._requests and not self._batches:
             self._busy = False
-            # One may have been added in between by a caller that saw this busy.
+            # A caller that still saw this busy may have added a request in between.
             if self._busy or not self._requests:
                 return
             self._busy = True
@@ -110,17 +110,17 @@ class FinishedNotes:
 
     def _take_acknowledged(self, now: float) -> None:
         room = MOST - sum(len(batch.keys) for batch in self._batches)
-        found: dict[tuple[AppLocks, Any, int], list[str]] = {}
+        acknowledged: dict[tuple[AppLocks, Any, int], list[str]] = {}
         for _ in range(len(self._requests)):
             since, request = self._requests.popleft()
             is_acknowledged = request.message.acknowledged
             if is_active(request) or not (is_acknowledged or now > since + ACKNOWLEDGED_WITHIN):
                 self._requests.append((since, request))
             elif is_acknowledged and room > 0 and (note := _note_of(request)) is not None:
-                found.setdefault(note[:3], []).append(note.key)
+                acknowledged.setdefault(note[:3], []).append(note.key)
                 room -= 1
         at = clock()  # by now all of these notes are written
-        self._batches.extend(Batch(at, *where, keys) for where, keys in found.items())
+        self._batches.extend(Batch(at, *where, keys) for where, keys in acknowledged.items())
 
     def _forget_those_due(self, now: float) -> None:
         while self._batches and self._batches[0].at + REMEMBERED <= now:
@@ -130,7 +130,7 @@ class FinishedNotes:
 def _note_of(request: Finished) -> FinishedNote | None:
     try:
         return request.finished_note()
-    except Exception as exc:  # from the user's `lock_key`; the run had it too
+    except Exception as exc:  # the user's `lock_key` raised it, for the run too
         logger.debug("redislock: the arguments of a task give no lock name: %s", exc)
         return None
 
@@ -138,8 +138,8 @@ def _note_of(request: Finished) -> FinishedNote | None:
 def _forget(batch: Batch, now: float) -> None:
     if not is_connected_still(batch.consumer, batch.connection):
         return
-    # A note with longer to live is newer, from the run of another message with the same id. Two
-    # clocks measure that, the server's and ours.
+    # A note with more ttl left is newer: another message with the same id left it. Two clocks
+    # measure the ttl, the server's and ours.
     most = batch.locks.done_ttl - (now - batch.at) + CLOCKS_DIFFER
     try:
         for begin in range(0, len(batch.keys), AT_ONCE):

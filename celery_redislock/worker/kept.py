@@ -1,4 +1,4 @@
-"""Requests for whose messages something is kept, and what becomes of it until their tasks begin."""
+"""Requests whose messages have a turn or reservation: settles that, if their tasks do not run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KeptRequest(Request):
     #: What is kept, until it is known to be settled.
     _kept: Kept | None = None
     _noted_at = 0.0
-    #: The broker got the message back.
+    #: Whether the broker got the message back.
     _is_requeued = False
 
     def _note_received(self, kept: Kept) -> None:
@@ -55,7 +55,7 @@ class KeptRequest(Request):
             from_rooms.discard(self)
 
     def still_here(self) -> None:
-        """Note it again when that is due, but not once the task is over, or its child dead."""
+        """Note again, if due, that the message is here; not once its task is over or child dead."""
         kept = self._kept
         sleeps = self.eta is not None and self.time_start is None and not was_revoked(self)
         if kept is None or not (sleeps or is_here(self)):
@@ -64,19 +64,19 @@ class KeptRequest(Request):
             self.note_here(kept)
 
     def unsettled(self) -> Kept | None:
-        """What is kept for the message, if that will not come back."""
+        """What is kept for the message, if the message will not come back."""
         return self._kept if self.acknowledged and not self._is_requeued else None
 
     @contained
     def settle(self, end: End) -> None:
-        """Settle what is kept for the message, in another thread: that may wait for the lock server
-        and the broker, and this thread serves all requests.
+        """Settle what is kept for the message, in the housekeeper's thread: it may wait for the
+        lock server and the broker, and this thread serves all requests.
         """
         kept, self._kept = self._kept, None
         settle_beside(self.task.app, kept, end)
 
     def reject(self, requeue: bool = False) -> None:
-        """The broker gets the message back, or drops it."""
+        """Give the message back to the broker, or let the broker drop it."""
         self._is_requeued = requeue and not self.acknowledged
         super().reject(requeue)
         if not requeue:
@@ -110,7 +110,7 @@ class Requests:
 
 #: Requests that sleep until their eta, and for which something is kept meanwhile.
 sleeping: Final = Requests()
-#: Requests whose messages came from a waiting room, where it is noted that they are here.
+#: Requests whose messages came from a waiting room. The room has a note that they are here.
 from_rooms: Final = Requests()
 #: Requests for whose messages a lock is reserved, until their tasks are over.
 reserved: Final[deque[Any]] = deque()
@@ -134,7 +134,7 @@ def settle_over(locks: AppLocks) -> None:
 
 
 def settle_revoked() -> None:
-    """Settle what is kept for messages that are revoked, and that Celery ends at their eta."""
+    """Settle what is kept for revoked tasks now: Celery ends them only at their eta."""
     for request in sleeping:
         if is_revoked(request):
             sleeping.discard(request)

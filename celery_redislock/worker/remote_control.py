@@ -1,7 +1,7 @@
 """`celery inspect locks` and `celery control break_lock`: what the workers themselves know.
 
-They answer from the memory of the worker's main process, so that the answer can be compared with
-what is in the lock server. In a prefork worker that process knows its children's locks.
+They answer from the memory of the worker's main process, so that people can compare the answer with
+the lock server's data. In a prefork worker that process knows its children's locks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def locks(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
         Plain data for each. `held` is True, False (the server has said that this run does not have
         the lock: it waits, or has lost it), or None: prefork's main process has not asked yet.
     """
-    found = [report for _, report in _reports()]
-    return sorted(found, key=lambda report: -report["held_for"])
+    reports = [report for _, report in _reports()]
+    return sorted(reports, key=lambda report: -report["held_for"])
 
 
 @control_command(

@@ -47,8 +47,8 @@ from .source import source_of
 
 logger = get_logger()
 
-#: Once a message has waited here for so many seconds, its run may have left a done note: a little
-#: less than `COPIED_FROM`, since the run begins a little later.
+#: If a message has waited here for so many seconds, its run may leave a done note: a little less
+#: than `COPIED_FROM`, since the run begins a little later.
 NOTED_FROM: Final = COPIED_FROM - 0.1
 #: Seconds until a server that did not answer is asked again about the tasks of dead children.
 ASK_AGAIN: Final = 10.0
@@ -57,14 +57,14 @@ ASK_AGAIN: Final = 10.0
 class LockRequest(KeptRequest):
     """A request for a locked task."""
 
-    #: When the lock server, which did not answer, may be asked again about dead children's tasks.
+    #: After a lock server did not answer: when to ask it again about dead children's tasks.
     _not_asked_until = 0.0
-    #: Before it is known better; whether Celery has sent the task's retry, too.
+    #: Values before `_begin`; and whether Celery has sent the task's retry.
     _received, _came_on, _is_copy, _is_retried = float("-inf"), -1, True, False
     _lock_token = ""
-    #: For the lock that the child may hold, once a child has the task.
+    #: The lease of the lock that the child may hold, once a child has the task.
     _lease: ChildLease | None = None
-    #: In whose favour the child was terminated, and under which lock.
+    #: The run for which the child was terminated, and the lock.
     _replaced: TaskReplaced | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -94,7 +94,7 @@ class LockRequest(KeptRequest):
 
     def on_accepted(self, pid: int, time_accepted: float) -> Any:
         """The pool took the task. In a pool of processes, each runs one task at a time."""
-        # First of all: what follows may terminate the child.
+        # Do this first: what follows may terminate the child.
         if self.task.runs_in_children:
             self._watch_child(pid)
         accepted = super().on_accepted(pid, time_accepted)
@@ -117,7 +117,7 @@ class LockRequest(KeptRequest):
     @contained
     def _note_acknowledged(self) -> None:
         task = self.task
-        # Any other run leaves one only if it waited here: see `Attempt.may_have_copies`.
+        # Any other run leaves a note only if its message waited here: see `Facts.may_have_copies`.
         if (
             task.hears_acks
             and not self._is_copy
@@ -126,7 +126,7 @@ class LockRequest(KeptRequest):
             finished_notes.add(self)
 
     def finished_note(self) -> FinishedNote | None:
-        """The run's done note, if that is not needed for long once the message is acknowledged;
+        """The run's done note, if nobody needs it for long once the message is acknowledged;
         None if the broker may have given the message to another worker by now.
         """
         consumer, locks = self.task.worker_consumer, self.task.app_locks
@@ -222,8 +222,8 @@ class LockRequest(KeptRequest):
 
     @contained
     def _prepare_retry(self) -> Kept | None:
-        """Give it a header of its own: it would get that of this run's message. Returns what is
-        kept for it.
+        """Give the retry a header of its own, since Celery would copy that of this run's message.
+        Returns what is kept for the retry.
         """
         heir = None if self._lease is None else self._lease.heir
         context = context_of(self)
@@ -248,8 +248,8 @@ class LockRequest(KeptRequest):
     @contained
     def _end_skipped(self, error: Skipped) -> None:
         if was_cancelled(self):
-            # The connection to the broker was lost after the child had ended it and before we
-            # heard of that. Celery has stored RETRY since, and the message does not come again.
+            # The connection to the broker was lost after the child had ended the task, and before
+            # we knew. Celery has stored RETRY since, and the message does not come again.
             store_skipped(self.task, context_of(self), *error.args)
         self._announce_skipped()
 
@@ -267,7 +267,7 @@ class LockRequest(KeptRequest):
             server = self.task.app_locks.server
             goes_on: bool = server.ask(rooms.goes_on_elsewhere(claim, own), once=True)
         except LockUnavailable as exc:
-            # This is the worker's own thread, and many children may have been killed.
+            # This is the worker's own thread, and many children may be dead: do not wait for each.
             LockRequest._not_asked_until = clock() + ASK_AGAIN
             text = "redislock: cannot find out whether %s is in the waiting room: %s"
             logger.warning(text, self.id, exc.reason)
@@ -287,7 +287,7 @@ class LockRequest(KeptRequest):
     @contained
     def _announce_replaced(self, error: TaskReplaced) -> None:
         """End the task of a terminated child as Celery ends a revoked one, but with a result that
-        says by whom it was replaced, and that ends its chain.
+        names the run which replaced it, and that ends its chain.
         """
         say_ended(self)
         store_skipped(self.task, context_of(self), error)
@@ -298,15 +298,15 @@ class LockRequest(KeptRequest):
         tell(Outcome.REPLACED, whose, holder=error.holder)
 
     def _announce_skipped(self, terminated: bool = False) -> None:
-        said = {"terminated": terminated, "signum": None, "expired": False}
-        super().send_event("task-revoked", **said)  # another event says what it was
-        if celery_signals.task_revoked.receivers:  # a request costs more than all the rest
-            celery_signals.task_revoked.send(sender=self.task, request=context_of(self), **said)
+        how = {"terminated": terminated, "signum": None, "expired": False}
+        super().send_event("task-revoked", **how)  # an event of ours says why
+        if celery_signals.task_revoked.receivers:  # the request costs more than all the rest
+            celery_signals.task_revoked.send(sender=self.task, request=context_of(self), **how)
 
 
 @cache
 def lock_request(base: type[Any]) -> type[Any]:
-    """The request class of a locked task whose class would be this one without a lock."""
+    """The request class of a locked task which, without its lock, would have this class."""
     if issubclass(base, LockRequest):
         return base
     if base is Request:

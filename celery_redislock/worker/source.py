@@ -1,4 +1,4 @@
-"""Which queue a message came from: the worker's main process can tell by its consumer."""
+"""Finds the queue that a message came from, by the consumer of the worker's main process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 from ..app.delivery import Source
 from ..app.internals import queues_by_tag
 
-#: What is known of each of kombu's consumers: a connection has its own.
+#: The sources by route, for each of kombu's consumers: every connection has its own consumer.
 _known: Final[WeakKeyDictionary[Any, dict[Any, Source]]] = WeakKeyDictionary()
-#: So many routes are remembered. Some exchanges have a routing key for each order.
+#: The most routes remembered: some exchanges have a routing key for each order.
 MOST: Final = 1000
 
 
@@ -21,8 +21,8 @@ def source_of(consumer: Any, delivery_info: Mapping[str, Any], exchange: str | N
 
     Args:
         consumer: the worker's consumer.
-        delivery_info: of the message, as it was delivered.
-        exchange: the exchange to which it was first published.
+        delivery_info: the message's delivery info, as the broker sent it.
+        exchange: the exchange to which the message was first published.
     """
     tasks = consumer.task_consumer
     known = _known.get(tasks)
@@ -49,15 +49,15 @@ def _find(tasks: Any, tag: str | None, came_by: str, routing_key: str, exchange:
         queue = queues.get(tag) or (None if came_by else routing_key)
         return Source(queue, exchange in fanout.get(queue or "", ()))
     if any(came_by in exchanges for exchanges in fanout.values()):
-        # Such a queue of Redis' is a channel, which everybody who listens hears.
+        # With Redis, such a queue is a channel: every listening worker gets the message.
         return Source(None, True)
     if not came_by:
         return Source(routing_key or None)
     consumed = {queue for queue in queues.values() if not fanout.get(queue)}
     if len(consumed) > 1:
         consumed &= _bound(tasks.channel, came_by, routing_key)
-    # If there are more, each has had its copy, and it may come back to any: this worker consumes
-    # them all.
+    # If there are more, each has had its copy, and the message may come back to any of them: this
+    # worker consumes them all.
     return Source(min(consumed, default=None))
 
 
@@ -65,7 +65,7 @@ def _bound(channel: Any, exchange: str, routing_key: str) -> set[str]:
     """The queues to which a transport of kombu's own gives such a message."""
     try:
         table = channel.get_table(exchange)
-    except (AttributeError, KeyError):  # a transport of others; or nothing is bound there
+    except (AttributeError, KeyError):  # not a transport of kombu's; or nothing is bound
         return set()
     return {
         queue

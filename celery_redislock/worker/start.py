@@ -1,5 +1,5 @@
-"""A worker's start, and messages that only its main process sees. Every import of the package
-imports this, so what only workers need is imported when one starts.
+"""Prepares a worker at its start, and settles messages that only its main process sees. The package
+always imports this module, so it imports what only workers need when one starts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _warnings: Final[weakref.WeakKeyDictionary[Any, list[tuple[Any, ...]]]] = (
 
 
 def _on_worker_init(sender: Any, **kwargs: Any) -> None:
-    """In the worker's main process, before its pool starts."""
+    """Prepare the app, in the worker's main process, before its pool starts."""
     # The pool's processes inherit what runs tasks, instead of importing it one by one.
     from ..tasks import tracer  # noqa: F401
 
@@ -46,20 +46,20 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
         if not isinstance(exc, ConfigError):
             logger.exception("redislock: unexpected error at the worker's start")
         raise SystemExit(f"redislock: {exc}") from exc
-    found = _warnings[app] = [
+    warnings = _warnings[app] = [
         *(("redislock: redislock_tasks[%r] %s", pattern, why) for pattern, why in idle),
         *untold(app),
     ]
     if has_locks(app) and app_locks(app).enabled:
-        found += _look_at_server(app)
+        warnings += _look_at_server(app)
     from celery.apps.worker import Worker  # only workers need it
 
-    if not isinstance(sender, Worker):  # one within another program, whose log is set up
+    if not isinstance(sender, Worker):  # a worker within another program, whose log is set up
         _on_log_is_there(sender, sender)
 
 
 def _on_log_is_there(sender: Any, instance: Any, **kwargs: Any) -> None:
-    """In the same process, when Celery has set up its log, but not yet connected to the broker."""
+    """Log warnings in that process, once Celery has a log, but no connection to the broker yet."""
     _say_if_unheard()
     for warning in _warnings.pop(instance.app, ()):
         logger.warning(*warning)
@@ -67,7 +67,7 @@ def _on_log_is_there(sender: Any, instance: Any, **kwargs: Any) -> None:
 
 
 def _say_if_unheard() -> None:
-    """Say on another way that our logger is disabled: else a lost lock passes in silence."""
+    """Warn by other means if our logger is disabled: else nobody would learn of a lost lock."""
     if not logger.disabled:
         return
     text = (
@@ -107,7 +107,7 @@ def _on_worker_ready(sender: Any, **kwargs: Any) -> None:
 
 def _has_rooms(app: Any) -> bool:
     """Whether tasks of this worker may wait in rooms. If it has no locks now, tasks of an earlier
-    release may, as long as the lock server is set.
+    release may still wait, as long as the lock server is set.
     """
     if not has_locks(app):
         return has_setting(app, "redislock_url")
@@ -119,8 +119,8 @@ def _has_rooms(app: Any) -> bool:
 
 
 def _on_task_received(sender: Any, request: Any, **kwargs: Any) -> None:
-    """A message came for which something is kept, and its task takes no lock here: another release
-    has sent it. What is kept is given up; a locked task does that itself.
+    """Give up what is kept for a message whose task takes no lock here: another release has sent
+    it. A locked task does that itself.
     """
     if KEY in request.request_dict and not hasattr(request, "settle"):
         from ..tasks.settle import End, settle_beside
@@ -129,7 +129,7 @@ def _on_task_received(sender: Any, request: Any, **kwargs: Any) -> None:
 
 
 def _on_task_rejected(sender: Any, message: Any, **kwargs: Any) -> None:
-    """The same for a task that this worker does not know, and that Celery has failed; and for a
+    """Do the same for a task that this worker does not know, and that Celery has failed; and for a
     message that Celery cannot read, and has dropped.
     """
     from ..tasks.settle import End, settle_beside
@@ -138,8 +138,8 @@ def _on_task_rejected(sender: Any, message: Any, **kwargs: Any) -> None:
 
 
 def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
-    """Warnings: the server does not answer, or may evict locks. The pool's processes inherit which
-    server it is, and so notice a restart.
+    """Warnings if the server does not answer, or may evict locks. The pool's processes inherit the
+    server's identity, and so notice a restart.
     """
     from ..protocol.exchange import UNKNOWN_TTL
     from ..servers.looking import Looking

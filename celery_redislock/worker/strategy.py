@@ -18,7 +18,7 @@ def prepare(task: SingletonTask, consumer: Any) -> None:
 
     Args:
         task: a locked task.
-        consumer: the worker's, which knows the pool.
+        consumer: the worker's consumer, which knows the pool.
     """
     assert task.lock_options is not None
     base = symbol_by_name(getattr(task, "Request"))  # noqa: B009  mypy: untyped base

@@ -20,10 +20,10 @@ from .kept import note_received, settle_over, settle_revoked
 
 logger = get_logger()
 
-#: Seconds between looks at which rooms are due. Of the workers that know the same tasks, one looks.
+#: Seconds between looks for rooms that are due. Among workers with the same tasks, one looks.
 SWEEP_EVERY: Final = 2.0
-#: Seconds for which a sweep lets tasks of one room give up whose wait is over: enough for hundreds,
-#: but for one only if the broker does not answer.
+#: Seconds for which a sweep lets the tasks of one room give up, if their wait is over: enough for
+#: hundreds of tasks, but for only one if the broker does not answer.
 GIVE_UPS_FOR: Final = 0.5
 
 
@@ -35,12 +35,12 @@ class Sweeper:
         prefix = app_locks(app).prefix
         self._buckets = in_all_buckets(prefix, "rooms")
         known = sorted(name for name in app.tasks if not name.startswith("celery."))
-        # Fleets with different tasks or brokers cannot do each other's work.
+        # Workers with different tasks or brokers cannot do each other's work.
         fleet = hashlib.sha256("\n".join([app.main or "", *known]).encode())
         self._turn = sweep_key(prefix, broker_of(app), fleet.hexdigest()[:16])
 
     def start(self) -> None:
-        """Look again and again, as the process's housekeeper."""
+        """Look again and again, in the housekeeper's thread."""
         housekeeper.add(self._look)
 
     def _look(self) -> None:

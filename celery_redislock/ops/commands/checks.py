@@ -1,4 +1,4 @@
-"""The commands that look on and examine: watch, doctor."""
+"""The commands `watch` and `doctor`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import click
 
 from ..command import print_json, with_app, with_filters, with_json
 from ..table import ORDERS, in_order, show_lines
-from ..terminal import Column, grid, whole
+from ..terminal import Column, grid, wrap
 
 if TYPE_CHECKING:
     from ..survey import Found
 
-FINDINGS: Final = (Column("LEVEL"), Column("CHECK"), Column("FOUND, AND WHAT TO DO", whole, 21))
+FINDINGS: Final = (Column("LEVEL"), Column("CHECK"), Column("FOUND, AND WHAT TO DO", wrap, 21))
 
 
 @click.command()
@@ -59,7 +59,7 @@ def doctor(app: Any, strict: bool, as_json: bool) -> None:
     from ..doctor.examine import examine
     from ..doctor.finding import ERROR, OK, WARNING
 
-    rows = [(found.level, check, found.what, found.todo) for check, found in examine(app)]
+    rows = [(each.level, check, each.what, each.todo) for check, each in examine(app)]
     if as_json:
         names = ("level", "check", "what", "todo")
         print_json([dict(zip(names, each, strict=True)) for each in rows])

@@ -49,18 +49,18 @@ def export(app: Any, port: int, host: str, every: float) -> None:
             "export needs prometheus-client: pip install 'celery-redislock[prometheus]'"
         ) from None
 
-    # For errors while it runs. Does nothing if the project has configured its log.
+    # Shows errors while it runs. Does nothing if the project has configured its log.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     registry = CollectorRegistry()
     registry.register(Collector(app, every=every))
-    with _told_to_end() as told:
+    with _told_to_end() as ended:
         try:
             server, _ = start_http_server(port, addr=host, registry=registry)
         except OSError as exc:
             raise problem(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"Metrics: http://{shown}:{server.server_port}/metrics")
-        told.wait()
+        ended.wait()
         server.shutdown()
         server.server_close()
 
@@ -68,11 +68,11 @@ def export(app: Any, port: int, host: str, every: float) -> None:
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[threading.Event]:
     """An event that SIGTERM and Ctrl-C set."""
-    told = threading.Event()
+    ended = threading.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
-    before = [signal.signal(each, lambda *_: told.set()) for each in signals]
+    before = [signal.signal(each, lambda *_: ended.set()) for each in signals]
     try:
-        yield told
+        yield ended
     finally:
         for each, handler in zip(signals, before, strict=True):
             signal.signal(each, handler)

@@ -1,6 +1,6 @@
 """`celery redislock history`: the last runs, and how many duplicates were turned away.
 
-Celery loads this module at each start of any of its commands: it imports little.
+Celery loads this module whenever one of its commands starts, so the module imports little.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COLUMNS: Final = (
 WIDE: Final = (
     *("WHEN", "TOOK", "ENDED", "TASK", "KEY", "TASK ID", "NODE", "PID", "SKIPS", "FENCE", "LABEL"),
 )
-#: Bars, from none to the most.
+#: The characters of a bar chart, from the lowest bar to the highest.
 BARS: Final = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS: Final = " .:-=+*#@"
 
@@ -76,16 +76,16 @@ def history(
             raise problem("--skips takes a task and no arguments: duplicates are counted by task")
         _show_skips(locks, naming.target or None, as_json)
         return
-    found, is_one_lock = _found(app, naming, time.time() - since if since else None, limit)
+    runs, is_one_lock = _found(app, naming, time.time() - since if since else None, limit)
     if as_json:
-        print_json([run.to_dict() for run in found])
-    elif found:
-        show_lines(_wide(found) if wide else _table(found, is_one_lock))
-    click.echo(_summary(found, limit), err=as_json)
+        print_json([run.to_dict() for run in runs])
+    elif runs:
+        show_lines(_wide(runs) if wide else _table(runs, is_one_lock))
+    click.echo(_summary(runs, limit), err=as_json)
 
 
 def _found(app: Any, naming: Naming, since: float | None, limit: int) -> tuple[list[PastRun], bool]:
-    """The runs that are meant, and whether they are those of one lock."""
+    """The runs that the user means, and whether all are runs of one lock."""
     from ...app.settings import app_locks
     from ...protocol.keys import name_of
     from ..history import past_runs
@@ -97,40 +97,37 @@ def _found(app: Any, naming: Naming, since: float | None, limit: int) -> tuple[l
         return past_runs(locks, **which), False
     if naming.has_arguments or name_of(locks.prefix, target) is not None:
         return past_runs(locks, name=naming.locate(app).keys.name, **which), True
-    if found := past_runs(locks, task=target, **which):
-        return found, False
+    if runs := past_runs(locks, task=target, **which):
+        return runs, False
     return past_runs(locks, name=pick_past(locks, naming.text), **which), True
 
 
-def _summary(found: Sequence[PastRun], limit: int) -> str:
-    if not found:
+def _summary(runs: Sequence[PastRun], limit: int) -> str:
+    if not runs:
         return "no runs are kept that match"
-    lapsed = sum(run.how == "lapsed" for run in found)
+    lapsed = sum(run.how == "lapsed" for run in runs)
     more = f"; {lapsed} lapsed: nobody released the lock" if lapsed else ""
-    first = "the last " if len(found) == limit else ""
-    return f"{first}{len(found)} run{'s' if len(found) > 1 else ''}{more}"
+    first = "the last " if len(runs) == limit else ""
+    return f"{first}{len(runs)} run{'s' if len(runs) > 1 else ''}{more}"
 
 
 # -- the table --------------------------------------------------------------------------------
 
 
-def _table(found: Sequence[PastRun], is_one_lock: bool) -> list[str]:
-    """The lines of a table that fits the terminal. What all runs share is told above it."""
-    ids = shortened(run.task_id for run in found if run.task_id)
-    digests = shortened(digest for run in found if (digest := digest_of(run.name)))
-    rows = [_row(run, ids, digests) for run in found]
-    tasks, above, hidden = {run.task for run in found}, "", set()
+def _table(runs: Sequence[PastRun], is_one_lock: bool) -> list[str]:
+    """The lines of a table that fits the terminal, below a line with what all runs share."""
+    ids = shortened(run.task_id for run in runs if run.task_id)
+    digests = shortened(digest for run in runs if (digest := digest_of(run.name)))
+    rows = [_row(run, ids, digests) for run in runs]
+    tasks, above, hidden = {run.task for run in runs}, "", set()
     if is_one_lock:
-        above, hidden = _called(found[0]), {"TASK", "KEY"}
+        name, label = runs[0].name, runs[0].label
+        above, hidden = f"{name} ({label})" if label else name, {"TASK", "KEY"}
     elif len(tasks) == 1:
         above, hidden = rows[0]["TASK"], {"TASK"}
     columns = [column for column in COLUMNS if column.head not in hidden]
-    told = paragraph(above) if above else []
-    return [*told, *grid(columns, [[row[column.head] for column in columns] for row in rows])]
-
-
-def _called(run: PastRun) -> str:
-    return f"{run.name} ({run.label})" if run.label else run.name
+    title = paragraph(above) if above else []
+    return [*title, *grid(columns, [[row[column.head] for column in columns] for row in rows])]
 
 
 def _row(run: PastRun, ids: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, str]:
@@ -149,9 +146,9 @@ def _row(run: PastRun, ids: Mapping[str, str], digests: Mapping[str, str]) -> di
     }
 
 
-def _wide(found: Sequence[PastRun]) -> list[str]:
-    head = WIDE if any(run.label for run in found) else WIDE[:-1]
-    return aligned(head, (_wide_row(run)[: len(head)] for run in found))
+def _wide(runs: Sequence[PastRun]) -> list[str]:
+    head = WIDE if any(run.label for run in runs) else WIDE[:-1]
+    return aligned(head, (_wide_row(run)[: len(head)] for run in runs))
 
 
 def _wide_row(run: PastRun) -> tuple[str, ...]:
@@ -173,7 +170,7 @@ def _wide_row(run: PastRun) -> tuple[str, ...]:
 
 
 def _when(began: float) -> str:
-    """The time, if that is today; else the day and the minute."""
+    """The time of a moment today; else the day and the minute."""
     at = time.localtime(began)
     is_today = time.strftime("%x", at) == time.strftime("%x")
     return time.strftime("%H:%M:%S" if is_today else "%m-%d %H:%M", at)
@@ -190,17 +187,17 @@ def _took(run: PastRun) -> str:
 def _show_skips(locks: AppLocks, task: str | None, as_json: bool) -> None:
     from ..history import HOURS, OUTSIDE, turned_away
 
-    found = turned_away(locks, task=task)
+    tasks = turned_away(locks, task=task)
     if as_json:
-        hours = [(task, *each) for task, counts in found.items() for each in counts.items()]
+        hours = [(task, *each) for task, counts in tasks.items() for each in counts.items()]
         print_json([{"task": task, "hour": hour, "turned_away": n} for task, hour, n in hours])
         return
     now = int(time.time() // 3600) * 3600
     last = [now - 3600 * ago for ago in range(HOURS - 1, -1, -1)]
-    for name, counts in found.items():
+    for name, counts in tasks.items():
         show_lines(paragraph(f"{name or OUTSIDE}: {_told(counts)}"))
         click.echo(f"  |{_bars([counts.get(hour, 0) for hour in last])}|")
-    if found:
+    if tasks:
         begins, ends = _hour(last[0]), _hour(now)
         click.echo(f"  {begins}{ends.rjust(HOURS + 2 - len(begins))}")
     else:
@@ -224,7 +221,7 @@ def _bars(counts: Sequence[int]) -> str:
 
 
 def _prints(text: str) -> bool:
-    """Whether the terminal can show it."""
+    """Whether the terminal can show the text."""
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

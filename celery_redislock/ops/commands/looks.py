@@ -1,4 +1,4 @@
-"""The commands that show the present: list, show, explain."""
+"""The commands that show the present: `list`, `show`, `explain`."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
 
 
 def _showed_unknown(app: Any, task: str, as_json: bool) -> bool:
-    """Show what the server has of a task that the app does not know. False if that is nothing."""
+    """Show the locks of a task that the app does not know. False if there are none."""
     from ..pick import of_task
 
     found = [] if task in app.tasks else of_task(app, task)
@@ -175,10 +175,7 @@ def explain(
         return
     arguments = ", ".join(f"{name}={value}" for name, value in found["arguments"].items())
     holders = [each["task_id"] or each["state"] for each in found["standing"]]
-    told = {
-        **found,
-        "arguments": arguments or "none",
-        "standing": ", ".join(holders) or "nothing",
-    }
+    standing = ", ".join(holders) or "nothing"
+    fields = {**found, "arguments": arguments or "none", "standing": standing}
     labels = {"standing": "found in Redis"}
-    show_lines(named_values((labels.get(name, name), str(value)) for name, value in told.items()))
+    show_lines(named_values((labels.get(name, name), str(value)) for name, value in fields.items()))

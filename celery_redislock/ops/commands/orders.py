@@ -1,4 +1,4 @@
-"""The commands that change something: break, drop-waiting, put-back."""
+"""The commands that change something: `break`, `drop-waiting`, `put-back`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def break_(
 
 @dataclasses.dataclass(slots=True)
 class _Done:
-    """What was done of an order, and the error that ended it."""
+    """What was done of an order, and the error that ended the order early."""
 
     broken: list[Found] = dataclasses.field(default_factory=list)
     dropped: int = 0
@@ -105,8 +105,8 @@ def _carry_out(
     dropping: Iterable[Found],
     tell: Callable[[Found, bool], None] | None = None,
 ) -> _Done:
-    """Break the locks in `held`, and drop what waits for those in `dropping`. If the server goes
-    away meanwhile, the result tells what was done until then.
+    """Break the locks in `held`, and drop the tasks that wait for those in `dropping`. If the
+    server goes away meanwhile, the result has what was done until then.
     """
     from ...app.settings import app_locks
     from ...errors import LockUnavailable
@@ -129,7 +129,7 @@ def _carry_out(
 def _to_break(
     app: Any, naming: Naming, filters: tuple[str | None, str | None, float], all_: bool
 ) -> tuple[list[Found], str]:
-    """What there is of the locks that are meant, and what to say if nobody holds them."""
+    """The locks that the user means, and the error text for when nobody holds them."""
     from ...app.settings import app_locks
     from ...ops import orders
     from ..survey import all_locks, meant_by
@@ -147,10 +147,10 @@ def _to_break(
 
 
 def _many(naming: Naming, filters: Sequence[Any], all_: bool) -> bool:
-    """Whether all locks that have something in common are meant, and not one lock.
+    """Whether the user means all locks with something in common, and not one lock.
 
     Raises:
-        ClickException: both are, or neither.
+        ClickException: the user named both, or neither.
     """
     if not naming.target and not all_ and not any(filters):
         raise problem("which lock? Give a key, a task and its arguments, --task, --node or --all")
@@ -164,7 +164,7 @@ def _many(naming: Naming, filters: Sequence[Any], all_: bool) -> bool:
 
 
 def _confirm(found: Sequence[Found], question: str) -> None:
-    """Show what is meant, and ask. On stderr: the rest may be piped."""
+    """Show the locks, and ask. On stderr: the rest of the output may be piped."""
     show_lines(locks_table(found[:PREVIEW]), err=True)
     if len(found) > PREVIEW:
         click.echo(f"... and {len(found) - PREVIEW} more", err=True)
@@ -201,8 +201,7 @@ def drop_waiting(
     if not found:
         raise problem("no task waits there")
     if not force:
-        locks = len({each.name for each in found})
-        where = "1 lock" if locks == 1 else f"{locks} locks"
+        where = count_of({each.name for each in found})
         _confirm(found, f"Drop the tasks that {what_waited(found)} for {where}?")
     done = _carry_out(app, (), found)
     if as_json:

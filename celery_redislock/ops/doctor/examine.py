@@ -1,6 +1,6 @@
-"""Runs the checks of a set-up: one small function each.
+"""Runs the checks of a set-up. Each check is a small function.
 
-Reads settings, tasks and the server. Takes no lock and changes nothing.
+The checks read settings, tasks and the server. They take no lock and change nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from . import keys, rights, server, tasks
 from .finding import ERROR, UNKNOWN, Finding
 from .patient import Check, Patient
 
-#: The checks that need a server that answers, in the order in which they are shown.
+#: The checks that need an answering server, in the order in which they are shown.
 OF_SERVER: Final[dict[str, Check]] = {
     "version": server.check_version,
     "memory": server.check_memory,
@@ -25,7 +25,7 @@ OF_SERVER: Final[dict[str, Check]] = {
     "prefix": keys.check_prefix,
     "set aside": keys.check_aside,
 }
-#: Those that read settings only.
+#: The checks that read only settings.
 OF_SETTINGS: Final[dict[str, Check]] = {
     "redislock_tasks": tasks.check_names,
     "forgotten": tasks.check_forgotten,
@@ -40,33 +40,27 @@ def examine(app: Any) -> list[tuple[str, Finding]]:
     """Run every check.
 
     Returns:
-        The name of each check and what it found; a check may find several things.
+        The name of each check with a finding; a check may have several.
 
     Raises:
         ConfigError: the settings are wrong, or name no server.
     """
     patient = Patient(app)
     patient.locks.require_address()
-    found = _run({"tasks": tasks.check_tasks}, patient)
+    findings = _run({"tasks": tasks.check_tasks}, patient)
     reached = _run({"server": server.check_server}, patient)
-    found += reached
+    findings += reached
     if all(finding.level != ERROR for _, finding in reached):
-        found += _run(OF_SERVER, patient)
-    return found + _run(OF_SETTINGS, patient)
+        findings += _run(OF_SERVER, patient)
+    return findings + _run(OF_SETTINGS, patient)
 
 
 def _run(checks: dict[str, Check], patient: Patient) -> list[tuple[str, Finding]]:
-    found: list[tuple[str, Finding]] = []
+    findings: list[tuple[str, Finding]] = []
     for name, check in checks.items():
         try:
-            found += [(name, finding) for finding in check(patient)]
+            findings += [(name, finding) for finding in check(patient)]
         except LockUnavailable as exc:
-            found.append(
-                (
-                    name,
-                    Finding(
-                        UNKNOWN, exc.reason, "allow this user the command, or use another user"
-                    ),
-                )
-            )
-    return found
+            todo = "allow this user the command, or use another user"
+            findings.append((name, Finding(UNKNOWN, exc.reason, todo)))
+    return findings

@@ -1,4 +1,4 @@
-"""What a check finds."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Finding:
 
     Attributes:
         level: "ok", "warning", "error" or "unknown".
-        what: what it found.
+        what: what the check found.
         todo: what to do, or "".
     """
 
@@ -27,11 +27,11 @@ class Finding:
     todo: str = ""
 
 
-#: What the server does not tell to this user.
+#: The finding of a check that needs INFO, which this user may not read.
 UNTOLD: Final = Finding(UNKNOWN, "cannot tell: INFO is denied", "allow +info")
 
 
 def some(names: Sequence[str]) -> str:
-    """The first three, and how many more there are."""
+    """The first three names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

@@ -1,8 +1,7 @@
-"""Whether there is anything in the server that should not be there."""
+"""Whether the server holds keys that should not be there."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from ...app.brokers import broker_of
@@ -14,12 +13,11 @@ from .patient import Patient
 
 
 def check_prefix(patient: Patient) -> Iterator[Finding]:
-    """Whether others use the same keys."""
+    """Whether other programs use the same keys."""
     locks = [each for each in patient.survey if each.is_lock]
     foreign = [each for each in locks if each.state == "foreign"]
-    names = Counter(each.task for each in locks if each.task not in ("", "RedisLock"))
     waiting = {each.task for each in patient.survey if each.waiting}
-    unknown = sorted(name for name in names if name not in patient.app.tasks)
+    unknown = sorted({each.task for each in locks} - {"", "RedisLock", *patient.app.tasks})
     renamed = [name for name in unknown if name in waiting]
     strange = [name for name in unknown if name not in waiting]
     if foreign:
@@ -49,14 +47,14 @@ def check_prefix(patient: Patient) -> Iterator[Finding]:
 
 
 def _other_brokers(patient: Patient) -> int:
-    """How many other brokers the workers with our prefix have, of those that run now."""
+    """How many other brokers the running workers with our prefix have."""
     pattern = sweep_pattern(patient.locks.prefix)
     pages = Looking(patient.locks.server).scan(pattern)
     return len({broker_of_sweep(key) for page in pages for key in page} - {broker_of(patient.app)})
 
 
 def check_aside(patient: Patient) -> Iterator[Finding]:
-    """Whether tasks wait for an operator."""
+    """Whether tasks were set aside, and an operator must decide."""
     aside = [each for each in patient.survey if each.is_aside]
     if not aside:
         yield Finding(OK, "nothing")

@@ -1,4 +1,4 @@
-"""What the checks look at."""
+"""The app, its locks and its lock server, as the checks of `doctor` see them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TRIPS: Final = 20
 
 
 class Patient:
-    """What the checks look at, each read once.
+    """What the checks look at. Each part is read once.
 
     Args:
-        app: the Celery app, its tasks loaded.
+        app: the Celery app, with its tasks loaded.
     """
 
     def __init__(self, app: Any) -> None:
@@ -31,12 +31,12 @@ class Patient:
     @cached_property
     def tasks(self) -> list[SingletonTask]:
         """The tasks that take locks."""
-        found = [task for task in self.app.tasks.values() if isinstance(task, SingletonTask)]
-        return sorted((task for task in found if task.lock_options), key=lambda task: task.name)
+        tasks = [task for task in self.app.tasks.values() if isinstance(task, SingletonTask)]
+        return sorted((task for task in tasks if task.lock_options), key=lambda task: task.name)
 
     @cached_property
     def info(self) -> dict[str, str]:
-        """What the server says of itself; nothing if this user may not ask."""
+        """The server's INFO; empty if this user may not read it."""
         try:
             return Looking(self.locks.server).server_info()
         except LockUnavailable:

@@ -17,16 +17,16 @@ COMMANDS: Final = (
     *("pexpire {} 1", "pttl {}", "rpush {} a", "select 0", "set {} a", "time", "zadd {} 1 a"),
     *("zrangebyscore {} 0 1", "zrem {} a", "zremrangebyscore {} 0 1"),
 )
-#: What only the history needs.
+#: The commands that only the history needs.
 FOR_HISTORY: Final = ("lset {} 0 a", "ltrim {} 0 1", "zcard {}")
-#: What is also good to have.
+#: The commands that locks work without.
 EXTRA: Final = ("info", *FOR_HISTORY)
-#: Commands that cannot be tried: they would change something, or block.
+#: The commands that cannot be tried: they would change something, or block.
 UNTRIED: Final = frozenset({"blpop", "hset", "lpush", "rpush", "select", "set", "zadd"})
 
 
 def check_rights(patient: Patient) -> Iterator[Finding]:
-    """Whether this user may run exactly what is used."""
+    """Whether this user may run the commands in use."""
     key = f"{patient.locks.prefix}:{{0}}:doctor"
     commands = [
         [key if part == "{}" else part for part in command.split()]
@@ -37,7 +37,7 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
     if allowed is None:
         allowed = rights.may_queue(commands)
     if allowed is None:
-        # These change nothing where there is no such key; `x` is no script.
+        # The others change nothing: the key does not exist, and `x` is no script.
         commands = [words for words in commands if words[0] not in UNTRIED]
         allowed = [not is_denied for is_denied in rights.denied(commands)]
         if all(allowed):
@@ -48,9 +48,7 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
                 "compare `ACL GETUSER` with the ACL lines in docs/operations.md",
             )
             return
-    denied = [
-        words[0] for words, is_allowed in zip(commands, allowed, strict=True) if not is_allowed
-    ]
+    denied = [words[0] for words, may in zip(commands, allowed, strict=True) if not may]
     yield from _denied(patient.locks.prefix, key, denied)
 
 

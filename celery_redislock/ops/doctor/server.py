@@ -14,12 +14,12 @@ from .patient import Patient
 
 #: The oldest server that has all that the scripts use.
 OLDEST: Final = (6, 2)
-#: Seconds that two clocks may differ.
+#: Seconds by which two clocks may differ.
 CLOCKS: Final = 1.0
 
 
 def check_server(patient: Patient) -> Iterator[Finding]:
-    """Whether it answers."""
+    """Whether the server answers."""
     try:
         Looking(patient.locks.server).reach()
     except LockUnavailable as exc:
@@ -32,20 +32,18 @@ def check_server(patient: Patient) -> Iterator[Finding]:
 
 
 def check_version(patient: Patient) -> Iterator[Finding]:
-    """Whether it has what the scripts use."""
+    """Whether the server has what the scripts use."""
     text = patient.info.get("redis_version")
     if text is None:
         yield UNTOLD
         return
     version = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
-    if version < OLDEST:
-        yield Finding(ERROR, f"Redis {text}", "use Redis 6.2 or later")
-    else:
-        yield Finding(OK, f"Redis {text}")
+    todo = "use Redis 6.2 or later" if version < OLDEST else ""
+    yield Finding(ERROR if todo else OK, f"Redis {text}", todo)
 
 
 def check_memory(patient: Patient) -> Iterator[Finding]:
-    """Whether it may evict locks."""
+    """Whether the server may evict locks."""
     info = patient.info
     policy = info.get("maxmemory_policy")
     if policy is None:
@@ -73,14 +71,13 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
 
 
 def check_persistence(patient: Patient) -> Iterator[Finding]:
-    """Whether what waits in Redis outlives a restart."""
+    """Whether tasks that wait in Redis survive a restart."""
     server = patient.locks.server
     aof = patient.info.get("aof_enabled") == "1"
     save = Looking(server).server_config("save").get("save")
     parking = [task.name for task in patient.tasks if _parks(task.lock_options)]
     if aof or save:
-        how = "appendonly" if aof else f"snapshots, save {save}"
-        yield Finding(OK, how)
+        yield Finding(OK, "appendonly" if aof else f"snapshots, save {save}")
     elif save is None:
         yield Finding(
             UNKNOWN, "no appendonly file; snapshots are unknown",
@@ -100,7 +97,7 @@ def _parks(options: LockOptions) -> bool:
 
 
 def check_replication(patient: Patient) -> Iterator[Finding]:
-    """What a failover would do."""
+    """Whether a failover could forget locks."""
     info = patient.info
     server = patient.locks.require_address()
     sentinel = server.url.startswith("sentinel")
@@ -130,7 +127,7 @@ def check_replication(patient: Patient) -> Iterator[Finding]:
 
 
 def check_round_trip(patient: Patient) -> Iterator[Finding]:
-    """Whether the server answers well within what a command may take."""
+    """Whether the server answers well within the time that a command may take."""
     trips = sorted(patient.trips[0])
     median, longest = trips[len(trips) // 2], trips[-1]
     bound = operation_timeout(patient.shortest_ttl)

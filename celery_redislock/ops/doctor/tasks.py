@@ -18,7 +18,7 @@ from .patient import Patient
 
 
 def check_tasks(patient: Patient) -> Iterator[Finding]:
-    """Whether there is anything to lock."""
+    """Whether any task takes locks."""
     if not patient.locks.enabled:
         yield Finding(WARNING, "redislock_enabled is False: no task takes a lock", "set it to True")
     elif not patient.tasks:
@@ -40,33 +40,32 @@ def check_names(patient: Patient) -> Iterator[Finding]:
 
 
 def check_forgotten(patient: Patient) -> Iterator[Finding]:
-    """Whether a task has options of a lock, and takes none."""
-    found = list(forgotten(patient.app))
-    for name, options in found:
+    """Whether a task sets options of a lock, but takes none."""
+    without_lock = list(forgotten(patient.app))
+    for name, options in without_lock:
         yield Finding(
             WARNING, f"{name} sets {options}, {WHY}",
             "write base=SingletonTask, or name the task in redislock_tasks",
         )  # fmt: skip
-    if not found:
+    if not without_lock:
         yield Finding(OK, "every task with options of a lock takes one")
 
 
 def check_beat(patient: Patient) -> Iterator[Finding]:
     """Whether a task that beat sends expires if no worker takes it in time."""
-    names = {task.name: task for task in patient.tasks}
-    entries = patient.app.conf.beat_schedule or {}
-    found = [
-        f"{entry} ({said['task']})"
-        for entry, said in sorted(entries.items())
-        if isinstance(said, Mapping)
-        and (task := names.get(said.get("task"))) is not None
-        and task.lock_options.lock_scope == "running"  # else beat sends no second one
-        and (said.get("options") or {}).get("expires", task.expires) is None
+    tasks = {task.name: task for task in patient.tasks}
+    endless = [
+        f"{name} ({entry['task']})"
+        for name, entry in sorted((patient.app.conf.beat_schedule or {}).items())
+        if isinstance(entry, Mapping)
+        and (task := tasks.get(entry.get("task"))) is not None
+        and task.lock_options.lock_scope == "running"  # else beat sends no second message
+        and (entry.get("options") or {}).get("expires", task.expires) is None
     ]
-    if found:
+    if endless:
         yield Finding(
             WARNING,
-            f"without expires: {some(found)}: what beat sends while no worker is there comes all"
+            f"without expires: {some(endless)}: what beat sends while no worker is there comes all"
             " at once, and is run or turned away one by one",
             "set 'options': {'expires': SECONDS} in the entry, about its interval",
         )
@@ -78,15 +77,15 @@ def check_beat(patient: Patient) -> Iterator[Finding]:
 
 def check_hold(patient: Patient) -> Iterator[Finding]:
     """Whether a body that hangs ends, and its lock with it."""
-    found = [finding for task in patient.tasks for finding in _outlives(task, patient.app)]
+    findings = [finding for task in patient.tasks for finding in _outlives(task, patient.app)]
     endless = [task.name for task in patient.tasks if _is_endless(task, patient.app)]
-    yield from found
+    yield from findings
     if endless:
         yield Finding(
             WARNING, f"a body that hangs holds its lock for ever: {some(endless)}",
             "set time_limit or lock_max_hold",
         )  # fmt: skip
-    elif not found:
+    elif not findings:
         yield Finding(OK, "every lock ends with a time limit or lock_max_hold")
 
 
@@ -115,14 +114,14 @@ def _time_limit(task: SingletonTask, app: Any) -> float | None:
 def check_visibility(patient: Patient) -> Iterator[Finding]:
     """Whether the broker may redeliver messages before they are acknowledged or due."""
     redelivery = patient.locks.redelivery
-    found = [each for task in patient.tasks for each in _too_long(task, patient.app, redelivery)]
+    findings = [each for task in patient.tasks for each in _too_long(task, patient.app, redelivery)]
     text = "the broker does not deliver messages again after a time"
     if redelivery.after is not None:
         text = (
             f"messages are delivered again after {redelivery.after:g} s; keep every countdown and"
             " eta below that"
         )
-    yield from found or [Finding(OK, text)]
+    yield from findings or [Finding(OK, text)]
 
 
 def _too_long(task: SingletonTask, app: Any, redelivery: Redelivery) -> Iterator[Finding]:
@@ -179,11 +178,11 @@ def check_limits(patient: Patient) -> Iterator[Finding]:
         key = task.lock_options.lock_key
         if isinstance(key, str):
             limits.setdefault(key, {})[task.lock_options.lock_limit] = task.name
-    different = [(key, found) for key, found in limits.items() if len(found) > 1]
-    for key, found in different:
-        said = ", ".join(f"{name}: {limit}" for limit, name in found.items())
+    different = [(key, names) for key, names in limits.items() if len(names) > 1]
+    for key, names in different:
+        values = ", ".join(f"{name}: {limit}" for limit, name in names.items())
         yield Finding(
-            ERROR, f"lock_key={key!r} with different values of lock_limit: {said}",
+            ERROR, f"lock_key={key!r} with different values of lock_limit: {values}",
             "give tasks that share a lock the same limit",
         )  # fmt: skip
     if not different:
@@ -191,7 +190,7 @@ def check_limits(patient: Patient) -> Iterator[Finding]:
 
 
 def _long_times(task: SingletonTask, app: Any) -> Iterator[tuple[str, float]]:
-    """How long a message of the task may stay unacknowledged, as far as settings say."""
+    """The times for which settings may keep a message of the task unacknowledged, in seconds."""
     options = task.lock_options
     if task.acks_late:
         limit = _time_limit(task, app) or options.lock_max_hold

@@ -1,1 +1,1 @@
-"""`celery redislock web`: the page that shows the locks, live, and what it is served by."""
+"""`celery redislock web`: the page that shows the locks live, and its server."""

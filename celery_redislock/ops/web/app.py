@@ -1,4 +1,4 @@
-"""The page as an ASGI app: its files, what the locks are, and the one order that it takes."""
+"""The page as an ASGI app: its files, the locks as JSON, and one order: to break a lock."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .stream import Stream
 
 logger = get_logger()
 
-#: The page's files, and what they are.
+#: The page's files, and their media types.
 FILES: Final = {
     "page.css": "text/css",
     "page.js": "text/javascript",
@@ -44,7 +44,7 @@ FILES: Final = {
     "lock.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
-#: The largest order, in bytes.
+#: The largest body of an order, in bytes.
 LARGEST: Final = 65536
 #: Seconds between two lines in the log about wrong tokens.
 QUIET: Final = 60.0
@@ -62,8 +62,8 @@ class Web:
 
     Args:
         app: the Celery app.
-        token: what breaking a lock needs; None: the page only reads.
-        hosts: the hosts at which it answers.
+        token: the secret that breaking a lock needs; None for a page that only reads.
+        hosts: the hosts at which the app answers.
         every: seconds between two looks at the locks.
 
     Raises:
@@ -97,7 +97,7 @@ class Web:
         """End all streams."""
         self._hub.close()
 
-    # -- what it shows ------------------------------------------------------------------------
+    # -- the pages and data -------------------------------------------------------------------
 
     async def _page(self, request: Request) -> Response:
         return _read("index.html", "text/html")
@@ -115,7 +115,7 @@ class Web:
         return Plain(await self._hub.detail(name))
 
     async def _stream(self, request: Request) -> ASGIApp:
-        if request.method == "HEAD":  # it has no body, so nobody would watch
+        if request.method == "HEAD":  # a response without a body has no viewer
             return Response(media_type="text/event-stream")
         try:
             return Stream(self._hub, self._hub.join())
@@ -148,7 +148,7 @@ class Web:
         return Plain({"broken": [broken.to_dict()]})
 
     def _tell_wrong_token(self, where: str) -> None:
-        """Say so in the log, now and then: somebody may be guessing."""
+        """Log wrong tokens now and then: somebody may be guessing the token."""
         self._wrong_tokens += 1
         if time.monotonic() < self._quiet_until:
             return
@@ -160,7 +160,7 @@ class Web:
 
 
 def _break_if(app: Any, name: str, key: str, holder: str, by: str) -> Found | None:
-    """Break the slot if its holder is still the one that was shown. Returns who had it."""
+    """Break the slot if its holder is still the one that was shown. Returns the slot as it was."""
     locks = app_locks(app)
     for each in one_lock(locks, name):
         shown = mark(each)

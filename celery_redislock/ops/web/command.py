@@ -1,4 +1,4 @@
-"""`celery redislock web`. Celery imports this at each start, so the server is imported later."""
+"""`celery redislock web`. All Celery commands load this module: it imports the server late."""
 
 from __future__ import annotations
 

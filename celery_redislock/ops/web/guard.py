@@ -1,4 +1,4 @@
-"""Refuses forbidden requests, in front of everything that is served. Pure ASGI.
+"""Refuses forbidden requests, before the app sees them. Pure ASGI.
 
 A foreign page in a user's browser must not reach this one: such a page may have a host name that
 leads here (DNS rebinding), or its script may send requests here.
@@ -17,16 +17,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import ConfigError
 
-#: The hosts at which it answers by default.
+#: The hosts at which the page answers by default.
 LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
 #: The shortest token that is accepted, in characters.
 SHORTEST_TOKEN: Final = 16
-#: How a browser marks requests of other pages. Pages of the same site may have other ports of a
-#: machine, or other names of a domain: they are not this page either.
+#: How a browser marks requests of other pages (`Sec-Fetch-Site`). A page of the same site may have
+#: another port of the machine, or another name of the domain: such a page is not this one.
 OTHERS: Final = frozenset({"cross-site", "same-site"})
 
-#: The headers of every response: the browser is to load nothing from elsewhere, run nothing inline,
-#: put the page into no frame, and store nothing.
+#: The headers of every response. They tell the browser to load nothing from elsewhere, run nothing
+#: inline, put the page into no frame, and store nothing.
 HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"
@@ -47,8 +47,8 @@ class Guard:
     """Refuses foreign `Host` and `Origin` headers, and gives every response its headers.
 
     Args:
-        app: what is served.
-        hosts: the hosts at which it answers, without port; "*" for any.
+        app: the ASGI app to guard.
+        hosts: the hosts at which the app answers, without port; "*" for any.
 
     Raises:
         ConfigError: one of the hosts is not valid.
@@ -81,33 +81,25 @@ class Guard:
     def _refusal(self, headers: Headers) -> tuple[int, str] | None:
         """The status and the reason, if the request is refused."""
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not ("*" in self._hosts or _name_of(hosts[0]) in self._hosts):
+        names = {"*", *(re.sub(r":\d*$", "", host.lower()) for host in hosts)}  # without the port
+        if len(hosts) != 1 or not names & self._hosts:
             return 400, "this Host is not allowed: name it with --allowed-host, or allowed_hosts"
         own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
         for origin in headers.getlist("origin"):
             if origin.lower() not in own:
                 return 403, "requests from other sites are refused"
-        if headers.get("sec-fetch-site") in OTHERS and not _leads_here(headers):
+        how = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
+        is_link = how == ("navigate", "document")  # the user follows a link to the page
+        if headers.get("sec-fetch-site") in OTHERS and not is_link:
             return 403, "requests from other sites are refused"
         return None
 
 
-def _leads_here(headers: Headers) -> bool:
-    """Whether somebody has followed a link to the page."""
-    how = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest"))
-    return how == ("navigate", "document")
-
-
-def _name_of(host: str) -> str:
-    """A `Host` header without its port."""
-    return re.sub(r":\d*$", "", host.lower())
-
-
 def checked_host(host: str) -> str:
-    """The host as `Host` headers have it.
+    """The host in the form of a `Host` header.
 
     Raises:
-        ConfigError: it is not valid.
+        ConfigError: the host is not valid.
     """
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
@@ -123,7 +115,7 @@ def checked_token(token: str) -> str:
     """The token, if it is valid.
 
     Raises:
-        ConfigError: it is too short, or cannot be sent in a header.
+        ConfigError: the token is too short, or cannot be sent in a header.
     """
     if len(token) < SHORTEST_TOKEN or not re.fullmatch(r"[!-~]+", token):
         raise ConfigError(

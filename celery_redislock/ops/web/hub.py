@@ -1,7 +1,7 @@
-"""Looks at the lock server for all who watch the page, while somebody does, and tells what changed.
+"""Looks at the lock server while anybody watches the page, and sends all viewers what changed.
 
-Everything here happens in the server's event loop; only the look itself, and the listening for
-Celery's events, happen in threads.
+Everything here runs in the web server's event loop; only the look itself, and the listening for
+Celery's events, run in threads.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from .present import Present
 
 logger = get_logger()
 
-#: How many may watch at once.
+#: How many viewers there may be.
 VIEWERS: Final = 100
-#: How many messages may wait for a slow viewer, before it gets the whole picture instead.
+#: How many messages may wait for a slow viewer, before one with the whole picture replaces them.
 BEHIND: Final = 16
-#: Seconds for which events are gathered.
+#: Seconds for which events are gathered into one message.
 GATHER: Final = 0.25
 #: A look takes at most this share of the time: many locks are looked at less often.
 SHARE: Final = 1 / 3
 #: Seconds between two looks at the history.
 LOOK_BACK: Final = 10.0
-#: Seconds for which it goes on listening when nobody watches any more: a page that is loaded again
-#: has its past.
+#: Seconds for which the hub listens to events after the last viewer left: a reloaded page then has
+#: its past.
 LINGER: Final = 60.0
 
 
 class TooManyViewers(Exception):
-    """No more may watch."""
+    """There are `VIEWERS` viewers already."""
 
 
 class Viewer:
-    """One who watches: the messages that it has not got yet."""
+    """A browser that watches, and the messages that it has not got yet."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[str | None] = asyncio.Queue(BEHIND)
-        #: Whether it gets everything next, and not what changed.
+        #: Whether the next message is the whole picture, and not what changed.
         self.needs_all = True
 
     def put(self, text: str | None) -> None:
-        """Give it a message; None ends it."""
+        """Queue a message; None ends the stream."""
         if text is None or self._queue.full():
             self.needs_all = True
             while not self._queue.empty():
@@ -63,15 +63,14 @@ class Viewer:
             self._queue.put_nowait(text)
 
     async def get(self) -> str | None:
-        """The next message."""
         return await self._queue.get()
 
 
 class Hub:
-    """What all viewers see.
+    """Keeps what all viewers see, and sends it to them.
 
     Args:
-        app: the Celery app, its tasks loaded.
+        app: the Celery app, with its tasks loaded.
         every: seconds between two looks.
         may_break: whether the page offers to break locks.
     """
@@ -85,7 +84,7 @@ class Hub:
         self._present = Present(functools.partial(_ttl_of, app))
         self._past = Past(self.locks.prefix)
         self._seen: Seen | None = None
-        #: Whether the rows are what a look has found.
+        #: Whether a look has filled the rows.
         self._looked = False
         self._looked_at = float("-inf")
         self._ahead = 0.0
@@ -105,10 +104,10 @@ class Hub:
     # -- viewers ------------------------------------------------------------------------------
 
     def join(self) -> Viewer:
-        """A viewer joins.
+        """A new viewer.
 
         Raises:
-            TooManyViewers: no more may.
+            TooManyViewers: there are `VIEWERS` already.
         """
         if len(self._viewers) >= VIEWERS:
             raise TooManyViewers(f"{VIEWERS} watch already")
@@ -127,7 +126,6 @@ class Hub:
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
-        """A viewer leaves."""
         self._viewers.discard(viewer)
         if not self._viewers and self._ear is not None and self._deafening is None:
             loop = asyncio.get_running_loop()
@@ -156,27 +154,26 @@ class Hub:
         return (await self._look(self._every)).found
 
     async def detail(self, name: str) -> dict[str, Any]:
-        """All about the lock with that name, see `look_at`. The same for all who ask at a time.
+        """All about the lock with that name: see `look_at`. Viewers share an answer for a while.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
         now = time.monotonic()
-        fresh = {k: v for k, v in self._details.items() if now - v[0] < self._every}
-        self._details = fresh
-        if name not in fresh:
-            found = await asyncio.to_thread(look_at, self._app, name)
-            self._details[name] = (time.monotonic(), found)
-            return found
-        return fresh[name][1]
+        self._details = {k: v for k, v in self._details.items() if now - v[0] < self._every}
+        if name in self._details:
+            return self._details[name][1]
+        detail = await asyncio.to_thread(look_at, self._app, name)
+        self._details[name] = (time.monotonic(), detail)
+        return detail
 
     def forget(self) -> None:
-        """Look again before the next answer: something was changed."""
+        """Look again before the next answer: an order has changed something."""
         self._looked_at = float("-inf")
         self._details = {}
 
     async def _look(self, at_most: float) -> Seen:
-        """What there is, not older than that."""
+        """The last look, or a new one if the last is older than `at_most` seconds."""
         async with self._looking:
             if self._seen is None or time.monotonic() - self._looked_at >= at_most:
                 began = time.monotonic()
@@ -203,11 +200,11 @@ class Hub:
             await asyncio.sleep(max(self._every - took, took * (1 / SHARE - 1), 0.05))
 
     async def _look_back(self, now: float) -> None:
-        """Now and then, take in what the history has kept. The page does without if it may not."""
+        """Now and then, take in the history's runs. If this user may not read them, do without."""
         if time.monotonic() - self._looked_back_at < LOOK_BACK:
             return
         self._looked_back_at = time.monotonic()
-        # From a little before what is known: what ended then may have been written later.
+        # Overlap the last time: the end of a run may be written a little late.
         since = max(now - WINDOW, self._known_to - LOOK_BACK)
         try:
             self._past.remember(await asyncio.to_thread(look_back, self._app, since))
@@ -229,7 +226,7 @@ class Hub:
         self._send({"trouble": "", **change.to_dict(), "past": self._past.take_changes()})
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, event: dict[str, Any]) -> None:
-        """In the ear's thread: have the event heard in the loop. Never mind if that has ended."""
+        """Pass an event from the ear's thread to the loop, unless the loop has ended."""
         if self._past.cares_for(event):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._hear, event)
@@ -268,9 +265,9 @@ class Hub:
 
     def _state(self) -> dict[str, Any]:
         ear = self._ear
-        heard = {"any": ear.any, "trouble": ear.trouble} if ear else {"any": False, "trouble": ""}
+        events = {"any": ear.any, "trouble": ear.trouble} if ear else {"any": False, "trouble": ""}
         now = round(time.time() + self._ahead, 3)
-        return {"now": now, "events": heard, "forgetful": self._forgetful}
+        return {"now": now, "events": events, "forgetful": self._forgetful}
 
 
 def _dump(message: dict[str, Any]) -> str:

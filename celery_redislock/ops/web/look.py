@@ -1,4 +1,4 @@
-"""One look at the lock server, for all viewers: the locks, the next tasks, and its time."""
+"""One look at the lock server, for all viewers: its locks, the next tasks, and its clock."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ..history import PastRun, past_runs
 from ..rooms import Waiting, room_of
 from ..survey import Found, all_locks, one_lock
 
-#: For how many locks the row names waiting tasks: the locks with the most of them.
+#: How many rows name waiting tasks: those of the locks with the most of them.
 NAMED_ROOMS: Final = 20
-#: How many of them it names.
+#: How many waiting tasks such a row names.
 NAMED_WAITERS: Final = 3
 #: How many runs of the history are read at once.
 KEPT_RUNS: Final = 3000
 
 
 class Seen(NamedTuple):
-    """What one look has found.
+    """The result of one look.
 
     Attributes:
         now: Unix time in seconds, by the lock server's clock.
         found: the locks.
-        next: for some of the locks, by name, the first tasks that wait; "since" is the Unix time
-            since when a task waits, where that is known.
+        next: for some of the locks, by name, the first tasks that wait. Their "since" is the Unix
+            time at which the wait began, where that is known.
     """
 
     now: float
@@ -61,7 +61,7 @@ def _first(app: Any, locks: AppLocks, name: str, now: float) -> list[dict[str, A
 
 
 def look_back(app: Any, since: float) -> list[PastRun]:
-    """The runs that have ended since that Unix time, as the history has kept them.
+    """The runs in the history that have ended since that Unix time.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -70,8 +70,7 @@ def look_back(app: Any, since: float) -> list[PastRun]:
 
 
 def look_at(app: Any, name: str) -> dict[str, Any]:
-    """All about the lock with that name, as plain data: what `show --json` gives, and the mark of
-    each holder.
+    """All about the lock with that name, as plain data: as `show --json`, with each holder's mark.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -85,14 +84,14 @@ def look_at(app: Any, name: str) -> dict[str, Any]:
     }
 
 
-def _plain_all(those: Sequence[Waiting]) -> list[dict[str, Any]]:
-    """Waiting tasks as plain data, with only what is known."""
-    return [{k: v for k, v in each.to_dict().items() if v is not None} for each in those]
+def _plain_all(tasks: Sequence[Waiting]) -> list[dict[str, Any]]:
+    """Waiting tasks as plain data, without unknown fields."""
+    return [{k: v for k, v in each.to_dict().items() if v is not None} for each in tasks]
 
 
 def mark(found: Found) -> str | None:
-    """What tells this holder from the next one, and proves nothing to Redis: a digest of the
-    holder's token. None if there is no holder to break the lock of.
+    """A digest of the holder's token. It tells this holder from the next one, and proves nothing to
+    Redis. None if there is no holder whose lock could be broken.
     """
     if found.token is None or found.is_aside:
         return None

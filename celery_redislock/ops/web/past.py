@@ -1,7 +1,7 @@
 """The last quarter of an hour, for the timeline: what ran, what waited, what was turned away.
 
-It combines what looks at the lock server find, Celery's events, and the history that the locks
-keep. It is bounded: it drops what is too old, and the oldest if there is too much.
+It combines looks at the lock server, Celery's events, and the history that the locks keep. It drops
+what is too old, and the oldest if there is too much.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from ...protocol.keys import name_of
+from ..hear import EVENTS
 from ..history import PastRun
 from ..survey import Found
 from .look import Seen
 
 Item = dict[str, Any]
 
-#: Seconds that are shown.
+#: Seconds that the timeline shows.
 WINDOW: Final = 900.0
 #: How many items are kept, and for how many locks.
 ITEMS, LANES = 10_000, 1_000
-#: Seconds within which marks of one kind are one mark with a count.
+#: Seconds within which marks of one kind become one mark with a count.
 TOGETHER: Final = 1.0
 #: Seconds by which the event of a run's end may be late: the next run may have the lock by then.
 LATE: Final = 2.0
-#: What our events begin with.
-EVENTS: Final = "task-lock-"
-#: Celery's events of a task's end, and how it ended.
+#: Celery's events of a task's end, and how the task ended.
 ENDS: Final = {
     "task-succeeded": "succeeded",
     "task-failed": "failed",
@@ -36,19 +35,19 @@ ENDS: Final = {
     "task-revoked": "revoked",
     "task-rejected": "rejected",
 }
-#: The states of a lock in which a body runs, and those in which it is kept without one.
+#: The states of a lock while a body runs, and the states in which it is kept without a run.
 RUNS: Final = frozenset({"held", "replaced"})
 KEPT: Final = frozenset({"held for retry", "cooling down", "queued"})
-#: Our events after which the task waits, and those after which it does not.
+#: Our events after which the task waits, and those after which it waits no more.
 WAITS: Final = frozenset({"deferred", "queued", "coalesced", "replacing"})
 ENDED: Final = frozenset({"skipped", "raised", "replaced", "revoked"})
 
 
 class Past:
-    """What happened.
+    """The items of the timeline: runs, waits and marks.
 
     Args:
-        prefix: of the locks' keys.
+        prefix: the prefix of the locks' keys.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -57,31 +56,31 @@ class Past:
         self._ids = itertools.count(1)
         self._changed: dict[int, Item] = {}
         self._lanes: Counter[str] = Counter()
-        #: By the slot's key: the run that has it, or had it last.
+        #: By the slot's key: the run that has the slot, or had it last.
         self._slots: dict[str, Item] = {}
         self._runs: dict[tuple[str, int], Item] = {}
         self._waits: dict[tuple[str, str], Item] = {}
         self._marks: dict[tuple[str, str], Item] = {}
-        #: By the task's id: its last run.
+        #: By the task's id: the task's last run.
         self._took: dict[str, Item] = {}
 
     # -- reading ------------------------------------------------------------------------------
 
     def items(self) -> list[Item]:
-        """All of it, the oldest first."""
+        """All items, the oldest first."""
         return list(self._items.values())
 
     def take_changes(self) -> list[Item]:
-        """What is new or changed since the last call."""
+        """The items that are new or changed since the last call."""
         changed, self._changed = self._changed, {}
         return list(changed.values())
 
     def cares_for(self, event: dict[str, Any]) -> bool:
-        """Whether this event of Celery's may say something. Safe in any thread."""
+        """Whether `hear` may use this event of Celery's. Safe in any thread."""
         kind = str(event.get("type", ""))
         return kind.startswith(EVENTS) or (kind in ENDS and event.get("uuid") in self._took)
 
-    # -- what the server shows ----------------------------------------------------------------
+    # -- looks at the server ------------------------------------------------------------------
 
     def take_in(self, seen: Seen) -> None:
         """Take in what a look at the server has found."""
@@ -99,47 +98,47 @@ class Past:
                 self._wait(name, waiter.get("since", seen.now), "queued", waiter)
         self.prune(seen.now)
 
-    def _see(self, found: Found, now: float) -> None:
-        holder, kind = found.holder, "run" if found.state in RUNS else "kept"
+    def _see(self, slot: Found, now: float) -> None:
+        holder, kind = slot.holder, "run" if slot.state in RUNS else "kept"
         assert holder is not None
-        last = self._slots.get(found.key)
+        last = self._slots.get(slot.key)
         who = (kind, holder.fence, holder.task_id, holder.attempt)
         if last is not None and tuple(map(last.get, _WHO)) == who:
             return
         began = now
-        if kind == "run" or found.state == "queued":
+        if kind == "run" or slot.state == "queued":
             began = holder.acquired_at or now
-        if last is None and kind == "run" and self._is_back(found, began):
+        if last is None and kind == "run" and self._is_back(slot, began):
             return
         if last is not None:
             began = self._follow(last, began, now)
-        plain = {k: v for k, v in found.to_dict().items() if k in _OF_RUN and v is not None}
-        item = self._add(found.name, kind, began, **plain)
+        plain = {k: v for k, v in slot.to_dict().items() if k in _OF_RUN and v is not None}
+        item = self._add(slot.name, kind, began, **plain)
         if item is not None:
-            self._slots[found.key] = item
-            self._end_wait(found.name, holder.task_id, began)
+            self._slots[slot.key] = item
+            self._end_wait(slot.name, holder.task_id, began)
             if kind == "run" and holder.fence is not None:
-                self._runs[found.name, holder.fence] = item
+                self._runs[slot.name, holder.fence] = item
             if kind == "run" and holder.task_id is not None:
                 self._took[holder.task_id] = item
 
-    def _is_back(self, found: Found, began: float) -> bool:
-        """Whether this is a run whose lock had vanished, and that has taken it again."""
-        assert found.holder is not None
-        item = self._took.get(found.holder.task_id or "")
-        if item is None or (item["lock"], item["began"]) != (found.name, began):
+    def _is_back(self, slot: Found, began: float) -> bool:
+        """Whether this is a run whose lock had vanished, and which has taken the lock again."""
+        assert slot.holder is not None
+        item = self._took.get(slot.holder.task_id or "")
+        if item is None or (item["lock"], item["began"]) != (slot.name, began):
             return False
-        item["fence"] = found.holder.fence
+        item["fence"] = slot.holder.fence
         for name in ("ended", "how"):
             item.pop(name, None)
-        self._slots[found.key] = item
+        self._slots[slot.key] = item
         self._note(item)
         return True
 
     def _follow(self, last: Item, began: float, now: float) -> float:
-        """End what had the slot before. Returns when the next began."""
+        """End the item that had the slot before. Returns when the next one began."""
         ended = last.get("ended")
-        if began == now:  # we do not know better
+        if began == now:  # the true beginning is unknown
             began = ended or now
         if ended is None:
             self._close(last, began)
@@ -157,13 +156,13 @@ class Past:
             item["how"] = how
         self._note(item)
 
-    # -- what the history says ----------------------------------------------------------------
+    # -- the history --------------------------------------------------------------------------
 
     def remember(self, runs: Iterable[PastRun]) -> None:
-        """Take in runs that the history has kept. It knows best when and how they ended."""
+        """Take in runs from the history, which knows best when and how they ended."""
         for run in sorted(runs, key=lambda run: run.began):
             ended = run.began if run.ended is None else run.ended
-            said = {"ended": ended, "how": run.how, "turned_away": run.turned_away or None}
+            known = {"ended": ended, "how": run.how, "turned_away": run.turned_away or None}
             item = self._runs.get((run.name, run.fence))
             if item is None:
                 plain = {k: v for k, v in run.to_dict().items() if k in _OF_RUN and v is not None}
@@ -171,11 +170,11 @@ class Past:
                 if item is None:
                     continue
                 self._runs[run.name, run.fence] = item
-            if any(item.get(name) != value for name, value in said.items()):
-                item.update({name: value for name, value in said.items() if value is not None})
+            if any(item.get(name) != value for name, value in known.items()):
+                item.update({name: value for name, value in known.items() if value is not None})
                 self._note(item)
 
-    # -- what Celery's events say -------------------------------------------------------------
+    # -- Celery's events ----------------------------------------------------------------------
 
     def hear(self, event: dict[str, Any], now: float) -> None:
         """Take in an event of Celery's.
@@ -187,7 +186,7 @@ class Past:
         kind, task_id = str(event.get("type", "")), str(event.get("uuid", ""))
         if kind in ENDS:
             item = self._took.get(task_id)
-            # A look may have seen its end already; how it ended is set once.
+            # A look may have seen the end already; how the run ended is set once.
             if item is not None and "how" not in item:
                 self._close(item, now, ENDS[kind])
         elif kind.startswith(EVENTS):
@@ -236,7 +235,7 @@ class Past:
         if item is not None:
             self._close(item, at, how)
 
-    # -- what fits ----------------------------------------------------------------------------
+    # -- the bounds ---------------------------------------------------------------------------
 
     def _add(self, name: str, kind: str, began: float, **about: Any) -> Item | None:
         """A new item; None if there are too many locks."""
@@ -280,13 +279,13 @@ class Past:
                 del index[place]
 
 
-#: What tells one holder of a slot from the next.
+#: The fields that tell one holder of a slot from the next.
 _WHO: Final = ("kind", "fence", "task_id", "attempt")
 #: The fields of a run, and of a task that waits.
 _OF_RUN: Final = frozenset(
     {"key", "task", "task_id", "attempt", "node", "pid", "fence", "label", "state", "args"}
 )
-#: The fields of a mark, and what the event calls them.
+#: The fields of a mark, and their names in the event.
 _OF_EVENT: Final = {
     "task": "redislock_task",
     "attempt": "redislock_attempt",

@@ -1,4 +1,4 @@
-"""What the page shows of the present: a row for each lock, and what changed since the last look."""
+"""The rows of the page: one for each lock, and what changed since the last look."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 #: Seconds by which the end of a lease may differ between two looks that saw the same lease.
 SLACK: Final = 0.3
-#: What changes from look to look, and is sent as points in time.
+#: Fields that change with each look. Points in time are sent instead.
 RELATIVE: Final = ("held_for", "lives_for")
 
 
@@ -22,8 +22,8 @@ class Change(NamedTuple):
 
     Attributes:
         rows: the rows that are new or changed.
-        leases: when the lease ends, for other rows where that changed, by their ids.
-        gone: the ids of rows that are gone.
+        leases: the lease's new end by row id, for rows in which nothing else changed.
+        gone: the ids of the rows that are gone.
     """
 
     rows: list[Row]
@@ -36,7 +36,7 @@ class Change(NamedTuple):
 
 
 class Present:
-    """The rows.
+    """The rows of the page.
 
     Args:
         ttl_of: the `lock_ttl` of the task with that name, in seconds; None if it is not known.
@@ -48,11 +48,10 @@ class Present:
         self._ids = itertools.count(1)
 
     def rows(self) -> list[Row]:
-        """All rows."""
         return list(self._rows.values())
 
     def update(self, seen: Seen) -> Change:
-        """Take in what was found."""
+        """Take in what a look has found."""
         change = Change([], {}, [])
         before, self._rows = self._rows, {}
         for each in seen.found:
@@ -64,38 +63,35 @@ class Present:
         change.gone.extend(row["id"] for row in before.values())
         return change
 
-    def _row(self, found: Found, seen: Seen, old: Row | None) -> Row:
-        plain = {k: v for k, v in found.to_dict().items() if v is not None and k not in RELATIVE}
+    def _row(self, slot: Found, seen: Seen, old: Row | None) -> Row:
+        plain = {k: v for k, v in slot.to_dict().items() if v is not None and k not in RELATIVE}
         row: Row = {**plain, "id": old["id"] if old else next(self._ids)}
-        row.update(_if_any(holder=mark(found), next=_next(found, seen, old)))
-        if found.expires_at is not None and not found.is_aside:
-            row["expires_at"] = round(found.expires_at, 3)
-            row["ttl"] = self._ttl(found, old if old and _same_holder(old, row) else None)
+        more = {"holder": mark(slot), "next": _next(slot, seen, old)}
+        row.update({name: value for name, value in more.items() if value})
+        if slot.expires_at is not None and not slot.is_aside:
+            row["expires_at"] = round(slot.expires_at, 3)
+            row["ttl"] = self._ttl(slot, old if old and _same_holder(old, row) else None)
         return row
 
-    def _ttl(self, found: Found, old: Row | None) -> float:
-        """How long the lease is when it has just been extended, as far as we know."""
-        known = (found.task and self._ttl_of(found.task)) or 0.0
-        lives = found.lives_for or 0.0
-        # The most that was seen: it is extended each third of it, and found a little shorter.
+    def _ttl(self, slot: Found, old: Row | None) -> float:
+        """The length of a lease that has just been extended, as far as we know."""
+        known = (slot.task and self._ttl_of(slot.task)) or 0.0
+        lives = slot.lives_for or 0.0
+        # The most that was seen: a look comes some time after an extension, up to a third of it.
         return float(max(known, lives if lives > known else 0.0, old["ttl"] if old else 0.0))
 
 
-def _next(found: Found, seen: Seen, old: Row | None) -> list[dict[str, Any]]:
-    """The first tasks that wait. "since" is known to a tenth of a second only: the first stays."""
-    said = {each["task_id"]: each for each in (old or {}).get("next", ())}
+def _next(slot: Found, seen: Seen, old: Row | None) -> list[dict[str, Any]]:
+    """The first tasks that wait. A look rounds "since" to a tenth of a second: keep the first."""
+    known = {each["task_id"]: each for each in (old or {}).get("next", ())}
     return [
-        {**each, **{k: v for k, v in said.get(each["task_id"], {}).items() if k == "since"}}
-        for each in seen.next.get(found.name, ())
+        {**each, **{k: v for k, v in known.get(each["task_id"], {}).items() if k == "since"}}
+        for each in seen.next.get(slot.name, ())
     ]
 
 
 def _same_holder(old: Row, new: Row) -> bool:
     return "ttl" in old and old.get("holder") == new.get("holder") and old["state"] == new["state"]
-
-
-def _if_any(**fields: Any) -> Row:
-    return {name: value for name, value in fields.items() if value}
 
 
 def _compare(old: Row | None, new: Row, change: Change) -> None:

@@ -11,22 +11,18 @@ import uvicorn
 
 from .app import Web
 
-#: Seconds that the server's end waits for responses that are on their way.
+#: Seconds for which the server, when it ends, waits for responses that are on their way.
 PATIENCE: Final = 2
 
 
 class Server(uvicorn.Server):
-    """Serves the page.
-
-    Args:
-        web: the page.
-    """
+    """Serves the page."""
 
     def __init__(self, web: Web) -> None:
         config = uvicorn.Config(
             web,
             log_level="warning",
-            access_log=False,  # it would name the arguments that are in keys
+            access_log=False,  # a log would show the arguments that are in keys
             server_header=False,
             lifespan="off",
             timeout_graceful_shutdown=PATIENCE,
@@ -35,16 +31,16 @@ class Server(uvicorn.Server):
         self._web = web
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the streams as well, which would never end by themselves."""
+        """End also the streams, which never end by themselves."""
         self._web.close()
         await super().shutdown(sockets)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
+    """A socket that listens at this address.
 
     Raises:
-        OSError: it cannot listen.
+        OSError: the socket cannot listen.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=128)
@@ -57,6 +53,6 @@ def serve(web: Web, listening: socket.socket) -> None:
 
 
 def hosts_of(host: str, allowed: Sequence[str], local: Sequence[str]) -> list[str]:
-    """The hosts at which a server that listens there answers."""
+    """The host names at which a server that listens at `host` answers."""
     own = [] if host in ("", "0.0.0.0", "::") else [host]  # noqa: S104  the addresses of all
     return [*local, *own, *allowed]

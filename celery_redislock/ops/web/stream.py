@@ -12,19 +12,19 @@ from .hub import Hub, Viewer
 
 #: Seconds of silence after which something is sent, for proxies that close silent connections.
 PING: Final = 15.0
-#: Seconds for which a message may be on its way. A viewer that has not taken it by then, such as a
-#: machine that sleeps, has left; it joins again when it wakes.
+#: Seconds for which a message may be on its way. A viewer that does not take it, such as a machine
+#: that sleeps, has left; it joins again when it wakes.
 STALLED: Final = 30.0
 _START: Final = {
     "type": "http.response.start",
     "status": 200,
-    # The last is for nginx, which would buffer what is sent.
+    # The last header is for nginx, which otherwise buffers the stream.
     "headers": [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")],
 }
 
 
 class Stream:
-    """The response to one viewer, which has joined already."""
+    """The response to one viewer, which has joined the hub already."""
 
     def __init__(self, hub: Hub, viewer: Viewer) -> None:
         self._hub = hub
@@ -40,13 +40,13 @@ class Stream:
             for each in (telling, leaving):
                 each.cancel()
             for each in (telling, leaving):
-                # A viewer that left in the middle of a message is no error.
+                # It is no error if the viewer left in the middle of a message.
                 with contextlib.suppress(asyncio.CancelledError, OSError):
                     await each
 
     async def _tell(self, send: Send) -> None:
         await send(_START)
-        with contextlib.suppress(asyncio.TimeoutError):  # it takes nothing
+        with contextlib.suppress(asyncio.TimeoutError):  # the viewer takes nothing
             while (body := await self._next()) is not None:
                 message = {"type": "http.response.body", "body": body, "more_body": True}
                 await asyncio.wait_for(send(message), STALLED)
@@ -54,7 +54,7 @@ class Stream:
         await send({"type": "http.response.body", "body": b""})
 
     async def _next(self) -> bytes | None:
-        """What to send next; None if there is nothing more."""
+        """The bytes to send next; None at the end."""
         try:
             text = await asyncio.wait_for(self._viewer.get(), PING)
         except asyncio.TimeoutError:
