@@ -240,6 +240,21 @@ def test_what_a_child_could_not_free_before_it_ended_is_freed_when_the_server_an
     eventually(lambda: tasks.unique_queued.lock_holder(label) is None, "the lock is free", 10)
 
 
+def test_what_moved_to_the_next_message_is_not_freed_with_the_one_before(
+    tasks, label, queue, start_worker, proxy, conf
+):
+    """The main process looks after reservations of tasks that have ended: this one has not."""
+    url = proxy.in_front_of(conf["redislock_url"])
+    worker = start_worker(queues=f"{queue}-now", concurrency=1, conf={"redislock_url": url})
+    proxy.cut_off()
+    first = tasks.send("unique", label, 0.1, queue=f"{queue}-now")
+    eventually(lambda: "is deferred for 4.0 s" in worker.log(), "it is to come later")
+    proxy.reconnect()
+    never(lambda: tasks.unique.lock_holder(label) is None, "its reservation is freed", 3.5)
+    assert first.get(timeout=20)
+    eventually(lambda: tasks.unique.lock_holder(label) is None, "the lock is free")
+
+
 def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
     app, tasks, label, queue, consume, client
 ):
