@@ -122,7 +122,7 @@ class Held:
         self.deadline = acquired.sent_at + self.ttl
         self.next_beat = acquired.sent_at + beat_every(self.ttl, self._listens)
         if self._beats:
-            if not PATCHERS.isdisjoint(sys.modules):
+            if not sys.modules.keys().isdisjoint(PATCHERS):  # which looks up only these
                 self.teller = teller_here()
             heartbeat.add(self)
 
