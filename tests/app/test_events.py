@@ -16,8 +16,9 @@ from tests.support.waiting import eventually
 
 
 @pytest.fixture
-def wanted():
+def wanted(monkeypatch):
     """This is a pool process of a worker that sends events."""
+    monkeypatch.setattr(events, "_consumer", None)  # of an embedded worker, of another test
     events.learn(True, "w@h")
     yield
     events.learn(False, None)
