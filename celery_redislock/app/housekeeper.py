@@ -14,7 +14,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -37,8 +37,10 @@ LAST_WAIT: Final = 3.0
 LOOK_EVERY: Final = 0.05
 #: The longest sleep in seconds: `poll` takes no more than 24 days.
 LONGEST: Final = 3600.0
-#: The key of the one thread in `Housekeeper._bells`.
-_THREAD: Final = "thread"
+#: The least seconds from the end of a chore's round to the next.
+PAUSE: Final = 0.1
+#: The one key of `Housekeeper._bells` and of `Chore._begun`.
+_ONE: Final = "one"
 
 
 class Errand(NamedTuple):
@@ -56,8 +58,10 @@ class Bell(Protocol):
     def ring(self) -> None:
         """End the sleep, or the next one."""
 
-    def wait(self, seconds: float) -> None:
-        """Sleep for so many seconds, or until it rings."""
+    def wait(self, seconds: float) -> Collection[int] | None:
+        """Sleep for so many seconds, or until it rings. Returns the pidfds of processes that are
+        gone, or None.
+        """
 
 
 class Housekeeper:
@@ -81,9 +85,9 @@ class Housekeeper:
         self._doing: Errand | None = None
         #: What wakes the thread, if there is one.
         self._bells: dict[str, Bell] = {}
-        #: The processes that are watched, and what to do when they are gone.
         for process in self._watched.values():
             process.close()
+        #: The processes that are watched, and what to do when they are gone.
         self._watched = {}
         self._when_gone: dict[int, tuple[Callable[[], Any], float]] = {}
 
@@ -107,9 +111,8 @@ class Housekeeper:
         """
         # Store, then watch; `_look_at_processes` does the reverse. So no order of steps loses it.
         self._when_gone[pid] = do, most
-        if (
-            pid not in self._watched
-        ):  # else the thread need not wake: a worker calls this for each task
+        # A worker calls this for each task: the thread need not wake for a process that it watches.
+        if pid not in self._watched:
             self._watched[pid] = Watched(pid)
             self._see_to_it()
 
@@ -136,7 +139,7 @@ class Housekeeper:
         if self._finishes_in != os.getpid():
             self._finishes_in = os.getpid()
             at_pool_process_exit(self.finish)
-        if (bell := self._bells.get(_THREAD)) is not None:
+        if (bell := self._bells.get(_ONE)) is not None:
             bell.ring()
         else:
             self._start()
@@ -144,31 +147,34 @@ class Housekeeper:
     def _start(self) -> None:
         can_poll = patched_by() is None and hasattr(select, "poll")
         bell: Bell = Pollable(self._watched) if can_poll else Alarm(threading.Lock())
-        if (other := self._bells.setdefault(_THREAD, bell)) is not bell:
+        if (other := self._bells.setdefault(_ONE, bell)) is not bell:
             other.ring()
             return
         run = partial(self._run, bell)
         try:
             threading.Thread(target=run, name="redislock-housekeeper", daemon=True).start()
         except BaseException:
-            self._bells.pop(_THREAD, None)  # the next errand starts it
+            self._bells.pop(_ONE, None)  # the next errand starts it
             raise
 
     def _run(self, bell: Bell) -> None:
         while True:
             if self._heap or self._watched:
-                bell.wait(self._do_next())
-                self._look_at_processes()
+                try:
+                    self._look_at_processes(bell.wait(self._do_next()) or ())
+                except Exception:  # without this thread, the locks of dead processes would stay
+                    logger.exception("redislock: unexpected error in the housekeeper; continuing")
+                    time.sleep(TRY_AGAIN)
                 continue
-            self._bells.pop(_THREAD, None)
+            self._bells.pop(_ONE, None)
             # A caller that still saw this thread may have added an errand in between.
             is_done = not self._heap and not self._watched
-            if is_done or self._bells.setdefault(_THREAD, bell) is not bell:
+            if is_done or self._bells.setdefault(_ONE, bell) is not bell:
                 return
 
-    def _look_at_processes(self) -> None:
+    def _look_at_processes(self, ready: Collection[int]) -> None:
         for pid, process in list(self._watched.items()):
-            if process.is_gone():
+            if process.fd in ready or (process.fd < 0 and not is_alive(pid)):
                 self._add_for(pid)  # before the `del`: `finish` looks at both
                 del self._watched[pid]
                 process.close()
@@ -210,21 +216,16 @@ class Housekeeper:
 
 
 class Watched:
-    """A process whose end is awaited."""
+    """A process whose end is awaited.
+
+    Attributes:
+        fd: its pidfd; -1 if this system has no such call, or the process is gone.
+    """
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.fd = -1  # this system has no such call, or the process is gone
+        self.fd = -1
         with contextlib.suppress(AttributeError, OSError):
             self.fd = os.pidfd_open(pid)
-
-    def is_gone(self) -> bool:
-        """Whether the process is gone, or a zombie."""
-        if self.fd < 0:
-            return not is_alive(self.pid)
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        return bool(poll.poll(0))
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -244,7 +245,7 @@ class Pollable:
         with contextlib.suppress(OSError):  # the pipe is full: it has rung often enough
             os.write(self._write, b".")
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> Collection[int]:
         poll = select.poll()
         poll.register(self._read, select.POLLIN)
         for each in list(self._watched.values()):
@@ -252,9 +253,10 @@ class Pollable:
                 poll.register(each.fd, select.POLLIN)
             else:
                 seconds = min(seconds, LOOK_EVERY)
-        poll.poll(seconds * 1000)
-        with contextlib.suppress(OSError):
+        ready = {fd for fd, _ in poll.poll(seconds * 1000)}
+        if self._read in ready:
             os.read(self._read, 4096)
+        return ready
 
     def __del__(self) -> None:
         os.close(self._read)
@@ -278,3 +280,39 @@ def is_alive(pid: int) -> bool:
 
 #: The process's housekeeper.
 housekeeper: Final = Housekeeper()
+
+
+class Chore:
+    """Background work that the housekeeper does again and again, as long as there is more.
+
+    An error ends one round, not the chore: the housekeeper logs it.
+
+    Args:
+        do: one round.
+        has_more: whether there is work for another one.
+        every: seconds from the beginning of a round to the next.
+    """
+
+    def __init__(self, do: Callable[[], Any], has_more: Callable[[], bool], every: float) -> None:
+        self._do, self._has_more, self._every = do, has_more, every
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        #: Has an item while a round is to come. One operation says who puts it in.
+        self._begun: dict[str, object] = {}
+
+    def begin(self, after: float = 0.0) -> None:
+        """Do it after so many seconds, unless a round is to come anyway."""
+        mine = object()
+        if self._begun.setdefault(_ONE, mine) is mine:
+            housekeeper.add(self._round, most=0.0, after=after)
+
+    def _round(self) -> None:
+        began = clock()
+        try:
+            self._do()
+        finally:
+            self._begun.clear()
+            if self._has_more():
+                self.begin(max(began + self._every - clock(), PAUSE))

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from ..errors import ConfigError
 from ..policies import Policy, policy_named
 from ..protocol import checks
+from ..protocol.keys import MAX_LIMIT
 from .delivery import KEY
 
 
@@ -27,8 +28,6 @@ class _Unset:
 
 UNSET: Final = _Unset()
 
-#: The most holders of one lock at once: each slot is a key that every acquire reads.
-MAX_LIMIT: Final = 1000
 #: The default of `lock_warn_after`, in ttls: above that age of the holder, a duplicate warns.
 WARN_AFTER_TTLS: Final = 10
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from ..app.options import MAX_LIMIT
 from ..app.settings import AppLocks
 from ..protocol import calls, rooms
-from ..protocol.keys import LockKeys, lock_keys
+from ..protocol.keys import MAX_LIMIT, LockKeys, lock_keys
 from ..servers.looking import Looking
 from ..servers.server import LOOKING_TTL
 from ..tasks.target import TargetError, with_slots_of

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from ..app.canonical import parts_of
-from ..app.options import MAX_LIMIT
 from ..app.settings import AppLocks
 from ..protocol import holders
 from ..protocol.claims import Stored
 from ..protocol.holders import Holder
-from ..protocol.keys import is_slot, key_parts, lock_keys, lock_pattern
+from ..protocol.keys import MAX_LIMIT, is_slot, key_parts, lock_keys, lock_pattern
 from ..servers.looking import Looking
 from ..servers.server import Server
 from ..tasks.target import Target

@@ -10,6 +10,8 @@ from typing import Final, NamedTuple
 
 #: How many buckets there are. Never change it: all releases must agree on a lock's key.
 BUCKETS: Final = 1024
+#: The most holders of one lock at once: each slot is a key that every acquire reads.
+MAX_LIMIT: Final = 1000
 #: In characters: the longest name of a lock, and how much of a longer one precedes its digest.
 LONGEST_NAME: Final = 250
 _LEFT: Final = 200
@@ -98,9 +100,16 @@ def head_of(key: str) -> str:
 
 
 def keys_of_lock_id(prefix: str, lock_id: str) -> LockKeys:
-    """The keys of the lock with this lock id."""
-    limit, _, name = lock_id.partition("|")
-    return lock_keys(prefix, name, int(limit))
+    """The keys of the lock with this lock id, which comes from a message or from the server.
+
+    Raises:
+        ValueError: it is no lock id.
+    """
+    digits, _, name = lock_id.partition("|")
+    limit = int(digits)
+    if not 1 <= limit <= MAX_LIMIT:
+        raise ValueError(f"no lock has {limit} slots")
+    return lock_keys(prefix, name, limit)
 
 
 def lock_pattern(prefix: str) -> str:

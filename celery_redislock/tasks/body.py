@@ -101,8 +101,8 @@ def _note_of_end(run: Record, *follow: str) -> str:
 # -- how the lock is released -----------------------------------------------------------------
 
 
-def giving_back(run: Record) -> Release | Heir | None:
-    """How to give back the lock: release it; keep it for the task's next message (`Heir`); or, if
+def how_to_release(run: Record) -> Release | Heir | None:
+    """How to end the lease: release the lock; keep it for the task's next message (`Heir`); or, if
     None, leave it to the worker's main process.
     """
     lease, ran = run.lease, run.ran
@@ -113,8 +113,7 @@ def giving_back(run: Record) -> Release | Heir | None:
             return lease.heir
         if ran.retry is not None and _is_held_for(run, ran.retry):
             return Heir(holders.held_for_retry, countdown_of(ran.retry) + lease.ttl)
-    min_hold = _min_hold(run) if run.facts.options.lock_min_hold else 0.0
-    return Release(run.note_of(ran.note), run.may_have_copies, min_hold)
+    return Release(run.note_of(ran.note), run.may_have_copies, _min_hold(run))
 
 
 def _is_retried_by_worker(run: Record) -> bool:
@@ -166,7 +165,7 @@ def call_off(run: Record, retry: Retry, by: Holder) -> None:
         logger.warning("redislock: could not cancel the retry of %s: %s", run, exc.reason)
 
 
-def give_back_again(run: Record, release: Release) -> None:
+def release_again(run: Record, release: Release) -> None:
     """Repeat the release that the server did not answer. Otherwise the lock would stay until it
     expires. Once it has expired, we repeat nothing: the lock may have had other holders since.
     """
@@ -184,10 +183,10 @@ def give_back_again(run: Record, release: Release) -> None:
 # -- what is reported of the lock -------------------------------------------------------------
 
 
-def say_acquired(run: Record, asked_at: float) -> None:
+def say_acquired(run: Record) -> None:
     """Report that the lock is acquired."""
     fence, delivery = run.lease.fence, run.delivery
-    latency = run.lease.acquired_at - asked_at
+    latency = run.lease.acquired_at - run.asked_at
     run.facts.tell(
         Outcome.ACQUIRED,
         "redislock: %s acquired %s fence=%d", run, run.facts.key, fence,

@@ -42,15 +42,13 @@ def surely(work: Callable[[], T], end: Callable[[], object], what: Ending) -> T:
 
 
 @contextlib.contextmanager
-def only_logged(
-    text: str, *arguments: Any, but: tuple[type[Exception], ...] = ()
-) -> Iterator[None]:
+def only_logged(text: str, *arguments: Any) -> Iterator[None]:
     """Only log an error of this step: it must not change the task's outcome. A time limit is the
-    task's, and is raised, as are the errors in `but`, which the caller handles.
+    task's, and is raised.
     """
     try:
         yield
-    except (SoftTimeLimitExceeded, *but):
+    except SoftTimeLimitExceeded:
         raise
     except Exception:
         logger.exception(text, *arguments)

@@ -160,14 +160,14 @@ class Run(Asking):
         if self.facts is None:
             return body()
         self._request = request
-        return surely(partial(self._run, body), self._give_back, self.lease)
+        return surely(partial(self._run, body), self._release, self.lease)
 
     def _run(self, body: Callable[[], Any]) -> Any:
         lease = self.lease
         if not lease.fence:
             return body()
         if is_heard(Outcome.ACQUIRED):
-            bodies.say_acquired(self, self.asked_at)
+            bodies.say_acquired(self)
         setattr(self._request, LEASE, lease)
         self.ran = BEGUN
         try:
@@ -181,7 +181,7 @@ class Run(Asking):
         self.ran = bodies.ran_to_its_end(self)
         return result
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         """Release the lock. Safe to call again. An error of ours is only logged: it does not change
         the task's outcome, and the lock expires.
         """
@@ -192,15 +192,15 @@ class Run(Asking):
             "redislock: could not release %s of %s; it expires within %g s",
             *(self.facts.key, self, lease.ttl),
         ):
-            self._release(lease)
+            self._release_or_keep(lease)
         if not lease.is_over:
             lease.abandon()
 
-    def _release(self, lease: Lease) -> None:
+    def _release_or_keep(self, lease: Lease) -> None:
         ran = self.ran
         if lease.replaced_by is not None and ran.retry is not None:
             bodies.call_off(self, ran.retry, lease.replaced_by)
-        how, owned = bodies.giving_back(self), False
+        how, owned = bodies.how_to_release(self), False
         if how is None:
             return
         if isinstance(how, Heir):
@@ -212,7 +212,7 @@ class Run(Asking):
                 if settled.offered is not None or settled.due_in is not None:
                     self._following = settled
             elif lease.unheard is not None and lease.fence:
-                again = partial(bodies.give_back_again, self, lease.unheard)
+                again = partial(bodies.release_again, self, lease.unheard)
                 housekeeper.add(again, most=lease.deadline - clock())
         if lease.fence and ran is not NOT_RUN and is_heard(Outcome.RELEASED):
             bodies.say_released(self, owned, isinstance(how, Heir))
@@ -241,7 +241,7 @@ class Run(Asking):
         try:
             lease = self.lease
             if lease is not None and lease.asked and not lease.is_over:
-                self._give_back()
+                self._release()
             if not self._is_settled:
                 if lease is not None and lease.fence:  # the lock took over what was kept
                     self._note_completed()

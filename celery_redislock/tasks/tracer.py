@@ -65,7 +65,7 @@ def around(task: LockedTask, inner: Tracer) -> Tracer:
             """Celery's part of the delivery's life."""
             course = run.course
             if isinstance(course, Ends):
-                return _ended(task, run, course.error, uuid, args, kwargs)
+                return _ended(task, run, course.error, uuid)
             if isinstance(course, Fails) and is_refusal(course.error):
                 failed = None if _is_awaited(task, inner) else _fail(task, run, course.error, uuid)
                 if failed is not None:
@@ -96,11 +96,15 @@ def _scope() -> contextlib.AbstractContextManager[Any]:
     return scope
 
 
-def _ended(
-    task: LockedTask, run: Run, error: BaseException, uuid: str, args: Any, kwargs: Any
-) -> Any:
-    details = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
+def _details(task: LockedTask, run: Run, uuid: str) -> dict[str, Any]:
+    """What Celery gives with `task_prerun` and `task_postrun`."""
+    args, kwargs = run.facts.args, run.facts.kwargs
+    return {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
+
+
+def _ended(task: LockedTask, run: Run, error: BaseException, uuid: str) -> Any:
     if run.facts is not None and (task_prerun.receivers or task_postrun.receivers):
+        details = _details(task, run, uuid)
         with only_logged(_NOT_TOLD, run), run.as_current():
             task_prerun.send(**details)
             task_postrun.send(**details, retval=error, state=states.IGNORED)
@@ -120,8 +124,7 @@ def _fail(task: LockedTask, run: Run, error: Exception, uuid: str) -> Any:
     only this package, and costs the most. None if the backend does not answer: then the duplicate
     fails in Celery's tracer, which knows what to do about that.
     """
-    args, kwargs = run.facts.args, run.facts.kwargs
-    details = {"sender": task, "task_id": uuid, "task": task, "args": args, "kwargs": kwargs}
+    args, kwargs, details = run.facts.args, run.facts.kwargs, _details(task, run, uuid)
     with run.as_current():
         task_prerun.send(**details)
         info = EndInfo(error, "".join(format_exception_only(type(error), error)))

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from celery import signals as celery_signals
+from celery.exceptions import SoftTimeLimitExceeded
 
 from ..app.again import custom_headers, publish_again
 from ..app.delivery import KEY, Kept
@@ -103,12 +104,11 @@ def _publish_one(
     """
     entry_id, lock = offered.entry_id, keys.lock
     try:
-        with only_logged(
-            "redislock: could not publish %s, which waits for %s; will try again", entry_id, lock,
-            but=(NotOurs, CorruptEntry),
-        ):  # fmt: skip
-            is_over = not _send(app, keys, offered)
-            return _take_out(app, keys, ttl, offered).offered if is_over else None
+        if _send(app, keys, offered):
+            return None
+        return _take_out(app, keys, ttl, offered).offered
+    except SoftTimeLimitExceeded:
+        raise  # it is the limit of the task that released
     except (NotOurs, ForgedEntry) as exc:
         text = "redislock: another worker must publish %s, which waits for %s: %s"
         logger.debug(text, entry_id, lock, exc)
@@ -120,7 +120,10 @@ def _publish_one(
     except CorruptEntry as exc:
         say_set_aside(entry_id, offered.entry, keys, f"{exc.text}: {exc}")
         return _take_out(app, keys, ttl, offered, aside=True).offered
-    return None
+    except Exception:
+        text = "redislock: could not publish %s, which waits for %s; will try again"
+        logger.exception(text, entry_id, lock)
+        return None
 
 
 def _take_out(

@@ -13,7 +13,7 @@ import os
 from collections import deque
 from typing import Any, Final, NamedTuple, Protocol
 
-from ..app.housekeeper import housekeeper
+from ..app.housekeeper import Chore
 from ..app.internals import is_active, is_connected_still
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
@@ -81,32 +81,23 @@ class FinishedNotes:
     def __init__(self) -> None:
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
+        self._chore = Chore(self._look, self._has_any, LOOK_EVERY)
 
     def _reset(self) -> None:
         self._requests: deque[tuple[float, Finished]] = deque(maxlen=MOST)
         self._batches: deque[Batch] = deque()
-        self._busy = False
 
     def add(self, request: Finished) -> None:
         """Forget the request's done note, if it left one, once that is not needed any more."""
         self._requests.append((clock(), request))
-        if not self._busy:
-            self._busy = True
-            housekeeper.add(self._look, after=LOOK_EVERY)
+        self._chore.begin(after=LOOK_EVERY)
+
+    def _has_any(self) -> bool:
+        return bool(self._requests or self._batches)
 
     def _look(self) -> None:
-        try:
-            self._take_acknowledged(clock())
-            self._forget_those_due(clock())
-        except Exception:
-            logger.exception("redislock: unexpected error with done notes; continuing")
-        if not self._requests and not self._batches:
-            self._busy = False
-            # A caller that still saw this busy may have added a request in between.
-            if self._busy or not self._requests:
-                return
-            self._busy = True
-        housekeeper.add(self._look, after=LOOK_EVERY)
+        self._take_acknowledged(clock())
+        self._forget_those_due(clock())
 
     def _take_acknowledged(self, now: float) -> None:
         room = MOST - sum(len(batch.keys) for batch in self._batches)

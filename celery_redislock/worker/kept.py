@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -11,35 +12,49 @@ from typing import Any, Final
 from celery.worker.request import Request
 
 from ..app.delivery import Kept
-from ..app.housekeeper import housekeeper
-from ..app.internals import is_here, is_revoked, was_revoked
-from ..app.settings import AppLocks
+from ..app.housekeeper import Chore, housekeeper
+from ..app.internals import is_active, is_here, is_revoked, was_revoked
 from ..protocol import rooms
 from ..protocol.clock import clock
 from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.holders import opening_of
-from ..protocol.keys import keys_of_lock_id
+from ..protocol.keys import LockKeys, keys_of_lock_id
 from ..tasks.settle import End, settle_beside
 from .contained import contained
+
+#: Seconds between looks at the reservations of tasks that are over.
+LOOK_EVERY: Final = 2.0
 
 
 class KeptRequest(Request):
     """A request that settles what is kept for its message."""
 
-    #: What is kept, until it is known to be settled.
+    #: What is kept, until it is known to be settled, and for which lock.
     _kept: Kept | None = None
+    lock_keys: LockKeys
     _noted_at = 0.0
+    _is_reserved = False
     #: Whether the broker got the message back.
     _is_requeued = False
 
     def _note_received(self, kept: Kept) -> None:
         if self.eta is not None:
             sleeping.add(self)
-        if not kept.entry_id:
-            reserved.append(self)
-        if kept.entry_id and kept.lock_id:
+        try:
+            self.lock_keys = keys_of_lock_id(self.task.app_locks.prefix, kept.lock_id)
+        except ValueError:
+            return  # whoever settles it says so
+        if kept.entry_id:
             from_rooms.add(self)
             housekeeper.add(partial(self.note_here, kept))
+        self._is_reserved = not kept.entry_id
+
+    def on_accepted(self, pid: int, time_accepted: float) -> Any:
+        """The pool took the task."""
+        accepted = super().on_accepted(pid, time_accepted)
+        if self._is_reserved:
+            reservations.add(self)
+        return accepted
 
     def note_here(self, kept: Kept) -> None:
         """Note in the waiting room that the message of that entry is here.
@@ -47,11 +62,9 @@ class KeptRequest(Request):
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        locks = self.task.app_locks
-        keys = keys_of_lock_id(locks.prefix, kept.lock_id)
         self._noted_at = clock()
-        noted = rooms.note_received(keys, kept.entry_id, kept.token, UNKNOWN_TTL)
-        if not locks.server.run(noted, once=True):
+        noted = rooms.note_received(self.lock_keys, kept.entry_id, kept.token, UNKNOWN_TTL)
+        if not self.task.app_locks.server.run(noted, once=True):
             from_rooms.discard(self)
 
     def still_here(self) -> None:
@@ -108,29 +121,48 @@ class Requests:
         return (each for ref in self._refs.valuerefs() if (each := ref()) is not None)
 
 
+class Reservations:
+    """Requests that the pool has, and for whose messages a lock was reserved. When their tasks are
+    over, it frees the reservations that pool processes could not free before they ended.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+        self._chore = Chore(self._look, lambda: bool(self._requests), LOOK_EVERY)
+
+    def _reset(self) -> None:
+        self._requests: deque[KeptRequest] = deque()
+
+    def add(self, request: KeptRequest) -> None:
+        """Free the request's reservation when its task is over, if it is still there."""
+        self._requests.append(request)
+        self._chore.begin(after=LOOK_EVERY)
+
+    def _look(self) -> None:
+        over = [request for request in list(self._requests) if not is_active(request)]
+        slots = [
+            (request, kept.token, slot)
+            for request in over
+            if (kept := request.unsettled()) is not None
+            for slot in (request.lock_keys.lock, *request.lock_keys.slots)
+        ]
+        if slots:
+            server = over[0].task.app_locks.server
+            values = server.replies([("GET", slot) for _, _, slot in slots], wrong_type=True)
+            for (request, token, _), value in zip(slots, values, strict=True):
+                if isinstance(value, bytes) and value.startswith(opening_of(token).encode()):
+                    request.settle(End.CANNOT_RUN)
+        for request in over:
+            self._requests.remove(request)
+
+
 #: Requests that sleep until their eta, and for which something is kept meanwhile.
 sleeping: Final = Requests()
 #: Requests whose messages came from a waiting room. The room has a note that they are here.
 from_rooms: Final = Requests()
-#: Requests for whose messages a lock is reserved, until their tasks are over.
-reserved: Final[deque[Any]] = deque()
-
-
-def settle_over(locks: AppLocks) -> None:
-    """Free the reservations that pool processes could not free before they ended.
-
-    Raises:
-        LockUnavailable: the server did not answer in time.
-    """
-    over = [request for request in list(reserved) if not is_here(request)]
-    held = {request: kept for request in over if (kept := request.unsettled()) is not None}
-    keys = [keys_of_lock_id(locks.prefix, kept.lock_id) for kept in held.values()]
-    values = locks.server.replies([("GET", each.lock) for each in keys], wrong_type=True)
-    for (request, kept), value in zip(held.items(), values, strict=True):
-        if isinstance(value, bytes) and value.startswith(opening_of(kept.token).encode()):
-            request.settle(End.CANNOT_RUN)
-    for request in over:
-        reserved.remove(request)
+#: The reservations of this worker's messages.
+reservations: Final = Reservations()
 
 
 def settle_revoked() -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from ..app.brokers import broker_of
-from ..app.housekeeper import housekeeper
+from ..app.housekeeper import Chore, housekeeper
 from ..app.settings import app_locks
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
@@ -16,7 +16,7 @@ from ..protocol.keys import in_all_buckets, keys_of_lock_id, sweep_key
 from ..protocol.log import get_logger
 from ..protocol.rooms import due_rooms, server_time, take_turn
 from ..tasks.turns import look_after
-from .kept import note_received, settle_over, settle_revoked
+from .kept import note_received, settle_revoked
 
 logger = get_logger()
 
@@ -40,24 +40,9 @@ class Sweeper:
         self._turn = sweep_key(prefix, broker_of(app), fleet.hexdigest()[:16])
 
     def start(self) -> None:
-        """Look again and again, in the housekeeper's thread."""
-        housekeeper.add(self._look)
-
-    def _look(self) -> None:
-        began = clock()
-        try:
-            settle_revoked()
-            settle_over(app_locks(self._app))
-            note_received()
-            self.sweep()
-        except LockUnavailable as exc:
-            logger.debug("redislock: could not check the waiting rooms: %s", exc.reason)
-        except Exception:
-            logger.exception(
-                "redislock: unexpected error while checking the waiting rooms; continuing"
-            )
-        finally:
-            housekeeper.add(self._look, after=max(began + SWEEP_EVERY - clock(), 0.1))
+        """Look again and again, in the housekeeper's thread. An error of one stops no other."""
+        for look in (settle_revoked, note_received, self.sweep):
+            Chore(look, lambda: True, SWEEP_EVERY).begin()
 
     def sweep(self) -> None:
         """Look which rooms are due soon, and look after each of them at its time.

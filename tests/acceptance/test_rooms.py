@@ -16,6 +16,7 @@ from celery import chord
 from celery.exceptions import ChordError, WorkerLostError
 
 from celery_redislock import Holder, LockConflict, RedisLock, SingletonTask, TaskSkipped
+from celery_redislock.app.delivery import KEY
 from celery_redislock.app.entries import Entry
 from celery_redislock.app.housekeeper import housekeeper
 from celery_redislock.app.settings import app_locks
@@ -433,6 +434,24 @@ def test_a_room_that_cannot_be_looked_at_keeps_no_other_waiting(conf, client, la
         housekeeper.finish()
         assert client.hkeys(keys.aside) == ["x:0.0"]
         client.delete(*client.keys(f"{prefix}:*"))
+
+
+@pytest.mark.parametrize("lock_id", ["no lock", "1000000000|name", "0|name", "|"])
+def test_a_message_that_names_no_lock_keeps_no_room_waiting(
+    start_worker, sender, client, queue, label, lock_id
+):
+    prefix = f"redislock:{label}"
+    worker = start_worker(queues=queue, conf={"redislock_prefix": prefix})
+    header = {"v": 2, "kept": [lock_id, "token"], "parked": True}
+    sent = {"queue": queue, "headers": {KEY: header}}
+    sender.send_task("queued", [label, 0.0], countdown=600, **sent)
+    assert sender.send_task("queued", [label, 0.0], **sent).get(timeout=20)
+    keys = lock_keys(prefix, "a")
+    client.rpush(keys.room, "x:0.0")
+    client.hset(keys.entries, "x:0.0", "||no JSON")
+    client.zadd(keys.rooms, {lock_id: 0, keys.lock_id: 1})
+    eventually(lambda: client.hkeys(keys.aside) == ["x:0.0"], "a room is looked after", 10)
+    assert "does not name a valid lock" in worker.log()
 
 
 @pytest.mark.usefixtures("worker")

@@ -220,18 +220,19 @@ def test_a_child_that_dies_before_it_takes_its_lock_fails_its_task_and_frees_wha
     assert length() == 0
 
 
-@pytest.mark.parametrize("how", ["max_tasks_per_child", "killed"])
+@pytest.mark.parametrize("how", ["max_tasks_per_child", "killed", "killed after a countdown"])
 def test_what_a_child_could_not_free_before_it_ended_is_freed_when_the_server_answers(
     tasks, label, queue, start_worker, journal, proxy, conf, how
 ):
     more = {"worker_max_tasks_per_child": 1} if how == "max_tasks_per_child" else {}
     url = proxy.in_front_of(conf["redislock_url"])
     start_worker(queues=f"{queue}-now", concurrency=1, conf={"redislock_url": url, **more})
+    countdown = 4.0 if "countdown" in how else None  # the worker looks every two seconds
     proxy.cut_off()
-    first = tasks.send("unique_queued", label, 0.1, queue=f"{queue}-now")
+    first = tasks.send("unique_queued", label, 0.1, queue=f"{queue}-now", countdown=countdown)
     assert first.get(timeout=20)
     (run,) = journal.read(label, "start")
-    if how == "killed":
+    if "killed" in how:
         os.kill(run.pid, signal.SIGKILL)
     eventually(lambda: not is_running(run.pid), "its process has ended")
     holder = tasks.unique_queued.lock_holder(label)

@@ -6,12 +6,13 @@ import os
 import subprocess
 import threading
 import time
+from typing import Any
 
 import pytest
 
 from celery_redislock import LockUnavailable
 from celery_redislock.app import housekeeper as module
-from celery_redislock.app.housekeeper import Housekeeper, is_alive
+from celery_redislock.app.housekeeper import Chore, Housekeeper, is_alive
 from tests.support.lateness import elapsed
 from tests.support.waiting import eventually
 
@@ -129,6 +130,44 @@ def test_what_is_to_be_done_when_a_process_is_gone_is_done_then(housekeeper, pro
     eventually(lambda: not housekeeper._bells, "the thread ends")
     housekeeper.when_gone(process.pid, lambda: done.append("at once"), most=1.0)
     eventually(lambda: done[2:] == ["at once"], "it is gone already")
+
+
+def test_an_error_of_the_thread_itself_is_logged_and_does_not_end_it(
+    housekeeper, process, monkeypatch, caplog
+):
+    errors = [OSError("too many open files")]
+    look = Housekeeper._look_at_processes
+
+    def fails_once(own: Housekeeper, *args: Any) -> None:
+        if errors:
+            raise errors.pop()
+        look(own, *args)
+
+    monkeypatch.setattr(Housekeeper, "_look_at_processes", fails_once)
+    done: list[str] = []
+    housekeeper.when_gone(process.pid, lambda: done.append("gone"), most=1.0)
+    process.kill()
+    eventually(lambda: done == ["gone"], "it goes on")
+    assert "unexpected error in the housekeeper" in caplog.text
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), LockUnavailable("key", None, "no answer")])
+def test_a_chore_goes_on_after_an_error_and_ends_when_no_work_is_left(error):
+    left, rounds = [1, 2, 3], []
+
+    def do() -> None:
+        rounds.append(left.pop())
+        if len(rounds) == 2:
+            raise error
+
+    chore = Chore(do, lambda: bool(left), every=0.0)
+    chore.begin()
+    chore.begin()  # a round is to come anyway
+    eventually(lambda: not left and not chore._begun, "all is done")
+    assert rounds == [3, 2, 1]
+    left.append(4)
+    chore.begin()
+    eventually(lambda: rounds[3:] == [4], "it begins anew")
 
 
 def test_what_the_server_did_not_hear_of_a_process_that_is_gone_is_tried_again(

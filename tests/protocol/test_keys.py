@@ -42,6 +42,13 @@ def test_the_mark_of_a_lock_leads_back_to_its_keys(name: str, limit: int) -> Non
     assert keys_of_lock_id("redislock", keys.lock_id) == keys
 
 
+@pytest.mark.parametrize("text", ["", "name", "x|name", "0|name", "-1|name", "1001|name"])
+def test_what_is_no_lock_id_is_refused_before_its_keys_are_made(text: str) -> None:
+    """It may come from a message, or from whoever may write the lock server."""
+    with pytest.raises(ValueError, match=r"invalid literal|no lock has"):
+        keys_of_lock_id("redislock", text)
+
+
 @given(ANY_TEXT, ANY_TEXT)
 @example("0", "241")  # in one bucket
 @example("\ud800", "\\ud800")
