@@ -27,6 +27,8 @@ class Call(Generic[T]):
         ttl: the lock's ttl. It determines how long the server may take to answer.
         takes: the call takes a new lock, so it must wait while a server that came back holds off.
         recurs: the same keys are likely to be sent again, so their packed form is kept.
+        wider: makes the call to make in place of this one, from a reply that names what else the
+            script would touch; None if the reply is the answer.
     """
 
     script: str
@@ -36,6 +38,7 @@ class Call(Generic[T]):
     ttl: float
     takes: bool = False
     recurs: bool = False
+    wider: Callable[[Any], Call[T] | None] | None = None
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from . import entries, holders
 from .calls import RESERVE
@@ -12,6 +12,8 @@ from .claims import Claim, Full, Look, Older, Parked, Parking, Turn, to_ms
 from .exchange import UNKNOWN_TTL, Call, Query, is_true, offered_in, seconds_in
 from .keys import LockKeys
 from .tokens import new_token
+
+T = TypeVar("T")
 
 #: Seconds after which another worker stores the result of a replaced entry, if nobody has.
 ENDED_AGAIN: Final = 5.0
@@ -21,14 +23,22 @@ RECEIVED_FOR: Final = 30.0
 DROP_COUNT: Final = 50
 
 
-def park(claim: Claim, parking: Parking) -> Call[Parked | Turn | Full | Older]:
-    """Put a task that met a held lock into the lock's waiting room."""
+def park(
+    claim: Claim, parking: Parking, replaces: Sequence[str] = ()
+) -> Call[Parked | Turn | Full | Older]:
+    """Put a task that met a held lock into the lock's waiting room.
+
+    Args:
+        claim: the task's claim.
+        parking: how to park it.
+        replaces: the ids of those that it replaces, as far as known. The server names the others.
+    """
     by, grace = parking.replace or ("", None)
     limit, give_up, arrived = parking.limit, parking.give_up, parking.arrived
     of = claim.keys
     keys = (
-        *(of.lock, of.room, of.entries, of.rooms, of.ended, of.done),
-        *(of.deadlines, of.aside, of.waiters, *of.slots),
+        *(of.lock, of.room, of.entries, of.rooms, of.ended, of.deadlines),
+        *(of.aside, of.waiters, *of.slots, *map(of.done_by, replaces)),
     )
     args = (
         *(claim.entry_id, parking.entry, parking.kind, "" if limit is None else limit),
@@ -36,9 +46,10 @@ def park(claim: Claim, parking: Parking) -> Call[Parked | Turn | Full | Older]:
         *(claim.task_id, new_token(), to_ms(claim.done_ttl), to_ms(ENDED_AGAIN)),
         *("" if grace is None else to_ms(grace), by),
         *("" if arrived is None else int(arrived * 1000), int(parking.began)),
-        int(parking.age * 1000),
+        *(int(parking.age * 1000), *replaces),
     )
-    return Call("park", keys, args, _park_answer, claim.ttl)
+    wider = partial(_with_notes, partial(park, claim, parking), replaces)
+    return Call("park", keys, args, _park_answer, claim.ttl, wider=wider)
 
 
 def _park_answer(reply: Any, sent_at: float) -> Parked | Turn | Full | Older:
@@ -110,7 +121,9 @@ def put_back(of: LockKeys, entry_id: str, ttl: float) -> Call[bool]:
     return Call("put_back", keys, (entry_id, of.lock_id), is_true, ttl)
 
 
-def drop(of: LockKeys, ttl: float, in_favour_of: str, done_ttl: float) -> Call[dict[str, str]]:
+def drop(
+    of: LockKeys, ttl: float, in_favour_of: str, done_ttl: float, ids: Sequence[str] = ()
+) -> Call[dict[str, str]]:
     """Drop up to `DROP_COUNT` entries: those that wait, then those set aside. Their tasks will not
     run. The caller must store their results; if it does not, a worker does. The answer has the
     parked messages by entry ids. It has fewer than `DROP_COUNT` if no more are left.
@@ -120,10 +133,23 @@ def drop(of: LockKeys, ttl: float, in_favour_of: str, done_ttl: float) -> Call[d
         ttl: seconds; they determine how long the server may take to answer.
         in_favour_of: the id of the task whose duplicates these tasks are, or "".
         done_ttl: seconds for which the tasks' messages may still be on their way.
+        ids: the entries to drop. Without any, the server names them.
     """
-    keys = (of.room, of.entries, of.rooms, of.ended, of.done, of.deadlines, of.aside)
-    args = (of.lock_id, in_favour_of, to_ms(done_ttl), DROP_COUNT)
-    return Call("drop", keys, args, _dropped_answer, ttl)
+    keys = (
+        *(of.room, of.entries, of.rooms, of.ended, of.deadlines, of.aside),
+        *map(of.done_by, ids),
+    )
+    args = (of.lock_id, in_favour_of, to_ms(done_ttl), DROP_COUNT, *ids)
+    wider = partial(_with_notes, partial(drop, of, ttl, in_favour_of, done_ttl), ids)
+    return Call("drop", keys, args, _dropped_answer, ttl, wider=wider)
+
+
+def _with_notes(
+    make: Callable[[Sequence[str]], Call[T]], known: Sequence[str], reply: Any
+) -> Call[T] | None:
+    if not reply or reply[0] != b"notes":
+        return None
+    return make([*known, *(entry_id.decode() for entry_id in reply[1:])])
 
 
 def _dropped_answer(reply: Any, sent_at: float) -> dict[str, str]:

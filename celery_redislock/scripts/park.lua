@@ -3,8 +3,8 @@
 -- KEYS  1 lock  2 room: entry ids in order  3 entries, see entries.lua
 --       4 the bucket's rooms: lock id -> ms at which to look at it
 --       5 ended: id -> JSON of its successor's task id and its entry
---       6 the prefix of the lock's done notes  7 deadlines: id -> ms at which it gives up  8 aside
---       9 waiters  10.. the lock's further slots
+--       6 deadlines: id -> ms at which it gives up  7 aside  8 waiters  9.. the lock's further slots
+--       then the done notes of those that it replaces, in the order of ARGV
 -- ARGV  1 entry id  2 entry  3 kind: earlier entries of this kind are replaced; "" replaces none
 --       4 how many may wait, or ""  5 ms after which the entry gives up, or ""  6 "1" in front
 --       7 the lock's id  8 task id  9 a token for a turn  10 the done notes' ttl in ms
@@ -14,17 +14,21 @@
 --       14 when this task arrived, in ms of this server's clock, or "" if only its age is known
 --       15 "1" this task has begun before: it goes before newer ones of its kind, replacing none
 --       16 this task's age in ms: how long ago a worker received it
+--       17.. the ids in the room of those that it replaces
 -- Reply {"parked", {id and entry of each that it replaced}, {the turn given, see turns.lua}, ms
 --       until the next look at the room}
 --       {"full"}  no more may wait
 --       {"older", task id}  the task that it would replace arrived later, and waits
 --       {"older", "", value}  the task that it would replace arrived later, and has the lock
+--       {"notes", id...}  nothing was done; ask again with the notes of these, too
 --       {"ask", as in "parked", {}}  the task has its turn, or has the lock already: acquire again
 
-local lock, room, entries, rooms, ended, done, deadlines, aside, waiters = unpack(KEYS)
-local slots = {lock, unpack(KEYS, 10)}
+local lock, room, entries, rooms, ended, deadlines, aside, waiters = unpack(KEYS)
 local id, entry, kind, most, give_up_after, in_front, lock_id, task_id = unpack(ARGV, 1, 8)
-local turn_token, done_ttl, look_again, replace_after, successor, arrived_at, began, age = unpack(ARGV, 9)
+local turn_token, done_ttl, look_again, replace_after, successor, arrived_at, began, age = unpack(ARGV, 9, 16)
+local known = {unpack(ARGV, 17)}
+local slots = {lock, unpack(KEYS, 9, #KEYS - #known)}
+local their_notes = {unpack(KEYS, #KEYS - #known + 1)}
 
 local limit, publishes = tonumber(most), true
 local time = redis.call('TIME')
@@ -34,7 +38,6 @@ local time = redis.call('TIME')
 -- include entries.lua
 -- include kinds.lua
 -- include turns.lua
-
 -- The caller's machine measures the age. All times are this server's.
 local arrived = tonumber(arrived_at) or now - age
 local following = next_in_line(id)
@@ -83,6 +86,17 @@ for _, other in ipairs(began == '1' and {} or others) do
   end
   replaced[#replaced + 1] = {other, its_entry}
 end
+-- The id of the next attempt of a holder that this task replaces; nil if it replaces none.
+local function id_replaced(holder)
+  if not holder or holder.cooling or holder.turn or type(holder.task_id) ~= 'string' then
+    return
+  end
+  if holder.queued or holder.held or holder.token ~= '' then
+    local attempt = (tonumber(holder.attempt) or 0) + (holder.held and 1 or 0)
+    return id_of(holder.task_id, tonumber(holder.nesting) or 0, attempt)
+  end
+end
+
 for _, slot in ipairs(slots) do
   local current, holder = holder_in(slot)
   if replace_after ~= '' and holder and not holder.turn then
@@ -99,6 +113,26 @@ if limit and redis.call('LLEN', room) - #replaced >= limit then
   return {'full'}
 end
 
+local notes, needed = {}, {'notes'}
+for i, other in ipairs(known) do
+  notes[other] = their_notes[i]
+end
+local function need(other)
+  if other and not notes[other] then
+    needed[#needed + 1] = other
+  end
+end
+for _, other in ipairs(replaced) do
+  need(other[1])
+end
+for _, slot in ipairs(replace_after ~= '' and slots or {}) do
+  local _, holder = holder_in(slot)
+  need(id_replaced(holder))
+end
+if needed[2] then
+  return needed
+end
+
 -- The newest entry gets the place of the oldest; a task that has begun goes before newer ones.
 if not others[1] or redis.call('LINSERT', room, 'BEFORE', others[1], id) < 1 then
   redis.call(in_front == '1' and 'LPUSH' or 'RPUSH', room, id)
@@ -112,7 +146,7 @@ for _, other in ipairs(replaced) do
     is_free = true
   end
   -- The other entry may have had the turn, and its message may be on its way.
-  redis.call('SET', note_key(done, other[1]), REPLACED_NOTE .. successor, 'PX', done_ttl)
+  redis.call('SET', notes[other[1]], REPLACED_NOTE .. successor, 'PX', done_ttl)
   redis.call('HSET', ended, other[1], ended_text(task_id, other[2]))
   reply[2][#reply[2] + 1] = other[1]
   reply[2][#reply[2] + 1] = other[2]
@@ -128,14 +162,12 @@ local function replace(slot)
   if not holder or holder.cooling or holder.turn then
     return
   end
-  local waits = holder.queued or holder.held
-  if type(holder.task_id) == 'string' and (waits or holder.token ~= '') then
-    local attempt = (tonumber(holder.attempt) or 0) + (holder.held and 1 or 0)
-    local its_id = id_of(holder.task_id, tonumber(holder.nesting) or 0, attempt)
+  local waits, its_id = holder.queued or holder.held, id_replaced(holder)
+  if its_id then
     local lives = math.max(redis.call('PTTL', slot), tonumber(done_ttl))
-    redis.call('SET', note_key(done, its_id), REPLACED_NOTE .. successor, 'PX', lives)
+    redis.call('SET', notes[its_id], REPLACED_NOTE .. successor, 'PX', lives)
   end
-  if waits and type(holder.task_id) == 'string' then
+  if waits and its_id then
     redis.call('DEL', slot)
     is_free = true
   elseif holder.token ~= '' then

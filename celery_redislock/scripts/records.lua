@@ -73,7 +73,3 @@ local function broken_by(broken_by_whom, opening)
   local _, last = string.find(broken_by_whom or '', opening, 1, true)
   return last and (string.match(broken_by_whom, '^,"by":("[^"]*")', last + 1) or '')
 end
-
-local function note_key(done, id)
-  return done .. ':' .. id
-end

@@ -85,10 +85,14 @@ class Server:
         Raises:
             LockUnavailable: the server did not answer in time, or has just come back.
         """
-        sent_at, reply = self._persist(
-            call.keys[0], call.ttl, purpose, once, hold_off, self._call, call
-        )
-        return call.read(reply, sent_at)
+        while True:
+            sent_at, reply = self._persist(
+                call.keys[0], call.ttl, purpose, once, hold_off, self._call, call
+            )
+            wider = call.wider and call.wider(reply)
+            if not wider:
+                return call.read(reply, sent_at)
+            call = wider
 
     def run_all(
         self, calls: Sequence[Call[T]], *, ttl: float, purpose: str = "main"

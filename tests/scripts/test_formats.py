@@ -244,7 +244,6 @@ def test_a_done_note_says_the_same_to_both(run_lua: Lua) -> None:
     others = (notes.ENDED, notes.EXPECTS_RESULT, notes.PUBLISHING)
     assert run_lua("REPLACED_NOTE") not in others
     assert notes.decode(run_lua("ENDED_NOTE").encode()).kind == notes.ENDED
-    assert run_lua("note_key(a[1], a[2])", KEYS.done, "x:0.0") == KEYS.done_by("x:0.0")
 
 
 # -- what is in a waiting room ------------------------------------------------------------------

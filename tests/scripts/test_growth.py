@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -167,6 +168,23 @@ def test_one_that_has_begun_goes_before_those_of_its_kind_and_all_are_replaced(
     assert room.waiting == ["begun before", "begun", "newer", "a"]
     assert replaced(room, "newest") == ["begun before", "begun", "newer"]
     assert room.waiting == ["newest", "a"]
+
+
+def test_who_is_replaced_is_named_before_anything_is_changed(room: Room) -> None:
+    """The key of its done note must be declared."""
+    room.take("holder")
+    replaced(room, "first")
+    parking = Parking(room.entry("third"), kind="k")
+    call = rooms.park(room.claim("third"), parking)
+    named = room.store.run(dataclasses.replace(call, read=lambda reply, at: reply, wider=None))
+    assert named == [b"notes", room.entry_id("first").encode()]
+    assert room.waiting == ["first"]
+    assert replaced(room, "second") == ["first"], "it was faster"
+    wider = call.wider(named)
+    assert isinstance(room.store.run(wider), Parked)
+    assert room.waiting == ["third"]
+    for task in ("first", "second"):
+        assert room.client.exists(room.keys.done_by(room.entry_id(task)))
 
 
 def test_what_was_put_back_is_the_last_of_its_kind(room: Room) -> None:

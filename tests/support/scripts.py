@@ -36,27 +36,16 @@ def forget() -> None:
     scripts._packed_head.cache_clear()
 
 
-#: Keys that are not declared yet, by script: Lua patterns. To become empty.
-UNDECLARED: dict[str, tuple[str, ...]] = {
-    # The done notes of those that are dropped, or replaced.
-    "drop": ("}:done:",),
-    "park": ("}:done:",),
-}
 #: Before a script: a `redis` that names each key that is touched and was not declared. All keys of
 #: DEL and EXISTS are keys, TIME has none, and other commands have one, which comes first.
 WATCH = """
 local redis = (function(real)
   local declared, count = {}, {DEL = 1000, EXISTS = 1000, TIME = 0}
   for _, key in ipairs(KEYS) do declared[key] = true end
-  local function is_known(key)
-    for _, pattern in ipairs({PATTERNS}) do
-      if string.find(key, pattern) then return true end
-    end
-  end
   local function look(command, ...)
     for i = 1, math.min(count[command] or 1, select('#', ...)) do
       local key = select(i, ...)
-      if not declared[key] and not is_known(key) then
+      if not declared[key] then
         error('undeclared key: ' .. command .. ' ' .. tostring(key))
       end
     end
@@ -73,12 +62,7 @@ end)(redis)
 def declared_keys() -> Iterator[None]:
     """In here a script fails that touches a key which is not in its KEYS, and names it."""
     text_of = scripts.text_of
-
-    def watched(name: str) -> str:
-        known = ", ".join(f"'{each}'" for each in UNDECLARED.get(name, ()))
-        return WATCH.replace("PATTERNS", known) + text_of(name)
-
-    scripts.text_of = watched  # type: ignore[assignment]
+    scripts.text_of = lambda name: WATCH + text_of(name)  # type: ignore[assignment]
     forget()
     try:
         yield
