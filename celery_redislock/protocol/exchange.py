@@ -21,7 +21,7 @@ class Call(Generic[T]):
 
     Attributes:
         script: the name of the script, in `scripts/`.
-        keys: all keys that the script touches. The first one is the lock's, or in its hash slot.
+        keys: all keys that the script touches, in one hash slot. The first one is a text.
         args: the script's arguments.
         read: makes the answer from the reply and the time when the request was sent, on `clock`.
         ttl: the lock's ttl. It determines how long the server may take to answer.
@@ -32,7 +32,7 @@ class Call(Generic[T]):
     """
 
     script: str
-    keys: tuple[str, ...]
+    keys: tuple[Any, ...]
     args: tuple[Any, ...]
     read: Callable[[Any, float], T]
     ttl: float

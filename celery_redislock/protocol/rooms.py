@@ -24,7 +24,7 @@ DROP_COUNT: Final = 50
 
 
 def park(
-    claim: Claim, parking: Parking, replaces: Sequence[str] = ()
+    claim: Claim, parking: Parking, replaces: Sequence[bytes] = ()
 ) -> Call[Parked | Turn | Full | Older]:
     """Put a task that met a held lock into the lock's waiting room.
 
@@ -38,7 +38,7 @@ def park(
     of = claim.keys
     keys = (
         *(of.lock, of.room, of.entries, of.rooms, of.ended, of.deadlines),
-        *(of.aside, of.waiters, *of.slots, *map(of.done_by, replaces)),
+        *(of.aside, of.waiters, *of.slots, *_note_keys(of, replaces)),
     )
     args = (
         *(claim.entry_id, parking.entry, parking.kind, "" if limit is None else limit),
@@ -122,7 +122,7 @@ def put_back(of: LockKeys, entry_id: str, ttl: float) -> Call[bool]:
 
 
 def drop(
-    of: LockKeys, ttl: float, in_favour_of: str, done_ttl: float, ids: Sequence[str] = ()
+    of: LockKeys, ttl: float, in_favour_of: str, done_ttl: float, ids: Sequence[bytes] = ()
 ) -> Call[dict[str, str]]:
     """Drop up to `DROP_COUNT` entries: those that wait, then those set aside. Their tasks will not
     run. The caller must store their results; if it does not, a worker does. The answer has the
@@ -137,19 +137,24 @@ def drop(
     """
     keys = (
         *(of.room, of.entries, of.rooms, of.ended, of.deadlines, of.aside),
-        *map(of.done_by, ids),
+        *_note_keys(of, ids),
     )
     args = (of.lock_id, in_favour_of, to_ms(done_ttl), DROP_COUNT, *ids)
     wider = partial(_with_notes, partial(drop, of, ttl, in_favour_of, done_ttl), ids)
     return Call("drop", keys, args, _dropped_answer, ttl, wider=wider)
 
 
+def _note_keys(of: LockKeys, ids: Sequence[bytes]) -> list[bytes]:
+    """The done notes' keys. An id may be any bytes: it comes from the server."""
+    return [b"%b:%b" % (of.done.encode(), each) for each in ids]
+
+
 def _with_notes(
-    make: Callable[[Sequence[str]], Call[T]], known: Sequence[str], reply: Any
+    make: Callable[[Sequence[bytes]], Call[T]], known: Sequence[bytes], reply: Any
 ) -> Call[T] | None:
     if not reply or reply[0] != b"notes":
         return None
-    return make([*known, *(entry_id.decode() for entry_id in reply[1:])])
+    return make([*known, *reply[1:]])
 
 
 def _dropped_answer(reply: Any, sent_at: float) -> dict[str, str]:
