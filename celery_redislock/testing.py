@@ -32,6 +32,7 @@ from .protocol.keys import LockKeys
 from .protocol.tokens import new_token
 from .servers import stand_in
 from .servers.connections import pools_like
+from .servers.node import Node
 from .servers.server import Server
 from .signals import ConflictDetails, lock_conflict
 from .tasks.current import current_lock
@@ -62,7 +63,7 @@ __all__ = [
 _SOON: Final = 10.0
 
 
-class MemoryServer(Server):
+class MemoryServer(Node):
     """A Redis server in the memory of this process."""
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class MemoryServer(Server):
         #: A client of this server.
         self.client = self.new_client()
         pools = pools_like(self.client)
-        # Our hook replaces the one of `Server`, which watches for restarts: this server has none.
+        # Our hook replaces the one of `Node`, which watches for restarts: this server has none.
         super().__init__(lambda timeout, on_connect: pools(timeout, self._on_connect))
 
     def new_client(self, decode_responses: bool = True) -> redis.Redis:

@@ -7,6 +7,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from celery_redislock.servers.server import Server
 from tests.support import lateness, scripts, sharing
+from tests.support.clusters import ClusterSet, shared_cluster
 from tests.support.drivers import DRIVERS, Driver
 from tests.support.journal import Journal
 from tests.support.rights import as_user, denials, grant
@@ -141,11 +143,21 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
         if os.environ.get("CI"):
             pytest.fail("RabbitMQ is missing, and in CI it must be there")
         pytest.skip("no rabbitmq-server on this machine")
-    folder = tmp_path_factory.getbasetemp()
-    with shared_rabbitmq(
-        folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    ) as server:
+    with shared_rabbitmq(_common_folder(tmp_path_factory)) as server:
         yield server
+
+
+def _common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all processes of this test run."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterSet]:
+    """A Redis Cluster for everything that does no harm to it; one for the whole test run."""
+    with shared_cluster(_common_folder(tmp_path_factory)) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")
@@ -170,15 +182,9 @@ def driver(request: pytest.FixtureRequest) -> Driver:
 
 
 @pytest.fixture
-def real_server(request: pytest.FixtureRequest) -> Callable[[], RedisServer]:
-    """The shared server, which is started only if it is asked for."""
-    return lambda: request.getfixturevalue("redis_server")  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def store(driver: Driver, real_server: Callable[[], RedisServer]) -> Iterator[Server]:
+def store(driver: Driver, request: pytest.FixtureRequest) -> Iterator[Server]:
     """Where the locks are: what holds, holds for every driver."""
-    store = driver.make(real_server)
+    store = driver.make(request.getfixturevalue)
     yield store
     store.close()
 
@@ -191,16 +197,16 @@ def declared_keys() -> Iterator[None]:
 
 
 @pytest.fixture
-def raw(driver: Driver, store: Server, real_server: Callable[[], RedisServer]) -> Iterator[Any]:
+def raw(driver: Driver, store: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A client that looks into what `store` is in, and decodes nothing."""
-    with driver.look(store, real_server, False) as client:
+    with driver.look(store, request.getfixturevalue, False) as client:
         yield client
 
 
 @pytest.fixture
-def inside(driver: Driver, store: Server, real_server: Callable[[], RedisServer]) -> Iterator[Any]:
+def inside(driver: Driver, store: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A client that looks into what `store` is in."""
-    with driver.look(store, real_server, True) as client:
+    with driver.look(store, request.getfixturevalue, True) as client:
         yield client
 
 

@@ -18,7 +18,7 @@ from ..protocol.checks import check_prefix
 from ..protocol.notes import DONE_TTL
 from ..servers import stand_in
 from ..servers.address import address_of
-from ..servers.connections import TRANSPORT_OPTIONS, is_redis_url, pools_from_url
+from ..servers.urls import TRANSPORT_OPTIONS, is_redis_url, source_from_url
 from .brokers import redelivery_of
 from .internals import CELERYS_SETTINGS, real_app
 from .options import SETTINGS
@@ -77,7 +77,7 @@ class AppLocks:
             return
         if self.address is not None:
             # It raises if the URL is wrong. Only for a new server: each bound task comes here.
-            pools_from_url(self.address.url, self.address.options)
+            source_from_url(self.address.url, self.address.options)
         if known is not None and known._server is not None:
             known._server.close()
 
@@ -87,10 +87,10 @@ class AppLocks:
         if stand_in.current is not None:
             return stand_in.current.server
         if self._server is None:
-            from ..servers.server import Server  # a program that only sends tasks needs none
+            from ..servers.factory import server_at  # a program that only sends tasks needs none
 
             address = self.require_address()
-            self._server = Server(pools_from_url(address.url, address.options))
+            self._server = server_at(source_from_url(address.url, address.options))
         return self._server
 
     @property
@@ -129,7 +129,7 @@ class AppLocks:
         address = self.require_address()
         if stand_in.current is not None:
             return f"memory, prefix {self.prefix!r}"
-        where = address_of(pools_from_url(address.url, address.options))
+        where = address_of(source_from_url(address.url, address.options))
         return f"{where}, prefix {self.prefix!r}"
 
     def _flag(self, name: str, default: bool) -> bool:

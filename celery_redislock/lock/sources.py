@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import redis
 
 from ..errors import ConfigError
-from ..servers.connections import pools_from_url, pools_like
+from ..servers.urls import source_from_url
 
 if TYPE_CHECKING:
     from ..servers.server import Server
@@ -80,22 +80,23 @@ _stores_of_urls: dict[tuple[str, str], Server] = {}
 
 def _store_for(source: Any, options: Mapping[str, Any] | None) -> Server:
     """The lock server of this client or URL: all locks of one source share connections."""
-    from ..servers.server import Server  # imported late: a program that only sends tasks needs none
+    from ..servers.factory import server_at, server_like  # a program that only sends needs none
 
     if isinstance(source, str):
         key = source, repr(sorted((options or {}).items()))
         return _stores_of_urls.get(key) or _stores_of_urls.setdefault(
-            key, Server(pools_from_url(source, options))
+            key, server_at(source_from_url(source, options))
         )
-    if not isinstance(source, redis.Redis):
+    if not isinstance(source, redis.Redis | redis.RedisCluster):
         raise ConfigError(
-            f"RedisLock: {source!r} is not accepted; it must be a redis.Redis client, a URL or a"
-            " Celery app"
+            f"RedisLock: {source!r} is not accepted; it must be a redis.Redis or"
+            " redis.RedisCluster client, a URL or a Celery app"
         )
     if options is not None:
         raise ConfigError("RedisLock: transport_options are not accepted beside a client's")
-    pool = source.connection_pool
-    server = _stores_of_clients.get(pool)
+    # A cluster's client has a pool for each node.
+    owner = source.connection_pool if isinstance(source, redis.Redis) else source
+    server = _stores_of_clients.get(owner)
     if server is None:
-        server = _stores_of_clients[pool] = Server(pools_like(source))
+        server = _stores_of_clients[owner] = server_like(source)
     return server

@@ -198,13 +198,13 @@ def due_rooms(rooms: Sequence[str], ahead: float, now: float) -> Query[list[tupl
     time, has the seconds until then and the lock's id.
 
     Args:
-        rooms: the `rooms` keys of some buckets.
+        rooms: the `rooms` keys of some buckets, all in one Redis server.
         ahead: seconds.
         now: the server's time, a Unix time in seconds.
     """
     until = int((now + ahead) * 1000)
     commands = [("ZRANGEBYSCORE", key, "-inf", until, "WITHSCORES") for key in rooms]
-    return Query(commands, partial(_due, now))
+    return Query(commands, partial(_due, now), rooms[0])
 
 
 def _due(now: float, replies: list[Any]) -> list[tuple[float, str]]:
@@ -215,9 +215,9 @@ def _due(now: float, replies: list[Any]) -> list[tuple[float, str]]:
     return sorted((max(float(due) / 1000 - now, 0), lock_id.decode()) for lock_id, due in pairs)
 
 
-def server_time() -> Query[float]:
-    """The server's time, a Unix time in seconds."""
-    return Query([("TIME",)], lambda replies: int(replies[0][0]) + int(replies[0][1]) / 1e6)
+def server_time(key: str) -> Query[float]:
+    """The time of the server that has this key, a Unix time in seconds."""
+    return Query([("TIME",)], lambda replies: int(replies[0][0]) + int(replies[0][1]) / 1e6, key)
 
 
 def take_turn(key: str, seconds: float) -> Query[bool]:

@@ -8,17 +8,21 @@ from redis.connection import SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
 from ..protocol.holders import one_line
-from .connections import PoolFactory
+from .urls import Nodes, Source
 
 
-def address_of(pools: PoolFactory) -> str:
-    """The URL of the server that these connections go to, as redis-py read the URL and the options.
-    Opens no connection.
+def address_of(source: Source) -> str:
+    """The URL of a lock server, as redis-py read the URL and the options. Opens no connection.
 
     The URL shows no password and no user: a password in the wrong place of `redislock_url` is read
     as a user's name.
     """
-    pool: Any = pools(1.0, _never_called)
+    if isinstance(source, Nodes):
+        ours = [address_of(source.pools(*host)) for host in source.first]
+        scheme = ours[0].partition("://")[0]
+        hosts = ",".join(each.partition("://")[2].partition("/")[0] for each in ours)
+        return one_line(f"{scheme}+cluster://{hosts}")
+    pool: Any = source(1.0, _never_called)
     options = pool.connection_kwargs
     database = options.get("db") or 0
     kind = pool.connection_class

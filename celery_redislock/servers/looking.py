@@ -45,19 +45,21 @@ class Looking:
         self._server = server
 
     def scan(self, pattern: str) -> Iterator[list[bytes]]:
-        """All keys that match, step by step; some perhaps twice. Uses `SCAN`, never `KEYS`.
+        """All keys that match, step by step; some perhaps twice. Uses `SCAN`, never `KEYS`. Looks
+        at one Redis server after the other.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        cursor = b"0"
-        while True:
-            ((cursor, keys),) = self._server.replies(
-                [("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)]
-            )
-            yield keys
-            if cursor == b"0":
-                return
+        for primary in self._server.primaries():
+            cursor = b"0"
+            while True:
+                ((cursor, keys),) = primary.replies(
+                    [("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)]
+                )
+                yield keys
+                if cursor == b"0":
+                    break
 
     def stored(self, keys: Sequence[bytes | str]) -> tuple[float, list[Stored]]:
         """What is stored under these keys, and the server's time in Unix seconds.
@@ -223,13 +225,15 @@ class Looking:
         return took, ahead
 
     def eviction_policy(self, ttl: float) -> str | None:
-        """The server's `maxmemory-policy` if it has a memory limit, else None.
+        """The `maxmemory-policy` of the first Redis server that has a memory limit; None if none
+        has.
 
         Raises:
             LockUnavailable: the server did not answer, or does not tell.
         """
-        (reply,) = self._server.replies([("INFO", "memory")], ttl)
-        fields = info(reply)
-        if fields.get("maxmemory", "0") == "0":
-            return None
-        return fields.get("maxmemory_policy")
+        for primary in self._server.primaries():
+            (reply,) = primary.replies([("INFO", "memory")], ttl)
+            fields = info(reply)
+            if fields.get("maxmemory", "0") != "0":
+                return fields.get("maxmemory_policy")
+        return None

@@ -21,12 +21,13 @@ class ServerWatch:
     Attributes:
         last_contact: when the server answered last, on `clock`.
         changed_at: when the server came back, on `clock`; None if it never did.
+        is_broken: the last contact failed.
     """
 
     def __init__(self) -> None:
         self._run_id: str | None = None
         self.last_contact = 0.0
-        self._broken = False
+        self.is_broken = False
         self.changed_at: float | None = None
         self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -39,11 +40,11 @@ class ServerWatch:
         started_at = now - max(uptime - 1, 0.0)
         if run_id is None:
             # The server does not tell its id: after a broken connection it may be another server.
-            if self._broken or connection in self._connected:
+            if self.is_broken or connection in self._connected:
                 self.changed_at = now
         elif self._run_id is None:
             # Our first contact with a server. If it was away before, it may have forgotten locks.
-            if self._broken:
+            if self.is_broken:
                 self.changed_at = started_at
         elif run_id != self._run_id:
             # A server younger than our last contact was restarted; an older one was promoted, at an
@@ -52,11 +53,11 @@ class ServerWatch:
             self.changed_at = started_at if restarted else now
         self._connected.add(connection)
         self._run_id = run_id
-        self._broken = False
+        self.is_broken = False
         self.last_contact = now
 
     def failed(self, error: BaseException) -> None:
-        self._broken = self._broken or not isinstance(error, ResponseError)
+        self.is_broken = self.is_broken or not isinstance(error, ResponseError)
         if isinstance(error, BusyLoadingError):
             self.changed_at = clock()
 

@@ -9,7 +9,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
 from .connections import pack
-from .server import LOOKING_TTL, Server, read
+from .restarts import ServerWatch
+from .server import LOOKING_TTL, Server
+from .talk import read
 
 
 class Rights:
@@ -67,7 +69,9 @@ class Rights:
         return [isinstance(reply, NoPermissionError) for reply in replies]
 
 
-def _queued(connection: Any, commands: Sequence[Sequence[str]]) -> list[Any] | None:
+def _queued(
+    connection: Any, watch: ServerWatch, commands: Sequence[Sequence[str]]
+) -> list[Any] | None:
     connection.send_command("MULTI")
     # Read this reply before more is sent: without a transaction the commands would be run.
     if isinstance(read(connection), ResponseError):

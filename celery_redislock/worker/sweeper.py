@@ -50,15 +50,24 @@ class Sweeper:
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        locks = app_locks(self._app)
+        server = app_locks(self._app).server
         began = clock()
-        if not locks.server.ask(take_turn(self._turn, SWEEP_EVERY * 0.9)):
+        if not server.ask(take_turn(self._turn, SWEEP_EVERY * 0.9)):
             return
-        now = locks.server.ask(server_time())
-        for seconds, lock_id in locks.server.ask(due_rooms(self._buckets, SWEEP_EVERY * 1.1, now)):
-            after = max(began + seconds - clock(), 0.0)
-            look = partial(self._look_after, lock_id, clock() + after + GIVE_UPS_FOR)
-            housekeeper.add(look, most=0.0, after=after)
+        failure = None
+        for buckets in server.together(self._buckets, UNKNOWN_TTL):
+            try:
+                now = server.ask(server_time(buckets[0]))
+                due = server.ask(due_rooms(buckets, SWEEP_EVERY * 1.1, now))
+            except LockUnavailable as exc:
+                failure = exc  # the other servers' rooms must not wait for this one
+                continue
+            for seconds, lock_id in due:
+                after = max(began + seconds - clock(), 0.0)
+                look = partial(self._look_after, lock_id, clock() + after + GIVE_UPS_FOR)
+                housekeeper.add(look, most=0.0, after=after)
+        if failure is not None:
+            raise failure
 
     def _look_after(self, lock_id: str, until: float) -> None:
         """Look after one room, and again as long as tasks give up in it."""

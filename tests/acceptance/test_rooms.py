@@ -24,9 +24,9 @@ from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import Acquired, Claim, Done, Parking
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers.connections import pools_from_url
+from celery_redislock.servers.node import Node
 from celery_redislock.servers.scripts import sha_of, text_of
-from celery_redislock.servers.server import Server
+from celery_redislock.servers.urls import pools_from_url
 from celery_redislock.tasks.turns import look_after
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.servers import Proxy
@@ -504,7 +504,7 @@ def test_what_was_handed_over_and_never_published_is_published_by_others(
     send, redis_server, client, label
 ):
     """Whoever released died in between."""
-    store = Server(pools_from_url(redis_server.url))
+    store = Node(pools_from_url(redis_server.url))
     with RedisLock(redis_server.url, f"named:{label}", ttl=6) as lock:
         here = Room(client, lock.key)
         results = [send("queued_named", label, 0.0) for _ in range(2)]
@@ -630,7 +630,7 @@ def test_the_lock_stands_on_after_a_success(send, hold, client, locks_of, label)
 
 def test_a_clock_that_is_set_back_makes_no_pause_longer_than_it_is(own_redis, label):
     with (
-        contextlib.closing(Server(pools_from_url(own_redis.url))) as store,
+        contextlib.closing(Node(pools_from_url(own_redis.url))) as store,
         own_redis.client() as client,
     ):
         keys = lock_keys("redislock", label)

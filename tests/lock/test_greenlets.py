@@ -19,15 +19,16 @@ KINDS = {
 PRELUDE = """
 import gc, logging, sys, threading, time
 from celery_redislock import LockLost, RedisLock
-from celery_redislock.servers.connections import pools_from_url
+from celery_redislock.servers.urls import pools_from_url
 from celery_redislock.lock.lease import Lease
 from celery_redislock.lock.heartbeat import heartbeat
 from celery_redislock.protocol.claims import RETAKEN, Extended
+from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
 from tests.servers.test_store import make_claim
 url, label = sys.argv[1:3]
-store = Server(pools_from_url(url))
-looks = Server(pools_from_url(url))
+store = Node(pools_from_url(url))
+looks = Node(pools_from_url(url))
 def ask(*command):
     (reply,) = looks.replies([command])
     return reply
@@ -201,7 +202,7 @@ def test_what_is_taken_again_too_late_is_given_back_on_the_heartbeats_connection
     said = run(kind, """
         logging.basicConfig(level=logging.INFO, stream=sys.stdout)
         arrived = []
-        class Late(Server):
+        class Late(Node):
             def run_all(self, calls, **options):
                 replies = super().run_all(calls, **options)
                 arrived.extend(reply.outcome for reply in replies)

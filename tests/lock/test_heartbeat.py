@@ -13,15 +13,15 @@ from celery_redislock.lock.lease import Heir, Lease
 from celery_redislock.protocol import holders
 from celery_redislock.protocol.claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Extended
 from celery_redislock.protocol.clock import clock
-from celery_redislock.servers.connections import pools_from_url
-from celery_redislock.servers.server import Server
+from celery_redislock.servers.node import Node
+from celery_redislock.servers.urls import pools_from_url
 from tests.servers.test_store import make_claim
 from tests.support.waiting import eventually, never
 
 
 @pytest.fixture
 def store(redis_server):
-    store = Server(pools_from_url(redis_server.url))
+    store = Node(pools_from_url(redis_server.url))
     yield store
     store.close()
 
@@ -109,7 +109,7 @@ def test_an_extension_under_way_does_not_bring_back_what_is_released(
     sent, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
     held_up = []
 
-    class HeldUp(Server):
+    class HeldUp(Node):
         def run_all(self, calls, **options):
             held_up.extend(calls)
             sent.set()
@@ -127,7 +127,7 @@ def test_an_extension_under_way_does_not_bring_back_what_is_released(
             threading.Timer(0.05, goes_on.set).start()
         assert lease.release()
         assert ended.is_set() is (fails != "later")
-        replies = Server.run_all(store, held_up, ttl=30.0)
+        replies = Node.run_all(store, held_up, ttl=30.0)
         assert [reply.outcome for reply in replies] == [NOT_OURS]
         assert not client.exists(lease.key)
     finally:
@@ -143,7 +143,7 @@ def test_an_extension_that_failed_a_moment_ago_does_not_bring_back_what_is_relea
     failed, goes_on = threading.Event(), threading.Event()
     sent = []
 
-    class Failing(Server):
+    class Failing(Node):
         def run_all(self, calls, **options):
             sent.extend(calls)
             return [LockUnavailable(label, None, "no answer")] * len(calls)
@@ -160,7 +160,7 @@ def test_an_extension_that_failed_a_moment_ago_does_not_bring_back_what_is_relea
     try:
         assert failed.wait(20)
         assert lease.release()
-        replies = Server.run_all(store, sent, ttl=30.0)
+        replies = Node.run_all(store, sent, ttl=30.0)
         assert [reply.outcome for reply in replies] == [NOT_OURS]
         assert not client.exists(lease.key)
     finally:
@@ -171,7 +171,7 @@ def test_an_extension_that_failed_a_moment_ago_does_not_bring_back_what_is_relea
 def test_what_is_taken_again_after_it_could_not_be_left_is_given_back(redis_server, client, label):
     sent, goes_on = threading.Event(), threading.Event()
 
-    class HeldUp(Server):
+    class HeldUp(Node):
         def run_all(self, calls, **options):
             sent.set()
             goes_on.wait(20)

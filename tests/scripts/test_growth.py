@@ -12,8 +12,9 @@ import redis
 from celery_redislock.protocol import calls, rooms
 from celery_redislock.protocol.claims import Extension, Parked, Parking
 from celery_redislock.protocol.rooms import DROP_COUNT
-from celery_redislock.servers.connections import pools_from_url
+from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
+from celery_redislock.servers.urls import pools_from_url
 from tests.scripts.a_room import TTL, Room
 from tests.support.servers import RedisServer
 
@@ -25,7 +26,7 @@ READS_ALL = {"HGETALL", "HKEYS", "HVALS", "SMEMBERS", "KEYS", "SORT"}
 
 @pytest.fixture
 def own_store(own_redis: RedisServer) -> Iterator[Server]:
-    store = Server(pools_from_url(own_redis.url))
+    store = Node(pools_from_url(own_redis.url))
     yield store
     store.close()
 
@@ -65,9 +66,8 @@ class LongRoom(Room):
         assert len(self.store.run(rooms.drop(self.keys, TTL, "", 1.0))) == DROP_COUNT
 
     def is_due(self) -> None:
-        assert self.store.ask(
-            rooms.due_rooms([self.keys.rooms], 600, self.store.ask(rooms.server_time()))
-        )
+        now = self.store.ask(rooms.server_time(self.keys.lock))
+        assert self.store.ask(rooms.due_rooms([self.keys.rooms], 600, now))
 
 
 #: What is done, after what.

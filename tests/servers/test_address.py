@@ -7,7 +7,8 @@ import redis
 from redis.sentinel import Sentinel
 
 from celery_redislock.servers.address import address_of
-from celery_redislock.servers.connections import pools_from_url, pools_like
+from celery_redislock.servers.connections import pools_like
+from celery_redislock.servers.urls import pools_from_url
 
 MASTER = {"master_name": "mymaster"}
 

@@ -26,8 +26,9 @@ from celery_redislock.protocol import calls
 from celery_redislock.protocol.claims import EXTENDED, Acquired, Busy
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import connections
-from celery_redislock.servers.connections import PoolFactory, pools_from_url, pools_like
-from celery_redislock.servers.server import Server
+from celery_redislock.servers.connections import PoolFactory, pools_like
+from celery_redislock.servers.node import Node
+from celery_redislock.servers.urls import pools_from_url
 from tests.servers.test_store import extended, extension, make_claim, outcomes, taken
 from tests.support.servers import (
     RedisServer,
@@ -41,7 +42,7 @@ from tests.support.waiting import eventually
 
 def use(pools: PoolFactory, on: redis.Redis) -> None:
     """Take a lock, keep it and give it back; `on` is another way to the same server."""
-    store = Server(pools)
+    store = Node(pools)
     try:
         # The ttl sets the timeouts: with this one a late machine has a second to answer.
         claim = make_claim(uuid.uuid4().hex, ttl=12)
@@ -106,7 +107,7 @@ def test_a_lock_works_over_each_kind_of_url(guarded, guarded_client, url, option
 
 
 def test_a_wrong_password_is_told_without_showing_it(guarded, label) -> None:
-    store = Server(pools_from_url(f"redis://:wrong-one@127.0.0.1:{guarded.port}"))
+    store = Node(pools_from_url(f"redis://:wrong-one@127.0.0.1:{guarded.port}"))
     with pytest.raises(LockUnavailable) as caught:
         store.run(calls.acquire(make_claim(label, ttl=0.5)))
     assert "password" in str(caught.value)
@@ -133,7 +134,7 @@ def test_a_urls_options_for_other_uses_are_left_aside(redis_server, client) -> N
     # A result backend's URL may say what suits results.
     unfit = "socket_timeout=0.00001&socket_connect_timeout=99&health_check_interval=5&retry=3"
     url = f"{redis_server.url}/0?{unfit}&decode_responses=1&client_name=ours&unheard_of=1"
-    store = Server(pools_from_url(url))
+    store = Node(pools_from_url(url))
     claim = make_claim(uuid.uuid4().hex, ttl=6)
     taken(store.run(calls.acquire(claim)))
     assert "ours" in [each["name"] for each in client.client_list()]
@@ -148,7 +149,7 @@ def test_connections_carry_the_name_and_credentials_that_options_give(guarded) -
             return ("worker", "p@ss/w:rd")
 
     options = {"credential_provider": Provider(), "client_name": "locks", "socket_keepalive": True}
-    store = Server(pools_from_url(f"redis://127.0.0.1:{guarded.port}", options))
+    store = Node(pools_from_url(f"redis://127.0.0.1:{guarded.port}", options))
     taken(store.run(calls.acquire(make_claim(uuid.uuid4().hex, ttl=6))))
     with redis.Redis(port=guarded.port, password="p@ss/w:rd", decode_responses=True) as client:
         assert ("locks", "worker") in [(c["name"], c["user"]) for c in client.client_list()]
@@ -252,7 +253,7 @@ def test_a_lock_works_over_tls(secure, certificate, url, options) -> None:
 
 
 def test_a_certificate_that_nobody_known_has_signed_is_refused(secure, label) -> None:
-    store = Server(pools_from_url(f"rediss://localhost:{secure.tls_port}"))
+    store = Node(pools_from_url(f"rediss://localhost:{secure.tls_port}"))
     with pytest.raises(LockUnavailable, match=r"(?i)certificate"):
         store.run(calls.acquire(make_claim(label, ttl=0.5)))
 
@@ -263,7 +264,7 @@ def test_a_client_shows_its_certificate_where_the_server_wants_one(certificate) 
         url = f"rediss://localhost:{server.tls_port}?ssl_ca_certs={ca}"
         use(pools_from_url(f"{url}&ssl_certfile={ca}&ssl_keyfile={key}"), server.client())
         with pytest.raises(LockUnavailable):
-            Server(pools_from_url(url)).run(calls.acquire(make_claim("uncertified", ttl=0.5)))
+            Node(pools_from_url(url)).run(calls.acquire(make_claim("uncertified", ttl=0.5)))
 
 
 # -- sentinels --------------------------------------------------------------------------------
@@ -313,7 +314,7 @@ def test_options_for_the_sentinels_do_not_undo_the_locks_timeouts(sentinel, clie
 
 def test_a_master_that_the_sentinels_do_not_know_is_told(sentinel, label) -> None:
     url = f"sentinel://127.0.0.1:{sentinel.port}"
-    store = Server(pools_from_url(url, {"master_name": "nobody"}))
+    store = Node(pools_from_url(url, {"master_name": "nobody"}))
     with pytest.raises(LockUnavailable, match="nobody"):
         store.run(calls.acquire(make_claim(label, ttl=0.5)))
 
@@ -331,7 +332,7 @@ def test_a_sentinel_leads_to_a_master_with_tls(secure, certificate) -> None:
 
 def test_after_a_failover_the_lock_is_kept_and_a_later_fence_is_higher(label) -> None:
     with SentinelSet(sentinels=1) as servers:
-        store = Server(pools_from_url(servers.url, servers.transport_options))
+        store = Node(pools_from_url(servers.url, servers.transport_options))
         claim = make_claim(label, ttl=60)
         held = taken(store.run(calls.acquire(claim)))
         replica = servers.replica.client()
@@ -490,7 +491,7 @@ def test_a_lock_works_like_a_client_with_tls(secure, certificate) -> None:
 
 @pytest.mark.parametrize("given", [None, 5, {}, redis.ConnectionPool(), redis.asyncio.Redis()])
 def test_what_is_neither_client_nor_url_is_refused(given) -> None:
-    with pytest.raises(ConfigError, match="must be a redis\\.Redis client"):
+    with pytest.raises(ConfigError, match="must be a redis\\.Redis or redis\\.RedisCluster client"):
         RedisLock(given, "name")
 
 
@@ -506,7 +507,7 @@ def test_a_lock_from_a_url_and_one_from_a_client_are_the_same_lock(redis_server,
 
 def test_a_name_of_any_characters_gives_a_lock(redis_server, client) -> None:
     for name in ("größe", "日本", "a b\n\"'{x}", "🔒" * 50, "\x00"):
-        store = Server(pools_from_url(redis_server.url))
+        store = Node(pools_from_url(redis_server.url))
         claim = make_claim(name, ttl=60)
         assert isinstance(store.run(calls.acquire(claim)), Acquired)
         assert client.exists(lock_keys("redislock", name).lock)

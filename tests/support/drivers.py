@@ -3,42 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import redis
 
-from celery_redislock.servers.connections import pools_from_url
+from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.server import Server
+from celery_redislock.servers.urls import source_from_url
 from celery_redislock.testing import MemoryServer
-from tests.support.servers import RedisServer
+
+#: The value of the fixture with that name. What nobody asks for is not started.
+Fixture = Callable[[str], Any]
 
 
 class Driver(NamedTuple):
     """A driver.
 
     Attributes:
-        make: makes one, given the means to a real server that others use too.
+        make: makes one, which is in a server that others use too.
         look: a client that looks into what a driver is in, as the driver's maker had it. It decodes
             what it reads, or not.
     """
 
-    make: Callable[[Callable[[], RedisServer]], Server]
-    look: Callable[[Server, Callable[[], RedisServer], bool], redis.Redis]
+    make: Callable[[Fixture], Server]
+    look: Callable[[Server, Fixture, bool], Any]
 
 
-def _on_redis(server: Callable[[], RedisServer]) -> Server:
-    return Server(pools_from_url(server().url))
+def _on_redis(fixture: Fixture) -> Server:
+    return server_at(source_from_url(fixture("redis_server").url))
 
 
-def _look_on_redis(store: Server, server: Callable[[], RedisServer], decodes: bool) -> redis.Redis:
-    return redis.Redis(port=server().port, decode_responses=decodes)
+def _look_on_redis(store: Server, fixture: Fixture, decodes: bool) -> redis.Redis:
+    return redis.Redis(port=fixture("redis_server").port, decode_responses=decodes)
 
 
-def _in_memory(server: Callable[[], RedisServer]) -> Server:
+def _on_cluster(fixture: Fixture) -> Server:
+    return server_at(source_from_url(fixture("cluster").url))
+
+
+def _look_on_cluster(store: Server, fixture: Fixture, decodes: bool) -> Any:
+    return fixture("cluster").client(decode_responses=decodes)
+
+
+def _in_memory(fixture: Fixture) -> Server:
     return MemoryServer()
 
 
-def _look_in_memory(store: Server, server: Callable[[], RedisServer], decodes: bool) -> redis.Redis:
+def _look_in_memory(store: Server, fixture: Fixture, decodes: bool) -> redis.Redis:
     assert isinstance(store, MemoryServer)
     return store.new_client(decode_responses=decodes)
 
@@ -46,5 +57,6 @@ def _look_in_memory(store: Server, server: Callable[[], RedisServer], decodes: b
 #: All of them. The real server is right, and the others must agree.
 DRIVERS = {
     "redis": Driver(_on_redis, _look_on_redis),
+    "cluster": Driver(_on_cluster, _look_on_cluster),
     "memory": Driver(_in_memory, _look_in_memory),
 }

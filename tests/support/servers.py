@@ -15,14 +15,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import redis
 
 from . import sharing
 from .waiting import eventually
+
+
+class Killable(Protocol):
+    def kill(self) -> None: ...
+
+
+T = TypeVar("T", bound=Killable)
 
 
 def free_port() -> int:
@@ -82,13 +89,14 @@ class RedisServer:
         arguments: more of its command line.
         persistent: every write is on the disk before it is answered, and `restart` finds it.
             Otherwise nothing is kept.
+        port: the port; None for a free one.
     """
 
     #: Beside the URL, what a client needs to know.
     transport_options: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, *arguments: str, persistent: bool = False) -> None:
-        self.port = free_port()
+    def __init__(self, *arguments: str, persistent: bool = False, port: int | None = None) -> None:
+        self.port = port or free_port()
         # Replication writes files even without persistence.
         self._folder = tempfile.TemporaryDirectory(prefix="redislock-redis-")
         keep = ("--appendonly", "yes", "--appendfsync", "always")
@@ -727,31 +735,45 @@ class RabbitMQ:
 
 
 @contextlib.contextmanager
-def shared_rabbitmq(folder: Path) -> Iterator[RabbitMQ]:
-    """One for all processes that name this folder. The first of them starts it, and stops it when
-    none needs it any more.
+def shared(
+    folder: Path, name: str, start: Callable[[str], T], ports: Callable[[T], str]
+) -> Iterator[T]:
+    """One of them for all processes that name this folder. The first of these starts it, and stops
+    it when none needs it any more.
+
+    Args:
+        folder: the folder.
+        name: what it is, such as "rabbitmq".
+        start: starts it, given ""; or finds the one that listens at these ports. It has a `kill`.
+        ports: where it listens.
     """
     with (
-        (folder / "rabbitmq.users").open("w") as users,
-        (folder / "rabbitmq.port").open("a+") as at,
+        (folder / f"{name}.users").open("w") as users,
+        (folder / f"{name}.ports").open("a+") as at,
     ):
         fcntl.flock(users, fcntl.LOCK_SH)
         fcntl.flock(at, fcntl.LOCK_EX)
         at.seek(0)
-        port = at.read()
-        server = RabbitMQ(int(port) if port else None)
+        known = at.read()
+        server = start(known)
         try:
-            if not port:
-                server.start()
-                at.write(str(server.port))
+            if not known:
+                at.write(ports(server))
                 at.flush()
             fcntl.flock(at, fcntl.LOCK_UN)
             yield server
         finally:
-            if not port:
+            if not known:
                 fcntl.flock(users, fcntl.LOCK_EX)
                 at.truncate(0)  # who comes later starts another
                 server.kill()
+
+
+def shared_rabbitmq(folder: Path) -> contextlib.AbstractContextManager[RabbitMQ]:
+    def start(port: str) -> RabbitMQ:
+        return RabbitMQ(int(port)) if port else RabbitMQ().start()
+
+    return shared(folder, "rabbitmq", start, lambda server: str(server.port))
 
 
 class SQS:

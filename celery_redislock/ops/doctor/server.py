@@ -8,7 +8,7 @@ from typing import Final
 from ...app.options import LockOptions
 from ...errors import LockUnavailable
 from ...servers.looking import Looking
-from ...servers.server import operation_timeout
+from ...servers.talk import operation_timeout
 from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
 from .patient import Patient
 

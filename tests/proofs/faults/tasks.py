@@ -34,6 +34,7 @@ from celery_redislock import (
 from celery_redislock.protocol import rooms
 from celery_redislock.protocol.claims import EXTENDED, Acquired, Extended, Full, Older, Parked
 from celery_redislock.protocol.clock import clock
+from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks import asking
 from celery_redislock.worker import finished, sweeper
@@ -283,7 +284,7 @@ def _on_released(sender: Any, details: Any, **kwargs: Any) -> None:
 
 def _witness_extensions() -> None:
     """Every extension that succeeded, in whichever process: until when the lock is now ours."""
-    run, run_all = Server.run, Server.run_all
+    run, run_all = Server.run, Node.run_all
 
     def write(call: Any, answer: Any, sent_at: float) -> None:
         if isinstance(answer, Extended) and answer.outcome >= EXTENDED:
@@ -306,7 +307,7 @@ def _witness_extensions() -> None:
             write(call, answer, sent_at)
         return answers
 
-    Server.run, Server.run_all = witnessed, witnessed_all  # type: ignore[method-assign]
+    Server.run, Node.run_all = witnessed, witnessed_all  # type: ignore[method-assign]
 
 
 def _who(claim: Any) -> dict[str, Any]:
@@ -347,7 +348,7 @@ def _witness_rooms() -> None:
     """What enters a waiting room, who gets the turn, and what leaves it. Each is written with when
     it was asked for, also before: whoever is killed in between may have been served.
     """
-    run, block, park = Server.run, Server.block, asking.park
+    run, block, park = Server.run, Node.block, asking.park
     parkings: dict[Any, tuple[Any, Any]] = {}
     witnesses = {"acquire": _acquires, "settle": _settles, "look": _looks}
 
@@ -370,7 +371,7 @@ def _witness_rooms() -> None:
         return _acquires(partial(block, self, call, *arguments), call)
 
     asking.park = parking
-    Server.run, Server.block = witnessed, woken  # type: ignore[method-assign]
+    Server.run, Node.block = witnessed, woken  # type: ignore[method-assign]
 
 
 def _acquires(ask: Any, call: Any) -> Any:

@@ -38,7 +38,7 @@ from celery_redislock.protocol.claims import (
 )
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.waiting import Block, Try
-from celery_redislock.servers.connections import pools_from_url
+from celery_redislock.servers.urls import pools_from_url
 from tests.support.servers import RedisServer
 
 from . import lock_model

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest import mock
@@ -23,13 +24,14 @@ from celery_redislock.lock import held, lease
 from celery_redislock.protocol import calls, waiting
 from celery_redislock.protocol.exchange import Call
 from celery_redislock.protocol.keys import LockKeys
-from celery_redislock.servers import restarts, server
-from celery_redislock.servers.server import Server
+from celery_redislock.servers import node, restarts, server, talk
+from celery_redislock.servers.node import Node
+from celery_redislock.servers.talk import block, make_call
 
 from .lock_model import RESERVE, WAITER_TTL
 
 #: The modules that go by the clock.
-CLOCKED: Final = (held, lease, waiting, server, restarts)
+CLOCKED: Final = (held, lease, waiting, server, talk, restarts)
 #: Seconds that a tick stands for.
 TICK: Final = 3600.0
 
@@ -181,25 +183,19 @@ class _OnItsWay:
         return getattr(self._connection, name)
 
 
-class WeatheredStore(Server):
+class WeatheredStore(Node):
     """The real server, on a way where things happen."""
 
     way = Way()
     contact: Callable[[], None] = staticmethod(_nothing)
 
-    def exchange(self, *arguments: Any) -> Any:
+    def exchange(self, key: str, ttl: float, purpose: str, talk: Any, *question: Any) -> Any:
         self.contact()
-        return super().exchange(*arguments)
-
-    def _call(self, connection: Any, call: Call[Any]) -> Any:
-        return self._on_its_way(super()._call, connection, call)
-
-    def _block(self, connection: Any, *question: Any) -> Any:
-        return self._on_its_way(super()._block, connection, *question)
+        if talk in (make_call, block):
+            talk = partial(self._on_its_way, talk)
+        return super().exchange(key, ttl, purpose, talk, *question)
 
     def _on_its_way(self, talk: Callable[..., Any], connection: Any, *question: Any) -> Any:
-        if isinstance(connection, _OnItsWay):  # a block that asks again with the script's text
-            return talk(connection, *question)
         connection = _OnItsWay(connection, self.way)
         reply = talk(connection, *question)
         if connection.was_asked:
@@ -253,7 +249,9 @@ def _whole_ticks() -> Iterator[None]:
     with (
         mock.patch.object(server, "time", SimpleNamespace(sleep=lambda seconds: None)),
         # Real: the machine may be busy.
+        mock.patch.object(node, "operation_timeout", return_value=60.0),
         mock.patch.object(server, "operation_timeout", return_value=60.0),
+        mock.patch.object(talk, "operation_timeout", return_value=60.0),
         mock.patch.object(calls, "RESERVE", RESERVE * TICK),
         mock.patch.object(calls, "WAITER_TTL", WAITER_TTL * TICK),
     ):

@@ -1,0 +1,35 @@
+"""Makes the driver of a lock server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+
+from .cluster import Cluster
+from .connections import pools_like
+from .node import Node
+from .server import Server
+from .urls import Nodes, Source
+
+
+def server_at(source: Source) -> Server:
+    """The driver for what a URL says, see `urls.source_from_url`. Opens no connection."""
+    return Cluster(source) if isinstance(source, Nodes) else Node(source)
+
+
+def server_like(client: redis.Redis | redis.RedisCluster) -> Server:
+    """A driver for the server, or the cluster, of this client."""
+    if isinstance(client, redis.Redis):
+        return Node(pools_like(client))
+    manager: Any = client.nodes_manager
+    known = list(manager.nodes_cache.values()) or list(manager.startup_nodes.values())
+    template = next(iter(known)).redis_connection
+    remap = manager.remap_host_port
+    return Cluster(
+        Nodes(
+            tuple((node.host, node.port) for node in known),
+            lambda host, port: pools_like(template, host=host, port=port),
+            lambda host: remap(*host),
+        )
+    )

@@ -1,0 +1,76 @@
+"""Which node of a Redis Cluster has which hash slot. Does no I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Final
+
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.exceptions import ResponseError
+
+from ..errors import LockUnavailable
+from .urls import Host
+
+#: What to ask a node: which node has which slot, and how new that is.
+COMMANDS: Final = (("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class SlotMap:
+    """Which node has which hash slot.
+
+    Attributes:
+        owners: the primary of each slot; None for a slot that has none.
+        primaries: the nodes that have slots.
+        replicas: the other nodes that were named.
+        epoch: grows with each change that the nodes agree on; 0 if they do not tell.
+    """
+
+    owners: Sequence[Host | None]
+    primaries: tuple[Host, ...]
+    replicas: tuple[Host, ...]
+    epoch: int
+
+    def owner_of(self, key: str) -> Host | None:
+        """The primary of the slot of this key; None if it has none."""
+        return self.owners[key_slot(key.encode())]
+
+    def taken_over(self, before: SlotMap) -> dict[Host, set[Host | None]]:
+        """The former owners of the slots that each node got since then, by that node."""
+        got: dict[Host, set[Host | None]] = {}
+        for old, new in zip(before.owners, self.owners, strict=True):
+            if new is not None and new != old:
+                got.setdefault(new, set()).add(old)
+        return got
+
+
+def slot_map(replies: Sequence[Any], asked: Host) -> SlotMap:
+    """Read the replies to `COMMANDS` of a node that we asked at this host and port.
+
+    Raises:
+        LockUnavailable: the node refused to answer.
+    """
+    ranges, fields = replies
+    if isinstance(ranges, ResponseError):
+        raise LockUnavailable("", None, f"CLUSTER SLOTS: {ranges}") from ranges
+    owners: list[Host | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+    replicas: dict[Host, None] = {}
+    for start, end, primary, *others in ranges:
+        owners[start : end + 1] = [_host(primary, asked)] * (end + 1 - start)
+        replicas.update((_host(each, asked), None) for each in others)
+    primaries = tuple(dict.fromkeys(owner for owner in owners if owner is not None))
+    return SlotMap(owners, primaries, tuple(replicas), _epoch(fields))
+
+
+def _host(node: Sequence[Any], asked: Host) -> Host:
+    host, port = node[0], node[1]
+    # A node that does not know its own address sends none: we have just reached it.
+    return (host.decode() if host else asked[0]), port
+
+
+def _epoch(fields: Any) -> int:
+    if not isinstance(fields, bytes):
+        return 0  # an error: this user may not ask
+    lines = (line.partition(":") for line in fields.decode().splitlines())
+    return int({name: value for name, _, value in lines}.get("cluster_current_epoch", 0))

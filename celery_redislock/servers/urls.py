@@ -1,0 +1,273 @@
+"""Reads the URL of a lock server, and the options beside it."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+import redis
+from redis.sentinel import SentinelConnectionPool
+
+from ..errors import ConfigError
+from .connections import PoolFactory, fit, sentinel_of
+
+#: Transport options that a user may set, beside `master_name` and `sentinel_kwargs`.
+CONNECTION_OPTIONS: Final = (
+    "client_name",
+    "credential_provider",
+    "db",
+    "password",
+    "socket_keepalive",
+    "socket_keepalive_options",
+    "ssl_ca_certs",
+    "ssl_ca_data",
+    "ssl_ca_path",
+    "ssl_cert_reqs",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_keyfile",
+    "ssl_password",
+    "username",
+)
+TRANSPORT_OPTIONS: Final = (*CONNECTION_OPTIONS, "master_name", "sentinel_kwargs")
+#: For the servers of a cluster, and for sentinels in the form of other clients.
+_CLUSTER: Final = ("redis+cluster", "rediss+cluster")
+_SENTINEL: Final = "redis+sentinel"
+SCHEMES: Final = (
+    *("redis", "rediss", "unix", "redis+socket", "socket", "sentinel"),
+    *(_SENTINEL, *_CLUSTER),
+)
+
+#: redis-py's names for values that the `ssl` module and Celery's URLs name otherwise.
+_CERT_REQS: Final = {
+    "CERT_REQUIRED": "required",
+    "CERT_OPTIONAL": "optional",
+    "CERT_NONE": "none",
+    ssl.CERT_REQUIRED: "required",
+    ssl.CERT_OPTIONAL: "optional",
+    ssl.CERT_NONE: "none",
+}
+
+#: A host and a port.
+Host = tuple[str, int]
+
+
+class Nodes(NamedTuple):
+    """How to connect to the nodes of a cluster.
+
+    Attributes:
+        first: whom to ask first which nodes there are.
+        pools: makes a factory of connection pools for one node.
+        reached_at: where we reach the node that the cluster calls by this host and port.
+    """
+
+    first: tuple[Host, ...]
+    pools: Callable[[str, int], PoolFactory]
+    reached_at: Callable[[Host], Host] | None = None
+
+
+#: How to connect to a lock server, of one process or of several.
+Source = PoolFactory | Nodes
+
+
+def is_redis_url(url: Any) -> bool:
+    """Whether this is a URL of a kind that we can connect to."""
+    return isinstance(url, str) and url.split("://")[0] in SCHEMES and "://" in url
+
+
+def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Source:
+    """How to connect to the lock server of this URL. Opens no connection.
+
+    Args:
+        url: one of
+            `redis://`, `rediss://`, `unix://` (also `redis+socket://`);
+            `sentinel://a;b/0`, Celery's form, with `master_name` in `options`;
+            `redis+sentinel://a,b/master_name/0`;
+            `redis+cluster://a,b` and `rediss+cluster://a,b`: some nodes of a Redis Cluster.
+            User and password come before the first host.
+        options: some of `TRANSPORT_OPTIONS`.
+
+    Raises:
+        ConfigError: the URL or an option is not accepted. The message shows no password.
+    """
+    options = dict(options or {})
+    unknown = sorted(set(options) - set(TRANSPORT_OPTIONS))
+    if unknown:
+        raise ConfigError(
+            f"redislock_transport_options: unknown option {unknown[0]!r}."
+            f" Accepted: {', '.join(sorted(TRANSPORT_OPTIONS))}"
+        )
+    if not is_redis_url(url):
+        raise ConfigError(
+            f"redislock_url: {_scheme(url)} is not accepted; it must be a URL that begins with"
+            f" one of: {', '.join(scheme + '://' for scheme in SCHEMES)}"
+        )
+    try:
+        for part in url.replace(",", ";").split(";"):
+            _ = urlsplit(part if "://" in part else f"//{part}").port
+    except ValueError:  # its message shows the URL, which may have a password
+        raise ConfigError(
+            "redislock_url: a port must be a number up to 65535; percent-encode special"
+            " characters in the password"
+        ) from None
+    kwargs = _translated({k: v for k, v in options.items() if k in CONNECTION_OPTIONS})
+    try:
+        if _scheme(url) in _CLUSTER:
+            source: Source = _cluster_nodes(url, options, kwargs)
+        elif _scheme(url) == _SENTINEL:
+            source = _sentinel_pools(*_in_celerys_form(url, options), kwargs)
+        elif _scheme(url) == "sentinel":
+            source = _sentinel_pools(url, options, kwargs)
+        else:
+            source = _url_pools(url, kwargs)
+        make = source.pools(*source.first[0]) if isinstance(source, Nodes) else source
+        make(1.0, _nothing).make_connection()  # does not connect, but refuses unknown options
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, redis.RedisError) as exc:
+        raise ConfigError(f"redislock_url and redislock_transport_options: {exc}") from exc
+    return source
+
+
+def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFactory:
+    """A factory of connection pools for the one server of this URL. See `source_from_url`.
+
+    Raises:
+        ConfigError: as above; or this is the URL of a cluster.
+    """
+    source = source_from_url(url, options)
+    if isinstance(source, Nodes):
+        raise ConfigError(f"redislock_url: {_scheme(url)}:// is not accepted here")
+    return source
+
+
+def _url_pools(url: str, kwargs: dict[str, Any]) -> PoolFactory:
+    url = _for_redis_py(url)
+    db = urlsplit(url).path.strip("/")
+    if db and not db.isdigit() and not url.startswith("unix:"):
+        raise ConfigError(f"redislock_url: database {db!r} must be a number")
+    if url.startswith("redis://") and ("?ssl_" in url or "&ssl_" in url or _wants_tls(kwargs)):
+        url = f"rediss://{url.removeprefix('redis://')}"  # as in kombu
+
+    def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
+        return redis.ConnectionPool.from_url(url, **{**kwargs, **fit(timeout, on_connect)})
+
+    return make
+
+
+def _nothing(connection: Any) -> None:
+    """Nobody calls this: no connection is opened."""
+
+
+def _wants_tls(kwargs: Mapping[str, Any]) -> bool:
+    return any(name.startswith("ssl_") for name in kwargs)
+
+
+def _scheme(url: Any) -> str:
+    if not isinstance(url, str) or "://" not in url:
+        return f"a {type(url).__name__} that is not a URL"  # the text itself may have a password
+    return url.split("://")[0]
+
+
+def _for_redis_py(url: str) -> str:
+    scheme, rest = url.split("://", 1)
+    if scheme in ("redis+socket", "socket"):
+        # kombu calls the database virtual_host, as with every transport.
+        scheme, rest = "unix", rest.replace("virtual_host=", "db=")
+    base, _, query = rest.partition("?")
+    # In redis-py a URL's options win over arguments, and this may be the result backend's URL, with
+    # timeouts that suit results: keep only what says how to connect.
+    pairs = [
+        (name, str(_CERT_REQS.get(value, value)))
+        for name, value in parse_qsl(query)
+        if name in CONNECTION_OPTIONS
+    ]
+    return f"{scheme}://{base}" + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+def _translated(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if "ssl_cert_reqs" in kwargs:
+        value = kwargs["ssl_cert_reqs"]
+        kwargs["ssl_cert_reqs"] = _CERT_REQS.get(value, value)
+    return kwargs
+
+
+def _cluster_nodes(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -> Nodes:
+    unfit = sorted({"db", "master_name", "sentinel_kwargs"} & {*options})
+    if unfit:
+        raise ConfigError(f"redislock_transport_options: {unfit[0]!r} does not fit a cluster")
+    scheme, rest = url.split("://", 1)
+    base, _, query = rest.partition("?")
+    hosts, _, database = base.partition("/")
+    if database not in ("", "0"):
+        raise ConfigError(f"redislock_url: database {database!r}: a cluster has only database 0")
+    credentials, at, _ = hosts.split(",")[0].rpartition("@")
+    first = []
+    for part in hosts.split(","):
+        split = urlsplit(f"//{part}")
+        first.append((split.hostname or "localhost", split.port or 6379))
+
+    def pools(host: str, port: int) -> PoolFactory:
+        where = f"[{host}]" if ":" in host else host
+        one = scheme.removesuffix("+cluster")
+        return _url_pools(f"{one}://{credentials}{at}{where}:{port}?{query}", kwargs)
+
+    return Nodes(tuple(first), pools)
+
+
+def _in_celerys_form(url: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """`redis+sentinel://a,b/master/0` as `sentinel://a;b/0`, and `master_name` in the options."""
+    hosts, _, path = url.removeprefix(f"{_SENTINEL}://").partition("/")
+    master, _, database = path.strip("/").partition("/")
+    if not master and not options.get("master_name"):
+        raise ConfigError(
+            f"redislock_url: a {_SENTINEL}:// URL needs the name that the sentinels have for the"
+            f" master, as in {_SENTINEL}://host:26379,host:26379/mymaster/0"
+        )
+    if master and options.get("master_name", master) != master:
+        raise ConfigError(
+            f"redislock_transport_options: master_name {options['master_name']!r} is not the"
+            f" {master!r} of redislock_url"
+        )
+    options = {**options, **({"master_name": master} if master else {})}
+    return f"sentinel://{hosts.replace(',', ';')}/{database}", options
+
+
+def _sentinel_pools(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -> PoolFactory:
+    master = options.get("master_name")
+    if not isinstance(master, str) or not master:
+        raise ConfigError(
+            "redislock_transport_options: a sentinel:// URL needs 'master_name', the name that the"
+            " sentinels have for the master; a RedisLock has it in transport_options"
+        )
+    hosts = []
+    for part in url.split(";"):
+        split = urlsplit(part if "://" in part else f"sentinel://{part}")
+        hosts.append((split.hostname or "localhost", split.port or 26379))
+        if split.password:
+            kwargs.setdefault("password", unquote(split.password))
+        if split.username:
+            kwargs.setdefault("username", unquote(split.username))
+        db = split.path.strip("/")
+        if db:
+            if not db.isdigit():
+                raise ConfigError(f"redislock_url: database {db!r} must be a number")
+            kwargs.setdefault("db", int(db))
+
+    sentinel_kwargs = options.get("sentinel_kwargs") or {}
+    if not isinstance(sentinel_kwargs, Mapping):
+        raise ConfigError(
+            "redislock_transport_options: sentinel_kwargs must be a dict, not a"
+            f" {type(sentinel_kwargs).__name__}"
+        )
+
+    def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
+        sentinel = sentinel_of(hosts, sentinel_kwargs, timeout)
+        tls = {"ssl": True} if _wants_tls(kwargs) else {}
+        return SentinelConnectionPool(
+            master, sentinel, **{**kwargs, **fit(timeout, on_connect), **tls}
+        )
+
+    return make

@@ -1,0 +1,247 @@
+"""A real Redis Cluster, and what may happen to it: failovers, slots that move, new nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import redis
+from redis.cluster import ClusterNode
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+from . import sharing
+from .servers import PATIENT, RedisServer, shared
+from .waiting import eventually
+
+
+def _free_port_with_bus() -> int:
+    """A port of a node, whose port for the other nodes, 10,000 above it, is free too."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 22000)
+        if not sharing.ports.claim(port) or not sharing.ports.claim(port + 10000):
+            continue
+        with socket.socket() as one, socket.socket() as bus, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            bus.bind(("127.0.0.1", port + 10000))
+            return port
+
+
+class ClusterSet:
+    """A Redis Cluster on this machine.
+
+    Args:
+        primaries: how many nodes have slots, in equal shares.
+        replicas: how many replicas each of them has.
+        ports: the ports of a cluster that runs already, and is another process's.
+    """
+
+    #: Beside the URL, what a client needs to know.
+    transport_options: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, primaries: int = 3, replicas: int = 1, ports: Sequence[int] = ()) -> None:
+        count = primaries * (1 + replicas)
+        self._primaries = primaries
+        self.nodes = [self._new_node(port) for port in (*ports, *[None] * (count - len(ports)))]
+
+    @staticmethod
+    def _new_node(port: int | None = None) -> RedisServer:
+        return RedisServer(
+            *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
+            *("--cluster-node-timeout", str(PATIENT), "--cluster-require-full-coverage", "no"),
+            *("--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"),
+            port=port or _free_port_with_bus(),
+        )
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{each.port}" for each in self.nodes)
+
+    def client(self, decode_responses: bool = True) -> Any:
+        """A client of the whole cluster."""
+        nodes = [ClusterNode("127.0.0.1", each.port) for each in self.nodes]
+        return redis.RedisCluster(startup_nodes=nodes, decode_responses=decode_responses)
+
+    # -- who has what ---------------------------------------------------------------------
+
+    @staticmethod
+    def _say(node: RedisServer, *command: Any) -> Any:
+        """The reply to a command, as it is."""
+        connection = redis.Connection(
+            port=node.port, decode_responses=True, protocol=2, socket_timeout=10
+        )
+        try:
+            connection.send_command(*command)
+            return connection.read_response()
+        finally:
+            connection.disconnect()
+
+    def _told(self, node: RedisServer, *command: Any) -> dict[str, str]:
+        lines = (line.partition(":") for line in self._say(node, *command).splitlines())
+        return {name: value for name, _, value in lines}
+
+    def _ranges(self, node: RedisServer) -> list[tuple[int, int, int]]:
+        """What this node says: the first and the last slot, and the port of who has them."""
+        told = self._say(node, "CLUSTER", "SLOTS")
+        return sorted((first, last, primary[1]) for first, last, primary, *_ in told)
+
+    def _id(self, node: RedisServer) -> str:
+        return str(self._say(node, "CLUSTER", "MYID"))
+
+    def _alive(self) -> list[RedisServer]:
+        return [each for each in self.nodes if each.runs()]
+
+    def primary_of(self, key: str) -> RedisServer:
+        """The node that has the slot of this key."""
+        return self._owner(key_slot(key.encode()))
+
+    def _owner(self, slot: int) -> RedisServer:
+        ranges = self._ranges(self._alive()[0])
+        port = next(port for first, last, port in ranges if first <= slot <= last)
+        return next(each for each in self.nodes if each.port == port)
+
+    def primaries(self) -> list[RedisServer]:
+        """The nodes that have slots."""
+        ports = {port for _, _, port in self._ranges(self._alive()[0])}
+        return [each for each in self.nodes if each.port in ports]
+
+    def replica_of(self, primary: RedisServer) -> RedisServer:
+        for node in self._alive():
+            told = self._told(node, "INFO", "replication")
+            if told["role"] == "slave" and int(told["master_port"]) == primary.port:
+                return node
+        raise AssertionError("it has no replica")
+
+    def _leads(self, node: RedisServer) -> bool:
+        return self._told(node, "INFO", "replication")["role"] == "master" and self.agree()
+
+    # -- what happens ---------------------------------------------------------------------
+
+    def kill_primary_of(self, key: str) -> RedisServer:
+        """End the node that has this key's slot. Returns it when its replica has taken over."""
+        old = self.primary_of(key)
+        new = self.replica_of(old)
+        self._set_node_timeout(500)
+        try:
+            old.kill()
+            eventually(lambda: self._leads(new), "its replica takes over", 60)
+        finally:
+            self._set_node_timeout(PATIENT)
+        return old
+
+    def failover(self, key: str) -> None:
+        """Let the replica of the node that has this key's slot take over, without a loss."""
+        new = self.replica_of(self.primary_of(key))
+        self._say(new, "CLUSTER", "FAILOVER")
+        eventually(lambda: self._leads(new), "it takes over", 60)
+
+    def begin_to_move(self, slot: int, target: RedisServer) -> RedisServer:
+        """Prepare a slot's nodes for its move to this one. Returns the node that has it."""
+        source = self._owner(slot)
+        self._say(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self._id(source))
+        self._say(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self._id(target))
+        return source
+
+    def end_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
+        """Move the keys of a slot, and then the slot."""
+        while keys := self._say(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
+            self._say(source, "MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+        for node in (target, source, *(set(self.primaries()) - {target, source})):
+            self._say(node, "CLUSTER", "SETSLOT", slot, "NODE", self._id(target))
+
+    def move_slot(self, slot: int, target: RedisServer) -> None:
+        """Move a slot with its keys to this node, as `redis-cli --cluster reshard` does."""
+        self.end_move(slot, self.begin_to_move(slot, target), target)
+
+    def add_node(self) -> RedisServer:
+        """A new node without slots."""
+        node = self._new_node()
+        self.nodes.append(node)
+        node.start()
+        self._say(node, "CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+        eventually(self.agree, "all know it", 60)
+        return node
+
+    def mend(self) -> None:
+        """Start the nodes that were ended. Returns when each is in step again."""
+        for node in self.nodes:
+            if not node.runs():
+                node.start()
+        eventually(self._in_step, "all nodes are in step", 60)
+
+    def agree(self) -> bool:
+        """Whether all nodes that run say the same, and that all slots have a node."""
+        told = set()
+        for node in self._alive():
+            fields = self._told(node, "CLUSTER", "INFO")
+            assigned = int(fields["cluster_slots_assigned"])
+            if fields["cluster_state"] != "ok" or assigned != REDIS_CLUSTER_HASH_SLOTS:
+                return False
+            told.add(repr(self._ranges(node)))
+        return len(told) == 1
+
+    def _in_step(self) -> bool:
+        links = (self._told(each, "INFO", "replication") for each in self._alive())
+        return all(each.get("master_link_status", "up") == "up" for each in links) and self.agree()
+
+    def _set_node_timeout(self, milliseconds: int) -> None:
+        for node in self._alive():
+            self._say(node, "CONFIG", "SET", "cluster-node-timeout", milliseconds)
+
+    # -- start and end --------------------------------------------------------------------
+
+    def start(self) -> ClusterSet:
+        try:
+            for node in self.nodes:
+                node.start()
+            shares = self._shares()
+            for number, node in enumerate(self.nodes):
+                self._say(node, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+                if number:
+                    self._say(node, "CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+            for node, share in zip(self.nodes, shares, strict=False):
+                self._say(node, "CLUSTER", "ADDSLOTS", *share)
+            eventually(self._all_met, "the nodes know each other", 60)
+            for number, node in enumerate(self.nodes[self._primaries :]):
+                primary = self.nodes[number % self._primaries]
+                self._say(node, "CLUSTER", "REPLICATE", self._id(primary))
+            eventually(self._in_step, "the cluster is up", 60)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def _shares(self) -> list[range]:
+        each, rest = divmod(REDIS_CLUSTER_HASH_SLOTS, self._primaries)
+        bounds = [number * each + min(number, rest) for number in range(self._primaries + 1)]
+        return [range(*pair) for pair in itertools.pairwise(bounds)]
+
+    def _all_met(self) -> bool:
+        known = [self._told(each, "CLUSTER", "INFO")["cluster_known_nodes"] for each in self.nodes]
+        return {int(each) for each in known} == {len(self.nodes)}
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.__exit__()
+
+    def __enter__(self) -> ClusterSet:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.kill()
+
+
+def shared_cluster(folder: Path) -> contextlib.AbstractContextManager[ClusterSet]:
+    """One for all processes that name this folder, see `servers.shared`."""
+
+    def start(ports: str) -> ClusterSet:
+        return ClusterSet(ports=[*map(int, ports.split())]) if ports else ClusterSet().start()
+
+    def ports(cluster: ClusterSet) -> str:
+        return " ".join(str(each.port) for each in cluster.nodes)
+
+    return shared(folder, "cluster", start, ports)
