@@ -99,9 +99,8 @@ class RedisLock:
     Args:
         source: a Celery app: the lock uses the app's server, `redislock_prefix` and
             `redislock_history`, so the app's tasks share the lock. These settings are read when
-            the lock is used. Or a URL as `redislock_url` takes it. Or a `redis.Redis` or
-            `redis.RedisCluster` client, for its settings: the lock makes its own connections, with
-            timeouts that fit the ttl.
+            the lock is used. Or a URL as `redislock_url` takes it. Or a client of redis-py, for
+            its settings: the lock makes its own connections, with timeouts that fit the ttl.
         name: the lock's name. A task whose `lock_key` template or callable gives the same
             text shares the lock.
         ttl: seconds that the lock outlives a dead holder, at least 0.1.

@@ -13,7 +13,7 @@ from ..protocol.exchange import Call
 from .connections import Connections, PoolFactory
 from .restarts import HeldOff, ServerWatch
 from .server import LOOKING_TTL, Server
-from .talk import block, is_not_master, make_calls, operation_timeout, replies_to
+from .talk import block, is_not_master, make_calls, moved_to, operation_timeout, replies_to
 
 T = TypeVar("T")
 
@@ -93,7 +93,8 @@ class Node(Server):
 
     def _unavailable(self, key: str, exc: Exception) -> LockUnavailable:
         self.watch.failed(exc)
-        return LockUnavailable(key, None, f"{type(exc).__name__}: {exc}")
+        hint = "; the URL of a Redis Cluster begins with redis+cluster://" if moved_to(exc) else ""
+        return LockUnavailable(key, None, f"{type(exc).__name__}: {exc}{hint}")
 
     def _new_connections(self, purpose: str, timeout: float) -> Connections:
         # No mutex: one that another thread holds at a fork stays locked in the child.

@@ -1,0 +1,496 @@
+"""Locks in a real Redis Cluster, and what may happen to its nodes and slots."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from celery_redislock import LockUnavailable, RedisLock
+from celery_redislock.errors import ConfigError
+from celery_redislock.protocol import calls, rooms
+from celery_redislock.protocol.claims import EXTENDED, Acquired, Parked, Parking
+from celery_redislock.protocol.clock import clock
+from celery_redislock.protocol.keys import in_all_buckets, lock_keys
+from celery_redislock.servers.cluster import Cluster
+from celery_redislock.servers.factory import server_at
+from celery_redislock.servers.looking import Looking
+from celery_redislock.servers.node import Node
+from celery_redislock.servers.slots import SlotMap, slot_map
+from celery_redislock.servers.urls import Nodes, source_from_url
+from tests.servers.test_store import busy, extended, extension, make_claim, outcomes, taken
+from tests.support.clusters import ClusterSet
+from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def _own() -> Iterator[ClusterSet]:
+    with ClusterSet() as servers:
+        yield servers
+
+
+@pytest.fixture
+def own(_own: ClusterSet) -> Iterator[ClusterSet]:
+    """A cluster of these tests' own. It is mended after each of them."""
+    yield _own
+    _own.mend()
+
+
+@pytest.fixture
+def store(own: ClusterSet) -> Iterator[Cluster]:
+    store = server_at(source_from_url(own.url))
+    assert isinstance(store, Cluster)
+    yield store
+    store.close()
+
+
+def names_on(servers: ClusterSet, label: str) -> dict[int, str]:
+    """For each primary, by its port, the name of a lock in it."""
+    found: dict[int, str] = {}
+    wanted = {each.port for each in servers.primaries()}
+    for number in range(1000):
+        name = f"{label}-{number}"
+        found.setdefault(servers.primary_of(lock_keys("redislock", name).lock).port, name)
+        if found.keys() == wanted:
+            return found
+    raise AssertionError("a primary gets none of a thousand names")
+
+
+def slot_of(name: str) -> int:
+    return key_slot(lock_keys("redislock", name).lock.encode())
+
+
+def is_free(store: Cluster, name: str) -> Any:
+    with contextlib.suppress(LockUnavailable):
+        return taken(store.run(calls.acquire(make_claim(name, ttl=6))))
+    return None
+
+
+# -- which node has a lock ----------------------------------------------------------------------
+
+
+def test_each_lock_is_in_the_node_that_has_its_slot(own, store, label) -> None:
+    for port, name in names_on(own, label).items():
+        claim = make_claim(name)
+        taken(store.run(calls.acquire(claim)))
+        with redis.Redis(port=port) as node:
+            assert node.exists(claim.keys.lock), "this node has it"
+        assert store.run(calls.settle(claim)).ours
+
+
+def test_all_nodes_are_looked_at(own, store, label) -> None:
+    names = names_on(own, label).values()
+    for name in names:
+        taken(store.run(calls.acquire(make_claim(name))))
+    found = [key.decode() for page in Looking(store).scan(f"redislock:*:{label}*") for key in page]
+    assert sorted(found) == sorted(lock_keys("redislock", name).lock for name in names)
+    fences = in_all_buckets("redislock", "fence")
+    replies = store.replies([("TIME",), *(("GET", key) for key in fences)])
+    assert sum(reply is not None for reply in replies[1:]) >= len(found)
+
+
+def test_heartbeats_take_one_round_trip_to_each_node(own, store, label, monkeypatch) -> None:
+    names = [f"{label}-{number}" for number in range(30)]
+    held = [(claim := make_claim(name), taken(store.run(calls.acquire(claim)))) for name in names]
+    asked: Counter[Any] = Counter()
+    exchange = Node.exchange
+
+    def counted(self: Node, *arguments: Any) -> Any:
+        asked[self] += 1
+        return exchange(self, *arguments)
+
+    monkeypatch.setattr(Node, "exchange", counted)
+    assert outcomes(extended(store, *(extension(*each) for each in held))) == [EXTENDED] * 30
+    assert sorted(asked.values()) == [1, 1, 1]
+
+
+def test_a_server_that_is_no_cluster_says_so(redis_server: RedisServer, label) -> None:
+    store = server_at(source_from_url(f"redis+cluster://127.0.0.1:{redis_server.port}"))
+    with pytest.raises(LockUnavailable, match="cluster support disabled"):
+        store.run(calls.acquire(make_claim(label)))
+    store.close()
+
+
+def test_a_node_of_a_cluster_that_is_taken_for_a_server_says_so(own, label) -> None:
+    ports = names_on(own, label)
+    wrong, right = list(ports)[:2]
+    node = server_at(source_from_url(f"redis://127.0.0.1:{wrong}"))
+    began = clock()
+    with pytest.raises(LockUnavailable, match=r"redis\+cluster://"):
+        node.run(calls.acquire(make_claim(ports[right])))
+    assert clock() - began < 1, "asking again does not help"
+    node.close()
+
+
+# -- failovers ----------------------------------------------------------------------------------
+
+
+def test_after_a_failover_the_lock_is_kept_and_only_its_node_holds_off(own, store, label) -> None:
+    name, elsewhere, *_ = names_on(own, label).values()
+    claim = make_claim(name, ttl=60)
+    held = taken(store.run(calls.acquire(claim)))
+    taken(store.run(calls.acquire(make_claim(elsewhere, ttl=60))))
+    own.kill_primary_of(claim.keys.lock)
+
+    def is_extended() -> bool:
+        return outcomes_of(store, extension(claim, held)) == [EXTENDED]
+
+    eventually(is_extended, "the promoted replica extends the lock")
+    with pytest.raises(LockUnavailable, match="no new locks for"):
+        store.run(calls.acquire(make_claim(f"{name}", ttl=60)), hold_off=0)
+    other = make_claim(f"{elsewhere}-{label}", ttl=60)
+    if own.primary_of(other.keys.lock) is own.primary_of(claim.keys.lock):
+        other = make_claim(elsewhere, ttl=60)
+        busy(store.run(calls.acquire(other), hold_off=0))
+    else:
+        taken(store.run(calls.acquire(other), hold_off=0))
+    assert store.run(calls.settle(claim)).ours
+
+
+def outcomes_of(store: Cluster, *extensions: Any) -> list[Any]:
+    """What the heartbeat would learn; a failure as its text."""
+    try:
+        replies = extended(store, *extensions)
+    except LockUnavailable as exc:
+        return [str(exc)]
+    return [str(each) if isinstance(each, LockUnavailable) else each.outcome for each in replies]
+
+
+def test_a_replica_that_an_operator_promotes_holds_off_too(own, store, label) -> None:
+    claim = make_claim(label, ttl=6)
+    held = taken(store.run(calls.acquire(claim)))
+    own.failover(claim.keys.lock)
+    eventually(lambda: outcomes_of(store, extension(claim, held)) == [EXTENDED], "it is kept")
+    assert store.run(calls.settle(claim)).ours
+    began = clock()
+    taken(store.run(calls.acquire(make_claim(label, ttl=6))))
+    assert clock() - began < 3, "a third of the ttl, and no longer"
+
+
+def test_a_waiter_that_is_asleep_in_a_demoted_node_goes_on_at_the_new_one(own, label) -> None:
+    holder = RedisLock(own.url, label, ttl=3)
+    assert holder.acquire(timeout=0)
+    waiter = RedisLock(own.url, label, ttl=3)
+    got = threading.Event()
+
+    def wait() -> None:
+        if waiter.acquire(timeout=30):
+            got.set()
+            waiter.release()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    primary = own.primary_of(holder.key)
+
+    def sleeps() -> bool:
+        with primary.client() as client:
+            return bool(client.info("clients")["blocked_clients"])
+
+    eventually(sleeps, "it sleeps")
+    own.failover(holder.key)
+    assert holder.release()
+    released = clock()
+    assert got.wait(20)
+    assert clock() - released < 3
+    thread.join()
+
+
+def test_while_a_node_is_away_its_locks_are_unavailable_and_others_are_not(
+    own, store, label
+) -> None:
+    name, elsewhere, *_ = names_on(own, label).values()
+    mine, other = make_claim(name, ttl=3), make_claim(elsewhere, ttl=3)
+    held = [(each, taken(store.run(calls.acquire(each)))) for each in (mine, other)]
+    primary = own.primary_of(mine.keys.lock)
+    primary.stop()
+    try:
+        began = clock()
+        with pytest.raises(LockUnavailable):
+            store.run(calls.acquire(make_claim(name, ttl=3)))
+        assert clock() - began < 1.5, "within about a third of the ttl"
+        for _ in range(3):
+            began = clock()
+            gone, kept = outcomes_of(store, *(extension(*each) for each in held))
+            assert kept == EXTENDED
+            assert "imeout" in str(gone)
+            assert clock() - began < 1.0
+        assert isinstance(store.run(calls.acquire(make_claim(f"{elsewhere}"))), object)
+    finally:
+        primary.resume()
+    eventually(lambda: outcomes_of(store, extension(*held[0])) == [EXTENDED], "it is back")
+
+
+def test_a_cluster_that_restarts_empty_gives_no_lock_away_that_is_held(own, store, label) -> None:
+    claim = make_claim(label, ttl=6)
+    held = taken(store.run(calls.acquire(claim)))
+    for node in own.nodes:
+        node.restart()
+    eventually(own.agree, "it is up again", 60)
+    with pytest.raises(LockUnavailable, match="no new locks for"):
+        store.run(calls.acquire(make_claim(label, ttl=60)), hold_off=0)
+    eventually(
+        lambda: outcomes_of(store, extension(claim, held)) not in ([EXTENDED], []),
+        "the holder hears from it",
+    )
+    assert busy(store.run(calls.acquire(make_claim(label, ttl=1.0)))).holder is not None
+
+
+# -- slots that move ----------------------------------------------------------------------------
+
+
+def test_a_lock_and_its_room_move_with_their_slot(own, store, label) -> None:
+    claim = make_claim(label, ttl=60, task_id="holder")
+    held = taken(store.run(calls.acquire(claim)))
+    parked = make_claim(label, ttl=60, task_id="parked")
+    entry = '{"task": "pkg.task"}'
+    assert isinstance(store.run(rooms.park(parked, Parking(entry))), Parked)
+    source = own.primary_of(claim.keys.lock)
+    target = next(each for each in own.primaries() if each is not source)
+    own.move_slot(slot_of(label), target)
+    assert outcomes(extended(store, extension(claim, held))) == [EXTENDED]
+    busy(store.run(calls.acquire(make_claim(label, ttl=60)), hold_off=0))
+    settled = store.run(calls.settle(claim))
+    assert settled.offered is not None
+    assert settled.offered.entry_id == parked.entry_id
+    # Nobody held off: the slot's keys came along.
+    parked = dataclasses.replace(parked, kept=settled.offered.token)
+    taken(store.run(calls.acquire(parked), hold_off=0))
+
+
+def test_while_a_slot_moves_its_locks_are_unavailable_and_none_is_lost(own, store, label) -> None:
+    claim = make_claim(label, ttl=3)
+    held = taken(store.run(calls.acquire(claim)))
+    slot = slot_of(label)
+    primary = own.primary_of(claim.keys.lock)
+    target = next(each for each in own.primaries() if each is not primary)
+    source = own.begin_to_move(slot, target)
+    try:
+        for call in (calls.acquire(make_claim(label, ttl=3)), calls.settle(claim)):
+            with pytest.raises(LockUnavailable, match=r"TRYAGAIN|TryAgain|ASK|Ask"):
+                store.run(call)
+        moved = threading.Timer(0.2, own.end_move, (slot, source, target))
+        moved.start()
+        assert outcomes(
+            [eventually(lambda: answered(store, claim, held), "the heartbeat is answered")]
+        ) == [EXTENDED]
+        moved.join()
+    finally:
+        with contextlib.suppress(AssertionError, redis.RedisError):
+            own.end_move(slot, source, target)
+    assert busy(store.run(calls.acquire(make_claim(label, ttl=3)))).relation == "other"
+    assert store.run(calls.settle(claim)).ours
+
+
+def answered(store: Cluster, claim: Any, held: Acquired) -> Any:
+    reply = extended(store, extension(claim, held))[0]
+    return None if isinstance(reply, LockUnavailable) else reply
+
+
+def test_slots_move_to_a_new_node_under_load(label) -> None:
+    with ClusterSet(primaries=3, replicas=0) as servers:
+        names = [f"{label}-{number}" for number in range(3)]
+        inside: Counter[str] = Counter()
+        runs: Counter[str] = Counter()
+        overlaps: list[str] = []
+        stopped = threading.Event()
+        failures: list[BaseException] = []
+
+        def work(name: str) -> None:
+            while not stopped.is_set():
+                lock = RedisLock(servers.url, name, ttl=5)
+                try:
+                    if not lock.acquire(timeout=5):
+                        continue
+                    inside[name] += 1
+                    if inside[name] != 1:
+                        overlaps.append(name)
+                    inside[name] -= 1
+                    assert lock.release()
+                    runs[name] += 1
+                except LockUnavailable:
+                    continue
+                except BaseException as exc:
+                    failures.append(exc)
+                    raise
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in names for _ in "ab"]
+        for thread in threads:
+            thread.start()
+        try:
+            new = servers.add_node()
+            slots = sorted({slot_of(name) for name in names})
+            # A node that loses its last slot becomes a replica.
+            servers.move_slot(next(each for each in range(100) if each not in slots), new)
+            for target in (new, *servers.primaries()[:2], new):
+                for slot in slots:
+                    if servers._owner(slot) is not target:
+                        servers.move_slot(slot, target)
+            before = runs.copy()
+            eventually(lambda: all(runs[name] > before[name] for name in names), "all go on")
+        finally:
+            stopped.set()
+            for thread in threads:
+                thread.join()
+        assert (overlaps, failures) == ([], [])
+
+
+@pytest.mark.skipif(not shutil.which("redis-cli"), reason="no redis-cli on this machine")
+def test_redis_cli_reshards_under_held_locks(label) -> None:
+    with ClusterSet(primaries=3, replicas=0) as servers:
+        locks = [RedisLock(servers.url, f"{label}-{number}", ttl=3) for number in range(50)]
+        assert all(lock.acquire(timeout=0) for lock in locks)
+        first, second, _ = servers.primaries()
+        command = [
+            *("redis-cli", "--cluster", "reshard", f"127.0.0.1:{first.port}", "--cluster-yes"),
+            *("--cluster-from", servers._id(first), "--cluster-to", servers._id(second)),
+            *("--cluster-slots", "2000"),
+        ]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        for lock in locks:
+            lock.ensure()
+            assert not RedisLock(servers.url, lock.name, ttl=3).acquire(timeout=0)
+        assert all(lock.release() for lock in locks)
+
+
+# -- clients ------------------------------------------------------------------------------------
+
+
+def test_a_redis_lock_takes_a_cluster_client_and_leaves_it_alone(own, label) -> None:
+    client = own.client(decode_responses=False)
+    with RedisLock(client, label, ttl=3) as lock:
+        assert client.exists(lock.key)
+        assert not RedisLock(own.url, label).acquire(timeout=0)
+    assert client.get(lock.key) is None
+    client.close()
+
+
+def test_user_and_password_of_the_url_hold_for_all_nodes(own, label) -> None:
+    for node in own.nodes:
+        with node.client() as client:
+            client.acl_setuser(
+                "worker", enabled=True, passwords=["+p@s,s"], keys="*", commands=["+@all"]
+            )
+    at = own.url.removeprefix("redis+cluster://")
+    for name in names_on(own, label).values():
+        lock = RedisLock(f"redis+cluster://worker:p%40s%2Cs@{at}", name)
+        assert lock.acquire(timeout=0)
+        assert lock.release()
+    with pytest.raises(LockUnavailable, match=r"WRONGPASS|invalid username"):
+        RedisLock(f"redis+cluster://worker:other@{at}", label).acquire(timeout=0)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "reason"),
+    [
+        ("redis+cluster://a:6379,b/1", {}, "database '1': a cluster has only database 0"),
+        ("redis+cluster://a:99999", {}, "a port must be a number"),
+        ("redis+cluster://a", {"db": 1}, "'db' does not fit a cluster"),
+        ("redis+cluster://a", {"master_name": "x"}, "'master_name' does not fit a cluster"),
+        ("redis+sentinel://a,b", {}, "needs the name that the sentinels have"),
+        ("redis+sentinel://a,b/x", {"master_name": "y"}, "is not the 'x' of redislock_url"),
+        ("redis+sentinel://a,b/x/y", {}, "database 'y' must be a number"),
+    ],
+)
+def test_a_url_that_does_not_fit_is_refused(url, options, reason) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        source_from_url(url, options)
+
+
+# -- which node has which slot, without a server ------------------------------------------------
+
+
+HERE = ("here", 7000)
+
+
+def told(*ranges: tuple[int, int, str], epoch: int = 1) -> SlotMap:
+    replies = [[low, high, [host.encode(), 1, b"id"]] for low, high, host in ranges]
+    return slot_map([replies, b"cluster_state:ok\r\ncluster_current_epoch:%d\r\n" % epoch], HERE)
+
+
+def test_slots_without_a_node_have_none() -> None:
+    slots = told((0, 99, "a"), (200, 16383, "b"))
+    assert (slots.owners[99], slots.owners[100], slots.owners[200]) == (("a", 1), None, ("b", 1))
+    assert slots.primaries == (("a", 1), ("b", 1))
+
+
+def test_a_node_that_does_not_know_its_address_is_where_it_was_asked() -> None:
+    replies = [[0, 16383, [b"", 7001, b"id"], [None, 7002, b"id"], [b"::1", 7003, b"id", []]]]
+    slots = slot_map([replies, b""], HERE)
+    assert slots.primaries == (("here", 7001),)
+    assert slots.replicas == (("here", 7002), ("::1", 7003))
+    assert slots.epoch == 0
+
+
+class Told(Cluster):
+    """A cluster whose nodes say what a test lets them say."""
+
+    def __init__(self, **answers: Any) -> None:
+        hosts = tuple((host, 1) for host in answers)
+        super().__init__(Nodes(hosts, lambda host, port: lambda *given: redis.ConnectionPool()))
+        self.answers = answers
+
+    def _node(self, host: Any) -> Any:
+        node = super()._node(host)
+        node.replies = lambda *given, **more: self._say(host[0])  # type: ignore[method-assign]
+        return node
+
+    def _say(self, host: str) -> Any:
+        slots = self.answers[host]
+        if slots is None:
+            raise LockUnavailable("", None, "no answer")
+        ranges = [
+            [slot, slot, [owner[0].encode(), owner[1], b"id"]]
+            for slot, owner in enumerate(slots.owners)
+            if owner
+        ]
+        return [ranges, b"cluster_current_epoch:%d\r\n" % slots.epoch]
+
+
+def test_of_several_answers_the_newest_counts() -> None:
+    old, new = told((0, 9, "a"), epoch=3), told((0, 9, "b"), epoch=4)
+    cluster = Told(a=old, b=new, c=None)
+    for _ in range(10):  # they are asked in random order
+        assert cluster._look(new, 1.0, "").owners[0] == ("b", 1)
+
+
+def test_a_cluster_that_was_made_anew_is_believed() -> None:
+    before, anew = told((0, 9, "a"), epoch=30), told((0, 9, "b"), epoch=2)
+    cluster = Told(a=anew, b=anew)
+    assert cluster._look(before, 1.0, "").owners[0] == ("b", 1)
+
+
+def test_who_takes_over_from_a_node_that_is_gone_holds_off_and_who_is_given_slots_does_not() -> (
+    None
+):
+    before = told((0, 9, "a"), (10, 19, "b"), (20, 29, "c"))
+    after = told((0, 9, "a2"), (10, 14, "b"), (15, 19, "c"), (20, 29, "c"), epoch=2)
+    cluster = Told(a=None, a2=after, b=after, c=after)
+    cluster._look(before, 1.0, "")
+    assert cluster._node(("a2", 1)).watch.changed_at is not None
+    assert cluster._node(("c", 1)).watch.changed_at is None
+    assert cluster._node(("b", 1)).watch.changed_at is None
+
+
+def test_slots_without_a_node_before_are_held_off() -> None:
+    after = told((0, 19, "a"), epoch=2)
+    cluster = Told(a=after)
+    cluster._look(told((0, 9, "a")), 1.0, "")
+    assert cluster._node(("a", 1)).watch.changed_at is not None
+
+
+def test_a_hold_off_goes_with_its_slots() -> None:
+    before, after = told((0, 9, "a"), (10, 19, "b")), told((0, 4, "a"), (5, 19, "b"), epoch=2)
+    cluster = Told(a=after, b=after)
+    cluster._node(("a", 1)).watch.changed_at = 5.0
+    cluster._look(before, 1.0, "")
+    assert cluster._node(("b", 1)).watch.changed_at == 5.0
