@@ -7,21 +7,19 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery, _state
 from celery.result import AsyncResult
 from hypothesis import HealthCheck, settings
 
 from celery_redislock.servers.server import Server
 from tests.support import lateness, scripts, sharing
-from tests.support.clusters import ClusterSet, shared_cluster
+from tests.support.clusters import ClusterSet
 from tests.support.drivers import DRIVERS, Driver
 from tests.support.journal import Journal
-from tests.support.rights import as_user, denials, grant
+from tests.support.rights import as_user, cluster_rights, denials, grant
 from tests.support.servers import SQS, Proxy, RabbitMQ, RedisServer, shared_rabbitmq
 from tests.support.workers import Process, Worker, make_app, running
 
@@ -143,20 +141,19 @@ def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
         if os.environ.get("CI"):
             pytest.fail("RabbitMQ is missing, and in CI it must be there")
         pytest.skip("no rabbitmq-server on this machine")
-    with shared_rabbitmq(_common_folder(tmp_path_factory)) as server:
+    folder = tmp_path_factory.getbasetemp()
+    with shared_rabbitmq(
+        folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    ) as server:
         yield server
 
 
-def _common_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all processes of this test run."""
-    folder = tmp_path_factory.getbasetemp()
-    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-
-
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterSet]:
-    """A Redis Cluster for everything that does no harm to it; one for the whole test run."""
-    with shared_cluster(_common_folder(tmp_path_factory)) as cluster:
+def cluster() -> Iterator[ClusterSet]:
+    """A Redis Cluster for everything that does no harm to it. One for each process: fleets that
+    have their brokers apart must not share their locks.
+    """
+    with ClusterSet(replicas=0) as cluster:
         yield cluster
 
 
@@ -170,9 +167,26 @@ def sqs() -> Iterator[SQS]:
         server.kill()
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The tests of a module that says so are run with each of these lock servers. Those with a
+    `proxy` have it in front of the one server.
+    """
+    kinds = getattr(metafunc.module, "LOCKS", None)
+    if kinds and "locks" in metafunc.fixturenames and "proxy" not in metafunc.fixturenames:
+        metafunc.parametrize("locks", kinds, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def locks(request: pytest.FixtureRequest) -> Any:
+    """Where workers have their locks: on the shared server, or in the shared cluster."""
+    kind = getattr(request, "param", "redis")
+    return request.getfixturevalue({"redis": "redis_server", "cluster": "cluster"}[kind])
+
+
 @pytest.fixture
-def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    with redis_server.client() as client:
+def client(locks: Any) -> Iterator[Any]:
+    """A client that looks into where the locks are."""
+    with locks.client() as client:
         yield client
 
 
@@ -211,10 +225,10 @@ def inside(driver: Driver, store: Server, request: pytest.FixtureRequest) -> Ite
 
 
 @pytest.fixture
-def locks_of(redis_server: RedisServer) -> Iterator[Callable[[str], list[str]]]:
+def locks_of(locks: Any) -> Iterator[Callable[[str], list[str]]]:
     """The keys of the locks that a task holds, by its id: the value names it."""
     # Without decoding: another test's foreign value may be anything.
-    with redis.Redis(port=redis_server.port) as raw:
+    with locks.client(decode_responses=False) as raw:
 
         def locks_of(task_id: str) -> list[str]:
             keys = raw.scan_iter("redislock:*:lock:*", _type="string")
@@ -230,16 +244,18 @@ def label() -> str:
 
 
 @pytest.fixture(scope="session")
-def conf(redis_server: RedisServer) -> dict[str, Any]:
+def conf(redis_server: RedisServer, locks: Any) -> dict[str, Any]:
     """The configuration of senders and workers: everything on one server, in its own database. The
     locks are those of a user who may do what docs/operations.md says, and no more.
     """
-    with redis_server.client() as client:
-        grant(client, "workers")
+    is_cluster = isinstance(locks, ClusterSet)
+    for node in locks.nodes if is_cluster else [locks]:
+        with node.client() as client:
+            grant(client, "workers", *(cluster_rights() if is_cluster else ()))
     return {
         "broker_url": f"{redis_server.url}/1",
         "result_backend": f"{redis_server.url}/2",
-        "redislock_url": f"{as_user(redis_server.url, 'workers')}/0",
+        "redislock_url": f"{as_user(locks.url, 'workers')}/0",
         "test_journal": f"{redis_server.url}/3",
         "broker_connection_retry_on_startup": True,
         "worker_prefetch_multiplier": 1,

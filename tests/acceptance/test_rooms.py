@@ -24,9 +24,9 @@ from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import Acquired, Claim, Done, Parking
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers.node import Node
+from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.scripts import sha_of, text_of
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from celery_redislock.tasks.turns import look_after
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.servers import Proxy
@@ -34,6 +34,7 @@ from tests.support.waiting import eventually
 from tests.support.workers import make_app
 
 QUEUE = "rooms"
+LOCKS = ("redis", "cluster")
 
 
 @pytest.fixture(scope="module")
@@ -476,13 +477,13 @@ def test_what_cannot_be_read_is_set_aside_and_blocks_nobody(
 
 @pytest.mark.usefixtures("worker")
 def test_a_redis_lock_of_the_same_name_waits_until_the_room_is_empty(
-    send, hold, room, redis_server, label
+    send, hold, room, locks, label
 ):
     first, _ = hold("queued_named", 4.0)
     here = room(first.id)
     waiting = [send("queued_named", label, 0.3) for _ in range(2)]
     eventually(lambda: len(here.ids()) == 2, "both wait")
-    lock = RedisLock(redis_server.url, f"named:{label}", ttl=6)
+    lock = RedisLock(locks.url, f"named:{label}", ttl=6)
     assert lock.acquire(30)
     assert here.ids() == []
     assert lock.release()
@@ -491,8 +492,8 @@ def test_a_redis_lock_of_the_same_name_waits_until_the_room_is_empty(
 
 
 @pytest.mark.usefixtures("worker")
-def test_what_a_redis_lock_releases_goes_to_the_room(send, redis_server, client, label):
-    with RedisLock(redis_server.url, f"named:{label}", ttl=6) as lock:
+def test_what_a_redis_lock_releases_goes_to_the_room(send, locks, client, label):
+    with RedisLock(locks.url, f"named:{label}", ttl=6) as lock:
         here = Room(client, lock.key)
         result = send("queued_named", label, 0.0)
         eventually(lambda: here.ids() == [result.id], "it waits")
@@ -501,11 +502,11 @@ def test_what_a_redis_lock_releases_goes_to_the_room(send, redis_server, client,
 
 @pytest.mark.usefixtures("worker")
 def test_what_was_handed_over_and_never_published_is_published_by_others(
-    send, redis_server, client, label
+    send, locks, client, label
 ):
     """Whoever released died in between."""
-    store = Node(pools_from_url(redis_server.url))
-    with RedisLock(redis_server.url, f"named:{label}", ttl=6) as lock:
+    store = server_at(source_from_url(locks.url))
+    with RedisLock(locks.url, f"named:{label}", ttl=6) as lock:
         here = Room(client, lock.key)
         results = [send("queued_named", label, 0.0) for _ in range(2)]
         eventually(lambda: len(here.ids()) == 2, "they wait")
@@ -630,7 +631,7 @@ def test_the_lock_stands_on_after_a_success(send, hold, client, locks_of, label)
 
 def test_a_clock_that_is_set_back_makes_no_pause_longer_than_it_is(own_redis, label):
     with (
-        contextlib.closing(Node(pools_from_url(own_redis.url))) as store,
+        contextlib.closing(server_at(source_from_url(own_redis.url))) as store,
         own_redis.client() as client,
     ):
         keys = lock_keys("redislock", label)

@@ -8,8 +8,7 @@ import math
 import random
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import redis
@@ -17,7 +16,7 @@ from redis.cluster import ClusterNode
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from . import sharing
-from .servers import PATIENT, RedisServer, shared
+from .servers import PATIENT, RedisServer
 from .waiting import eventually
 
 
@@ -39,24 +38,22 @@ class ClusterSet:
     Args:
         primaries: how many nodes have slots, in equal shares.
         replicas: how many replicas each of them has.
-        ports: the ports of a cluster that runs already, and is another process's.
     """
 
     #: Beside the URL, what a client needs to know.
     transport_options: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, primaries: int = 3, replicas: int = 1, ports: Sequence[int] = ()) -> None:
-        count = primaries * (1 + replicas)
+    def __init__(self, primaries: int = 3, replicas: int = 1) -> None:
         self._primaries = primaries
-        self.nodes = [self._new_node(port) for port in (*ports, *[None] * (count - len(ports)))]
+        self.nodes = [self._new_node() for _ in range(primaries * (1 + replicas))]
 
     @staticmethod
-    def _new_node(port: int | None = None) -> RedisServer:
+    def _new_node() -> RedisServer:
         return RedisServer(
             *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
             *("--cluster-node-timeout", str(PATIENT), "--cluster-require-full-coverage", "no"),
             *("--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"),
-            port=port or _free_port_with_bus(),
+            port=_free_port_with_bus(),
         )
 
     @property
@@ -250,15 +247,3 @@ class ClusterSet:
 
     def __exit__(self, *exc_info: object) -> None:
         self.kill()
-
-
-def shared_cluster(folder: Path) -> contextlib.AbstractContextManager[ClusterSet]:
-    """One for all processes that name this folder, see `servers.shared`."""
-
-    def start(ports: str) -> ClusterSet:
-        return ClusterSet(ports=[*map(int, ports.split())]) if ports else ClusterSet().start()
-
-    def ports(cluster: ClusterSet) -> str:
-        return " ".join(str(each.port) for each in cluster.nodes)
-
-    return shared(folder, "cluster", start, ports)

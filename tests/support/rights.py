@@ -18,8 +18,14 @@ def acl_lines() -> dict[str, list[str]]:
     return {name: words.split() for name, words in blocks}
 
 
-def grant(client: redis.Redis, user: str) -> None:
-    client.execute_command("ACL", "SETUSER", user, *acl_lines()[user])
+def cluster_rights() -> list[str]:
+    """What each of them also needs in a cluster."""
+    (words,) = re.findall(r"`(\+cluster\|[^`]*)`", PAGE.read_text(encoding="utf-8"))
+    return words.split()
+
+
+def grant(client: redis.Redis, user: str, *more: str) -> None:
+    client.execute_command("ACL", "SETUSER", user, *acl_lines()[user], *more)
 
 
 def as_user(url: str, user: str) -> str:

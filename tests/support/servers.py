@@ -15,21 +15,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final
 
 import redis
 
 from . import sharing
 from .waiting import eventually
-
-
-class Killable(Protocol):
-    def kill(self) -> None: ...
-
-
-T = TypeVar("T", bound=Killable)
 
 
 def free_port() -> int:
@@ -112,9 +105,13 @@ class RedisServer:
         assert self._process is not None
         return self._process.pid
 
-    def client(self, db: int = 0, timeout: float | None = None) -> redis.Redis:
+    def client(
+        self, db: int = 0, timeout: float | None = None, decode_responses: bool = True
+    ) -> redis.Redis:
         """A client; `timeout` in seconds, None to wait for ever, also for a frozen server."""
-        return redis.Redis(port=self.port, db=db, decode_responses=True, socket_timeout=timeout)
+        return redis.Redis(
+            port=self.port, db=db, decode_responses=decode_responses, socket_timeout=timeout
+        )
 
     def start(self) -> RedisServer:
         self._process = subprocess.Popen(
@@ -735,45 +732,31 @@ class RabbitMQ:
 
 
 @contextlib.contextmanager
-def shared(
-    folder: Path, name: str, start: Callable[[str], T], ports: Callable[[T], str]
-) -> Iterator[T]:
-    """One of them for all processes that name this folder. The first of these starts it, and stops
-    it when none needs it any more.
-
-    Args:
-        folder: the folder.
-        name: what it is, such as "rabbitmq".
-        start: starts it, given ""; or finds the one that listens at these ports. It has a `kill`.
-        ports: where it listens.
+def shared_rabbitmq(folder: Path) -> Iterator[RabbitMQ]:
+    """One for all processes that name this folder. The first of them starts it, and stops it when
+    none needs it any more.
     """
     with (
-        (folder / f"{name}.users").open("w") as users,
-        (folder / f"{name}.ports").open("a+") as at,
+        (folder / "rabbitmq.users").open("w") as users,
+        (folder / "rabbitmq.port").open("a+") as at,
     ):
         fcntl.flock(users, fcntl.LOCK_SH)
         fcntl.flock(at, fcntl.LOCK_EX)
         at.seek(0)
-        known = at.read()
-        server = start(known)
+        port = at.read()
+        server = RabbitMQ(int(port) if port else None)
         try:
-            if not known:
-                at.write(ports(server))
+            if not port:
+                server.start()
+                at.write(str(server.port))
                 at.flush()
             fcntl.flock(at, fcntl.LOCK_UN)
             yield server
         finally:
-            if not known:
+            if not port:
                 fcntl.flock(users, fcntl.LOCK_EX)
                 at.truncate(0)  # who comes later starts another
                 server.kill()
-
-
-def shared_rabbitmq(folder: Path) -> contextlib.AbstractContextManager[RabbitMQ]:
-    def start(port: str) -> RabbitMQ:
-        return RabbitMQ(int(port)) if port else RabbitMQ().start()
-
-    return shared(folder, "rabbitmq", start, lambda server: str(server.port))
 
 
 class SQS:
