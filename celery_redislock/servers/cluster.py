@@ -10,7 +10,8 @@ import contextlib
 import os
 import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Any, Final, TypeVar
 
@@ -138,9 +139,23 @@ class Cluster(Server):
                 raise _unavailable("", exc) from exc
         return replies
 
-    def primaries(self) -> Iterator[Server]:
+    def primaries(self) -> dict[str, Server]:
         slots = self._map or self._look(None, LOOKING_TTL, "")
-        yield from map(self._node, slots.primaries)
+        return {_name(host): self._node(host) for host in slots.primaries}
+
+    def topology(self) -> tuple[dict[str, tuple[int, list[str]]], int]:
+        """How many slots each primary has, and its replicas; and how many slots have no node.
+
+        Raises:
+            LockUnavailable: no node says so.
+        """
+        slots = self._look(None, LOOKING_TTL, "")
+        counts = Counter(slots.owners)
+        replicas: dict[Host, list[str]] = {host: [] for host in slots.primaries}
+        for replica, primary in slots.replicas.items():
+            replicas[primary].append(_name(replica))
+        nodes = {_name(host): (counts[host], names) for host, names in replicas.items()}
+        return nodes, counts[None]
 
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:
         slots = self._map or self._look(None, ttl, keys[0])
@@ -287,6 +302,10 @@ class Cluster(Server):
                 changed_at = self._node(each).watch.changed_at if each and is_there else clock()
                 if changed_at is not None:
                     watch.changed_at = max(changed_at, watch.changed_at or changed_at)
+
+
+def _name(host: Host) -> str:
+    return f"[{host[0]}]:{host[1]}" if ":" in host[0] else f"{host[0]}:{host[1]}"
 
 
 def _text(key: Any) -> str:

@@ -51,7 +51,7 @@ class Looking:
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        for primary in self._server.primaries():
+        for primary in self._server.primaries().values():
             cursor = b"0"
             while True:
                 ((cursor, keys),) = primary.replies(
@@ -231,7 +231,7 @@ class Looking:
         Raises:
             LockUnavailable: the server did not answer, or does not tell.
         """
-        for primary in self._server.primaries():
+        for primary in self._server.primaries().values():
             (reply,) = primary.replies([("INFO", "memory")], ttl)
             fields = info(reply)
             if fields.get("maxmemory", "0") != "0":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,8 +61,8 @@ class Node(Server):
             return []
         return self.exchange("", ttl, "main", replies_to, commands, errors, wrong_type)
 
-    def primaries(self) -> Iterator[Server]:
-        yield self
+    def primaries(self) -> dict[str, Server]:
+        return {"": self}
 
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:
         return [list(keys)]

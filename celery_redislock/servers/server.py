@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from ..errors import LockUnavailable
@@ -124,8 +124,8 @@ class Server(ABC):
         """
 
     @abstractmethod
-    def primaries(self) -> Iterator[Server]:
-        """The Redis servers that have the keys.
+    def primaries(self) -> dict[str, Server]:
+        """The Redis servers that have the keys, by their hosts and ports; by "" if there is one.
 
         Raises:
             LockUnavailable: nobody says which ones these are.

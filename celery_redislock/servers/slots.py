@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
@@ -23,13 +23,13 @@ class SlotMap:
     Attributes:
         owners: the primary of each slot; None for a slot that has none.
         primaries: the nodes that have slots.
-        replicas: the other nodes that were named.
+        replicas: the other nodes that were named, with their primaries.
         epoch: grows with each change that the nodes agree on; 0 if they do not tell.
     """
 
     owners: Sequence[Host | None]
     primaries: tuple[Host, ...]
-    replicas: tuple[Host, ...]
+    replicas: Mapping[Host, Host]
     epoch: int
 
     def owner_of(self, key: str) -> Host | None:
@@ -55,12 +55,13 @@ def slot_map(replies: Sequence[Any], asked: Host) -> SlotMap:
     if isinstance(ranges, ResponseError):
         raise LockUnavailable("", None, f"CLUSTER SLOTS: {ranges}") from ranges
     owners: list[Host | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
-    replicas: dict[Host, None] = {}
+    replicas: dict[Host, Host] = {}
     for start, end, primary, *others in ranges:
-        owners[start : end + 1] = [_host(primary, asked)] * (end + 1 - start)
-        replicas.update((_host(each, asked), None) for each in others)
-    primaries = tuple(dict.fromkeys(owner for owner in owners if owner is not None))
-    return SlotMap(owners, primaries, tuple(replicas), _epoch(fields))
+        owner = _host(primary, asked)
+        owners[start : end + 1] = [owner] * (end + 1 - start)
+        replicas.update((_host(each, asked), owner) for each in others)
+    primaries = tuple(dict.fromkeys(each for each in owners if each is not None))
+    return SlotMap(owners, primaries, replicas, _epoch(fields))
 
 
 def _host(node: Sequence[Any], asked: Host) -> Host:

@@ -15,6 +15,7 @@ from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers.looking import Looking
 from celery_redislock.servers.rights import Rights
 from celery_redislock.worker.sweeper import Sweeper
+from tests.support.clusters import ClusterSet
 from tests.support.looking import make_app, run, take
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
@@ -393,3 +394,31 @@ def test_what_a_user_may_do_is_found_without_running_it(own_redis, label):
                 assert Rights(theirs).may_queue(asked) == may
             assert Looking(theirs).round_trips(1)
         assert client.keys("*") == []
+
+
+def test_a_cluster_is_shown_with_its_nodes(cluster, doctor):
+    found = doctor(cluster.url)
+    assert [level for level, _ in found["server"]] == ["ok"], "the same of all nodes is said once"
+    assert [level for level, _ in found["cluster"]] == ["warning"] * 3, "no replicas"
+    hosts = {what.split()[0] for _, what in found["cluster"]}
+    assert hosts == {f"127.0.0.1:{node.port}" for node in cluster.nodes}
+    assert sum(int(what.split()[2]) for _, what in found["cluster"]) == 16384
+    timed = " ".join(what for _, what in found["round trip"])
+    assert all(host in timed for host in hosts), "each has figures of its own"
+
+
+def test_a_node_of_a_cluster_that_does_not_answer_is_named(doctor):
+    with ClusterSet(primaries=2, replicas=0) as own:
+        dead, alive = own.nodes
+        own._set_node_timeout(500)
+        dead.kill()
+        found = doctor(own.url, 1)
+        ((level, what),) = [each for each in found["server"] if str(dead.port) in each[1]]
+        assert level == "error"
+        assert what.startswith(f"127.0.0.1:{dead.port}: does not answer")
+        assert any(what.startswith(f"127.0.0.1:{alive.port}") for _, what in found["clock"])
+
+
+def test_a_node_of_a_cluster_is_no_server_of_its_own(cluster, doctor):
+    found = doctor(cluster.nodes[0].url, 1)
+    assert ("error", "the server is a node of a Redis Cluster") in found["replication"]

@@ -427,7 +427,7 @@ def test_a_node_that_does_not_know_its_address_is_where_it_was_asked() -> None:
     replies = [[0, 16383, [b"", 7001, b"id"], [None, 7002, b"id"], [b"::1", 7003, b"id", []]]]
     slots = slot_map([replies, b""], HERE)
     assert slots.primaries == (("here", 7001),)
-    assert slots.replicas == (("here", 7002), ("::1", 7003))
+    assert slots.replicas == {("here", 7002): ("here", 7001), ("::1", 7003): ("here", 7001)}
     assert slots.epoch == 0
 
 

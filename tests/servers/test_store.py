@@ -805,7 +805,7 @@ def test_a_release_wakes_one_waiter(store, client, label) -> None:
 def has_sleepers(store: Server) -> bool:
     if isinstance(store, MemoryServer):
         return any(each._blocked for each in store._memory.sockets)  # it has no INFO
-    told = [each.replies([("INFO", "clients")])[0] for each in store.primaries()]
+    told = [each.replies([("INFO", "clients")])[0] for each in store.primaries().values()]
     return any(int(info(each)["blocked_clients"]) > 0 for each in told)
 
 

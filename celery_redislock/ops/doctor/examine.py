@@ -5,23 +5,28 @@ The checks read settings, tasks and the server. They take no lock and change not
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Final
 
 from ...errors import LockUnavailable
 from . import keys, rights, server, tasks
-from .finding import ERROR, UNKNOWN, Finding
+from .finding import OK, UNKNOWN, Finding
 from .patient import Check, Patient
 
-#: The checks that need an answering server, in the order in which they are shown.
-OF_SERVER: Final[dict[str, Check]] = {
+#: The checks of each Redis server, in the order in which they are shown.
+OF_EACH: Final[dict[str, Check]] = {
     "version": server.check_version,
     "memory": server.check_memory,
     "persistence": server.check_persistence,
     "replication": server.check_replication,
-    "rights": rights.check_rights,
     "round trip": server.check_round_trip,
     "time-outs": server.check_timeouts,
     "clock": server.check_clock,
+}
+#: The other checks that need an answering server.
+OF_SERVER: Final[dict[str, Check]] = {
+    "cluster": server.check_cluster,
+    "rights": rights.check_rights,
     "prefix": keys.check_prefix,
     "set aside": keys.check_aside,
 }
@@ -48,11 +53,36 @@ def examine(app: Any) -> list[tuple[str, Finding]]:
     patient = Patient(app)
     patient.locks.require_address()
     findings = _run({"tasks": tasks.check_tasks}, patient)
-    reached = _run({"server": server.check_server}, patient)
+    reached = _of_each(patient)
     findings += reached
-    if all(finding.level != ERROR for _, finding in reached):
+    if all(check != "server" or finding.level == OK for check, finding in reached):
         findings += _run(OF_SERVER, patient)
     return findings + _run(OF_SETTINGS, patient)
+
+
+def _of_each(patient: Patient) -> list[tuple[str, Finding]]:
+    """What each Redis server is found to be. What is the same for all is shown once."""
+    try:
+        primaries = patient.locks.server.primaries()
+    except LockUnavailable as exc:
+        return [("server", server.unreachable(exc))]
+    found: dict[tuple[str, Finding], list[str]] = {}
+    for name, each in primaries.items():
+        one = Patient(patient.app, each)
+        findings = _run({"server": server.check_server}, one)
+        if findings[0][1].level == OK:
+            findings += _run(OF_EACH, one)
+        for finding in findings:
+            found.setdefault(finding, []).append(name)
+    order = {check: number for number, check in enumerate(["server", *OF_EACH])}
+    return [
+        (check, finding if len(names) == len(primaries) else _at(names, finding))
+        for (check, finding), names in sorted(found.items(), key=lambda each: order[each[0][0]])
+    ]
+
+
+def _at(names: list[str], finding: Finding) -> Finding:
+    return dataclasses.replace(finding, what=f"{', '.join(names)}: {finding.what}")
 
 
 def _run(checks: dict[str, Check], patient: Patient) -> list[tuple[str, Finding]]:

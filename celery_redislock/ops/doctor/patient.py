@@ -9,6 +9,7 @@ from typing import Any, Final
 from ...app.settings import AppLocks, app_locks
 from ...errors import LockUnavailable
 from ...servers.looking import Looking
+from ...servers.server import Server
 from ...tasks.task import SingletonTask
 from ..survey import Found, all_locks
 from .finding import Finding
@@ -22,11 +23,17 @@ class Patient:
 
     Args:
         app: the Celery app, with its tasks loaded.
+        server: the one of its Redis servers to look at; None for all of them.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, server: Server | None = None) -> None:
         self.app = app
         self.locks: AppLocks = app_locks(app, refresh=True)
+        self._server = server
+
+    @property
+    def server(self) -> Server:
+        return self._server or self.locks.server
 
     @cached_property
     def tasks(self) -> list[SingletonTask]:
@@ -38,7 +45,7 @@ class Patient:
     def info(self) -> dict[str, str]:
         """The server's INFO; empty if this user may not read it."""
         try:
-            return Looking(self.locks.server).server_info()
+            return Looking(self.server).server_info()
         except LockUnavailable:
             return {}
 
@@ -48,7 +55,7 @@ class Patient:
 
     @cached_property
     def trips(self) -> tuple[list[float], float]:
-        return Looking(self.locks.server).round_trips(TRIPS)
+        return Looking(self.server).round_trips(TRIPS)
 
     @cached_property
     def survey(self) -> list[Found]:

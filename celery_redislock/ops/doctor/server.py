@@ -7,6 +7,7 @@ from typing import Final
 
 from ...app.options import LockOptions
 from ...errors import LockUnavailable
+from ...servers.cluster import Cluster
 from ...servers.looking import Looking
 from ...servers.talk import operation_timeout
 from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
@@ -21,14 +22,39 @@ CLOCKS: Final = 1.0
 def check_server(patient: Patient) -> Iterator[Finding]:
     """Whether the server answers."""
     try:
-        Looking(patient.locks.server).reach()
+        Looking(patient.server).reach()
     except LockUnavailable as exc:
-        yield Finding(
-            ERROR, f"does not answer: {exc.reason}",
-            "check redislock_url, the network and the password; until then on_redis_error applies",
-        )  # fmt: skip
+        yield unreachable(exc)
         return
     yield Finding(OK, "answers")
+
+
+def unreachable(exc: LockUnavailable) -> Finding:
+    return Finding(
+        ERROR, f"does not answer: {exc.reason}",
+        "check redislock_url, the network and the password; until then on_redis_error applies",
+    )  # fmt: skip
+
+
+def check_cluster(patient: Patient) -> Iterator[Finding]:
+    """Which nodes a Redis Cluster has, and whether each slot has one."""
+    server = patient.locks.server
+    if not isinstance(server, Cluster):
+        return
+    nodes, without = server.topology()
+    if without:
+        yield Finding(
+            ERROR, f"{without} hash slots have no node",
+            "repair the cluster: locks in these slots are unavailable",
+        )  # fmt: skip
+    for name, (count, replicas) in nodes.items():
+        if replicas:
+            yield Finding(OK, f"{name} has {count} hash slots; replicas: {', '.join(replicas)}")
+        else:
+            yield Finding(
+                WARNING, f"{name} has {count} hash slots and no replica",
+                "give it one: while the node is down, its locks are unavailable",
+            )  # fmt: skip
 
 
 def check_version(patient: Patient) -> Iterator[Finding]:
@@ -72,7 +98,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
 
 def check_persistence(patient: Patient) -> Iterator[Finding]:
     """Whether tasks that wait in Redis survive a restart."""
-    server = patient.locks.server
+    server = patient.server
     aof = patient.info.get("aof_enabled") == "1"
     save = Looking(server).server_config("save").get("save")
     parking = [task.name for task in patient.tasks if _parks(task.lock_options)]
@@ -100,14 +126,15 @@ def check_replication(patient: Patient) -> Iterator[Finding]:
     """Whether a failover could forget locks."""
     info = patient.info
     server = patient.locks.require_address()
-    sentinel = server.url.startswith("sentinel")
+    sentinel = server.url.startswith(("sentinel", "redis+sentinel"))
     if not info:
         yield UNTOLD
         return
-    if info.get("redis_mode") == "cluster" or info.get("cluster_enabled") == "1":
+    in_cluster = info.get("redis_mode") == "cluster" or info.get("cluster_enabled") == "1"
+    if in_cluster and not isinstance(patient.locks.server, Cluster):
         yield Finding(
             ERROR, "the server is a node of a Redis Cluster",
-            "use a server that is not in a cluster: redirections are not followed",
+            "begin redislock_url with redis+cluster:// or rediss+cluster://",
         )  # fmt: skip
     elif info.get("role") not in (None, "master"):
         yield Finding(
@@ -144,7 +171,7 @@ def check_round_trip(patient: Patient) -> Iterator[Finding]:
 
 def check_timeouts(patient: Patient) -> Iterator[Finding]:
     """Whether the server closes connections between two extensions."""
-    idle = Looking(patient.locks.server).server_config("timeout").get("timeout")
+    idle = Looking(patient.server).server_config("timeout").get("timeout")
     longest = max((task.lock_options.lock_ttl for task in patient.tasks), default=30.0)
     bound = operation_timeout(patient.shortest_ttl)
     if idle is not None and idle.isdigit() and 0 < int(idle) <= longest / 3:
