@@ -172,21 +172,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     `proxy` have it in front of the one server.
     """
     kinds = getattr(metafunc.module, "LOCKS", None)
-    if kinds and "locks" in metafunc.fixturenames and "proxy" not in metafunc.fixturenames:
-        metafunc.parametrize("locks", kinds, indirect=True, scope="session")
+    if kinds and "locks_at" in metafunc.fixturenames and "proxy" not in metafunc.fixturenames:
+        metafunc.parametrize("locks_at", kinds, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
-def locks(request: pytest.FixtureRequest) -> Any:
+def locks_at(request: pytest.FixtureRequest) -> Any:
     """Where workers have their locks: on the shared server, or in the shared cluster."""
     kind = getattr(request, "param", "redis")
     return request.getfixturevalue({"redis": "redis_server", "cluster": "cluster"}[kind])
 
 
 @pytest.fixture
-def client(locks: Any) -> Iterator[Any]:
+def client(locks_at: Any) -> Iterator[Any]:
     """A client that looks into where the locks are."""
-    with locks.client() as client:
+    with locks_at.client() as client:
         yield client
 
 
@@ -225,10 +225,10 @@ def inside(driver: Driver, store: Server, request: pytest.FixtureRequest) -> Ite
 
 
 @pytest.fixture
-def locks_of(locks: Any) -> Iterator[Callable[[str], list[str]]]:
+def locks_of(locks_at: Any) -> Iterator[Callable[[str], list[str]]]:
     """The keys of the locks that a task holds, by its id: the value names it."""
     # Without decoding: another test's foreign value may be anything.
-    with locks.client(decode_responses=False) as raw:
+    with locks_at.client(decode_responses=False) as raw:
 
         def locks_of(task_id: str) -> list[str]:
             keys = raw.scan_iter("redislock:*:lock:*", _type="string")
@@ -244,18 +244,18 @@ def label() -> str:
 
 
 @pytest.fixture(scope="session")
-def conf(redis_server: RedisServer, locks: Any) -> dict[str, Any]:
+def conf(redis_server: RedisServer, locks_at: Any) -> dict[str, Any]:
     """The configuration of senders and workers: everything on one server, in its own database. The
     locks are those of a user who may do what docs/operations.md says, and no more.
     """
-    is_cluster = isinstance(locks, ClusterSet)
-    for node in locks.nodes if is_cluster else [locks]:
+    is_cluster = isinstance(locks_at, ClusterSet)
+    for node in locks_at.nodes if is_cluster else [locks_at]:
         with node.client() as client:
             grant(client, "workers", *(cluster_rights() if is_cluster else ()))
     return {
         "broker_url": f"{redis_server.url}/1",
         "result_backend": f"{redis_server.url}/2",
-        "redislock_url": f"{as_user(locks.url, 'workers')}/0",
+        "redislock_url": f"{as_user(locks_at.url, 'workers')}/0",
         "test_journal": f"{redis_server.url}/3",
         "broker_connection_retry_on_startup": True,
         "worker_prefetch_multiplier": 1,

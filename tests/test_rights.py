@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from celery_redislock.ops.doctor.rights import COMMANDS, EXTRA
+from celery_redislock.servers import slots
 from tests.support.looking import ROOT, make_app, run, take
-from tests.support.rights import acl_lines, as_user, denials, grant
+from tests.support.rights import acl_lines, as_user, cluster_rights, denials, grant
 from tests.support.waiting import eventually
 
 SOURCES = ROOT / "celery_redislock"
@@ -21,12 +22,15 @@ def test_the_line_of_workers_has_exactly_the_commands_that_the_sources_use():
     used = set(re.findall(r"redis\.p?call\((?:in_front == '1' and )?'([A-Z]+)'", scripts))
     used |= set(re.findall(r"'LPUSH' or '([A-Z]+)'", scripts))
     # What only people look at, in `looking`, is not what workers need.
-    servers = (f"servers/{name}" for name in ("scripts", "server", "restarts"))
+    servers = (f"servers/{name}" for name in ("scripts", "talk", "restarts"))
     for name in (*servers, "protocol/calls", "protocol/rooms"):
         used |= set(re.findall(r'"([A-Z]{3,})"', (SOURCES / f"{name}.py").read_text()))
     used = {name.lower() for name in used} | {"select"}
     used -= {"wrongtype", "readonly", "busy", "extended", "retaken", "withscores"}
+    used -= {"moved", "ask", "tryagain", "masterdown", "clusterdown"}
+    used.remove("wait")  # only with `redislock_min_replicas`
     assert granted("workers") == used
+    assert cluster_rights() == [f"+{'|'.join(each).lower()}" for each in slots.COMMANDS]
     assert {command.split()[0] for command in (*COMMANDS, *EXTRA)} == used
     assert {word for word in acl_lines()["workers"] if word[0] in "~-"} == {"~redislock:*", "-@all"}
 

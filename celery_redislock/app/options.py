@@ -80,6 +80,7 @@ DEFAULTS: Final = {
 SETTINGS: Final = (
     "redislock_url",
     "redislock_transport_options",
+    "redislock_min_replicas",
     "redislock_prefix",
     *DEFAULTS,
     "redislock_enabled",

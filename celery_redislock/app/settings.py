@@ -66,13 +66,21 @@ class AppLocks:
             *("app", "redislock_history", self.settings.get("redislock_history", HISTORY)),
             *(checks.history, checks.HISTORY),
         )
+        #: How many replicas must confirm an acquisition.
+        self.min_replicas: int = checks.checked(
+            *("app", "redislock_min_replicas", self.settings.get("redislock_min_replicas", 0)),
+            *(checks.min_replicas, checks.MIN_REPLICAS),
+        )
         self.address = _server(app.conf, self.settings)
         self.redelivery = redelivery_of(app.conf)
         #: Seconds for which a finished attempt is remembered: a copy of its message may come when
         #: the broker delivers it again.
         self.done_ttl = DONE_TTL + self.redelivery.copies_for
         self._server: Server | None = None
-        if known is not None and known.address == self.address:
+        if known is not None and (known.address, known.min_replicas) == (
+            self.address,
+            self.min_replicas,
+        ):
             self._server = known._server
             return
         if self.address is not None:
@@ -90,7 +98,8 @@ class AppLocks:
             from ..servers.factory import server_at  # a program that only sends tasks needs none
 
             address = self.require_address()
-            self._server = server_at(source_from_url(address.url, address.options))
+            source = source_from_url(address.url, address.options)
+            self._server = server_at(source, self.min_replicas)
         return self._server
 
     @property

@@ -17,6 +17,8 @@ TTL: Final = f"a number of seconds from {MIN_TTL} to {MAX_SECONDS:g}"
 
 #: What the number of runs to keep may be, for error messages.
 HISTORY: Final = "a whole number from 0 to 100000"
+#: The same for the number of replicas that must confirm an acquisition.
+MIN_REPLICAS: Final = "a whole number from 0 to 100"
 
 
 def is_int(value: Any) -> bool:
@@ -46,7 +48,20 @@ def history(value: Any) -> int:
     Raises:
         ValueError: the value is not a whole number, or is too small or too large.
     """
-    if not is_int(value) or not 0 <= value <= 100_000:
+    return _whole(value, 100_000)
+
+
+def min_replicas(value: Any) -> int:
+    """How many replicas must confirm an acquisition.
+
+    Raises:
+        ValueError: the value is not a whole number, or is too small or too large.
+    """
+    return _whole(value, 100)
+
+
+def _whole(value: Any, most: int) -> int:
+    if not is_int(value) or not 0 <= value <= most:
         raise ValueError
     return int(value)
 

@@ -46,9 +46,11 @@ class Cluster(Server):
 
     Args:
         source: how to connect to them.
+        min_replicas: see `Server`.
     """
 
-    def __init__(self, source: Nodes) -> None:
+    def __init__(self, source: Nodes, min_replicas: int = 0) -> None:
+        self.min_replicas = min_replicas
         self._source = source
         self._nodes: dict[Host, Node] = {}
         self._map: SlotMap | None = None
@@ -201,7 +203,7 @@ class Cluster(Server):
         if node is None:
             reached_at = self._source.reached_at
             at = reached_at(host) if reached_at else host
-            node = self._nodes.setdefault(host, Node(self._source.pools(*at)))
+            node = self._nodes.setdefault(host, Node(self._source.pools(*at), self.min_replicas))
         return node
 
     def _by_node(self, slots: SlotMap, keys: Sequence[str]) -> list[tuple[Host | None, list[int]]]:

@@ -13,9 +13,16 @@ from .server import Server
 from .urls import Nodes, Source
 
 
-def server_at(source: Source) -> Server:
-    """The driver for what a URL says, see `urls.source_from_url`. Opens no connection."""
-    return Cluster(source) if isinstance(source, Nodes) else Node(source)
+def server_at(source: Source, min_replicas: int = 0) -> Server:
+    """The driver for what a URL says, see `urls.source_from_url`. Opens no connection.
+
+    Args:
+        source: how to connect.
+        min_replicas: how many replicas must confirm an acquisition.
+    """
+    kind: Any = Cluster if isinstance(source, Nodes) else Node
+    server: Server = kind(source, min_replicas)
+    return server
 
 
 def server_like(client: redis.Redis | redis.RedisCluster) -> Server:

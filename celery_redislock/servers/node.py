@@ -23,12 +23,14 @@ class Node(Server):
 
     Args:
         pools: makes connection pools to the server.
+        min_replicas: see `Server`.
 
     Attributes:
         watch: knows whether the server came back empty.
     """
 
-    def __init__(self, pools: PoolFactory) -> None:
+    def __init__(self, pools: PoolFactory, min_replicas: int = 0) -> None:
+        self.min_replicas = min_replicas
         self._make_pool = pools
         self._connections: dict[tuple[str, float], Connections] = {}
         self.watch = ServerWatch()
@@ -44,7 +46,10 @@ class Node(Server):
 
     def block(self, call: Call[T], wake: str, seconds: float) -> T:
         try:
-            answer: T = self.exchange(call.keys[0], call.ttl, "wait", block, call, wake, seconds)
+            answer: T = self.exchange(
+                *(call.keys[0], call.ttl, "wait", block),
+                *(call, wake, seconds, self.min_replicas),
+            )
             return answer
         except HeldOff as exc:
             raise exc.for_users(call.keys[0]) from None

@@ -31,7 +31,13 @@ def patience(ttl: float) -> float:
 
 
 class Server(ABC):
-    """A lock server: `Node` is one Redis server, `Cluster` the nodes of a Redis Cluster."""
+    """A lock server: `Node` is one Redis server, `Cluster` the nodes of a Redis Cluster.
+
+    Attributes:
+        min_replicas: how many replicas must confirm that a lock was taken.
+    """
+
+    min_replicas: int
 
     def run(
         self,
@@ -51,11 +57,13 @@ class Server(ABC):
             purpose: the connections to use: a caller that blocks, or must not be late, has its own.
 
         Raises:
-            LockUnavailable: the server did not answer in time, or has just come back.
+            LockUnavailable: the server did not answer in time, or has just come back; or too few
+                replicas confirmed that the lock was taken. The lock may be taken: release it.
         """
+        replicas = (self.min_replicas,) if call.takes and self.min_replicas else ()
         while True:
             sent_at, reply = self._persist(
-                *(call.keys[0], call.ttl, purpose, once, hold_off), make_call, call
+                *(call.keys[0], call.ttl, purpose, once, hold_off), make_call, call, *replicas
             )
             wider = call.wider and call.wider(reply)
             if not wider:

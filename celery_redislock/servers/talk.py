@@ -20,7 +20,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ..protocol.claims import Busy
+from ..protocol.claims import Acquired, Busy, Reserved
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
 from .connections import pack
@@ -37,6 +37,8 @@ _CODES: Final = (
     (MasterDownError, "MASTERDOWN"),
     (ClusterDownError, "CLUSTERDOWN"),
 )
+#: The most seconds in which replicas must confirm that a lock was taken.
+CONFIRMED_WITHIN: Final = 0.1
 #: A node of a cluster cannot answer now: its slot is just being moved, or has no master yet.
 _UNSETTLED: Final = ("ASK", "TRYAGAIN", "CLUSTERDOWN")
 
@@ -47,11 +49,28 @@ def operation_timeout(ttl: float) -> float:
     return min(max(math.ceil(ttl / 12 * 20) / 20, 0.1), 1.0)
 
 
-def make_call(connection: Any, watch: ServerWatch, call: Call[Any]) -> tuple[float, Any]:
-    """When the call was sent, on `clock`, and the reply."""
+class Unconfirmed(ResponseError):
+    """Too few replicas confirmed in time that a lock was taken."""
+
+
+def make_call(
+    connection: Any, watch: ServerWatch, call: Call[Any], min_replicas: int = 0
+) -> tuple[float, Any]:
+    """When the call was sent, on `clock`, and the reply.
+
+    Raises:
+        Unconfirmed: fewer than `min_replicas` have confirmed that the lock was taken.
+    """
     if call.takes and watch.changed_at is not None:
         watch.admit(call.ttl)
     sent_at = clock()
+    if min_replicas:
+        connection.send_packed_command([packed(call) + _wait(call, min_replicas)])
+        reply, confirmed = read(connection), read(connection)
+        if isinstance(reply, NoScriptError):
+            connection.send_packed_command([packed_text(call) + _wait(call, min_replicas)])
+            reply, confirmed = read(connection), read(connection)
+        return sent_at, _confirmed(call, reply, confirmed, min_replicas)
     try:
         connection.send_packed_command([packed(call)])
         return sent_at, connection.read_response()
@@ -79,17 +98,44 @@ def make_calls(
     return sent_at, replies
 
 
-def block(connection: Any, watch: ServerWatch, call: Call[T], wake: str, seconds: float) -> T:
-    """The answer to a call that is sent behind a block on this list."""
+def _wait(call: Call[Any], min_replicas: int) -> bytes:
+    """Wait until so many replicas have what this connection has written, within bounds."""
+    most = min(CONFIRMED_WITHIN, operation_timeout(call.ttl) / 2)
+    return pack(("WAIT", min_replicas, round(most * 1000)))
+
+
+def _confirmed(call: Call[Any], reply: Any, confirmed: Any, min_replicas: int) -> Any:
+    """The reply, if enough replicas confirmed what it says."""
+    for each in (reply, confirmed):
+        if isinstance(each, ResponseError):
+            raise each
+    if confirmed < min_replicas and isinstance(call.read(reply, 0.0), Acquired | Reserved):
+        raise Unconfirmed(f"{confirmed} of {min_replicas} replicas confirmed")
+    return reply
+
+
+def block(
+    connection: Any,
+    watch: ServerWatch,
+    call: Call[T],
+    wake: str,
+    seconds: float,
+    min_replicas: int = 0,
+) -> T:
+    """The answer to a call that is sent behind a block on this list. See `make_call`."""
     watch.admit(call.ttl)
     sent_at = clock()
     blocking = pack(("BLPOP", wake, f"{seconds:.3f}"))
-    connection.send_packed_command([blocking + packed(call)])
+    wait = _wait(call, min_replicas) if min_replicas else b""
+    connection.send_packed_command([blocking + packed(call) + wait])
     if not connection.can_read(seconds + operation_timeout(call.ttl)):
         raise RedisTimeoutError("the server did not end a wait in time")
     slept, reply = read(connection), read(connection)
+    confirmed = read(connection) if min_replicas else 0
     if isinstance(reply, NoScriptError):
-        slept, (_, reply) = None, make_call(connection, watch, call)
+        slept, (_, reply) = None, make_call(connection, watch, call, min_replicas)
+    elif min_replicas:
+        reply = _confirmed(call, reply, confirmed, min_replicas)
     if isinstance(reply, ResponseError):
         raise reply
     answer = call.read(reply, sent_at)

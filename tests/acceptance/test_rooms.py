@@ -477,13 +477,13 @@ def test_what_cannot_be_read_is_set_aside_and_blocks_nobody(
 
 @pytest.mark.usefixtures("worker")
 def test_a_redis_lock_of_the_same_name_waits_until_the_room_is_empty(
-    send, hold, room, locks, label
+    send, hold, room, locks_at, label
 ):
     first, _ = hold("queued_named", 4.0)
     here = room(first.id)
     waiting = [send("queued_named", label, 0.3) for _ in range(2)]
     eventually(lambda: len(here.ids()) == 2, "both wait")
-    lock = RedisLock(locks.url, f"named:{label}", ttl=6)
+    lock = RedisLock(locks_at.url, f"named:{label}", ttl=6)
     assert lock.acquire(30)
     assert here.ids() == []
     assert lock.release()
@@ -492,8 +492,8 @@ def test_a_redis_lock_of_the_same_name_waits_until_the_room_is_empty(
 
 
 @pytest.mark.usefixtures("worker")
-def test_what_a_redis_lock_releases_goes_to_the_room(send, locks, client, label):
-    with RedisLock(locks.url, f"named:{label}", ttl=6) as lock:
+def test_what_a_redis_lock_releases_goes_to_the_room(send, locks_at, client, label):
+    with RedisLock(locks_at.url, f"named:{label}", ttl=6) as lock:
         here = Room(client, lock.key)
         result = send("queued_named", label, 0.0)
         eventually(lambda: here.ids() == [result.id], "it waits")
@@ -502,11 +502,11 @@ def test_what_a_redis_lock_releases_goes_to_the_room(send, locks, client, label)
 
 @pytest.mark.usefixtures("worker")
 def test_what_was_handed_over_and_never_published_is_published_by_others(
-    send, locks, client, label
+    send, locks_at, client, label
 ):
     """Whoever released died in between."""
-    store = server_at(source_from_url(locks.url))
-    with RedisLock(locks.url, f"named:{label}", ttl=6) as lock:
+    store = server_at(source_from_url(locks_at.url))
+    with RedisLock(locks_at.url, f"named:{label}", ttl=6) as lock:
         here = Room(client, lock.key)
         results = [send("queued_named", label, 0.0) for _ in range(2)]
         eventually(lambda: len(here.ids()) == 2, "they wait")

@@ -114,6 +114,35 @@ def test_a_wrong_password_is_told_without_showing_it(guarded, label) -> None:
     assert "wrong-one" not in str(caught.value)
 
 
+class Tokens(redis.CredentialProvider):
+    """Tokens that live shortly: the first of these is over when it is used."""
+
+    def __init__(self, *tokens: str) -> None:
+        self.tokens = list(tokens)
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "worker", self.tokens.pop(0)
+
+
+def test_a_credential_provider_is_asked_for_each_connection_and_again_if_its_token_is_over(
+    guarded, label
+) -> None:
+    provider = Tokens("over", "p@ss/w:rd", "p@ss/w:rd", "over", "over as well")
+    url = f"redis://127.0.0.1:{guarded.port}"
+    store = Node(pools_from_url(url, {"credential_provider": provider}))
+    claim = make_claim(label, ttl=0.5)
+    taken(store.run(calls.acquire(claim)))
+    assert len(provider.tokens) == 3, "asked twice"
+    taken(store.run(calls.acquire(claim)))
+    assert len(provider.tokens) == 3, "a connection that stands has its rights"
+    taken(store.run(calls.acquire(claim), purpose="another"))
+    assert len(provider.tokens) == 2
+    with pytest.raises(LockUnavailable, match=r"WRONGPASS|invalid username"):
+        store.run(calls.acquire(claim), purpose="a third", once=True)
+    assert provider.tokens == []
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("url", "options", "db"),
     [

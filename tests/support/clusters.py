@@ -177,7 +177,7 @@ class ClusterSet:
         self.nodes.append(node)
         node.start()
         self._say(node, "CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
-        eventually(self.agree, "all know it", 60)
+        eventually(lambda: self._all_met() and self.agree(), "all know it", 60)
         return node
 
     def mend(self) -> None:

@@ -25,7 +25,7 @@ def claim_of(label: str, task_id: str) -> Claim:
 @pytest.fixture
 def left(raw: Any, label: str) -> Any:
     """The tasks whose notes are left."""
-    return lambda: {key.split(b":")[-2].decode() for key in raw.keys(f"{label}:*:done:*")}
+    return lambda: {key.split(b":")[-2].decode() for key in raw.scan_iter(f"{label}:*:done:*")}
 
 
 @pytest.fixture
