@@ -57,6 +57,7 @@ NAVIGATION = {
     "Use it": ["start", "recipes", "policies", "options", "testing", "migrating"],
     "Run it": [
         "deploying",
+        "servers",
         "operations",
         "monitoring",
         "security",

@@ -6,35 +6,27 @@ long for a lock: we use only its hash function.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import random
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import methodcaller
 from typing import Any, Final, TypeVar
 
 from redis.exceptions import ClusterDownError, RedisError
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
 from .node import Node
 from .server import LOOKING_TTL, Server
-from .slots import COMMANDS, SlotMap, slot_map
+from .slots import SlotMap
 from .talk import code_of, moved_to, raise_refusal, replies_to
+from .topology import Topology
 from .urls import Host, Nodes
 
 T = TypeVar("T")
 
 #: How often one exchange follows the reply that its slot is elsewhere.
 REDIRECTS: Final = 5
-#: Seconds between two looks at the slots because a node did not answer.
-LOOK_EVERY: Final = 0.1
-#: How many nodes one look asks.
-ASKED: Final = 3
 #: The slot is just being moved: its node still has it.
 _IS_MOVING: Final = ("ASK", "TRYAGAIN")
 #: Commands whose second word is no key.
@@ -51,25 +43,15 @@ class Cluster(Server):
 
     def __init__(self, source: Nodes, min_replicas: int = 0) -> None:
         self.min_replicas = min_replicas
-        self._source = source
-        self._nodes: dict[Host, Node] = {}
-        self._map: SlotMap | None = None
-        self._begin()
-        _all_clusters.add(self)
-
-    def _begin(self) -> None:
-        self._looked_at = -LOOK_EVERY
-        #: Who looks at the slots takes this out. No mutex: native threads and greenlets come here,
-        #: and one that another thread holds at a fork stays locked in the child.
-        self._turn = ["to look"]
+        self._topology = Topology(source, min_replicas)
 
     # -- requests -------------------------------------------------------------------------
 
     def exchange(self, key: str, ttl: float, purpose: str, talk: Callable[..., T], *args: Any) -> T:
         redirects = 0
         while True:
-            slots = self._map or self._look(None, ttl, key)
-            host = slots.owner_of(key) if key else random.choice(slots.primaries)
+            slots = self._topology.slots(ttl, key)
+            host = slots.owner_of(key) if key else slots.any_primary()
             try:
                 return self._ask(
                     *(slots, ttl, host),
@@ -86,7 +68,7 @@ class Cluster(Server):
     def run_all(
         self, calls: Sequence[Call[T]], *, ttl: float, purpose: str = "main"
     ) -> list[T | LockUnavailable]:
-        slots = self._map or self._look(None, ttl, calls[0].keys[0])
+        slots = self._topology.slots(ttl, calls[0].keys[0])
         answers: list[Any] = [None] * len(calls)
         for host, which in self._by_node(slots, [call.keys[0] for call in calls]):
             asked = [calls[i] for i in which]
@@ -108,7 +90,7 @@ class Cluster(Server):
     def block(self, call: Call[T], wake: str, seconds: float) -> T:
         # Only once, also if the slot has moved: the block may have lasted, and the caller knows
         # how long it may wait.
-        slots = self._map or self._look(None, call.ttl, wake)
+        slots = self._topology.slots(call.ttl, wake)
         host = slots.owner_of(wake)
         return self._ask(slots, call.ttl, host, lambda node: node.block(call, wake, seconds))
 
@@ -122,7 +104,7 @@ class Cluster(Server):
     ) -> list[Any]:
         if not commands:
             return []
-        slots = self._map or self._look(None, ttl, "")
+        slots = self._topology.slots(ttl, "")
         keys = ["" if each[0] in _KEYLESS else _text(each[1]) for each in commands]
         replies: list[Any] = [None] * len(commands)
         for host, which in self._by_node(slots, keys):
@@ -142,8 +124,8 @@ class Cluster(Server):
         return replies
 
     def primaries(self) -> dict[str, Server]:
-        slots = self._map or self._look(None, LOOKING_TTL, "")
-        return {_name(host): self._node(host) for host in slots.primaries}
+        slots = self._topology.look(LOOKING_TTL, "")
+        return {_name(host): self._topology.node(host) for host in slots.primaries}
 
     def topology(self) -> tuple[dict[str, tuple[int, list[str]]], int]:
         """How many slots each primary has, and its replicas; and how many slots have no node.
@@ -151,7 +133,7 @@ class Cluster(Server):
         Raises:
             LockUnavailable: no node says so.
         """
-        slots = self._look(None, LOOKING_TTL, "")
+        slots = self._topology.look(LOOKING_TTL, "")
         counts = Counter(slots.owners)
         replicas: dict[Host, list[str]] = {host: [] for host in slots.primaries}
         for replica, primary in slots.replicas.items():
@@ -160,13 +142,11 @@ class Cluster(Server):
         return nodes, counts[None]
 
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:
-        slots = self._map or self._look(None, ttl, keys[0])
+        slots = self._topology.slots(ttl, keys[0])
         return [[keys[i] for i in which] for _, which in self._by_node(slots, keys)]
 
     def close(self) -> None:
-        nodes, self._nodes = list(self._nodes.values()), {}
-        for node in nodes:
-            node.close()
+        self._topology.close()
 
     def _tries_again(self, exc: LockUnavailable, until: float) -> bool:
         return super()._tries_again(exc, until) or (
@@ -188,122 +168,29 @@ class Cluster(Server):
             LockUnavailable: the node did not answer, or there is none.
         """
         if host is None:
-            self._look_again(slots, ttl, None, False)
+            self._topology.look_again(slots, ttl, None, False)
             down = ClusterDownError("a hash slot has no node")
             raise _unavailable("", down) from down
         try:
-            return ask(self._node(host))
+            return ask(self._topology.node(host))
         except LockUnavailable as exc:
             if code_of(exc.__cause__) not in _IS_MOVING:
-                self._look_again(slots, ttl, host, moved_to(exc.__cause__) is not None)
+                self._topology.look_again(slots, ttl, host, moved_to(exc.__cause__) is not None)
             raise
-
-    def _node(self, host: Host) -> Node:
-        node = self._nodes.get(host)
-        if node is None:
-            reached_at = self._source.reached_at
-            at = reached_at(host) if reached_at else host
-            node = self._nodes.setdefault(host, Node(self._source.pools(*at), self.min_replicas))
-        return node
 
     def _by_node(self, slots: SlotMap, keys: Sequence[str]) -> list[tuple[Host | None, list[int]]]:
         """For each node the indexes of its keys; those without a key go to any of these nodes. A
         node that did not answer last time comes last: it must not delay the others.
         """
         anywhere = next(filter(None, keys), None)
-        default = slots.owner_of(anywhere) if anywhere else random.choice(slots.primaries)
+        default = slots.owner_of(anywhere) if anywhere else slots.any_primary()
         own: dict[Host | None, list[int]] = {}
         for i, key in enumerate(keys):
             own.setdefault(slots.owner_of(key) if key else default, []).append(i)
         return sorted(own.items(), key=lambda each: not each[0] or self._is_broken(each[0]))
 
     def _is_broken(self, host: Host) -> bool:
-        return self._node(host).watch.is_broken
-
-    # -- which node has which slot --------------------------------------------------------
-
-    def _look_again(self, slots: SlotMap, ttl: float, host: Host | None, said_so: bool) -> None:
-        """Look at the slots, unless another thread has just done so.
-
-        Args:
-            slots: what we knew when a request failed.
-            ttl: seconds; they determine how long a node may take to answer.
-            host: the node that was asked.
-            said_so: the node replied that the slot is elsewhere; otherwise it may be down.
-        """
-        if self._map is slots and (said_so or clock() > self._looked_at + LOOK_EVERY):
-            # If it fails, the request's own failure is what we report.
-            with contextlib.suppress(LockUnavailable):
-                self._look(slots, ttl, "", host, said_so)
-
-    def _look(
-        self,
-        known: SlotMap | None,
-        ttl: float,
-        key: str,
-        asked: Host | None = None,
-        said_so: bool = False,
-    ) -> SlotMap:
-        """Ask some nodes, in random order, who has which slot. One thread does so at a time.
-
-        Raises:
-            LockUnavailable: no node answered.
-        """
-        try:
-            turn = self._turn.pop()
-        except IndexError:
-            if known is not None:
-                return known
-            exc = RedisConnectionError("another thread is asking which nodes there are")
-            raise LockUnavailable(key, None, str(exc)) from exc
-        try:
-            self._looked_at = clock()
-            found = self._newest(known, ttl, key, asked, said_so)
-            if known is not None:
-                self._hold_off(known, found)
-            self._map = found
-            return found
-        finally:
-            self._turn.append(turn)
-
-    def _newest(
-        self, known: SlotMap | None, ttl: float, key: str, asked: Host | None, said_so: bool
-    ) -> SlotMap:
-        """The newest of some nodes' answers. A node that is cut off from the others may have an
-        old one.
-        """
-        others = {*self._source.first, *((*known.primaries, *known.replicas) if known else ())}
-        hosts = random.sample(sorted(others - {asked}), len(others - {asked}))
-        if asked:
-            hosts.insert(0 if said_so else len(hosts), asked)
-        newest: SlotMap | None = None
-        failure: LockUnavailable | None = None
-        for host in hosts[:ASKED]:
-            try:
-                found = slot_map(self._node(host).replies(COMMANDS, ttl, errors=True), host)
-            except LockUnavailable as exc:
-                failure = exc
-                continue
-            if newest is None or found.epoch > newest.epoch:
-                newest = found
-            if known is None or newest.epoch >= known.epoch:
-                break
-        if newest is not None:
-            return newest
-        assert failure is not None
-        raise LockUnavailable(key, None, failure.reason) from failure.__cause__
-
-    def _hold_off(self, before: SlotMap, after: SlotMap) -> None:
-        """Hold off new locks in slots whose former node is gone: the locks may have gone with it.
-        A hold-off that lasts goes with its slots.
-        """
-        for host, former in after.taken_over(before).items():
-            watch = self._node(host).watch
-            for each in former:
-                is_there = each in after.primaries
-                changed_at = self._node(each).watch.changed_at if each and is_there else clock()
-                if changed_at is not None:
-                    watch.changed_at = max(changed_at, watch.changed_at or changed_at)
+        return self._topology.node(host).watch.is_broken
 
 
 def _name(host: Host) -> str:
@@ -316,14 +203,3 @@ def _text(key: Any) -> str:
 
 def _unavailable(key: str, exc: Exception) -> LockUnavailable:
     return LockUnavailable(key, None, f"{type(exc).__name__}: {exc}")
-
-
-_all_clusters: Final[weakref.WeakSet[Cluster]] = weakref.WeakSet()
-
-
-def _begin_again() -> None:
-    for cluster in list(_all_clusters):
-        cluster._begin()
-
-
-os.register_at_fork(after_in_child=_begin_again)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -35,6 +36,10 @@ class SlotMap:
     def owner_of(self, key: str) -> Host | None:
         """The primary of the slot of this key; None if it has none."""
         return self.owners[key_slot(key.encode())]
+
+    def any_primary(self) -> Host | None:
+        """A primary chosen at random; None if there is none."""
+        return random.choice(self.primaries) if self.primaries else None
 
     def taken_over(self, before: SlotMap) -> dict[Host, set[Host | None]]:
         """The former owners of the slots that each node got since then, by that node."""

@@ -17,7 +17,7 @@ from celery_redislock.servers.rights import Rights
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.clusters import ClusterSet
 from tests.support.looking import make_app, run, take
-from tests.support.servers import free_port
+from tests.support.servers import SentinelSet, free_port
 from tests.support.waiting import eventually
 
 CHECKS = {
@@ -410,7 +410,7 @@ def test_a_cluster_is_shown_with_its_nodes(cluster, doctor):
 def test_a_node_of_a_cluster_that_does_not_answer_is_named(doctor):
     with ClusterSet(primaries=2, replicas=0) as own:
         dead, alive = own.nodes
-        own._set_node_timeout(500)
+        own.set_node_timeout(500)
         dead.kill()
         found = doctor(own.url, 1)
         ((level, what),) = [each for each in found["server"] if str(dead.port) in each[1]]
@@ -422,3 +422,15 @@ def test_a_node_of_a_cluster_that_does_not_answer_is_named(doctor):
 def test_a_node_of_a_cluster_is_no_server_of_its_own(cluster, doctor):
     found = doctor(cluster.nodes[0].url, 1)
     assert ("error", "the server is a node of a Redis Cluster") in found["replication"]
+
+
+def test_replicas_are_compared_with_what_is_asked_of_them(doctor):
+    with SentinelSet(sentinels=1) as servers:
+        ((level, what),) = doctor(servers.master.url)["replication"]
+        assert (level, "min-replicas-to-write 0" in what) == ("warning", True)
+        with servers.client() as client:
+            client.config_set("min-replicas-to-write", 1)
+        ((level, what),) = doctor(servers.master.url, redislock_min_replicas=1)["replication"]
+        assert (level, "min-replicas-to-write" in what) == ("warning", False)
+        ((level, what),) = doctor(servers.master.url, 1, redislock_min_replicas=2)["replication"]
+        assert (level, what) == ("error", "1 replicas: redislock_min_replicas asks 2")

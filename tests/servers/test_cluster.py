@@ -26,9 +26,10 @@ from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.looking import Looking
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.slots import SlotMap, slot_map
+from celery_redislock.servers.topology import Topology
 from celery_redislock.servers.urls import Nodes, source_from_url
 from tests.servers.test_store import busy, extended, extension, make_claim, outcomes, taken
-from tests.support.clusters import ClusterSet
+from tests.support.clusters import ClusterSet, free_port_with_bus
 from tests.support.lateness import elapsed
 from tests.support.rights import as_user, grant
 from tests.support.servers import RedisServer
@@ -334,7 +335,7 @@ def test_slots_move_to_a_new_node_under_load(label) -> None:
             servers.move_slot(next(each for each in range(100) if each not in slots), new)
             for target in (new, *servers.primaries()[:2], new):
                 for slot in slots:
-                    if servers._owner(slot) is not target:
+                    if servers.owner_of(slot) is not target:
                         servers.move_slot(slot, target)
             before = runs.copy()
             eventually(lambda: all(runs[name] > before[name] for name in names), "all go on")
@@ -353,7 +354,7 @@ def test_redis_cli_reshards_under_held_locks(label) -> None:
         first, second, _ = servers.primaries()
         command = [
             *("redis-cli", "--cluster", "reshard", f"127.0.0.1:{first.port}", "--cluster-yes"),
-            *("--cluster-from", servers._id(first), "--cluster-to", servers._id(second)),
+            *("--cluster-from", servers.id_of(first), "--cluster-to", servers.id_of(second)),
             *("--cluster-slots", "2000"),
         ]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
@@ -444,21 +445,21 @@ def test_a_node_that_does_not_know_its_address_is_where_it_was_asked() -> None:
     assert slots.epoch == 0
 
 
-class Told(Cluster):
+class Told(Topology):
     """A cluster whose nodes say what a test lets them say."""
 
     def __init__(self, **answers: Any) -> None:
         hosts = tuple((host, 1) for host in answers)
-        super().__init__(Nodes(hosts, lambda host, port: lambda *given: redis.ConnectionPool()))
+        super().__init__(Nodes(hosts, lambda host, port: lambda *given: redis.ConnectionPool()), 0)
         self.answers = answers
 
-    def _node(self, host: Any) -> Any:
-        node = super()._node(host)
+    def node(self, host: Any) -> Any:
+        node = super().node(host)
         node.replies = lambda *given, **more: self._say(host[0])  # type: ignore[method-assign]
         return node
 
     def _say(self, host: str) -> Any:
-        slots = self.answers[host]
+        slots = self.answers.get(host)
         if slots is None:
             raise LockUnavailable("", None, "no answer")
         ranges = [
@@ -471,39 +472,61 @@ class Told(Cluster):
 
 def test_of_several_answers_the_newest_counts() -> None:
     old, new = told((0, 9, "a"), epoch=3), told((0, 9, "b"), epoch=4)
-    cluster = Told(a=old, b=new, c=None)
+    nodes = Told(a=new, b=new, c=new)
+    nodes.look(1.0, "")
+    nodes.answers.update(a=old, c=None)
     for _ in range(10):  # they are asked in random order
-        assert cluster._look(new, 1.0, "").owners[0] == ("b", 1)
+        assert nodes.look(1.0, "").owners[0] == ("b", 1)
 
 
 def test_a_cluster_that_was_made_anew_is_believed() -> None:
-    before, anew = told((0, 9, "a"), epoch=30), told((0, 9, "b"), epoch=2)
-    cluster = Told(a=anew, b=anew)
-    assert cluster._look(before, 1.0, "").owners[0] == ("b", 1)
+    nodes = Told(a=told((0, 9, "a"), epoch=30))
+    nodes.look(1.0, "")
+    nodes.answers.update(a=told((0, 9, "b"), epoch=2))
+    assert nodes.look(1.0, "").owners[0] == ("b", 1)
 
 
-def test_who_takes_over_from_a_node_that_is_gone_holds_off_and_who_is_given_slots_does_not() -> (
-    None
-):
-    before = told((0, 9, "a"), (10, 19, "b"), (20, 29, "c"))
-    after = told((0, 9, "a2"), (10, 14, "b"), (15, 19, "c"), (20, 29, "c"), epoch=2)
-    cluster = Told(a=None, a2=after, b=after, c=after)
-    cluster._look(before, 1.0, "")
-    assert cluster._node(("a2", 1)).watch.changed_at is not None
-    assert cluster._node(("c", 1)).watch.changed_at is None
-    assert cluster._node(("b", 1)).watch.changed_at is None
+def after_a_change(before: SlotMap, after: SlotMap, changed_at: float | None = None) -> Told:
+    nodes = Told(a=before, b=before)
+    nodes.look(1.0, "")
+    nodes.node(("a", 1)).watch.changed_at = changed_at
+    nodes.answers.update(a=after, b=after)
+    nodes.look(1.0, "")
+    return nodes
+
+
+def test_who_takes_over_from_a_node_that_is_gone_holds_off_and_who_is_given_slots_not() -> None:
+    nodes = after_a_change(
+        told((0, 9, "a"), (10, 19, "b"), (20, 29, "c")),
+        told((0, 9, "a2"), (10, 14, "b"), (15, 19, "c"), (20, 29, "c"), epoch=2),
+    )
+    assert nodes.node(("a2", 1)).watch.changed_at is not None
+    assert nodes.node(("c", 1)).watch.changed_at is None
+    assert nodes.node(("b", 1)).watch.changed_at is None
 
 
 def test_slots_without_a_node_before_are_held_off() -> None:
-    after = told((0, 19, "a"), epoch=2)
-    cluster = Told(a=after)
-    cluster._look(told((0, 9, "a")), 1.0, "")
-    assert cluster._node(("a", 1)).watch.changed_at is not None
+    nodes = after_a_change(told((0, 9, "a")), told((0, 19, "a"), epoch=2))
+    assert nodes.node(("a", 1)).watch.changed_at is not None
 
 
 def test_a_hold_off_goes_with_its_slots() -> None:
     before, after = told((0, 9, "a"), (10, 19, "b")), told((0, 4, "a"), (5, 19, "b"), epoch=2)
-    cluster = Told(a=after, b=after)
-    cluster._node(("a", 1)).watch.changed_at = 5.0
-    cluster._look(before, 1.0, "")
-    assert cluster._node(("b", 1)).watch.changed_at == 5.0
+    assert after_a_change(before, after, 5.0).node(("b", 1)).watch.changed_at == 5.0
+
+
+def test_a_node_that_left_is_forgotten() -> None:
+    nodes = after_a_change(told((0, 9, "a"), (10, 19, "x")), told((0, 19, "a"), epoch=2))
+    nodes.node(("x", 1))
+    nodes.look(1.0, "")
+    assert ("x", 1) not in nodes._nodes
+
+
+def test_while_no_node_has_a_slot_locks_are_unavailable(label) -> None:
+    with RedisServer("--cluster-enabled", "yes", port=free_port_with_bus()) as alone:
+        store = server_at(source_from_url(f"redis+cluster://127.0.0.1:{alone.port}"))
+        with pytest.raises(LockUnavailable, match="a hash slot has no node"):
+            store.run(calls.acquire(make_claim(label, ttl=0.5)))
+        with pytest.raises(LockUnavailable, match="a hash slot has no node"):
+            store.replies([("TIME",)])
+        store.close()

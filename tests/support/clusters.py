@@ -20,7 +20,7 @@ from .servers import PATIENT, RedisServer
 from .waiting import eventually
 
 
-def _free_port_with_bus() -> int:
+def free_port_with_bus() -> int:
     """A port of a node, whose port for the other nodes, 10,000 above it, is free too."""
     while True:
         port = random.SystemRandom().randrange(20000, 22000)
@@ -53,7 +53,7 @@ class ClusterSet:
             *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
             *("--cluster-node-timeout", str(PATIENT), "--cluster-require-full-coverage", "no"),
             *("--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"),
-            port=_free_port_with_bus(),
+            port=free_port_with_bus(),
         )
 
     @property
@@ -83,12 +83,12 @@ class ClusterSet:
         lines = (line.partition(":") for line in self._say(node, *command).splitlines())
         return {name: value for name, _, value in lines}
 
-    def _ranges(self, node: RedisServer) -> list[tuple[int, int, int]]:
+    def ranges(self, node: RedisServer) -> list[tuple[int, int, int]]:
         """What this node says: the first and the last slot, and the port of who has them."""
         told = self._say(node, "CLUSTER", "SLOTS")
         return sorted((first, last, primary[1]) for first, last, primary, *_ in told)
 
-    def _id(self, node: RedisServer) -> str:
+    def id_of(self, node: RedisServer) -> str:
         return str(self._say(node, "CLUSTER", "MYID"))
 
     def _alive(self) -> list[RedisServer]:
@@ -96,16 +96,16 @@ class ClusterSet:
 
     def primary_of(self, key: str) -> RedisServer:
         """The node that has the slot of this key."""
-        return self._owner(key_slot(key.encode()))
+        return self.owner_of(key_slot(key.encode()))
 
-    def _owner(self, slot: int) -> RedisServer:
-        ranges = self._ranges(self._alive()[0])
+    def owner_of(self, slot: int) -> RedisServer:
+        ranges = self.ranges(self._alive()[0])
         port = next(port for first, last, port in ranges if first <= slot <= last)
         return next(each for each in self.nodes if each.port == port)
 
     def primaries(self) -> list[RedisServer]:
         """The nodes that have slots."""
-        ports = {port for _, _, port in self._ranges(self._alive()[0])}
+        ports = {port for _, _, port in self.ranges(self._alive()[0])}
         return [each for each in self.nodes if each.port in ports]
 
     def replica_of(self, primary: RedisServer) -> RedisServer:
@@ -124,12 +124,12 @@ class ClusterSet:
         """End the node that has this key's slot. Returns it when its replica has taken over."""
         old = self.primary_of(key)
         new = self.replica_of(old)
-        self._set_node_timeout(500)
+        self.set_node_timeout(500)
         try:
             old.kill()
             eventually(lambda: self._leads(new), "its replica takes over", 60)
         finally:
-            self._set_node_timeout(PATIENT)
+            self.set_node_timeout(PATIENT)
         return old
 
     def failover(self, key: str) -> None:
@@ -147,17 +147,17 @@ class ClusterSet:
             return self._leads(new)
 
         # The nodes vote again after twice this time.
-        self._set_node_timeout(2000)
+        self.set_node_timeout(2000)
         try:
             eventually(takes_over, "it takes over", 60)
         finally:
-            self._set_node_timeout(PATIENT)
+            self.set_node_timeout(PATIENT)
 
     def begin_to_move(self, slot: int, target: RedisServer) -> RedisServer:
         """Prepare a slot's nodes for its move to this one. Returns the node that has it."""
-        source = self._owner(slot)
-        self._say(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self._id(source))
-        self._say(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self._id(target))
+        source = self.owner_of(slot)
+        self._say(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
+        self._say(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(target))
         return source
 
     def end_move(self, slot: int, source: RedisServer, target: RedisServer) -> None:
@@ -165,7 +165,7 @@ class ClusterSet:
         while keys := self._say(source, "CLUSTER", "GETKEYSINSLOT", slot, 100):
             self._say(source, "MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
         for node in (target, source, *(set(self.primaries()) - {target, source})):
-            self._say(node, "CLUSTER", "SETSLOT", slot, "NODE", self._id(target))
+            self._say(node, "CLUSTER", "SETSLOT", slot, "NODE", self.id_of(target))
 
     def move_slot(self, slot: int, target: RedisServer) -> None:
         """Move a slot with its keys to this node, as `redis-cli --cluster reshard` does."""
@@ -195,14 +195,14 @@ class ClusterSet:
             assigned = int(fields["cluster_slots_assigned"])
             if fields["cluster_state"] != "ok" or assigned != REDIS_CLUSTER_HASH_SLOTS:
                 return False
-            told.add(repr(self._ranges(node)))
+            told.add(repr(self.ranges(node)))
         return len(told) == 1
 
     def _in_step(self) -> bool:
         links = (self._told(each, "INFO", "replication") for each in self._alive())
         return all(each.get("master_link_status", "up") == "up" for each in links) and self.agree()
 
-    def _set_node_timeout(self, milliseconds: int) -> None:
+    def set_node_timeout(self, milliseconds: int) -> None:
         for node in self._alive():
             self._say(node, "CONFIG", "SET", "cluster-node-timeout", milliseconds)
 
@@ -222,7 +222,7 @@ class ClusterSet:
             eventually(self._all_met, "the nodes know each other", 60)
             for number, node in enumerate(self.nodes[self._primaries :]):
                 primary = self.nodes[number % self._primaries]
-                self._say(node, "CLUSTER", "REPLICATE", self._id(primary))
+                self._say(node, "CLUSTER", "REPLICATE", self.id_of(primary))
             eventually(self._in_step, "the cluster is up", 60)
         except BaseException:
             self.kill()

@@ -141,16 +141,29 @@ def check_replication(patient: Patient) -> Iterator[Finding]:
             ERROR, "the server is a replica, which takes no writes",
             "set redislock_url to the master or to the sentinels",
         )  # fmt: skip
-    elif int(info.get("connected_slaves", 0)) or sentinel:
+    elif (replicas := int(info.get("connected_slaves", 0))) < patient.locks.min_replicas:
         yield Finding(
-            WARNING,
-            f"{info.get('connected_slaves', 0)} replicas{', by sentinels' if sentinel else ''}:"
-            " a failover may forget a lock",
-            "pass self.lock.fence to the resource where two runs at once would do harm;"
-            " min-replicas-to-write shortens the gap",
+            ERROR, f"{replicas} replicas: redislock_min_replicas asks {patient.locks.min_replicas}",
+            "add replicas, or lower redislock_min_replicas: no lock can be taken",
         )  # fmt: skip
+    elif replicas or sentinel:
+        yield _replicated(patient, replicas, sentinel)
     else:
         yield Finding(OK, "one master, without replicas")
+
+
+def _replicated(patient: Patient, replicas: int, sentinel: bool) -> Finding:
+    needed = Looking(patient.server).server_config("min-replicas-to-write")
+    serves_alone = needed.get("min-replicas-to-write") == "0"
+    what = f"{replicas} replicas{', by sentinels' if sentinel else ''}"
+    if serves_alone:
+        what += ", min-replicas-to-write 0"
+    advice = "pass self.lock.fence to the resource where two runs at once would do harm"
+    if not patient.locks.min_replicas:
+        advice += "; redislock_min_replicas = 1 shortens the gap"
+    if serves_alone:
+        advice += "; with min-replicas-to-write 1 a master that is cut off takes no locks"
+    return Finding(WARNING, f"{what}: a failover may forget a lock", advice)
 
 
 def check_round_trip(patient: Patient) -> Iterator[Finding]:

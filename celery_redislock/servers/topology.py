@@ -1,0 +1,166 @@
+"""The nodes of a Redis Cluster, and which of them has which hash slot."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import weakref
+from typing import Final
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from ..errors import LockUnavailable
+from ..protocol.clock import clock
+from .node import Node
+from .slots import COMMANDS, SlotMap, slot_map
+from .urls import Host, Nodes
+
+#: Seconds between two looks at the slots because a node did not answer.
+LOOK_EVERY: Final = 0.1
+#: How many nodes one look asks.
+ASKED: Final = 3
+
+
+class Topology:
+    """The nodes, as the cluster last told us.
+
+    Args:
+        source: how to connect to them.
+        min_replicas: see `Server`.
+    """
+
+    def __init__(self, source: Nodes, min_replicas: int) -> None:
+        self._min_replicas = min_replicas
+        self._source = source
+        self._nodes: dict[Host, Node] = {}
+        self._map: SlotMap | None = None
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
+        self._looked_at = -LOOK_EVERY
+        #: Who looks at the slots takes this out. No mutex: native threads and greenlets come here,
+        #: and one that another thread holds at a fork stays locked in the child.
+        self._turn = ["to look"]
+
+    def slots(self, ttl: float, key: str) -> SlotMap:
+        """Which node has which slot, as far as we know.
+
+        Raises:
+            LockUnavailable: we know nothing, and no node answered.
+        """
+        return self._map or self.look(ttl, key)
+
+    def node(self, host: Host) -> Node:
+        node = self._nodes.get(host)
+        if node is None:
+            reached_at = self._source.reached_at
+            at = reached_at(host) if reached_at else host
+            node = self._nodes.setdefault(host, Node(self._source.pools(*at), self._min_replicas))
+        return node
+
+    def close(self) -> None:
+        nodes, self._nodes = list(self._nodes.values()), {}
+        for node in nodes:
+            node.close()
+
+    def look_again(self, slots: SlotMap, ttl: float, host: Host | None, said_so: bool) -> None:
+        """Look at the slots, unless another thread has just done so.
+
+        Args:
+            slots: what we knew when a request failed.
+            ttl: seconds; they determine how long a node may take to answer.
+            host: the node that was asked.
+            said_so: the node replied that the slot is elsewhere; otherwise it may be down.
+        """
+        if self._map is slots and (said_so or clock() > self._looked_at + LOOK_EVERY):
+            # If it fails, the request's own failure is what we report.
+            with contextlib.suppress(LockUnavailable):
+                self.look(ttl, "", host, said_so)
+
+    def look(
+        self, ttl: float, key: str, asked: Host | None = None, said_so: bool = False
+    ) -> SlotMap:
+        """Ask some nodes, in random order, who has which slot. One thread does so at a time.
+
+        Args:
+            ttl: seconds; they determine how long a node may take to answer.
+            key: the key that the request is about, or "".
+            asked: a node that was asked for something else. See `look_again`.
+            said_so: see `look_again`.
+
+        Raises:
+            LockUnavailable: no node answered.
+        """
+        try:
+            turn = self._turn.pop()
+        except IndexError:
+            if self._map is not None:
+                return self._map
+            exc = RedisConnectionError("another thread is asking which nodes there are")
+            raise LockUnavailable(key, None, str(exc)) from exc
+        try:
+            self._looked_at = clock()
+            found = self._newest(ttl, key, self._to_ask(asked, said_so))
+            if self._map is not None:
+                self._hold_off(self._map, found)
+            self._map = found
+            # A node that left may come back as another one.
+            there = {*self._source.first, *found.primaries, *found.replicas}
+            self._nodes = {host: node for host, node in self._nodes.items() if host in there}
+            return found
+        finally:
+            self._turn.append(turn)
+
+    def _to_ask(self, asked: Host | None, said_so: bool) -> list[Host]:
+        known = self._map
+        hosts = {*self._source.first, *((*known.primaries, *known.replicas) if known else ())}
+        shuffled = random.sample(sorted(hosts - {asked}), len(hosts - {asked}))
+        if asked is None:
+            return shuffled
+        return [asked, *shuffled] if said_so else [*shuffled, asked]
+
+    def _newest(self, ttl: float, key: str, hosts: list[Host]) -> SlotMap:
+        """The newest of some nodes' answers. A node that is cut off from the others may have an
+        old one.
+        """
+        newest: SlotMap | None = None
+        failure: LockUnavailable | None = None
+        for host in hosts[:ASKED]:
+            try:
+                found = slot_map(self.node(host).replies(COMMANDS, ttl, errors=True), host)
+            except LockUnavailable as exc:
+                failure = exc
+                continue
+            if newest is None or found.epoch > newest.epoch:
+                newest = found
+            if self._map is None or newest.epoch >= self._map.epoch:
+                break
+        if newest is not None:
+            return newest
+        assert failure is not None
+        raise LockUnavailable(key, None, failure.reason) from failure.__cause__
+
+    def _hold_off(self, before: SlotMap, after: SlotMap) -> None:
+        """Hold off new locks in slots whose former node is gone: the locks may have gone with it.
+        A hold-off that lasts goes with its slots.
+        """
+        for host, former in after.taken_over(before).items():
+            watch = self.node(host).watch
+            for each in former:
+                is_there = each in after.primaries
+                changed_at = self.node(each).watch.changed_at if each and is_there else clock()
+                if changed_at is not None:
+                    watch.changed_at = max(changed_at, watch.changed_at or changed_at)
+
+
+_all: Final[weakref.WeakSet[Topology]] = weakref.WeakSet()
+
+
+def _begin_again() -> None:
+    for topology in list(_all):
+        topology._begin()
+
+
+os.register_at_fork(after_in_child=_begin_again)
