@@ -18,7 +18,7 @@ from ..protocol.checks import check_prefix
 from ..protocol.notes import DONE_TTL
 from ..servers import stand_in
 from ..servers.address import address_of
-from ..servers.urls import TRANSPORT_OPTIONS, is_redis_url, source_from_url
+from ..servers.urls import QUORUM, TRANSPORT_OPTIONS, is_redis_url, source_from_url
 from .brokers import redelivery_of
 from .internals import CELERYS_SETTINGS, real_app
 from .options import SETTINGS
@@ -111,6 +111,11 @@ class AppLocks:
     def eager(self) -> bool:
         """Whether eager calls take locks."""
         return self._eager or (stand_in.current is not None and stand_in.current.eager)
+
+    @property
+    def is_quorum(self) -> bool:
+        """Whether independent servers keep the locks. They have no waiting rooms."""
+        return self.address is not None and self.address.url.startswith(f"{QUORUM}://")
 
     def require_address(self) -> Address:
         """Where the locks are.

@@ -93,7 +93,8 @@ def acquire(
         *(claim.runs_key, of.history, of.turned, *of.slots),
     )
     read = partial(_acquire_answer, claim)
-    return Call("acquire", keys, args, read, claim.ttl, True, not claim.task_id)
+    undo = partial(settle, claim)
+    return Call("acquire", keys, args, read, claim.ttl, True, not claim.task_id, undo=undo)
 
 
 def _acquire_answer(claim: Claim, reply: Any, sent_at: float) -> Acquired | Busy | Done:
@@ -122,7 +123,8 @@ def reserve(claim: Claim, seconds: float) -> Call[Reserved | Busy]:
         *(of.aside, of.waiters, of.ended, *of.slots),
     )
     args = (claim.value, to_ms(seconds), of.lock_id)
-    return Call("reserve", keys, args, _reserve_answer, claim.ttl, takes=True)
+    undo = partial(settle, claim)
+    return Call("reserve", keys, args, _reserve_answer, claim.ttl, takes=True, undo=undo)
 
 
 def _reserve_answer(reply: Any, sent_at: float) -> Reserved | Busy:
@@ -141,6 +143,11 @@ def _reservation(value: bytes) -> Reservation | None:
     if not token or not task_id or not since or holders.is_turn(value):
         return None
     return Reservation(token, task_id, since)
+
+
+def raise_fence(counter: str, fence: int, ttl: float) -> Call[bool]:
+    """Raise a bucket's fence counter: later fences there are higher than this one."""
+    return Call("raise", (counter,), (fence,), is_true, ttl)
 
 
 # -- extending a lock -------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class Call(Generic[T]):
         recurs: the same keys are likely to be sent again, so their packed form is kept.
         wider: makes the call to make in place of this one, from a reply that names what else the
             script would touch; None if the reply is the answer.
+        undo: makes the call that gives back what this call may have taken.
     """
 
     script: str
@@ -39,6 +40,7 @@ class Call(Generic[T]):
     takes: bool = False
     recurs: bool = False
     wider: Callable[[Any], Call[T] | None] | None = None
+    undo: Callable[[], Call[Any]] | None = None
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)

@@ -8,7 +8,7 @@ from redis.connection import SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
 from ..protocol.holders import one_line
-from .urls import Nodes, Source
+from .urls import QUORUM, Independent, Nodes, Source
 
 
 def address_of(source: Source) -> str:
@@ -22,6 +22,9 @@ def address_of(source: Source) -> str:
         scheme = ours[0].partition("://")[0]
         hosts = ",".join(each.partition("://")[2].partition("/")[0] for each in ours)
         return one_line(f"{scheme}+cluster://{hosts}")
+    if isinstance(source, Independent):
+        hosts = ",".join(address_of(each).partition("://")[2] for each in source.pools)
+        return one_line(f"{QUORUM}://{hosts}")
     pool: Any = source(1.0, _never_called)
     options = pool.connection_kwargs
     database = options.get("db") or 0

@@ -9,8 +9,9 @@ import redis
 from .cluster import Cluster
 from .connections import pools_like
 from .node import Node
+from .quorum import Quorum
 from .server import Server
-from .urls import Nodes, Source
+from .urls import Independent, Nodes, Source
 
 
 def server_at(source: Source, min_replicas: int = 0) -> Server:
@@ -20,9 +21,11 @@ def server_at(source: Source, min_replicas: int = 0) -> Server:
         source: how to connect.
         min_replicas: how many replicas must confirm an acquisition.
     """
-    kind: Any = Cluster if isinstance(source, Nodes) else Node
-    server: Server = kind(source, min_replicas)
-    return server
+    if isinstance(source, Independent):
+        return Quorum(source.pools, source.names, min_replicas)
+    return (
+        Cluster(source, min_replicas) if isinstance(source, Nodes) else Node(source, min_replicas)
+    )
 
 
 def server_like(client: redis.Redis | redis.RedisCluster) -> Server:

@@ -24,13 +24,15 @@ class Node(Server):
     Args:
         pools: makes connection pools to the server.
         min_replicas: see `Server`.
+        longest: the most seconds that a command may take, whatever the ttl.
 
     Attributes:
         watch: knows whether the server came back empty.
     """
 
-    def __init__(self, pools: PoolFactory, min_replicas: int = 0) -> None:
+    def __init__(self, pools: PoolFactory, min_replicas: int = 0, longest: float = 1.0) -> None:
         self.min_replicas = min_replicas
+        self._longest = longest
         self._make_pool = pools
         self._connections: dict[tuple[str, float], Connections] = {}
         self.watch = ServerWatch()
@@ -73,7 +75,7 @@ class Node(Server):
         return [list(keys)]
 
     def exchange(self, key: str, ttl: float, purpose: str, talk: Callable[..., T], *args: Any) -> T:
-        timeout = operation_timeout(ttl)
+        timeout = min(operation_timeout(ttl), self._longest)
         connections = self._connections.get((purpose, timeout))
         if connections is None:
             connections = self._new_connections(purpose, timeout)

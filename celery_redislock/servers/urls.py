@@ -35,9 +35,11 @@ TRANSPORT_OPTIONS: Final = (*CONNECTION_OPTIONS, "master_name", "sentinel_kwargs
 #: For the servers of a cluster, and for sentinels in the form of other clients.
 _CLUSTER: Final = ("redis+cluster", "rediss+cluster")
 _SENTINEL: Final = "redis+sentinel"
+#: For independent servers, of which a majority decides.
+QUORUM: Final = "redlock"
 SCHEMES: Final = (
     *("redis", "rediss", "unix", "redis+socket", "socket", "sentinel"),
-    *(_SENTINEL, *_CLUSTER),
+    *(_SENTINEL, *_CLUSTER, QUORUM),
 )
 
 #: redis-py's names for values that the `ssl` module and Celery's URLs name otherwise.
@@ -68,8 +70,20 @@ class Nodes(NamedTuple):
     reached_at: Callable[[Host], Host] | None = None
 
 
+class Independent(NamedTuple):
+    """How to connect to independent servers.
+
+    Attributes:
+        names: their hosts and ports.
+        pools: for each of them, what makes its connection pools.
+    """
+
+    names: tuple[str, ...]
+    pools: tuple[PoolFactory, ...]
+
+
 #: How to connect to a lock server, of one process or of several.
-Source = PoolFactory | Nodes
+Source = PoolFactory | Nodes | Independent
 
 
 def is_redis_url(url: Any) -> bool:
@@ -85,7 +99,8 @@ def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Sourc
             `redis://`, `rediss://`, `unix://` (also `redis+socket://`);
             `sentinel://a;b/0`, Celery's form, with `master_name` in `options`;
             `redis+sentinel://a,b/master_name/0`;
-            `redis+cluster://a,b` and `rediss+cluster://a,b`: some nodes of a Redis Cluster.
+            `redis+cluster://a,b` and `rediss+cluster://a,b`: some nodes of a Redis Cluster;
+            `redlock://a,b,c`: independent servers, of which a majority decides.
             User and password come before the first host.
         options: some of `TRANSPORT_OPTIONS`.
 
@@ -116,14 +131,16 @@ def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Sourc
     try:
         if _scheme(url) in _CLUSTER:
             source: Source = _cluster_nodes(url, options, kwargs)
+        elif _scheme(url) == QUORUM:
+            source = _independent(url, options, kwargs)
         elif _scheme(url) == _SENTINEL:
             source = _sentinel_pools(*_in_celerys_form(url, options), kwargs)
         elif _scheme(url) == "sentinel":
             source = _sentinel_pools(url, options, kwargs)
         else:
             source = _url_pools(url, kwargs)
-        make = source.pools(*source.first[0]) if isinstance(source, Nodes) else source
-        make(1.0, _nothing).make_connection()  # does not connect, but refuses unknown options
+        # This does not connect, but refuses unknown options.
+        _one_of(source)(1.0, _nothing).make_connection()
     except ConfigError:
         raise
     except (TypeError, ValueError, redis.RedisError) as exc:
@@ -138,9 +155,15 @@ def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFa
         ConfigError: as above; or this is the URL of a cluster.
     """
     source = source_from_url(url, options)
-    if isinstance(source, Nodes):
+    if isinstance(source, Nodes | Independent):
         raise ConfigError(f"redislock_url: {_scheme(url)}:// is not accepted here")
     return source
+
+
+def _one_of(source: Source) -> PoolFactory:
+    if isinstance(source, Nodes):
+        return source.pools(*source.first[0])
+    return source.pools[0] if isinstance(source, Independent) else source
 
 
 def _url_pools(url: str, kwargs: dict[str, Any]) -> PoolFactory:
@@ -215,6 +238,20 @@ def _cluster_nodes(url: str, options: dict[str, Any], kwargs: dict[str, Any]) ->
         return _url_pools(f"{one}://{credentials}{at}{where}:{port}?{query}", kwargs)
 
     return Nodes(tuple(first), pools)
+
+
+def _independent(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -> Independent:
+    unfit = sorted({"master_name", "sentinel_kwargs"} & {*options})
+    if unfit:
+        raise ConfigError(f"redislock_transport_options: {unfit[0]!r} does not fit a quorum")
+    base, _, query = url.removeprefix(f"{QUORUM}://").partition("?")
+    hosts, _, database = base.partition("/")
+    credentials, at, _ = hosts.split(",")[0].rpartition("@")
+    names = tuple(part.rpartition("@")[2] for part in hosts.split(","))
+    if len(names) < 3 or len({*names}) < len(names):
+        raise ConfigError(f"redislock_url: {QUORUM}:// needs at least three different servers")
+    made = (f"redis://{credentials}{at}{name}/{database}?{query}" for name in names)
+    return Independent(names, tuple(_url_pools(each, kwargs) for each in made))
 
 
 def _in_celerys_form(url: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from celery import Task
 from ..app.internals import is_decorated, is_nobodys_app
 from ..app.labels import LabelMaker
 from ..app.names import KeyMaker
-from ..app.options import OPTIONS, UNSET, resolve
+from ..app.options import OPTIONS, UNSET, LockOptions, resolve
 from ..app.settings import AppLocks, app_locks
 from ..app.signatures import is_async
 from ..app.unknown import refuse_unknown_option, refuse_unknown_options
@@ -76,8 +76,26 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
             " the task is sent; accepted are typing=True, or a lock_key that is a callable or"
             " has no fields"
         )
+    if locks.is_quorum:
+        _require_no_room(where, options)
     if locks.enabled and (locks.eager or not app.conf.task_always_eager):
         _require_server(cls, app, locks)
+
+
+def _require_no_room(where: str, options: LockOptions) -> None:
+    """Independent servers have no common waiting room, nor slots."""
+    if options.parks:
+        raise ConfigError(
+            f"{where}: on_conflict={options.on_conflict!r} with"
+            f" lock_scope={options.lock_scope!r} lets tasks wait in Redis, which redlock://"
+            " does not support; accepted are Skip(), Raise(), Defer(), Wait() and your own policies"
+            " with parks = False, and lock_scope='running' or 'queued'"
+        )
+    if options.lock_limit > 1:
+        raise ConfigError(
+            f"{where}: lock_limit={options.lock_limit} is not accepted with a redlock:// server,"
+            " whose majorities could let in more; it must be 1"
+        )
 
 
 def _require_our_tracer(where: str, cls: type[LockedTask], door: type[LockedTask]) -> None:
