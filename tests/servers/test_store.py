@@ -162,10 +162,10 @@ def test_asking_again_with_the_same_token_gets_the_same_lock_and_a_full_life(
 ) -> None:
     claim = make_claim(label)
     first = taken(store.run(calls.acquire(claim)))
-    client.pexpire(claim.keys.lock, 1000)
+    client.pexpire(claim.keys.lock, 10_000)
     again = taken(store.run(calls.acquire(claim)))
     assert (again.fence, again.value) == (first.fence, first.value)
-    assert client.pttl(claim.keys.lock) > 29_000
+    assert client.pttl(claim.keys.lock) > 20_000
 
 
 def test_a_lapsed_lock_is_free(store, client, label) -> None:
@@ -241,9 +241,9 @@ def test_a_foreign_value_that_lapses_frees_the_lock(store, client, label) -> Non
 def test_an_extension_gives_the_lock_its_whole_life_again(store, client, label) -> None:
     claim = make_claim(label)
     reply = taken(store.run(calls.acquire(claim)))
-    client.pexpire(claim.keys.lock, 1000)
+    client.pexpire(claim.keys.lock, 10_000)
     assert outcomes(extended(store, extension(claim, reply))) == [EXTENDED]
-    assert client.pttl(claim.keys.lock) > 29_000
+    assert client.pttl(claim.keys.lock) > 20_000
 
 
 def test_many_locks_are_extended_at_once_and_each_has_its_own_answer(store, client, label) -> None:
@@ -312,7 +312,7 @@ def test_a_vanished_lock_is_taken_again_as_it_was(store, client, label) -> None:
     client.delete(claim.keys.lock)
     assert outcomes(extended(store, extension(claim, reply))) == [RETAKEN]
     assert client.get(claim.keys.lock) == reply.value
-    assert client.pttl(claim.keys.lock) > 29_000
+    assert client.pttl(claim.keys.lock) > 20_000
     assert store.run(calls.settle(claim)).ours
 
 
