@@ -127,6 +127,9 @@ class Cluster(Server):
         slots = self._topology.look(LOOKING_TTL, "")
         return {_name(host): self._topology.node(host) for host in slots.primaries}
 
+    def shards(self) -> list[Server]:
+        return list(self.primaries().values())
+
     def topology(self) -> tuple[dict[str, tuple[int, list[str]]], int]:
         """How many slots each primary has, and its replicas; and how many slots have no node.
 

@@ -51,10 +51,10 @@ class Looking:
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        for primary in self._server.primaries().values():
+        for shard in self._server.shards():
             cursor = b"0"
             while True:
-                ((cursor, keys),) = primary.replies(
+                ((cursor, keys),) = shard.replies(
                     [("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)]
                 )
                 yield keys

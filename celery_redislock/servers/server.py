@@ -133,11 +133,19 @@ class Server(ABC):
 
     @abstractmethod
     def primaries(self) -> dict[str, Server]:
-        """The Redis servers that have the keys, by their hosts and ports; by "" if there is one.
+        """All Redis servers that take writes, by their hosts and ports; by "" if there is one.
 
         Raises:
             LockUnavailable: nobody says which ones these are.
         """
+
+    def shards(self) -> list[Server]:
+        """The servers among which the keys are divided.
+
+        Raises:
+            LockUnavailable: nobody says which ones these are.
+        """
+        return [self]
 
     @abstractmethod
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:

@@ -35,6 +35,7 @@ from celery_redislock.servers.urls import source_from_url
 from celery_redislock.testing import MemoryServer
 from tests.servers.test_store import busy, extended, extension, make_claim, outcomes, taken
 from tests.support.lateness import elapsed
+from tests.support.looking import run
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import make_app
@@ -248,6 +249,20 @@ def test_a_lock_that_an_operator_breaks_is_told(store, servers, label) -> None:
 def test_there_are_no_waiting_rooms(store, label) -> None:
     with pytest.raises(LockUnavailable, match="no waiting rooms"):
         store.run(rooms.park(make_claim(label, task_id="x"), Parking("{}")))
+
+
+def test_commands_show_what_a_server_that_answers_has(servers, label) -> None:
+    with make_app({"redislock_url": url_of(servers), "redislock_prefix": label}) as app:
+        lock = RedisLock(app, label)
+        assert lock.acquire(timeout=0)
+        servers[0].kill()
+        for arguments in (["list", "--json"], ["show", "--json", lock.key]):
+            result = run(app, *arguments)
+            assert result.exit_code == 0, result.output
+            assert lock.key in result.output
+        assert run(app, "doctor").exit_code == 1, "one of them is away"
+        assert run(app, "break", "--force", lock.key).exit_code == 0
+        assert lock.holder() is None
 
 
 # -- settings -----------------------------------------------------------------------------------
