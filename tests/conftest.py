@@ -38,11 +38,12 @@ lateness.witness.start()
 #: Where a file runs for a minute and more, the longest first: a file's tests run one after another,
 #: and whoever begins such a file last keeps all others waiting.
 LONG = (
+    *("acceptance/test_rooms", "acceptance/test_retries", "acceptance/test_scopes"),
     *("proofs/model/test_rooms", "acceptance/test_releases", "acceptance/test_ends"),
-    *("proofs/faults/test_short_", "proofs/faults/test_broken_rooms", "acceptance/test_retries"),
+    *("proofs/faults/test_short_", "proofs/faults/test_broken_rooms"),
     *("acceptance/test_turns_nobody_takes", "proofs/faults/test_faults", "servers/test_store"),
     *("lock/test_redis_lock", "test_demo_command", "acceptance/deliveries/test_notes"),
-    *("acceptance/test_outages", "acceptance/test_rooms", "acceptance/test_scopes"),
+    *("acceptance/test_outages", "acceptance/test_outcomes"),
     *("acceptance/deliveries/test_newest", "acceptance/test_exits", "lock/test_greenlets"),
     *("test_migrating", "acceptance/test_lost", "acceptance/test_replace", "ops/web/"),
     *("proofs/model/", "acceptance/", "test_pages", "test_demo"),

