@@ -12,7 +12,6 @@ from tests.conftest import POOLS
 from tests.support.waiting import eventually, never
 
 QUEUE = "lost"
-LOCKS = ("redis", "cluster")
 
 
 @pytest.fixture(scope="module", params=POOLS)

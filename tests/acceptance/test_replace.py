@@ -14,7 +14,6 @@ from tests.support.waiting import eventually, never
 from tests.support.workers import is_running
 
 QUEUE = "replace"
-LOCKS = ("redis", "cluster")
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,6 @@ IMPATIENT = {
     }
 }
 QUEUE = "retries"
-LOCKS = ("redis", "cluster")
 
 needs_impatience = pytest.mark.skipif(
     not hasattr(kombu.transport.redis.Channel, "unacked_restore_throttle"),

@@ -24,7 +24,6 @@ from tests.support.workers import is_running
 __all__ = ["app", "length", "tasks"]  # fixtures
 
 QUEUE = "scopes"
-LOCKS = ("redis", "cluster")
 
 
 @pytest.fixture(scope="module")
