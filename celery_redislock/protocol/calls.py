@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from . import holders, notes, past
 from .claims import (
@@ -35,6 +35,14 @@ RESERVE: Final = 0.1
 MAX_BLOCK: Final = 5.0
 #: Seconds after which a waiter that has not asked again counts as dead.
 WAITER_TTL: Final = MAX_BLOCK + 2.0
+
+
+T = TypeVar("T")
+
+#: Where `acquire` has the fence counter among its keys, and `how` among its arguments; and where
+#: `extend` has the counter above which a missing lock is not taken again, and one above all.
+_COUNTER_KEY, _HOW = 1, 6
+_LAST_COUNTER, _HIGHEST = 5, 2**53
 
 
 class Release(NamedTuple):
@@ -145,9 +153,19 @@ def _reservation(value: bytes) -> Reservation | None:
     return Reservation(token, task_id, since)
 
 
-def raise_fence(counter: str, fence: int, ttl: float) -> Call[bool]:
-    """Raise a bucket's fence counter: later fences there are higher than this one."""
-    return Call("raise", (counter,), (fence,), is_true, ttl)
+def without_waiters(call: Call[T]) -> Call[T]:
+    """The same call by a waiter that no server wakes: it asks again by itself. A call that does
+    not wait stays as it is.
+    """
+    if call.script != "acquire" or len(call.args) <= _HOW:
+        return call
+    return dataclasses.replace(call, args=(*call.args[:_HOW], "try", *call.args[_HOW + 1 :]))
+
+
+def raise_fence(acquisition: Call[Any], fence: int) -> Call[bool]:
+    """Raise the fence counter of an acquisition's bucket: later fences are higher than this one."""
+    counter = acquisition.keys[_COUNTER_KEY]
+    return Call("raise", (counter,), (fence,), is_true, acquisition.ttl)
 
 
 # -- extending a lock -------------------------------------------------------------------------
@@ -164,6 +182,13 @@ def extend(extension: Extension) -> Call[Extended]:
     return Call(
         "extend", (of.lock, of.fence, of.broken, *of.slots), args, _extend_answer, claim.ttl
     )
+
+
+def retaking(extension: Call[Extended]) -> Call[Extended]:
+    """The same extension, which takes a missing lock again whoever has asked for it since then: a
+    majority of independent servers proves that nobody else has had it.
+    """
+    return dataclasses.replace(extension, args=(*extension.args[:_LAST_COUNTER], _HIGHEST))
 
 
 def keep_reserved(claim: Claim, seconds: float) -> Call[Extended]:

@@ -5,6 +5,7 @@
 import hashlib
 import re
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -51,6 +52,10 @@ class LockKeys(NamedTuple):
     def done_by(self, entry_id: str) -> str:
         """The key of a done note: this attempt of this task has run under this lock."""
         return NOTE_KEY % (self.done, entry_id)
+
+    def done_by_each(self, entry_ids: Sequence[bytes]) -> list[bytes]:
+        """The same for ids that come from the server, and may be any bytes."""
+        return [NOTE_KEY.encode() % (self.done.encode(), each) for each in entry_ids]
 
 
 def lock_keys(prefix: str, name: str, limit: int = 1) -> LockKeys:

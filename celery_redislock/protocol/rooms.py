@@ -19,6 +19,8 @@ T = TypeVar("T")
 ENDED_AGAIN: Final = 5.0
 #: Seconds for which we assume that a worker will run a message it received. It confirms that again.
 RECEIVED_FOR: Final = 30.0
+#: The scripts that need a waiting room.
+SCRIPTS: Final = ("park", "look", "received", "put_back", "drop")
 #: How many entries of a waiting room one call drops: about a millisecond of the server's time.
 DROP_COUNT: Final = 50
 
@@ -38,7 +40,7 @@ def park(
     of = claim.keys
     keys = (
         *(of.lock, of.room, of.entries, of.rooms, of.ended, of.deadlines),
-        *(of.aside, of.waiters, *of.slots, *_note_keys(of, replaces)),
+        *(of.aside, of.waiters, *of.slots, *of.done_by_each(replaces)),
     )
     args = (
         *(claim.entry_id, parking.entry, parking.kind, "" if limit is None else limit),
@@ -137,16 +139,11 @@ def drop(
     """
     keys = (
         *(of.room, of.entries, of.rooms, of.ended, of.deadlines, of.aside),
-        *_note_keys(of, ids),
+        *of.done_by_each(ids),
     )
     args = (of.lock_id, in_favour_of, to_ms(done_ttl), DROP_COUNT, *ids)
     wider = partial(_with_notes, partial(drop, of, ttl, in_favour_of, done_ttl), ids)
     return Call("drop", keys, args, _dropped_answer, ttl, wider=wider)
-
-
-def _note_keys(of: LockKeys, ids: Sequence[bytes]) -> list[bytes]:
-    """The done notes' keys. An id may be any bytes: it comes from the server."""
-    return [b"%b:%b" % (of.done.encode(), each) for each in ids]
 
 
 def _with_notes(

@@ -8,7 +8,7 @@ from redis.connection import SSLConnection, UnixDomainSocketConnection
 from redis.sentinel import SentinelConnectionPool, SentinelManagedSSLConnection
 
 from ..protocol.holders import one_line
-from .urls import QUORUM, Independent, Nodes, Source
+from .urls import QUORUM, Independent, Nodes, Source, host_port
 
 
 def address_of(source: Source) -> str:
@@ -43,8 +43,7 @@ def address_of(source: Source) -> str:
 
 
 def _host(options: dict[str, Any]) -> str:
-    host, port = options.get("host") or "localhost", options.get("port") or 6379
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_port(options.get("host") or "localhost", options.get("port") or 6379)
 
 
 def _never_called(connection: Any) -> None:

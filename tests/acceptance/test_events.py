@@ -18,7 +18,7 @@ from celery_redislock.app.outcomes import Outcome
 from celery_redislock.protocol import calls
 from celery_redislock.protocol.keys import lock_keys, name_of
 from celery_redislock.servers.node import Node
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from tests.support.waiting import eventually, never
 
 QUEUE = "events"
@@ -174,7 +174,7 @@ def test_a_lock_that_an_operator_broke_is_lost_and_says_who_did(
     first, _ = start("watches_lock", 20.0)
     (key,) = locks_of(first.id)
     keys = lock_keys("redislock", name_of("redislock", key))
-    store = Node(pools_from_url(redis_server.url))
+    store = Node(source_from_url(redis_server.url))
     try:
         assert store.run(calls.break_lock(keys, 30, by="anna@host")) is not None
     finally:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from celery_redislock import LockConflict, TaskSkipped
-from tests.support.servers import RedisServer
+from tests.support.clusters import url_of_quorum
 from tests.support.waiting import eventually
-
-
-@pytest.fixture
-def servers() -> Iterator[list[RedisServer]]:
-    with RedisServer() as one, RedisServer() as two, RedisServer() as three:
-        yield [one, two, three]
 
 
 @pytest.mark.parametrize("policy", ["skip", "refuse", "defer", "wait"])
 def test_each_policy_keeps_its_word_while_a_server_dies(
-    servers, start_worker, sender, queue, journal, label, policy
+    three_servers, start_worker, sender, queue, journal, label, policy
 ):
-    url = "redlock://" + ",".join(f"127.0.0.1:{each.port}" for each in servers)
     start_worker(
         queues=queue,
         concurrency=3,
         app="tests.acceptance.apps.majority",
-        conf={"redislock_url": url},
+        conf={"redislock_url": url_of_quorum(three_servers)},
     )
 
     def send(seconds: float):
@@ -34,7 +25,7 @@ def test_each_policy_keeps_its_word_while_a_server_dies(
 
     first = send(3.0)
     eventually(lambda: journal.count(label, "start") == 1, "the holder runs")
-    servers[0].kill()
+    three_servers[0].kill()
     second = send(0.0)
     if policy in ("skip", "refuse"):
         with pytest.raises(TaskSkipped if policy == "skip" else LockConflict):

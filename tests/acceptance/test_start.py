@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.conftest import POOLS
+from tests.support.clusters import ClusterSet
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 
@@ -55,6 +56,15 @@ def test_a_server_that_is_away_is_said_and_so_is_where_it_should_be(log_of):
     log = log_of("threads", redislock_url=f"redis://127.0.0.1:{port}/0")
     assert re.search(r"WARNING/MainProcess\] redislock: the lock server does not answer yet", log)
     assert f"tasks on redis://127.0.0.1:{port}/0, prefix 'redislock'" in log
+
+
+def test_of_a_cluster_the_node_that_is_away_is_named(log_of):
+    with ClusterSet(primaries=2, replicas=0) as servers:
+        away, there = servers.nodes
+        away.kill()
+        log = log_of("threads", redislock_url=servers.url)
+        assert f"the lock server 127.0.0.1:{away.port} does not answer yet" in log
+        assert f"the lock server 127.0.0.1:{there.port}" not in log
 
 
 def test_that_locks_are_switched_off_is_said(log_of):

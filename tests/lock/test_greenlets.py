@@ -19,7 +19,7 @@ KINDS = {
 PRELUDE = """
 import gc, logging, sys, threading, time
 from celery_redislock import LockLost, RedisLock
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from celery_redislock.lock.lease import Lease
 from celery_redislock.lock.heartbeat import heartbeat
 from celery_redislock.protocol.claims import RETAKEN, Extended
@@ -27,8 +27,8 @@ from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
 from tests.servers.test_store import make_claim
 url, label = sys.argv[1:3]
-store = Node(pools_from_url(url))
-looks = Node(pools_from_url(url))
+store = Node(source_from_url(url))
+looks = Node(source_from_url(url))
 def ask(*command):
     (reply,) = looks.replies([command])
     return reply
@@ -208,7 +208,7 @@ def test_what_is_taken_again_too_late_is_given_back_on_the_heartbeats_connection
                 arrived.extend(reply.outcome for reply in replies)
                 heartbeat._leases.clear()  # given up meanwhile
                 return replies
-        store = Late(pools_from_url(url))
+        store = Late(source_from_url(url))
         lease = Lease(store, make_claim(label, ttl=3))
         lease.acquire()
         ask("DEL", lease.key)

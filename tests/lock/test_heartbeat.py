@@ -14,14 +14,14 @@ from celery_redislock.protocol import holders
 from celery_redislock.protocol.claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Extended
 from celery_redislock.protocol.clock import clock
 from celery_redislock.servers.node import Node
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from tests.servers.test_store import make_claim
 from tests.support.waiting import eventually, never
 
 
 @pytest.fixture
 def store(redis_server):
-    store = Node(pools_from_url(redis_server.url))
+    store = Node(source_from_url(redis_server.url))
     yield store
     store.close()
 
@@ -117,7 +117,7 @@ def test_an_extension_under_way_does_not_bring_back_what_is_released(
             ended.set()
             raise LockUnavailable(label, None, "no answer")
 
-    store = HeldUp(pools_from_url(redis_server.url))
+    store = HeldUp(source_from_url(redis_server.url))
     lease = Lease(store, make_claim(label, ttl=ttl))
     lease.acquire()
     heartbeat.beat_now(lease)
@@ -152,7 +152,7 @@ def test_an_extension_that_failed_a_moment_ago_does_not_bring_back_what_is_relea
         failed.set()
         goes_on.wait(20)
 
-    store = Failing(pools_from_url(redis_server.url))
+    store = Failing(source_from_url(redis_server.url))
     lease = Lease(store, make_claim(label, ttl=60))
     lease.answered = slow
     lease.acquire()
@@ -180,7 +180,7 @@ def test_what_is_taken_again_after_it_could_not_be_left_is_given_back(redis_serv
             return replies
 
     outcomes = []
-    store = HeldUp(pools_from_url(redis_server.url))
+    store = HeldUp(source_from_url(redis_server.url))
     lease = Lease(store, make_claim(label, ttl=3))
     lease.acquire()
     client.delete(lease.key)

@@ -20,7 +20,7 @@ from celery_redislock.protocol.entries import parked_of, task_id_of
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.node import Node
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from tests.acceptance.looking import starts
 from tests.support.looking import ROOT, installed, make_app, run
 from tests.support.promtool import promtool
@@ -146,7 +146,7 @@ def fill_room(server: RedisServer, label: str, count: int) -> None:
     """Let so many more calls wait in the only room, by the worker's own script: of them all, that
     would take a worker ten seconds and more.
     """
-    store = Node(pools_from_url(f"{server.url}/0"))
+    store = Node(source_from_url(f"{server.url}/0"))
     with contextlib.closing(store), server.client() as client:
         (room,) = client.scan_iter("redislock:*:room:*")
         keys = lock_keys("redislock", room.partition(":room:")[2])

@@ -14,7 +14,7 @@ from celery_redislock.protocol.claims import Extension, Parked, Parking
 from celery_redislock.protocol.rooms import DROP_COUNT
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from tests.scripts.a_room import TTL, Room
 from tests.support.servers import RedisServer
 
@@ -26,7 +26,7 @@ READS_ALL = {"HGETALL", "HKEYS", "HVALS", "SMEMBERS", "KEYS", "SORT"}
 
 @pytest.fixture
 def own_store(own_redis: RedisServer) -> Iterator[Server]:
-    store = Node(pools_from_url(own_redis.url))
+    store = Node(source_from_url(own_redis.url))
     yield store
     store.close()
 

@@ -19,7 +19,7 @@ from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.history import History
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from tests.support.servers import RedisServer
 
 Make = Callable[..., Claim]
@@ -41,7 +41,7 @@ def make(label: str) -> Make:
 
 @pytest.fixture
 def own_store(own_redis: RedisServer) -> Iterator[Server]:
-    store = Node(pools_from_url(own_redis.url))
+    store = Node(source_from_url(own_redis.url))
     yield store
     store.close()
 
@@ -280,7 +280,7 @@ def test_a_user_without_the_rights_goes_on_and_keeps_nothing_or_little(
     with own_redis.client() as client:
         rights = f"ACL SETUSER some on >pw ~* +@all {denied}"
         client.execute_command(*rights.split())
-        store = Node(pools_from_url(own_redis.url.replace("://", "://some:pw@")))
+        store = Node(source_from_url(own_redis.url.replace("://", "://some:pw@")))
         for _ in range(40):
             run(store, make())
         holder = make()

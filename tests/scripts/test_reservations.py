@@ -18,7 +18,7 @@ from celery_redislock.protocol.claims import NOT_OURS, Acquired, Busy, Claim, Pa
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.node import Node
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from tests.support.waiting import eventually
 
 
@@ -130,7 +130,7 @@ def test_a_lock_for_several_is_reserved_slot_by_slot(store, label):
 
 
 def test_a_servers_restart_is_held_off_here_too(own_redis, label):
-    store = Node(pools_from_url(own_redis.url))
+    store = Node(source_from_url(own_redis.url))
     store.run(calls.acquire(delivery(label, "runs")))
     own_redis.restart_empty()
     with pytest.raises(LockUnavailable, match="no new locks for"):

@@ -8,7 +8,7 @@ from redis.sentinel import Sentinel
 
 from celery_redislock.servers.address import address_of
 from celery_redislock.servers.connections import pools_like
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 
 MASTER = {"master_name": "mymaster"}
 
@@ -40,7 +40,7 @@ MASTER = {"master_name": "mymaster"}
     ],
 )  # fmt: skip
 def test_a_url_and_options_are_told_without_user_and_password(url, options, expected):
-    assert address_of(pools_from_url(url, options)) == expected
+    assert address_of(source_from_url(url, options)) == expected
 
 
 @pytest.mark.parametrize(

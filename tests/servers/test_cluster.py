@@ -23,9 +23,9 @@ from celery_redislock.protocol.claims import EXTENDED, Acquired, Parked, Parking
 from celery_redislock.protocol.keys import in_all_buckets, lock_keys
 from celery_redislock.servers.cluster import Cluster
 from celery_redislock.servers.factory import server_at
+from celery_redislock.servers.hash_slots import SlotMap, slot_map
 from celery_redislock.servers.looking import Looking
 from celery_redislock.servers.node import Node
-from celery_redislock.servers.slots import SlotMap, slot_map
 from celery_redislock.servers.topology import Topology
 from celery_redislock.servers.urls import Nodes, source_from_url
 from tests.servers.test_store import busy, extended, extension, make_claim, outcomes, taken
@@ -71,12 +71,6 @@ def names_on(servers: ClusterSet, label: str) -> dict[int, str]:
 
 def slot_of(name: str) -> int:
     return key_slot(lock_keys("redislock", name).lock.encode())
-
-
-def is_free(store: Cluster, name: str) -> Any:
-    with contextlib.suppress(LockUnavailable):
-        return taken(store.run(calls.acquire(make_claim(name, ttl=6))))
-    return None
 
 
 # -- which node has a lock ----------------------------------------------------------------------

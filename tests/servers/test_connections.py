@@ -29,7 +29,7 @@ from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import connections
 from celery_redislock.servers.connections import PoolFactory, pools_like
 from celery_redislock.servers.node import Node
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from tests.servers.test_store import extended, extension, make_claim, outcomes, taken
 from tests.support.servers import (
     RedisServer,
@@ -104,11 +104,11 @@ def guarded_client(guarded: RedisServer) -> Iterator[redis.Redis]:
 )
 def test_a_lock_works_over_each_kind_of_url(guarded, guarded_client, url, options) -> None:
     url = url.format(port=guarded.port, socket=guarded.socket)
-    use(pools_from_url(url, options), guarded_client)
+    use(source_from_url(url, options), guarded_client)
 
 
 def test_a_wrong_password_is_told_without_showing_it(guarded, label) -> None:
-    store = Node(pools_from_url(f"redis://:wrong-one@127.0.0.1:{guarded.port}"))
+    store = Node(source_from_url(f"redis://:wrong-one@127.0.0.1:{guarded.port}"))
     with pytest.raises(LockUnavailable) as caught:
         store.run(calls.acquire(make_claim(label, ttl=0.5)))
     assert "password" in str(caught.value)
@@ -130,7 +130,7 @@ def test_a_credential_provider_is_asked_for_each_connection_and_again_if_its_tok
 ) -> None:
     provider = Tokens("over", "p@ss/w:rd", "p@ss/w:rd", "over", "over as well")
     url = f"redis://127.0.0.1:{guarded.port}"
-    store = Node(pools_from_url(url, {"credential_provider": provider}))
+    store = Node(source_from_url(url, {"credential_provider": provider}))
     claim = make_claim(label, ttl=0.5)
     taken(store.run(calls.acquire(claim)))
     assert len(provider.tokens) == 3, "asked twice"
@@ -157,20 +157,20 @@ def test_a_credential_provider_is_asked_for_each_connection_and_again_if_its_tok
 def test_a_lock_stands_in_the_database_that_was_named(guarded, url, options, db) -> None:
     url = url.format(port=guarded.port, socket=guarded.socket)
     with redis.Redis(port=guarded.port, password="p@ss/w:rd", db=db) as client:
-        use(pools_from_url(url, {"password": "p@ss/w:rd", **options}), client)
+        use(source_from_url(url, {"password": "p@ss/w:rd", **options}), client)
 
 
 def test_a_urls_options_for_other_uses_are_left_aside(redis_server, client) -> None:
     # A result backend's URL may say what suits results.
     unfit = "socket_timeout=0.00001&socket_connect_timeout=99&health_check_interval=5&retry=3"
     url = f"{redis_server.url}/0?{unfit}&decode_responses=1&client_name=ours&unheard_of=1"
-    store = Node(pools_from_url(url))
+    store = Node(source_from_url(url))
     claim = make_claim(uuid.uuid4().hex, ttl=6)
     taken(store.run(calls.acquire(claim)))
     assert "ours" in [each["name"] for each in client.client_list()]
     store.run(calls.settle(claim))
     store.close()
-    use(pools_from_url(url), client)
+    use(source_from_url(url), client)
 
 
 def test_connections_carry_the_name_and_credentials_that_options_give(guarded) -> None:
@@ -179,7 +179,7 @@ def test_connections_carry_the_name_and_credentials_that_options_give(guarded) -
             return ("worker", "p@ss/w:rd")
 
     options = {"credential_provider": Provider(), "client_name": "locks", "socket_keepalive": True}
-    store = Node(pools_from_url(f"redis://127.0.0.1:{guarded.port}", options))
+    store = Node(source_from_url(f"redis://127.0.0.1:{guarded.port}", options))
     taken(store.run(calls.acquire(make_claim(uuid.uuid4().hex, ttl=6))))
     with redis.Redis(port=guarded.port, password="p@ss/w:rd", decode_responses=True) as client:
         assert ("locks", "worker") in [(c["name"], c["user"]) for c in client.client_list()]
@@ -213,7 +213,7 @@ def test_connections_carry_the_name_and_credentials_that_options_give(guarded) -
 )
 def test_a_url_or_option_that_is_no_good_is_refused_at_once(url, options, says) -> None:
     with pytest.raises(ConfigError) as caught:
-        pools_from_url(url, options)
+        source_from_url(url, options)
     assert says in str(caught.value)
 
 
@@ -281,11 +281,11 @@ def test_a_lock_works_over_tls(secure, certificate, url, options) -> None:
     ca = str(certificate[0])
     options = {name: ca if value == "{ca}" else value for name, value in options.items()}
     url = url.format(port=secure.tls_port, ca=ca)
-    use(pools_from_url(url, options), secure.client())
+    use(source_from_url(url, options), secure.client())
 
 
 def test_a_certificate_that_nobody_known_has_signed_is_refused(secure, label) -> None:
-    store = Node(pools_from_url(f"rediss://localhost:{secure.tls_port}"))
+    store = Node(source_from_url(f"rediss://localhost:{secure.tls_port}"))
     with pytest.raises(LockUnavailable, match=r"(?i)certificate"):
         store.run(calls.acquire(make_claim(label, ttl=0.5)))
 
@@ -294,9 +294,9 @@ def test_a_client_shows_its_certificate_where_the_server_wants_one(certificate) 
     ca, key = (str(path) for path in certificate)
     with tls_server(certificate, "yes") as server:
         url = f"rediss://localhost:{server.tls_port}?ssl_ca_certs={ca}"
-        use(pools_from_url(f"{url}&ssl_certfile={ca}&ssl_keyfile={key}"), server.client())
+        use(source_from_url(f"{url}&ssl_certfile={ca}&ssl_keyfile={key}"), server.client())
         with pytest.raises(LockUnavailable):
-            Node(pools_from_url(url)).run(calls.acquire(make_claim("uncertified", ttl=0.5)))
+            Node(source_from_url(url)).run(calls.acquire(make_claim("uncertified", ttl=0.5)))
 
 
 # -- sentinels --------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def sentinel(redis_server: RedisServer, guarded: RedisServer) -> Iterator[Sentin
 
 def test_a_lock_works_over_a_sentinel(sentinel, client) -> None:
     url = f"sentinel://127.0.0.1:{sentinel.port}"
-    use(pools_from_url(url, {"master_name": "main"}), client)
+    use(source_from_url(url, {"master_name": "main"}), client)
 
 
 def test_a_redis_lock_works_over_a_sentinels_url(sentinel, client, label) -> None:
@@ -325,28 +325,28 @@ def test_a_redis_lock_works_over_a_sentinels_url(sentinel, client, label) -> Non
 
 def test_a_lock_works_over_several_sentinels_of_which_one_is_gone(sentinel, client) -> None:
     url = f"sentinel://127.0.0.1:{free_port()}/0;sentinel://127.0.0.1:{sentinel.port}/0"
-    use(pools_from_url(url, {"master_name": "main"}), client)
+    use(source_from_url(url, {"master_name": "main"}), client)
     url = f"sentinel://127.0.0.1:{free_port()};127.0.0.1:{sentinel.port}"
-    use(pools_from_url(url, {"master_name": "main"}), client)
+    use(source_from_url(url, {"master_name": "main"}), client)
 
 
 def test_a_sentinel_url_names_database_user_and_password_of_the_master(sentinel, guarded) -> None:
     url = f"sentinel://worker:p%40ss%2Fw%3Ard@127.0.0.1:{sentinel.port}/4"
     with redis.Redis(port=guarded.port, password="p@ss/w:rd", db=4) as client:
-        use(pools_from_url(url, {"master_name": "guarded"}), client)
+        use(source_from_url(url, {"master_name": "guarded"}), client)
         plain = f"sentinel://127.0.0.1:{sentinel.port}"
         options = {"master_name": "guarded", "password": "p@ss/w:rd", "db": 4}
-        use(pools_from_url(plain, options), client)
+        use(source_from_url(plain, options), client)
 
 
 def test_options_for_the_sentinels_do_not_undo_the_locks_timeouts(sentinel, client) -> None:
     options = {"master_name": "main", "sentinel_kwargs": {"socket_timeout": 1e-9}}
-    use(pools_from_url(f"sentinel://127.0.0.1:{sentinel.port}", options), client)
+    use(source_from_url(f"sentinel://127.0.0.1:{sentinel.port}", options), client)
 
 
 def test_a_master_that_the_sentinels_do_not_know_is_told(sentinel, label) -> None:
     url = f"sentinel://127.0.0.1:{sentinel.port}"
-    store = Node(pools_from_url(url, {"master_name": "nobody"}))
+    store = Node(source_from_url(url, {"master_name": "nobody"}))
     with pytest.raises(LockUnavailable, match="nobody"):
         store.run(calls.acquire(make_claim(label, ttl=0.5)))
 
@@ -356,7 +356,7 @@ def test_a_sentinel_leads_to_a_master_with_tls(secure, certificate) -> None:
     with SentinelServer({"secure": secure.tls_port}) as sentinel:
         options = {"master_name": "secure", "ssl_ca_certs": ca}
         url = f"sentinel://127.0.0.1:{sentinel.port}"
-        use(pools_from_url(url, options), secure.client())
+        use(source_from_url(url, options), secure.client())
         sentinels = Sentinel([("127.0.0.1", sentinel.port)])
         client = sentinels.master_for("secure", ssl=True, ssl_ca_certs=ca)
         use(pools_like(client), secure.client())
@@ -364,7 +364,7 @@ def test_a_sentinel_leads_to_a_master_with_tls(secure, certificate) -> None:
 
 def test_after_a_failover_the_lock_is_kept_and_a_later_fence_is_higher(label) -> None:
     with SentinelSet(sentinels=1) as servers:
-        store = Node(pools_from_url(servers.url, servers.transport_options))
+        store = Node(source_from_url(servers.url, servers.transport_options))
         claim = make_claim(label, ttl=60)
         held = taken(store.run(calls.acquire(claim)))
         replica = servers.replica.client()
@@ -539,7 +539,7 @@ def test_a_lock_from_a_url_and_one_from_a_client_are_the_same_lock(redis_server,
 
 def test_a_name_of_any_characters_gives_a_lock(redis_server, client) -> None:
     for name in ("größe", "日本", "a b\n\"'{x}", "🔒" * 50, "\x00"):
-        store = Node(pools_from_url(redis_server.url))
+        store = Node(source_from_url(redis_server.url))
         claim = make_claim(name, ttl=60)
         assert isinstance(store.run(calls.acquire(claim)), Acquired)
         assert client.exists(lock_keys("redislock", name).lock)

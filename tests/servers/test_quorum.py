@@ -34,6 +34,7 @@ from celery_redislock.servers.quorum import Quorum
 from celery_redislock.servers.urls import source_from_url
 from celery_redislock.testing import MemoryServer
 from tests.servers.test_store import busy, extended, extension, make_claim, outcomes, taken
+from tests.support.clusters import url_of_quorum
 from tests.support.lateness import elapsed
 from tests.support.looking import run
 from tests.support.servers import RedisServer
@@ -42,18 +43,13 @@ from tests.support.workers import make_app
 
 
 @pytest.fixture
-def servers() -> Iterator[list[RedisServer]]:
-    with RedisServer() as one, RedisServer() as two, RedisServer() as three:
-        yield [one, two, three]
-
-
-def url_of(servers: list[RedisServer]) -> str:
-    return "redlock://" + ",".join(f"127.0.0.1:{each.port}" for each in servers)
+def servers(three_servers: list[RedisServer]) -> list[RedisServer]:
+    return three_servers
 
 
 @pytest.fixture
 def store(servers: list[RedisServer]) -> Iterator[Quorum]:
-    store = server_at(source_from_url(url_of(servers)))
+    store = server_at(source_from_url(url_of_quorum(servers)))
     assert isinstance(store, Quorum)
     yield store
     store.close()
@@ -123,7 +119,7 @@ def test_a_reservation_and_a_done_note_need_a_majority_too(store, servers, label
 
 
 def test_a_waiter_gets_the_lock_soon_after_the_release(servers, label) -> None:
-    url = url_of(servers)
+    url = url_of_quorum(servers)
     holder, waiter = RedisLock(url, label, ttl=9), RedisLock(url, label, ttl=9)
     assert holder.acquire(timeout=0)
     got = threading.Event()
@@ -144,7 +140,7 @@ def test_many_at_once_exclude_each_other(servers, label) -> None:
 
     def work() -> None:
         for _ in range(5):
-            lock = RedisLock(url_of(servers), label, ttl=9)
+            lock = RedisLock(url_of_quorum(servers), label, ttl=9)
             assert lock.acquire(timeout=60)
             inside["lock"] += 1
             overlaps.append(inside["lock"])
@@ -252,7 +248,7 @@ def test_there_are_no_waiting_rooms(store, label) -> None:
 
 
 def test_commands_show_what_a_server_that_answers_has(servers, label) -> None:
-    with make_app({"redislock_url": url_of(servers), "redislock_prefix": label}) as app:
+    with make_app({"redislock_url": url_of_quorum(servers), "redislock_prefix": label}) as app:
         lock = RedisLock(app, label)
         assert lock.acquire(timeout=0)
         servers[0].kill()

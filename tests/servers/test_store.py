@@ -47,7 +47,7 @@ from celery_redislock.servers.node import Node
 from celery_redislock.servers.restarts import info
 from celery_redislock.servers.server import Server
 from celery_redislock.servers.talk import operation_timeout
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from celery_redislock.testing import MemoryServer
 from tests.support.lateness import elapsed
 from tests.support.servers import Proxy, RedisServer, free_port
@@ -110,7 +110,7 @@ def client(inside: redis.Redis) -> redis.Redis:
 
 @pytest.fixture
 def redis_store(redis_server: RedisServer) -> Iterator[Server]:
-    store = Node(pools_from_url(redis_server.url))
+    store = Node(source_from_url(redis_server.url))
     yield store
     store.close()
 
@@ -118,7 +118,7 @@ def redis_store(redis_server: RedisServer) -> Iterator[Server]:
 @pytest.fixture
 def own_store(own_redis: RedisServer) -> Iterator[Server]:
     """On a server of this test's own."""
-    store = Node(pools_from_url(own_redis.url))
+    store = Node(source_from_url(own_redis.url))
     yield store
     store.close()
 
@@ -833,7 +833,7 @@ def test_whoever_is_woken_has_the_lock_before_it_could_ask(own_redis, own_store,
     holder, waiter = make_claim(label), make_claim(label)
     taken(own_store.run(calls.acquire(holder)))
     with Proxy(own_redis.port) as proxy, own_redis.client() as client:
-        behind = Node(pools_from_url(f"redis://127.0.0.1:{proxy.port}"))
+        behind = Node(source_from_url(f"redis://127.0.0.1:{proxy.port}"))
         busy(behind.run(calls.acquire(waiter, "wait")))
         replies: list[Any] = []
         thread = threading.Thread(
@@ -1068,7 +1068,7 @@ def times_out_within(seconds: float, operation: Callable[[], Any]) -> bool:
 def test_what_a_server_in_trouble_says_is_told_and_soon(tmp_path, label, trouble) -> None:
     ttl = 1.2
     with trouble(tmp_path) as (url, relieve):
-        store = Node(pools_from_url(url))
+        store = Node(source_from_url(url))
 
         def told_soon(operation: Callable[[], Any], name: str) -> bool:
             started = time.monotonic()
@@ -1093,7 +1093,7 @@ def test_what_a_server_in_trouble_says_is_told_and_soon(tmp_path, label, trouble
 
 def test_a_server_without_memory_still_takes_locks_back(label, tmp_path) -> None:
     with RedisServer() as server, server.client() as client:
-        store = Node(pools_from_url(server.url))
+        store = Node(source_from_url(server.url))
         claim, copy = (make_claim(label, task_id=label) for _ in range(2))
         taken(store.run(calls.acquire(claim)))
         client.set("big", "x" * 1_000_000)
@@ -1109,7 +1109,7 @@ def test_a_server_without_memory_still_takes_locks_back(label, tmp_path) -> None
 def test_a_server_without_memory_serves_who_has_waited(label) -> None:
     """It is the taking that frees some."""
     with RedisServer() as server, server.client() as client:
-        store = Node(pools_from_url(server.url))
+        store = Node(source_from_url(server.url))
         holders = [make_claim(f"{label}{number}") for number in range(2)]
         sleeper, parked = (make_claim(each.keys.name, task_id="waits") for each in holders)
         for holder in holders:
@@ -1248,7 +1248,7 @@ def test_who_was_replaced_in_a_room_that_is_empty_by_now_is_not_forgotten(store,
 
 def test_a_replica_that_is_promoted_while_it_is_asked_gives_the_lock(label, tmp_path) -> None:
     with replica(tmp_path) as (url, promote):
-        store = Node(pools_from_url(url))
+        store = Node(source_from_url(url))
         claim = make_claim(label, ttl=6)
         timer = threading.Timer(0.2, promote)
         timer.start()
@@ -1373,7 +1373,7 @@ def slow_proxy(redis_server: RedisServer) -> Iterator[SlowProxy]:
 
 @pytest.fixture
 def slow_store(slow_proxy: SlowProxy) -> Iterator[Server]:
-    store = Node(pools_from_url(slow_proxy.url))
+    store = Node(source_from_url(slow_proxy.url))
     yield store
     store.close()
 
@@ -1468,7 +1468,7 @@ def test_what_a_server_that_came_back_empty_forgot_is_taken_again_at_once(
 
 def test_who_found_the_server_away_at_first_holds_off_too(own_redis, label) -> None:
     own_redis.kill()
-    store = Node(pools_from_url(own_redis.url))
+    store = Node(source_from_url(own_redis.url))
     with pytest.raises(LockUnavailable):
         store.run(calls.acquire(make_claim(label, ttl=0.5)))
     own_redis.start()
@@ -1479,7 +1479,7 @@ def test_who_found_the_server_away_at_first_holds_off_too(own_redis, label) -> N
 
 def test_a_server_that_was_only_out_of_reach_gives_locks_at_once(redis_server, label) -> None:
     with RedisServer() as server, Proxy(server.port) as proxy:
-        store = Node(pools_from_url(proxy.url))
+        store = Node(source_from_url(proxy.url))
         taken(store.run(calls.acquire(make_claim(label))))
         proxy.cut_off()
         with pytest.raises(LockUnavailable):
@@ -1491,7 +1491,7 @@ def test_a_server_that_was_only_out_of_reach_gives_locks_at_once(redis_server, l
 
 def test_another_server_under_the_same_address_gives_no_new_lock_at_once(label) -> None:
     with RedisServer() as first, RedisServer() as second, Proxy(first.port) as proxy:
-        store = Node(pools_from_url(proxy.url))
+        store = Node(source_from_url(proxy.url))
         taken(store.run(calls.acquire(make_claim(label))))
         proxy.cut_off()
         proxy.target_port = second.port
@@ -1511,7 +1511,7 @@ def test_a_server_that_does_not_tell_which_it_is_is_held_off_after_a_break(
             )
 
     guard()
-    store = Node(pools_from_url(f"redis://worker:secret@127.0.0.1:{own_redis.port}"))
+    store = Node(source_from_url(f"redis://worker:secret@127.0.0.1:{own_redis.port}"))
     taken(store.run(calls.acquire(make_claim(label))))
     taken(store.run(calls.acquire(make_claim(f"{label}2"))))
     own_redis.restart_empty()

@@ -8,7 +8,7 @@ import math
 import random
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import redis
@@ -30,6 +30,11 @@ def free_port_with_bus() -> int:
             one.bind(("127.0.0.1", port))
             bus.bind(("127.0.0.1", port + 10000))
             return port
+
+
+def url_of_quorum(servers: Sequence[RedisServer]) -> str:
+    """The URL of these independent servers."""
+    return "redlock://" + ",".join(f"127.0.0.1:{each.port}" for each in servers)
 
 
 class ClusterSet:

@@ -38,7 +38,7 @@ from celery_redislock.protocol.claims import (
 )
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.waiting import Block, Try
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from tests.support.servers import RedisServer
 
 from . import lock_model
@@ -112,7 +112,7 @@ class Process:
     """A process with its own connections, which notices a restart when it next asks."""
 
     def __init__(self, server: RedisServer, time: VirtualTime) -> None:
-        self.store = WeatheredStore(pools_from_url(server.url))
+        self.store = WeatheredStore(source_from_url(server.url))
         self.store.way = Way()
         self.store.contact = self._contact
         self._time = time

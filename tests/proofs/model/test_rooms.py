@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from celery_redislock.servers.node import Node
-from celery_redislock.servers.urls import pools_from_url
+from celery_redislock.servers.urls import source_from_url
 from tests.support.scripts import rewritten
 
 from .room_machine import RoomMachine
@@ -110,7 +110,7 @@ def changed(names: Sequence[str], old: str, new: str) -> Iterator[None]:
 @pytest.fixture
 def machine(redis_server: Any) -> Iterator[type[RoomMachine]]:
     class Machine(RoomMachine):
-        store = Node(pools_from_url(redis_server.url))
+        store = Node(source_from_url(redis_server.url))
         client = redis_server.client()
         met: ClassVar[set[str]] = set()
 

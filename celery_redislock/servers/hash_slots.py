@@ -11,6 +11,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import ResponseError
 
 from ..errors import LockUnavailable
+from .restarts import info
 from .urls import Host
 
 #: What to ask a node: which node has which slot, and how new that is.
@@ -78,5 +79,4 @@ def _host(node: Sequence[Any], asked: Host) -> Host:
 def _epoch(fields: Any) -> int:
     if not isinstance(fields, bytes):
         return 0  # an error: this user may not ask
-    lines = (line.partition(":") for line in fields.decode().splitlines())
-    return int({name: value for name, _, value in lines}.get("cluster_current_epoch", 0))
+    return int(info(fields).get("cluster_current_epoch", 0))

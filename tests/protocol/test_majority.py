@@ -1,0 +1,91 @@
+"""What independent servers are asked, and what their answers come to."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_redislock.protocol import calls, majority
+from celery_redislock.protocol.claims import (
+    EXTENDED,
+    NOT_OURS,
+    RETAKEN,
+    Acquired,
+    Claim,
+    Extended,
+    Extension,
+    Settled,
+)
+from celery_redislock.protocol.holders import Holder
+from celery_redislock.protocol.keys import lock_keys
+
+CLAIM = Claim(lock_keys("p", "name"), "token", 30.0, '{"token":"token"}')
+
+
+@pytest.mark.parametrize("how", ["wait", "woken", "last"])
+def test_a_waiter_asks_as_one_does_that_asks_once(how) -> None:
+    # `again` makes it give all its arguments, too.
+    once = calls.acquire(CLAIM, "try", again=True)
+    asked = calls.without_waiters(calls.acquire(CLAIM, how, again=True))
+    assert asked.args == once.args
+    assert asked.keys == once.keys
+    plain = calls.acquire(CLAIM)
+    assert calls.without_waiters(plain) is plain
+
+
+def test_an_extension_that_retakes_is_one_with_the_highest_counter() -> None:
+    extension = Extension(CLAIM, CLAIM.value, 5, retake=True, counter=7)
+    highest = extension._replace(counter=2**53)
+    assert calls.retaking(calls.extend(extension)).args == calls.extend(highest).args
+
+
+def test_the_fence_is_raised_where_it_is_counted() -> None:
+    call = calls.raise_fence(calls.acquire(CLAIM), 9)
+    assert (call.keys, call.args) == ((CLAIM.keys.fence,), (9,))
+
+
+def test_an_acquisition_has_the_highest_fence_and_the_shortest_right() -> None:
+    got = [Acquired("a", 3, 10.0), Acquired("b", 5, 10.5), Acquired("c", 4, 11.0)]
+    assert majority.acquired(got, 100.0) == Acquired("b", 5, 10.0 - 1.0 - 0.002)
+
+
+OURS, BACK, NOT = Extended(EXTENDED, 1), Extended(RETAKEN, 2), Extended(NOT_OURS, 3)
+BROKEN = Extended(NOT_OURS, 4, broken_by="ops")
+REPLACED = Extended(EXTENDED, 1, Holder(task_id="newer"), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ((OURS, OURS, OURS), OURS),
+        ((OURS, OURS, NOT), OURS._replace(counter=3)),
+        ((OURS, OURS, BACK), OURS._replace(counter=2)),
+        ((OURS, BACK, BACK), OURS._replace(outcome=RETAKEN, counter=2)),
+        ((OURS, NOT, NOT), NOT),
+        ((OURS, NOT), None),
+        ((OURS, REPLACED, NOT), REPLACED._replace(counter=3)),
+        ((OURS, OURS, BROKEN), BROKEN),
+    ],
+)
+def test_an_extension_is_what_a_majority_says(answers, expected) -> None:
+    assert majority.extended(answers, 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ((True, False, True), True),
+        ((True, False), False),
+        ((Settled(True), Settled(False), Settled(True)), Settled(True)),
+        ((Settled(True), Settled(False)), Settled(False)),
+        ((None, Holder(task="x"), None), Holder(task="x")),
+        ((None, None), None),
+    ],
+)
+def test_what_is_counted(answers, expected) -> None:
+    assert majority.counted(answers, 2) == expected
+
+
+def test_the_same_holder_is_one_with_another_time_and_fence() -> None:
+    holder = Holder(task_id="x", pid=1, fence=5, acquired_at=1.0)
+    same, other = Holder(task_id="x", pid=1, fence=6), Holder(task_id="y", pid=1, fence=7)
+    assert majority.commonest([other, holder, same]) is holder
