@@ -22,6 +22,7 @@ from .server import LOOKING_TTL, Server
 from .talk import (
     IS_MOVING,
     UNSETTLED,
+    Begin,
     code_of,
     moved_to,
     raise_refusal,
@@ -53,7 +54,7 @@ class Cluster(Server):
 
     # -- requests -------------------------------------------------------------------------
 
-    def exchange(self, key: str, ttl: float, purpose: str, talk: Callable[..., T], *args: Any) -> T:
+    def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
         redirects = 0
         while True:
             slots = self._topology.slots(ttl, key)
@@ -61,7 +62,7 @@ class Cluster(Server):
             try:
                 return self._ask(
                     *(slots, key, ttl, host),
-                    lambda node: node.exchange(key, ttl, purpose, talk, *args),
+                    lambda node: node.exchange(key, ttl, purpose, begin, *args),
                 )
             except LockUnavailable as exc:
                 if moved_to(exc.__cause__) is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ..errors import LockUnavailable
 from ..protocol.exchange import Call
@@ -14,8 +15,10 @@ from .connections import Connections, PoolFactory
 from .restarts import HeldOff, ServerWatch
 from .server import LOOKING_TTL, Server
 from .talk import (
+    Begin,
+    Talk,
     block,
-    is_not_master,
+    ends_connection,
     make_calls,
     moved_to,
     operation_timeout,
@@ -81,7 +84,7 @@ class Node(Server):
     def primaries(self) -> dict[str, Server]:
         return {"": self}
 
-    def exchange(self, key: str, ttl: float, purpose: str, talk: Callable[..., T], *args: Any) -> T:
+    def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
         timeout = min(operation_timeout(ttl), self._longest)
         connections = self._connections.get((purpose, timeout))
         if connections is None:
@@ -91,14 +94,12 @@ class Node(Server):
         except (RedisError, OSError) as exc:
             raise self._failed(key, exc) from exc
         try:
-            result = talk(connection, self.watch, *args)
+            result = _hold(begin(self.watch, *args), connection, timeout)
         except BaseException as exc:
-            # Leave a server that is not the master: its name may lead to another server by now.
-            is_answer = isinstance(exc, ResponseError) and not is_not_master(exc)
-            if is_answer or isinstance(exc, HeldOff):
-                connections.put_back(connection)
-            else:
+            if ends_connection(exc):
                 connections.drop(connection)
+            else:
+                connections.put_back(connection)
             if isinstance(exc, RedisError | OSError):
                 raise self._failed(key, exc) from exc
             raise
@@ -119,3 +120,25 @@ class Node(Server):
         closing, self._connections = list(self._connections.values()), {}
         for connections in closing:
             connections.disconnect()
+
+
+def _hold(talk: Talk[T], connection: Any, timeout: float) -> T:
+    """Hold an exchange on this connection, and return its result."""
+    try:
+        data, count, kept_back = next(talk)
+        while True:
+            replies = []
+            if count:
+                connection.send_packed_command([data])
+                if kept_back and not connection.can_read(kept_back + timeout):
+                    raise RedisTimeoutError("the server did not end a wait in time")
+                for _ in range(count):
+                    try:
+                        replies.append(connection.read_response())
+                    except ResponseError as exc:
+                        replies.append(exc)
+            else:
+                connection.disconnect()
+            data, count, kept_back = talk.send(replies)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]

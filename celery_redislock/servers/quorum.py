@@ -22,7 +22,7 @@ from ..protocol.exchange import Call, Query
 from .connections import PoolFactory
 from .node import Node
 from .server import LOOKING_TTL, Server
-from .talk import transient
+from .talk import Begin, transient
 
 T = TypeVar("T")
 
@@ -127,8 +127,8 @@ class Quorum(Server):
     def primaries(self) -> dict[str, Server]:
         return dict(zip(self._names, self._nodes, strict=True))
 
-    def exchange(self, key: str, ttl: float, purpose: str, talk: Callable[..., T], *args: Any) -> T:
-        return self._first(lambda node: node.exchange(key, ttl, purpose, talk, *args))
+    def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
+        return self._first(lambda node: node.exchange(key, ttl, purpose, begin, *args))
 
     def close(self) -> None:
         for node in self._nodes:

@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from .connections import pack
 from .restarts import ServerWatch
 from .server import LOOKING_TTL, Server
-from .talk import read
+from .talk import Talk
 
 
 class Rights:
@@ -69,16 +69,13 @@ class Rights:
         return [isinstance(reply, NoPermissionError) for reply in replies]
 
 
-def _queued(
-    connection: Any, watch: ServerWatch, commands: Sequence[Sequence[str]]
-) -> list[Any] | None:
-    connection.send_command("MULTI")
+def _queued(watch: ServerWatch, commands: Sequence[Sequence[str]]) -> Talk[list[Any] | None]:
     # Read this reply before more is sent: without a transaction the commands would be run.
-    if isinstance(read(connection), ResponseError):
+    (began,) = yield pack(("MULTI",)), 1, 0.0
+    if isinstance(began, ResponseError):
         return None
     all_of_them = [*commands, ("DISCARD",)]
-    connection.send_packed_command([b"".join(map(pack, all_of_them))])
-    *replies, discarded = [read(connection) for _ in all_of_them]
+    *replies, discarded = yield b"".join(map(pack, all_of_them)), len(all_of_them), 0.0
     if isinstance(discarded, ResponseError):
         raise RedisConnectionError(f"DISCARD: {discarded}")  # closes it, and ends the transaction
     return replies

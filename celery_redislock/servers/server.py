@@ -15,7 +15,7 @@ from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.exchange import Call, Query
 from .restarts import HeldOff
-from .talk import make_call, operation_timeout, replies_to, transient
+from .talk import Begin, make_call, operation_timeout, replies_to, transient
 
 T = TypeVar("T")
 
@@ -164,7 +164,7 @@ class Server(ABC):
         return [list(keys)]
 
     @abstractmethod
-    def exchange(self, key: str, ttl: float, purpose: str, talk: Callable[..., T], *args: Any) -> T:
+    def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
         """Have one exchange, on a connection of its own. If it is interrupted, the connection is
         closed: an unread reply must never be taken for the reply to the next command.
 
@@ -172,7 +172,7 @@ class Server(ABC):
             key: the key that the exchange is about; "" for none.
             ttl: seconds; they determine how long the server may take to answer.
             purpose: see `run`.
-            talk: a function of `talk`. It is given the connection and the `ServerWatch`.
+            begin: begins the exchange, see `talk`. It is given the `ServerWatch`.
             *args: its other arguments.
 
         Raises:

@@ -1,11 +1,15 @@
-"""One exchange with a Redis server, on a connection that nobody else uses meanwhile."""
+"""What is said in one exchange with a Redis server, on a connection that nobody else uses then.
+
+An exchange is a generator: it yields what to send, and is sent the replies. So it does no I/O, and
+is the same for a connection that blocks its thread and for one of asyncio.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from redis.exceptions import (
     AskError,
@@ -25,7 +29,7 @@ from ..protocol.claims import Acquired, Busy, Reserved
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
 from .connections import pack
-from .restarts import ServerWatch
+from .restarts import HeldOff, ServerWatch
 from .scripts import packed, packed_text
 
 T = TypeVar("T")
@@ -56,9 +60,21 @@ class Unconfirmed(ResponseError):
     """Too few replicas confirmed in time that a lock was taken."""
 
 
+#: A request: what to send; how many replies to read; the most seconds that the server may keep them
+#: back on purpose. One without replies closes the connection.
+Request: TypeAlias = tuple[bytes, int, float]
+#: An exchange. It is sent the replies to each request, of which some may be errors.
+Talk: TypeAlias = Generator[Request, list[Any], T]
+#: Begins an exchange. Its first argument is the server's `ServerWatch`.
+Begin: TypeAlias = Callable[..., Talk[T]]
+
+#: Leaves a server that is not the master: its name may lead to another server by now.
+LEAVE: Final[Request] = (b"", 0, 0.0)
+
+
 def make_call(
-    connection: Any, watch: ServerWatch, call: Call[Any], min_replicas: int = 0
-) -> tuple[float, Any]:
+    watch: ServerWatch, call: Call[Any], min_replicas: int = 0
+) -> Talk[tuple[float, Any]]:
     """When the call was sent, on `clock`, and the reply.
 
     Raises:
@@ -67,37 +83,32 @@ def make_call(
     if call.takes and watch.changed_at is not None:
         watch.admit(call.ttl)
     sent_at = clock()
-    if min_replicas:
-        connection.send_packed_command([packed(call) + _wait(call, min_replicas)])
-        reply, confirmed = read(connection), read(connection)
-        if isinstance(reply, NoScriptError):
-            connection.send_packed_command([packed_text(call) + _wait(call, min_replicas)])
-            reply, confirmed = read(connection), read(connection)
-        return sent_at, _confirmed(call, reply, confirmed, min_replicas)
-    try:
-        connection.send_packed_command([packed(call)])
-        return sent_at, connection.read_response()
-    except NoScriptError:
-        connection.send_packed_command([packed_text(call)])
-        return sent_at, connection.read_response()
+    wait = _wait(call, min_replicas) if min_replicas else b""
+    count = 2 if wait else 1
+    replies = yield packed(call) + wait, count, 0.0
+    if isinstance(replies[0], NoScriptError):
+        replies = yield packed_text(call) + wait, count, 0.0
+    reply = replies[0]
+    if wait:
+        reply = _confirmed(call, replies, min_replicas)
+    elif isinstance(reply, ResponseError):
+        raise reply
+    return sent_at, reply
 
 
-def make_calls(
-    connection: Any, watch: ServerWatch, calls: Sequence[Call[Any]]
-) -> tuple[float, list[Any]]:
+def make_calls(watch: ServerWatch, calls: Sequence[Call[Any]]) -> Talk[tuple[float, list[Any]]]:
     """When the calls were sent, on `clock`, and the replies, of which some may be errors."""
     sent_at = clock()
-    connection.send_packed_command([b"".join(map(packed, calls))])
-    replies = [read(connection) for _ in calls]
+    replies = yield b"".join(map(packed, calls)), len(calls), 0.0
     again = [i for i, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
     if again:
         commands = [packed(calls[i]) for i in again]
         commands[0] = packed_text(calls[again[0]])  # the server then knows it for the others
-        connection.send_packed_command([b"".join(commands)])
-        for i in again:
-            replies[i] = read(connection)
+        found = yield b"".join(commands), len(again), 0.0
+        for i, reply in zip(again, found, strict=True):
+            replies[i] = reply
     if any(is_not_master(reply) for reply in replies):
-        connection.disconnect()
+        yield LEAVE
     return sent_at, replies
 
 
@@ -107,38 +118,31 @@ def _wait(call: Call[Any], min_replicas: int) -> bytes:
     return pack(("WAIT", min_replicas, round(most * 1000)))
 
 
-def _confirmed(call: Call[Any], reply: Any, confirmed: Any, min_replicas: int) -> Any:
+def _confirmed(call: Call[Any], replies: Sequence[Any], min_replicas: int) -> Any:
     """The reply, if enough replicas confirmed what it says."""
-    for each in (reply, confirmed):
+    for each in replies:
         if isinstance(each, ResponseError):
             raise each
+    reply, confirmed = replies
     if confirmed < min_replicas and isinstance(call.read(reply, 0.0), Acquired | Reserved):
         raise Unconfirmed(f"{confirmed} of {min_replicas} replicas confirmed")
     return reply
 
 
 def block(
-    connection: Any,
-    watch: ServerWatch,
-    call: Call[T],
-    wake: str,
-    seconds: float,
-    min_replicas: int = 0,
-) -> T:
+    watch: ServerWatch, call: Call[T], wake: str, seconds: float, min_replicas: int = 0
+) -> Talk[T]:
     """The answer to a call that is sent behind a block on this list. See `make_call`."""
     watch.admit(call.ttl)
     sent_at = clock()
     blocking = pack(("BLPOP", wake, f"{seconds:.3f}"))
     wait = _wait(call, min_replicas) if min_replicas else b""
-    connection.send_packed_command([blocking + packed(call) + wait])
-    if not connection.can_read(seconds + operation_timeout(call.ttl)):
-        raise RedisTimeoutError("the server did not end a wait in time")
-    slept, reply = read(connection), read(connection)
-    confirmed = read(connection) if min_replicas else 0
+    slept, *replies = yield blocking + packed(call) + wait, 3 if wait else 2, seconds
+    reply = replies[0]
     if isinstance(reply, NoScriptError):
-        slept, (_, reply) = None, make_call(connection, watch, call, min_replicas)
-    elif min_replicas:
-        reply = _confirmed(call, reply, confirmed, min_replicas)
+        slept, (_, reply) = None, (yield from make_call(watch, call, min_replicas))
+    elif wait:
+        reply = _confirmed(call, replies, min_replicas)
     if isinstance(reply, ResponseError):
         raise reply
     answer = call.read(reply, sent_at)
@@ -150,23 +154,20 @@ def block(
 
 
 def replies_to(
-    connection: Any,
     watch: ServerWatch,
     commands: Sequence[Sequence[Any]],
     errors: bool = False,
     wrong_type: bool = False,
-) -> list[Any]:
+) -> Talk[list[Any]]:
     """The replies to these commands.
 
     Args:
-        connection: the connection.
         watch: not used.
         commands: the commands.
         errors: return a refusal as a `ResponseError` among the replies, do not raise it.
         wrong_type: the same, but only for keys of another type.
     """
-    connection.send_packed_command([b"".join(map(pack, commands))])
-    replies = [read(connection) for _ in commands]
+    replies = yield b"".join(map(pack, commands)), len(commands), 0.0
     if not errors:
         raise_refusal(replies, wrong_type)
     return replies
@@ -183,12 +184,12 @@ def raise_refusal(replies: Sequence[Any], wrong_type: bool) -> None:
             raise reply
 
 
-def read(connection: Any) -> Any:
-    """The next reply, which may be an error."""
-    try:
-        return connection.read_response()
-    except ResponseError as exc:
-        return exc
+def ends_connection(error: BaseException) -> bool:
+    """Whether a connection must be closed after this error in an exchange: replies may be unread,
+    or the server is not the master.
+    """
+    is_answer = isinstance(error, ResponseError) and not is_not_master(error)
+    return not (is_answer or isinstance(error, HeldOff))
 
 
 def unavailable(key: str, error: BaseException, hint: str = "") -> LockUnavailable:

@@ -163,44 +163,31 @@ class Way:
 def _nothing() -> None: ...
 
 
-class _OnItsWay:
-    """A connection by which one question goes its way."""
-
-    def __init__(self, connection: Any, way: Way) -> None:
-        self._connection = connection
-        self.way = way
-        self.was_asked = False
-
-    def send_packed_command(self, command: Any) -> None:
-        """Ask, and the model once: the script may have to be sent again with its text."""
-        if not self.was_asked:
-            self.was_asked = True
-            self.way.before()
-            self.way.mirror()
-        self._connection.send_packed_command(command)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-
 class WeatheredStore(Node):
     """The real server, on a way where things happen."""
 
     way = Way()
     contact: Callable[[], None] = staticmethod(_nothing)
 
-    def exchange(self, key: str, ttl: float, purpose: str, talk: Any, *question: Any) -> Any:
+    def exchange(self, key: str, ttl: float, purpose: str, begin: Any, *question: Any) -> Any:
         self.contact()
-        if talk in (make_call, block):
-            talk = partial(self._on_its_way, talk)
-        return super().exchange(key, ttl, purpose, talk, *question)
+        if begin in (make_call, block):
+            begin = partial(self._on_its_way, begin)
+        return super().exchange(key, ttl, purpose, begin, *question)
 
-    def _on_its_way(self, talk: Callable[..., Any], connection: Any, *question: Any) -> Any:
-        connection = _OnItsWay(connection, self.way)
-        reply = talk(connection, *question)
-        if connection.was_asked:
-            connection.way.after()
-        return reply
+    def _on_its_way(self, begin: Callable[..., Any], *question: Any) -> Any:
+        """Ask, and the model once: the script may have to be sent again with its text."""
+        way = self.way
+        talk = begin(*question)
+        request = next(talk)
+        way.before()
+        way.mirror()
+        try:
+            while True:
+                request = talk.send((yield request))
+        except StopIteration as end:
+            way.after()
+            return end.value
 
     def run(self, call: Call[Any], **options: Any) -> Any:
         if call.script != "extend":
