@@ -88,7 +88,7 @@ class MemoryServer(Node):
             )
         connection.on_connect()
 
-    def _tries_again(self, exc: LockUnavailable, until: float) -> bool:
+    def may_answer_later(self, failure: LockUnavailable) -> bool:
         return False  # another try would not make this server reachable
 
     @contextlib.contextmanager

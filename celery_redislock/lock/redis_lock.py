@@ -11,20 +11,18 @@ from typing import Any
 
 import redis
 
-from ..errors import ConfigError, LockConflict, LockLost
-from ..protocol import checks, holders, past
+from ..errors import LockConflict, LockLost
+from ..protocol import holders, past
 from ..protocol.calls import Release, holder_of
-from ..protocol.claims import Acquired, Claim, to_ms
+from ..protocol.claims import Acquired, Claim
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
-from ..protocol.keys import LockKeys, lock_keys
 from ..protocol.log import get_logger
-from ..protocol.tokens import new_token
-from ..servers import stand_in
 from ..servers.server import Server
 from .heartbeat import heartbeat
 from .lease import Lease
-from .sources import CeleryApp, Fixed, reader_of
+from .named import NamedLock
+from .sources import CeleryApp
 
 logger = get_logger()
 
@@ -83,7 +81,7 @@ class _Last:
         self.is_lost, self.is_over, self.stored = lease.is_lost, False, lease.stored
 
 
-class RedisLock:
+class RedisLock(NamedLock):
     """A lock in Redis, held by a thread of this process, kept alive while it is held.
 
         with RedisLock(app, "account:5") as lock:
@@ -135,30 +133,17 @@ class RedisLock:
         label: str | None = None,
         transport_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name = name = _check_text("name", name, "a non-empty str")
-        self.ttl = checks.checked("RedisLock", "ttl", ttl, checks.ttl, checks.TTL)
-        self._timeout = _check_timeout(timeout)
-        if label is not None:
-            label = holders.label_text(_check_text("label", label, "None or a non-empty str"))
-        self._label = label
-        self._beats = heartbeat
+        super().__init__(
+            *(source, name, ttl, heartbeat),
+            timeout=timeout,
+            prefix=prefix,
+            history=history,
+            label=label,
+            transport_options=transport_options,
+        )
         self._reentrant = reentrant
-        self._read = read = reader_of(source, transport_options)
-        if isinstance(read, Fixed):  # an app's settings may change, so they are read later
-            prefix = read.prefix if prefix is None else prefix
-            history = read.history if history is None else history
-        self._history = None if history is None else _check_history(history)
-        self._fixed_keys = None if prefix is None else lock_keys(checks.check_prefix(prefix), name)
         self._mine = threading.local()
         self._last: _Last | None = None
-
-    def __repr__(self) -> str:
-        return f"<RedisLock {self.name!r} ttl={self.ttl:g}>"
-
-    @property
-    def key(self) -> str:
-        """The lock's whole key in Redis."""
-        return self._keys.lock
 
     @property
     def fence(self) -> int:
@@ -210,7 +195,7 @@ class RedisLock:
             LockConflict: this thread itself holds the lock, so it would wait for ever.
             LockUnavailable: the server did not answer in time.
         """
-        _check_timeout(timeout)
+        self._check_timeout(timeout)
         held = self._lease
         if held is not None and held.lost:
             _release(held)
@@ -301,14 +286,6 @@ class RedisLock:
         )  # fmt: skip
 
     @property
-    def _server(self) -> Server:
-        return self._read().server if stand_in.current is None else stand_in.current.server
-
-    @property
-    def _keys(self) -> LockKeys:
-        return self._fixed_keys or lock_keys(self._read().prefix, self.name)
-
-    @property
     def _lease(self) -> Lease | None:
         lease: Lease | None = getattr(self._mine, "lease", None)
         return None if lease is None or lease.inherited else lease
@@ -328,36 +305,8 @@ class RedisLock:
         known = self._last.lease() or self._last
         return None if known.is_over or known.pid != os.getpid() else known
 
-    def _claim(self) -> Claim:
-        token = new_token()
-        value = holders.encode(token, ttl_ms=to_ms(self.ttl), label=self._label)
-        history = self._read().history if self._history is None else self._history
-        return Claim(self._keys, token, self.ttl, value, history=history)
-
 
 def _release(lease: Lease) -> bool:
     """Release the lock. Returns whether it was still ours."""
     settled = lease.release(Release(publishes=False), past.RELEASED)
     return settled is not None and settled.ours
-
-
-def _check_text(what: str, text: Any, accepted: str) -> str:
-    if not isinstance(text, str) or not text:
-        raise ConfigError(f"RedisLock: {what}={text!r} is not accepted; it must be {accepted}")
-    return text
-
-
-def _check_timeout(timeout: Any) -> float | None:
-    if timeout is not None and (
-        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
-    ):
-        raise ConfigError(
-            f"RedisLock: timeout={timeout!r} is not accepted; it must be None or a number of"
-            " seconds, not negative"
-        )
-    return timeout
-
-
-def _check_history(history: Any) -> int:
-    checked: int = checks.checked("RedisLock", "history", history, checks.history, checks.HISTORY)
-    return checked

@@ -64,13 +64,22 @@ class Fixed:
         return self
 
 
-def reader_of(source: Any, options: Mapping[str, Any] | None) -> Callable[[], Source]:
-    """A function that returns where the lock is. It is called whenever the lock is used."""
+def reader_of(kind: str, source: Any, options: Mapping[str, Any] | None) -> Callable[[], Source]:
+    """A function that returns where the lock is. It is called whenever the lock is used.
+
+    Args:
+        kind: the class of the lock, for errors.
+        source: a client, a URL, or a Celery app.
+        options: the transport options of a URL.
+
+    Raises:
+        ConfigError: one of them is not accepted.
+    """
     read = reader_of_app(source)
     if read is None:
-        return Fixed(_store_for(source, options))
+        return Fixed(_store_for(kind, source, options))
     if options is not None:
-        raise ConfigError("RedisLock: transport_options are not accepted beside an app's")
+        raise ConfigError(f"{kind}: transport_options are not accepted beside an app's")
     return read
 
 
@@ -78,7 +87,7 @@ _stores_of_clients: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDict
 _stores_of_urls: dict[tuple[str, str], Server] = {}
 
 
-def _store_for(source: Any, options: Mapping[str, Any] | None) -> Server:
+def _store_for(kind: str, source: Any, options: Mapping[str, Any] | None) -> Server:
     """The lock server of this client or URL: all locks of one source share connections."""
     from ..servers.factory import server_at, server_like  # a program that only sends needs none
 
@@ -89,11 +98,11 @@ def _store_for(source: Any, options: Mapping[str, Any] | None) -> Server:
         )
     if not isinstance(source, redis.Redis | redis.RedisCluster):
         raise ConfigError(
-            f"RedisLock: {source!r} is not accepted; it must be a redis.Redis or"
+            f"{kind}: {source!r} is not accepted; it must be a redis.Redis or"
             " redis.RedisCluster client, a URL or a Celery app"
         )
     if options is not None:
-        raise ConfigError("RedisLock: transport_options are not accepted beside a client's")
+        raise ConfigError(f"{kind}: transport_options are not accepted beside a client's")
     # A cluster's client has a pool for each node.
     owner = source.connection_pool if isinstance(source, redis.Redis) else source
     server = _stores_of_clients.get(owner)

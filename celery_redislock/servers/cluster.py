@@ -164,10 +164,8 @@ class Cluster(Server):
     def close(self) -> None:
         self._topology.close()
 
-    def _tries_again(self, exc: LockUnavailable, until: float) -> bool:
-        return super()._tries_again(exc, until) or (
-            moved_to(exc.__cause__) is not None and clock() < until
-        )
+    def may_answer_later(self, failure: LockUnavailable) -> bool:
+        return super().may_answer_later(failure) or moved_to(failure.__cause__) is not None
 
     # -- nodes ----------------------------------------------------------------------------
 

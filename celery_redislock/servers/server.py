@@ -193,23 +193,58 @@ class Server(ABC):
         *args: Any,
     ) -> T:
         """Repeat an attempt, with these arguments, until it succeeds, within bounds. See `run`."""
-        began, pause = clock(), 0.02
-        give_up = began + (ttl / 3 + 1 if hold_off is None else hold_off)
+        began, tries = clock(), None
         while True:
             try:
                 return attempt(*args)
-            except HeldOff as exc:
-                if clock() + exc.seconds > give_up:
-                    raise exc.for_users(key) from None
-                time.sleep(exc.seconds)
-                began, pause = clock(), 0.02
-                continue
-            except LockUnavailable as exc:
-                if once or not self._tries_again(exc, began + patience(ttl) - pause):
-                    raise
+            except (HeldOff, LockUnavailable) as exc:
+                tries = tries or Tries(self, key, ttl, once, hold_off, began)
+                pause = tries.pause_after(exc)
             time.sleep(pause)
-            pause = min(pause * 2, 0.5)
 
-    def _tries_again(self, exc: LockUnavailable, until: float) -> bool:
-        """Whether another try may help, and there is time for it."""
-        return transient(exc.__cause__) and clock() < until
+    def may_answer_later(self, failure: LockUnavailable) -> bool:
+        """Whether another try may help."""
+        return transient(failure.__cause__)
+
+
+class Tries:
+    """How long to try to reach a lock server. See `Server.run`.
+
+    Args:
+        server: the server.
+        key: the key that the request is about.
+        ttl: seconds; they determine how long to try.
+        once: do not try again.
+        hold_off: seconds to wait for the end of a hold-off; None for a whole one.
+        began: when the first try began, on `clock`.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        key: str,
+        ttl: float,
+        once: bool,
+        hold_off: float | None,
+        began: float,
+    ) -> None:
+        self._server, self._key, self._ttl, self._once = server, key, ttl, once
+        self._give_up = began + (ttl / 3 + 1 if hold_off is None else hold_off)
+        self._began, self._pause = began, 0.02
+
+    def pause_after(self, failure: HeldOff | LockUnavailable) -> float:
+        """Seconds until the next try.
+
+        Raises:
+            LockUnavailable: there is no next try.
+        """
+        if isinstance(failure, HeldOff):
+            if clock() + failure.seconds > self._give_up:
+                raise failure.for_users(self._key) from None
+            self._began, self._pause = clock() + failure.seconds, 0.02
+            return failure.seconds
+        pause, self._pause = self._pause, min(self._pause * 2, 0.5)
+        is_late = clock() >= self._began + patience(self._ttl) - pause
+        if self._once or is_late or not self._server.may_answer_later(failure):
+            raise failure
+        return pause
