@@ -1,9 +1,10 @@
 """Celery tasks that run at most once at a time: a Redis lock for each task signature.
 
-A program that only sends tasks imports little: `RedisLock` is imported at first use, and the code
-that runs tasks when a worker starts or a task first runs eagerly.
+A program that only sends tasks imports little: `RedisLock` and `AsyncRedisLock` are imported at
+first use, and the code that runs tasks when a worker starts or a task first runs eagerly.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
@@ -31,9 +32,11 @@ from .tasks.task import SingletonTask
 from .worker import start as _start  # noqa: F401  connects receivers for a worker's start
 
 if TYPE_CHECKING:
+    from .lock.async_redis_lock import AsyncRedisLock
     from .lock.redis_lock import RedisLock
 
 __all__ = [
+    "AsyncRedisLock",
     "Coalesce",
     "ConfigError",
     "Conflict",
@@ -65,9 +68,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "RedisLock":
-        from .lock.redis_lock import RedisLock
-
-        globals()[name] = RedisLock
-        return RedisLock
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = {"RedisLock": "redis_lock", "AsyncRedisLock": "async_redis_lock"}.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f".lock.{module}", __name__), name)
+    return found

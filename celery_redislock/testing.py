@@ -22,7 +22,7 @@ import redis
 from .errors import ConfigError, LockUnavailable, TaskSkipped
 from .lock.heartbeat import heartbeat
 from .lock.lease import Lease
-from .lock.redis_lock import RedisLock
+from .lock.named import NamedLock
 from .protocol import holders
 from .protocol.calls import Release, break_lock, holder_of
 from .protocol.claims import Acquired, Busy, Claim, Done, to_ms
@@ -213,7 +213,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
     __tracebackhide__ = True
     server, keys, ttl = _lock_of(what, args, kwargs)
     task, app, label = "", None, None
-    if not isinstance(what, RedisLock):
+    if not isinstance(what, NamedLock):
         called = what.task if isinstance(what, Calls) else what
         task, app, label = called.name, called.app, what.label_of_call(args, kwargs)
     held = HeldLock(app, keys)
@@ -267,7 +267,7 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
 
 
 def _lock_of(what: Any, args: Any, kwargs: Any) -> tuple[Server, LockKeys, float]:
-    if isinstance(what, RedisLock):
+    if isinstance(what, NamedLock):
         return what._server, what._keys, what.ttl
     keys: LockKeys = what.keys_of_call(args, kwargs)
     task = what.task if isinstance(what, Calls) else what

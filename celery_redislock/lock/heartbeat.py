@@ -97,8 +97,12 @@ class Heartbeat:
             self._idle = max(lease.next_beat - clock(), IN_FLIGHT)
             self._alarm.ring()
 
-    def discard(self, lease: Extendable) -> bool:
-        """Stop extending this lease. Waits for an extension under way, within bounds.
+    def discard(self, lease: Extendable, wait: bool = True) -> bool:
+        """Stop extending this lease.
+
+        Args:
+            lease: the lease.
+            wait: wait for an extension under way, within bounds.
 
         Returns:
             Whether an extension may still reach the server: one was under way, or had no reply.
@@ -110,7 +114,7 @@ class Heartbeat:
         # Do not take a lock to wait: an exception from outside, such as a soft time limit, could
         # leave it locked, and the heartbeat would stop.
         give_up = clock() + lease.ttl / 6
-        while ref in self._in_flight and clock() < give_up:
+        while wait and ref in self._in_flight and clock() < give_up:
             time.sleep(IN_FLIGHT)
         return True
 

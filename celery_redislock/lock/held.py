@@ -14,6 +14,7 @@ from ..protocol import holders
 from ..protocol.calls import Release, extend, settle
 from ..protocol.claims import NOT_OURS, RETAKEN, Acquired, Claim, Extended, Extension
 from ..protocol.clock import clock
+from ..protocol.exchange import Call
 from ..protocol.holders import Holder
 from ..protocol.log import fields, get_logger
 from ..protocol.waiting import RETRY_EVERY
@@ -262,16 +263,31 @@ class Held:
         Raises:
             LockUnavailable: the server did not answer, and the right has not yet ended.
         """
+        call, sent_at = self.extension_now(retake)
+        try:
+            reply: Extended | LockUnavailable = self.server.run(call, once=True)
+        except LockUnavailable as exc:
+            reply = exc
+        return self.heard(reply, sent_at)
+
+    def extension_now(self, retake: bool) -> tuple[Call[Extended], float]:
+        """The call that extends the lock now, and the time. See `extend_now`."""
         sent_at = clock()
         retake = retake and sent_at < self.deadline
         extension = Extension(self.claim, self.stored, self.fence, retake, self.counter)
-        try:
-            reply = self.server.run(extend(extension), once=True)
-        except LockUnavailable as exc:
+        return extend(extension), sent_at
+
+    def heard(self, reply: Extended | LockUnavailable, sent_at: float) -> bool:
+        """Take the reply to `extension_now`. Returns whether the lock is still ours.
+
+        Raises:
+            LockUnavailable: it is the reply, and the right has not yet ended.
+        """
+        if isinstance(reply, LockUnavailable):
             self.unanswered = True
             if clock() < self.deadline:
-                raise
-            self._lose(exc.reason)
+                raise reply
+            self._lose(reply.reason)
             return False
         if reply.outcome == NOT_OURS:
             self._lose(_why_gone(reply))

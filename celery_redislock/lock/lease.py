@@ -168,9 +168,7 @@ class Lease(Held):
         # Then the server has no lock of ours, as far as we know; or this is a fork of the holder.
         if self.is_over or not self.asked or self.pid != os.getpid():
             return None
-        # Stop the heartbeat first: an extension sent after the release could revive the key.
-        self.unanswered = heartbeat.discard(self) or self.unanswered
-        release = release._replace(run_end=self._end(how), stray=self.unanswered)
+        release = self._to_release(release, how)
         try:
             # Without a fence we know of no acquisition, but only the reply may have got lost.
             settled = self.server.run(settle(self.claim, release), once=not self.fence)
@@ -181,6 +179,12 @@ class Lease(Held):
             return None
         self.is_over = True
         return settled._replace(ours=False) if self.is_lost else settled
+
+    def _to_release(self, release: Release, how: str, wait: bool = True) -> Release:
+        """How to release the lock, which is no longer extended. See `release`."""
+        # Stop the heartbeat first: an extension sent after the release could revive the key.
+        self.unanswered = heartbeat.discard(self, wait) or self.unanswered
+        return release._replace(run_end=self._end(how), stray=self.unanswered)
 
     def leave_at_end(self, heir: Heir) -> None:
         """Note that the lock is left to this message when the run ends."""

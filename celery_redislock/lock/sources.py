@@ -9,8 +9,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-import redis
-
 from ..errors import ConfigError
 from ..servers.urls import source_from_url
 
@@ -89,22 +87,25 @@ _stores_of_urls: dict[tuple[str, str], Server] = {}
 
 def _store_for(kind: str, source: Any, options: Mapping[str, Any] | None) -> Server:
     """The lock server of this client or URL: all locks of one source share connections."""
-    from ..servers.factory import server_at, server_like  # a program that only sends needs none
+    from ..servers.factory import (  # a program that only sends needs none
+        Client,
+        server_at,
+        server_like,
+    )
 
     if isinstance(source, str):
         key = source, repr(sorted((options or {}).items()))
         return _stores_of_urls.get(key) or _stores_of_urls.setdefault(
             key, server_at(source_from_url(source, options))
         )
-    if not isinstance(source, redis.Redis | redis.RedisCluster):
+    if not isinstance(source, Client):
         raise ConfigError(
             f"{kind}: {source!r} is not accepted; it must be a redis.Redis or"
             " redis.RedisCluster client, a URL or a Celery app"
         )
     if options is not None:
         raise ConfigError(f"{kind}: transport_options are not accepted beside a client's")
-    # A cluster's client has a pool for each node.
-    owner = source.connection_pool if isinstance(source, redis.Redis) else source
+    owner = getattr(source, "connection_pool", source)  # a cluster's client has one for each node
     server = _stores_of_clients.get(owner)
     if server is None:
         server = _stores_of_clients[owner] = server_like(source)

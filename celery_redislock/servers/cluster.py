@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar
 from redis.exceptions import ClusterDownError, RedisError
 
 from ..errors import LockUnavailable
-from ..protocol.clock import clock
 from ..protocol.exchange import Call
 from .hash_slots import SlotMap
 from .node import Node
@@ -46,18 +45,21 @@ class Cluster(Server):
     Args:
         source: how to connect to them.
         min_replicas: see `Server`.
+
+    Attributes:
+        nodes: the nodes, and which of them has which slot.
     """
 
     def __init__(self, source: Nodes, min_replicas: int = 0) -> None:
         self.min_replicas = min_replicas
-        self._topology = Topology(source, min_replicas)
+        self.nodes = Topology(source, min_replicas)
 
     # -- requests -------------------------------------------------------------------------
 
     def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
         redirects = 0
         while True:
-            slots = self._topology.slots(ttl, key)
+            slots = self.nodes.slots(ttl, key)
             host = slots.owner_of(key) if key else slots.any_primary()
             try:
                 return self._ask(
@@ -65,17 +67,12 @@ class Cluster(Server):
                     lambda node: node.exchange(key, ttl, purpose, begin, *args),
                 )
             except LockUnavailable as exc:
-                if moved_to(exc.__cause__) is None:
-                    raise
-                redirects += 1
-                if redirects > REDIRECTS:
-                    why = "the nodes of the cluster do not agree which one has its slot"
-                    raise LockUnavailable(key, None, why) from exc.__cause__
+                redirects = self.redirected(exc, key, redirects)
 
     def run_all(
         self, calls: Sequence[Call[T]], *, ttl: float, purpose: str = "main"
     ) -> list[T | LockUnavailable]:
-        slots = self._topology.slots(ttl, calls[0].keys[0])
+        slots = self.nodes.slots(ttl, calls[0].keys[0])
         answers: list[Any] = [None] * len(calls)
         for host, which in self._by_node(slots, [call.keys[0] for call in calls]):
             asked = [calls[i] for i in which]
@@ -97,7 +94,7 @@ class Cluster(Server):
     def block(self, call: Call[T], wake: str, seconds: float) -> T:
         # Only once, also if the slot has moved: the block may have lasted, and the caller knows
         # how long it may wait.
-        slots = self._topology.slots(call.ttl, wake)
+        slots = self.nodes.slots(call.ttl, wake)
         host = slots.owner_of(wake)
         return self._ask(
             *(slots, call.keys[0], call.ttl, host),
@@ -114,7 +111,7 @@ class Cluster(Server):
     ) -> list[Any]:
         if not commands:
             return []
-        slots = self._topology.slots(ttl, "")
+        slots = self.nodes.slots(ttl, "")
         keys = ["" if each[0] in _KEYLESS else _text(each[1]) for each in commands]
         replies: list[Any] = [None] * len(commands)
         for host, which in self._by_node(slots, keys):
@@ -137,8 +134,8 @@ class Cluster(Server):
         return replies
 
     def primaries(self) -> dict[str, Server]:
-        slots = self._topology.look(LOOKING_TTL, "")
-        return {host_port(*host): self._topology.node(host) for host in slots.primaries}
+        slots = self.nodes.look(LOOKING_TTL, "")
+        return {host_port(*host): self.nodes.node(host) for host in slots.primaries}
 
     def shards(self) -> list[Server]:
         return list(self.primaries().values())
@@ -149,7 +146,7 @@ class Cluster(Server):
         Raises:
             LockUnavailable: no node says so.
         """
-        slots = self._topology.look(LOOKING_TTL, "")
+        slots = self.nodes.look(LOOKING_TTL, "")
         counts = Counter(slots.owners)
         replicas: dict[Host, list[str]] = {host: [] for host in slots.primaries}
         for replica, primary in slots.replicas.items():
@@ -158,11 +155,11 @@ class Cluster(Server):
         return nodes, counts[None]
 
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:
-        slots = self._topology.slots(ttl, keys[0])
+        slots = self.nodes.slots(ttl, keys[0])
         return [[keys[i] for i in which] for _, which in self._by_node(slots, keys)]
 
     def close(self) -> None:
-        self._topology.close()
+        self.nodes.close()
 
     def may_answer_later(self, failure: LockUnavailable) -> bool:
         return super().may_answer_later(failure) or moved_to(failure.__cause__) is not None
@@ -184,15 +181,37 @@ class Cluster(Server):
         Raises:
             LockUnavailable: the node did not answer, or there is none.
         """
-        if host is None:
-            self._topology.look_again(slots, ttl, None, False)
-            raise unavailable(key, ClusterDownError("a hash slot has no node"))
         try:
-            return ask(self._topology.node(host))
+            if host is None:
+                raise self.no_node(key)
+            return ask(self.nodes.node(host))
         except LockUnavailable as exc:
-            if code_of(exc.__cause__) not in IS_MOVING:
-                self._topology.look_again(slots, ttl, host, moved_to(exc.__cause__) is not None)
+            self.learn_from(exc, slots, ttl, host)
             raise
+
+    def no_node(self, key: str) -> LockUnavailable:
+        """The failure of a request about a key that no node has."""
+        return unavailable(key, ClusterDownError("a hash slot has no node"))
+
+    def learn_from(
+        self, failure: LockUnavailable, slots: SlotMap, ttl: float, host: Host | None
+    ) -> None:
+        """Learn whether slots were moved, after this node failed. See `_ask`."""
+        if code_of(failure.__cause__) not in IS_MOVING:
+            self.nodes.look_again(slots, ttl, host, moved_to(failure.__cause__) is not None)
+
+    def redirected(self, failure: LockUnavailable, key: str, redirects: int) -> int:
+        """How often a request was told that its slot is elsewhere, after this failure.
+
+        Raises:
+            LockUnavailable: it is another failure, or that has happened too often.
+        """
+        if moved_to(failure.__cause__) is None:
+            raise failure
+        if redirects == REDIRECTS:
+            why = "the nodes of the cluster do not agree which one has its slot"
+            raise LockUnavailable(key, None, why) from failure.__cause__
+        return redirects + 1
 
     def _by_node(self, slots: SlotMap, keys: Sequence[str]) -> list[tuple[Host | None, list[int]]]:
         """For each node the indexes of its keys; those without a key go to any of these nodes. A
@@ -206,7 +225,7 @@ class Cluster(Server):
         return sorted(own.items(), key=lambda each: not each[0] or self._is_broken(each[0]))
 
     def _is_broken(self, host: Host) -> bool:
-        return self._topology.node(host).watch.is_broken
+        return self.nodes.node(host).watch.is_broken
 
 
 def _text(key: Any) -> str:

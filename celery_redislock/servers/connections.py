@@ -14,9 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import redis
+import redis.asyncio as aio
+import redis.asyncio.sentinel as aio_sentinel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
+from redis.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
 from ..protocol.clock import clock
 
@@ -34,24 +41,35 @@ TRUSTED: Final = 0.5
 PoolFactory = Callable[[float, Callable[[Any], None]], redis.ConnectionPool]
 
 
-def pools_like(client: redis.Redis, **instead: Any) -> PoolFactory:
+#: redis-py's classes of connections that block their thread, and those for asyncio.
+KINDS: Final[dict[Any, Any]] = {
+    redis.Connection: aio.Connection,
+    redis.SSLConnection: aio.SSLConnection,
+    redis.UnixDomainSocketConnection: aio.UnixDomainSocketConnection,
+    SentinelManagedConnection: aio_sentinel.SentinelManagedConnection,
+    SentinelManagedSSLConnection: aio_sentinel.SentinelManagedSSLConnection,
+}
+
+
+def pools_like(client: Any, **instead: Any) -> PoolFactory:
     """A factory of connection pools for the server that this client is connected to.
 
     The client's own pool is left alone: its timeouts and retries are not fit for a lock.
 
     Args:
-        client: the client.
+        client: the client, also one for asyncio; or a node of a client for a cluster.
         instead: options to use instead of the client's.
     """
-    pool: Any = client.connection_pool
+    pool: Any = getattr(client, "connection_pool", client)
     kwargs = {**pool.connection_kwargs, **instead}
     for name in ("connection_pool", "parser_class", "decode_responses", "event_dispatcher"):
         kwargs.pop(name, None)
     for name in [name for name in kwargs if name.startswith(("maint_", "_"))]:
         del kwargs[name]
 
-    kwargs["connection_class"] = pool.connection_class
-    service = pool.service_name if isinstance(pool, SentinelConnectionPool) else None
+    blocking = {for_asyncio: kind for kind, for_asyncio in KINDS.items()}
+    kwargs["connection_class"] = blocking.get(pool.connection_class, pool.connection_class)
+    service = getattr(pool, "service_name", None)
     manager = pool.sentinel_manager if service is not None else None
     del pool  # `make` lives as long as the pool does, and must not keep the pool alive
 
@@ -67,8 +85,12 @@ def pools_like(client: redis.Redis, **instead: Any) -> PoolFactory:
 def _sentinel_like(manager: Any, timeout: float) -> Any:
     options = [each.connection_pool.connection_kwargs for each in manager.sentinels]
     hosts = [(each.get("host", "localhost"), each.get("port", 26379)) for each in options]
+    made = sentinel_of(hosts, manager.sentinel_kwargs, timeout)
+    if not isinstance(manager, Sentinel):
+        made.min_other_sentinels = manager.min_other_sentinels
+        return made
     copied = copy.copy(manager)
-    copied.sentinels = sentinel_of(hosts, manager.sentinel_kwargs, timeout).sentinels
+    copied.sentinels = made.sentinels
     return copied
 
 

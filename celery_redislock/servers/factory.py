@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import redis
+import redis.asyncio as aio
 
 from .cluster import Cluster
 from .connections import pools_like
@@ -12,6 +13,9 @@ from .node import Node
 from .quorum import Quorum
 from .server import Server
 from .urls import Independent, Nodes, Source
+
+#: redis-py's clients.
+Client: TypeAlias = redis.Redis | redis.RedisCluster | aio.Redis | aio.RedisCluster
 
 
 def server_at(source: Source, min_replicas: int = 0) -> Server:
@@ -28,13 +32,13 @@ def server_at(source: Source, min_replicas: int = 0) -> Server:
     )
 
 
-def server_like(client: redis.Redis | redis.RedisCluster) -> Server:
+def server_like(client: Client) -> Server:
     """A driver for the server, or the cluster, of this client."""
-    if isinstance(client, redis.Redis):
+    if isinstance(client, redis.Redis | aio.Redis):
         return Node(pools_like(client))
     manager: Any = client.nodes_manager
     known = list(manager.nodes_cache.values()) or list(manager.startup_nodes.values())
-    template = next(iter(known)).redis_connection
+    template = getattr(known[0], "redis_connection", known[0])
     remap = manager.remap_host_port
     return Cluster(
         Nodes(

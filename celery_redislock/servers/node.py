@@ -38,13 +38,15 @@ class Node(Server):
         longest: the most seconds that a command may take, whatever the ttl.
 
     Attributes:
+        pools: makes connection pools to the server.
+        longest: the most seconds that a command may take.
         watch: knows whether the server came back empty.
     """
 
     def __init__(self, pools: PoolFactory, min_replicas: int = 0, longest: float = 1.0) -> None:
         self.min_replicas = min_replicas
-        self._longest = longest
-        self._make_pool = pools
+        self.longest = longest
+        self.pools = pools
         self._connections: dict[tuple[str, float], Connections] = {}
         self.watch = ServerWatch()
 
@@ -85,14 +87,14 @@ class Node(Server):
         return {"": self}
 
     def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
-        timeout = min(operation_timeout(ttl), self._longest)
+        timeout = min(operation_timeout(ttl), self.longest)
         connections = self._connections.get((purpose, timeout))
         if connections is None:
             connections = self._new_connections(purpose, timeout)
         try:
             connection = connections.take()
         except (RedisError, OSError) as exc:
-            raise self._failed(key, exc) from exc
+            raise self.failed(key, exc) from exc
         try:
             result = _hold(begin(self.watch, *args), connection, timeout)
         except BaseException as exc:
@@ -101,19 +103,20 @@ class Node(Server):
             else:
                 connections.put_back(connection)
             if isinstance(exc, RedisError | OSError):
-                raise self._failed(key, exc) from exc
+                raise self.failed(key, exc) from exc
             raise
         self.watch.last_contact = connections.put_back(connection)
         return result
 
-    def _failed(self, key: str, exc: Exception) -> LockUnavailable:
+    def failed(self, key: str, exc: Exception) -> LockUnavailable:
+        """Note a failure of an exchange. Returns it as callers get it."""
         self.watch.failed(exc)
         hint = "; the URL of a Redis Cluster begins with redis+cluster://" if moved_to(exc) else ""
         return unavailable(key, exc, hint)
 
     def _new_connections(self, purpose: str, timeout: float) -> Connections:
         # No mutex: one that another thread holds at a fork stays locked in the child.
-        made = Connections(partial(self._make_pool, timeout, self.watch.on_connect))
+        made = Connections(partial(self.pools, timeout, self.watch.on_connect))
         return self._connections.setdefault((purpose, timeout), made)
 
     def close(self) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Final
 
 from redis.exceptions import BusyLoadingError, ResponseError
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
+
+#: What to ask a new connection, for `ServerWatch.met`.
+IDENTIFY: Final = ("INFO", "server")
 
 
 class ServerWatch:
@@ -34,7 +37,22 @@ class ServerWatch:
     def on_connect(self, connection: Any) -> None:
         """Set up a new connection, and learn which server it leads to."""
         connection.on_connect()
-        run_id, uptime = _identity(connection)
+        connection.send_command(*IDENTIFY, check_health=False)
+        try:
+            reply = connection.read_response()
+        except ResponseError:  # an ACL may deny it
+            reply = None
+        self.met(connection, reply)
+
+    def met(self, connection: Any, reply: bytes | None) -> None:
+        """Learn which server a new connection leads to.
+
+        Args:
+            connection: the connection.
+            reply: the server's reply to `IDENTIFY`; None if it refuses.
+        """
+        fields = {} if reply is None else info(reply)
+        run_id, uptime = fields.get("run_id"), float(fields.get("uptime_in_seconds", 0))
         now = clock()
         # The uptime may be a second too long: it is the difference of two whole numbers.
         started_at = now - max(uptime - 1, 0.0)
@@ -72,16 +90,6 @@ class ServerWatch:
         left = self.changed_at + ttl / 3 - clock()
         if left > 0:
             raise HeldOff(left)
-
-
-def _identity(connection: Any) -> tuple[str | None, float]:
-    """The server's run id, or None if it does not tell; and its uptime in seconds."""
-    try:
-        connection.send_command("INFO", "server", check_health=False)
-        fields = info(connection.read_response())
-    except ResponseError:  # an ACL may deny INFO
-        return None, 0.0
-    return fields.get("run_id"), float(fields.get("uptime_in_seconds", 0))
 
 
 def info(reply: bytes) -> dict[str, str]:

@@ -45,8 +45,18 @@ class Topology:
         #: and one that another thread holds at a fork stays locked in the child.
         self._turn = ["to look"]
 
+    @property
+    def known(self) -> SlotMap | None:
+        """Which node has which slot, as far as we know."""
+        return self._map
+
+    @property
+    def first(self) -> Node:
+        """One of the nodes that we were given."""
+        return self.node(self._source.first[0])
+
     def slots(self, ttl: float, key: str) -> SlotMap:
-        """Which node has which slot, as far as we know.
+        """Which node has which slot. Asks if we do not know.
 
         Raises:
             LockUnavailable: we know nothing, and no node answered.

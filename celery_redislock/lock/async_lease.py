@@ -1,0 +1,239 @@
+"""A lease for coroutines: an acquisition of an `AsyncRedisLock`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Generator
+from functools import partial
+from typing import Any, Final
+
+from ..errors import LockUnavailable
+from ..protocol import past
+from ..protocol.calls import Release, acquire, settle
+from ..protocol.claims import Acquired, Claim, Extended
+from ..protocol.clock import clock
+from ..protocol.log import get_logger
+from ..protocol.waiting import Answer, Block, Step, Try, waiting
+from ..servers.async_server import AsyncServer, threads
+from ..servers.server import Server
+from .heartbeat import heartbeat
+from .held import say_not_released
+from .lease import Lease
+
+logger = get_logger()
+
+#: The most locks of a server and loop for which a connection blocks. Who waits for further ones
+#: asks again and again.
+LISTENING: Final = 32
+#: Between so many seconds they ask again, and the more of them there are the more seldom.
+ASK_AGAIN: Final = (0.05, 0.15)
+#: A release outside of tasks publishes no message.
+_RELEASE: Final = Release(publishes=False)
+
+
+class AsyncLease(Lease):
+    """An acquisition of an `AsyncRedisLock`, by coroutines of one event loop.
+
+    The heartbeat, which is a thread, keeps it alive.
+
+    Attributes:
+        ended: set once the lease is lost, or over.
+    """
+
+    def __init__(self, server: Server, claim: Claim, asks: AsyncServer, *, beats: bool) -> None:
+        super().__init__(server, claim, beats=beats, on_lost=_tell)
+        self._asks = asks
+        self._loop = asyncio.get_running_loop()
+        self.ended = asyncio.Event()
+
+    def __del__(self) -> None:
+        # The garbage collector may call this anywhere. So the heartbeat's thread logs the warning.
+        if self._beats and self.is_held:
+            heartbeat.call_soon(partial(_say_dropped, self.key, self.ttl))
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether ownership cannot be confirmed without asking the server."""
+        return self.is_lost or (not self.is_over and self.fence > 0 and clock() >= self.deadline)
+
+    # -- acquiring ------------------------------------------------------------------------
+
+    async def acquire_in_time(self, timeout: float | None) -> bool:
+        """Take the lock. If this is cancelled or fails, what the server gave is given back.
+
+        Args:
+            timeout: seconds to wait; None for ever, 0 to try once.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        try:
+            if timeout == 0:
+                await self._take(Try(acquire(self.claim), 0.0))
+            else:
+                await self._wait_in_line(timeout)
+        except BaseException:
+            # The server may have given us the lock, or count us among those who wait for it.
+            self._give_back_in_thread(_RELEASE)
+            raise
+        return self.fence > 0
+
+    async def _wait_in_line(self, timeout: float | None) -> None:
+        """Wait behind those in this loop who wait for the lock, then ask the server for it."""
+        give_up = None if timeout is None else clock() + timeout
+        line = self._asks.line_for(self.key)
+        if not await line.enter(timeout):
+            return
+        self._asks.asking += 1
+        try:
+            await self._wait(None if give_up is None else max(give_up - clock(), 0.0))
+        except LockUnavailable as exc:
+            line.fail(exc)  # each of the others would find out for itself, one after another
+            raise
+        finally:
+            self._asks.asking -= 1
+            line.leave()
+
+    async def _wait(self, timeout: float | None) -> None:
+        """See `Lease.wait`."""
+        steps = waiting(self.claim, timeout)
+        with contextlib.suppress(StopIteration):
+            step = next(steps)
+            while True:
+                try:
+                    answer = await self._take(step)
+                except LockUnavailable as exc:
+                    step = steps.throw(exc)
+                else:
+                    step = steps.send(answer)
+
+    async def _take(self, step: Step) -> Answer | None:
+        """Take one step of a wait."""
+        self.asked = True
+        if isinstance(step, Try):
+            answer = await self._asks.run(step.call, hold_off=step.hold_off)
+            at = answer.sent_at if isinstance(answer, Acquired) else 0.0
+        elif isinstance(step, Block):
+            often = self._asks.asking / LISTENING
+            if often > 1:
+                await asyncio.sleep(min(step.seconds, random.uniform(*ASK_AGAIN) * often))
+                answer = await self._asks.run(step.call, hold_off=0.0)
+            else:
+                answer = await self._asks.block(*step)
+            at = clock()
+            if isinstance(answer, Acquired) and at >= answer.sent_at + self.ttl:
+                return None
+        else:
+            await asyncio.sleep(step.seconds)
+            return None
+        if isinstance(answer, Acquired):
+            self.begin(answer, at)
+        return answer
+
+    # -- what the holder may believe ------------------------------------------------------
+
+    async def confirm(self) -> bool:
+        """Whether the lock is still ours. Asks the server if the right has ended."""
+        if not self.is_lost and self.is_in_doubt:
+            await self.extend_soon()
+        return not self.is_lost
+
+    async def extend_soon(self) -> bool:
+        """See `Held.extend_now`."""
+        call, sent_at = self.extension_now(retake=True)
+        try:
+            reply: Extended | LockUnavailable = await self._asks.run(call, once=True)
+        except LockUnavailable as exc:
+            reply = exc
+        return self.heard(reply, sent_at)
+
+    async def ends(self) -> bool:
+        """Wait until the lock is released or lost. Returns whether it was lost."""
+        while not self.ended.is_set():
+            # Without a heartbeat the lock is not to be extended because somebody looks at it.
+            if self.is_in_doubt and not (self._beats and await self.confirm()):
+                return True
+            left = max(self.deadline - clock(), 0.0)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), left)
+        return self.is_lost
+
+    def tell(self) -> None:
+        """Wake those who wait for the end. Any thread may call this."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(self.ended.set)
+
+    # -- giving the lock back -------------------------------------------------------------
+
+    async def give_back(self) -> bool:
+        """Release the lock. If this is cancelled, a thread goes on with it.
+
+        Returns:
+            Whether it was still ours.
+        """
+        if self.is_over or self.inherited:
+            return False
+        release = self._to_release(_RELEASE, past.RELEASED, wait=False)
+        self.is_over = True
+        self.ended.set()
+        try:
+            settled = await self._asks.run(settle(self.claim, release))
+        except LockUnavailable as exc:
+            say_not_released(self, exc)
+            return False
+        except BaseException:
+            self._give_back_in_thread(release)
+            raise
+        return settled.ours and not self.is_lost
+
+    def _give_back_in_thread(self, release: Release) -> None:
+        self.is_over = True
+        if self.asked and not self.inherited:
+            threads.submit(partial(self._give_back_now, release))
+
+    def _give_back_now(self, release: Release) -> None:
+        try:
+            self.server.run(settle(self.claim, release), once=not self.fence)
+        except LockUnavailable as exc:
+            say_not_released(self, exc)
+
+
+class Lost:
+    """Whether a lock was lost: true or false, and something to wait for.
+
+    if lock.lost: ...
+    await lock.lost.wait()
+    """
+
+    def __init__(self, lease: AsyncLease | None) -> None:
+        self._lease = lease
+
+    def __bool__(self) -> bool:
+        return self._lease is not None and self._lease.is_in_doubt
+
+    def __repr__(self) -> str:
+        return f"<Lost {bool(self)}>"
+
+    async def wait(self) -> bool:
+        """Wait until the lock is lost, or released.
+
+        Returns:
+            Whether it was lost.
+        """
+        return self._lease is not None and await self._lease.ends()
+
+    def __await__(self) -> Generator[Any, None, bool]:
+        return self.wait().__await__()
+
+
+def _tell(lease: AsyncLease) -> None:
+    lease.tell()
+
+
+def _say_dropped(key: str, ttl: float) -> None:
+    logger.warning(
+        "redislock: %s was never released: its AsyncRedisLock was dropped. It is no longer extended"
+        " and expires within %g s", key, ttl,
+    )  # fmt: skip

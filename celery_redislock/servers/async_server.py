@@ -1,0 +1,187 @@
+"""What a lock server does for coroutines: the same calls, on connections of asyncio, or in threads.
+
+Only what a lock outside tasks needs. Who has which hash slot, what a restart means and how long to
+try is known to the `Server` in whose place it asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
+
+from ..errors import LockUnavailable
+from ..protocol.clock import clock
+from ..protocol.exchange import Call, Query
+from .line import Line
+from .restarts import HeldOff
+from .server import Server, Tries
+from .talk import Begin, make_call, replies_to
+
+T = TypeVar("T")
+
+#: Makes the call that gives back what an exchange takes, should the exchange be cancelled.
+Undo: TypeAlias = Callable[[], Call[Any]] | None
+
+#: The most threads that ask lock servers for coroutines.
+THREADS: Final = 32
+
+
+class AsyncServer(ABC):
+    """A lock server, for the coroutines of one event loop.
+
+    A call that is cancelled is undone behind itself: what it may have taken is given back.
+
+    Args:
+        server: the server.
+
+    Attributes:
+        asking: how many coroutines wait for a lock there, and not behind another one.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
+        self.asking = 0
+
+    def line_for(self, key: str) -> Line:
+        """The coroutines that wait for this lock. Only the first asks the server."""
+        return self._lines.get(key) or self._lines.setdefault(key, Line())
+
+    @abstractmethod
+    async def run(self, call: Call[T], *, once: bool = False, hold_off: float | None = None) -> T:
+        """The answer to a call. See `Server.run`."""
+
+    @abstractmethod
+    async def block(self, call: Call[T], wake: str, seconds: float) -> T:
+        """Block on a list, then make a call. See `Server.block`."""
+
+    @abstractmethod
+    async def ask(self, query: Query[T]) -> T:
+        """The answer to a query. See `Server.ask`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close every connection."""
+
+
+class OnConnections(AsyncServer):
+    """A lock server that is asked on connections of asyncio."""
+
+    @abstractmethod
+    async def exchange(
+        self,
+        key: str,
+        ttl: float,
+        undo: Callable[[], Call[Any]] | None,
+        begin: Begin[T],
+        *args: Any,
+    ) -> T:
+        """Have one exchange. See `Server.exchange`.
+
+        Args:
+            key: the key that the exchange is about; "" for none.
+            ttl: seconds; they determine how long the server may take to answer.
+            undo: see `Undo`.
+            begin: begins the exchange, see `talk`. It is given the `ServerWatch`.
+            *args: its other arguments.
+        """
+
+    async def run(self, call: Call[T], *, once: bool = False, hold_off: float | None = None) -> T:
+        replicas = self._server.min_replicas if call.takes else 0
+        while True:
+            key, ttl = call.keys[0], call.ttl
+            sent_at, reply = await self._persist(
+                *(key, ttl, once, hold_off, call.undo, make_call, call, replicas)
+            )
+            wider = call.wider and call.wider(reply)
+            if not wider:
+                return call.read(reply, sent_at)
+            call = wider
+
+    async def ask(self, query: Query[T]) -> T:
+        key, ttl = query.key, query.ttl
+        replies = await self._persist(
+            *(key, ttl, False, 0.0, None, replies_to, query.commands, False, True)
+        )
+        return query.read(replies)
+
+    async def _persist(
+        self, key: str, ttl: float, once: bool, hold_off: float | None, *question: Any
+    ) -> Any:
+        """Repeat an exchange until it succeeds, within bounds."""
+        began, tries = clock(), None
+        while True:
+            try:
+                return await self.exchange(key, ttl, *question)
+            except (HeldOff, LockUnavailable) as exc:
+                tries = tries or Tries(self._server, key, ttl, once, hold_off, began)
+                pause = tries.pause_after(exc)
+            await asyncio.sleep(pause)
+
+
+class InThreads(AsyncServer):
+    """A lock server that threads ask: a quorum, the memory of tests, or one whose connections
+    asyncio has not.
+    """
+
+    async def run(self, call: Call[T], *, once: bool = False, hold_off: float | None = None) -> T:
+        ask = partial(self._server.run, call, once=once, hold_off=hold_off)
+        return await self._in_thread(call, ask)
+
+    async def block(self, call: Call[T], wake: str, seconds: float) -> T:
+        return await self._in_thread(call, partial(self._server.block, call, wake, seconds))
+
+    async def ask(self, query: Query[T]) -> T:
+        return await in_thread(partial(self._server.ask, query))
+
+    def close(self) -> None:
+        """Do nothing: the connections are the server's."""
+
+    async def _in_thread(self, call: Call[Any], ask: Callable[[], T]) -> T:
+        asked = threads.submit(ask)
+        try:
+            return await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            if not asked.cancelled() and call.undo is not None:
+                undo = partial(self._server.run, call.undo(), once=True)
+                asked.add_done_callback(lambda done: threads.submit(undo))
+            raise
+
+
+async def in_thread(ask: Callable[[], T]) -> T:
+    """What this function returns in a thread of ours."""
+    return await asyncio.wrap_future(threads.submit(ask))
+
+
+class _Threads:
+    """Threads for what would block an event loop. At its end the interpreter waits for them."""
+
+    def __init__(self) -> None:
+        self._executor: ThreadPoolExecutor | None = None
+        os.register_at_fork(after_in_child=self._begin_again)
+
+    def _begin_again(self) -> None:
+        self._executor = None
+
+    def submit(self, ask: Callable[[], T]) -> Future[T]:
+        """Have this done by a thread. At the interpreter's end it is done at once."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(THREADS, "redislock-async")
+        try:
+            return self._executor.submit(ask)
+        except RuntimeError:  # "cannot schedule new futures after shutdown"
+            done: Future[T] = Future()
+            try:
+                done.set_result(ask())
+            except Exception as exc:
+                done.set_exception(exc)
+            return done
+
+
+threads: Final = _Threads()

@@ -1,0 +1,66 @@
+"""The lock servers of each event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from .async_cluster import AsyncCluster
+from .async_node import AsyncNode
+from .async_server import AsyncServer, InThreads
+from .cluster import Cluster
+from .node import Node
+from .server import Server
+from .wire import Wires
+
+
+class _Loop:
+    """What belongs to an event loop. Ends with it: `asyncio.run` closes asynchronous generators."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.servers: dict[Server, AsyncServer] = {}
+        self._end = self._at_its_end()
+
+    async def begin(self) -> None:
+        await self._end.__anext__()
+
+    async def _at_its_end(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            _loops.pop(self._loop, None)
+            for server in self.servers.values():
+                server.close()
+
+
+_loops: Final[dict[asyncio.AbstractEventLoop, _Loop]] = {}
+
+
+async def for_this_loop(server: Server) -> AsyncServer:
+    """The same server, for the coroutines of the loop that runs."""
+    loop = asyncio.get_running_loop()
+    known = _loops.get(loop)
+    if known is None:
+        for other in [each for each in list(_loops) if each.is_closed()]:
+            del _loops[other]
+        known = _loops[loop] = _Loop(loop)
+        await known.begin()
+    found = known.servers.get(server)
+    if found is None:
+        found = known.servers[server] = _made(server)
+    return found
+
+
+def _made(server: Server) -> AsyncServer:
+    if isinstance(server, Cluster):
+        return AsyncCluster(server) if _can_connect(server.nodes.first) else InThreads(server)
+    if isinstance(server, Node) and _can_connect(server):
+        return AsyncNode(server)
+    return InThreads(server)
+
+
+def _can_connect(node: Node) -> bool:
+    """Whether asyncio has such connections."""
+    return Wires(node.pools, node.watch).can_be_made

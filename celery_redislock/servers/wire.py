@@ -1,0 +1,221 @@
+"""A connection of redis-py's asyncio client, for one exchange at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.connection import Connection, SSLConnection
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.sentinel import SentinelConnectionPool
+
+from ..protocol.clock import clock
+from .connections import KINDS, PoolFactory
+from .restarts import IDENTIFY, ServerWatch
+from .talk import Talk
+
+T = TypeVar("T")
+
+#: Seconds by which a timer is late if the loop stood still. A reply may have come meanwhile.
+STOOD_STILL: Final = 0.05
+
+
+class Wires:
+    """Makes connections like those of a pool that blocks its threads.
+
+    Args:
+        pools: makes such pools.
+        watch: learns which server each connection leads to.
+    """
+
+    def __init__(self, pools: PoolFactory, watch: ServerWatch) -> None:
+        self._pool: Any = pools(1.0, _unused)
+        self._watch = watch
+        kind = self._pool.connection_class
+        kwargs = self._pool.connection_kwargs
+        self._of_sentinel = isinstance(self._pool, SentinelConnectionPool)
+        if self._of_sentinel:
+            kind = SSLConnection if issubclass(kind, SSLConnection) else Connection
+            kwargs = {name: kwargs[name] for name in kwargs if name != "connection_pool"}
+        self._kind: Any = KINDS.get(kind)
+        self._kwargs = {
+            **kwargs,
+            "socket_timeout": None,  # see `Wire.hold`
+            "retry": Retry(NoBackoff(), 0),
+            "redis_connect_func": self._on_connect,
+        }
+
+    @property
+    def can_be_made(self) -> bool:
+        """Whether asyncio has such connections, with all of their options."""
+        return self._kind is not None and not {*self._kwargs} - _options_of(self._kind)
+
+    async def make(self, timeout: float) -> Wire:
+        """A new connection.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            redis.RedisError, OSError: it cannot be made.
+        """
+        try:
+            return await _in_time(self._made(), timeout)
+        except AuthenticationError:
+            if self._kwargs.get("credential_provider") is None:
+                raise
+        # A token has expired just now: ask the provider again.
+        return await _in_time(self._made(), timeout)
+
+    async def _made(self) -> Wire:
+        where = {}
+        if self._of_sentinel:
+            found = asyncio.get_running_loop().run_in_executor(None, self._pool.get_master_address)
+            where = dict(zip(("host", "port"), await found, strict=True))
+        wire = Wire(self._kind(**self._kwargs, **where))
+        try:
+            await wire.connection.connect()
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
+    async def _on_connect(self, connection: Any) -> None:
+        await connection.on_connect()
+        await connection.send_command(*IDENTIFY, check_health=False)
+        try:
+            reply = await connection.read_response()
+        except ResponseError:  # an ACL may deny it
+            reply = None
+        self._watch.met(connection, reply)
+
+
+class Wire:
+    """A connection.
+
+    Attributes:
+        connection: redis-py's.
+        used_at: when an exchange ended last, on `clock`.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self._pid = os.getpid()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_late = False
+        self.used_at = clock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may be used, as far as we know."""
+        writer = self.connection._writer
+        return writer is not None and not writer.is_closing() and self._pid == os.getpid()
+
+    async def hold(self, talk: Talk[T], timeout: float) -> T:
+        """Hold an exchange, and return its result.
+
+        redis-py's own timeout would cancel the read also if the loop stood still meanwhile, and the
+        reply is there. Ours then waits once more.
+
+        Args:
+            talk: the exchange.
+            timeout: seconds within which the server must answer.
+
+        Raises:
+            redis.RedisError, OSError: there was no answer, or an error.
+        """
+        connection = self.connection
+        try:
+            data, count, kept_back = next(talk)
+            while count:
+                self._start_timer(kept_back + timeout)
+                await connection.send_packed_command([data])
+                replies = []
+                for _ in range(count):
+                    try:
+                        reply = await connection.read_response(disconnect_on_error=False)
+                    except ResponseError as exc:
+                        reply = exc
+                    replies.append(reply)
+                self._stop_timer()
+                data, count, kept_back = talk.send(replies)
+            self.close()
+            talk.send([])
+            raise AssertionError("an exchange that has left its connection must end")
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        except (RedisError, OSError) as exc:
+            if self._is_late:
+                raise RedisTimeoutError("the server did not answer in time") from exc
+            raise
+        finally:
+            self._stop_timer()
+
+    def end_with(self, command: bytes) -> None:
+        """Send a last command, behind those that are not answered, and close the connection. The
+        server carries out all of them, or none if it did not get the first.
+        """
+        if self.is_open:
+            self.connection._writer.write(command)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, once all is sent. redis-py's own method must be awaited."""
+        self._stop_timer()
+        connection = self.connection
+        writer, connection._writer, connection._reader = connection._writer, None, None
+        connection._parser.on_disconnect()
+        # What a fork has inherited is its parent's, and so is the socket.
+        if writer is not None and self._pid == os.getpid():
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                writer.close()
+
+    def _start_timer(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + seconds
+        self._timer = loop.call_at(due, self._give_up, loop, due, seconds)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _give_up(self, loop: asyncio.AbstractEventLoop, due: float, seconds: float) -> None:
+        if loop.time() > due + STOOD_STILL:
+            self._start_timer(seconds)
+            return
+        self._is_late = True
+        self.connection._writer.transport.abort()  # the read ends with an error
+
+
+async def _in_time(work: Coroutine[Any, Any, T], timeout: float) -> T:
+    """What this coroutine returns, within so many seconds in which the loop did not stand still."""
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+    try:
+        for _ in range(2):
+            due = loop.time() + timeout
+            await asyncio.wait({task}, timeout=timeout)
+            if task.done():
+                return task.result()
+            if loop.time() <= due + STOOD_STILL:
+                break
+    finally:
+        task.cancel()
+    raise RedisTimeoutError("no connection within the time")
+
+
+def _options_of(kind: Any) -> set[str]:
+    """What the constructor of a class of connections takes."""
+    constructors = (each.__init__ for each in kind.__mro__)
+    return {name for each in constructors for name in inspect.signature(each).parameters}
+
+
+def _unused(connection: Any) -> None:
+    """Nobody calls this: the pool opens no connection."""

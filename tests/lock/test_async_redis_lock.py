@@ -1,0 +1,648 @@
+"""`AsyncRedisLock`: between coroutines, loops and threads, cancelled and stalled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import redis.asyncio as aio
+import trio
+import uvloop
+
+from celery_redislock import (
+    AsyncRedisLock,
+    ConfigError,
+    LockConflict,
+    LockLost,
+    LockUnavailable,
+    RedisLock,
+)
+from celery_redislock.testing import assert_free, assert_locked, hold_lock, lose_lock, memory_locks
+from tests.support.clusters import url_of_quorum
+from tests.support.lateness import elapsed
+from tests.support.servers import RedisServer, SentinelSet
+from tests.support.waiting import eventually
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    return uvloop.run if request.param == "uvloop" else asyncio.run
+
+
+@pytest.fixture
+def lock(redis_server: RedisServer, label: str) -> Callable[..., AsyncRedisLock]:
+    """Makes lock objects for this test's own lock."""
+    return lambda **options: AsyncRedisLock(redis_server.url, label, **{"ttl": 5, **options})
+
+
+@pytest.fixture
+def blocking(redis_server: RedisServer, label: str) -> Callable[..., RedisLock]:
+    """The same, for threads."""
+    return lambda **options: RedisLock(redis_server.url, label, **{"ttl": 5, **options})
+
+
+async def soon(condition: Callable[[], Any], what: str, timeout: float = 10.0) -> None:
+    give_up = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < give_up, f"not in {timeout} s: {what}"
+        await asyncio.sleep(0.005)
+
+
+class cancelled_at:
+    """A coroutine that is cancelled when it waits for the so-and-so-many-th time."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any], at: int) -> None:
+        self._work = work
+        self._at = at
+        self.waits = 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self._work.__await__()
+        resume: Callable[[], Any] = partial(next, steps)
+        while True:
+            try:
+                waits_for = resume()
+            except StopIteration as end:
+                return end.value
+            if self.waits == self._at:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            self.waits += 1
+            try:
+                resume = partial(steps.send, (yield waits_for))
+            except BaseException as exc:
+                resume = partial(steps.throw, exc)
+
+
+# -- what it is -----------------------------------------------------------------------------------
+
+
+def test_it_excludes_everybody_else_and_says_what_it_holds(run, lock, blocking):
+    async def main() -> None:
+        async with lock() as held:
+            assert held.fence > 0
+            assert not held.lost
+            assert await held.locked()
+            await held.ensure()
+            assert await held.extend() is True
+            assert not blocking().acquire(timeout=0)
+            assert not await lock().acquire(timeout=0)
+            assert not await lock().acquire(timeout=0.05)
+            with pytest.raises(LockConflict) as conflict:
+                async with lock(timeout=0):
+                    raise AssertionError("not reached")
+            assert conflict.value.holder.pid == (await held.holder()).pid == os.getpid()
+        assert not await held.locked()
+        assert held.fence == 0
+        assert await held.release() is False
+        with pytest.raises(LockLost):
+            await held.ensure()
+        with pytest.raises(LockLost):
+            await held.extend()
+
+    run(main())
+
+
+def test_fences_rise_and_are_those_of_the_lock_for_threads(lock, blocking):
+    async def main() -> list[int]:
+        async with lock() as held:
+            return [held.fence]
+
+    fences = asyncio.run(main())
+    with blocking() as held:
+        fences.append(held.fence)
+    fences += asyncio.run(main())
+    assert fences == sorted(set(fences))
+
+
+def test_it_is_over_whatever_keeps_locks(label, redis_server, cluster, three_servers):
+    async def main(source: Any, **options: Any) -> None:
+        lock = AsyncRedisLock(source, label, ttl=5, timeout=0, **options)
+        for _ in range(2):
+            async with lock:
+                assert not RedisLock(source_of_threads, label, ttl=5, **options).acquire(0.2)
+            assert await lock.acquire(timeout=2)
+            assert await lock.release()
+
+    for url in (redis_server.url, cluster.url, url_of_quorum(three_servers)):
+        source_of_threads = url
+        asyncio.run(main(url))
+    with memory_locks():
+        asyncio.run(main(url))
+    with SentinelSet() as sentinels:
+        source_of_threads = sentinels.url
+        asyncio.run(main(sentinels.url, transport_options=sentinels.transport_options))
+
+
+def test_it_takes_a_client_for_asyncio(label, redis_server, cluster):
+    async def of_one() -> None:
+        client = aio.Redis.from_url(redis_server.url)
+        async with client, AsyncRedisLock(client, label, timeout=0):
+            assert not RedisLock(redis_server.url, label).acquire(0)
+
+    async def of_a_cluster() -> None:
+        async with (
+            aio.RedisCluster.from_url(cluster.url.split(",")[0].replace("+cluster", "")) as client,
+            AsyncRedisLock(client, label, timeout=0),
+        ):
+            assert not RedisLock(cluster.url, label).acquire(0)
+
+    asyncio.run(of_one())
+    asyncio.run(of_a_cluster())
+    with pytest.raises(ConfigError, match="AsyncRedisLock: 5 is not accepted"):
+        AsyncRedisLock(5, label)
+
+
+def test_a_user_name_password_and_database_are_used(own_redis, label):
+    with own_redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "web", "on", ">secret", "~*", "+@all")
+        url = own_redis.url.replace("redis://", "redis://web:secret@") + "/3"
+
+        async def main() -> None:
+            async with AsyncRedisLock(url, label, timeout=0) as lock:
+                with own_redis.client(db=3) as other:
+                    assert other.exists(lock.key)
+
+        asyncio.run(main())
+
+
+# -- sharing, order ------------------------------------------------------------------------------
+
+
+def test_coroutines_that_share_it_come_one_after_another_in_order(run, lock):
+    async def main() -> None:
+        shared, inside, order = lock(), [], []
+
+        async def work(number: int) -> None:
+            async with shared:
+                inside.append(number)
+                await asyncio.sleep(0)
+                assert inside == [number]
+                inside.clear()
+                order.append(number)
+
+        await asyncio.gather(*map(work, range(30)))
+        assert order == list(range(30))
+
+    run(main())
+
+
+def test_a_task_that_holds_it_does_not_wait_for_itself(lock):
+    async def main() -> None:
+        async with lock() as held:
+            with pytest.raises(LockConflict):
+                await held.acquire()
+            assert not await held.acquire(timeout=0)
+
+    asyncio.run(main())
+
+
+def test_any_task_may_release_it(lock):
+    async def main() -> None:
+        held = lock()
+        assert await held.acquire()
+        assert await asyncio.create_task(held.release())
+        assert await held.acquire(timeout=0)
+        assert await held.release()
+
+    asyncio.run(main())
+
+
+def test_a_task_that_lost_the_lock_does_not_release_that_of_the_next(redis_server, lock):
+    async def main() -> None:
+        shared = lock(ttl=0.5, heartbeat=False)
+        fences: list[int] = []
+
+        async def loses() -> None:
+            async with shared:
+                fences.append(shared.fence)
+                await soon(lambda: len(fences) == 2, "another task has it")
+                assert shared.lost
+                assert shared.fence == fences[0]
+            with redis_server.client() as client:
+                assert client.exists(shared.key)
+
+        async def next_one() -> None:
+            await soon(lambda: fences, "the first has it")
+            async with shared:
+                fences.append(shared.fence)
+                await first
+
+        first = asyncio.create_task(loses())
+        await asyncio.gather(first, next_one())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_thousand_wait_on_few_connections(run, redis_server, label, same):
+    async def main() -> None:
+        order: list[int] = []
+
+        async def work(number: int) -> None:
+            name = label if same else f"{label}-{number}"
+            async with AsyncRedisLock(redis_server.url, name, timeout=60):
+                order.append(number)
+
+        holders = [
+            RedisLock(redis_server.url, label if same else f"{label}-{n}") for n in range(1000)
+        ]
+        held = holders[:1] if same else holders
+        for each in held:
+            assert each.acquire(0)
+        with redis_server.client() as client:
+            before = client.info("clients")["connected_clients"]
+            tasks = [asyncio.create_task(work(n)) for n in range(1000)]
+            most = 0
+            while most < before + 1:
+                most = client.info("clients")["connected_clients"]
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
+            most = client.info("clients")["connected_clients"]
+            for each in held:
+                each.release()
+            await asyncio.gather(*tasks)
+        assert most - before <= (2 if same else 50)
+        assert len(order) == 1000
+        if same:
+            assert order == list(range(1000))
+
+    run(main())
+
+
+def test_loops_are_served_in_turn(lock, blocking):
+    """A process with many who wait does not keep another one waiting."""
+    order: list[str] = []
+    waiting = threading.Barrier(3)
+
+    def serve(name: str, count: int) -> None:
+        async def one() -> None:
+            async with lock(timeout=60):
+                order.append(name)
+                await asyncio.sleep(0.005)
+
+        async def main() -> None:
+            tasks = [asyncio.create_task(one()) for _ in range(count)]
+            await asyncio.sleep(0.1)
+            waiting.wait(20)
+            await asyncio.gather(*tasks)
+
+        asyncio.run(main())
+
+    with blocking() as held, ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(serve, "many", 60), threads.submit(serve, "few", 5)]
+        waiting.wait(20)
+        held.release()
+        for end in ends:
+            end.result(60)
+    assert len(order) == 65
+    assert max(i for i, name in enumerate(order) if name == "few") < 20, order
+
+
+# -- cancelled ------------------------------------------------------------------------------------
+
+
+def leaves_nothing(server: RedisServer, held: AsyncRedisLock) -> None:
+    key = held.key
+    with server.client() as client:
+        eventually(lambda: not client.exists(key), f"{key} is free")
+        waiters = key.replace(":lock:", ":waiters:")
+        eventually(lambda: not client.exists(waiters), f"nobody waits for {key}")
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("timeout", [0, 5])
+def test_an_acquire_that_is_cancelled_anywhere_leaves_nothing(redis_server, lock, warm, timeout):
+    async def main(at: int) -> bool:
+        if warm:
+            async with lock():
+                pass
+        taken = lock()
+        attempt = cancelled_at(taken.acquire(timeout=timeout), at)
+        try:
+            await attempt
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            assert not taken.lost
+            assert taken.fence == 0
+            return True
+        await taken.release()
+        return False
+
+    for at in itertools.count():
+        was_cut = asyncio.run(main(at))
+        leaves_nothing(redis_server, lock())
+        if not was_cut:
+            break
+    assert at >= 1
+
+
+def test_a_wait_that_is_cancelled_anywhere_leaves_nothing(redis_server, lock, blocking):
+    """Also while the holder releases the lock, and it may just have become ours."""
+
+    async def main(at: int) -> bool:
+        loop = asyncio.get_running_loop()
+        held, taken = blocking(), lock()
+        with ThreadPoolExecutor(1) as thread:  # it belongs to a thread
+            await loop.run_in_executor(thread, held.acquire, 0)
+            attempt = asyncio.ensure_future(as_task(cancelled_at(taken.acquire(timeout=5), at)))
+            for _ in range(at % 4 * 5):
+                await asyncio.sleep(0.001)
+            await loop.run_in_executor(thread, held.release)
+            try:
+                await attempt
+            except asyncio.CancelledError:
+                return True
+            await taken.release()
+            return False
+
+    cuts = []
+    while not cuts or cuts[-1]:
+        cuts.append(asyncio.run(main(len(cuts))))
+        leaves_nothing(redis_server, lock())
+    assert len(cuts) > 2
+
+
+async def as_task(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+def test_a_wait_that_is_over_lets_the_next_one_ask(lock, blocking):
+    async def main() -> None:
+        with blocking() as held:
+            first = asyncio.create_task(lock().acquire())
+            await asyncio.sleep(0.05)
+            others = [asyncio.create_task(lock().acquire(timeout=20)) for _ in range(3)]
+            brief = asyncio.create_task(lock().acquire(timeout=0.1))
+            assert await brief is False
+            others[0].cancel()
+            first.cancel()
+            await asyncio.wait({first, others[0]})
+            held.release()
+        began = time.monotonic()
+        assert await asyncio.wait_for(others[1], 10)
+        assert elapsed(began) < 1
+        others[2].cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_release_that_is_cancelled_is_carried_out(redis_server, lock, at):
+    async def main() -> None:
+        held = lock()
+        await held.acquire(0)
+        with contextlib.suppress(asyncio.CancelledError):
+            await cancelled_at(held.release(), at)
+        assert held.fence == 0
+
+    asyncio.run(main())
+    leaves_nothing(redis_server, lock())
+
+
+def test_a_program_that_ends_at_once_leaves_nothing(redis_server, lock):
+    async def main() -> None:
+        await lock().acquire(0)  # its object is kept by nobody
+        tasks = [asyncio.create_task(lock().acquire()) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        tasks.clear()
+
+    async def holds(held: AsyncRedisLock, ready: asyncio.Event) -> None:
+        async with held:
+            ready.set()
+            await asyncio.sleep(60)
+
+    async def cancels() -> None:
+        ready = asyncio.Event()
+        task = asyncio.create_task(holds(lock(), ready))
+        await ready.wait()
+        del task  # the end of `run` cancels it
+
+    asyncio.run(cancels())
+    leaves_nothing(redis_server, lock())
+
+
+def test_connections_end_with_the_loop(run, own_redis, label):
+    async def main() -> None:
+        names = [f"{label}-{n}" for n in range(5)]
+        locks = [AsyncRedisLock(own_redis.url, name) for name in names]
+        await asyncio.gather(*(each.acquire(0) for each in locks))
+        await asyncio.gather(*(each.release() for each in locks))
+
+    with own_redis.client() as client:
+        run(main())
+        # The heartbeat's is the one that is left.
+        eventually(lambda: client.info("clients")["connected_clients"] <= 2, "they are closed")
+
+
+# -- a loop that stands still, a server that does -----------------------------------------------
+
+
+def test_the_lock_outlives_a_loop_that_is_blocked(run, lock, blocking):
+    async def main() -> None:
+        async with lock(ttl=0.6) as held:
+            time.sleep(2)
+            assert not held.lost
+            assert not blocking().acquire(0)
+            await held.ensure()
+
+    run(main())
+
+
+@pytest.mark.parametrize("where", ["acquire", "wait", "release"])
+def test_a_loop_that_stands_still_meanwhile_loses_nothing(run, redis_server, lock, blocking, where):
+    async def stall() -> None:
+        time.sleep(1.5)
+
+    async def main() -> None:
+        held = lock(ttl=2)
+        if where == "release":
+            await held.acquire(0)
+            ended, _ = await asyncio.gather(held.release(), stall())
+            assert ended
+        elif where == "acquire":
+            taken, _ = await asyncio.gather(held.acquire(0), stall())
+            assert taken
+            await held.release()
+        else:
+            other = blocking()
+            other.acquire(0)
+            waiting = asyncio.create_task(held.acquire(10))
+            await asyncio.sleep(0.1)
+            other.release()
+            await stall()
+            assert await waiting
+            await held.release()
+
+    run(main())
+    leaves_nothing(redis_server, lock())
+
+
+def test_an_outage_is_told_to_all_who_wait_at_once(own_redis, label):
+    async def main() -> None:
+        ttl = 3.0
+        locks = [AsyncRedisLock(own_redis.url, label, ttl=ttl) for _ in range(200)]
+        assert await locks[0].acquire(0)
+        waiting = [asyncio.create_task(each.acquire(60)) for each in locks[1:]]
+        await asyncio.sleep(0.1)
+        own_redis.kill()
+        began = time.monotonic()
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(each) for each in ends} == {LockUnavailable}
+        assert elapsed(began) < ttl
+        with pytest.raises(LockUnavailable):
+            await AsyncRedisLock(own_redis.url, label, ttl=ttl).acquire(0)
+        await asyncio.wait_for(locks[0].lost.wait(), 20)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_hangs_is_unavailable_in_time(own_redis, label):
+    async def main() -> None:
+        locks = [AsyncRedisLock(own_redis.url, f"{label}{n}", ttl=3) for n in range(100)]
+        own_redis.stop()
+        began = time.monotonic()
+        ends = await asyncio.gather(*(each.acquire(0) for each in locks), return_exceptions=True)
+        assert {type(each) for each in ends} == {LockUnavailable}
+        assert elapsed(began) < 2.5
+        own_redis.resume()
+        async with locks[0]:
+            pass
+
+    asyncio.run(main())
+
+
+def test_replies_that_are_lost_are_asked_for_again(redis_server, proxy, lock, label):
+    async def main() -> None:
+        through = AsyncRedisLock(proxy.url, label, ttl=3)
+        async with through:
+            pass
+        proxy.lose_replies(1)
+        assert await through.acquire(0)
+        proxy.heal()
+        assert await through.release()
+
+    asyncio.run(main())
+    leaves_nothing(redis_server, lock())
+
+
+# -- lost ---------------------------------------------------------------------------------------
+
+
+def test_a_loss_can_be_waited_for(run, redis_server, lock):
+    async def main() -> None:
+        async with lock(ttl=1) as held:
+            told = asyncio.create_task(held.lost.wait())
+            await asyncio.sleep(0.05)
+            with redis_server.client() as client:
+                client.set(held.key, "somebody else's")
+            assert await asyncio.wait_for(told, 10) is True
+            assert held.lost
+            assert await held.lost
+            with pytest.raises(LockLost):
+                await held.ensure()
+            assert await held.release() is False
+            with redis_server.client() as client:
+                client.delete(held.key)
+
+    run(main())
+
+
+def test_who_waits_for_a_loss_hears_of_the_release(lock):
+    async def main() -> None:
+        held = lock()
+        assert await held.lost.wait() is False
+        await held.acquire(0)
+        told = asyncio.create_task(held.lost.wait())
+        await asyncio.sleep(0)
+        await held.release()
+        assert await asyncio.wait_for(told, 10) is False
+
+    asyncio.run(main())
+
+
+def test_without_a_heartbeat_the_loss_comes_with_the_ttl(lock):
+    async def main() -> None:
+        held = lock(ttl=0.3, heartbeat=False)
+        await held.acquire(0)
+        began = time.monotonic()
+        assert await held.lost.wait()
+        assert time.monotonic() - began >= 0.25
+        assert elapsed(began) < 0.6
+        assert held.lost
+
+    asyncio.run(main())
+
+
+# -- where it does not belong ---------------------------------------------------------------------
+
+
+def test_it_belongs_to_one_loop_at_a_time(lock):
+    shared = lock()
+
+    async def uses() -> None:
+        async with shared:
+            pass
+
+    async def elsewhere() -> None:
+        await uses()
+        error = await asyncio.to_thread(pytest.raises, RuntimeError, asyncio.run, uses())
+        assert "belongs to another event loop" in str(error.value)
+
+    asyncio.run(elsewhere())
+    asyncio.run(uses())  # that loop is closed
+
+
+def test_trio_is_refused_clearly(lock):
+    shared = lock()
+    with pytest.raises(RuntimeError, match=r"needs an event loop of asyncio.*Trio"):
+        trio.run(shared.acquire)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ttl": 0}, {"timeout": -1}, {"label": ""}, {"history": -1}, {"prefix": ""}]
+)
+def test_a_wrong_argument_names_the_class(lock, wrong):
+    with pytest.raises(ConfigError, match=r"AsyncRedisLock|prefix"):
+        lock(**wrong)
+
+
+def test_a_dropped_lock_is_told_and_expires(lock, caplog):
+    async def main() -> None:
+        await lock(ttl=1).acquire(0)
+        gc.collect()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+        eventually(lambda: "its AsyncRedisLock was dropped" in caplog.text, "it is told")
+
+
+# -- the test kit ---------------------------------------------------------------------------------
+
+
+def test_the_kit_holds_and_loses_it(redis_server, label):
+    async def main() -> None:
+        lock = AsyncRedisLock(redis_server.url, label, timeout=0)
+        with hold_lock(lock), pytest.raises(LockConflict):
+            async with lock:
+                raise AssertionError("not reached")
+        async with lock:
+            assert_locked(lock)
+            lose_lock(lock)
+            assert await asyncio.wait_for(lock.lost.wait(), 10)
+        assert_free(lock)
+
+    with memory_locks():
+        asyncio.run(main())
