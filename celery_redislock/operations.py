@@ -15,11 +15,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from .app.settings import AppLocks, app_locks
+from .errors import ConfigError
 from .ops import orders
 from .ops.pick import chosen
 from .ops.survey import Found, all_locks
+from .protocol.calls import holder_of
+from .protocol.holders import Holder
+from .tasks.locked import LockedTask
 
-__all__ = ["Found", "break_locks", "drop_waiting", "list_locks"]
+__all__ = ["Found", "break_locks", "drop_waiting", "holders", "list_locks"]
 
 
 def list_locks(
@@ -38,6 +42,36 @@ def list_locks(
         ConfigError: the settings are wrong, or name no server.
     """
     return chosen(all_locks(_locks(app), app), task, node, older)
+
+
+def holders(app: Any, calls: Iterable[tuple[Any, ...]]) -> list[Holder | None]:
+    """Who holds the locks of these calls, such as those of the rows of a list. Asks the server
+    once, and each node of a cluster.
+
+        holders(app, [(sync_account, (account.pk,)) for account in page])
+
+    Args:
+        app: the Celery app.
+        calls: for each call the task or its name, and a sequence of its arguments; also a dict of
+            its keyword arguments.
+
+    Returns:
+        For each call the holder, or None.
+
+    Raises:
+        ConfigError: a task is not a locked one, or the settings are wrong, or name no server.
+        LockUnavailable: the server did not answer.
+    """
+    own, queries = _locks(app), []
+    for task, args, *more in calls:
+        found = app.tasks.get(task) if isinstance(task, str) else task
+        if not isinstance(found, LockedTask):
+            raise ConfigError(f"holders: {task!r} is no task with a lock in this app")
+        keys = found.keys_of_call(tuple(args), *more or ({},))
+        queries.append(holder_of(keys, found.lock_options.lock_ttl))
+    commands = [command for query in queries for command in query.commands]
+    replies = iter(own.server.replies(commands, wrong_type=True))
+    return [query.read([next(replies) for _ in query.commands]) for query in queries]
 
 
 def break_locks(

@@ -16,7 +16,7 @@ import dataclasses
 from typing import Any, Final, Protocol
 
 from .errors import ConfigError
-from .protocol.checks import check_seconds, is_int, is_number
+from .protocol.checks import Seconds, SecondsOrNone, is_int, is_number
 from .protocol.holders import Holder
 
 
@@ -222,16 +222,13 @@ class Defer(_Bounded):
         then: the policy after `max_wait`.
     """
 
-    delay: float = 5.0
+    delay: Seconds = Seconds(5.0)
     backoff: float = 1.0
-    max_delay: float | None = None
-    max_wait: float | None = None
+    max_delay: SecondsOrNone = SecondsOrNone()
+    max_wait: SecondsOrNone = SecondsOrNone()
     then: Policy = Skip()
 
     def __post_init__(self) -> None:
-        check_seconds("Defer", "delay", self.delay)
-        check_seconds("Defer", "max_delay", self.max_delay, none=True)
-        check_seconds("Defer", "max_wait", self.max_wait, none=True)
         if not is_number(self.backoff) or not 1 <= self.backoff < float("inf"):
             raise ConfigError(f"Defer: backoff={self.backoff!r} must be a number of at least 1")
         super().__post_init__()
@@ -266,12 +263,8 @@ class Wait(_Bounded):
         then: the policy after the timeout.
     """
 
-    timeout: float | None = None
+    timeout: SecondsOrNone = SecondsOrNone()
     then: Policy = Skip()
-
-    def __post_init__(self) -> None:
-        check_seconds("Wait", "timeout", self.timeout, none=True)
-        super().__post_init__()
 
     def eager(self) -> Policy:
         then = self.then.eager()
@@ -300,14 +293,13 @@ class Queue(_Bounded):
     """
 
     limit: int | None = None
-    max_wait: float | None = None
+    max_wait: SecondsOrNone = SecondsOrNone()
     then: Policy = Skip()
     parks = True
 
     def __post_init__(self) -> None:
         if self.limit is not None and not (is_int(self.limit) and self.limit >= 1):
             raise ConfigError(f"Queue: limit={self.limit!r} must be None or an int of at least 1")
-        check_seconds("Queue", "max_wait", self.max_wait, none=True)
         super().__post_init__()
 
     def describe(self, waiting: int = 0) -> str:
@@ -353,12 +345,9 @@ class Replace(Policy):
         grace: seconds between telling the older run and terminating it.
     """
 
-    grace: float = 5.0
+    grace: Seconds = Seconds(5.0)
     replaces = True
     one_run = "ends the run that holds the lock"
-
-    def __post_init__(self) -> None:
-        check_seconds("Replace", "grace", self.grace)
 
     def describe(self, waiting: int = 0) -> str:
         return f"it would end the running task, within {self.grace:g} s, and then run"

@@ -12,14 +12,14 @@ from typing import Any, Final
 from ..errors import LockUnavailable
 from ..protocol import past
 from ..protocol.calls import Release, acquire, settle
-from ..protocol.claims import Acquired, Claim, Extended
+from ..protocol.claims import Acquired, Claim
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..protocol.waiting import Answer, Block, Step, Try, waiting
 from ..servers.async_server import AsyncServer, threads
 from ..servers.server import Server
 from .heartbeat import heartbeat
-from .held import say_not_released
+from .held import extension_of, heard, say_not_released, unheard
 from .lease import Lease
 
 logger = get_logger()
@@ -137,17 +137,18 @@ class AsyncLease(Lease):
     async def confirm(self) -> bool:
         """Whether the lock is still ours. Asks the server if the right has ended."""
         if not self.is_lost and self.is_in_doubt:
-            await self.extend_soon()
+            # If only this request failed, the heartbeat has extended the lock meanwhile.
+            with contextlib.suppress(LockUnavailable):
+                await self.extend_soon()
         return not self.is_lost
 
     async def extend_soon(self) -> bool:
         """See `Held.extend_now`."""
-        call, sent_at = self.extension_now(retake=True)
+        call, sent_at = extension_of(self, retake=True)
         try:
-            reply: Extended | LockUnavailable = await self._asks.run(call, once=True)
+            return heard(self, await self._asks.run(call, once=True), sent_at)
         except LockUnavailable as exc:
-            reply = exc
-        return self.heard(reply, sent_at)
+            return unheard(self, exc)
 
     async def ends(self) -> bool:
         """Wait until the lock is released or lost. Returns whether it was lost."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from datetime import timedelta
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import redis
 
@@ -16,8 +18,11 @@ from ..protocol.holders import Holder
 from ..servers.async_server import AsyncServer
 from ..servers.loops import for_this_loop
 from .async_lease import AsyncLease, Lost
-from .named import NamedLock
+from .named import NamedLock, check_decorated
 from .sources import CeleryApp
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class AsyncRedisLock(NamedLock):
@@ -39,7 +44,8 @@ class AsyncRedisLock(NamedLock):
             redis-py's clients for asyncio.
         name: the lock's name. A task whose `lock_key` template or callable gives the same
             text shares the lock.
-        ttl: seconds that the lock outlives a dead holder, at least 0.1.
+        ttl: seconds that the lock outlives a dead holder, at least 0.1. Wherever seconds are
+            taken, a timedelta is too.
         heartbeat: extend the lock every third of the ttl while it is held. Without it the
             lock is lost after the ttl, unless `extend` is called.
         timeout: seconds that `async with` waits before it raises `LockConflict`; None for ever.
@@ -57,10 +63,10 @@ class AsyncRedisLock(NamedLock):
         self,
         source: redis.Redis | redis.RedisCluster | str | CeleryApp,
         name: str,
-        ttl: float = 30,
+        ttl: float | timedelta = 30,
         heartbeat: bool = True,
         *,
-        timeout: float | None = 10,
+        timeout: float | timedelta | None = 10,
         prefix: str | None = None,
         history: int | None = None,
         label: str | None = None,
@@ -123,7 +129,7 @@ class AsyncRedisLock(NamedLock):
         """
         return await self.holder() is not None
 
-    async def acquire(self, timeout: float | None = None) -> bool:
+    async def acquire(self, timeout: float | timedelta | None = None) -> bool:
         """Take the lock. If this is cancelled, the lock is not taken, or given back.
 
         Args:
@@ -136,7 +142,7 @@ class AsyncRedisLock(NamedLock):
             LockConflict: this task itself holds the lock, so it would wait for ever.
             LockUnavailable: the server did not answer in time.
         """
-        self._check_timeout(timeout)
+        timeout = self._seconds(timeout)
         server = await self._bound_server()
         task: Any = asyncio.current_task()
         held = self._leases.get(task)
@@ -184,6 +190,21 @@ class AsyncRedisLock(NamedLock):
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.release()
+
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        """Decorate a coroutine function: each call takes the lock, as `async with` does.
+
+        Raises:
+            ConfigError: it is no coroutine function; `RedisLock` decorates other functions.
+        """
+        check_decorated(self, function, is_async=True)
+
+        @wraps(function)
+        async def locked(*args: P.args, **kwargs: P.kwargs) -> T:
+            async with self:
+                return await function(*args, **kwargs)
+
+        return locked
 
     @property
     def _lease(self) -> AsyncLease | None:

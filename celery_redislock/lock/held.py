@@ -263,37 +263,11 @@ class Held:
         Raises:
             LockUnavailable: the server did not answer, and the right has not yet ended.
         """
-        call, sent_at = self.extension_now(retake)
+        call, sent_at = extension_of(self, retake)
         try:
-            reply: Extended | LockUnavailable = self.server.run(call, once=True)
+            return heard(self, self.server.run(call, once=True), sent_at)
         except LockUnavailable as exc:
-            reply = exc
-        return self.heard(reply, sent_at)
-
-    def extension_now(self, retake: bool) -> tuple[Call[Extended], float]:
-        """The call that extends the lock now, and the time. See `extend_now`."""
-        sent_at = clock()
-        retake = retake and sent_at < self.deadline
-        extension = Extension(self.claim, self.stored, self.fence, retake, self.counter)
-        return extend(extension), sent_at
-
-    def heard(self, reply: Extended | LockUnavailable, sent_at: float) -> bool:
-        """Take the reply to `extension_now`. Returns whether the lock is still ours.
-
-        Raises:
-            LockUnavailable: it is the reply, and the right has not yet ended.
-        """
-        if isinstance(reply, LockUnavailable):
-            self.unanswered = True
-            if clock() < self.deadline:
-                raise reply
-            self._lose(reply.reason)
-            return False
-        if reply.outcome == NOT_OURS:
-            self._lose(_why_gone(reply))
-            return False
-        self._extended(reply, sent_at)
-        return True
+            return unheard(self, exc)
 
     # -- losing the lock ------------------------------------------------------------------
 
@@ -315,6 +289,36 @@ class Held:
                 return
         self.lost_because = f"{by.task_id} replaces it"
         self.teller.tell(partial(_say_replaced, self, by))
+
+
+def extension_of(held: Held, retake: bool) -> tuple[Call[Extended], float]:
+    """The call that extends the lock now, and the time. See `Held.extend_now`."""
+    sent_at = clock()
+    retake = retake and sent_at < held.deadline
+    extension = Extension(held.claim, held.stored, held.fence, retake, held.counter)
+    return extend(extension), sent_at
+
+
+def heard(held: Held, reply: Extended, sent_at: float) -> bool:
+    """Take the reply to `extension_of`. Returns whether the lock is still ours."""
+    if reply.outcome == NOT_OURS:
+        held._lose(_why_gone(reply))
+        return False
+    held._extended(reply, sent_at)
+    return True
+
+
+def unheard(held: Held, failure: LockUnavailable) -> bool:
+    """Note that `extension_of` has no reply. Returns False if the lock is lost.
+
+    Raises:
+        LockUnavailable: the right has not yet ended.
+    """
+    held.unanswered = True
+    if clock() < held.deadline:
+        raise failure
+    held._lose(failure.reason)
+    return False
 
 
 def _undo_retake(held: Held) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import redis
@@ -29,10 +31,10 @@ class NamedLock:
         self,
         source: redis.Redis | redis.RedisCluster | str | CeleryApp,
         name: str,
-        ttl: float,
+        ttl: float | timedelta,
         heartbeat: bool,
         *,
-        timeout: float | None,
+        timeout: float | timedelta | None,
         prefix: str | None,
         history: int | None,
         label: str | None,
@@ -40,8 +42,8 @@ class NamedLock:
     ) -> None:
         self._kind = kind = type(self).__name__
         self.name = name = _check_text(kind, "name", name, "a non-empty str")
-        self.ttl = checks.checked(kind, "ttl", ttl, checks.ttl, checks.TTL)
-        self._timeout = self._check_timeout(timeout)
+        self.ttl: float = checks.checked(kind, "ttl", ttl, checks.ttl, checks.TTL)
+        self._timeout = self._seconds(timeout)
         if label is not None:
             label = holders.label_text(_check_text(kind, "label", label, "None or a non-empty str"))
         self._label = label
@@ -79,15 +81,32 @@ class NamedLock:
         history = self._read().history if self._history is None else self._history
         return Claim(self._keys, token, self.ttl, value, history=history)
 
-    def _check_timeout(self, timeout: Any) -> float | None:
-        if timeout is not None and (
-            isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
-        ):
-            raise ConfigError(
-                f"{self._kind}: timeout={timeout!r} is not accepted; it must be None or a number"
-                " of seconds, not negative"
-            )
-        return timeout
+    def _seconds(self, timeout: Any) -> float | None:
+        """A timeout as a number, or None."""
+        seconds: float | None = checks.check_seconds(self._kind, "timeout", timeout, none=True)
+        return seconds
+
+
+def check_decorated(lock: NamedLock, function: Any, is_async: bool) -> None:
+    """Refuse to decorate a function whose body would run without the lock.
+
+    Args:
+        lock: the lock.
+        function: the function.
+        is_async: whether the lock is for coroutines.
+
+    Raises:
+        ConfigError: it is refused.
+    """
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        why = "a generator, whose body runs after the call; take the lock inside"
+    elif inspect.iscoroutinefunction(function) and not is_async:
+        why = "a coroutine function; use AsyncRedisLock"
+    elif is_async and not inspect.iscoroutinefunction(function):
+        why = "no coroutine function; use RedisLock"
+    else:
+        return
+    raise ConfigError(f"{lock!r} cannot decorate {function!r}: it is {why}")
 
 
 def _check_text(kind: str, what: str, text: Any, accepted: str) -> str:

@@ -6,8 +6,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from datetime import timedelta
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import redis
 
@@ -21,10 +22,13 @@ from ..protocol.log import get_logger
 from ..servers.server import Server
 from .heartbeat import heartbeat
 from .lease import Lease
-from .named import NamedLock
+from .named import NamedLock, check_decorated
 from .sources import CeleryApp
 
 logger = get_logger()
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _ThreadLease(Lease):
@@ -101,7 +105,8 @@ class RedisLock(NamedLock):
             its settings: the lock makes its own connections, with timeouts that fit the ttl.
         name: the lock's name. A task whose `lock_key` template or callable gives the same
             text shares the lock.
-        ttl: seconds that the lock outlives a dead holder, at least 0.1.
+        ttl: seconds that the lock outlives a dead holder, at least 0.1. Wherever seconds are
+            taken, a timedelta is too.
         heartbeat: extend the lock every third of the ttl while it is held. Without it the
             lock is lost after the ttl, unless `extend` is called.
         reentrant: the thread that holds the lock may acquire it again, and must release it as
@@ -123,11 +128,11 @@ class RedisLock(NamedLock):
         self,
         source: redis.Redis | redis.RedisCluster | str | CeleryApp,
         name: str,
-        ttl: float = 30,
+        ttl: float | timedelta = 30,
         heartbeat: bool = True,
         reentrant: bool = False,
         *,
-        timeout: float | None = 10,
+        timeout: float | timedelta | None = 10,
         prefix: str | None = None,
         history: int | None = None,
         label: str | None = None,
@@ -182,7 +187,15 @@ class RedisLock(NamedLock):
         """
         return self._server.ask(holder_of(self._keys, self.ttl))
 
-    def acquire(self, timeout: float | None = None) -> bool:
+    def locked(self) -> bool:
+        """Whether anybody holds the lock.
+
+        Raises:
+            LockUnavailable: the server did not answer in time.
+        """
+        return self.holder() is not None
+
+    def acquire(self, timeout: float | timedelta | None = None) -> bool:
         """Take the lock.
 
         Args:
@@ -195,7 +208,7 @@ class RedisLock(NamedLock):
             LockConflict: this thread itself holds the lock, so it would wait for ever.
             LockUnavailable: the server did not answer in time.
         """
-        self._check_timeout(timeout)
+        timeout = self._seconds(timeout)
         held = self._lease
         if held is not None and held.lost:
             _release(held)
@@ -272,6 +285,22 @@ class RedisLock(NamedLock):
 
     def __exit__(self, *exc_info: object) -> None:
         self.release()
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Decorate a function: each call takes the lock, as `with` does.
+
+        Raises:
+            ConfigError: the function would return before its body runs: it is a coroutine
+                function, for `AsyncRedisLock`, or a generator.
+        """
+        check_decorated(self, function, is_async=False)
+
+        @wraps(function)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self:
+                return function(*args, **kwargs)
+
+        return locked
 
     def _warn_of_stray_release(self) -> None:
         """Warn once that another thread holds the lock, so that this thread cannot release it."""

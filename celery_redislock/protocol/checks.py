@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Final
 
 from ..errors import ConfigError
@@ -12,7 +13,7 @@ MIN_TTL: Final = 0.1
 #: The longest time: thirty years. Every timer that we use can count it.
 MAX_SECONDS: Final = 1e9
 #: What a ttl may be, for error messages.
-TTL: Final = f"a number of seconds from {MIN_TTL} to {MAX_SECONDS:g}"
+TTL: Final = f"a number of seconds from {MIN_TTL} to {MAX_SECONDS:g}, or a timedelta"
 
 
 #: What the number of runs to keep may be, for error messages.
@@ -31,12 +32,18 @@ def is_number(value: Any) -> bool:
     return is_int(value) or isinstance(value, float)
 
 
+def plain(value: Any) -> Any:
+    """The value; a timedelta as a number of seconds."""
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
 def ttl(value: Any) -> float:
     """A ttl in seconds.
 
     Raises:
         ValueError: the value is not a number, or is too small or too large.
     """
+    value = plain(value)
     if not is_number(value) or not MIN_TTL <= value <= MAX_SECONDS:
         raise ValueError
     return float(value)
@@ -87,8 +94,8 @@ def checked(where: str, option: str, value: Any, check: Callable[[Any], Any], ac
         ) from None
 
 
-def check_seconds(where: str, name: str, value: Any, *, none: bool = False) -> None:
-    """Refuse a value that is not a number of seconds.
+def check_seconds(where: str, name: str, value: Any, *, none: bool = False) -> Any:
+    """The value as a number of seconds, or None.
 
     Args:
         where: what the option belongs to, for the message.
@@ -99,11 +106,43 @@ def check_seconds(where: str, name: str, value: Any, *, none: bool = False) -> N
     Raises:
         ConfigError: the value is not accepted.
     """
-    if none and value is None:
-        return
-    if not is_number(value) or not 0 <= value < float("inf"):
+    seconds = plain(value)
+    if none and seconds is None:
+        return None
+    if not is_number(seconds) or not 0 <= seconds < float("inf"):
         accepted = "None or a number of seconds" if none else "a number of seconds"
-        raise ConfigError(f"{where}: {name}={value!r} must be {accepted}, not negative")
+        accepted = f"{accepted}, not negative, or a timedelta"
+        raise ConfigError(f"{where}: {name}={value!r} must be {accepted}")
+    return seconds
+
+
+class Seconds:
+    """An argument of a policy: a number of seconds or a timedelta, kept as a number."""
+
+    def __init__(self, default: float) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._owner, self._name = owner.__name__, name
+
+    def __get__(self, policy: Any, owner: Any = None) -> float:
+        return self._default if policy is None else policy.__dict__[self._name]
+
+    def __set__(self, policy: Any, value: float | timedelta) -> None:
+        policy.__dict__[self._name] = check_seconds(self._owner, self._name, value)
+
+
+class SecondsOrNone:
+    """The same, or None, which is the default."""
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._owner, self._name = owner.__name__, name
+
+    def __get__(self, policy: Any, owner: Any = None) -> float | None:
+        return None if policy is None else policy.__dict__[self._name]
+
+    def __set__(self, policy: Any, value: float | timedelta | None) -> None:
+        policy.__dict__[self._name] = check_seconds(self._owner, self._name, value, none=True)
 
 
 def check_prefix(prefix: Any) -> str:
