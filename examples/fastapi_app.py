@@ -1,4 +1,5 @@
-"""A web API that starts tasks: one that coalesces its triggers, one that refuses a second.
+"""A web API that starts tasks: one that coalesces its triggers, one that refuses a second; and
+a handler that shares a lock with a task.
 
 From the top of the repository, with a Redis at REDIS_URL (default: redis://localhost:6379/0):
 
@@ -7,6 +8,7 @@ From the top of the repository, with a Redis at REDIS_URL (default: redis://loca
     curl -X POST localhost:8000/accounts/5/sync
 """
 
+import asyncio
 import os
 import time
 
@@ -14,7 +16,7 @@ from celery import Celery
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from celery_redislock import Coalesce, LockConflict, SingletonTask
+from celery_redislock import AsyncRedisLock, Coalesce, LockConflict, SingletonTask, Wait
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
 
@@ -36,6 +38,13 @@ def export(account_id):
     return account_id
 
 
+@app.task(base=SingletonTask, lock_key="account:{account_id}", on_conflict=Wait(timeout=30))
+def settle(account_id):
+    """Not while an adjustment is made, which holds the same lock."""
+    time.sleep(1)  # the work
+    return account_id
+
+
 api = FastAPI()
 
 
@@ -48,6 +57,18 @@ def start_sync(account_id: int):
 @api.post("/accounts/{account_id}/export", status_code=202)
 def start_export(account_id: int):
     return {"task_id": export.delay(account_id).id}
+
+
+@api.post("/accounts/{account_id}/settle", status_code=202)
+def start_settle(account_id: int):
+    return {"task_id": settle.delay(account_id).id}
+
+
+@api.post("/accounts/{account_id}/adjust")
+async def adjust(account_id: int, seconds: float = 0):
+    async with AsyncRedisLock(app, f"account:{account_id}", timeout=2, label="api: adjust") as lock:
+        await asyncio.sleep(seconds)  # the work
+        return {"fence": lock.fence}
 
 
 @api.exception_handler(LockConflict)

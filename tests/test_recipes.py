@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.support.servers import RedisServer
+from celery_redislock import RedisLock
+from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT, Worker
 
@@ -78,8 +80,6 @@ def test_django_many_saves_in_a_row_are_one_task_that_sees_the_last(
 
 
 def test_django_the_command_and_the_task_exclude_each_other(redis_server: RedisServer) -> None:
-    from celery_redislock import RedisLock
-
     with RedisLock(f"{redis_server.url}/{DB}", "shop.index"):
         command = python(f"{PROJECT}/manage.py", "rebuild_index")
     assert command.returncode == 1
@@ -99,3 +99,41 @@ def test_fastapi_triggers_coalesce_and_a_second_export_is_refused(label: str) ->
     assert said["refused"]["task_id"] == said["export"]["task_id"]
     assert said["refused"]["detail"] in ("it waits in the queue", "it is running")
     assert said["exported"] == "SUCCESS"
+    assert said["settled"] == "SUCCESS"
+    assert said["adjusted"] > 0, "the handler waited for the task"
+
+
+def test_fastapi_a_client_that_disconnects_leaves_no_lock(
+    redis_server: RedisServer, label: str
+) -> None:
+    """While its handler waits for the lock, and while it holds it."""
+    account, port = int(label[:8], 16), free_port()
+    lock = RedisLock(f"{redis_server.url}/{DB}", f"account:{account}")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "uvicorn", "examples.fastapi_app:api", "--port", str(port)], cwd=ROOT
+    )
+    try:
+        url = f"http://127.0.0.1:{port}/accounts/{account}/adjust"
+        fence = eventually(lambda: adjusted(url), "it answers", 30)
+        with lock:
+            assert lock.fence > fence
+            assert httpx.post(url, timeout=20).status_code == 409
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(url, timeout=0.5)
+        assert lock.acquire(timeout=5)
+        lock.release()
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}?seconds=2", timeout=0.5)
+        holder = lock.holder()
+        assert holder is None or holder.label == "api: adjust"
+        eventually(lambda: not lock.locked(), "the handler has ended")
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def adjusted(url: str) -> int | None:
+    try:
+        return int(httpx.post(url, timeout=5).json()["fence"])
+    except httpx.ConnectError:
+        return None

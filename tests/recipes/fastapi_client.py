@@ -8,6 +8,7 @@ import sys
 from fastapi.testclient import TestClient
 
 from examples.fastapi_app import api, sync
+from examples.fastapi_app import settle as settle_task
 from tests.support.waiting import eventually
 
 client = TestClient(api)
@@ -29,6 +30,9 @@ first = client.post(f"/accounts/{account}/sync")
 eventually(lambda: sync.lock_holder(account), "the first runs")
 others = [client.post(f"/accounts/{account}/sync") for _ in range(3)]
 export, refused = (client.post(f"/accounts/{account}/export") for _ in range(2))
+settle = client.post(f"/accounts/{account}/settle")
+settled = eventually(lambda: settle_task.lock_holder(account), "it runs")
+meanwhile = client.post(f"/accounts/{account}/adjust")
 json.dump(
     {
         "statuses": [each.status_code for each in (first, *others, export, refused)],
@@ -37,6 +41,8 @@ json.dump(
         "refused": refused.json(),
         "export": export.json(),
         "exported": ended(export),
+        "settled": ended(settle),
+        "adjusted": meanwhile.json()["fence"] - settled.fence,
     },
     sys.stdout,
 )
