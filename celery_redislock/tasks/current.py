@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from ..app.internals import running_task
+from ..errors import LockLost
 from .ends import LEASE, UNLOCKED
 
 if TYPE_CHECKING:
     from ..lock.lease import Lease
 
 
+#: The lock of the body that this code was started from, perhaps in another thread: a coroutine that
+#: the body awaits in a loop elsewhere, or what it gives to `asyncio.to_thread`.
+lock_of_body: Final[ContextVar[Lease | None]] = ContextVar("redislock_body", default=None)
+
+
+class _Outlived:
+    """The lock of a body that has ended, for a coroutine that goes on."""
+
+    lost = True
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease = lease
+
+    def ensure(self) -> None:
+        raise LockLost(self._lease.key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lease, name)
+
+
 class _CurrentLock:
-    """The lock of the task that runs in this thread, for code that has no `self`.
+    """The lock of the task that runs here, for code that has no `self`: in the body's thread, and
+    in coroutines and threads to which the body's context was given (`asyncio` does so).
 
     Has the attributes of `self.lock`. A call returns the lease itself, or None.
     """
 
     def __call__(self) -> Lease | None:
+        lease = self._lease()
+        return None if lease is None or lease.is_over else lease
+
+    def _lease(self) -> Lease | None:
         task = running_task()
-        return None if task is None else task.request.__dict__.get(LEASE)
+        return lock_of_body.get() if task is None else task.request.__dict__.get(LEASE)
 
     if TYPE_CHECKING:
         key: str | None
@@ -33,7 +60,10 @@ class _CurrentLock:
     else:
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(self() or UNLOCKED, name)
+            lease = self._lease()
+            if lease is not None and lease.is_over and running_task() is None:
+                return getattr(_Outlived(lease), name)
+            return getattr(lease or UNLOCKED, name)
 
     def __bool__(self) -> bool:
         return self() is not None

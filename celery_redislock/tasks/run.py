@@ -30,6 +30,7 @@ from . import turns
 from .abort import Abort
 from .asking import Asking
 from .conflict import TaskConflict, decide
+from .current import lock_of_body
 from .decisions import FIRST, GO
 from .deeds import carry_out, end_replaced
 from .ends import LEASE
@@ -170,6 +171,7 @@ class Run(Asking):
             bodies.say_acquired(self)
         setattr(self._request, LEASE, lease)
         self.ran = BEGUN
+        before = lock_of_body.set(lease)
         try:
             result = bodies.guarded(self, body, self._abort)
         except BaseException as exc:
@@ -178,6 +180,8 @@ class Run(Asking):
                 raise
             assert lease.replaced_by is not None
             raise end_replaced(self, lease.replaced_by) from exc
+        finally:
+            lock_of_body.reset(before)
         self.ran = bodies.ran_to_its_end(self)
         return result
 

@@ -202,12 +202,12 @@ def heard():
 
 def test_signals_tell_of_every_lock(eager, heard, client):
     @eager.task(
-        shared=False, base=SingletonTask, bind=True, name="told", on_conflict="raise", lock_ttl=0.3
+        shared=False, base=SingletonTask, bind=True, name="told", on_conflict="raise", lock_ttl=2
     )
     def told(self, outer=True):
         with pytest.raises(LockConflict):
             told.apply((True,)).get()
-        client.set(self.lock.key, "thief", px=2000)
+        client.set(self.lock.key, "thief", px=5000)
         eventually(lambda: self.lock.lost, "it learns of its loss")
         eventually(lambda: len(heard) == 3, "the signal is sent")
 
