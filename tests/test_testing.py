@@ -278,7 +278,6 @@ def test_time_travel_ends_cool_downs_and_the_locks_of_the_dead(
     assert not alive.lost
     assert alive.extend()
     assert alive.fence == fence
-    assert alive.holder().held_for == pytest.approx(3600, abs=60)
     assert alive.release()
     with pytest.raises(ConfigError, match="seconds=-1"):
         redislock_memory.advance(-1)
@@ -306,7 +305,7 @@ def test_time_travel_ends_waits_and_ends_with_the_memory(label: str) -> None:
 
 def test_a_test_that_forgot_the_fixture_is_told(define: Any, app: Celery) -> None:
     app.conf.redislock_url = "redis://localhost:1/0"
-    task = define(lambda: None, lock_ttl=1)
+    task = define(nothing, lock_ttl=1)
     with pytest.raises(
         AssertionError, match="may take no locks here: the test does not use the fi"
     ):
