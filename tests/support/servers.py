@@ -84,6 +84,8 @@ class RedisServer:
 
     #: Beside the URL, what a client needs to know.
     transport_options: ClassVar[Mapping[str, Any]] = {}
+    #: Whether it was frozen by `stop`.
+    frozen = False
 
     def __init__(self, *arguments: str, persistent: bool = False, port: int | None = None) -> None:
         self.port = port or free_port()
@@ -144,6 +146,7 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+            self.frozen = False
 
     def restart(self) -> None:
         """End it at once and start it again; it has its data if it is persistent."""
@@ -158,10 +161,12 @@ class RedisServer:
 
     def stop(self) -> None:
         """Freeze the server: connections stand, and nobody answers."""
+        self.frozen = True
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
+        self.frozen = False
 
     def pause_clients(self, seconds: float) -> None:
         """Let the server answer nobody for this long. Nothing ends it early, not even UNPAUSE."""
