@@ -63,8 +63,7 @@ FULL = [case for fault in FAULTS.values() for case in _cases_of(fault)]
 #: What does not make a fault another kind of fault, but how long or how much, where, and whom.
 _DEGREES = (
     *("_(short|long|little|much|any_key|key_with_ttl)$", "_at_.*", "_cancels$", "^lossy_"),
-    *("(?<=cluster)_(move_.*|reshard|add_node)", "(?<=cluster_)(kill_master.*|cut_off_node)"),
-    *("(?<=cluster_)(failover|stop_node)",),
+    *("(?<=cluster)_(move_.*|reshard|add_node)", "(?<=cluster_)(failover|kill_.*|cut_off_.*)"),
     *("(?<=kill)_all_workers|(?<=kill)_everything", "(?<=stop)_main|(?<=stop)_worker"),
     *("_empty(?!_locks)|_with_data", "(?<=clock)_(forward|back)", "(?<=block)_(to|from)"),
     *("(?<=lose)_.*(?=_replies)", "^(soft|cold)(?=_shutdown)"),

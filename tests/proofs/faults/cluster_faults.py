@@ -154,10 +154,11 @@ _HERE: dict[str, Any] = {"locks": Cluster, "pools": ("prefork", "gevent")}
 _persistent = partial(Cluster, persistent=True)
 
 _ALL = (
-    Fault(name="cluster_move_slots", inject=move_slots, **_HERE),
     Fault(name="cluster_move_slowly", inject=move_slowly, **_HERE),
+    Fault(name="cluster_move_slots", inject=move_slots, **_HERE),
     Fault(name="cluster_reshard", inject=reshard, **_HERE),
     Fault(name="cluster_add_node", inject=add_node, **_HERE),
+    Fault(name="cluster_failover", inject=failover, **_HERE),
     Fault(name="cluster_kill_master", inject=kill_master, allows=LOSES_DATA, **_HERE),
     Fault(
         name="cluster_kill_master_lossy",
@@ -165,10 +166,9 @@ _ALL = (
         allows=LOSES_DATA,
         **_HERE,
     ),
-    Fault(name="cluster_failover", inject=failover, **_HERE),
+    Fault(name="cluster_cut_off_node", inject=cut_off_node, allows=LOSES_DATA, **_HERE),
     Fault(name="cluster_stop_node_short", inject=partial(stop_node, span=SHORT), times=2, **_HERE),
     Fault(name="cluster_stop_node_long", inject=partial(stop_node, span=LONG), **_HERE),
-    Fault(name="cluster_cut_off_node", inject=cut_off_node, allows=LOSES_DATA, **_HERE),
     Fault(
         name="cluster_restart_with_data",
         inject=partial(restart, span=SHORT),

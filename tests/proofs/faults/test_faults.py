@@ -8,6 +8,7 @@ import kombu.transport.redis
 import pytest
 
 from tests.proofs.faults import (
+    test_short_cluster,
     test_short_ends,
     test_short_network,
     test_short_processes,
@@ -20,7 +21,10 @@ from tests.proofs.faults.run import play
 from tests.proofs.faults.stage import Fault, Stage
 from tests.support.waiting import eventually
 
-SHORT_FORM = (test_short_ends, test_short_network, test_short_processes, test_short_server)
+SHORT_FORM = (
+    *(test_short_cluster, test_short_ends, test_short_network),
+    *(test_short_processes, test_short_server),
+)
 
 needs_impatience = pytest.mark.skipif(
     not hasattr(kombu.transport.redis.Channel, "unacked_restore_throttle"),
