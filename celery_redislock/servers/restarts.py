@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from redis.exceptions import BusyLoadingError, ResponseError
+from redis.exceptions import BusyLoadingError, ClusterDownError, ResponseError
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
@@ -18,13 +18,17 @@ class ServerWatch:
     holders take them again within ttl / 3. Until then nobody may take a new lock: a client-side
     form of the delayed restart in https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
 
+    Args:
+        in_cluster: the server is a node of a Redis Cluster.
+
     Attributes:
         last_contact: when the server answered last, on `clock`.
         changed_at: when the server came back, on `clock`; None if it never did.
         is_broken: the last contact failed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_cluster: bool = False) -> None:
+        self._in_cluster = in_cluster
         self._run_id: str | None = None
         self.last_contact = 0.0
         self.is_broken = False
@@ -32,9 +36,18 @@ class ServerWatch:
         self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def on_connect(self, connection: Any) -> None:
-        """Set up a new connection, and learn which server it leads to."""
+        """Set up a new connection, and learn which server it leads to.
+
+        Raises:
+            ClusterDownError: a node of a cluster has restarted, and does not work yet.
+        """
         connection.on_connect()
         run_id, uptime = _identity(connection)
+        if self._in_cluster and run_id is not None and self._came_back(run_id):
+            # It refuses all requests for two seconds, or longer if other nodes are missing. Holders
+            # take their locks again only then, so the hold-off begins then, whatever the uptime.
+            _require_cluster(connection)
+            uptime = 0.0
         now = clock()
         # The uptime may be a second too long: it is the difference of two whole numbers.
         started_at = now - max(uptime - 1, 0.0)
@@ -55,6 +68,9 @@ class ServerWatch:
         self._run_id = run_id
         self.is_broken = False
         self.last_contact = now
+
+    def _came_back(self, run_id: str) -> bool:
+        return self.is_broken if self._run_id is None else run_id != self._run_id
 
     def failed(self, error: BaseException) -> None:
         self.is_broken = self.is_broken or not isinstance(error, ResponseError)
@@ -82,6 +98,16 @@ def _identity(connection: Any) -> tuple[str | None, float]:
     except ResponseError:  # an ACL may deny INFO
         return None, 0.0
     return fields.get("run_id"), float(fields.get("uptime_in_seconds", 0))
+
+
+def _require_cluster(connection: Any) -> None:
+    try:
+        connection.send_command("CLUSTER", "INFO", check_health=False)
+        state = info(connection.read_response()).get("cluster_state")
+    except ResponseError:  # an ACL may deny it
+        return
+    if state == "fail":
+        raise ClusterDownError("the cluster is down")
 
 
 def info(reply: bytes) -> dict[str, str]:

@@ -240,6 +240,24 @@ def test_a_cluster_that_restarts_empty_gives_no_lock_away_that_is_held(own, stor
     assert busy(store.run(calls.acquire(make_claim(label, ttl=1.0)))).holder is not None
 
 
+def test_a_cluster_that_restarts_holds_off_from_when_it_answers(own, store, label) -> None:
+    held = make_claim(label, ttl=3)
+    taken(store.run(calls.acquire(held)))
+    own.switch_off()
+    for node in own.nodes:
+        node.start()
+
+    def why_unavailable() -> str:
+        with pytest.raises(LockUnavailable) as caught:
+            store.run(calls.acquire(make_claim(label, ttl=3)), once=True, hold_off=0)
+        return caught.value.reason
+
+    eventually(lambda: "cluster is down" in why_unavailable(), "a node has restarted", 1)
+    # It refuses all for two seconds, which is more than a third of the ttl.
+    eventually(own.agree, "it is up again", 60)
+    assert "no new locks for" in why_unavailable(), "holders come first"
+
+
 # -- slots that move ----------------------------------------------------------------------------
 
 
