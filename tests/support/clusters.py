@@ -16,8 +16,7 @@ import redis
 from redis.cluster import ClusterNode
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from . import sharing
-from .servers import PATIENT, RedisServer
+from .servers import PATIENT, RedisServer, claim_port, let_go_of_port
 from .waiting import eventually
 
 
@@ -25,12 +24,17 @@ def free_port_with_bus() -> int:
     """A port of a node, whose port for the other nodes, 10,000 above it, is free too."""
     while True:
         port = random.SystemRandom().randrange(20000, 22000)
-        if not sharing.ports.claim(port) or not sharing.ports.claim(port + 10000):
+        if not claim_port(port):
+            continue
+        if not claim_port(port + 10000):
+            let_go_of_port(port)
             continue
         with socket.socket() as one, socket.socket() as bus, contextlib.suppress(OSError):
             one.bind(("127.0.0.1", port))
             bus.bind(("127.0.0.1", port + 10000))
             return port
+        for each in (port, port + 10000):
+            let_go_of_port(each)
 
 
 def url_of_quorum(servers: Sequence[RedisServer]) -> str:
@@ -290,6 +294,9 @@ class ClusterSet:
     def kill(self) -> None:
         for node in self.nodes:
             node.__exit__()
+            # There are only two thousand.
+            for port in (node.port, node.port + 10000):
+                let_go_of_port(port)
 
     def __enter__(self) -> ClusterSet:
         return self.start()

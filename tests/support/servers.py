@@ -36,12 +36,24 @@ def free_port() -> int:
     while True:
         # Not by `random`, which tests seed.
         port = random.SystemRandom().randrange(20000, 32000)
-        if port in _given or not sharing.ports.claim(port):
+        if not claim_port(port):
             continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            _given.add(port)
             return port
+
+
+def claim_port(port: int) -> bool:
+    """Claim a port. True if it is this process's now, and was nobody's before."""
+    if port in _given or not sharing.ports.claim(port):
+        return False
+    _given.add(port)
+    return True
+
+
+def let_go_of_port(port: int) -> None:
+    _given.discard(port)
+    sharing.ports.let_go(port)
 
 
 #: This process's own claims: it could make them again.
