@@ -1,10 +1,12 @@
 """What goes wrong in a Redis Cluster that has the locks. See `faults`.
 
-The load has locks in every node. A fault of one node strikes that of a body that is inside.
+The load has locks in every node. What is struck is the node, or the slot, of a lock that is held
+and for which others wait.
 """
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
 from .aim import FORGETS, LONG, LOSES_DATA, SHORT, Span, holder, last
+from .history import Event
 from .load import KEYS, OWN_KEYS
 from .stage import Fault, Stage
 
@@ -34,6 +37,22 @@ SLOTS = sorted(
 )
 
 
+def _contended(stage: Stage) -> Event:
+    """A long body that is inside. One waits for its lock in a pool slot, and asks for it as soon as
+    it may be free; another one waits in its room.
+    """
+    start = holder(stage, LONG)
+    brief = {"key": start.key.rpartition(":lock:")[2], "seconds": 0.2, "how": "return"}
+    waiting = {stage.send(task, kwargs=brief, expires=None) for task in ("wait", "queue")}
+
+    def all_wait() -> bool:
+        return waiting <= {event.id for event in stage.history.events("refused", "parked")}
+
+    with contextlib.suppress(AssertionError):  # they may be behind others in the queue
+        eventually(all_wait, "others wait for its lock", 0.5 * stage.ttl)
+    return start
+
+
 # -- slots that move --------------------------------------------------------------------------
 
 
@@ -41,22 +60,23 @@ def move_slots(stage: Stage) -> None:
     """The load's slots move to other nodes, one after the other. Each is half moved for a while:
     its keys are still where they were, and what is new there is refused.
     """
-    stage.await_inside()
+    first = key_slot(_contended(stage).key.encode())
+    others = [slot for slot in SLOTS if slot != first]
     with stage.during("cluster_move_slots", unreachable=True):
-        for slot in stage.rng.sample(SLOTS, len(SLOTS)):
-            _move(stage, slot, _another(stage, stage.locks.owner_of(slot)), SHORT)
+        for slot in (first, first, *stage.rng.sample(others, len(others))):
+            _move(stage, slot, _another(stage, stage.locks.owner_of(slot)), (0.0, 0.3))
 
 
 def move_slowly(stage: Stage) -> None:
     """The slot of a held lock is half moved for longer than the ttl."""
-    slot = key_slot(holder(stage, LONG).key.encode())
+    slot = key_slot(_contended(stage).key.encode())
     with stage.during("cluster_move_slowly", unreachable=True):
         _move(stage, slot, _another(stage, stage.locks.owner_of(slot)), LONG)
 
 
 def reshard(stage: Stage) -> None:
     """`redis-cli --cluster reshard` moves some thousands of slots, a held lock's among them."""
-    slot = key_slot(holder(stage, LONG).key.encode())
+    slot = key_slot(_contended(stage).key.encode())
     source = stage.locks.owner_of(slot)
     target = _another(stage, source)
     first = min(low for low, high, port in stage.locks.ranges(source) if port == source.port)
@@ -67,12 +87,13 @@ def reshard(stage: Stage) -> None:
 
 def add_node(stage: Stage) -> None:
     """A node is added, and gets the load's slots."""
-    stage.await_inside()
+    first = key_slot(_contended(stage).key.encode())
+    others = [slot for slot in SLOTS if slot != first]
     with stage.during("cluster_add_node", unreachable=True):
         new = stage.locks.add_node()
-        for slot in stage.rng.sample(SLOTS, len(SLOTS)):
-            stage.pause(0, 0.2)
+        for slot in (first, *stage.rng.sample(others, len(others))):
             stage.locks.move_slot(slot, new)
+            stage.pause(0, 0.2)
         eventually(stage.locks.agree, "the nodes agree", 60)
 
 
@@ -95,7 +116,7 @@ def _another(stage: Stage, node: RedisServer) -> RedisServer:
 
 def kill_master(stage: Stage, lossy: bool = False) -> None:
     """A primary is killed, and its replica takes over; if `lossy`, without the newest locks."""
-    key = holder(stage, LONG).key
+    key = _contended(stage).key
     with stage.during("cluster_kill_master", unreachable=True):
         if lossy:
             stage.locks.cut_replication(key)
@@ -107,7 +128,7 @@ def kill_master(stage: Stage, lossy: bool = False) -> None:
 
 def failover(stage: Stage) -> None:
     """An operator has a replica take over. The primary first lets it have all its data."""
-    key = holder(stage, LONG).key
+    key = _contended(stage).key
     with stage.during("cluster_failover", unreachable=True):
         stage.locks.failover(key)
         stage.locks.mend()
@@ -115,7 +136,7 @@ def failover(stage: Stage) -> None:
 
 def stop_node(stage: Stage, span: Span) -> None:
     """SIGSTOP of a primary. No other node takes over: connections stand, and nobody answers."""
-    node = stage.locks.primary_of(holder(stage, span).key)
+    node = stage.locks.primary_of(_contended(stage).key)
     with stage.during("cluster_stop_node", unreachable=True):
         node.stop()
         try:
@@ -130,7 +151,7 @@ def cut_off_node(stage: Stage) -> None:
     that reach it; when it comes back, it first takes itself for a primary, and executes what
     clients had sent to it.
     """
-    key = holder(stage, LONG).key
+    key = _contended(stage).key
     with (
         stage.during("cluster_cut_off_node", unreachable=True),
         stage.locks.cut_off_primary_of(key),
@@ -138,12 +159,12 @@ def cut_off_node(stage: Stage) -> None:
         stage.pause(0, stage.ttl)
 
 
-def restart(stage: Stage, span: Span) -> None:
-    """All nodes are killed, are away, and come back."""
-    holder(stage, span)
+def restart(stage: Stage) -> None:
+    """All nodes are killed, and come back. They refuse all for two seconds; the ttl is longer."""
+    _contended(stage)
     with stage.during("cluster_restart", unreachable=True):
         stage.locks.switch_off()
-        last(stage, span)
+        stage.pause(0.0, 0.5)
         stage.locks.mend()
 
 
@@ -171,14 +192,10 @@ _ALL = (
     Fault(name="cluster_stop_node_long", inject=partial(stop_node, span=LONG), **_HERE),
     Fault(
         name="cluster_restart_with_data",
-        inject=partial(restart, span=SHORT),
+        inject=restart,
+        ttl=4.0,
         **{**_HERE, "locks": _persistent},
     ),
-    Fault(
-        name="cluster_restart_empty",
-        inject=partial(restart, span=SHORT),
-        allows=FORGETS,
-        **_HERE,
-    ),
+    Fault(name="cluster_restart_empty", inject=restart, allows=FORGETS, ttl=4.0, **_HERE),
 )
 FAULTS = {each.name: each for each in _ALL}

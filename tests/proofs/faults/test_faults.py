@@ -38,10 +38,10 @@ needs_impatience = pytest.mark.skipif(
 def wrong(tmp_path):
     """Plays something, with or without the lock broken, and gives the rules that were broken."""
 
-    def wrong(inject, *, pool, acks="early", breakage=None, ttl=None, locks=RedisServer):
+    def wrong(inject, *, pool, acks="early", breakage=None, ttl=2.0, locks=RedisServer):
         history = History(tmp_path / f"{breakage}.jsonl")
         stage = Stage(
-            Fault(name=inject.__name__, inject=inject, locks=locks),
+            Fault(name=inject.__name__, inject=inject, locks=locks, ttl=ttl),
             history,
             pool=pool,
             broker="redis",
@@ -50,7 +50,6 @@ def wrong(tmp_path):
             busy=False,
             breakage=breakage,
         )
-        stage.ttl = ttl or stage.ttl
         return {violation.rule for violation in play(stage).violations}
 
     return wrong
