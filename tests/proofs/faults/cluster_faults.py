@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 from .aim import FORGETS, LONG, LOSES_DATA, SHORT, Span, holder, last
 from .history import Event
 from .load import KEYS, OWN_KEYS
-from .stage import Fault, Stage
+from .stage import ACKS, Fault, Stage
 
 
 class Cluster(ClusterSet):
@@ -57,13 +57,13 @@ def _contended(stage: Stage) -> Event:
 
 
 def move_slots(stage: Stage) -> None:
-    """The load's slots move to other nodes, one after the other. Each is half moved for a while:
-    its keys are still where they were, and what is new there is refused.
+    """Some of the load's slots move to other nodes, one after the other. Each is half moved for a
+    while: its keys are still where they were, and what is new there is refused.
     """
     first = key_slot(_contended(stage).key.encode())
     others = [slot for slot in SLOTS if slot != first]
     with stage.during("cluster_move_slots", unreachable=True):
-        for slot in (first, first, *stage.rng.sample(others, len(others))):
+        for slot in (first, first, *stage.rng.sample(others, 4)):
             _move(stage, slot, _another(stage, stage.locks.owner_of(slot)), (0.0, 0.3))
 
 
@@ -86,12 +86,12 @@ def reshard(stage: Stage) -> None:
 
 
 def add_node(stage: Stage) -> None:
-    """A node is added, and gets the load's slots."""
+    """A node is added, and gets some of the load's slots."""
     first = key_slot(_contended(stage).key.encode())
     others = [slot for slot in SLOTS if slot != first]
     with stage.during("cluster_add_node", unreachable=True):
         new = stage.locks.add_node()
-        for slot in (first, *stage.rng.sample(others, len(others))):
+        for slot in (first, *stage.rng.sample(others, 4)):
             stage.locks.move_slot(slot, new)
             stage.pause(0, 0.2)
         eventually(stage.locks.agree, "the nodes agree", 60)
@@ -170,8 +170,10 @@ def restart(stage: Stage) -> None:
 
 # -- all of them ------------------------------------------------------------------------------
 
-#: One pool with processes and one without are enough: what differs is the server.
-_HERE: dict[str, Any] = {"locks": Cluster, "pools": ("prefork", "gevent")}
+#: One pool with processes and one without are enough, and mostly late acknowledgement, with which
+#: there are more copies of messages: what differs is the server.
+_HERE: dict[str, Any] = {"locks": Cluster, "pools": ("prefork", "gevent"), "acks": ("late",)}
+_BOTH = {**_HERE, "acks": ACKS}
 _persistent = partial(Cluster, persistent=True)
 
 _ALL = (
@@ -180,14 +182,14 @@ _ALL = (
     Fault(name="cluster_reshard", inject=reshard, **_HERE),
     Fault(name="cluster_add_node", inject=add_node, **_HERE),
     Fault(name="cluster_failover", inject=failover, **_HERE),
-    Fault(name="cluster_kill_master", inject=kill_master, allows=LOSES_DATA, **_HERE),
+    Fault(name="cluster_kill_master", inject=kill_master, allows=LOSES_DATA, **_BOTH),
     Fault(
         name="cluster_kill_master_lossy",
         inject=partial(kill_master, lossy=True),
         allows=LOSES_DATA,
         **_HERE,
     ),
-    Fault(name="cluster_cut_off_node", inject=cut_off_node, allows=LOSES_DATA, **_HERE),
+    Fault(name="cluster_cut_off_node", inject=cut_off_node, allows=LOSES_DATA, **_BOTH),
     Fault(name="cluster_stop_node_short", inject=partial(stop_node, span=SHORT), times=2, **_HERE),
     Fault(name="cluster_stop_node_long", inject=partial(stop_node, span=LONG), **_HERE),
     Fault(
@@ -196,6 +198,6 @@ _ALL = (
         ttl=4.0,
         **{**_HERE, "locks": _persistent},
     ),
-    Fault(name="cluster_restart_empty", inject=restart, allows=FORGETS, ttl=4.0, **_HERE),
+    Fault(name="cluster_restart_empty", inject=restart, allows=FORGETS, ttl=4.0, **_BOTH),
 )
 FAULTS = {each.name: each for each in _ALL}
