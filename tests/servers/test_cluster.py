@@ -258,6 +258,23 @@ def test_a_cluster_that_restarts_holds_off_from_when_it_answers(own, store, labe
     assert "no new locks for" in why_unavailable(), "holders come first"
 
 
+def test_who_may_not_ask_whether_a_cluster_works_holds_off_too(own, label) -> None:
+    def grant_on_all() -> None:
+        for node in own.nodes:
+            with node.client() as client:
+                grant(client, "workers", "+cluster|slots", "-cluster|info")
+
+    grant_on_all()
+    store = server_at(source_from_url(as_user(own.url, "workers")))
+    taken(store.run(calls.acquire(make_claim(label, ttl=3))))
+    own.switch_off()
+    own.mend()
+    grant_on_all()
+    with pytest.raises(LockUnavailable, match="no new locks for"):
+        store.run(calls.acquire(make_claim(label, ttl=3)), hold_off=0)
+    store.close()
+
+
 # -- slots that move ----------------------------------------------------------------------------
 
 
