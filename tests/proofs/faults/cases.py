@@ -64,6 +64,7 @@ FULL = [case for fault in FAULTS.values() for case in _cases_of(fault)]
 _DEGREES = (
     *("_(short|long|little|much|any_key|key_with_ttl)$", "_at_.*", "_cancels$", "^lossy_"),
     *("(?<=cluster)_(move_.*|reshard|add_node)", "(?<=cluster_)(failover|kill_.*|cut_off_.*)"),
+    "(?<=cluster_restart)_node",
     *("(?<=kill)_all_workers|(?<=kill)_everything", "(?<=stop)_main|(?<=stop)_worker"),
     *("_empty(?!_locks)|_with_data", "(?<=clock)_(forward|back)", "(?<=block)_(to|from)"),
     *("(?<=lose)_.*(?=_replies)", "^(soft|cold)(?=_shutdown)"),

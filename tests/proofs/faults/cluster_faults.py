@@ -159,11 +159,16 @@ def cut_off_node(stage: Stage) -> None:
         stage.pause(0, stage.ttl)
 
 
-def restart(stage: Stage) -> None:
-    """All nodes are killed, and come back. They refuse all for two seconds; the ttl is longer."""
-    _contended(stage)
+def restart(stage: Stage, one: bool = False) -> None:
+    """All nodes are killed, or if `one` a primary, and come back before a replica takes over. They
+    refuse all for two seconds; the ttl is longer.
+    """
+    node = stage.locks.primary_of(_contended(stage).key)
     with stage.during("cluster_restart", unreachable=True):
-        stage.locks.switch_off()
+        if one:
+            node.kill()
+        else:
+            stage.locks.switch_off()
         stage.pause(0.0, 0.5)
         stage.locks.mend()
 
@@ -197,6 +202,13 @@ _ALL = (
         inject=restart,
         ttl=4.0,
         **{**_HERE, "locks": _persistent},
+    ),
+    Fault(
+        name="cluster_restart_node_empty",
+        inject=partial(restart, one=True),
+        allows=FORGETS,
+        ttl=4.0,
+        **_HERE,
     ),
     Fault(name="cluster_restart_empty", inject=restart, allows=FORGETS, ttl=4.0, **_BOTH),
 )
