@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -145,7 +146,10 @@ class Held:
             if self._was_held_too_long(clock()):
                 self._lose(f"held for longer than {self._max_hold:g} s")
             else:
-                self.extend_now()  # a success proves that nobody else had the lock
+                # A success proves that nobody else had the lock. If only this request failed, the
+                # heartbeat has extended the lock meanwhile.
+                with contextlib.suppress(LockUnavailable):
+                    self.extend_now()
         return self.is_lost
 
     def ensure(self) -> None:
