@@ -134,7 +134,8 @@ class Held:
         """True once ownership can no longer be confirmed, or a newer run waits for this one to end.
         Then it stays True.
 
-        After the deadline this asks the server once more, which may take a twelfth of the ttl.
+        After the deadline this asks the server once more, which may take a twelfth of the ttl
+        for each server that is asked.
         """
         if self.is_lost or self.replaced_by is not None:
             return True

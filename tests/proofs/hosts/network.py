@@ -86,8 +86,8 @@ class Host:
                 f"link set eth0 address {mac} addrgenmode none up",
                 f"address add {self.address}/24 dev eth0",
             )
-            told = {"check": True, "capture_output": True, "text": True}
-            subprocess.run(["ip", "-batch", "-"], input="\n".join(lines), **told)  # type: ignore[call-overload]
+            text = "\n".join(lines).encode()
+            subprocess.run(["ip", "-batch", "-"], input=text, capture_output=True, check=True)
         finally:
             self._enter(self._home)
 

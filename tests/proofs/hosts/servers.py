@@ -77,9 +77,7 @@ class Node:
 
     def ask(self, *command: Any) -> Any:
         """The reply, as it is."""
-        with self.host.inside(), contextlib.closing(_connection(self.port)) as connection:
-            connection.send_command(*command)
-            return connection.read_response()
+        return _reply(self.host, self.port, *command)
 
     def info(self, *command: Any) -> dict[str, str]:
         lines = (line.partition(":") for line in self.ask(*command).splitlines())
@@ -90,10 +88,16 @@ class Node:
         return self.info("INFO", "replication").get("master_link_status") == "up"
 
 
-def _connection(port: int) -> Any:
+def _reply(host: Host, port: int, *command: Any) -> Any:
+    """What the server at this port of the host replies, as it is."""
     connection = redis.Connection(port=port, decode_responses=True, protocol=2, socket_timeout=10)
-    connection.close = connection.disconnect  # type: ignore[attr-defined]
-    return connection
+    with host.inside():
+        connection.connect()
+    try:
+        connection.send_command(*command)
+        return connection.read_response()
+    finally:
+        connection.disconnect()
 
 
 # -- one server ------------------------------------------------------------------------------
@@ -190,9 +194,7 @@ class Sentinel:
         self._folder.cleanup()
 
     def ask(self, *command: Any) -> Any:
-        with self._host.inside(), contextlib.closing(_connection(SENTINEL_PORT)) as connection:
-            connection.send_command(*command)
-            return connection.read_response()
+        return _reply(self._host, SENTINEL_PORT, *command)
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, "the sentinel has ended"
