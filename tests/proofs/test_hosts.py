@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +98,12 @@ def test_a_master_that_refuses_without_replicas_bounds_that(cuts) -> None:
     assert not list(wrong(KINDS["sentinel-write"], cut.events, cut.ended_at))
     took = [each for each in holdings(cut.events) if is_new(cut, each)]
     assert "A" not in {each.host for each in took}, "what replicas did not confirm is not taken"
+
+
+def test_no_program_of_a_host_is_left(cuts) -> None:
+    own = Path("/proc/self/ns/net").readlink()
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    assert all(Path(f"/proc/{each}/ns/net").readlink() == own for each in children)
 
 
 # -- the hosts, and the judge ----------------------------------------------------------------

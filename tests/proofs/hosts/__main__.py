@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report.trouble(name, trouble, options.trouble)
     report.print(options.cut)
     if options.json:
-        options.json.write_text(json.dumps(report.as_json(), indent=1))
+        options.json.write_text(json.dumps(report.as_json(options.cut), indent=1))
     return bool(report.problems)
 
 
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Splits a network of three hosts, and measures who holds what. As root only.",
     )
     parser.add_argument("--rounds", type=int, default=1, help="cuts of each lock server")
-    parser.add_argument("--cut", type=float, default=12.0, help="seconds of a cut (default: 12)")
+    parser.add_argument("--cut", type=float, default=15.0, help="seconds of a cut (default: 15)")
     parser.add_argument(
         "--trouble", type=float, default=8.0, help="seconds of a bad link; 0 for none (default: 8)"
     )
@@ -101,8 +101,10 @@ class Report:
             print("\n" + table(TroubleFigures.HEAD, (each.row() for each in self._troubles)))
         print("\n".join(("", *(f"wrong: {each}" for each in self.problems or ["nothing"]))))
 
-    def as_json(self) -> dict[str, list[object]]:
+    def as_json(self, cut_for: float) -> dict[str, object]:
         return {
+            "cut_for": cut_for,
+            "ttl": TTL,
             "cuts": [dataclasses.asdict(each) for each in self._cuts],
             "troubles": [dataclasses.asdict(each) for each in self._troubles],
             "wrong": list(self.problems),

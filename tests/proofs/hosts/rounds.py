@@ -49,19 +49,22 @@ class Kind:
 REFUSES = servers.MAX_LAG + 2
 #: Seconds after which its holders have been told, too.
 PATIENT = REFUSES + TTL
+_SENTINEL, _CLUSTER = "Sentinel, 1 confirms", "Cluster, 1 confirms"
+_LATE = f", refuses alone, dead after {PATIENT:g} s"
+#: "1 confirms": a replica confirms each acquisition. "Refuses alone": a master without replicas
+#: refuses to write. "Dead after": when the others take a silent master for dead; else after 1 s.
 KINDS = {
     "one": Kind("one server", servers.one_server, longest=0.0),
     "sentinel-0": Kind("Sentinel", servers.sentinel()),
-    "sentinel-1": Kind("Sentinel, 1 confirms", servers.sentinel(), 1),
+    "sentinel-1": Kind(_SENTINEL, servers.sentinel(), 1),
     "sentinel-write": Kind(
         # The replica's copy of a lock may lack an extension, of which there are three in a ttl.
-        *("and min-replicas-to-write", servers.sentinel(careful=True), 1, REFUSES + TTL / 3),
+        *(f"{_SENTINEL}, refuses alone", servers.sentinel(careful=True), 1, REFUSES + TTL / 3),
     ),
-    "sentinel-late": Kind(
-        f"and down-after {PATIENT:g} s", servers.sentinel(True, PATIENT), 1, longest=0.0
-    ),
-    "cluster-0": Kind("Cluster", servers.cluster),
-    "cluster-1": Kind("Cluster, 1 confirms", servers.cluster, 1),
+    "sentinel-late": Kind(_SENTINEL + _LATE, servers.sentinel(True, PATIENT), 1, longest=0.0),
+    "cluster-0": Kind("Cluster", servers.cluster()),
+    "cluster-1": Kind(_CLUSTER, servers.cluster(), 1),
+    "cluster-late": Kind(_CLUSTER + _LATE, servers.cluster(True, PATIENT), 1, longest=0.0),
     "quorum": Kind("quorum", servers.quorum, longest=0.0),
 }
 

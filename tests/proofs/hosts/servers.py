@@ -27,8 +27,9 @@ MASTER_NAME = "main"
 #: Seconds of silence after which sentinels and the nodes of a cluster take a server for dead.
 #: Redis's own figures are 30 and 15.
 DOWN_AFTER = 1.0
-#: With `min-replicas-to-write 1`: seconds of silence of all replicas after which a master refuses.
+#: Seconds of silence of all its replicas after which a careful master refuses to write.
 MAX_LAG = 2
+REFUSES = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", str(MAX_LAG))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,10 +134,9 @@ def sentinel(careful: bool = False, down_after: float = DOWN_AFTER) -> Start:
 
     @contextlib.contextmanager
     def start(network: Network) -> Iterator[Servers]:
-        refuses = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", str(MAX_LAG))
         with contextlib.ExitStack() as stack:
             nodes = [
-                stack.enter_context(Node(host, *(refuses if careful else ())))
+                stack.enter_context(Node(host, *(REFUSES if careful else ())))
                 for host in network.hosts
             ]
             for node in nodes[1:]:
@@ -212,28 +212,41 @@ class Sentinel:
 # -- Redis Cluster ---------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def cluster(network: Network) -> Iterator[Servers]:
-    """A primary on each host, and two replicas of the one on A: on B and C."""
-    with contextlib.ExitStack() as stack:
-        primaries = [stack.enter_context(_cluster_node(host, PORT)) for host in network.hosts]
-        replicas = [
-            stack.enter_context(_cluster_node(host, SECOND_PORT)) for host in network.hosts[1:]
-        ]
-        _join(primaries, replicas)
-        share = REDIS_CLUSTER_HASH_SLOTS // 3
-        yield Servers(
-            "redis+cluster://" + ",".join(f"{each.address}:{PORT}" for each in network.hosts),
-            slots=range(share),
-        )
+def cluster(careful: bool = False, down_after: float = DOWN_AFTER) -> Start:
+    """A primary on each host, and two replicas of the one on A: on B and C.
+
+    Args:
+        careful: A's primary refuses to write without replicas.
+        down_after: seconds after which they take a silent node for dead.
+    """
+
+    @contextlib.contextmanager
+    def start(network: Network) -> Iterator[Servers]:
+        a, b, c = network.hosts
+        refuses = REFUSES if careful else ()
+        with contextlib.ExitStack() as stack:
+            nodes = [
+                stack.enter_context(_cluster_node(host, port, down_after, *more))
+                for host, port, more in (
+                    *((a, PORT, refuses), (b, PORT, ()), (c, PORT, ())),
+                    *((b, SECOND_PORT, refuses), (c, SECOND_PORT, refuses)),
+                )
+            ]
+            _join(nodes[:3], nodes[3:])
+            hosts = (f"{each.address}:{PORT}" for each in network.hosts)
+            share = range(REDIS_CLUSTER_HASH_SLOTS // 3)
+            yield Servers("redis+cluster://" + ",".join(hosts), slots=share)
+
+    return start
 
 
-def _cluster_node(host: Host, port: int) -> Node:
+def _cluster_node(host: Host, port: int, down_after: float, *more: str) -> Node:
     return Node(
         host,
         *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
-        *("--cluster-node-timeout", str(round(DOWN_AFTER * 1000))),
+        *("--cluster-node-timeout", str(round(down_after * 1000))),
         *("--cluster-announce-ip", host.address, "--cluster-require-full-coverage", "no"),
+        *more,
         port=port,
     )
 
