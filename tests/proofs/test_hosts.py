@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,8 @@ import pytest
 
 from tests.support.lateness import elapsed
 
+from .hosts import document
+from .hosts.__main__ import Report, main
 from .hosts.figures import cut_figures, wrong
 from .hosts.history import Holding, Twice, holdings, twice
 from .hosts.network import Host, Network, why_not
@@ -104,6 +108,22 @@ def test_no_program_of_a_host_is_left(cuts) -> None:
     own = Path("/proc/self/ns/net").readlink()
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     assert all(Path(f"/proc/{each}/ns/net").readlink() == own for each in children)
+
+
+def test_the_tables_of_the_documents_can_be_written(cuts, tmp_path, monkeypatch) -> None:
+    page, figures = tmp_path / "servers.md", tmp_path / "figures.json"
+    shutil.copy(document.DOCUMENT, page)
+    report = Report()
+    for name in cuts:
+        report.add_cuts(name, [cuts[name]])
+    figures.write_text(json.dumps(report.as_json(8)))
+    monkeypatch.setattr(document, "DOCUMENT", page)
+    assert main(["--write", str(figures)]) == 0
+    rows = [line.split(" | ")[0] for line in page.read_text().splitlines()]
+    assert [row for row in rows if row in ("| one server", "| quorum")] == [
+        "| one server",
+        "| quorum",
+    ]
 
 
 # -- the hosts, and the judge ----------------------------------------------------------------

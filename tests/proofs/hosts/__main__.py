@@ -1,6 +1,7 @@
 """How long two hold one lock when the network splits, and when each is told:
 
     python -m tests.proofs.hosts [--rounds N] [--only GLOB] [--json FILE]
+    python -m tests.proofs.hosts --write FILE...
 
 On three hosts A, B and C are a lock server and a client each. What leads, a master or a primary,
 is on A. First A is cut off from B and C for some seconds. Locks were held on A and on C before, and
@@ -22,9 +23,10 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from .document import write
 from .figures import CutFigures, TroubleFigures, cut_figures, table, trouble_figures, wrong
 from .network import why_not
-from .rounds import KINDS, TROUBLES, TTL, cut_round, trouble_round
+from .rounds import KINDS, TROUBLES, TTL, Cut, cut_round, trouble_round
 
 #: Lock servers that are tried on bad links: one of each kind.
 ON_BAD_LINKS = ("one", "sentinel-1", "cluster-1", "quorum")
@@ -33,6 +35,9 @@ ON_BAD_LINKS = ("one", "sentinel-1", "cluster-1", "quorum")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the rounds. 1 if a promise is broken."""
     options = _parser().parse_args(arguments)
+    if options.write:
+        write(options.write)
+        return 0
     reason = why_not()
     if reason is not None:
         print(f"skipped: {reason}")
@@ -65,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", metavar="GLOB", default="*", help=f"some of: {', '.join(KINDS)}")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all figures there")
+    parser.add_argument(
+        "--write", metavar="FILE", type=Path, nargs="+",
+        help="only write the tables of docs/servers.md, from such files",
+    )  # fmt: skip
     return parser
 
 
@@ -82,8 +91,12 @@ class Report:
         for number in range(rounds):
             self._say(f"{name}: A is cut off, {number + 1} of {rounds}")
             cuts.append(cut_round(kind, seconds))
-            self.problems += wrong(kind, cuts[-1].events, cuts[-1].ended_at)
-        self._cuts += cut_figures(kind, cuts)
+        self.add_cuts(name, cuts)
+
+    def add_cuts(self, name: str, cuts: Sequence[Cut]) -> None:
+        for cut in cuts:
+            self.problems += wrong(KINDS[name], cut.events, cut.ended_at)
+        self._cuts += cut_figures(KINDS[name], cuts)
 
     def trouble(self, name: str, trouble: str, seconds: float) -> None:
         self._say(f"{name}: link of A: {trouble}")

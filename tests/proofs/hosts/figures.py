@@ -60,9 +60,9 @@ class CutFigures:
         is_new = self.held == MEANWHILE
         return (
             *(self.kind, self.held, self.locks, "-" if is_new else len(self.told)),
-            *(_middle(self.told), _most(self.told)),
-            *(("-", "-") if is_new else (_middle(self.anew), _least(self.anew))),
-            *(len(self.twice), _middle(self.twice), _most(self.twice)),
+            *(middle(self.told), most(self.told)),
+            *(("-", "-") if is_new else (middle(self.anew), least(self.anew))),
+            *(len(self.twice), middle(self.twice), most(self.twice)),
             f"{self.fences} of {len(self.twice)}" if self.twice else "-",
         )
 
@@ -121,7 +121,7 @@ class TroubleFigures:
     def row(self) -> tuple[Any, ...]:
         numbers = (self.kind, self.trouble, self.asked, self.taken, self.busy)
         shares = (f"{self.on_a:.0f}", f"{self.on_others:.0f}")
-        return (*numbers, *shares, self.lost, self.twice, _most([self.longest] * self.twice))
+        return (*numbers, *shares, self.lost, self.twice, most([self.longest] * self.twice))
 
 
 def trouble_figures(kind: Kind, trouble: str, seen: Trouble) -> TroubleFigures:
@@ -161,15 +161,15 @@ def wrong(kind: Kind, events: Iterable[Event], ended_at: float) -> Iterator[str]
             yield f"{kind.label}: the fence of {each.name} did not rise"
 
 
-def _middle(seconds: Sequence[float]) -> str:
+def middle(seconds: Sequence[float]) -> str:
     return f"{median(seconds):.1f}" if seconds else "-"
 
 
-def _most(seconds: Sequence[float]) -> str:
+def most(seconds: Sequence[float]) -> str:
     return f"{max(seconds):.1f}" if seconds else "-"
 
 
-def _least(seconds: Sequence[float]) -> str:
+def least(seconds: Sequence[float]) -> str:
     return f"{min(seconds):.1f}" if seconds else "-"
 
 

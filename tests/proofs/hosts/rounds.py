@@ -47,8 +47,9 @@ class Kind:
 #: Seconds until a master that lost its replicas refuses writes, at most: it counts whole seconds,
 #: and looks once a second.
 REFUSES = servers.MAX_LAG + 2
-#: Seconds after which its holders have been told, too.
-PATIENT = REFUSES + TTL
+#: Seconds after which its holders have been told, too. Sentinels count from the last reply, which
+#: may be a second older than the cut.
+PATIENT = REFUSES + TTL + 1
 _SENTINEL, _CLUSTER = "Sentinel, 1 confirms", "Cluster, 1 confirms"
 _LATE = f", refuses alone, dead after {PATIENT:g} s"
 #: "1 confirms": a replica confirms each acquisition. "Refuses alone": a master without replicas
