@@ -14,11 +14,12 @@ from .rounds import KINDS, MEANWHILE, ON_A, ON_C
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "servers.md"
 CUTS = (
-    *("lock server", "the cut-off holder is told after", "at most", "another gets its lock after"),
-    *("at least", "held twice", "for at most", "new locks held twice", "the newer fence is higher"),
+    *("lock server", "the cut-off holder believes until", "at most", "is told at most after"),
+    *("another has the lock after, at least", "held twice", "for at most"),
+    *("new locks held twice", "the newer fence is higher"),
 )
 TROUBLES = (
-    *("lock server", "link of A", "requests", "unavailable on A", "on B and C", "held twice"),
+    *("lock server", "link of A", "requests", "unavailable on A", "on B", "on C", "held twice"),
 )
 
 
@@ -44,15 +45,15 @@ def _cut_row(label: str, cuts: Sequence[CutFigures]) -> Sequence[Any]:
     both = [*groups[ON_A].twice, *groups[ON_C].twice, *fresh.twice]
     rose = sum(each.fences for each in groups.values())
     return (
-        *(label, middle(cut_off.told), most(cut_off.told)),
-        *(middle(cut_off.anew), least(cut_off.anew)),
+        *(label, middle(cut_off.until), most(cut_off.until), most(cut_off.told)),
+        least(cut_off.anew),
         *(_of(len(cut_off.twice), cut_off.locks), most([*cut_off.twice, *fresh.twice])),
         *(_of(len(fresh.twice), fresh.locks), _of(rose, len(both)) if both else "-"),
     )
 
 
 def _trouble_row(each: TroubleFigures) -> Sequence[Any]:
-    shares = (f"{each.on_a:.0f} %", f"{each.on_others:.0f} %")
+    shares = (f"{part:.0f} %" for part in (each.on_a, each.on_b, each.on_c))
     return (each.kind, each.trouble, each.asked, *shares, each.twice)
 
 

@@ -13,14 +13,15 @@ from .rounds import MEANWHILE, Cut, Kind, Trouble
 
 @dataclasses.dataclass
 class CutFigures:
-    """One group of locks over all rounds in which A was cut off. Times are in seconds.
+    """One group of locks over all rounds in which A was cut off. Times are in seconds from the cut.
 
     Attributes:
         kind: the lock server.
         held: where the locks were held before.
         locks: how many.
-        told: for each lock that was lost, when its holder was told, after the cut.
-        anew: for each lock that was acquired after the cut, when that was.
+        until: for each lock that was lost, when its holder was last told that it is held.
+        told: and when it was told that it is lost. In between it asks the server once more.
+        anew: for each lock that was acquired after the cut, when.
         twice: for each two that held a lock at a time, how long.
         fences: of these, in how many the later one's fence was higher.
     """
@@ -28,14 +29,15 @@ class CutFigures:
     kind: str
     held: str
     locks: int = 0
+    until: list[float] = dataclasses.field(default_factory=list)
     told: list[float] = dataclasses.field(default_factory=list)
     anew: list[float] = dataclasses.field(default_factory=list)
     twice: list[float] = dataclasses.field(default_factory=list)
     fences: int = 0
 
     HEAD = (
-        *("lock server", "held", "locks", "lost", "told after", "at most", "acquired anew after"),
-        *("at least", "held twice", "for", "at most", "fence rose"),
+        *("lock server", "held", "locks", "lost", "believed until", "at most", "told at most"),
+        *("acquired anew after", "at least", "held twice", "for", "at most", "fence rose"),
     )
 
     def add(self, cut: Cut, held: Sequence[Holding]) -> None:
@@ -51,8 +53,9 @@ class CutFigures:
 
     def _add_first(self, cut: Cut, held: Sequence[Holding]) -> None:
         """Count what happened to a lock: to its first holder, and who had it then."""
-        before = [each for each in held if each.since < cut.cut_at]
+        before = [each for each in held if each.since < cut.cut_at and each.told is not None]
         after = [each for each in held if each.since >= cut.cut_at]
+        self.until += [each.until - cut.cut_at for each in before]
         self.told += [each.told - cut.cut_at for each in before if each.told is not None]
         self.anew += [each.since - cut.cut_at for each in after[:1]]
 
@@ -60,7 +63,7 @@ class CutFigures:
         is_new = self.held == MEANWHILE
         return (
             *(self.kind, self.held, self.locks, "-" if is_new else len(self.told)),
-            *(middle(self.told), most(self.told)),
+            *(middle(self.until), most(self.until), most(self.told)),
             *(("-", "-") if is_new else (middle(self.anew), least(self.anew))),
             *(len(self.twice), middle(self.twice), most(self.twice)),
             f"{self.fences} of {len(self.twice)}" if self.twice else "-",
@@ -95,8 +98,8 @@ class TroubleFigures:
         trouble: what was wrong with the link.
         asked: acquire requests.
         taken, busy: how many of these took the lock, and found it held.
-        on_a, on_others: the part of the requests, in percent, that found the lock unavailable, on A
-            and on B and C.
+        on_a, on_b, on_c: the part of a host's requests, in percent, that found the lock
+            unavailable.
         lost: holders that were told that they lost their lock.
         twice: two that held a lock at a time.
         longest: for how many seconds at most.
@@ -108,19 +111,20 @@ class TroubleFigures:
     taken: int
     busy: int
     on_a: float
-    on_others: float
+    on_b: float
+    on_c: float
     lost: int
     twice: int
     longest: float
 
     HEAD = (
         *("lock server", "link of A", "asked", "taken", "busy", "unavailable on A, %"),
-        *("on B and C, %", "lost", "held twice", "for at most"),
+        *("on B, %", "on C, %", "lost", "held twice", "for at most"),
     )
 
     def row(self) -> tuple[Any, ...]:
         numbers = (self.kind, self.trouble, self.asked, self.taken, self.busy)
-        shares = (f"{self.on_a:.0f}", f"{self.on_others:.0f}")
+        shares = (f"{each:.0f}" for each in (self.on_a, self.on_b, self.on_c))
         return (*numbers, *shares, self.lost, self.twice, most([self.longest] * self.twice))
 
 
@@ -135,16 +139,17 @@ def trouble_figures(kind: Kind, trouble: str, seen: Trouble) -> TroubleFigures:
         taken=asked["taken"],
         busy=asked["busy"],
         on_a=_unavailable(seen, "A"),
-        on_others=_unavailable(seen, "BC"),
+        on_b=_unavailable(seen, "B"),
+        on_c=_unavailable(seen, "C"),
         lost=sum(each.told is not None for each in held),
         twice=len(both),
         longest=max((each.seconds for each in both), default=0.0),
     )
 
 
-def _unavailable(seen: Trouble, hosts: str) -> float:
-    """The part of the acquire requests on these hosts, in percent."""
-    events = (each for each in seen.events if each.get("host") in tuple(hosts))
+def _unavailable(seen: Trouble, host: str) -> float:
+    """The part of the acquire requests on this host, in percent."""
+    events = (each for each in seen.events if each.get("host") == host)
     asked = answers(events, seen.began_at)
     return 100 * asked["unavailable"] / max(sum(asked.values()), 1)
 
