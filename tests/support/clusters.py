@@ -16,7 +16,7 @@ import redis
 from redis.cluster import ClusterNode
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from .servers import PATIENT, RedisServer, claim_port, let_go_of_port
+from .servers import PATIENT, RedisServer, claim_port, free_port, let_go_of_port
 from .waiting import eventually
 
 
@@ -42,6 +42,11 @@ def url_of_quorum(servers: Sequence[RedisServer]) -> str:
     return "redlock://" + ",".join(f"127.0.0.1:{each.port}" for each in servers)
 
 
+def _between(node: RedisServer) -> int:
+    """The port at which the other nodes, and clients, meet it."""
+    return node.tls_port or node.port
+
+
 class ClusterSet:
     """A Redis Cluster on this machine.
 
@@ -49,28 +54,46 @@ class ClusterSet:
         primaries: how many nodes have slots, in equal shares.
         replicas: how many replicas each of them has.
         persistent: each node has its data again after its restart.
+        tls: what the nodes' command lines say of their certificate: then clients and nodes use TLS.
+            Only these tests themselves ask a node without it.
     """
 
     #: Beside the URL, what a client needs to know.
     transport_options: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, primaries: int = 3, replicas: int = 1, persistent: bool = False) -> None:
+    def __init__(
+        self,
+        primaries: int = 3,
+        replicas: int = 1,
+        persistent: bool = False,
+        tls: Sequence[str] | None = None,
+    ) -> None:
         self._primaries = primaries
         self._persistent = persistent
+        self._tls = tls
         self.nodes = [self._new_node() for _ in range(primaries * (1 + replicas))]
 
     def _new_node(self) -> RedisServer:
-        return RedisServer(
+        port = free_port_with_bus()
+        own: tuple[str, ...] = ()
+        if self._tls is not None:
+            own = ("--tls-port", str(port), "--tls-cluster", "yes", "--tls-replication", "yes")
+        node = RedisServer(
             *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
             *("--cluster-node-timeout", str(PATIENT), "--cluster-require-full-coverage", "no"),
             *("--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"),
+            *(*own, *(self._tls or ())),
             persistent=self._persistent,
-            port=free_port_with_bus(),
+            port=free_port() if own else port,
         )
+        node.tls_port = port if own else None
+        return node
 
     @property
     def url(self) -> str:
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{each.port}" for each in self.nodes)
+        scheme = "redis+cluster" if self._tls is None else "rediss+cluster"
+        hosts = ",".join(f"127.0.0.1:{_between(each)}" for each in self.nodes)
+        return f"{scheme}://{hosts}"
 
     def client(self, decode_responses: bool = True) -> Any:
         """A client of the whole cluster."""
@@ -127,7 +150,7 @@ class ClusterSet:
     def replica_of(self, primary: RedisServer) -> RedisServer:
         for node in self._alive():
             told = self._told(node, "INFO", "replication")
-            if told["role"] == "slave" and int(told["master_port"]) == primary.port:
+            if told["role"] == "slave" and int(told["master_port"]) == _between(primary):
                 return node
         raise AssertionError("it has no replica")
 
@@ -224,7 +247,7 @@ class ClusterSet:
         node = self._new_node()
         self.nodes.append(node)
         node.start()
-        self._say(node, "CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+        self._say(node, "CLUSTER", "MEET", "127.0.0.1", _between(self.nodes[0]))
         eventually(lambda: self._all_met() and self.agree(), "all know it", 60)
         return node
 
@@ -269,7 +292,7 @@ class ClusterSet:
             for number, node in enumerate(self.nodes):
                 self._say(node, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
                 if number:
-                    self._say(node, "CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+                    self._say(node, "CLUSTER", "MEET", "127.0.0.1", _between(self.nodes[0]))
             for node, share in zip(self.nodes, shares, strict=False):
                 self._say(node, "CLUSTER", "ADDSLOTS", *share)
             eventually(self._all_met, "the nodes know each other", 60)
@@ -295,7 +318,7 @@ class ClusterSet:
         for node in self.nodes:
             node.__exit__()
             # There are only two thousand.
-            for port in (node.port, node.port + 10000):
+            for port in (_between(node), _between(node) + 10000):
                 let_go_of_port(port)
 
     def __enter__(self) -> ClusterSet:

@@ -92,6 +92,9 @@ class RedisServer:
         persistent: every write is on the disk before it is answered, and `restart` finds it.
             Otherwise nothing is kept.
         port: the port; None for a free one.
+
+    Attributes:
+        tls_port: the port for clients with TLS, if the command line names one.
     """
 
     #: Beside the URL, what a client needs to know.
@@ -101,6 +104,7 @@ class RedisServer:
 
     def __init__(self, *arguments: str, persistent: bool = False, port: int | None = None) -> None:
         self.port = port or free_port()
+        self.tls_port: int | None = None
         # Replication writes files even without persistence.
         self._folder = tempfile.TemporaryDirectory(prefix="redislock-redis-")
         keep = ("--appendonly", "yes", "--appendfsync", "always")
