@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Final
 
 from redis.exceptions import BusyLoadingError, ClusterDownError, ResponseError
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
+
+#: A restarted node of a cluster refuses all requests for two seconds, and longer if other nodes are
+#: missing. Nobody tells since when it works: we take it for so many seconds after its start.
+JOINING: Final = 60.0
 
 
 class ServerWatch:
@@ -60,15 +64,15 @@ class ServerWatch:
         """
         fields = _fields((yield ("INFO", "server")))
         run_id, uptime = fields.get("run_id"), float(fields.get("uptime_in_seconds", 0))
+        # The uptime may be a second too long: it is the difference of two whole numbers.
+        late = 1.0
         if self._in_cluster and run_id is not None and self._came_back(run_id):
-            # It refuses all requests for two seconds, or longer if other nodes are missing. Holders
-            # take their locks again only then, so the hold-off begins then, whatever the uptime.
+            # Holders take their locks again when it works, so the hold-off begins then.
             if _fields((yield ("CLUSTER", "INFO"))).get("cluster_state") == "fail":
                 raise ClusterDownError("the cluster is down")
-            uptime = 0.0
+            late += JOINING
         now = clock()
-        # The uptime may be a second too long: it is the difference of two whole numbers.
-        started_at = now - max(uptime - 1, 0.0)
+        started_at = now - max(uptime - late, 0.0)
         if run_id is None:
             # The server does not tell its id: after a broken connection it may be another server.
             if self.is_broken or connection in self._connected:
