@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -170,9 +171,11 @@ def test_links_are_cut_slowed_made_lossy_and_healed(root) -> None:
 
 
 def test_the_judge_sees_two_that_hold_a_lock_and_a_fence_that_did_not_rise() -> None:
-    one = Holding("A", "x", fence=2, since=0.0, until=5.0, told=5.1)
-    late = Holding("B", "x", fence=3, since=5.0, until=9.0, told=None)
-    early = Holding("B", "x", fence=1, since=4.0, until=9.0, told=None)
-    other = Holding("B", "y", fence=1, since=4.0, until=9.0, told=None)
+    one = Holding("A", "x", fence=2, asked=0.0, since=0.1, until=5.0, told=5.1)
+    late = Holding("B", "x", fence=3, asked=4.9, since=5.0, until=9.0, told=None)
+    early = Holding("B", "x", fence=1, asked=3.9, since=4.0, until=9.0, told=None)
+    other = Holding("B", "y", fence=1, asked=3.9, since=4.0, until=9.0, told=None)
     assert twice([one, late, other]) == []
     assert twice([one, early]) == [Twice("x", 1.0, fence_rose=False)]
+    at_once = dataclasses.replace(early, asked=0.0, since=0.2)
+    assert [each.fence_rose for each in twice([one, at_once])] == [True]

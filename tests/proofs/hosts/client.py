@@ -52,33 +52,33 @@ class Taker:
 
     def run(self) -> None:
         while not self._over.is_set():
-            if self._took():
-                self._hold()
+            asked = time.monotonic()
+            if self._took(asked):
+                self._hold(asked)
             self._over.wait(ASK_EVERY)
 
-    def _took(self) -> bool:
-        began = time.monotonic()
+    def _took(self, asked: float) -> bool:
         try:
             answer = "taken" if self._lock.acquire(timeout=0) else "busy"
         except LockUnavailable:
             answer = "unavailable"
-        say("asked", host=self._host, name=self._lock.name, at=began, answer=answer)
+        say("asked", host=self._host, name=self._lock.name, at=asked, answer=answer)
         return answer == "taken"
 
-    def _hold(self) -> None:
+    def _hold(self, asked: float) -> None:
         """Hold the lock, until it is lost, or for a moment, or until all is over."""
         since = time.monotonic()
         number = f"{self._host}{next(_numbers)}"
         fields = {"host": self._host, "name": self._lock.name, "fence": self._lock.fence}
-        say("held", id=number, since=since, **fields)
+        say("held", id=number, asked=asked, since=since, **fields)
         until, end = since, since + random.uniform(*MOMENT) if self._churns else float("inf")
         told = None
         while not self._over.is_set() and time.monotonic() < end:
-            asked = time.monotonic()
+            looked = time.monotonic()
             if self._lock.lost:
                 told = time.monotonic()
                 break
-            until = asked
+            until = looked
             self._over.wait(LOOK_EVERY)
         say("ended", id=number, until=until, told=told)
         self._lock.release()

@@ -33,7 +33,7 @@ def write(files: Iterable[Path]) -> None:
     troubles.sort(key=lambda each: order.index(each.kind))
     rows = [_cut_row(label, cuts) for label in dict.fromkeys(each.kind for each in cuts)]
     write_section(DOCUMENT, "split", _markdown(CUTS, rows, left=1))
-    rows = [_trouble_row(each) for each in troubles]
+    rows = [_trouble_row(each) for each in troubles if each.trouble != "none"]
     write_section(DOCUMENT, "bad-links", _markdown(TROUBLES, rows, left=2))
 
 

@@ -4,7 +4,8 @@ Events of a client, each with `what`:
 
     ready   host                           it takes orders
     asked   host, name, at, answer         "taken", "busy" or "unavailable"
-    held    id, host, name, fence, since   it holds the lock
+    held    id, host, name, fence,         it holds the lock, which it asked for at that time
+            asked, since
     ended   id, until, told                until when it was told that it does, and when it was
                                            told that the lock is lost; None if it gave it back
 """
@@ -28,6 +29,7 @@ class Holding:
         host: where the client is.
         name: the lock.
         fence: what it was given.
+        asked: when it asked for the lock.
         since: when it was told that it has the lock.
         until: when it asked for the last time, and was told that the lock is held.
         told: when it was told that the lock is lost; None if it never was.
@@ -36,6 +38,7 @@ class Holding:
     host: str
     name: str
     fence: int
+    asked: float
     since: float
     until: float
     told: float | None
@@ -48,7 +51,7 @@ class Twice:
     Attributes:
         name: the lock.
         seconds: for how long.
-        fence_rose: the later one's fence is higher.
+        fence_rose: the fence of who asked later is higher. Of two that asked at once either is.
     """
 
     name: str
@@ -65,7 +68,7 @@ def holdings(events: Iterable[Event]) -> list[Holding]:
             begun[each["id"]] = each
         elif each["what"] == "ended":
             fields = begun.pop(each["id"])
-            kept = {name: fields[name] for name in ("host", "name", "fence", "since")}
+            kept = {name: fields[name] for name in ("host", "name", "fence", "asked", "since")}
             found.append(Holding(**kept, until=each["until"], told=each["told"]))
     return sorted(found, key=lambda each: each.since)
 
@@ -87,11 +90,17 @@ def twice(held: Sequence[Holding]) -> list[Twice]:
     for each in held:
         by_name[each.name].append(each)
     return [
-        Twice(name, min(one.until, other.until) - other.since, other.fence > one.fence)
+        Twice(name, min(one.until, other.until) - other.since, _rose(one, other))
         for name, several in by_name.items()
         for one, other in itertools.combinations(several, 2)
         if other.since < one.until and other.since < other.until
     ]
+
+
+def _rose(one: Holding, other: Holding) -> bool:
+    if other.asked > one.since:
+        return other.fence > one.fence
+    return other.fence != one.fence
 
 
 def answers(events: Iterable[Event], since: float) -> Counter[str]:
