@@ -117,8 +117,19 @@ docs: .venv/made  ## the documentation site, into build/docs; a warning is an er
 	.venv/bin/python -m sphinx -W --keep-going -q -E -b html docs build/docs
 	@echo "build/docs/index.html"
 
-dist: .venv/made  ## the wheel and the source archive
-	.venv/bin/pip wheel -q --no-deps -w dist .
+.venv/dist: .venv/made
+	.venv/bin/pip install -q --group dist
+	@touch $@
+
+dist: .venv/dist  ## the wheel and the source archive, checked, and the wheel tried in an empty environment
+	rm -rf dist
+	.venv/bin/python -m hatchling build -d dist
+	.venv/bin/twine check --strict dist/*
+	.venv/bin/check-wheel-contents dist/*.whl
+	$(PYTHON) -m venv --clear build/empty
+	build/empty/bin/pip install -q dist/*.whl
+	build/empty/bin/python -W error -c 'import celery_redislock; print(celery_redislock.__version__)'
+	build/empty/bin/celery redislock --help >/dev/null
 
 clean:  ## remove what make made
 	rm -rf .venv .venv-* dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
