@@ -88,7 +88,9 @@ elseif id ~= '' then
 end
 
 local rest = 0
-if slot then
+if not slot then
+  redis.call('ZREM', waiters, opening)  -- who gave up a wait is none of the waiters any more
+else
   rest = rest_of_min_hold()
   if rest > 0 then
     redis.call('SET', slot, cooling_down(current, opening), 'PX', rest)

@@ -32,7 +32,7 @@ from celery_redislock.testing import assert_free, assert_locked, hold_lock, lose
 from tests.support.clusters import url_of_quorum
 from tests.support.lateness import elapsed
 from tests.support.servers import RedisServer, SentinelSet
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, never
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -319,7 +319,8 @@ def leaves_nothing(server: RedisServer, held: AsyncRedisLock) -> None:
     with server.client() as client:
         eventually(lambda: not client.exists(key), f"{key} is free")
         waiters = key.replace(":lock:", ":waiters:")
-        eventually(lambda: not client.exists(waiters), f"nobody waits for {key}")
+        # Sooner than a dead waiter is forgotten, see `calls.WAITER_TTL`.
+        eventually(lambda: not client.exists(waiters), f"nobody waits for {key}", 4)
 
 
 @pytest.mark.parametrize("warm", [True, False])
@@ -373,6 +374,27 @@ def test_a_wait_that_is_cancelled_anywhere_leaves_nothing(redis_server, lock, bl
         cuts.append(asyncio.run(main(len(cuts))))
         leaves_nothing(redis_server, lock())
     assert len(cuts) > 2
+
+
+def test_an_acquire_that_is_cancelled_is_undone_behind_itself(own_redis, label):
+    """The server stands still, so nothing else reaches it in time."""
+
+    async def main() -> None:
+        async with AsyncRedisLock(own_redis.url, f"{label}-other", ttl=3):
+            pass
+        lock = AsyncRedisLock(own_redis.url, label, ttl=3)
+        own_redis.stop()
+        attempt = asyncio.create_task(lock.acquire(0))
+        await asyncio.sleep(0.05)
+        attempt.cancel()
+        await asyncio.wait({attempt})
+        await asyncio.sleep(1)  # another connection's attempt to give it back is over
+        own_redis.resume()
+        with own_redis.client() as client:
+            client.ping()
+            never(lambda: client.exists(lock.key), "it is locked", 0.5)
+
+    asyncio.run(main())
 
 
 async def as_task(work: Awaitable[Any]) -> Any:

@@ -177,6 +177,8 @@ class Server:
                 self.wake_until = self.now + RESERVE
             else:
                 self.waiters_until = None
+        else:
+            self._waits_no_more(who)
         if done and (always or copy_seen):
             done = f"{LASTING}{done}" if copy_seen else done
             self.done[who.run] = (done, self.now + DONE_TTL)
