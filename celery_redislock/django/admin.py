@@ -32,7 +32,7 @@ class LockAdminMixin:
         @admin.register(Product)
         class ProductAdmin(LockAdminMixin, admin.ModelAdmin):
             lock_task = "shop.tasks.index_product"
-            list_display = ["name", "lock_holder"]
+            list_display = ("name", "lock_holder")
 
     `lock_holder` is a column that says who holds a row's lock: one exchange for the whole page. The
     action `break_locks` takes the locks of chosen rows away.

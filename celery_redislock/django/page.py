@@ -10,7 +10,6 @@ from typing import Any, Final
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.conf import settings
 from django.contrib.auth import get_user
-from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import DisallowedHost
 from django.core.handlers.asgi import ASGIRequest
 from django.db import close_old_connections
@@ -109,6 +108,8 @@ class Login:
         if not user.is_authenticated:
             if not request.path.endswith("/"):  # the page's files and data
                 return _says(401, "log in first")
+            from django.contrib.auth.views import redirect_to_login  # needs Django to be set up
+
             where = resolve_url(self._login_url or settings.LOGIN_URL)
             login = redirect_to_login(request.get_full_path(), where)
             return RedirectResponse(login["Location"], 302)

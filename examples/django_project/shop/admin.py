@@ -8,4 +8,4 @@ from .models import Product
 @admin.register(Product)
 class ProductAdmin(LockAdminMixin, admin.ModelAdmin):
     lock_task = "shop.tasks.index_product"
-    list_display = ["name", "price", "lock_holder"]
+    list_display = ("name", "price", "lock_holder")
