@@ -99,6 +99,8 @@ MODULES = ["signals", "operations", "testing", "prometheus", "otel", "web", "dja
 MEMBERS = {
     "SingletonTask": "lock, lock_key_for, lock_holder, break_lock, apply_async, apply",
     "Lease": "token, label, lost, ensure",
+    "LockedTask": "delay_on_commit, apply_async_on_commit",
+    "LockAdminMixin": "lock_args, lock_holder, has_break_lock_permission, break_locks",
 }
 
 

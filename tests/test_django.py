@@ -216,6 +216,8 @@ def test_the_admin_shows_who_holds_the_rows_locks_and_takes_them_away() -> None:
     assert said["column"][1:] == ["-", "-"]
     assert re.fullmatch(held, said["column"][0])
     assert said["exchanges"] == 1, "for the whole page"
+    assert said["field"] == [said["column"][0]]
+    assert said["editable"] == said["column"]
 
     assert said["status"] == 200
     assert re.fullmatch(f"&lt;lamp&gt;: {held}", said["confirmation"][0])

@@ -122,7 +122,10 @@ class LockAdminMixin:
             broken = operations.break_locks(task.app, chosen, by=by) if chosen else []
             for each in broken:
                 who = said_of_slot(each)
-                logger.warning("redislock: %s, held by %s, was broken by %s", each.key, who, by)
+                logger.warning(
+                    "redislock: %s, held by %s, was broken by %s",
+                    each.key, each.holder or "nobody yet", by,
+                )  # fmt: skip
                 text = f"Took the lock away from its holder: {who}."
                 self.log_change(request, obj, text)  # type: ignore[attr-defined]
                 self._tell(request, f"{obj}: {text}", messages.SUCCESS)

@@ -20,6 +20,7 @@ setup_test_environment()  # answers have their contexts
 
 from django.contrib.admin.models import LogEntry  # noqa: E402  Django wants to be set up first
 from django.contrib.auth.models import Permission, User  # noqa: E402
+from shop.admin import ProductAdmin  # noqa: E402
 from shop.celery import app  # noqa: E402
 from shop.models import Product  # noqa: E402
 from shop.tasks import index_product  # noqa: E402
@@ -83,6 +84,11 @@ index_product.delay(lamp.pk)
 with counted() as asked:
     out["column"] = column(anna.get(f"{LIST}?o=1"))
 out["exchanges"] = len(asked)
+form = anna.get(f"{LIST}{lamp.pk}/change/").content.decode()
+out["field"] = re.findall(r'<div class="readonly">(.*?)</div>', form)
+ProductAdmin.list_editable = ("price",)
+out["editable"] = column(anna.get(f"{LIST}?o=1"))
+ProductAdmin.list_editable = ()
 
 rows = {"_selected_action": [lamp.pk, desk.pk], "action": "break_locks"}
 confirmation = anna.post(LIST, rows)

@@ -138,7 +138,7 @@ def _uvicorn(arguments: list[str], folder: Path) -> None:
 
 
 def _flask(arguments: list[str]) -> None:
-    assert arguments[0] == "--app" and arguments[2:] == ["run"], arguments
+    assert [arguments[0], *arguments[2:]] == ["--app", "run"], arguments
     _is_in_file(arguments[1], r"(\w+_)?app", ROOT)
 
 

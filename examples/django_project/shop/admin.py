@@ -9,3 +9,4 @@ from .models import Product
 class ProductAdmin(LockAdminMixin, admin.ModelAdmin):
     lock_task = "shop.tasks.index_product"
     list_display = ("name", "price", "lock_holder")
+    readonly_fields = ("lock_holder",)
