@@ -217,6 +217,7 @@ def test_the_admin_shows_who_holds_the_rows_locks_and_takes_them_away() -> None:
     assert re.fullmatch(held, said["column"][0])
     assert said["exchanges"] == 1, "for the whole page"
     assert said["field"] == [said["column"][0]]
+    assert said["new"] == ["-"]
     assert said["editable"] == said["column"]
 
     assert said["status"] == 200

@@ -60,6 +60,8 @@ class LockAdminMixin:
         """Who holds the row's lock, for `list_display` and `readonly_fields`; "-" if nobody does,
         and that it is unknown while the lock server does not answer.
         """
+        if obj.pk is None:  # in the form of a new row
+            return "-"
         rows = vars(obj).get("_redislock_rows") or _Rows(self, [obj])
         return rows.told(obj)
 
@@ -106,7 +108,7 @@ class LockAdminMixin:
             **model_admin.admin_site.each_context(request),
             "title": "Take the lock away",
             "subtitle": None,
-            "opts": model_admin.model._meta,
+            "opts": model_admin.opts,
             "media": model_admin.media,
             "rows": rows,
             "marks": [mark(each) for _, found in slots for each in found if each.token is not None],

@@ -86,6 +86,9 @@ with counted() as asked:
 out["exchanges"] = len(asked)
 form = anna.get(f"{LIST}{lamp.pk}/change/").content.decode()
 out["field"] = re.findall(r'<div class="readonly">(.*?)</div>', form)
+out["new"] = re.findall(
+    r'<div class="readonly">(.*?)</div>', anna.get(f"{LIST}add/").content.decode()
+)
 ProductAdmin.list_editable = ("price",)
 out["editable"] = column(anna.get(f"{LIST}?o=1"))
 ProductAdmin.list_editable = ()
