@@ -370,3 +370,38 @@ def test_the_stream_of_a_user_who_logs_out_ends(
         for _ in lines:
             pass  # it ends, where a stream goes on for ever
         assert httpx.get(f"{url}/locks/api/stream", headers=staff).status_code == 401
+
+
+PERMISSION = """
+import asyncio
+import django; django.setup()
+import httpx
+from django.contrib.auth.models import Permission, User
+from celery_redislock.django import locks_page
+from shop.celery import app
+
+guest = User.objects.get(username="guest")
+guest.user_permissions.add(Permission.objects.get(codename="view_product"))
+page = locks_page(app, permission="shop.view_product", login_url="/elsewhere")
+
+async def ask(*cookies):
+    transport = httpx.ASGITransport(page)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for cookie in cookies:
+            answer = await client.get("/", headers={"Cookie": cookie})
+            print(answer.status_code, answer.headers.get("location"))
+        answer = await client.get("/", headers={"Cookie": cookies[1], "Host": "evil.example"})
+        print(answer.status_code, answer.headers["cache-control"])
+
+import sys
+asyncio.run(ask(*sys.argv[1:]))
+"""
+
+
+def test_the_page_may_ask_for_a_permission_and_for_a_login_of_its_own(
+    sessions: tuple[dict[str, str], dict[str, str]],
+) -> None:
+    staff, guest = (each["Cookie"] for each in sessions)
+    done = python("-c", PERMISSION, staff, guest, "sessionid=forged")
+    said = ["403 None", "200 None", "302 /elsewhere?next=/", "400 no-store"]
+    assert done.stdout.splitlines() == said, done.stderr

@@ -14,7 +14,7 @@ from ..app.settings import app_locks
 from ..errors import ConfigError
 from ..ops.doctor.examine import examine_settings
 from ..ops.doctor.finding import ERROR, OK, Finding
-from .project import is_celery_command, load_tasks, project_app
+from .project import load_tasks, project_app
 
 #: The number of each check of `doctor`, by which a project may silence it.
 NUMBERS: Final = {
@@ -29,10 +29,8 @@ NUMBERS: Final = {
 _OPTIONS: Final = "The options and settings are in docs/options.md of celery-redislock."
 
 
-def check_locks(app_configs: Any, **kwargs: Any) -> list[checks.CheckMessage]:
+def check_locks() -> list[checks.CheckMessage]:
     """Load the tasks, and say what is wrong with their locks. Connects to nothing."""
-    if is_celery_command():
-        return []  # the command says it itself
     app = project_app()
     if app is None:
         return [
