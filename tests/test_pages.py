@@ -158,6 +158,8 @@ def test_python_that_does_not_run_compiles() -> None:
         "systemctl nothing",
         "kubectl nothing",
         "uvicorn examples.fastapi_app:nothing",
+        "flask --app examples.nothing run",
+        "flask --app examples.flask_app nothing",
         "cd nothing",
         "nothing",
     ],
