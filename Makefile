@@ -13,7 +13,7 @@ PYTEST := python -m pytest $(SIDE_BY_SIDE)
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test faults failovers torture model bench lint format test-stalls test-lowest test-pythons test-servers pictures docs dist clean
+.PHONY: help demo test faults failovers split-brain torture model bench lint format test-stalls test-lowest test-pythons test-servers pictures docs dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -44,9 +44,13 @@ test-stalls: .venv/made  ## the suite on a machine that stands still now and the
 
 faults: .venv/faults  ## every fault on every broker and pool, half an hour; ARGS=--help
 	.venv/bin/python -m tests.proofs.faults $(ARGS)
+	$(if $(ARGS),,.venv/bin/python -m tests.proofs.hosts)
 
 failovers: .venv/faults  ## how many locks a failover forgets, with and without replicas that confirm
 	.venv/bin/python -m tests.proofs.failovers $(ARGS)
+
+split-brain: .venv/faults  ## who holds what when the network splits, ten minutes, as root; ARGS=--help
+	.venv/bin/python -m tests.proofs.hosts $(ARGS)
 
 torture: .venv/faults  ## the torture of Redis in Action 6.2 over four locks, ten minutes; ARGS=--help
 	.venv/bin/python -m tests.proofs.torture $(ARGS)
@@ -113,8 +117,19 @@ docs: .venv/made  ## the documentation site, into build/docs; a warning is an er
 	.venv/bin/python -m sphinx -W --keep-going -q -E -b html docs build/docs
 	@echo "build/docs/index.html"
 
-dist: .venv/made  ## the wheel and the source archive
-	.venv/bin/pip wheel -q --no-deps -w dist .
+.venv/dist: .venv/made
+	.venv/bin/pip install -q --group dist
+	@touch $@
+
+dist: .venv/dist  ## the wheel and the source archive, checked, and the wheel tried in an empty environment
+	rm -rf dist
+	.venv/bin/python -m hatchling build -d dist
+	.venv/bin/twine check --strict dist/*
+	.venv/bin/check-wheel-contents dist/*.whl
+	$(PYTHON) -m venv --clear build/empty
+	build/empty/bin/pip install -q dist/*.whl
+	build/empty/bin/python -W error -c 'import celery_redislock; print(celery_redislock.__version__)'
+	build/empty/bin/celery redislock --help >/dev/null
 
 clean:  ## remove what make made
 	rm -rf .venv .venv-* dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,6 +5,7 @@ first use, and the code that runs tasks when a worker starts or a task first run
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from .errors import (
@@ -32,6 +33,7 @@ from .tasks.task import SingletonTask
 from .worker import start as _start  # noqa: F401  connects receivers for a worker's start
 
 if TYPE_CHECKING:
+    __version__: str
     from .lock.async_redis_lock import AsyncRedisLock
     from .lock.redis_lock import RedisLock
 
@@ -68,6 +70,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version("celery-redislock")
     module = {"RedisLock": "redis_lock", "AsyncRedisLock": "async_redis_lock"}.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -56,10 +56,11 @@ html_copy_source = False
 NAVIGATION = {
     "Use it": [
         *("start", "django", "fastapi", "flask", "recipes"),
-        *("policies", "options", "testing", "migrating"),
+        *("policies", "options", "testing", "when-not", "migrating"),
     ],
     "Run it": [
         "deploying",
+        "containers",
         "servers",
         "operations",
         "monitoring",
@@ -69,7 +70,7 @@ NAVIGATION = {
         "benchmarks",
         "figures",
     ],
-    "Know it": ["how-it-works", "glossary", "model", "api", "changelog"],
+    "Know it": ["how-it-works", "ends", "glossary", "model", "api", "changelog"],
 }
 
 
@@ -93,6 +94,7 @@ def navigation() -> str:
 
 #: The headings of the front door, in order.
 HEADINGS = ["Tasks", "Locks outside of tasks", "Policies", "Errors", "Signals"]
+LOCKS = (celery_redislock.RedisLock, celery_redislock.AsyncRedisLock)
 #: Modules with names of their own. One that is not there is left out.
 MODULES = ["signals", "operations", "testing", "prometheus", "otel", "web", "django"]
 #: Of classes that others of the package work with as well: what is for users.
@@ -144,7 +146,7 @@ def heading(value: Any) -> str:
         return "Errors"
     if getattr(value, "__module__", "") == "celery_redislock.policies":
         return "Policies"
-    return "Locks outside of tasks" if value is celery_redislock.RedisLock else "Tasks"
+    return "Locks outside of tasks" if value in LOCKS else "Tasks"
 
 
 def directive(module: str, name: str, value: Any) -> str:
@@ -166,6 +168,31 @@ def directive(module: str, name: str, value: Any) -> str:
 
 def rst(text: str) -> str:
     return f"```{{eval-rst}}\n{text}\n```\n"
+
+
+# -- for machines that read ---------------------------------------------------------------------
+
+
+def write_index(app: Any, error: Exception | None) -> None:
+    """Write llms.txt (https://llmstxt.org): each page with what it is about, and its source."""
+    if error is not None or app.builder.format != "html":
+        return
+    lines = [f"# {project}", "", "> Celery tasks that run once at a time, by a lock in Redis.", ""]
+    for part, pages in NAVIGATION.items():
+        lines += [f"## {part}", ""]
+        for page in (each for each in pages if (HERE / f"{each}.md").exists()):
+            title, about = about_page((HERE / f"{page}.md").read_text("utf-8"))
+            lines.append(f"- [{title}]({page}.html){about and ': '}{about}")
+        lines.append("")
+    (Path(app.outdir) / "llms.txt").write_text("\n".join(lines), "utf-8")
+
+
+def about_page(text: str) -> tuple[str, str]:
+    """A page's title, and its first sentence without links."""
+    title = re.search(r"^# (.+)$", text, re.M)
+    prose = [part for part in text.split("\n\n")[1:] if re.match(r"[A-Z*`]", part)]
+    first = re.sub(r"\[([^]]*)\]\([^)]*\)|\*", r"\1", prose[0].replace("\n", " ")) if prose else ""
+    return title[1] if title else "", re.split(r"(?<=[.:]) ", first)[0].rstrip(":")
 
 
 # -- what the site does to the pages -------------------------------------------------------------
@@ -229,6 +256,7 @@ def no_arguments(app: Any, what: str, name: str, *_: Any) -> tuple[str, str] | N
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", read)
+    app.connect("build-finished", write_index)
     app.connect("autodoc-process-docstring", adapt, priority=400)  # before napoleon
     app.connect("autodoc-process-docstring", omit_any, priority=600)
     app.connect("autodoc-process-signature", no_arguments)

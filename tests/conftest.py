@@ -21,6 +21,7 @@ from tests.support.drivers import DRIVERS, Driver
 from tests.support.journal import Journal
 from tests.support.rights import as_user, cluster_rights, denials, grant
 from tests.support.servers import SQS, Proxy, RabbitMQ, RedisServer, shared_rabbitmq
+from tests.support.tls import Certificate
 from tests.support.workers import Process, Worker, make_app, running
 
 #: Where Celery has what it does for `shared_task`, and for `app.task` unless `shared=False`.
@@ -163,6 +164,12 @@ def cluster() -> Iterator[ClusterSet]:
     """
     with ClusterSet(replicas=0) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """For servers with TLS."""
+    return Certificate.make(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="session")

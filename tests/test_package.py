@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import celery_redislock
 
 ROOT = Path(__file__).parents[1]
 
@@ -107,6 +110,21 @@ def test_the_wheel_adds_a_command_to_celery(wheel):
     text = names.read(points).decode()
     assert "[celery.commands]" in text
     assert "redislock = celery_redislock.ops.cli:redislock" in text
+
+
+def test_the_readme_of_the_wheel_has_no_link_that_leads_nowhere(wheel):
+    names = zipfile.ZipFile(wheel)
+    (metadata,) = [name for name in names.namelist() if name.endswith("/METADATA")]
+    text = names.read(metadata).decode()
+    assert "Description-Content-Type: text/markdown" in text
+    assert "make demo" in text
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
+def test_the_package_knows_its_version():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'\nversion = "{celery_redislock.__version__}"\n' in text
 
 
 def test_the_wheel_works_without_the_checkout(wheel, tmp_path, redis_server):

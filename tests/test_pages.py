@@ -277,3 +277,35 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     assert names == set()
     changes = (site / "changelog.html").read_text(encoding="utf-8")
     assert "Unreleased" in changes
+
+
+@pytest.mark.timeout(300)
+def test_machines_find_every_page_by_what_it_is_about(site: Path) -> None:
+    text = (site / "llms.txt").read_text(encoding="utf-8")
+    pages = re.findall(r"^- \[[^]]+\]\((\S+)\.html\): .{15,}$", text, re.M)
+    assert {*pages} >= {page.stem for page in (ROOT / "docs").glob("*.md")} - UNTOLD
+    assert all((site / f"{page}.html").exists() for page in pages)
+
+
+#: Pages that `llms.txt` need not tell of in a sentence.
+UNTOLD = {"index", "api", "changelog", "glossary"}
+
+#: What people search for, and under which headings it must be.
+SEARCHED = {
+    "asyncio": "options",
+    "FastAPI": "fastapi",
+    "Django": "django",
+    "crash": "guarantees",
+    "Stop": "deploying",
+    "lock is stuck": "operations",
+    "two beats": "recipes",
+    "Redis Cluster": "servers",
+    "Redlock": "servers",
+}
+
+
+@pytest.mark.parametrize("searched", SEARCHED)
+def test_what_people_search_for_is_in_a_heading(searched: str) -> None:
+    text = (ROOT / f"docs/{SEARCHED[searched]}.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.+)$", text, re.M)
+    assert any(searched.lower() in heading.lower() for heading in headings), headings

@@ -23,8 +23,18 @@ from celery_redislock import LockLost, RedisLock
 from celery_redislock.protocol import calls
 from celery_redislock.servers.node import Node
 from tests.proofs.stalls import below, stall
+from tests.support.clusters import ClusterSet, free_port_with_bus
 from tests.support.lateness import Witness, elapsed
-from tests.support.servers import PATIENT, Proxy, RabbitMQ, RedisServer, SentinelSet, free_port
+from tests.support.servers import (
+    PATIENT,
+    Proxy,
+    RabbitMQ,
+    RedisServer,
+    SentinelSet,
+    claim_port,
+    free_port,
+    let_go_of_port,
+)
 from tests.support.sharing import Claims, slot
 from tests.support.waiting import eventually, never, within
 from tests.support.workers import ROOT, state_of
@@ -87,6 +97,16 @@ def test_a_slot_of_another_suite_is_free_once_that_has_ended(tmp_path):
 def test_a_port_is_given_once():
     ports = [free_port() for _ in range(300)]
     assert len(set(ports)) == 300
+
+
+def test_a_port_of_a_clusters_node_is_given_once_until_it_is_let_go():
+    ports = [free_port_with_bus() for _ in range(100)]
+    assert len(set(ports)) == 100
+    for port in ports:
+        let_go_of_port(port)
+        let_go_of_port(port + 10000)
+    assert claim_port(ports[0])
+    let_go_of_port(ports[0])
 
 
 # -- a machine that is late -------------------------------------------------------------------
@@ -444,6 +464,24 @@ def test_a_lock_is_taken_through_the_sentinels(sentinels, label) -> None:
     taken(store.run(calls.acquire(claim)))
     assert sentinels.client().exists(claim.keys.lock)
     store.close()
+
+
+def test_a_clusters_node_that_is_cut_off_is_replaced_and_follows_when_it_is_back(label) -> None:
+    with ClusterSet() as servers:
+        key = f"{label}:kept"
+        old = servers.primary_of(key)
+        with old.client() as client:
+            client.set(key, "value")
+            client.wait(1, 5000)
+        with servers.cut_off_primary_of(key):
+            new = servers.primary_of(key)
+            assert new is not old
+            with servers.onlooker(1.0) as client:
+                assert client.get(key) == "value"
+                assert client.mget([key]) == ["value"]
+                assert list(client.scan_iter(f"{label}:*", count=10)) == [key]
+        assert servers.primary_of(key) is new
+        assert servers.replica_of(new) is old
 
 
 # -- a machine that stands still --------------------------------------------------------------

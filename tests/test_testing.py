@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from celery_redislock import (
     lock_lost,
     testing,
 )
+from celery_redislock.lock import held
 from celery_redislock.protocol import calls
 from celery_redislock.testing import (
     HeldLock,
@@ -39,6 +41,7 @@ from celery_redislock.testing import (
 )
 from tests.servers.test_store import make_claim
 from tests.support.lateness import elapsed
+from tests.support.waiting import eventually
 from tests.support.workers import ROOT
 
 Hold = Callable[..., HeldLock]
@@ -247,6 +250,69 @@ def test_a_task_and_a_redis_lock_share_a_name(define: Any, redislock_memory: Mem
 
 
 # -- where it begins and ends -----------------------------------------------------------------
+
+
+def nothing() -> None: ...
+
+
+def test_time_travel_ends_cool_downs_and_the_locks_of_the_dead(
+    define: Any, redislock_memory: MemoryLocks, held_lock: Hold, label: str
+) -> None:
+    pauses = define(nothing, lock_min_hold=timedelta(minutes=1))
+    assert pauses.apply().state == "SUCCESS"
+    assert_skipped(pauses.apply())
+    redislock_memory.advance(59)
+    assert_skipped(pauses.apply())
+    redislock_memory.advance(timedelta(seconds=1.5))
+    assert pauses.apply().state == "SUCCESS"
+
+    dead = RedisLock("redis://redis.example", label, ttl=30, heartbeat=False)
+    alive = RedisLock("redis://redis.example", f"{label}-alive", ttl=30)
+    assert dead.acquire(0)
+    assert alive.acquire(0)
+    fence = alive.fence
+    redislock_memory.advance(3600)
+    assert_free(dead)
+    assert dead.lost
+    assert_locked(alive)
+    assert not alive.lost
+    assert alive.extend()
+    assert alive.fence == fence
+    assert alive.release()
+    with pytest.raises(ConfigError, match="seconds=-1"):
+        redislock_memory.advance(-1)
+
+
+def test_time_travel_ends_waits_and_ends_with_the_memory(label: str) -> None:
+    began = time.monotonic()
+    with memory_locks() as outer, ThreadPoolExecutor() as threads:
+        lock = RedisLock("redis://redis.example", label)
+        with lock:
+            waits = threads.submit(RedisLock("redis://redis.example", label).acquire, 600)
+            waiters = lock.key.replace(":lock:", ":waiters:")
+            eventually(lambda: outer.client.exists(waiters), "it waits")
+            outer.advance(599)
+            assert not waits.done()
+            outer.advance(2)
+            assert waits.result(20) is False
+        with memory_locks() as inner:
+            inner.advance(86400)
+            assert inner.client.time()[0] > time.time() + 86400
+        assert outer.client.time()[0] < time.time() + 700
+    assert held.clock() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=1)
+    assert time.monotonic() - began < 60
+
+
+def test_a_test_that_forgot_the_fixture_is_told(define: Any, app: Celery) -> None:
+    app.conf.redislock_url = "redis://localhost:1/0"
+    task = define(nothing, lock_ttl=1)
+    with pytest.raises(
+        AssertionError, match="may take no locks here: the test does not use the fi"
+    ):
+        assert_skipped(task.apply())
+    for forgot in (assert_locked, assert_free, hold_lock):
+        with pytest.raises(LockUnavailable, match="not in memory: the test does not use the fixtu"):
+            forgot(task)
 
 
 def test_afterwards_locks_are_on_the_server_again(define: Any, app: Celery, conf: Any) -> None:

@@ -9,13 +9,12 @@ from datetime import timedelta
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import redis
-
 from ..errors import LockConflict, LockLost
 from ..protocol import holders
 from ..protocol.calls import holder_of
 from ..protocol.holders import Holder
 from ..servers.async_server import AsyncServer
+from ..servers.factory import Client
 from ..servers.loops import for_this_loop
 from .async_lease import AsyncLease, Lost
 from .named import NamedLock, check_decorated
@@ -61,7 +60,7 @@ class AsyncRedisLock(NamedLock):
 
     def __init__(
         self,
-        source: redis.Redis | redis.RedisCluster | str | CeleryApp,
+        source: Client | str | CeleryApp,
         name: str,
         ttl: float | timedelta = 30,
         heartbeat: bool = True,

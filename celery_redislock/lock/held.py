@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -134,7 +135,8 @@ class Held:
         """True once ownership can no longer be confirmed, or a newer run waits for this one to end.
         Then it stays True.
 
-        After the deadline this asks the server once more, which may take a twelfth of the ttl.
+        After the deadline this asks the server once more, which may take a twelfth of the ttl
+        for each server that is asked.
         """
         if self.is_lost or self.replaced_by is not None:
             return True
@@ -146,7 +148,10 @@ class Held:
             if self._was_held_too_long(clock()):
                 self._lose(f"held for longer than {self._max_hold:g} s")
             else:
-                self.extend_now()  # a success proves that nobody else had the lock
+                # A success proves that nobody else had the lock. If only this request failed, the
+                # heartbeat has extended the lock meanwhile.
+                with contextlib.suppress(LockUnavailable):
+                    self.extend_now()
         return self.is_lost
 
     def ensure(self) -> None:

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-import redis
-
 from ..errors import ConfigError
 from ..protocol import checks, holders
 from ..protocol.claims import Claim, to_ms
 from ..protocol.keys import LockKeys, lock_keys
 from ..protocol.tokens import new_token
 from ..servers import stand_in
+from ..servers.factory import Client
 from ..servers.server import Server
 from .sources import CeleryApp, Fixed, reader_of
 
@@ -29,7 +28,7 @@ class NamedLock:
 
     def __init__(
         self,
-        source: redis.Redis | redis.RedisCluster | str | CeleryApp,
+        source: Client | str | CeleryApp,
         name: str,
         ttl: float | timedelta,
         heartbeat: bool,

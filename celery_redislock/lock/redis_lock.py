@@ -11,8 +11,9 @@ from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import redis
+import redis.asyncio as aio
 
-from ..errors import LockConflict, LockLost
+from ..errors import ConfigError, LockConflict, LockLost
 from ..protocol import holders, past
 from ..protocol.calls import Release, holder_of
 from ..protocol.claims import Acquired, Claim
@@ -138,6 +139,7 @@ class RedisLock(NamedLock):
         label: str | None = None,
         transport_options: Mapping[str, Any] | None = None,
     ) -> None:
+        _refuse_asyncio(source)
         super().__init__(
             *(source, name, ttl, heartbeat),
             timeout=timeout,
@@ -333,6 +335,14 @@ class RedisLock(NamedLock):
             return lease
         known = self._last.lease() or self._last
         return None if known.is_over or known.pid != os.getpid() else known
+
+
+def _refuse_asyncio(source: Any) -> None:
+    if isinstance(source, aio.Redis | aio.RedisCluster):
+        raise ConfigError(
+            f"RedisLock: {source!r} is not accepted; it must be a redis.Redis or"
+            " redis.RedisCluster client, a URL or a Celery app; AsyncRedisLock is for asyncio"
+        )
 
 
 def _release(lease: Lease) -> bool:

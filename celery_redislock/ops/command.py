@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -12,6 +13,7 @@ import click
 from ..protocol.holders import one_line
 
 if TYPE_CHECKING:
+    from ..app.settings import AppLocks
     from ..errors import LockUnavailable
     from ..tasks.target import Target
 
@@ -138,6 +140,22 @@ def why(exc: LockUnavailable) -> str:
     if is_denied(exc):
         return f"no rights: {exc.reason}"
     return f"the lock server does not answer: {exc.reason}"
+
+
+@contextlib.contextmanager
+def those_that_answer(app: Any) -> Iterator[AppLocks]:
+    """The app's locks, without those in nodes of a cluster that do not answer. In the end it fails
+    and names these.
+    """
+    from ..app.settings import app_locks
+    from ..servers.looking import Looking
+
+    locks = app_locks(app)
+    away = Looking(locks.server).away()
+    yield locks.at(locks.server.without(away)) if away else locks
+    if away:
+        why = "; ".join(f"{name} does not answer: {exc.reason}" for name, exc in away.items())
+        raise problem(f"what some nodes have is not shown: {why}")
 
 
 def _say_server(ctx: click.Context, app: Any) -> None:

@@ -91,3 +91,11 @@ end
 local function ended_text(successor, entry)
   return cjson.encode({successor, entry})
 end
+
+-- The successor's task id, and the entry; nil if it is not such a text.
+local function ended_of(text)
+  local is_json, parts = pcall(cjson.decode, text)
+  if is_json and type(parts) == 'table' then
+    return parts[1], parts[2]
+  end
+end

@@ -30,6 +30,7 @@ local known = {unpack(ARGV, 17)}
 local slots = {lock, unpack(KEYS, 9, #KEYS - #known)}
 local their_notes = {unpack(KEYS, #KEYS - #known + 1)}
 
+local AGAIN = 50  -- of so many replaced entries, one that asks again learns which it replaced
 local limit, publishes = tonumber(most), true
 local time = redis.call('TIME')
 -- include values.lua
@@ -48,15 +49,30 @@ local function holder_in(slot)
   return current, record_of(current)
 end
 
+-- Of a task that is in the room, and asks again because the reply was lost: ids and entries of those
+-- that it replaced, as far as they may have no result yet.
+local function replaced_before()
+  local found = {}
+  local some = redis.call('HEXISTS', entries, id) == 1 and some_of(ended, AGAIN) or {}
+  for i = 1, #some, 2 do
+    local successor, its_entry = ended_of(some[i + 1])
+    if successor == task_id then
+      found[#found + 1] = some[i]
+      found[#found + 1] = its_entry
+    end
+  end
+  return found
+end
+
 for _, slot in ipairs(slots) do
   local current, holder = holder_in(slot)
   if not current then
     is_free = true
     if not following or following == id then
-      return {'ask', {}, {}}
+      return {'ask', replaced_before(), {}}
     end
   elseif holder and (holder.reserved or holder.task_id == task_id and not holder.cooling) then
-    return {'ask', {}, {}}
+    return {'ask', replaced_before(), {}}
   end
 end
 
@@ -69,7 +85,7 @@ end
 if redis.call('HEXISTS', entries, id) == 1 then
   -- Another copy of the message parked the task, or its turn came too early. This message ends.
   redis.call('HDEL', entries, '#' .. id)
-  return parked({'parked', {}})
+  return parked({'parked', replaced_before()})
 end
 
 -- A task that a worker kept back must not end a task that arrived later.

@@ -6,12 +6,13 @@ long for a lock: we use only its hash function.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import methodcaller
 from typing import Any, Final, TypeVar
 
-from redis.exceptions import ClusterDownError, RedisError
+from redis.exceptions import ClusterDownError, RedisError, ResponseError
 
 from ..errors import LockUnavailable
 from ..protocol.exchange import Call
@@ -37,6 +38,8 @@ T = TypeVar("T")
 REDIRECTS: Final = 5
 #: Commands whose second word is no key.
 _KEYLESS: Final = {"TIME", "INFO", "CONFIG", "SCAN", "EVAL", "CLUSTER"}
+#: The reply for the keys of a node that is left out.
+_LEFT_OUT: Final = ResponseError("its node is left out")
 
 
 class Cluster(Server):
@@ -53,6 +56,8 @@ class Cluster(Server):
     def __init__(self, source: Nodes, min_replicas: int = 0) -> None:
         self.min_replicas = min_replicas
         self.nodes = Topology(source, min_replicas)
+        #: The nodes that are left out, by host and port; None if there is no reason to.
+        self._left_out: frozenset[str] | None = None
 
     # -- requests -------------------------------------------------------------------------
 
@@ -112,10 +117,16 @@ class Cluster(Server):
         if not commands:
             return []
         slots = self.nodes.slots(ttl, "")
+        if self._left_out is not None:
+            slots = slots.without(self._left_out)
         keys = ["" if each[0] in _KEYLESS else _text(each[1]) for each in commands]
         replies: list[Any] = [None] * len(commands)
         for host, which in self._by_node(slots, keys):
             asked = [commands[i] for i in which]
+            if host is None and self._left_out is not None:
+                for i in which:
+                    replies[i] = _LEFT_OUT
+                continue
             ask = methodcaller("replies", asked, ttl, errors=True)
             found = self._ask(slots, keys[which[0]], ttl, host, ask)
             for i, reply in zip(which, found, strict=True):
@@ -128,7 +139,7 @@ class Cluster(Server):
                 )
         if not errors:
             try:
-                raise_refusal(replies, wrong_type)
+                raise_refusal([each for each in replies if each is not _LEFT_OUT], wrong_type)
             except RedisError as exc:
                 raise unavailable("", exc) from exc
         return replies
@@ -137,8 +148,14 @@ class Cluster(Server):
         slots = self.nodes.look(LOOKING_TTL, "")
         return {host_port(*host): self.nodes.node(host) for host in slots.primaries}
 
-    def shards(self) -> list[Server]:
-        return list(self.primaries().values())
+    def shards(self) -> dict[str, Server]:
+        left_out = self._left_out or ()
+        return {name: node for name, node in self.primaries().items() if name not in left_out}
+
+    def without(self, names: Collection[str]) -> Cluster:
+        view = copy.copy(self)
+        view._left_out = frozenset(names)
+        return view
 
     def topology(self) -> tuple[dict[str, tuple[int, list[str]]], int]:
         """How many slots each primary has, and its replicas; and how many slots have no node.
@@ -218,7 +235,7 @@ class Cluster(Server):
         node that did not answer last time comes last: it must not delay the others.
         """
         anywhere = next(filter(None, keys), None)
-        default = slots.owner_of(anywhere) if anywhere else slots.any_primary()
+        default = (slots.owner_of(anywhere) if anywhere else None) or slots.any_primary()
         own: dict[Host | None, list[int]] = {}
         for i, key in enumerate(keys):
             own.setdefault(slots.owner_of(key) if key else default, []).append(i)

@@ -51,7 +51,7 @@ class Looking:
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        for shard in self._server.shards():
+        for shard in self._server.shards().values():
             cursor = b"0"
             while True:
                 ((cursor, keys),) = shard.replies(
@@ -208,6 +208,24 @@ class Looking:
         except LockUnavailable as exc:
             if not isinstance(exc.__cause__, NoPermissionError):
                 raise
+
+    def away(self) -> dict[str, LockUnavailable]:
+        """Why some of the Redis servers among which the keys are divided do not answer, by their
+        hosts and ports.
+
+        Raises:
+            LockUnavailable: none of them answers.
+        """
+        failures: dict[str, LockUnavailable] = {}
+        shards = self._server.shards()
+        for name, shard in shards.items():
+            try:
+                Looking(shard).reach()
+            except LockUnavailable as exc:
+                failures[name] = exc
+        if failures and len(failures) == len(shards):
+            raise next(iter(failures.values()))
+        return failures
 
     def round_trips(self, count: int) -> tuple[list[float], float]:
         """The seconds that each of this many round trips took, and the server's clock minus ours.

@@ -36,6 +36,7 @@ class Node(Server):
         pools: makes connection pools to the server.
         min_replicas: see `Server`.
         longest: the most seconds that a command may take, whatever the ttl.
+        in_cluster: it is a node of a Redis Cluster.
 
     Attributes:
         pools: makes connection pools to the server.
@@ -43,12 +44,18 @@ class Node(Server):
         watch: knows whether the server came back empty.
     """
 
-    def __init__(self, pools: PoolFactory, min_replicas: int = 0, longest: float = 1.0) -> None:
+    def __init__(
+        self,
+        pools: PoolFactory,
+        min_replicas: int = 0,
+        longest: float = 1.0,
+        in_cluster: bool = False,
+    ) -> None:
         self.min_replicas = min_replicas
         self.longest = longest
         self.pools = pools
         self._connections: dict[tuple[str, float], Connections] = {}
-        self.watch = ServerWatch()
+        self.watch = ServerWatch(in_cluster)
 
     def run_all(
         self, calls: Sequence[Call[T]], *, ttl: float, purpose: str = "main"

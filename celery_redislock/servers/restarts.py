@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Generator
 from typing import Any, Final
 
-from redis.exceptions import BusyLoadingError, ResponseError
+from redis.exceptions import BusyLoadingError, ClusterDownError, ResponseError
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
 
-#: What to ask a new connection, for `ServerWatch.met`.
-IDENTIFY: Final = ("INFO", "server")
+#: A restarted node of a cluster refuses all requests for two seconds, and longer if other nodes are
+#: missing. Nobody tells since when it works: we take it for so many seconds after its start.
+JOINING: Final = 60.0
 
 
 class ServerWatch:
@@ -21,13 +24,17 @@ class ServerWatch:
     holders take them again within ttl / 3. Until then nobody may take a new lock: a client-side
     form of the delayed restart in https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
 
+    Args:
+        in_cluster: the server is a node of a Redis Cluster.
+
     Attributes:
         last_contact: when the server answered last, on `clock`.
         changed_at: when the server came back, on `clock`; None if it never did.
         is_broken: the last contact failed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_cluster: bool = False) -> None:
+        self._in_cluster = in_cluster
         self._run_id: str | None = None
         self.last_contact = 0.0
         self.is_broken = False
@@ -35,27 +42,37 @@ class ServerWatch:
         self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def on_connect(self, connection: Any) -> None:
-        """Set up a new connection, and learn which server it leads to."""
+        """Set up a new connection, and learn which server it leads to. See `meet`."""
         connection.on_connect()
-        connection.send_command(*IDENTIFY, check_health=False)
-        try:
-            reply = connection.read_response()
-        except ResponseError:  # an ACL may deny it
-            reply = None
-        self.met(connection, reply)
+        meeting = self.meet(connection)
+        with contextlib.suppress(StopIteration):
+            command = next(meeting)
+            while True:
+                connection.send_command(*command, check_health=False)
+                try:
+                    reply = connection.read_response()
+                except ResponseError as exc:
+                    reply = exc
+                command = meeting.send(reply)
 
-    def met(self, connection: Any, reply: bytes | None) -> None:
-        """Learn which server a new connection leads to.
+    def meet(self, connection: Any) -> Generator[tuple[str, ...], Any, None]:
+        """Learn which server a new connection leads to. Yields commands, and is sent the replies,
+        which may be errors: an ACL may deny them.
 
-        Args:
-            connection: the connection.
-            reply: the server's reply to `IDENTIFY`; None if it refuses.
+        Raises:
+            ClusterDownError: a node of a cluster has restarted, and does not work yet.
         """
-        fields = {} if reply is None else info(reply)
+        fields = _fields((yield ("INFO", "server")))
         run_id, uptime = fields.get("run_id"), float(fields.get("uptime_in_seconds", 0))
-        now = clock()
         # The uptime may be a second too long: it is the difference of two whole numbers.
-        started_at = now - max(uptime - 1, 0.0)
+        late = 1.0
+        if self._in_cluster and run_id is not None and self._came_back(run_id):
+            # Holders take their locks again when it works, so the hold-off begins then.
+            if _fields((yield ("CLUSTER", "INFO"))).get("cluster_state") == "fail":
+                raise ClusterDownError("the cluster is down")
+            late += JOINING
+        now = clock()
+        started_at = now - max(uptime - late, 0.0)
         if run_id is None:
             # The server does not tell its id: after a broken connection it may be another server.
             if self.is_broken or connection in self._connected:
@@ -74,6 +91,9 @@ class ServerWatch:
         self.is_broken = False
         self.last_contact = now
 
+    def _came_back(self, run_id: str) -> bool:
+        return self.is_broken if self._run_id is None else run_id != self._run_id
+
     def failed(self, error: BaseException) -> None:
         self.is_broken = self.is_broken or not isinstance(error, ResponseError)
         if isinstance(error, BusyLoadingError):
@@ -90,6 +110,10 @@ class ServerWatch:
         left = self.changed_at + ttl / 3 - clock()
         if left > 0:
             raise HeldOff(left)
+
+
+def _fields(reply: Any) -> dict[str, str]:
+    return {} if isinstance(reply, ResponseError) else info(reply)
 
 
 def info(reply: bytes) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeVar
 
 from ..errors import LockUnavailable
@@ -143,13 +143,20 @@ class Server(ABC):
             LockUnavailable: nobody says which ones these are.
         """
 
-    def shards(self) -> list[Server]:
-        """The servers among which the keys are divided.
+    def shards(self) -> dict[str, Server]:
+        """The servers among which the keys are divided, by their hosts and ports; by "" if there is
+        only one.
 
         Raises:
             LockUnavailable: nobody says which ones these are.
         """
-        return [self]
+        return {"": self}
+
+    def without(self, names: Collection[str]) -> Server:
+        """A view without some of the shards, given by their hosts and ports: for their keys,
+        `replies` has a `ResponseError`. Only for looking. It shares the connections.
+        """
+        return self
 
     def together(self, keys: Sequence[str], ttl: float) -> list[list[str]]:
         """These keys, grouped by the Redis servers that have them.

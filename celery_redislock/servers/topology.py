@@ -68,7 +68,8 @@ class Topology:
         if node is None:
             reached_at = self._source.reached_at
             at = reached_at(host) if reached_at else host
-            node = self._nodes.setdefault(host, Node(self._source.pools(*at), self._min_replicas))
+            made = Node(self._source.pools(*at), self._min_replicas, in_cluster=True)
+            node = self._nodes.setdefault(host, made)
         return node
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from redis.sentinel import SentinelConnectionPool
 
 from ..protocol.clock import clock
 from .connections import KINDS, PoolFactory
-from .restarts import IDENTIFY, ServerWatch
+from .restarts import ServerWatch
 from .talk import Talk
 
 T = TypeVar("T")
@@ -89,12 +89,16 @@ class Wires:
 
     async def _on_connect(self, connection: Any) -> None:
         await connection.on_connect()
-        await connection.send_command(*IDENTIFY, check_health=False)
-        try:
-            reply = await connection.read_response()
-        except ResponseError:  # an ACL may deny it
-            reply = None
-        self._watch.met(connection, reply)
+        meeting = self._watch.meet(connection)
+        with contextlib.suppress(StopIteration):
+            command = next(meeting)
+            while True:
+                await connection.send_command(*command, check_health=False)
+                try:
+                    reply = await connection.read_response()
+                except ResponseError as exc:
+                    reply = exc
+                command = meeting.send(reply)
 
 
 class Wire:

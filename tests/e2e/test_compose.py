@@ -15,6 +15,7 @@ import pytest
 import yaml
 from celery.bin.celery import celery as celery_command
 
+from celery_redislock.servers.urls import Nodes, source_from_url
 from tests.support.workers import ROOT
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -31,7 +32,8 @@ def celery_words(command: str) -> tuple[str, str, list[str]]:
 
 
 def test_two_workers_and_a_beat_run_the_example() -> None:
-    ran = [celery_words(service["command"])[:2] for service in OURS.values()]
+    plain = [service for service in OURS.values() if "profiles" not in service]
+    ran = [celery_words(service["command"])[:2] for service in plain]
     example = "examples.beat_job"
     assert sorted(ran) == [(example, "beat"), (example, "worker"), (example, "worker")]
 
@@ -57,10 +59,14 @@ def test_each_worker_has_time_to_end_its_task() -> None:
 def test_each_service_waits_for_what_it_needs_and_is_told_where_it_is(name: str) -> None:
     service = OURS[name]
     for other, condition in service["depends_on"].items():
+        if other == "make-cluster":
+            assert condition == {"condition": "service_completed_successfully"}
+            continue
         assert condition == {"condition": "service_healthy"}
         assert SERVICES[other]["healthcheck"]["test"]
         assert any(f"{other}:" in url for url in service["environment"].values())
-    text = (ROOT / "examples/beat_job.py").read_text(encoding="utf-8")
+    app = celery_words(service["command"])[0]
+    text = (ROOT / f"{app.replace('.', '/')}.py").read_text(encoding="utf-8")
     names = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
     read = {"CELERY_BROKER_URL"}  # Celery does so itself
     assert service["environment"].keys() - read <= names
@@ -77,6 +83,31 @@ def test_a_service_of_ours_can_do_little_and_is_watched(name: str) -> None:
     assert (service["init"], service["read_only"], service["cap_drop"]) == (True, True, ["ALL"])
     assert service["restart"] == "unless-stopped"
     assert service["healthcheck"]
+
+
+def test_the_cluster_is_made_of_all_its_nodes_before_its_worker_starts() -> None:
+    nodes = {
+        name for name, each in SERVICES.items() if "cluster-enabled" in each.get("command", "")
+    }
+    assert len(nodes) == 6, "three primaries, each with a replica"
+    maker, worker = SERVICES["make-cluster"], SERVICES["cluster-worker"]
+    _, script, *names = shlex.split(maker["command"])
+    assert maker["volumes"] == [f"./examples{script}:{script}:ro"]
+    assert (ROOT / f"examples{script}").exists()
+    assert set(names) == nodes == maker["depends_on"].keys()
+    source = source_from_url(worker["environment"]["LOCKS_URL"])
+    assert isinstance(source, Nodes)
+    assert {host for host, _ in source.first} <= nodes
+    for name in (*nodes, "make-cluster", "cluster-worker"):
+        assert SERVICES[name]["profiles"] == ["cluster"]
+
+
+@pytest.mark.parametrize("name", ["cluster-1", "make-cluster"])
+def test_what_makes_the_cluster_can_do_little(name: str) -> None:
+    service = SERVICES[name]
+    assert (service["user"], service["read_only"]) == ("redis", True)
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
 
 
 def test_the_check_of_beat_finds_a_schedule_that_is_kept(tmp_path: Path) -> None:
@@ -113,7 +144,7 @@ def needs(*arguments: str) -> None:
 
 def test_docker_compose_takes_the_file() -> None:
     needs("compose", "version")
-    done = compose("config", "--quiet")
+    done = compose("--profile", "cluster", "config", "--quiet")
     assert done.returncode == 0, done.stderr
 
 
@@ -130,3 +161,19 @@ def test_docker_compose_runs_it() -> None:
         assert "0 overlaps" in done.stdout
     finally:
         compose("down", "--volumes", "--timeout", "5")
+
+
+@pytest.mark.timeout(900)
+def test_docker_compose_runs_the_cluster() -> None:
+    needs("compose", "version")
+    needs("info")
+    profile = ("--profile", "cluster")
+    try:
+        assert compose("build").returncode == 0
+        up = compose(*profile, "up", "--detach", "--wait", "cluster-worker")
+        assert up.returncode == 0, up.stderr
+        inside = (*profile, "exec", "-T", "cluster-worker")
+        done = compose(*inside, "python", "examples/account_sync.py")
+        assert "5 synced, 0 overlaps" in done.stdout, done.stderr
+    finally:
+        compose(*profile, "down", "--volumes", "--timeout", "5")

@@ -205,3 +205,23 @@ def test_an_extension_after_a_sleep_is_not_late_for_that(store, label):
     lease.answered(Extended(EXTENDED, 1), now + 0.25, discarded=False)
     lease.answered(Extended(EXTENDED, 1), now + 0.25 + 1.4, discarded=False)
     assert late == pytest.approx([0.25, 0.5])
+
+
+def test_a_question_that_fails_is_no_error_if_the_heartbeat_extends_the_lock_meanwhile(
+    store, label, monkeypatch
+):
+    """Both ask when the right has ended, on connections of their own."""
+    lease = Lease(store, make_claim(label, ttl=3), beats=False)
+    lease.acquire()
+    lease.deadline = clock()
+
+    def run(call, **options):
+        (reply,) = store.run_all([call], ttl=lease.ttl, purpose="heartbeat")
+        lease.answered(reply, clock(), discarded=False)
+        raise LockUnavailable(lease.key, None, "this connection broke")
+
+    monkeypatch.setattr(store, "run", run)
+    assert lease.lost is False
+    lease.ensure()
+    monkeypatch.undo()
+    lease.release()

@@ -11,6 +11,7 @@ from celery_redislock.app.entries import Entry
 from celery_redislock.app.settings import app_locks
 from celery_redislock.protocol import calls, past, rooms
 from celery_redislock.protocol.claims import Parking
+from tests.support.clusters import ClusterSet
 from tests.support.looking import claim, make_app, run, take
 
 #: So many locks are on all nodes.
@@ -58,3 +59,39 @@ def test_runs_of_all_locks_are_in_the_history(app):
         assert app_locks(app).server.run(calls.settle(made, end)).ours
     result = run(app, "history", "sync")
     assert result.output.count("succeeded") == len(LABELS)
+
+
+def test_while_a_node_is_away_what_the_others_have_is_shown_and_the_node_is_named(label):
+    with ClusterSet(primaries=3, replicas=0) as own:
+        app = make_app(own.url, label, redislock_history=50)
+        server = app_locks(app).server
+        held = {each: take(app, "sync", each)[0].keys.lock for each in LABELS}
+        for each in LABELS:
+            made = dataclasses.replace(claim(app, "report", each), task="report", history=50)
+            fence = server.run(calls.acquire(made)).fence
+            late = claim(app, "report", each, task_id=f"late-{each}", token=f"late-{each}")
+            late = dataclasses.replace(late, task="report", history=50, turned_away=True)
+            server.run(calls.acquire(late))
+            ended = calls.Release(run_end=past.end_text(fence, 1.0, "succeeded"))
+            assert server.run(calls.settle(made, ended)).ours
+        keys = {each: claim(app, "report", each).keys.lock for each in LABELS}
+        dead = own.primary_of(keys[LABELS[0]])
+        there = [each for each in LABELS if own.primary_of(keys[each]) is not dead]
+        locks = {key for key in held.values() if own.primary_of(key) is not dead}
+        dead.kill()
+        listed = run(app, "list", "--json")
+        runs = run(app, "history", "report", "--json")
+        skips = run(app, "history", "--skips", "--json")
+        assert {each["key"] for each in json.loads(listed.stdout)} == locks
+        told = json.loads(runs.stdout)
+        assert {each["task_id"] for each in told} == {f"id-of-{each}" for each in there}
+        assert {each["how"] for each in told} == {"succeeded"}
+        (counted,) = json.loads(skips.stdout)
+        assert counted["turned_away"] == len(there)
+        for result in (listed, runs, skips):
+            assert result.exit_code == 1
+            assert f"127.0.0.1:{dead.port} does not answer: " in result.stderr
+        for node in own.nodes:
+            node.kill()
+        assert "the lock server does not answer" in run(app, "history").stderr
+        server.close()

@@ -428,9 +428,10 @@ def test_replicas_are_compared_with_what_is_asked_of_them(doctor):
     with SentinelSet(sentinels=1) as servers:
         ((level, what),) = doctor(servers.master.url)["replication"]
         assert (level, "min-replicas-to-write 0" in what) == ("warning", True)
+        assert what.startswith("1 replica, ")
         with servers.client() as client:
             client.config_set("min-replicas-to-write", 1)
         ((level, what),) = doctor(servers.master.url, redislock_min_replicas=1)["replication"]
         assert (level, "min-replicas-to-write" in what) == ("warning", False)
         ((level, what),) = doctor(servers.master.url, 1, redislock_min_replicas=2)["replication"]
-        assert (level, what) == ("error", "1 replicas: redislock_min_replicas asks 2")
+        assert (level, what) == ("error", "1 replica: redislock_min_replicas asks 2")

@@ -268,6 +268,8 @@ def test_an_entry_has_the_same_parts_to_both(run_lua: Lua, text: str, gives_up_a
     assert run_lua("{head_of(a[1])}", stored) == ["k1", "1700000000123"]
     ended = run_lua("ended_text(a[1], a[2])", "next", stored)
     assert entries.ended_of(ended) == ("next", text)
+    assert run_lua("{ended_of(a[1])}", ended) == ["next", stored]
+    assert run_lua("{ended_of(a[1])}", "no JSON") == []
 
 
 @pytest.mark.parametrize(

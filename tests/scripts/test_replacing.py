@@ -71,6 +71,32 @@ def test_a_holder_hears_from_its_extension_who_waits_and_how_long_it_may_go_on(s
     assert isinstance(store.run(calls.acquire(first)), Done)
 
 
+def test_a_task_that_is_asked_for_again_says_again_what_it_replaced(store, label):
+    holder, other, first, second = (
+        claim_of(label, task_id) for task_id in ("runs", "other", "first", "second")
+    )
+    store.run(calls.acquire(holder))
+    assert isinstance(park(store, first), Parked)
+    told = park(store, second).replaced
+    assert list(told) == [first.entry_id]
+    assert park(store, second).replaced == told, "the reply was lost"
+    store.run(rooms.park(other, Parking("{}", kind="other.task")))
+    assert store.run(rooms.park(other, Parking("{}", kind="other.task"))).replaced == {}
+    store.ask(rooms.forget_ended(first.keys, first.entry_id, 5))
+    assert park(store, second).replaced == {}, "it has its result"
+
+
+def test_what_has_the_turn_says_again_what_it_replaced(store, label):
+    holder, first, second = (claim_of(label, task_id) for task_id in ("runs", "first", "second"))
+    store.run(calls.acquire(holder))
+    assert isinstance(park(store, first), Parked)
+    store.run(calls.settle(holder))
+    told = park(store, second)
+    assert isinstance(told, Turn)
+    assert list(told.replaced) == [first.entry_id]
+    assert park(store, second) == told, "the reply was lost"
+
+
 def test_what_arrived_before_replaces_neither_who_runs_nor_who_waits(store, label):
     holder = claim_of(label, "runs", arrived=100.0)
     held = store.run(calls.acquire(holder))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import re
-import shutil
 import ssl
 import subprocess
 import sys
@@ -36,8 +34,8 @@ from tests.support.servers import (
     SentinelServer,
     SentinelSet,
     free_port,
-    redis_server_binary,
 )
+from tests.support.tls import Certificate
 from tests.support.waiting import eventually
 
 
@@ -220,44 +218,17 @@ def test_a_url_or_option_that_is_no_good_is_refused_at_once(url, options, says) 
 # -- TLS --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for this machine that nobody but itself has signed, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on this machine")
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-keyout", str(key), "-out", str(certificate), "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
-
-
 @contextlib.contextmanager
-def tls_server(certificate: tuple[Path, Path], clients: str) -> Iterator[RedisServer]:
-    arguments = (
-        *("--tls-cert-file", str(certificate[0]), "--tls-key-file", str(certificate[1])),
-        *("--tls-ca-cert-file", str(certificate[0]), "--tls-auth-clients", clients),
-    )
-    # It ends at once: there is no certificate, or no TLS.
-    tried = [redis_server_binary(), "--tls-port", "1", "--tls-cert-file", "/nowhere"]
-    done = subprocess.run(tried, capture_output=True, text=True, check=False)
-    if re.search("Bad directive|Failed finding TLS", done.stdout + done.stderr):
-        pytest.skip("this redis-server has no TLS")
+def tls_server(certificate: Certificate, clients: str) -> Iterator[RedisServer]:
     tls_port = free_port()
-    with RedisServer("--tls-port", str(tls_port), *arguments) as server:
-        server.tls_port = tls_port  # type: ignore[attr-defined]
+    arguments = ("--tls-port", str(tls_port), *certificate.arguments(clients))
+    with RedisServer(*arguments) as server:
+        server.tls_port = tls_port
         yield server
 
 
 @pytest.fixture(scope="module")
-def secure(certificate: tuple[Path, Path]) -> Iterator[RedisServer]:
+def secure(certificate: Certificate) -> Iterator[RedisServer]:
     with tls_server(certificate, "no") as server:
         yield server
 

@@ -7,16 +7,16 @@ import itertools
 import math
 import random
 import socket
+import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import redis
 from redis.cluster import ClusterNode
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
-from . import sharing
-from .servers import PATIENT, RedisServer
+from .servers import PATIENT, RedisServer, claim_port, free_port, let_go_of_port
 from .waiting import eventually
 
 
@@ -24,17 +24,27 @@ def free_port_with_bus() -> int:
     """A port of a node, whose port for the other nodes, 10,000 above it, is free too."""
     while True:
         port = random.SystemRandom().randrange(20000, 22000)
-        if not sharing.ports.claim(port) or not sharing.ports.claim(port + 10000):
+        if not claim_port(port):
+            continue
+        if not claim_port(port + 10000):
+            let_go_of_port(port)
             continue
         with socket.socket() as one, socket.socket() as bus, contextlib.suppress(OSError):
             one.bind(("127.0.0.1", port))
             bus.bind(("127.0.0.1", port + 10000))
             return port
+        for each in (port, port + 10000):
+            let_go_of_port(each)
 
 
 def url_of_quorum(servers: Sequence[RedisServer]) -> str:
     """The URL of these independent servers."""
     return "redlock://" + ",".join(f"127.0.0.1:{each.port}" for each in servers)
+
+
+def _between(node: RedisServer) -> int:
+    """The port at which the other nodes, and clients, meet it."""
+    return node.tls_port or node.port
 
 
 class ClusterSet:
@@ -43,32 +53,56 @@ class ClusterSet:
     Args:
         primaries: how many nodes have slots, in equal shares.
         replicas: how many replicas each of them has.
+        persistent: each node has its data again after its restart.
+        tls: what the nodes' command lines say of their certificate: then clients and nodes use TLS.
+            Only these tests themselves ask a node without it.
     """
 
     #: Beside the URL, what a client needs to know.
     transport_options: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, primaries: int = 3, replicas: int = 1) -> None:
+    def __init__(
+        self,
+        primaries: int = 3,
+        replicas: int = 1,
+        persistent: bool = False,
+        tls: Sequence[str] | None = None,
+    ) -> None:
         self._primaries = primaries
+        self._persistent = persistent
+        self._tls = tls
         self.nodes = [self._new_node() for _ in range(primaries * (1 + replicas))]
 
-    @staticmethod
-    def _new_node() -> RedisServer:
-        return RedisServer(
+    def _new_node(self) -> RedisServer:
+        port = free_port_with_bus()
+        own: tuple[str, ...] = ()
+        if self._tls is not None:
+            own = ("--tls-port", str(port), "--tls-cluster", "yes", "--tls-replication", "yes")
+        node = RedisServer(
             *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
             *("--cluster-node-timeout", str(PATIENT), "--cluster-require-full-coverage", "no"),
             *("--repl-diskless-sync-delay", "0", "--cluster-replica-validity-factor", "0"),
-            port=free_port_with_bus(),
+            *(*own, *(self._tls or ())),
+            persistent=self._persistent,
+            port=free_port() if own else port,
         )
+        node.tls_port = port if own else None
+        return node
 
     @property
     def url(self) -> str:
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{each.port}" for each in self.nodes)
+        scheme = "redis+cluster" if self._tls is None else "rediss+cluster"
+        hosts = ",".join(f"127.0.0.1:{_between(each)}" for each in self.nodes)
+        return f"{scheme}://{hosts}"
 
     def client(self, decode_responses: bool = True) -> Any:
         """A client of the whole cluster."""
         nodes = [ClusterNode("127.0.0.1", each.port) for each in self.nodes]
         return redis.RedisCluster(startup_nodes=nodes, decode_responses=decode_responses)
+
+    def onlooker(self, timeout: float) -> Onlooker:
+        """A client of the primaries that there are now; `timeout` in seconds."""
+        return Onlooker(self.ranges(self._alive()[0]), timeout)
 
     # -- who has what ---------------------------------------------------------------------
 
@@ -97,7 +131,7 @@ class ClusterSet:
         return str(self._say(node, "CLUSTER", "MYID"))
 
     def _alive(self) -> list[RedisServer]:
-        return [each for each in self.nodes if each.runs()]
+        return [each for each in self.nodes if each.runs() and not each.frozen]
 
     def primary_of(self, key: str) -> RedisServer:
         """The node that has the slot of this key."""
@@ -116,7 +150,7 @@ class ClusterSet:
     def replica_of(self, primary: RedisServer) -> RedisServer:
         for node in self._alive():
             told = self._told(node, "INFO", "replication")
-            if told["role"] == "slave" and int(told["master_port"]) == primary.port:
+            if told["role"] == "slave" and int(told["master_port"]) == _between(primary):
                 return node
         raise AssertionError("it has no replica")
 
@@ -136,6 +170,29 @@ class ClusterSet:
         finally:
             self.set_node_timeout(PATIENT)
         return old
+
+    def cut_replication(self, key: str) -> None:
+        """From here on, what is written in the node with this key's slot is lost if it dies."""
+        with self.primary_of(key).client() as client:
+            client.execute_command("ACL", "SETUSER", "default", "-psync", "-sync")
+            client.execute_command("CLIENT", "KILL", "TYPE", "replica")
+
+    @contextlib.contextmanager
+    def cut_off_primary_of(self, key: str) -> Iterator[None]:
+        """Freeze the node that has this key's slot: neither clients nor nodes hear from it, and its
+        replica takes over. Afterwards it goes on, and takes itself for a primary until it is told.
+        """
+        old = self.primary_of(key)
+        new = self.replica_of(old)
+        self.set_node_timeout(500)
+        old.stop()
+        try:
+            eventually(lambda: self._leads(new), "its replica takes over", 60)
+            yield
+        finally:
+            old.resume()
+            self.set_node_timeout(PATIENT)
+        eventually(self._in_step, "all nodes are in step", 60)
 
     def failover(self, key: str) -> None:
         """Let the replica of the node that has this key's slot take over, without a loss."""
@@ -176,12 +233,21 @@ class ClusterSet:
         """Move a slot with its keys to this node, as `redis-cli --cluster reshard` does."""
         self.end_move(slot, self.begin_to_move(slot, target), target)
 
+    def reshard(self, source: RedisServer, target: RedisServer, slots: int) -> None:
+        """Have `redis-cli` move the first of a node's slots to another one."""
+        command = [
+            *("redis-cli", "--cluster", "reshard", f"127.0.0.1:{source.port}", "--cluster-yes"),
+            *("--cluster-from", self.id_of(source), "--cluster-to", self.id_of(target)),
+            *("--cluster-slots", str(slots)),
+        ]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+
     def add_node(self) -> RedisServer:
         """A new node without slots."""
         node = self._new_node()
         self.nodes.append(node)
         node.start()
-        self._say(node, "CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+        self._say(node, "CLUSTER", "MEET", "127.0.0.1", _between(self.nodes[0]))
         eventually(lambda: self._all_met() and self.agree(), "all know it", 60)
         return node
 
@@ -191,6 +257,11 @@ class ClusterSet:
             if not node.runs():
                 node.start()
         eventually(self._in_step, "all nodes are in step", 60)
+
+    def switch_off(self) -> None:
+        """End all nodes at once. `mend` starts them again."""
+        for node in self.nodes:
+            node.kill()
 
     def agree(self) -> bool:
         """Whether all nodes that run say the same, and that all slots have a node."""
@@ -221,7 +292,7 @@ class ClusterSet:
             for number, node in enumerate(self.nodes):
                 self._say(node, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
                 if number:
-                    self._say(node, "CLUSTER", "MEET", "127.0.0.1", self.nodes[0].port)
+                    self._say(node, "CLUSTER", "MEET", "127.0.0.1", _between(self.nodes[0]))
             for node, share in zip(self.nodes, shares, strict=False):
                 self._say(node, "CLUSTER", "ADDSLOTS", *share)
             eventually(self._all_met, "the nodes know each other", 60)
@@ -246,9 +317,57 @@ class ClusterSet:
     def kill(self) -> None:
         for node in self.nodes:
             node.__exit__()
+            # There are only two thousand.
+            for port in (_between(node), _between(node) + 10000):
+                let_go_of_port(port)
 
     def __enter__(self) -> ClusterSet:
         return self.start()
 
     def __exit__(self, *exc_info: object) -> None:
         self.kill()
+
+
+class Onlooker:
+    """A client of a cluster's primaries for who only looks. It gives up at the first failure, where
+    redis-py's own asks again for seconds.
+
+    Args:
+        ranges: the first and the last slot, and the port of who has them.
+        timeout: seconds that a reply may take.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[int, int, int]], timeout: float) -> None:
+        self._ranges = ranges
+        self._clients = {
+            port: redis.Redis(port=port, decode_responses=True, socket_timeout=timeout)
+            for _, _, port in ranges
+        }
+
+    def scan_iter(self, pattern: str, count: int) -> Iterator[str]:
+        for client in self._clients.values():
+            yield from client.scan_iter(pattern, count=count)
+
+    def __getattr__(self, command: str) -> Any:
+        """A command whose first argument is a key, or a list of keys in one slot."""
+
+        def ask(keys: str | Sequence[str], *arguments: Any) -> Any:
+            key = keys if isinstance(keys, str) else keys[0]
+            return getattr(self._client_of(key), command)(keys, *arguments)
+
+        return ask
+
+    def _client_of(self, key: str) -> redis.Redis:
+        slot = key_slot(key.encode())
+        port = next(port for first, last, port in self._ranges if first <= slot <= last)
+        return self._clients[port]
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def __enter__(self) -> Onlooker:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -36,12 +36,24 @@ def free_port() -> int:
     while True:
         # Not by `random`, which tests seed.
         port = random.SystemRandom().randrange(20000, 32000)
-        if port in _given or not sharing.ports.claim(port):
+        if not claim_port(port):
             continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            _given.add(port)
             return port
+
+
+def claim_port(port: int) -> bool:
+    """Claim a port. True if it is this process's now, and was nobody's before."""
+    if port in _given or not sharing.ports.claim(port):
+        return False
+    _given.add(port)
+    return True
+
+
+def let_go_of_port(port: int) -> None:
+    _given.discard(port)
+    sharing.ports.let_go(port)
 
 
 #: This process's own claims: it could make them again.
@@ -80,13 +92,19 @@ class RedisServer:
         persistent: every write is on the disk before it is answered, and `restart` finds it.
             Otherwise nothing is kept.
         port: the port; None for a free one.
+
+    Attributes:
+        tls_port: the port for clients with TLS, if the command line names one.
     """
 
     #: Beside the URL, what a client needs to know.
     transport_options: ClassVar[Mapping[str, Any]] = {}
+    #: Whether it was frozen by `stop`.
+    frozen = False
 
     def __init__(self, *arguments: str, persistent: bool = False, port: int | None = None) -> None:
         self.port = port or free_port()
+        self.tls_port: int | None = None
         # Replication writes files even without persistence.
         self._folder = tempfile.TemporaryDirectory(prefix="redislock-redis-")
         keep = ("--appendonly", "yes", "--appendfsync", "always")
@@ -144,6 +162,7 @@ class RedisServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+            self.frozen = False
 
     def restart(self) -> None:
         """End it at once and start it again; it has its data if it is persistent."""
@@ -158,10 +177,12 @@ class RedisServer:
 
     def stop(self) -> None:
         """Freeze the server: connections stand, and nobody answers."""
+        self.frozen = True
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
+        self.frozen = False
 
     def pause_clients(self, seconds: float) -> None:
         """Let the server answer nobody for this long. Nothing ends it early, not even UNPAUSE."""

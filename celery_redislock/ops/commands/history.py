@@ -18,6 +18,7 @@ from ..command import (
     duration,
     print_json,
     problem,
+    those_that_answer,
     with_app,
     with_json,
     with_lock_or_filters,
@@ -68,30 +69,33 @@ def history(
     """
     from ...app.settings import app_locks
 
-    locks = app_locks(app)
-    if not locks.history:
+    if not app_locks(app).history:
         click.echo("redislock_history is 0: this app keeps no history", err=True)
     if skips:
         if naming.has_arguments:
             raise problem("--skips takes a task and no arguments: duplicates are counted by task")
-        _show_skips(locks, naming.target or None, as_json)
+        with those_that_answer(app) as locks:
+            _show_skips(locks, naming.target or None, as_json)
         return
-    runs, is_one_lock = _found(app, naming, time.time() - since if since else None, limit)
-    if as_json:
-        print_json([run.to_dict() for run in runs])
-    elif runs:
-        show_lines(_wide(runs) if wide else _table(runs, is_one_lock))
-    click.echo(_summary(runs, limit), err=as_json)
+    with those_that_answer(app) as locks:
+        began = time.time() - since if since else None
+        runs, is_one_lock = _found(app, locks, naming, began, limit)
+        if as_json:
+            print_json([run.to_dict() for run in runs])
+        elif runs:
+            show_lines(_wide(runs) if wide else _table(runs, is_one_lock))
+        click.echo(_summary(runs, limit), err=as_json)
 
 
-def _found(app: Any, naming: Naming, since: float | None, limit: int) -> tuple[list[PastRun], bool]:
+def _found(
+    app: Any, locks: AppLocks, naming: Naming, since: float | None, limit: int
+) -> tuple[list[PastRun], bool]:
     """The runs that the user means, and whether all are runs of one lock."""
-    from ...app.settings import app_locks
     from ...protocol.keys import name_of
     from ..history import past_runs
     from ..pick import pick_past
 
-    locks, target = app_locks(app), naming.target
+    target = naming.target
     which: dict[str, Any] = {"since": since, "limit": limit, "running": True}
     if not target and not naming.has_arguments:
         return past_runs(locks, **which), False

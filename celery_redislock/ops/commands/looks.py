@@ -11,6 +11,7 @@ from ..command import (
     Naming,
     print_json,
     problem,
+    those_that_answer,
     with_app,
     with_args,
     with_filters,
@@ -54,19 +55,19 @@ def list_(
     as_json: bool,
 ) -> None:
     """List all locks: held, kept or waited for, and foreign values that block a key."""
-    from ...app.settings import app_locks
     from ..pick import chosen
     from ..survey import all_locks
 
-    found = in_order(chosen(all_locks(app_locks(app), app), task, node, older), sort, reverse)
-    if as_json:
-        print_json([each.to_dict() for each in found[:limit]])
-        return
-    listed = found if all_ else [each for each in found if each.state != "broken"]
-    shown = listed[:limit]
-    show_lines(locks_table(shown, wide))
-    more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
-    click.echo(f"{summary(found, all_)}{more}")
+    with those_that_answer(app) as locks:
+        found = in_order(chosen(all_locks(locks, app), task, node, older), sort, reverse)
+        if as_json:
+            print_json([each.to_dict() for each in found[:limit]])
+            return
+        listed = found if all_ else [each for each in found if each.state != "broken"]
+        shown = listed[:limit]
+        show_lines(locks_table(shown, wide))
+        more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
+        click.echo(f"{summary(found, all_)}{more}")
 
 
 # -- show and explain -------------------------------------------------------------------------

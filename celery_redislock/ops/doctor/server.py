@@ -143,7 +143,8 @@ def check_replication(patient: Patient) -> Iterator[Finding]:
         )  # fmt: skip
     elif (replicas := int(info.get("connected_slaves", 0))) < patient.locks.min_replicas:
         yield Finding(
-            ERROR, f"{replicas} replicas: redislock_min_replicas asks {patient.locks.min_replicas}",
+            ERROR,
+            f"{_count(replicas)}: redislock_min_replicas asks {patient.locks.min_replicas}",
             "add replicas, or lower redislock_min_replicas: no lock can be taken",
         )  # fmt: skip
     elif replicas or sentinel:
@@ -152,10 +153,14 @@ def check_replication(patient: Patient) -> Iterator[Finding]:
         yield Finding(OK, "one master, without replicas")
 
 
+def _count(replicas: int) -> str:
+    return f"{replicas} replica{'' if replicas == 1 else 's'}"
+
+
 def _replicated(patient: Patient, replicas: int, sentinel: bool) -> Finding:
     needed = Looking(patient.server).server_config("min-replicas-to-write")
     serves_alone = needed.get("min-replicas-to-write") == "0"
-    what = f"{replicas} replicas{', by sentinels' if sentinel else ''}"
+    what = f"{_count(replicas)}{', by sentinels' if sentinel else ''}"
     if serves_alone:
         what += ", min-replicas-to-write 0"
     advice = "pass self.lock.fence to the resource where two runs at once would do harm"

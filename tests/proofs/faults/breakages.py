@@ -10,6 +10,7 @@ from celery_redislock.app.outcomes import Outcome
 from celery_redislock.lock.heartbeat import Heartbeat
 from celery_redislock.lock.lease import Lease
 from celery_redislock.protocol import calls
+from celery_redislock.servers.restarts import ServerWatch
 from celery_redislock.tasks import body, decisions
 from celery_redislock.tasks.facts import Facts
 from celery_redislock.tasks.record import Record
@@ -75,6 +76,11 @@ def skip_on_redelivery() -> None:
         return behind(run, outcome, busy, *learned)
 
     decisions._behind = skips
+
+
+def no_hold_off() -> None:
+    """A server that came back empty gives its locks away before their holders take them again."""
+    ServerWatch.admit = lambda self, ttl: None  # type: ignore[method-assign]
 
 
 def removed_with_the_turn() -> None:
@@ -143,7 +149,10 @@ def _rewrite_turns(old: str, new: str) -> None:
 
 BREAKAGES: dict[str, Callable[[], None]] = {
     f.__name__: f
-    for f in (no_heartbeat, plain_del, token_is_task_id, release_before_death, skip_on_redelivery)
+    for f in (
+        *(no_heartbeat, plain_del, token_is_task_id, release_before_death, skip_on_redelivery),
+        no_hold_off,
+    )
 }
 #: Of waiting rooms, limits and pauses.
 OF_ROOMS: dict[str, Callable[[], Any]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,6 +41,8 @@ class Case:
         """Why this cannot be run with these versions, or None."""
         if self.broker == "redis" and self.fault in REDELIVER and not _looks_often():
             return "this kombu looks for unacknowledged messages only every 100 s"
+        if self.fault == "cluster_reshard" and not shutil.which("redis-cli"):
+            return "no redis-cli on this machine"
         return None
 
 
@@ -60,6 +63,8 @@ FULL = [case for fault in FAULTS.values() for case in _cases_of(fault)]
 #: What does not make a fault another kind of fault, but how long or how much, where, and whom.
 _DEGREES = (
     *("_(short|long|little|much|any_key|key_with_ttl)$", "_at_.*", "_cancels$", "^lossy_"),
+    *("(?<=cluster)_(move_.*|reshard|add_node)", "(?<=cluster_)(failover|kill_.*|cut_off_.*)"),
+    "(?<=cluster_restart)_node",
     *("(?<=kill)_all_workers|(?<=kill)_everything", "(?<=stop)_main|(?<=stop)_worker"),
     *("_empty(?!_locks)|_with_data", "(?<=clock)_(forward|back)", "(?<=block)_(to|from)"),
     *("(?<=lose)_.*(?=_replies)", "^(soft|cold)(?=_shutdown)"),

@@ -18,24 +18,21 @@ from tests.support.servers import Proxy, RedisServer, SentinelSet, Way
 from tests.support.waiting import eventually
 from tests.support.workers import Worker
 
-from . import steps, turns
+from . import cluster_faults, steps, turns
+from .aim import (
+    FORGETS,
+    LONG,
+    LOSES_DATA,
+    LOSES_MESSAGES,
+    SHORT,
+    Span,
+    holder,
+    inside,
+    last,
+)
 from .history import Event
 from .load import KEYS, OF_FLEETS, OF_RELEASE, OF_ROOMS, OWN_KEYS, TASKS
 from .stage import Fault, Stage, send_signal
-
-#: How long something lasts, as parts of the ttl.
-Span = tuple[float, float]
-SHORT: Span = (0.1, 0.6)
-LONG: Span = (1.3, 2.0)
-
-#: What a fault of the lock server's data allows.
-LOSES_DATA = frozenset({"overlap"})
-#: A server that comes back empty has also forgotten which attempts have run: a copy of the message
-#: of one runs again. Its locks are taken again by their holders.
-FORGETS = frozenset({"again"})
-#: A broker connection that breaks takes messages along: kombu's Redis transport may have popped
-#: one and not yet told, and a message that is published may or may not have arrived.
-LOSES_MESSAGES = frozenset({"vanished"})
 
 PREFORK = ("prefork",)
 #: Where a running task can be ended from outside.
@@ -84,32 +81,32 @@ def kill_everything(stage: Stage, locks: bool = False) -> None:
 
 def stop_child(stage: Stage, span: Span) -> None:
     """SIGSTOP of a pool process. Its worker goes on, and keeps its lock."""
-    pid = _holder(stage, span).pid
+    pid = holder(stage, span).pid
     with stage.during("stop_child", pid=pid), stage.standing_still([pid]):
-        _last(stage, span)
+        last(stage, span)
 
 
 def stop_main(stage: Stage, span: Span) -> None:
     """SIGSTOP of a worker's main process alone. Its children go on."""
-    pid = _holder(stage, span).main
+    pid = holder(stage, span).main
     with stage.during("stop_main", pid=pid), stage.standing_still([pid]):
-        _last(stage, span)
+        last(stage, span)
 
 
 def stop_worker(stage: Stage, span: Span) -> None:
     """SIGSTOP of all of a worker's processes."""
-    worker = stage.worker_of(_holder(stage, span))
+    worker = stage.worker_of(holder(stage, span))
     with stage.during("stop_worker", pid=worker.pid), stage.standing_still(_processes(worker)):
-        _last(stage, span)
+        last(stage, span)
 
 
 def stop_locks(stage: Stage, span: Span) -> None:
     """SIGSTOP of the lock server: connections stand, and nobody answers."""
-    _holder(stage, span)
+    holder(stage, span)
     with stage.during("stop_locks", unreachable=True):
         stage.locks.stop()
         try:
-            _last(stage, span)
+            last(stage, span)
         finally:
             stage.locks.resume()
 
@@ -119,10 +116,10 @@ def stop_locks(stage: Stage, span: Span) -> None:
 
 def restart_locks(stage: Stage, span: Span, empty: bool = True) -> None:
     """The lock server is killed, is away, and comes back, empty or with its data."""
-    _holder(stage, span)
+    holder(stage, span)
     with stage.during("restart_locks", unreachable=True, empty=empty):
         stage.locks.kill()
-        _last(stage, span)
+        last(stage, span)
         if empty:
             stage.locks.restart_empty()
         else:
@@ -131,7 +128,7 @@ def restart_locks(stage: Stage, span: Span, empty: bool = True) -> None:
 
 def pause_locks(stage: Stage, span: Span) -> None:
     """CLIENT PAUSE: the lock server lives and answers nobody."""
-    _holder(stage, span)
+    holder(stage, span)
     with stage.during("pause_locks", unreachable=True):
         stage.locks.pause_clients(stage.rng.uniform(*span) * stage.ttl)
         eventually(stage.locks.answers, "the pause is over")
@@ -148,7 +145,7 @@ def flush_scripts(stage: Stage) -> None:
 def evict(stage: Stage, policies: Iterable[str]) -> None:
     """The lock server's memory is full, and it evicts locks."""
     policy = stage.rng.choice(list(policies))
-    _holder(stage, LONG)
+    holder(stage, LONG)
     with stage.during("evict", unreachable=True, policy=policy):
         # Whether there was one to evict is a matter of chance.
         keys = stage.locks.evict(policy, timeout=5.0)
@@ -157,7 +154,7 @@ def evict(stage: Stage, policies: Iterable[str]) -> None:
 
 def step_clock(stage: Stage, part: float) -> None:
     """The lock server's clock steps by this part of the ttl. See `RedisServer.step_clock`."""
-    _holder(stage, LONG)
+    holder(stage, LONG)
     stage.pause(0, 0.3)
     with stage.during("step_clock", seconds=part * stage.ttl):
         stage.locks.step_clock(part * stage.ttl)
@@ -165,7 +162,7 @@ def step_clock(stage: Stage, part: float) -> None:
 
 def failover(stage: Stage) -> None:
     """An operator has the replica promoted. The old master does not know for some seconds."""
-    _holder(stage, LONG)
+    holder(stage, LONG)
     with stage.during("failover", unreachable=True):
         stage.locks.failover()
         stage.pause(0, 2 * stage.ttl)
@@ -174,7 +171,7 @@ def failover(stage: Stage) -> None:
 
 def lossy_failover(stage: Stage) -> None:
     """The master dies with locks of which the replica, then promoted, has not heard."""
-    _holder(stage, LONG)
+    holder(stage, LONG)
     with stage.during("lossy_failover", unreachable=True):
         stage.locks.cut_replication()
         cut_at = time.monotonic()
@@ -190,11 +187,11 @@ def lossy_failover(stage: Stage) -> None:
 
 def cut_locks(stage: Stage, span: Span) -> None:
     """Every connection to the lock server breaks, and no new one is to be had."""
-    _holder(stage, span)
+    holder(stage, span)
     with stage.during("cut_locks", unreachable=True):
         stage.lock_proxy.cut_off()
         try:
-            _last(stage, span)
+            last(stage, span)
         finally:
             stage.lock_proxy.reconnect()
 
@@ -212,19 +209,19 @@ def delay_locks(stage: Stage, low: float, high: float) -> None:
     """Everything takes these seconds longer, each way. Beyond the library's own time limits,
     commands are executed after their client has given up.
     """
-    _holder(stage, LONG)
+    holder(stage, LONG)
     with stage.during("delay_locks", unreachable=True), _healed(stage.lock_proxy):
         for way in (stage.lock_proxy.to_server, stage.lock_proxy.to_client):
             way.delay = stage.rng.uniform(low, high)
-        _last(stage, (0.5, 1.5))
+        last(stage, (0.5, 1.5))
 
 
 def block_locks(stage: Stage, span: Span, way: Callable[[Proxy], Way]) -> None:
     """One direction lets nothing through. What it held back is delivered late."""
-    _holder(stage, span)
+    holder(stage, span)
     with stage.during("block_locks", unreachable=True), _healed(stage.lock_proxy):
         way(stage.lock_proxy).block()
-        _last(stage, span)
+        last(stage, span)
 
 
 def lose_replies(stage: Stage, script: str | None) -> None:
@@ -302,7 +299,7 @@ def kill_replaced(stage: Stage) -> None:
     late acknowledgement its message comes back.
     """
     about = {"key": "r1", "how": "return"}  # which the load does not use
-    older = _inside(stage, stage.send("replace", kwargs={**about, "seconds": 5.0}))
+    older = inside(stage, stage.send("replace", kwargs={**about, "seconds": 5.0}))
     newer = stage.send("replace", kwargs={**about, "seconds": stage.rng.uniform(0.2, 3.0)})
 
     def is_told() -> bool:
@@ -327,7 +324,7 @@ def new_release(stage: Stage) -> None:
     key, *_ = OWN_KEYS["moves"]
     waiting = ("moves", "reshaped", "unlocked", "steady", "moves", "reshaped", "unlocked")
     brief = {"key": key, "seconds": 0.1, "how": "return"}
-    _inside(stage, stage.send("steady", kwargs={**brief, "seconds": 2.5}))
+    inside(stage, stage.send("steady", kwargs={**brief, "seconds": 2.5}))
     ids = {stage.send(task, kwargs=brief) for task in waiting}
     with contextlib.suppress(AssertionError):  # they may be behind others in the queue
         eventually(lambda: {e.id for e in stage.history.events("parked")} & ids, "they wait", 3.0)
@@ -350,7 +347,7 @@ def two_fleets(stage: Stage) -> None:
     """
     (key, *_) = KEYS
     brief = {"key": key, "seconds": 0.1, "how": "return"}
-    here = _inside(stage, stage.send("queue", kwargs={**brief, "seconds": 1.5}, expires=None))
+    here = inside(stage, stage.send("queue", kwargs={**brief, "seconds": 1.5}, expires=None))
     for task in ("queue", "other_queue", "queue", "coalesce"):
         stage.send(task, kwargs=brief, expires=None)
     stage.pause(0.1, 1.0)
@@ -432,7 +429,7 @@ def cut_locks_at(stage: Stage, here: Event) -> None:
         stage.lock_proxy.cut_off()
         steps.let_go(stage.history, here.name)
         try:
-            _last(stage, stage.rng.choice((SHORT, LONG)))
+            last(stage, stage.rng.choice((SHORT, LONG)))
         finally:
             stage.lock_proxy.reconnect()
 
@@ -472,31 +469,6 @@ def _combinable() -> Iterator[Fault]:
 
 
 # -- how --------------------------------------------------------------------------------------
-
-
-def _holder(stage: Stage, span: Span) -> Event:
-    """A body that is inside. For what lasts longer than the ttl it is one that does so too."""
-    if span != LONG:
-        return stage.await_inside()
-    # Woken when it can have the lock, so it soon starts; and others soon want its lock.
-    seconds = round(stage.rng.uniform(2.0, 2.5) * stage.ttl, 3)
-    kwargs = {"seconds": seconds, "how": "return"}
-    return _inside(stage, stage.send("wait_then_defer", kwargs=kwargs))
-
-
-def _inside(stage: Stage, task_id: str) -> Event:
-    """The body of this task, once it is inside."""
-
-    def starts() -> list[Event]:
-        return [start for start in stage.inside() if start.id == task_id]
-
-    return eventually(starts, "a long body is inside", 60)[0]
-
-
-def _last(stage: Stage, span: Span) -> None:
-    """Let the fault last for a random part of the ttl."""
-    low, high = span
-    stage.pause(low * stage.ttl, high * stage.ttl)
 
 
 @contextlib.contextmanager
@@ -632,3 +604,4 @@ _add("new_release", new_release, load=OF_RELEASE)
 _add("two_fleets", two_fleets, load=OF_FLEETS, fleets=2, drain=25.0)
 _add("kill_replaced", kill_replaced, pools=PREFORK, acks=("late",), times=2)
 _add("several", several)
+FAULTS.update(cluster_faults.FAULTS)

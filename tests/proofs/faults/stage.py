@@ -78,6 +78,7 @@ class Fault:
         apart: seconds between two messages of the load, at least and at most.
         room: messages that may be open at a time; None for what suits the pool.
         times: how often it is injected in one case.
+        ttl: of every lock, in seconds.
         fleets: 2 if there are also workers of the same app with other tasks and another queue.
         drain: seconds until everything that was sent must have ended.
     """
@@ -94,6 +95,7 @@ class Fault:
     apart: tuple[float, float] = APART
     room: int | None = None
     times: int = 1
+    ttl: float = 2.0
     fleets: int = 1
     drain: float = DRAIN
 
@@ -123,8 +125,6 @@ class Stage:
         ttl: of every lock, in seconds.
     """
 
-    ttl = 2.0
-
     def __init__(
         self,
         fault: Fault,
@@ -138,7 +138,7 @@ class Stage:
         busy: bool = True,
         breakage: str | None = None,
     ) -> None:
-        self.fault = fault
+        self.fault, self.ttl = fault, fault.ttl
         self.pool, self.broker, self.acks_late = pool, broker, acks == "late"
         self.rng = random.Random(f"{seed}:fault")
         self.history = history

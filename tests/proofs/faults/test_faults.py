@@ -1,4 +1,4 @@
-"""The bench notices a broken lock: each of five breaks a promise, and the real one does not."""
+"""The bench notices a broken lock: each of six breaks a promise, and the real one does not."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import kombu.transport.redis
 import pytest
 
 from tests.proofs.faults import (
+    test_short_cluster,
     test_short_ends,
     test_short_network,
     test_short_processes,
@@ -15,12 +16,17 @@ from tests.proofs.faults import (
 )
 from tests.proofs.faults.breakages import BREAKAGES
 from tests.proofs.faults.cases import SHORT
+from tests.proofs.faults.cluster_faults import Cluster
 from tests.proofs.faults.history import History
 from tests.proofs.faults.run import play
 from tests.proofs.faults.stage import Fault, Stage
+from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
-SHORT_FORM = (test_short_ends, test_short_network, test_short_processes, test_short_server)
+SHORT_FORM = (
+    *(test_short_cluster, test_short_ends, test_short_network),
+    *(test_short_processes, test_short_server),
+)
 
 needs_impatience = pytest.mark.skipif(
     not hasattr(kombu.transport.redis.Channel, "unacked_restore_throttle"),
@@ -32,10 +38,10 @@ needs_impatience = pytest.mark.skipif(
 def wrong(tmp_path):
     """Plays something, with or without the lock broken, and gives the rules that were broken."""
 
-    def wrong(inject, *, pool, acks="early", breakage=None, ttl=None):
+    def wrong(inject, *, pool, acks="early", breakage=None, ttl=2.0, locks=RedisServer):
         history = History(tmp_path / f"{breakage}.jsonl")
         stage = Stage(
-            Fault(name=inject.__name__, inject=inject),
+            Fault(name=inject.__name__, inject=inject, locks=locks, ttl=ttl),
             history,
             pool=pool,
             broker="redis",
@@ -44,7 +50,6 @@ def wrong(tmp_path):
             busy=False,
             breakage=breakage,
         )
-        stage.ttl = ttl or stage.ttl
         return {violation.rule for violation in play(stage).violations}
 
     return wrong
@@ -99,6 +104,21 @@ def a_hard_time_limit_while_another_one_waits(stage):
     eventually(lambda: told(stage, waiting), "it waits")
 
 
+def a_cluster_that_restarts_empty(stage):
+    """Another one asks for a held lock before its holder can take it again."""
+    send(stage, "skip", 6.0)
+    worker = stage.worker_of(stage.await_inside())
+    # Its worker meets the server, and so notices that it comes back.
+    refused = send(stage, "skip", 0.1)
+    eventually(lambda: told(stage, refused), "it is refused")
+    with stage.during("restart", unreachable=True), stage.standing_still([worker.pid]):
+        stage.locks.switch_off()
+        stage.locks.mend()
+        newcomer = send(stage, "defer", 0.1)
+        with contextlib.suppress(AssertionError):  # it is held off, as it must be
+            eventually(lambda: told(stage, newcomer), "it is told that the lock is free", 1.5)
+
+
 SCENES = {
     "no_heartbeat": (bodies_longer_than_the_ttl, {"pool": "threads"}, "believed"),
     "plain_del": (a_holder_that_stands_still_beyond_its_ttl, {"pool": "solo"}, "overlap"),
@@ -117,6 +137,12 @@ SCENES = {
         a_message_that_is_delivered_again_while_it_runs,
         {"pool": "threads", "acks": "late"},
         "own duplicate",
+    ),
+    "no_hold_off": (
+        a_cluster_that_restarts_empty,
+        # Long enough for the holder to come first: a cluster's nodes refuse all for two seconds.
+        {"pool": "solo", "ttl": 18.0, "locks": Cluster},
+        "overlap",
     ),
 }
 

@@ -14,30 +14,34 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import redis
+from celery.result import EagerResult
 
-from .errors import ConfigError, LockUnavailable, TaskSkipped
-from .lock.heartbeat import heartbeat
-from .lock.lease import Lease
-from .lock.named import NamedLock
-from .protocol import holders
-from .protocol.calls import Release, break_lock, holder_of
-from .protocol.claims import Acquired, Busy, Claim, Done, to_ms
-from .protocol.clock import clock
-from .protocol.holders import Holder
-from .protocol.keys import LockKeys
-from .protocol.tokens import new_token
-from .servers import stand_in
-from .servers.connections import pools_like
-from .servers.node import Node
-from .servers.server import Server
-from .signals import ConflictDetails, lock_conflict
-from .tasks.current import current_lock
-from .tasks.locked import Calls
-from .tasks.turns import follow
+from ..errors import ConfigError, LockUnavailable, TaskSkipped
+from ..lock.heartbeat import heartbeat
+from ..lock.lease import Lease
+from ..lock.named import NamedLock
+from ..protocol import checks, holders
+from ..protocol.calls import Release, break_lock, holder_of
+from ..protocol.claims import Acquired, Busy, Claim, Done, to_ms
+from ..protocol.clock import clock
+from ..protocol.holders import Holder
+from ..protocol.keys import LockKeys
+from ..protocol.tokens import new_token
+from ..servers import stand_in
+from ..servers.connections import pools_like
+from ..servers.node import Node
+from ..servers.server import Server
+from ..signals import ConflictDetails, lock_conflict
+from ..tasks.current import current_lock
+from ..tasks.locked import Calls
+from ..tasks.turns import follow
+from .travel import Travel
 
 try:
     import lupa as _lupa  # noqa: F401  without it fakeredis knows no scripts
@@ -61,6 +65,10 @@ __all__ = [
 #: The most seconds until a holder in this process learns that its lock is gone. An idle machine
 #: needs a millisecond.
 _SOON: Final = 10.0
+#: What a test may have forgotten.
+_FORGOT: Final = "the test does not use the fixture redislock_memory, or memory_locks()"
+
+_T = TypeVar("_T")
 
 
 class MemoryServer(Node):
@@ -113,6 +121,7 @@ class MemoryLocks:
         self._server = server
         self.client = server.client
         self.conflicts: list[ConflictDetails] = []
+        self._travel = Travel(server, self.client)
 
     def outcomes(self, task: Any = None) -> list[str]:
         """The outcomes of all duplicates, in order: "skipped", "deferred", and so on.
@@ -132,6 +141,21 @@ class MemoryLocks:
         """A context in which the locks cannot be reached, as if Redis were down."""
         with self._server.unreachable():
             yield
+
+    def advance(self, seconds: float | timedelta) -> None:
+        """Let time pass at once: for locks that expire, cool-downs, `max_wait` and `expires`.
+
+        Locks that this process holds are kept, as by the heartbeat; without a heartbeat they
+        expire. Countdowns of messages are Celery's, and not shortened. Threads that wait, and a
+        worker's waiting rooms, notice within some seconds.
+
+        Args:
+            seconds: how many, or a timedelta.
+
+        Raises:
+            ConfigError: they are negative, or no number.
+        """
+        self._travel.advance(checks.check_seconds("advance", "seconds", seconds))
 
     def _note(self, sender: Any, details: ConflictDetails, **kwargs: Any) -> None:
         self.conflicts.append(details)
@@ -158,6 +182,7 @@ def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
     finally:
         lock_conflict.disconnect(dispatch_uid=id(locks))
         stand_in.current = before
+        locks._travel.end(is_last=before is None)
 
 
 # -- other holders ----------------------------------------------------------------------------
@@ -220,7 +245,8 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
     for number in range(1, len(keys.slots) + 2):
         token, task_id = new_token(), f"held-by-test-{number}"
         value = holders.encode(token, ttl_ms=to_ms(ttl), task=task, task_id=task_id, label=label)
-        reply = held.take(Lease(server, Claim(keys, token, ttl, value, task_id)))
+        lease = Lease(server, Claim(keys, token, ttl, value, task_id))
+        reply = _reached(partial(held.take, lease))
         if not isinstance(reply, Acquired):
             held.release()
             raise AssertionError(f"{keys.lock} is not free: {reply}")
@@ -295,7 +321,10 @@ def assert_skipped(result: Any, timeout: float = 10.0) -> TaskSkipped:
     __tracebackhide__ = True
     error = result.get(timeout=timeout, propagate=False)
     if not isinstance(error, TaskSkipped):
-        raise AssertionError(f"{result.id} was not skipped: it is {result.state} with {error!r}")
+        says = f"{result.id} was not skipped: it is {result.state} with {error!r}"
+        if isinstance(result, EagerResult) and stand_in.current is None:
+            says = f"{says}. Eager calls may take no locks here: {_FORGOT}"
+        raise AssertionError(says)
     return error
 
 
@@ -334,4 +363,19 @@ def assert_free(what: Any, *args: Any, **kwargs: Any) -> None:
 
 def _holder_of(what: Any, args: Any, kwargs: Any) -> tuple[Holder | None, str]:
     server, keys, ttl = _lock_of(what, args, kwargs)
-    return server.ask(holder_of(keys, ttl)), keys.lock
+    return _reached(lambda: server.ask(holder_of(keys, ttl))), keys.lock
+
+
+def _reached(ask: Callable[[], _T]) -> _T:
+    """What this function returns.
+
+    Raises:
+        LockUnavailable: the lock server does not answer. Says if the locks are not in memory.
+    """
+    try:
+        return ask()
+    except LockUnavailable as exc:
+        if stand_in.current is not None:
+            raise
+        reason = f"{exc.reason}; the locks are not in memory: {_FORGOT}"
+        raise LockUnavailable(exc.key, exc.holder, reason) from exc
