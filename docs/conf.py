@@ -54,7 +54,10 @@ html_copy_source = False
 #: The pages in their order. One that is not there is left out; one that is not named here is
 #: taken into the last part.
 NAVIGATION = {
-    "Use it": ["start", "recipes", "policies", "options", "testing", "when-not", "migrating"],
+    "Use it": [
+        *("start", "django", "fastapi", "flask", "recipes"),
+        *("policies", "options", "testing", "when-not", "migrating"),
+    ],
     "Run it": [
         "deploying",
         "containers",
@@ -93,11 +96,13 @@ def navigation() -> str:
 HEADINGS = ["Tasks", "Locks outside of tasks", "Policies", "Errors", "Signals"]
 LOCKS = (celery_redislock.RedisLock, celery_redislock.AsyncRedisLock)
 #: Modules with names of their own. One that is not there is left out.
-MODULES = ["signals", "operations", "testing", "prometheus", "otel", "web"]
+MODULES = ["signals", "operations", "testing", "prometheus", "otel", "web", "django"]
 #: Of classes that others of the package work with as well: what is for users.
 MEMBERS = {
     "SingletonTask": "lock, lock_key_for, lock_holder, break_lock, apply_async, apply",
     "Lease": "token, label, lost, ensure",
+    "LockedTask": "delay_on_commit, apply_async_on_commit",
+    "LockAdminMixin": "lock_args, lock_holder, has_break_lock_permission, break_locks",
 }
 
 
@@ -126,11 +131,11 @@ def module_reference(module: ModuleType) -> Iterator[str]:
         if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
     ]
     names = [name for name in names if name not in celery_redislock.__all__]
-    names = [name for name in names if getattr(vars(module)[name], "__doc__", None)]
+    names = [name for name in names if getattr(getattr(module, name), "__doc__", None)]
     yield f"## The module `{module.__name__}`\n"
     yield rst(f".. automodule:: {module.__name__}\n   :no-members:\n   :no-index:")
     for name in names:
-        yield directive(module.__name__, name, vars(module)[name])
+        yield directive(module.__name__, name, getattr(module, name))
 
 
 def heading(value: Any) -> str:

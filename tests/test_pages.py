@@ -158,6 +158,8 @@ def test_python_that_does_not_run_compiles() -> None:
         "systemctl nothing",
         "kubectl nothing",
         "uvicorn examples.fastapi_app:nothing",
+        "flask --app examples.nothing run",
+        "flask --app examples.flask_app nothing",
         "cd nothing",
         "nothing",
     ],
@@ -291,8 +293,8 @@ UNTOLD = {"index", "api", "changelog", "glossary"}
 #: What people search for, and under which headings it must be.
 SEARCHED = {
     "asyncio": "options",
-    "FastAPI": "recipes",
-    "Django": "recipes",
+    "FastAPI": "fastapi",
+    "Django": "django",
     "crash": "guarantees",
     "Stop": "deploying",
     "lock is stuck": "operations",

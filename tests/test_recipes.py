@@ -1,4 +1,4 @@
-"""The recipes of docs/recipes.md: a Django project and a FastAPI application, with workers."""
+"""The applications of docs/django.md, docs/fastapi.md and docs/flask.md, with workers."""
 
 from __future__ import annotations
 
@@ -84,6 +84,16 @@ def test_django_the_command_and_the_task_exclude_each_other(redis_server: RedisS
         command = python(f"{PROJECT}/manage.py", "rebuild_index")
     assert command.returncode == 1
     assert re.match("CommandError: the index is being rebuilt: RedisLock", command.stderr)
+
+
+def test_flask_a_task_has_the_applications_context_and_a_second_one_is_refused(label: str) -> None:
+    account = int(label[:8], 16)
+    with worker("examples.flask_app"):
+        said = answers("-m", "tests.recipes.flask_client", str(account))
+    assert said["statuses"] == [202, 409, 202]
+    assert said["same"], "the answer names the task that has the lock"
+    assert said["result"] == f"synced {account}"
+    assert said["locked"]
 
 
 def test_fastapi_triggers_coalesce_and_a_second_export_is_refused(label: str) -> None:

@@ -35,6 +35,7 @@ from celery_redislock import (
     lock_lost,
     prometheus,
 )
+from celery_redislock.django import LockAdminMixin, LockedTask, locks_page
 from celery_redislock.operations import Found, break_locks, drop_waiting, list_locks
 from celery_redislock.signals import ConflictDetails, LostDetails
 from celery_redislock.testing import (
@@ -194,6 +195,30 @@ def export(registry: CollectorRegistry) -> None:
 
 page: ASGIApp = asgi_app(app, allow_break=True, token="x" * 16, allowed_hosts=["localhost"])
 asgi_app(app, alow_break=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+# -- Django -----------------------------------------------------------------------------------
+
+staff_page: ASGIApp = locks_page(app, permission="shop.view_product", every=2)
+locks_page(app, allow_break=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+@shared_task(base=LockedTask, lock_scope="queued")
+def index_product(product_id: int) -> None: ...
+
+
+def after_the_commit(singleton: SingletonTask) -> None:
+    assert_type(index_product.delay(5), AsyncResult[Any])
+    index_product.delay_on_commit(5)
+    index_product.apply_async_on_commit((5,), countdown=5)
+    assert_type(index_product.lock_holder(5), Holder | None)
+    singleton.delay_on_commit  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+class ProductAdmin(LockAdminMixin):
+    lock_task = index_product
+
+    def lock_args(self, obj: Any) -> tuple[Any, ...]:
+        return (obj.pk,)
 
 
 # -- tests ------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from celery import Task
 from ..app.internals import is_decorated, is_nobodys_app, on_app_complete, tasks_so_far
 from ..app.unknown import is_option_or_like_one
 from ..protocol.log import get_logger
+from .collecting import is_collecting
 from .locked import LockedTask
 
 logger = get_logger()
@@ -100,6 +101,8 @@ def _on_app_complete(app: Any) -> None:
 
 
 def _tell(sender: Any, **kwargs: Any) -> None:
+    if is_collecting():
+        return
     for warning in untold(sender):
         logger.warning(*warning)
 

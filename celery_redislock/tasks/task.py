@@ -15,6 +15,7 @@ from ..app.options import UNSET
 from ..errors import ConfigError
 from ..protocol.tokens import new_token
 from .binding import OUTERMOST, is_celerys_own, resolve_options
+from .collecting import is_collecting
 from .current import current_lock
 from .ends import LEASE, RUN, Skipped
 from .locked import LockedTask
@@ -125,7 +126,8 @@ class SingletonTask(LockedTask):
         except ConfigError as exc:
             # Celery keeps the task registered. It must not run as if it needed no lock.
             cls._redislock_error = exc
-            raise
+            if not is_collecting():
+                raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.request.__dict__.pop(_DUE, False):

@@ -34,7 +34,7 @@ PUBLIC = {
     *("celery.worker.control", "celery.worker.request", "celery.apps.worker"),
     *("celery.backends.base", "celery.backends.rpc", "celery.concurrency.prefork"),
     *("celery.concurrency.solo", "celery.utils.dispatch", "celery.utils.imports"),
-    "celery.utils.saferepr",
+    *("celery.contrib.django.task", "celery.utils.saferepr"),
     *("celery.utils.time", "kombu", "kombu.common", "kombu.serialization", "kombu.transport"),
     *("kombu.transport.native_delayed_delivery", "kombu.utils.url"),
 }

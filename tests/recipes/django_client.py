@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from functools import partial
 
 import django
 from django.db import transaction
@@ -22,7 +21,7 @@ answers = [client.post(f"/products/{product.pk}/price", {"price": price}) for pr
 holder = index_product.lock_holder(product.pk)
 with contextlib.suppress(ZeroDivisionError), transaction.atomic():
     Product.objects.filter(pk=product.pk).update(price=5)
-    transaction.on_commit(partial(index_product.delay, product.pk + 1))
+    index_product.delay_on_commit(product.pk + 1)
     raise ZeroDivisionError
 json.dump(
     {

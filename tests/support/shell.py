@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 import redis
@@ -82,6 +83,8 @@ def check_shell(block: Block, server: redis.Redis) -> None:
             _celery(arguments, page_files)
         elif program == "python":
             _python(arguments, folder, page_files)
+        elif program == "uvicorn":
+            _uvicorn(arguments, folder)
         else:
             assert program in _CHECKS, f"{block}: nobody looks at {program!r}; see {__file__}"
             _CHECKS[program](arguments)
@@ -130,10 +133,18 @@ def _pip(arguments: list[str]) -> None:
             assert re.search(rf"^{extra} = \[", PROJECT, re.M), extra
 
 
-def _uvicorn(arguments: list[str]) -> None:
-    module, _, name = arguments[0].partition(":")
-    text = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
-    assert re.search(rf"^{name} = ", text, re.M), arguments
+def _uvicorn(arguments: list[str], folder: Path) -> None:
+    _is_in_file(*arguments[0].split(":"), folder)
+
+
+def _flask(arguments: list[str]) -> None:
+    assert [arguments[0], *arguments[2:]] == ["--app", "run"], arguments
+    _is_in_file(arguments[1], r"(\w+_)?app", ROOT)
+
+
+def _is_in_file(module: str, name: str, folder: Path) -> None:
+    text = (folder / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    assert re.search(rf"^{name} = ", text, re.M), (module, name)
 
 
 def _redis_cli(arguments: list[str], server: redis.Redis) -> None:
@@ -210,4 +221,4 @@ def _app(name: str, page_files: set[str]) -> None:
     assert known or path.exists() or path.with_suffix(".py").exists(), f"celery -A {name}"
 
 
-_CHECKS: dict[str, Callable[[list[str]], None]] = {"make": _make, "pip": _pip, "uvicorn": _uvicorn}
+_CHECKS: dict[str, Callable[[list[str]], None]] = {"make": _make, "pip": _pip, "flask": _flask}

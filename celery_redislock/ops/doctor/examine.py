@@ -60,6 +60,15 @@ def examine(app: Any) -> list[tuple[str, Finding]]:
     return findings + _run(OF_SETTINGS, patient)
 
 
+def examine_settings(app: Any) -> list[tuple[str, Finding]]:
+    """Run the checks that ask no server. Returns the same as `examine`.
+
+    Raises:
+        ConfigError: the settings are wrong.
+    """
+    return _run({"tasks": tasks.check_tasks, **OF_SETTINGS}, Patient(app))
+
+
 def _of_each(patient: Patient) -> list[tuple[str, Finding]]:
     """What each Redis server is found to be. What is the same for all is shown once."""
     try:

@@ -1,10 +1,11 @@
-"""A Django project whose tasks have locks. See docs/recipes.md.
+"""A Django project whose tasks have locks. See docs/django.md.
 
 From this folder, with a Redis at REDIS_URL (default: redis://localhost:6379/0):
 
     python manage.py migrate --run-syncdb
     celery -A shop worker -c 2
-    python manage.py runserver
+    python manage.py createsuperuser
+    uvicorn shop.asgi:application --timeout-graceful-shutdown 2
 """
 
 from .celery import app as celery_app

@@ -7,6 +7,9 @@ class Product(models.Model):
     name = models.CharField(max_length=100)
     price = models.IntegerField()
 
+    def __str__(self):
+        return self.name
+
 
 class Entry(models.Model):
     """A product in the index."""

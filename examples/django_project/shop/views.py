@@ -1,7 +1,5 @@
 """Views that send tasks."""
 
-from functools import partial
-
 from django.db import transaction
 from django.http import JsonResponse
 from django.views.decorators.http import require_POST
@@ -15,5 +13,5 @@ def set_price(request, product_id):
     with transaction.atomic():
         Product.objects.filter(pk=product_id).update(price=int(request.POST["price"]))
         # Not before: a worker would find the old price, or no product.
-        transaction.on_commit(partial(index_product.delay, product_id))
+        index_product.delay_on_commit(product_id)
     return JsonResponse({"product": product_id}, status=202)

@@ -1,0 +1,183 @@
+"""`LockAdminMixin`: the admin shows who holds the locks of a model's rows, and takes them away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin import helpers
+from django.core import checks
+from django.template.response import TemplateResponse
+
+from .. import operations
+from ..errors import ConfigError, LockUnavailable
+from ..ops.survey import Found, read_slots
+from ..ops.web.look import mark
+from ..protocol.holders import Holder
+from ..protocol.log import get_logger
+from ..tasks.locked import LockedTask
+from .project import is_celery_command, locked_task
+from .words import said, said_of_slot
+
+logger = get_logger()
+
+_AWAY = "The lock server does not answer: %s"
+
+
+class LockAdminMixin:
+    """For a `ModelAdmin` whose rows have a task with a lock:
+
+        @admin.register(Product)
+        class ProductAdmin(LockAdminMixin, admin.ModelAdmin):
+            lock_task = "shop.tasks.index_product"
+            list_display = ("name", "lock_holder")
+
+    `lock_holder` is a column that says who holds a row's lock: one exchange for the whole page. The
+    action `break_locks` takes the locks of chosen rows away.
+
+    Attributes:
+        lock_task: the task, or its name.
+    """
+
+    lock_task: Any = None
+    actions: Sequence[Any] = ("break_locks",)
+
+    def lock_args(self, obj: Any) -> tuple[Any, ...]:
+        """The arguments of the task's call for this row. By default the primary key alone."""
+        return (obj.pk,)
+
+    def has_break_lock_permission(self, request: Any) -> bool:
+        """Whether the user may take locks away. By default: may change the model's rows."""
+        allowed: bool = self.has_change_permission(request)  # type: ignore[attr-defined]
+        return allowed
+
+    # -- the column ---------------------------------------------------------------------------
+
+    @admin.display(description="lock")
+    def lock_holder(self, obj: Any) -> str:
+        """Who holds the row's lock, for `list_display` and `readonly_fields`; "-" if nobody does,
+        and that it is unknown while the lock server does not answer.
+        """
+        if obj.pk is None:  # in the form of a new row
+            return "-"
+        rows = vars(obj).get("_redislock_rows") or _Rows(self, [obj])
+        return rows.told(obj)
+
+    def get_changelist_instance(self, request: Any) -> Any:
+        shown = super().get_changelist_instance(request)  # type: ignore[misc]
+        rows = _Rows(self, shown.result_list)
+        for obj in shown.result_list:  # each row is the object that the column gets
+            obj._redislock_rows = rows
+        return shown
+
+    # -- the action ---------------------------------------------------------------------------
+
+    @admin.action(description="Take the lock away", permissions=["break_lock"])
+    def break_locks(self, request: Any, queryset: Any) -> TemplateResponse | None:
+        """Take the locks of the chosen rows away from those who hold them, once the user has seen
+        and confirmed who that is. Who took a lock meanwhile keeps it.
+        """
+        try:
+            task = locked_task(self.lock_task)
+            slots = self._slots(task, queryset)
+            if request.POST.get("post"):
+                self._break(request, task, slots)
+                return None
+        except LockUnavailable as exc:
+            self._tell(request, _AWAY % exc.reason, messages.ERROR)
+            return None
+        return self._confirmation(request, slots)
+
+    def _slots(self, task: LockedTask, rows: Any) -> list[tuple[Any, list[Found]]]:
+        """Each row with the slots of its lock that somebody holds."""
+        keys = [(obj, task.keys_of_call(self.lock_args(obj), {})) for obj in rows]
+        asked = [(key.encode(), each.name) for _, each in keys for key in (each.lock, *each.slots)]
+        found = read_slots(task.app_locks.server, asked)
+        there = {each.key: each for each in found.values()}
+        return [
+            (obj, [there[key] for key in (each.lock, *each.slots) if key in there])
+            for obj, each in keys
+        ]
+
+    def _confirmation(self, request: Any, slots: list[tuple[Any, list[Found]]]) -> TemplateResponse:
+        model_admin: Any = self
+        rows = [(obj, [said_of_slot(each) for each in found]) for obj, found in slots]
+        context = {
+            **model_admin.admin_site.each_context(request),
+            "title": "Take the lock away",
+            "subtitle": None,
+            "opts": model_admin.opts,
+            "media": model_admin.media,
+            "rows": rows,
+            "marks": [mark(each) for _, found in slots for each in found if each.token is not None],
+            "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
+        }
+        request.current_app = model_admin.admin_site.name
+        return TemplateResponse(request, "celery_redislock/break_locks.html", context)
+
+    def _break(self, request: Any, task: LockedTask, slots: list[tuple[Any, list[Found]]]) -> None:
+        shown, by = set(request.POST.getlist("held")), request.user.get_username()
+        for obj, found in slots:
+            chosen = [each for each in found if mark(each) in shown]
+            broken = operations.break_locks(task.app, chosen, by=by) if chosen else []
+            for each in broken:
+                who = said_of_slot(each)
+                logger.warning(
+                    "redislock: %s, held by %s, was broken by %s",
+                    each.key, each.holder or "nobody yet", by,
+                )  # fmt: skip
+                text = f"Took the lock away from its holder: {who}."
+                self.log_change(request, obj, text)  # type: ignore[attr-defined]
+                self._tell(request, f"{obj}: {text}", messages.SUCCESS)
+            if not broken:
+                text = f"{obj}: nothing was taken away: the lock is free, or another run has it."
+                self._tell(request, text, messages.WARNING)
+
+    def _tell(self, request: Any, text: str, level: int) -> None:
+        self.message_user(request, text, level)  # type: ignore[attr-defined]
+
+    # -- the check ----------------------------------------------------------------------------
+
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
+        """Django's checks of the class, and whether `lock_task` is a task with a lock."""
+        found: list[checks.CheckMessage] = super().check(**kwargs)  # type: ignore[misc]
+        if is_celery_command():
+            return found
+        try:
+            locked_task(self.lock_task)
+        except ConfigError as exc:
+            hint = "Set lock_task to a task whose base is LockedTask or SingletonTask, or its name."
+            where = f"The value of 'lock_task' is not accepted: {exc}."
+            return [*found, checks.Error(where, hint=hint, obj=type(self), id="redislock.E008")]
+        except Exception:
+            return found  # the tasks cannot be loaded: `check_locks` says so
+        return found
+
+
+class _Rows:
+    """The holders of the rows of a page. They are asked for when the first one is shown."""
+
+    def __init__(self, model_admin: LockAdminMixin, objects: Any) -> None:
+        self._admin = model_admin
+        self._objects = list(objects)
+
+    @cached_property
+    def _holders(self) -> dict[Any, Holder | None] | None:
+        """By primary key; None if the lock server does not answer."""
+        task = locked_task(self._admin.lock_task)
+        calls = [(task, self._admin.lock_args(obj)) for obj in self._objects]
+        try:
+            found = operations.holders(task.app, calls)
+        except LockUnavailable as exc:
+            logger.warning("redislock: the admin cannot show who holds locks: %s", exc.reason)
+            return None
+        return dict(zip((obj.pk for obj in self._objects), found, strict=True))
+
+    def told(self, obj: Any) -> str:
+        known = self._holders
+        if known is None:
+            return "unknown: the lock server does not answer"
+        holder = known.get(obj.pk)
+        return "-" if holder is None else said(holder)

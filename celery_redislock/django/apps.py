@@ -1,0 +1,29 @@
+"""The Django app: `INSTALLED_APPS = [..., "celery_redislock.django"]`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, register
+
+from .project import is_celery_command
+
+
+class LocksConfig(AppConfig):
+    """Registers the check."""
+
+    name = "celery_redislock.django"
+    label = "celery_redislock"
+    verbose_name = "Locks of tasks"
+
+    def ready(self) -> None:
+        register(_check_locks, "redislock")
+
+
+def _check_locks(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    if is_celery_command():
+        return []  # the command says it itself
+    from .checks import check_locks  # imports much, and a server never checks
+
+    return check_locks()

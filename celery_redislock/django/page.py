@@ -1,0 +1,141 @@
+"""The page of locks behind a Django project's login, as an ASGI app."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import import_module
+from io import BytesIO
+from typing import Any, Final
+
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.core.exceptions import DisallowedHost
+from django.core.handlers.asgi import ASGIRequest
+from django.db import close_old_connections
+from django.shortcuts import resolve_url
+from starlette.responses import JSONResponse, RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..ops.web.guard import Guard
+from ..web import asgi_app
+from .project import load_tasks
+
+#: Seconds after which it is asked again whether the viewer of a stream may see it.
+AGAIN: Final = 60.0
+
+
+def locks_page(
+    app: Any, *, permission: str | None = None, login_url: str | None = None, every: float = 1.0
+) -> ASGIApp:
+    """The page of locks, as `celery_redislock.web.asgi_app`, for users whom Django knows. Mount it
+    in `asgi.py`. It only reads. Needs the extra `web`.
+
+        application = Starlette(
+            routes=[Mount("/locks", locks_page(celery_app)), Mount("/", get_asgi_application())]
+        )
+
+    Django's session says who the user is; no other middleware of the project runs. The hosts are
+    those of `ALLOWED_HOSTS`.
+
+    Args:
+        app: the Celery app. Its tasks are loaded, so Django must be set up.
+        permission: the permission that a user needs, such as "shop.change_product"; None to let
+            all staff in.
+        login_url: where others are sent, a URL or its name; None for `LOGIN_URL`.
+        every: seconds between two looks at the locks, for all viewers together.
+
+    Raises:
+        ConfigError: a wrong value or setting.
+    """
+    load_tasks(app)
+    page = asgi_app(app, allowed_hosts=["*"], every=every)
+    # The hosts are Django's to check. The outer guard gives its headers to refusals too.
+    return Guard(Login(page, permission, login_url), ["*"])
+
+
+class Login:
+    """Lets only some users through."""
+
+    def __init__(self, page: ASGIApp, permission: str | None, login_url: str | None) -> None:
+        self._page = page
+        self._permission = permission
+        self._login_url = login_url
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._page(scope, receive, send)
+            return
+        refused = await self._refusal(scope)
+        if refused is not None:
+            await refused(scope, receive, send)
+            return
+        answer = _Answer(send)
+
+        async def receive_while_allowed() -> Message:
+            # A stream goes on for hours; its viewer may be logged out meanwhile.
+            while True:
+                try:
+                    return await asyncio.wait_for(receive(), AGAIN)
+                except asyncio.TimeoutError:
+                    if await self._refusal(scope) is not None:
+                        return {"type": "http.disconnect"}
+
+        await self._page(scope, receive_while_allowed, answer)
+        await answer.end()
+
+    async def _refusal(self, scope: Scope) -> ASGIApp | None:
+        async with ThreadSensitiveContext():  # a thread for the request, as in Django's handler
+            return await sync_to_async(self._look, thread_sensitive=True)(scope)
+
+    def _look(self, scope: Scope) -> ASGIApp | None:
+        close_old_connections()
+        try:
+            return self._refuse(ASGIRequest(scope, BytesIO()))
+        finally:
+            close_old_connections()
+
+    def _refuse(self, request: Any) -> ASGIApp | None:
+        """The answer to a request that may not pass."""
+        try:
+            request.get_host()
+        except DisallowedHost:
+            return _says(400, "this Host is not allowed: name it in ALLOWED_HOSTS")
+        sessions = import_module(settings.SESSION_ENGINE)
+        key = request.COOKIES.get(settings.SESSION_COOKIE_NAME)
+        request.session = sessions.SessionStore(key)
+        user = get_user(request)
+        if not user.is_authenticated:
+            if not request.path.endswith("/"):  # the page's files and data
+                return _says(401, "log in first")
+            from django.contrib.auth.views import redirect_to_login  # needs Django to be set up
+
+            where = resolve_url(self._login_url or settings.LOGIN_URL)
+            login = redirect_to_login(request.get_full_path(), where)
+            return RedirectResponse(login["Location"], 302)
+        return None if self._may(user) else _says(403, "you may not see the locks")
+
+    def _may(self, user: Any) -> bool:
+        if self._permission is not None:
+            return bool(user.has_perm(self._permission))
+        return user.is_active and getattr(user, "is_staff", False)
+
+
+class _Answer:
+    """Sends the page's answer, and ends one that the page left open."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_open = False
+
+    async def __call__(self, message: Message) -> None:
+        await self._send(message)
+        self._is_open = message["type"] == "http.response.start" or message.get("more_body", False)
+
+    async def end(self) -> None:
+        if self._is_open:
+            await self._send({"type": "http.response.body", "body": b""})
+
+
+def _says(status: int, why: str) -> ASGIApp:
+    return JSONResponse({"error": why}, status)

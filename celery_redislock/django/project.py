@@ -1,0 +1,75 @@
+"""The project's Celery app, and its tasks as a worker loads them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+from celery import current_app
+
+from ..app.internals import is_nobodys_app, real_app
+from ..errors import ConfigError
+from ..tasks.collecting import errors_kept
+from ..tasks.locked import LockedTask
+
+#: Celery's own variable: with it, loading the tasks does not run Django's checks.
+_SKIP: Final = "CELERY_SKIP_CHECKS"
+
+
+def project_app() -> Any:
+    """The Celery app that the project made; None if it made none."""
+    app = real_app(current_app)
+    return None if is_nobodys_app(app) else app
+
+
+def is_celery_command() -> bool:
+    """Whether this process is one of `celery`'s, which loads the tasks itself. A worker runs
+    Django's checks before that, and looks at no finding.
+    """
+    return "celery.bin.celery" in sys.modules
+
+
+def load_tasks(app: Any) -> None:
+    """Import the tasks' modules as `celery worker` does, and complete the app. Tasks with wrong
+    options keep their errors.
+
+    Raises:
+        ConfigError: the settings are wrong.
+        Exception: what a module of tasks raises when it is imported.
+    """
+    with errors_kept(), _without_checks():
+        app.loader.import_default_modules()
+        app.finalize()
+
+
+@contextlib.contextmanager
+def _without_checks() -> Iterator[None]:
+    before = os.environ.get(_SKIP)
+    os.environ[_SKIP] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_SKIP, None)
+        else:
+            os.environ[_SKIP] = before
+
+
+def locked_task(given: Any) -> LockedTask:
+    """The locked task that this names or is.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    task = given
+    if isinstance(given, str):
+        app = project_app()
+        if app is not None and given not in app.tasks:
+            load_tasks(app)
+        task = app and app.tasks.get(given)
+    if not isinstance(task, LockedTask) or task.lock_options is None:
+        raise ConfigError(f"{given!r} is no task with a lock")
+    return task
