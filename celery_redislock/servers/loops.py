@@ -24,7 +24,7 @@ class _Loop:
         self._end = self._at_its_end()
 
     async def begin(self) -> None:
-        await self._end.__anext__()
+        await anext(self._end)
 
     async def _at_its_end(self) -> AsyncGenerator[None, None]:
         try:
