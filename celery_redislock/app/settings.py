@@ -21,6 +21,7 @@ from ..servers.address import address_of
 from ..servers.urls import QUORUM, TRANSPORT_OPTIONS, is_redis_url, source_from_url
 from .brokers import redelivery_of
 from .internals import CELERYS_SETTINGS, real_app
+from .leftovers import refuse_leftover_settings, translated
 from .options import SETTINGS
 from .unknown import refuse_unknown_settings
 
@@ -56,8 +57,10 @@ class AppLocks:
     """
 
     def __init__(self, app: Any, known: AppLocks | None = None) -> None:
-        refuse_unknown_settings(setting_names(app))
-        self.settings = _settings(app.conf)
+        names = [*setting_names(app)]
+        refuse_unknown_settings(names)
+        refuse_leftover_settings(app.conf, names)
+        self.settings = {**translated(app.conf), **_settings(app.conf)}
         self.prefix = check_prefix(self.settings.get("redislock_prefix", default_prefix(app.conf)))
         self.enabled = self._flag("redislock_enabled", True)
         self._eager = self._flag("redislock_eager", False)
