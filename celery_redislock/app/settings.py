@@ -60,7 +60,10 @@ class AppLocks:
         names = [*setting_names(app)]
         refuse_unknown_settings(names)
         refuse_leftover_settings(app.conf, names)
-        self.settings = {**translated(app.conf), **_settings(app.conf)}
+        self.settings = _settings(app.conf)
+        for name, value in translated(app.conf).items():
+            if self.settings.get(name) is None:
+                self.settings[name] = value
         self.prefix = check_prefix(self.settings.get("redislock_prefix", default_prefix(app.conf)))
         self.enabled = self._flag("redislock_enabled", True)
         self._eager = self._flag("redislock_eager", False)
