@@ -92,6 +92,7 @@ def navigation() -> str:
 HEADINGS = ["Tasks", "Locks outside of tasks", "Policies", "Errors", "Signals"]
 #: Modules with names of their own. One that is not there is left out.
 MODULES = ["signals", "operations", "testing", "prometheus", "otel", "web"]
+MODULES += ["compat.celery_once", "compat.celery_singleton"]
 #: Of classes that others of the package work with as well: what is for users.
 MEMBERS = {
     "SingletonTask": "lock, lock_key_for, lock_holder, break_lock, apply_async, apply",

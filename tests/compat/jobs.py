@@ -88,6 +88,10 @@ def define(app: Celery, side: str, journal: Journal) -> SimpleNamespace:
     def retried_once(self, label):
         return work(label) if self.request.retries else self.retry(countdown=0.1)
 
+    @app.task(base=once.QueueOnce, bind=True, max_retries=1, once={"unlock_before_run": True})
+    def retried_unlocked(self, label):
+        return work(label) if self.request.retries else self.retry(countdown=3)
+
     # -- celery-singleton -----------------------------------------------------------------
 
     @app.task(base=singleton.Singleton)

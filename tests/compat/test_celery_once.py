@@ -190,6 +190,23 @@ def test_sent_by_name_a_task_is_locked_only_with_ours(ours, theirs, label, start
     end(result)
 
 
+def test_the_retry_of_an_unlocked_task_is_locked_until_it_starts_only_with_ours(
+    ours, theirs, label, starts, end
+):
+    first = theirs.retried_unlocked.delay(label)
+    eventually(lambda: first.state == "RETRY", "it is to be retried")
+    second = theirs.retried_unlocked.delay(label)
+    starts(2)
+    end(first, second)
+
+    first = ours.retried_unlocked.delay(label)
+    eventually(lambda: first.state == "RETRY", "it is to be retried")
+    with pytest.raises(ours.AlreadyQueued):
+        ours.retried_unlocked.delay(label)
+    starts(3)
+    end(first)
+
+
 def test_equal_members_of_a_chord_are_an_error_at_send_or_end_the_chord(
     ours, theirs, label, starts, end
 ):
