@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from ..app.leftovers import section
 from ..app.options import UNSET
@@ -14,20 +14,17 @@ from ..tasks.reserve import CALL, CallOptions
 from ..tasks.task import SingletonTask
 
 #: The options of ours that the other package's options say.
-_SAID: tuple[str, ...] = ("lock_key", "lock_scope", "lock_queued_ttl", "on_queued_conflict")
+_SAID: Final = ("lock_key", "lock_scope", "lock_queued_ttl", "on_queued_conflict")
 
 
 class TranslatedTask(SingletonTask):
-    """A task that is unique from when it is sent, as another package's options say.
-
-    Attributes:
-        package: the other package.
-        replaced: the package's methods and properties that a task can no longer override.
-    """
+    """A task that is unique from when it is sent, as another package's options say."""
 
     abstract = True
 
+    #: The other package.
     _redislock_package: ClassVar[str]
+    #: Its methods and properties that a task cannot override: nothing would call them.
     _redislock_replaced: ClassVar[Collection[str]] = ()
 
     @classmethod
@@ -77,7 +74,8 @@ class TranslatedTask(SingletonTask):
         """Break the lock with this whole key."""
         prefix = self.app_locks.prefix
         name = name_of(prefix, key)
-        return name is not None and break_keys(self, lock_keys(prefix, name))
+        keys = None if name is None else lock_keys(prefix, name, self.lock_options.lock_limit)
+        return keys is not None and break_keys(self, keys)
 
 
 def holder_ttl(conflict: LockConflict) -> float | None:
