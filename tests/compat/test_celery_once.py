@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from celery import chord
+from celery import chain, chord
 
 from celery_redislock import LockConflict, TaskSkipped
 from tests.support.waiting import eventually, never
@@ -223,6 +223,23 @@ def test_equal_members_of_a_chord_are_an_error_at_send_or_end_the_chord(
     with pytest.raises(TaskSkipped):
         result.get(timeout=20)
     eventually(lambda: result.state == "FAILURE", "the chord has ended")
+
+
+def test_a_duplicate_in_a_chain_is_an_error_at_send_or_ends_the_chain(
+    ours, theirs, label, starts, end
+):
+    held = theirs.slow_task.delay(label)
+    with pytest.raises(theirs.AlreadyQueued):
+        chain(theirs.slow_task.si(label), theirs.total.s())()
+    end(held)
+
+    held = ours.slow_task.delay(label)
+    starts(2)
+    result = chain(ours.slow_task.si(label), ours.total.s())()
+    eventually(lambda: result.parent.state == "REVOKED", "it is skipped")
+    with pytest.raises(TaskSkipped):
+        result.get(timeout=20)
+    end(held)
 
 
 def test_the_error_is_a_conflict_of_ours_that_names_the_holder(ours, label, starts, end):
