@@ -97,6 +97,7 @@ HEADINGS = ["Tasks", "Locks outside of tasks", "Policies", "Errors", "Signals"]
 LOCKS = (celery_redislock.RedisLock, celery_redislock.AsyncRedisLock)
 #: Modules with names of their own. One that is not there is left out.
 MODULES = ["signals", "operations", "testing", "prometheus", "otel", "web", "django"]
+MODULES += ["compat.celery_once", "compat.celery_singleton"]
 #: Of classes that others of the package work with as well: what is for users.
 MEMBERS = {
     "SingletonTask": "lock, lock_key_for, lock_holder, break_lock, apply_async, apply",

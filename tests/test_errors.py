@@ -20,6 +20,8 @@ from celery_redislock import (
     TaskReplaced,
     TaskSkipped,
 )
+from celery_redislock.compat.celery_once import AlreadyQueued
+from celery_redislock.compat.celery_singleton import DuplicateTaskError
 
 HOLDER = Holder(
     task="pkg.task",
@@ -46,6 +48,10 @@ ERRORS = [
     TaskReplaced("a key", HOLDER),
     TaskSkipped("a key"),
     ConfigError("task a: lock_tll"),
+    AlreadyQueued(12.5, "a key", HOLDER),
+    AlreadyQueued(12.5),
+    DuplicateTaskError("a duplicate", "0c1e", "a key", HOLDER),
+    DuplicateTaskError("a duplicate", "0c1e"),
 ]
 
 
@@ -74,7 +80,8 @@ def test_an_error_comes_back_from_its_way_as_it_went(error, carry) -> None:
     assert str(again) == str(error)
     assert again.key == error.key
     assert again.holder == error.holder
-    assert getattr(again, "reason", None) == getattr(error, "reason", None)
+    for name in ("reason", "countdown", "message", "task_id"):
+        assert getattr(again, name, None) == getattr(error, name, None)
 
 
 def test_an_errors_message_names_key_and_holder() -> None:

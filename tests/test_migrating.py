@@ -8,7 +8,7 @@ import pytest
 
 from celery_redislock import LockConflict
 from celery_redislock.app.options import OPTIONS, SETTINGS
-from tests.support.migrated import PAGE, App, define, examples
+from tests.support.migrated import IMPORT, PAGE, App, define, examples
 from tests.support.waiting import eventually
 
 QUEUE = "migrated"
@@ -50,7 +50,7 @@ def running(starts):
 
 def test_every_library_of_the_page_has_an_example():
     headings = re.findall(r"^## From (\S+)", PAGE.read_text(encoding="utf-8"), re.M)
-    named = [*examples()]
+    named = [name for name in examples() if not name.startswith(IMPORT)]
     assert named[:-1] == headings[:-1]
     assert named[-1] == "own"
 
@@ -96,6 +96,20 @@ def test_once_unlocked_before_the_run_another_may_be_sent_during_it(after, label
     assert starts() == [first.id, second.id]
 
 
+def test_once_with_its_import_changed_the_code_before_does_the_same(after, label, running):
+    example = after["import-celery-once"]
+    first = example.sync.delay(label)
+    assert example.sync.delay(label, force=True).id is None, "it is graceful"
+    queued = example.rebuild.apply_async((label,), countdown=3)
+    with pytest.raises(example.AlreadyQueued) as caught:
+        example.rebuild.delay(label)
+    assert caught.value.countdown > 0
+    running(2)
+    second = example.rebuild.delay(label)
+    for result in (first, queued, second):
+        result.get(timeout=20)
+
+
 # -- celery-singleton -------------------------------------------------------------------------
 
 
@@ -109,6 +123,17 @@ def test_singleton_a_duplicate_is_refused_when_it_is_sent(after, label, starts, 
     first.get(timeout=20)
     eventually(lambda: sync.lock_holder(label) is None, "it is free again")
     assert starts() == [first.id]
+
+
+def test_singleton_with_its_import_changed_the_code_before_does_the_same(after, label, running):
+    example = after["import-celery-singleton"]
+    first = example.sync.delay(label)
+    running()
+    with pytest.raises(example.DuplicateTaskError) as caught:
+        example.sync.delay(label, force=True)
+    assert caught.value.task_id == first.id
+    first.get(timeout=20)
+    eventually(lambda: example.sync.lock_holder(label) is None, "it is free again")
 
 
 # -- celery-heimdall --------------------------------------------------------------------------

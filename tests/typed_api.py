@@ -35,6 +35,8 @@ from celery_redislock import (
     lock_lost,
     prometheus,
 )
+from celery_redislock.compat.celery_once import AlreadyQueued, QueueOnce
+from celery_redislock.compat.celery_singleton import DuplicateTaskError, Singleton, clear_locks
 from celery_redislock.django import LockAdminMixin, LockedTask, locks_page
 from celery_redislock.operations import Found, break_locks, drop_waiting, list_locks
 from celery_redislock.signals import ConflictDetails, LostDetails
@@ -77,6 +79,37 @@ def report(month: str) -> str:
 @shared_task(base=SingletonTask, bind=True)
 def shared(self: SingletonTask) -> bool:
     return self.lock.lost
+
+
+@app.task(base=QueueOnce, once={"keys": ["a"]})
+def queued_once(a: int) -> int:
+    return a
+
+
+@app.task(base=Singleton, unique_on="a")
+def single(a: int) -> int:
+    return a
+
+
+class Told(Singleton):
+    abstract = True
+
+    def on_duplicate(self, existing_task_id: str | None) -> str:
+        return existing_task_id or ""
+
+
+def changed_an_import() -> None:
+    assert_type(queued_once.apply_async((5,), once={"graceful": True}), AsyncResult[Any])
+    assert_type(queued_once.get_key((5,)), str)
+    assert_type(single.delay(5), AsyncResult[Any])
+    clear_locks(app)
+    try:
+        queued_once.delay(5)
+    except AlreadyQueued as exc:
+        assert_type(exc.countdown, float | None)
+        assert_type(exc.holder, Holder | None)
+    except DuplicateTaskError as exc:
+        assert_type(exc.task_id, str | None)
 
 
 class Report(SingletonTask):

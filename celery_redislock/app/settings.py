@@ -22,6 +22,7 @@ from ..servers.address import address_of
 from ..servers.urls import QUORUM, TRANSPORT_OPTIONS, is_redis_url, source_from_url
 from .brokers import redelivery_of
 from .internals import CELERYS_SETTINGS, real_app
+from .leftovers import refuse_leftover_settings, translated
 from .options import SETTINGS
 from .unknown import refuse_unknown_settings
 
@@ -57,8 +58,13 @@ class AppLocks:
     """
 
     def __init__(self, app: Any, known: AppLocks | None = None) -> None:
-        refuse_unknown_settings(setting_names(app))
+        names = [*setting_names(app)]
+        refuse_unknown_settings(names)
+        refuse_leftover_settings(app.conf, names)
         self.settings = _settings(app.conf)
+        for name, value in translated(app.conf).items():
+            if self.settings.get(name) is None:
+                self.settings[name] = value
         self.prefix = check_prefix(self.settings.get("redislock_prefix", default_prefix(app.conf)))
         self.enabled = self._flag("redislock_enabled", True)
         self._eager = self._flag("redislock_eager", False)

@@ -9,24 +9,8 @@ from typing import Any, Final, NoReturn
 
 from ..errors import ConfigError
 from ..policies import Policy
+from .leftovers import is_leftover, replacement
 from .options import OPTIONS, SETTINGS, UNSET, LockOptions
-
-#: Options of other packages, each with its replacement here. Left over on a task they would do
-#: nothing, and their user would rely on a lock that does not exist.
-LEFTOVERS: Final = {
-    "unique_on": "of celery-singleton; use lock_key, such as lock_key=['account_id']",
-    "raise_on_duplicate": "of celery-singleton; use on_conflict='raise', or, with"
-    " lock_scope='queued+running', on_queued_conflict='raise'",
-    "lock_expiry": "of celery-singleton; use lock_ttl, which a heartbeat extends, or"
-    " lock_queued_ttl for messages that were lost",
-    "once": "of celery-once; use lock_key, lock_scope and on_queued_conflict, as"
-    " docs/migrating.md says",
-    "heimdall": "of celery-heimdall; use lock_key, lock_scope and on_queued_conflict, as"
-    " docs/migrating.md says",
-    "unique_for": "of another package; use lock_min_hold for a pause after a run, or lock_ttl for"
-    " the time that a lock outlives a dead holder",
-    "ttl": "of another package; use lock_ttl",
-}
 
 #: "block" and "clock" are not ours.
 _LOCK: Final = re.compile("(?<![bc])lock")
@@ -50,7 +34,7 @@ def refuse_unknown_options(
     for name, value in attributes:
         if name in OPTIONS:
             continue
-        if name in LEFTOVERS:
+        if is_leftover(name):
             # A method or a property with that name is the user's own.
             if not hasattr(type(value), "__get__"):
                 refuse_unknown_option(where, name)
@@ -73,10 +57,9 @@ def refuse_unknown_option(where: str, name: str) -> NoReturn:
     Raises:
         ConfigError: always.
     """
-    if name in LEFTOVERS:
+    if is_leftover(name):
         raise ConfigError(
-            f"{where}: {name!r} is an option {LEFTOVERS[name]}. Accepted:"
-            f" {', '.join(sorted(OPTIONS))}"
+            f"{where}: {name!r} is {replacement(name)} Accepted: {', '.join(sorted(OPTIONS))}"
         )
     raise ConfigError(_unknown(where, "option", name, OPTIONS))
 

@@ -23,6 +23,8 @@ from .locked import LockedTask
 
 #: Where a `__call__` that takes the lock keeps the `__call__` that it wraps.
 OUTERMOST: Final = "_redislock_outermost"
+#: The names of another package's options that a class of ours translates.
+TRANSLATES: Final = "_redislock_translates"
 #: What a task may override with a value: Celery's own attributes, and the options.
 _SETTABLE: Final = frozenset(dir(Task)).union(OPTIONS)
 
@@ -53,6 +55,7 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
             refuse_unknown_option(where, name)
         if given[name] is UNSET:
             given[name] = _plain(value)
+    given.update(cls._redislock_translated(app, given))
     cls.lock_options = resolve(where, given, locks.settings)
     function = inspect.getattr_static(cls, "run").__get__(object(), cls)
     if is_async(function) and not _has_own_call(cls):
@@ -156,11 +159,14 @@ def _own_attributes(cls: type[Any], door: type[LockedTask]) -> Iterator[tuple[st
     mro = cls.__mro__
     known = {name for base in mro[mro.index(LockedTask) + 1 :] for name in vars(base)}
     for base in mro[: mro.index(door)]:
+        if TRANSLATES in vars(base):
+            continue  # a class of ours, with another package's options
         own = dict(vars(base))
         if not is_decorated(own):  # else the annotations are those of the task's function
             own = {**dict.fromkeys(own.get("__annotations__", ()), UNSET), **own}
         for name, value in own.items():
-            if name not in known and not name.startswith(("__", "_redislock_")):
+            is_ours = name.startswith(("__", "_redislock_")) or name in getattr(cls, TRANSLATES)
+            if name not in known and not is_ours:
                 yield name, value
 
 

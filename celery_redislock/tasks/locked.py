@@ -48,6 +48,12 @@ class LockedTask(Task):
     _redislock_error: ConfigError | None = None
     _redislock_key_maker: KeyMaker
     _redislock_label_maker: LabelMaker | None = None
+    #: Names of options of another package, and what they come to. `compat` has such classes.
+    _redislock_translates: frozenset[str] = frozenset()
+
+    @classmethod
+    def _redislock_translated(cls, app: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {}
 
     @property
     def app_locks(self) -> AppLocks:
@@ -242,14 +248,16 @@ class Calls:
 
     def break_lock(self, *args: Any, **kwargs: Any) -> bool:
         """See `LockedTask.break_lock`."""
-        keys, task = self.keys_of_call(args, kwargs), self.task
-        holder = task.app_locks.server.run(
-            break_lock(keys, task.lock_options.lock_ttl, task=task.name)
-        )
-        if holder is not None:
-            from ..app.outcomes import Outcome, Whose, tell  # most programs report nothing
+        return break_keys(self.task, self.keys_of_call(args, kwargs))
 
-            whose = Whose(keys.lock, task)
-            text = "redislock: %s was broken; it was held by %s"
-            tell(Outcome.BROKEN, whose, text, keys.lock, holder, holder=holder)
-        return holder is not None
+
+def break_keys(task: LockedTask, keys: LockKeys) -> bool:
+    """Take the lock with these keys away from its holder. See `LockedTask.break_lock`."""
+    holder = task.app_locks.server.run(break_lock(keys, task.lock_options.lock_ttl, task=task.name))
+    if holder is not None:
+        from ..app.outcomes import Outcome, Whose, tell  # most programs report nothing
+
+        whose = Whose(keys.lock, task)
+        text = "redislock: %s was broken; it was held by %s"
+        tell(Outcome.BROKEN, whose, text, keys.lock, holder, holder=holder)
+    return holder is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from celery import uuid
 
@@ -45,6 +45,22 @@ _CANVAS: Final = (
 )
 #: Other options that tie the call to this very message: an id that is known, or callbacks.
 _BINDING: Final = ("task_id", "link", "link_error")
+#: The option of a call that has its own `CallOptions`. Never sent.
+CALL: Final = "_redislock_call"
+
+
+class CallOptions(NamedTuple):
+    """What one call has for itself, where it is not the task that says it: see `compat`.
+
+    Attributes:
+        refuse: what to return, or to raise, if the call is a duplicate that is not sent.
+        raises: whether `refuse` raises.
+        queued_ttl: in place of the task's `lock_queued_ttl`.
+    """
+
+    refuse: Callable[[LockConflict], Any]
+    raises: bool
+    queued_ttl: float
 
 
 def publish_reserved(
@@ -52,10 +68,11 @@ def publish_reserved(
     publish: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    options: Mapping[str, Any],
+    options: dict[str, Any],
     own: Lease | None,
 ) -> Any:
     """Send a task, and acquire its lock before. See `Sending`."""
+    call_options = options.pop(CALL, None)
     is_in_canvas = any(options.get(name) for name in _CANVAS)
     send = partial(publish, args, kwargs)
     try:
@@ -68,7 +85,8 @@ def publish_reserved(
         if not is_in_canvas:
             raise
         return send(**options)  # the worker gets the same error, and the task fails for all to see
-    return Sending(task, send, keys, label, options, is_in_canvas, own).send()
+    sending = Sending(task, send, keys, label, options, is_in_canvas, own, call_options)
+    return sending.send()
 
 
 def _refuse_if_lacking(task: LockedTask, headers: Mapping[str, Any]) -> None:
@@ -96,6 +114,7 @@ class Sending:
         options: the options of the call.
         is_in_canvas: something that does not see what the call returns waits for its task.
         own: the lease of the task that is running here, if any.
+        call_options: what the call has for itself, if it has.
     """
 
     def __init__(
@@ -107,6 +126,7 @@ class Sending:
         options: Mapping[str, Any],
         is_in_canvas: bool,
         own: Lease | None,
+        call_options: CallOptions | None = None,
     ) -> None:
         self._task = task
         self._publish = publish
@@ -115,6 +135,7 @@ class Sending:
         self._task_id: str = options.get("task_id") or uuid()
         self._options = {**options, "task_id": self._task_id}
         self._lock_options = task.lock_options
+        self._call_options = call_options
         self._own = own
         self._is_in_canvas = is_in_canvas
         self._is_bound = any(options.get(name) for name in _BINDING)
@@ -223,6 +244,10 @@ class Sending:
         existing = holder.task_id if holder is not None else None
         if self._is_in_canvas or existing == self._task_id:
             answer = "publish"
+        call = self._call_options
+        if call is not None and answer != "publish" and (call.raises or existing is not None):
+            self._ended(Outcome.RAISED if call.raises else Outcome.NOT_SENT, holder)
+            return call.refuse(LockConflict(self._keys.lock, holder))
         if answer == "raise":
             self._ended(Outcome.RAISED, holder)
             raise LockConflict(self._keys.lock, holder)
@@ -282,7 +307,9 @@ class Sending:
         """Seconds for which the lock is kept for the message, if nobody takes it."""
         options = self._options
         start = seconds_until(options.get("countdown") or options.get("eta"))
-        seconds = max(start or 0.0, 0.0) + self._lock_options.lock_queued_ttl
+        call = self._call_options
+        ttl = self._lock_options.lock_queued_ttl if call is None else call.queued_ttl
+        seconds = max(start or 0.0, 0.0) + ttl
         expires = seconds_until(options.get("expires", self._task.expires))
         if expires is not None:
             seconds = min(seconds, max(expires, 0.0))

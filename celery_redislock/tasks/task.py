@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -146,8 +146,7 @@ class SingletonTask(LockedTask):
                 lock server did not answer in time. Nothing was sent.
         """
         publish = super().apply_async
-        # Celery 5.7 sends a dead process's task again with our header, which says what is kept.
-        if not self._reserves() or KEY in (options.get("headers") or ()):
+        if not self._reserves(options):
             if more or options.get("task_id"):
                 options = {**dict(zip(_POSITIONAL, more, strict=False)), **options}
                 self._name_message(options)
@@ -165,8 +164,12 @@ class SingletonTask(LockedTask):
             header = {"v": VERSION, "sent": new_token()}
             options["headers"] = {KEY: header, **(options.get("headers") or {})}
 
-    def _reserves(self) -> bool:
+    def _reserves(self, options: Mapping[str, Any]) -> bool:
+        """Whether a call with these options takes the lock as it is sent."""
         if self.lock_options is None or self.lock_options.lock_scope == "running":
+            return False
+        # Celery 5.7 sends a dead process's task again with our header, which says what is kept.
+        if KEY in (options.get("headers") or ()):
             return False
         locks = self.app_locks
         return locks.enabled and (locks.eager or not self.app.conf.task_always_eager)

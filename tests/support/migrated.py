@@ -15,6 +15,7 @@ from typing import Any
 
 import redis
 from celery import Celery, current_task
+from celery.utils.dispatch import Signal
 
 from tests.support.journal import Journal
 
@@ -32,10 +33,23 @@ class App(Celery):
         return super().task(*args, **{"shared": False, **options})
 
 
+#: How the names of the examples begin that only change an import.
+IMPORT = "import-"
+
+
 def examples() -> dict[str, str]:
-    """The "after" of each library, as the page says it."""
-    pattern = r"<!-- after: (\S+) -->\n```python\n(.*?)```"
-    return dict(re.findall(pattern, PAGE.read_text(encoding="utf-8"), re.S))
+    """The "after" of each library, as the page says it. After a changed import this is the code
+    that is "before" in its section.
+    """
+    text = PAGE.read_text(encoding="utf-8")
+    found = dict(re.findall(r"<!-- after: (\S+) -->\n```python\n(.*?)```", text, re.S))
+    for name in found:
+        if name.startswith(IMPORT):
+            section = text.partition(f"<!-- after: {name} -->")[2]
+            before = re.search(r"<!-- not run: .*?```python\n(.*?)```", section, re.S)
+            assert before
+            found[name] += before[1]
+    return found
 
 
 def define(app: Celery, conf: dict[str, Any]) -> dict[str, SimpleNamespace]:
@@ -51,6 +65,7 @@ def define(app: Celery, conf: dict[str, Any]) -> dict[str, SimpleNamespace]:
     defined = {}
     for name, text in examples().items():
         module = {"__name__": f"from_{name.replace('-', '_')}", "app": app, "work": work}
+        module["worker_ready"] = Signal()  # never sent: workers may not list the locks here
         exec(
             compile(text.replace(URL, conf["redislock_url"]), f"{PAGE.name}:{name}", "exec"), module
         )

@@ -1,0 +1,127 @@
+"""The options and settings of other packages, and what they are called here. Pure.
+
+Left over on a locked task or its app they would do nothing, and their user would rely on a lock
+that does not exist: they are refused. The modules of `compat` translate them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from ..errors import ConfigError
+
+#: The page that says what to write instead.
+PAGE: Final = "docs/migrating.md"
+
+_ONCE: Final = "celery-once"
+_SINGLETON: Final = "celery-singleton"
+_SEE: Final = "use lock_key, lock_scope and on_queued_conflict"
+
+#: For each option of another package: the package, and what to use here.
+_OPTIONS: Final = {
+    "unique_on": (_SINGLETON, "use lock_key, such as lock_key=['account_id']"),
+    "raise_on_duplicate": (
+        _SINGLETON,
+        "use on_conflict='raise', or, with lock_scope='queued+running', on_queued_conflict='raise'",
+    ),
+    "lock_expiry": (
+        _SINGLETON,
+        "use lock_ttl, which a heartbeat extends, or lock_queued_ttl for messages that were lost",
+    ),
+    "once": (_ONCE, _SEE),
+    "heimdall": ("celery-heimdall", _SEE),
+    "unique_for": (
+        "another package",
+        "use lock_min_hold for a pause after a run, or lock_ttl for the time that a lock outlives"
+        " a dead holder",
+    ),
+    "ttl": ("another package", "use lock_ttl"),
+}
+
+#: The settings of the packages that `compat` has a module for.
+SETTINGS_OF: Final = {
+    _ONCE: ("ONCE",),
+    _SINGLETON: (
+        "singleton_backend_class",
+        "singleton_backend_kwargs",
+        "singleton_backend_url",
+        "singleton_key_prefix",
+        "singleton_lock_expiry",
+        "singleton_raise_on_duplicate",
+    ),
+}
+
+#: Makes settings of ours from those of another package, which the app's configuration has.
+Translator = Callable[[Any], Mapping[str, Any]]
+#: By package. A module of `compat` adds its own when it is imported: then the settings are in use.
+translators: Final[dict[str, Translator]] = {}
+
+
+def section(package: str) -> str:
+    """Where the migration page writes about the package."""
+    known = package in SETTINGS_OF or package in {of for of, _ in _OPTIONS.values()}
+    return f"{PAGE}#from-{package}" if known and package.startswith("celery-") else PAGE
+
+
+def is_leftover(name: str) -> bool:
+    """Whether another package has an option with this name."""
+    return name in _OPTIONS
+
+
+def replacement(name: str) -> str:
+    """The package that has the option, and what to use here, in words."""
+    package, use = _OPTIONS[name]
+    kept = f" The old name works with {_door(package)}." if package in SETTINGS_OF else ""
+    return f"an option of {package}; {use}, as {section(package)} says.{kept}"
+
+
+def translated(conf: Any) -> dict[str, Any]:
+    """Settings of ours that the settings of other packages stand for.
+
+    Raises:
+        ConfigError: a setting is not accepted, or two packages name different servers.
+    """
+    settings: dict[str, Any] = {}
+    for package, translate in translators.items():
+        for name, value in translate(conf).items():
+            if settings.setdefault(name, value) != value:
+                raise ConfigError(
+                    f"app: the settings of {' and '.join(translators)} give two values for"
+                    f" {name}: all locks of an app are in one place. Set {name}; see"
+                    f" {section(package)}"
+                )
+    return settings
+
+
+def refuse_leftover_settings(conf: Any, names: Iterable[str]) -> None:
+    """Refuse the settings of another package, unless that package or our module for it is in use.
+
+    Args:
+        conf: the app's configuration.
+        names: the names of its settings that are not Celery's.
+
+    Raises:
+        ConfigError: there is such a setting.
+    """
+    for name, package in _settings_left(conf, names):
+        if package not in translators and package.replace("-", "_") not in sys.modules:
+            raise ConfigError(
+                f"app: {name!r} is a setting of {package}, and does nothing here; accepted are"
+                f" redislock_url and the task's own options, as {section(package)} says. The old"
+                f" name works with {_door(package)}"
+            )
+
+
+def _settings_left(conf: Any, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    once = conf.get("ONCE")  # in capitals, as that package reads it
+    if isinstance(once, Mapping) and {"backend", "settings"} & {*once}:
+        yield "ONCE", _ONCE
+    for name in names:
+        if name in SETTINGS_OF[_SINGLETON]:
+            yield name, _SINGLETON
+
+
+def _door(package: str) -> str:
+    return f"celery_redislock.compat.{package.replace('-', '_')}"

@@ -1,0 +1,334 @@
+"""Which options of ours another package's options and settings come to, and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_redislock import ConfigError, RedisLock, SingletonTask, Skip, Wait
+from celery_redislock.app.settings import app_locks
+from celery_redislock.compat.celery_once import QueueOnce
+from celery_redislock.compat.celery_singleton import Singleton
+from tests.support.pages import ROOT
+
+URL = "redis://127.0.0.1:1/7"  # never asked
+ONCE = "docs/migrating.md#from-celery-once"
+SINGLETON = "docs/migrating.md#from-celery-singleton"
+
+
+def define(app: Celery, base: type[Any], **options: Any) -> Any:
+    """Define a task and bind it, as a worker's start does."""
+
+    def body(a, b=1): ...
+
+    app.task(base=base, name="compat.task", shared=False, **options)(body)
+    app.finalize()
+    return app.tasks["compat.task"]
+
+
+def options_of(app: Celery, base: type[Any], **options: Any) -> dict[str, Any]:
+    return define(app, base, **options).lock_options._asdict()
+
+
+# -- celery-once ------------------------------------------------------------------------------
+
+
+def test_a_task_of_celery_once_is_unique_until_it_has_ended(make_app) -> None:
+    options = options_of(make_app(), QueueOnce)
+    assert options["lock_scope"] == "queued+running"
+    assert options["on_queued_conflict"] == "raise"
+    assert options["lock_queued_ttl"] == 3600
+    assert options["lock_key"] is None
+    assert options["on_conflict"] == Skip()
+
+
+@pytest.mark.parametrize(
+    ("once", "option", "value"),
+    [
+        ({"graceful": True}, "on_queued_conflict", "existing"),
+        ({"graceful": False}, "on_queued_conflict", "raise"),
+        ({"unlock_before_run": True}, "lock_scope", "queued"),
+        ({"timeout": 36000}, "lock_queued_ttl", 36000.0),
+        ({"keys": ["a"]}, "lock_key", ("a",)),
+        ({"keys": ("b", "a", "b")}, "lock_key", ("b", "a")),
+        ({"keys": {"b", "a"}}, "lock_key", ("a", "b")),
+        ({"keys": []}, "lock_key", "compat.task:all"),
+        ({"keys": None}, "lock_key", None),
+        ({}, "on_queued_conflict", "raise"),
+    ],
+)
+def test_once_says_options_of_ours(make_app, once, option, value) -> None:
+    assert options_of(make_app(), QueueOnce, once=once)[option] == value
+    annotated = make_app(task_annotations={"compat.task": {"once": once}})
+    assert options_of(annotated, QueueOnce)[option] == value
+
+
+@pytest.mark.parametrize(
+    ("once", "says"),
+    [
+        ({"kys": ["a"]}, "once has an unknown key 'kys'; accepted: 'graceful', 'keys', 'timeout',"),
+        ({"keys": "a"}, "once['keys']='a' is not accepted; it must be a list of argument names"),
+        ({"keys": [1]}, "once['keys']=[1]"),
+        ({"keys": ["c"]}, "lock_key names 'c', which is not an argument"),
+        ({"graceful": "no"}, "once['graceful']='no' is not accepted; it must be True or False"),
+        ({"unlock_before_run": 1}, "once['unlock_before_run']=1"),
+        ({"timeout": None}, "once['timeout']=None is not accepted; it must be a number of seconds"),
+        ({"timeout": -1}, "once['timeout']=-1"),
+        ([], "once=[] is not accepted; it must be a dict"),
+    ],
+)
+def test_a_wrong_once_is_refused_when_the_task_is_bound(make_app, once, says) -> None:
+    with pytest.raises(ConfigError) as caught:
+        define(make_app(), QueueOnce, once=once)
+    message = str(caught.value)
+    assert message.startswith("task compat.task: ")
+    assert says in message
+    assert message.count(ONCE) == 1
+
+
+@pytest.mark.parametrize("once", [{"keys": ["a"]}, {"unlock_before_run": True}])
+def test_what_celery_once_ignores_in_a_call_is_refused(make_app, once) -> None:
+    task = define(make_app(), QueueOnce)
+    with pytest.raises(ConfigError, match=r"a call of task .* accepted: 'graceful', 'timeout'"):
+        task.apply_async((1,), once=once)
+
+
+def test_the_setting_once_says_where_the_locks_are(make_app) -> None:
+    settings = {"url": URL, "default_timeout": 60, "blocking": False, "blocking_timeout": 1}
+    app = make_app(ONCE={"backend": "celery_once.backends.Redis", "settings": settings})
+    app.conf.redislock_url = None
+    task = define(app, QueueOnce)
+    assert task.lock_options.lock_queued_ttl == 60
+    app.conf.redislock_url = URL.replace("7", "8")
+    assert app_locks(app, refresh=True).address.url.endswith("8"), "ours wins"
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"backend": "celery_once.backends.File"}, "ONCE['backend']='celery_once.backends.File'"),
+        ({"settings": {"blocking": True}}, "ONCE['settings']['blocking']=True is not accepted"),
+        ({"settings": {"location": "/"}}, "ONCE['settings'] has an unknown key 'location'"),
+        ({"setting": {}}, "ONCE has an unknown key 'setting'; accepted: 'backend', 'settings'"),
+        ({"settings": {"default_timeout": 0}}, "ONCE['settings']['default_timeout']=0"),
+        ({"settings": {"url": "http://x"}}, "redis://"),
+    ],
+)
+def test_a_setting_once_that_cannot_be_kept_is_refused(make_app, setting, says) -> None:
+    app = make_app(ONCE=setting)
+    del app.conf.changes["redislock_url"]
+    with pytest.raises(ConfigError) as caught:
+        define(app, QueueOnce)
+    assert says in str(caught.value)
+    assert ONCE in str(caught.value)
+
+
+# -- celery-singleton -------------------------------------------------------------------------
+
+
+def test_a_task_of_celery_singleton_is_unique_until_it_has_ended(make_app) -> None:
+    options = options_of(make_app(), Singleton)
+    assert options["lock_scope"] == "queued+running"
+    assert options["on_queued_conflict"] == "existing"
+    assert options["lock_queued_ttl"] == 3600
+    assert options["lock_key"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "option", "value"),
+    [
+        ({"unique_on": "a"}, "lock_key", ("a",)),
+        ({"unique_on": ["a", "b"]}, "lock_key", ("a", "b")),
+        ({"unique_on": []}, "lock_key", None),
+        ({"raise_on_duplicate": True}, "on_queued_conflict", "raise"),
+        ({"raise_on_duplicate": False}, "on_queued_conflict", "existing"),
+        ({"lock_expiry": 10}, "lock_queued_ttl", 10.0),
+    ],
+)
+def test_its_options_say_options_of_ours(make_app, given, option, value) -> None:
+    assert options_of(make_app(), Singleton, **given)[option] == value
+    assert options_of(make_app(task_annotations={"*": given}), Singleton)[option] == value
+
+
+def test_its_settings_are_the_defaults_of_its_options(make_app) -> None:
+    app = make_app(singleton_lock_expiry=20, singleton_raise_on_duplicate=True)
+    options = options_of(app, Singleton)
+    assert (options["lock_queued_ttl"], options["on_queued_conflict"]) == (20, "raise")
+    app = make_app(singleton_lock_expiry=20, singleton_raise_on_duplicate=True)
+    options = options_of(app, Singleton, lock_expiry=30, raise_on_duplicate=False)
+    assert (options["lock_queued_ttl"], options["on_queued_conflict"]) == (30, "existing")
+
+
+def test_its_settings_say_where_the_locks_are(make_app) -> None:
+    app = make_app(
+        singleton_backend_url=URL,
+        singleton_backend_class="celery_singleton.backends.redis.RedisBackend",
+        singleton_backend_kwargs={"client_name": "shop"},
+        singleton_key_prefix="SHOP_",
+    )
+    del app.conf.changes["redislock_url"]
+    task = define(app, Singleton)
+    assert task.app_locks.address == (URL, {"client_name": "shop"})
+    assert task.lock_key_for(1).startswith("SHOP_:{")
+
+
+def test_settings_in_a_namespace_are_read_as_there() -> None:
+    app = Celery("namespace", set_as_current=False)
+    settings = {
+        "CELERY_BROKER_URL": "memory://",
+        "CELERY_SINGLETON_BACKEND_URL": URL,
+        "CELERY_SINGLETON_LOCK_EXPIRY": 9,
+        "CELERY_ONCE": {"settings": {"url": URL, "default_timeout": 8}},
+    }
+    app.config_from_object(SimpleNamespace(**settings), namespace="CELERY")
+    task = define(app, Singleton)
+    assert (task.app_locks.address.url, task.lock_options.lock_queued_ttl) == (URL, 9)
+
+    def other(a): ...
+
+    assert app.task(base=QueueOnce, shared=False)(other).lock_options.lock_queued_ttl == 8
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"unique_on": 5}, "unique_on=5 is not accepted; it must be a list of argument names"),
+        ({"unique_on": ["c"]}, "lock_key names 'c'"),
+        ({"raise_on_duplicate": "yes"}, "raise_on_duplicate='yes'"),
+        ({"lock_expiry": 0}, "lock_expiry=0 is not accepted; it must be a number of seconds"),
+        ({"typing": False, "unique_on": "a"}, "typing=False"),
+    ],
+)
+def test_a_wrong_option_is_refused_when_the_task_is_bound(make_app, given, says) -> None:
+    with pytest.raises(ConfigError) as caught:
+        define(make_app(), Singleton, **given)
+    assert says in str(caught.value)
+    assert SINGLETON in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"singleton_backend_class": "shop.Backend"}, "singleton_backend_class='shop.Backend'"),
+        ({"singleton_backend_class": SingletonTask}, "singleton_backend_class=<"),
+        ({"singleton_key_prefix": "{a}"}, "singleton_key_prefix='{a}' is not accepted"),
+        ({"singleton_raise_on_duplicate": "yes"}, "singleton_raise_on_duplicate='yes'"),
+        ({"singleton_lock_expiry": "1h"}, "singleton_lock_expiry='1h'"),
+        ({"singleton_backend_kwargs": {"retries": 1}}, "retries"),
+    ],
+)
+def test_a_setting_that_cannot_be_kept_is_refused(make_app, given, says) -> None:
+    with pytest.raises(ConfigError) as caught:
+        define(make_app(**given), Singleton)
+    assert says in str(caught.value)
+    assert SINGLETON in str(caught.value)
+
+
+# -- both -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", [QueueOnce, Singleton])
+def test_other_options_of_ours_may_be_set_too(make_app, base) -> None:
+    options = options_of(make_app(), base, lock_ttl=5, on_conflict="wait", lock_label="{a}")
+    assert (options["lock_ttl"], options["on_conflict"], options["lock_label"]) == (
+        5,
+        Wait(),
+        "{a}",
+    )
+
+
+@pytest.mark.parametrize("base", [QueueOnce, Singleton])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"lock_key": ["a"]},
+        {"lock_scope": "queued"},
+        {"lock_queued_ttl": 5},
+        {"on_queued_conflict": "publish"},
+    ],
+)
+def test_an_option_of_ours_that_theirs_say_is_refused(make_app, base, own) -> None:
+    (option,) = own
+    with pytest.raises(ConfigError) as caught:
+        define(make_app(), base, **own)
+    assert f"task compat.task: {option}=" in str(caught.value)
+    assert "base=SingletonTask" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [
+        *((QueueOnce, name) for name in ("get_key", "once_backend", "unlock_before_run")),
+        *((Singleton, name) for name in ("generate_lock", "unlock", "release_lock")),
+    ],
+)
+def test_a_method_that_nothing_calls_here_cannot_be_overridden(make_app, base, name) -> None:
+    own = type("Own", (base,), {"abstract": True, name: lambda self, *args: "mine"})
+    with pytest.raises(ConfigError, match=f"it overrides '{name}', which nothing calls here"):
+        define(make_app(), own)
+
+
+@pytest.mark.parametrize(("base", "option"), [(QueueOnce, "unique_on"), (Singleton, "once")])
+def test_an_option_of_the_other_package_is_refused(make_app, base, option) -> None:
+    with pytest.raises(ConfigError, match=f"'{option}' is an option of celery-"):
+        define(make_app(), base, **{option: {}})
+
+
+@pytest.mark.parametrize("base", [QueueOnce, Singleton])
+@pytest.mark.parametrize("typo", ["lock_tll", "lock_expirys", "on_conflicts"])
+def test_a_typo_is_refused(make_app, base, typo) -> None:
+    with pytest.raises(ConfigError, match=f"unknown option '{typo}'"):
+        define(make_app(), base, **{typo: 5})
+
+
+def test_a_class_of_ones_own_may_have_the_options(make_app) -> None:
+    class Own(QueueOnce):
+        abstract = True
+        once = {"graceful": True}  # noqa: RUF012  as it is used there
+
+    assert options_of(make_app(), Own)["on_queued_conflict"] == "existing"
+
+
+def test_two_packages_must_name_one_server(make_app) -> None:
+    once = {"settings": {"url": "redis://127.0.0.1:1/6"}}
+    app = make_app(ONCE=once, singleton_backend_url=URL)
+    with pytest.raises(ConfigError, match="two values for redislock_url: all locks"):
+        define(app, Singleton)
+
+
+def test_a_redis_lock_of_the_app_is_in_the_same_place(make_app) -> None:
+    app = make_app(singleton_backend_url=URL)
+    del app.conf.changes["redislock_url"]
+    RedisLock(app, "a lock")
+    assert app_locks(app).address.url == URL
+
+
+@pytest.mark.parametrize("name", ["celery_once", "celery_singleton"])
+def test_neither_module_needs_the_package(name) -> None:
+    module = f"celery_redislock.compat.{name}"
+    script = (
+        f"import sys; sys.modules[{name!r}] = None; import {module} as found\n"
+        "assert all(hasattr(found, each) for each in found.__all__)"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["celery_once", "celery_singleton"])
+def test_each_module_has_the_packages_public_names(name) -> None:
+    theirs = importlib.import_module(name)
+    ours = importlib.import_module(f"celery_redislock.compat.{name}")
+    public = {each for each in vars(theirs) if not each.startswith("_")}
+    modules = {"backends", "config", "exceptions", "helpers", "singleton", "tasks", "util"}
+    assert public - modules == {*ours.__all__}
+
+
+def test_a_task_that_is_sent_eagerly_takes_no_lock(make_app) -> None:
+    app = make_app(task_always_eager=True)
+    task = define(app, QueueOnce)
+    assert task.apply_async((1,), once={"graceful": True}).state == "SUCCESS"
