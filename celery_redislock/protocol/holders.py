@@ -247,8 +247,8 @@ def user_here() -> str:
 
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        user = f"uid {os.getuid()}"
+    except (KeyError, OSError, ImportError):  # a container's user may have no name
+        user = f"uid {os.getuid()}" if hasattr(os, "getuid") else "a user without a name"
     return f"{user}@{_host()}"
 
 
