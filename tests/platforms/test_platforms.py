@@ -190,10 +190,11 @@ def test_a_killed_workers_lock_lapses(worker, start, locks_of):
 
 
 @pytest.mark.parametrize("platform", ["macos"], indirect=True)
+@pytest.mark.parametrize("method", ["fork", "spawn"])  # Celery forks before 5.7
 def test_the_lock_of_a_killed_child_is_free_within_half_a_second(
-    platform, start_worker, sender, queue, journal, label, locks_of
+    platform, method, start_worker, sender, queue, journal, label, locks_of
 ):
-    start_worker(queues=queue, concurrency=2)
+    start_worker(queues=queue, concurrency=2, conf={"worker_pool_start_method": method})
     for number in range(3):
         name = f"{label}-{number}"
         result = sender.send_task("long_ttl", [name, 60.0], queue=queue)

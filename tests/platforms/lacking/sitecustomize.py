@@ -72,10 +72,10 @@ def _without_proc(opens):
 
 
 def _without(names, imports):
-    def import_others(name, globals=None, locals=None, fromlist=(), level=0):
-        if name in names and not level:
+    def import_others(name, *args):
+        if name in names and args[3:] in ((), (0,)):  # it is not relative
             raise ModuleNotFoundError(f"this platform has no {name}", name=name)
-        return imports(name, globals, locals, fromlist, level)
+        return imports(name, *args)
 
     return import_others
 
