@@ -72,10 +72,11 @@ def _without_proc(opens):
 
 
 def _without(names, imports):
-    def import_others(name, *args):
-        if name in names and args[3:] in ((), (0,)):  # it is not relative
+    def import_others(name, *args, **kwargs):
+        is_relative = any(args[3:]) or kwargs.get("level")
+        if name in names and not is_relative:
             raise ModuleNotFoundError(f"this platform has no {name}", name=name)
-        return imports(name, *args)
+        return imports(name, *args, **kwargs)
 
     return import_others
 
