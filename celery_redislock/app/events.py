@@ -7,7 +7,6 @@ in the housekeeper's thread: the task must neither wait nor fail because the bro
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from celery import Task
 from celery.app.task import Context
 
 from ..protocol.log import fields, get_logger
+from ..protocol.platform import at_fork
 from .housekeeper import housekeeper
 from .internals import as_running, call_in_consumer
 
@@ -30,7 +30,7 @@ class Events:
 
     def __init__(self) -> None:
         self._forget()
-        os.register_at_fork(after_in_child=self._forget)
+        at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         self.wanted = False

@@ -7,11 +7,9 @@ Code that adds an errand must not wait: it may run in a task, or in the worker's
 from __future__ import annotations
 
 import atexit
-import contextlib
 import heapq
 import itertools
 import os
-import select
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -20,10 +18,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ..errors import LockUnavailable
 from ..lock.forks import between_forks
-from ..lock.greenlets import Alarm, patched_by
+from ..lock.greenlets import Alarm
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
+from ..protocol.platform import at_fork
 from .internals import at_pool_process_exit
+from .processes import LOOK_EVERY, Pollable, Watched, can_poll, is_alive
 
 logger = get_logger()
 
@@ -33,8 +33,6 @@ TRY_AGAIN: Final = 0.25
 GIVE_UP: Final = 3600.0
 #: Seconds that the process waits at its end for what is left to do.
 LAST_WAIT: Final = 3.0
-#: Seconds between looks at a process where the kernel has no pidfd, such as Linux before 5.3.
-LOOK_EVERY: Final = 0.05
 #: The longest sleep in seconds: `poll` takes no more than 24 days.
 LONGEST: Final = 3600.0
 #: The least seconds from the end of a chore's round to the next.
@@ -76,7 +74,7 @@ class Housekeeper:
         self._watched: dict[int, Watched] = {}
         self._forget()
         atexit.register(self.finish)
-        os.register_at_fork(after_in_child=self._forget)
+        at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         self._finishes_in: int | None = None
@@ -113,7 +111,7 @@ class Housekeeper:
         self._when_gone[pid] = do, most
         # A worker calls this for each task: the thread need not wake for a process that it watches.
         if pid not in self._watched:
-            self._watched[pid] = Watched(pid)
+            self._watched[pid] = Watched(pid, wakes=can_poll())
             self._see_to_it()
 
     def finish(self) -> None:
@@ -145,8 +143,7 @@ class Housekeeper:
             self._start()
 
     def _start(self) -> None:
-        can_poll = patched_by() is None and hasattr(select, "poll")
-        bell: Bell = Pollable(self._watched) if can_poll else Alarm(threading.Lock())
+        bell: Bell = Pollable(self._watched) if can_poll() else Alarm(threading.Lock())
         if (other := self._bells.setdefault(_ONE, bell)) is not bell:
             other.ring()
             return
@@ -180,6 +177,12 @@ class Housekeeper:
                 process.close()
                 self._add_for(pid)  # given in between
 
+    @property
+    def _longest(self) -> float:
+        """The seconds after which the thread must look at processes that wake nobody."""
+        looks = any(each.fd < 0 for each in list(self._watched.values()))
+        return LOOK_EVERY if looks else LONGEST
+
     def _add_for(self, pid: int) -> None:
         if (errand := self._when_gone.pop(pid, None)) is not None:
             self.add(*errand)
@@ -187,12 +190,12 @@ class Housekeeper:
     def _do_next(self) -> float:
         """Do the first errand, if it is due. Returns the seconds to wait if none is added."""
         if not self._heap:
-            return LONGEST
+            return self._longest
         errand = heapq.heappop(self._heap)
         wait = errand.due - clock()
         if wait > 0:
             heapq.heappush(self._heap, errand)
-            return min(wait, LONGEST)
+            return min(wait, self._longest)
         self._doing = errand
         if not self._do(errand) and (now := clock()) < errand.give_up:
             # After all errands that are due by then.
@@ -210,72 +213,6 @@ class Housekeeper:
         except Exception:
             logger.exception("redislock: unexpected error in background work on a lock")
         return True
-
-
-# -- processes ------------------------------------------------------------------------------------
-
-
-class Watched:
-    """A process whose end is awaited.
-
-    Attributes:
-        fd: its pidfd; -1 if this system has no such call, or the process is gone.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.fd = -1
-        with contextlib.suppress(AttributeError, OSError):
-            self.fd = os.pidfd_open(pid)
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-
-
-class Pollable:
-    """A bell whose sleep also ends when a watched process ends."""
-
-    def __init__(self, watched: dict[int, Watched]) -> None:
-        self._watched = watched
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
-
-    def ring(self) -> None:
-        with contextlib.suppress(OSError):  # the pipe is full: it has rung often enough
-            os.write(self._write, b".")
-
-    def wait(self, seconds: float) -> Collection[int]:
-        poll = select.poll()
-        poll.register(self._read, select.POLLIN)
-        for each in list(self._watched.values()):
-            if each.fd >= 0:
-                poll.register(each.fd, select.POLLIN)
-            else:
-                seconds = min(seconds, LOOK_EVERY)
-        ready = {fd for fd, _ in poll.poll(seconds * 1000)}
-        if self._read in ready:
-            os.read(self._read, 4096)
-        return ready
-
-    def __del__(self) -> None:
-        os.close(self._read)
-        os.close(self._write)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether any code of the process may still run."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return True  # no /proc here: the worker reaps its children soon
 
 
 #: The process's housekeeper.
@@ -296,7 +233,7 @@ class Chore:
     def __init__(self, do: Callable[[], Any], has_more: Callable[[], bool], every: float) -> None:
         self._do, self._has_more, self._every = do, has_more, every
         self._forget()
-        os.register_at_fork(after_in_child=self._forget)
+        at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
         #: Has an item while a round is to come. One operation says who puts it in.

@@ -8,12 +8,12 @@ of the dead child.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import Any, Final
 
 from ..protocol.clock import clock
+from ..protocol.platform import at_fork
 
 #: The most seconds that forks wait for a thread, once: a hanging thread must not stop the worker,
 #: which forks all its children in a row and kills those that do not report within seconds.
@@ -32,9 +32,7 @@ class ForkGate:
 
     def __init__(self) -> None:
         self._begin()
-        os.register_at_fork(
-            before=self._close, after_in_parent=self._open, after_in_child=self._begin
-        )
+        at_fork(before=self._close, after_in_parent=self._open, after_in_child=self._begin)
 
     def _begin(self) -> None:
         self._in_use = False

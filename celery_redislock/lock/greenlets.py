@@ -19,6 +19,7 @@ from functools import cache, partial
 from typing import Any, Final, Protocol
 
 from ..protocol.log import get_logger
+from ..protocol.platform import at_fork
 
 logger = get_logger()
 
@@ -59,7 +60,7 @@ def _native(by: str) -> Any:
 
 #: The idents of our native threads that run beside greenlets. No thread survives a fork.
 _beside_greenlets: Final[set[int]] = set()
-os.register_at_fork(after_in_child=_beside_greenlets.clear)
+at_fork(after_in_child=_beside_greenlets.clear)
 
 
 def native_lock() -> Any:
@@ -181,7 +182,7 @@ class _Eventlet:
 _eventlets: Final[weakref.WeakKeyDictionary[Any, _Eventlet]] = weakref.WeakKeyDictionary()
 
 # A forked child shares the pipe with its parent, which would read what is meant for the child.
-os.register_at_fork(after_in_child=_eventlets.clear)
+at_fork(after_in_child=_eventlets.clear)
 
 
 def hub_here() -> Hub | None:

@@ -8,7 +8,6 @@ process has a heartbeat too, for the locks that its children hold.
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections import deque
@@ -19,6 +18,7 @@ from ..errors import LockUnavailable
 from ..protocol.calls import extend
 from ..protocol.claims import Extended, Extension
 from ..protocol.clock import clock
+from ..protocol.platform import at_fork
 from ..protocol.waiting import RETRY_EVERY
 from ..servers.server import Server
 from .forks import between_forks
@@ -226,4 +226,4 @@ def _living(refs: frozenset[_Ref]) -> frozenset[_Ref]:
 heartbeat: Final = Heartbeat()
 
 # Threads do not survive a fork, and the parent's locks are not the child's.
-os.register_at_fork(after_in_child=heartbeat._reset)
+at_fork(after_in_child=heartbeat._reset)

@@ -18,6 +18,7 @@ from ..protocol.clock import clock
 from ..protocol.exchange import Call
 from ..protocol.holders import Holder
 from ..protocol.log import fields, get_logger
+from ..protocol.platform import at_fork
 from ..protocol.waiting import RETRY_EVERY
 from ..servers.server import Server
 from .greenlets import AT_ONCE, PATCHERS, native_lock, teller_here
@@ -41,7 +42,7 @@ class _Mutex:
 
     def __init__(self) -> None:
         self._begin()
-        os.register_at_fork(after_in_child=self._begin)
+        at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
         self.lock = native_lock()

@@ -4,6 +4,8 @@ Each process has files of its own, such as `counter_<pid>.db`, and leaves them w
 scrape folds the files of dead processes into one file of each kind, so that scrapes do not get
 slower with each process that has died. A lock file makes the scrapes of a host take turns.
 
+Where files cannot be locked (Windows), nothing is folded.
+
 A kill at any step loses no count and doubles none: a fold first renames into place a list of what
 it replaces and removes, and the next scrape completes that list. If a new process gets the pid of a
 dead one in the milliseconds of a fold, its counts until then may be lost.
@@ -12,21 +14,27 @@ dead one in the milliseconds of a fold, its counts until then may be lost.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import operator
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from prometheus_client import registry
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from ..app.housekeeper import is_alive
+from ..app.processes import is_alive
 from ..protocol.log import get_logger
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 logger = get_logger()
 
@@ -58,19 +66,23 @@ class Processes(registry.Collector):
 
     def collect(self) -> Any:
         """The metrics, at a scrape."""
-        with _alone(self._directory):
-            _complete(self._directory)
-            _fold(self._directory)
+        with _alone(self._directory) as is_alone:
+            if is_alone:
+                _complete(self._directory)
+                _fold(self._directory)
             return _joined(list(self._directory.glob("*.db")))
 
 
 @contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Keep out all other scrapes, of any process or thread."""
+def _alone(directory: Path) -> Iterator[bool]:
+    """Keep out all other scrapes, of any process or thread. False where files cannot be locked."""
+    if fcntl is None:
+        yield False
+        return
     with open(directory / _LOCK, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
-            yield
+            yield True
         finally:
             # Closing is not enough: a child that was forked meanwhile has the file open too.
             fcntl.flock(file, fcntl.LOCK_UN)

@@ -157,8 +157,8 @@ _VERSION_AND_TASK: Final = f'","v":{VERSION},"task":'
 _PLAIN: Final = frozenset(f"{string.ascii_letters}{string.digits}-_.:@ ")
 #: The most characters of the text that says who broke a lock.
 _LONGEST_BREAKER: Final = 100
-#: The last Unix time that a datetime can show.
-_LAST_TIME: Final = 253402300799
+#: The end of 2999: Windows can show no later time than the year 3000.
+_LAST_TIME: Final = 32503679999
 
 logger = logging.getLogger("celery_redislock")  # not `get_logger`: `log` imports this module
 _newer_was_told = False
@@ -247,8 +247,8 @@ def user_here() -> str:
 
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        user = f"uid {os.getuid()}"
+    except (KeyError, OSError, ImportError):  # a container's user may have no name
+        user = f"uid {os.getuid()}" if hasattr(os, "getuid") else "a user without a name"
     return f"{user}@{_host()}"
 
 

@@ -7,7 +7,6 @@ try is known to the `Server` in whose place it asks.
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.exchange import Call, Query
+from ..protocol.platform import at_fork
 from .line import Line
 from .restarts import HeldOff
 from .server import Server, Tries
@@ -164,7 +164,7 @@ class _Threads:
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
-        os.register_at_fork(after_in_child=self._begin_again)
+        at_fork(after_in_child=self._begin_again)
 
     def _begin_again(self) -> None:
         self._executor = None

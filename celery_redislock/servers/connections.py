@@ -26,6 +26,7 @@ from redis.sentinel import (
 )
 
 from ..protocol.clock import clock
+from ..protocol.platform import at_fork
 
 try:
     from hiredis import pack_command
@@ -180,7 +181,7 @@ def _begin_again() -> None:
         connections._begin()
 
 
-os.register_at_fork(after_in_child=_begin_again)
+at_fork(after_in_child=_begin_again)
 
 #: redis-py 5.0 needs the name of a command; later versions warn of one.
 _WANTS_COMMAND: Final = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import weakref
 from typing import Final
@@ -12,6 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
+from ..protocol.platform import at_fork
 from .hash_slots import COMMANDS, SlotMap, slot_map
 from .node import Node
 from .talk import unavailable
@@ -176,4 +176,4 @@ def _begin_again() -> None:
         topology._begin()
 
 
-os.register_at_fork(after_in_child=_begin_again)
+at_fork(after_in_child=_begin_again)

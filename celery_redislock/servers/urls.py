@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
@@ -159,6 +160,8 @@ def _url_pools(url: str, kwargs: dict[str, Any]) -> PoolFactory:
     db = urlsplit(url).path.strip("/")
     if db and not db.isdigit() and not url.startswith("unix:"):
         raise ConfigError(f"redislock_url: database {db!r} must be a number")
+    if url.startswith("unix:") and not hasattr(socket, "AF_UNIX"):
+        raise ConfigError("redislock_url: this platform has no Unix sockets")
     if url.startswith("redis://") and ("?ssl_" in url or "&ssl_" in url or _wants_tls(kwargs)):
         url = f"rediss://{url.removeprefix('redis://')}"  # as in kombu
 

@@ -2,7 +2,7 @@
 
 How depends on where the body runs. In a process's main thread (prefork, solo) a signal does it,
 which also ends a blocking call; a thread (threads pool) raises it at its next bytecode, a gevent
-greenlet at its next switch.
+greenlet at its next switch. Without such a signal (Windows) the main thread is a thread like any.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..protocol.log import get_logger
 
 logger = get_logger()
 
-_SIGNAL: Final = signal.SIGUSR2
+_SIGNAL: Final[Any] = getattr(signal, "SIGUSR2", None)
 
 
 class Abort:
@@ -136,6 +136,8 @@ def _handler(signum: int, frame: Any) -> None:
 
 def _install_handler() -> bool:
     """Install our handler, unless the user has one. Returns whether ours is installed."""
+    if _SIGNAL is None or not hasattr(signal, "pthread_kill"):
+        return False
     current = signal.getsignal(_SIGNAL)
     if current is _handler:
         return True

@@ -37,6 +37,8 @@ logger = get_logger()
 
 #: Seconds after which a child that is to end and survived the first signal is killed.
 KILL_AFTER: Final = 5.0
+#: Windows has no SIGKILL, and there SIGTERM kills.
+_KILL: Final = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 class ChildLease:
@@ -246,6 +248,6 @@ class ChildLease:
         if ends_in > 0:
             self.next_beat = min(self.next_beat, clock() + ends_in)
         elif request is not None:
-            signum = signal.SIGKILL if -ends_in > KILL_AFTER else signal.SIGTERM
+            signum = _KILL if -ends_in > KILL_AFTER else signal.SIGTERM
             error = TaskReplaced(self.claim.keys.lock, by)
             call_in_consumer(self._task.worker_consumer, request.end_child, error, signum)

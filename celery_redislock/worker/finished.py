@@ -9,7 +9,6 @@ says that another copy was seen.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -21,6 +20,7 @@ from ..protocol.calls import forget
 from ..protocol.clock import clock
 from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.log import get_logger
+from ..protocol.platform import at_fork
 
 logger = get_logger()
 
@@ -80,7 +80,7 @@ class FinishedNotes:
 
     def __init__(self) -> None:
         self._reset()
-        os.register_at_fork(after_in_child=self._reset)
+        at_fork(after_in_child=self._reset)
         self._chore = Chore(self._look, self._has_any, LOOK_EVERY)
 
     def _reset(self) -> None:

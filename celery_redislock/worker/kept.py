@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from ..protocol.clock import clock
 from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.holders import opening_of
 from ..protocol.keys import LockKeys, keys_of_lock_id
+from ..protocol.platform import at_fork
 from ..tasks.settle import End, settle_beside
 from .contained import contained
 
@@ -128,7 +128,7 @@ class Reservations:
 
     def __init__(self) -> None:
         self._reset()
-        os.register_at_fork(after_in_child=self._reset)
+        at_fork(after_in_child=self._reset)
         self._chore = Chore(self._look, lambda: bool(self._requests), LOOK_EVERY)
 
     def _reset(self) -> None:

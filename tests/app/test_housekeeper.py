@@ -12,7 +12,9 @@ import pytest
 
 from celery_redislock import LockUnavailable
 from celery_redislock.app import housekeeper as module
-from celery_redislock.app.housekeeper import Chore, Housekeeper, is_alive
+from celery_redislock.app import processes
+from celery_redislock.app.housekeeper import Chore, Housekeeper
+from celery_redislock.app.processes import is_alive
 from tests.support.lateness import elapsed
 from tests.support.waiting import eventually
 
@@ -108,15 +110,42 @@ def test_many_threads_add_errands_and_each_is_done_once(housekeeper):
     assert len(set(done)) == 1000
 
 
-@pytest.fixture(params=["pidfd", "no pidfd"])
+def without_proc(path: str, **options: Any) -> Any:
+    raise FileNotFoundError(path)
+
+
+#: What a platform lacks, by what is left to tell that a process has ended.
+LACKS = {
+    "pidfd": (),
+    "waitid": ("os.pidfd_open", "proc"),
+    "libc": ("os.pidfd_open", "proc", "os.waitid"),
+    "proc": ("os.pidfd_open", "os.waitid", "ctypes.CDLL"),
+    "no poll": ("select.poll",),
+}
+
+
+@pytest.fixture(params=LACKS)
 def process(request, monkeypatch):
-    """A process that is watched with and without the kernel's help."""
-    if request.param == "no pidfd":
-        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    """A process that is watched by what some platform has."""
+    for name in LACKS[request.param]:
+        if name == "ctypes.CDLL":
+            monkeypatch.setattr(name, lambda *_, **__: object())
+        elif name == "proc":
+            monkeypatch.setattr(processes, "open", without_proc, raising=False)
+        else:
+            monkeypatch.delattr(name, raising=False)
     process = subprocess.Popen(["sleep", "60"])
     yield process
     process.kill()
     process.wait()
+
+
+def test_whether_a_process_has_ended_is_told_before_it_is_reaped(process):
+    assert is_alive(process.pid)
+    process.kill()
+    eventually(lambda: not is_alive(process.pid), "it has ended", 5)
+    assert process.wait() == -9, "its status is still there for whoever reaps it"
+    assert not is_alive(process.pid)
 
 
 def test_what_is_to_be_done_when_a_process_is_gone_is_done_then(housekeeper, process):
@@ -199,7 +228,8 @@ def test_a_process_that_ends_waits_for_what_follows_the_end_of_its_children(hous
 def test_what_follows_a_process_that_is_watched_wakes_no_thread(housekeeper, process, monkeypatch):
     """A worker's main process says it for each task that a child begins."""
     rings: list[object] = []
-    monkeypatch.setattr(module.Pollable, "ring", lambda bell: rings.append(bell))
+    for bell in (module.Pollable, module.Alarm):
+        monkeypatch.setattr(bell, "ring", lambda bell: rings.append(bell))
     done: list[str] = []
     for _ in range(100):
         housekeeper.when_gone(process.pid, lambda: done.append("gone"), most=1.0)

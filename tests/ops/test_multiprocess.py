@@ -16,6 +16,7 @@ pytest.importorskip("prometheus_client")
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from celery_redislock import prometheus
+from celery_redislock.ops import multiprocess
 from celery_redislock.ops.multiprocess import Processes
 
 #: Above the highest that Linux gives.
@@ -165,3 +166,12 @@ def test_a_file_that_cannot_be_read_is_left_out_and_said(directory, caplog):
     assert f"histogram_{NO_PID}.db.broken; its counts are missing" in caplog.text
     assert (directory / f"histogram_{NO_PID}.db.broken").exists()
     assert f"histogram_{os.getpid()}.db cannot be read" in caplog.text
+
+
+def test_nothing_is_folded_where_files_cannot_be_locked(directory, monkeypatch):
+    monkeypatch.setattr(multiprocess, "fcntl", None)
+    write(os.getpid(), counter=5)
+    write(NO_PID, counter=2)
+    before = files(directory)
+    assert sums(directory) == {"counter": 7}
+    assert files(directory) == before

@@ -88,7 +88,8 @@ def _forget() -> None:
     witness = Witness()
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def elapsed(since: float, until: float | None = None) -> float:

@@ -1,0 +1,130 @@
+"""The outcomes that are promised, in a pool whose processes are spawned and not forked: Celery's
+`worker_pool_start_method`, and the only way on macOS.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from celery import VERSION
+from celery.exceptions import TimeLimitExceeded, WorkerLostError
+
+from celery_redislock import LockLost, TaskSkipped
+from tests.support.lateness import elapsed
+from tests.support.waiting import eventually, never
+
+QUEUE = "spawned"
+
+pytestmark = pytest.mark.skipif(VERSION < (5, 7), reason="Celery has the setting from 5.7 on")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(start_module_worker):
+    conf = {
+        "worker_pool_start_method": "spawn",
+        "redislock_tasks": {"plain": {"lock_key": ["label"]}},
+    }
+    return start_module_worker(queues=QUEUE, concurrency=3, conf=conf)
+
+
+@pytest.fixture
+def start(send, journal, label):
+    """Starts a task and gives its result and the entry of its start."""
+
+    def start(name, *args):
+        result = send(name, label, *args)
+        return result, eventually(lambda: journal.read(label, "start"), "it runs")[0]
+
+    return start
+
+
+def test_its_processes_are_interpreters_of_their_own(worker, start):
+    _, entry = start("skip")
+    assert entry.pid in worker.children()
+    with open(f"/proc/{entry.pid}/cmdline", "rb") as file:
+        assert b"spawn_main" in file.read()
+
+
+def test_a_duplicate_is_skipped_and_the_next_call_runs(start, send, journal, label, locks_of):
+    first, _ = start("skip", 2.0)
+    with pytest.raises(TaskSkipped) as caught:
+        send("skip", label).get(timeout=20)
+    assert caught.value.holder.task_id == first.id
+    assert first.get(timeout=20)[0] == label
+    assert not locks_of(first.id)
+    assert send("skip", label, 0.1).get(timeout=20)[0] == label
+    assert journal.overlaps(label) == []
+
+
+def test_duplicates_wait_in_a_room_and_run_one_after_another(start, send, journal, label):
+    first, _ = start("queued", 1.0)
+    others = [send("queued", label, 0.05) for _ in range(3)]
+    for result in (first, *others):
+        assert result.get(timeout=30)[0] == label
+    assert journal.count(label, "start") == 4
+    assert journal.overlaps(label) == []
+
+
+@pytest.mark.parametrize("name", ["retries", "retries_held", "unique_retries"])
+def test_a_retry_meets_no_lock_of_its_own(send, journal, label, name):
+    assert send(name, label, 2).get(timeout=30) == 2
+    assert journal.count(label, "start") == 3
+    assert journal.overlaps(label) == []
+
+
+def test_the_lock_of_a_killed_child_is_free_within_half_a_second(start, locks_of):
+    result, entry = start("long_ttl", 60.0)
+    assert locks_of(result.id)
+    began = time.monotonic()
+    os.kill(entry.pid, signal.SIGKILL)
+    eventually(lambda: not locks_of(result.id), "the lock is free")
+    assert elapsed(began) < 0.5
+    with pytest.raises(WorkerLostError):
+        result.get(timeout=20)
+
+
+def test_a_hard_time_limit_frees_the_lock(start, locks_of):
+    result, _ = start("hard_limited")
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=20)
+    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl", 10)
+
+
+def test_a_soft_time_limit_frees_the_lock(start, journal, label, locks_of):
+    result, _ = start("limited", 30.0)
+    with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
+        result.get(timeout=20)
+    assert journal.count(label, "end") == 1
+    assert not locks_of(result.id)
+
+
+def test_a_lock_outlives_its_ttl_and_its_loss_ends_the_body(start, client, locks_of):
+    result, _ = start("aborts", 20.0, "sleep")
+    (key,) = locks_of(result.id)
+    never(lambda: locks_of(result.id) != [key], "the lock, with a ttl of 1 s, lapsed", 2.5)
+    client.set(key, "thief")
+    with pytest.raises(LockLost):
+        result.get(timeout=15)
+    client.delete(key)
+
+
+def test_a_newer_run_replaces_the_running_one(start, send, journal, label):
+    first, _ = start("replaced", 60.0)
+    second = send("replaced", label, 0.1)
+    assert second.get(timeout=30)[0] == label
+    with pytest.raises(TaskSkipped):
+        first.get(timeout=20)
+
+
+def test_a_task_that_others_own_has_its_lock_there_too(start, send, label):
+    first, _ = start("plain", 2.0)
+    with pytest.raises(TaskSkipped) as caught:
+        send("plain", label).get(timeout=20)
+    assert caught.value.holder.task_id == first.id
+
+
+def test_no_error_is_ours(worker):
+    assert "redislock: unexpected" not in worker.log()
