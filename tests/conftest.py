@@ -47,7 +47,7 @@ LONG = (
     *("acceptance/test_outages", "acceptance/test_outcomes"),
     *("acceptance/deliveries/test_newest", "acceptance/test_exits", "lock/test_greenlets"),
     *("test_migrating", "acceptance/test_lost", "acceptance/test_replace", "ops/web/"),
-    *("proofs/model/", "acceptance/", "test_pages", "test_demo"),
+    *("platforms/test_platforms", "proofs/model/", "acceptance/", "test_pages", "test_demo"),
 )
 
 
