@@ -62,16 +62,20 @@ class Server(ABC):
                 replicas confirmed that the lock was taken. The lock may be taken: release it.
         """
         replicas = (self.min_replicas,) if call.takes and self.min_replicas else ()
+        began, tries = clock(), None
+        # Not by `_persist`: this is done most, and its frame is a hundredth of what it takes.
         while True:
             key, ttl = call.keys[0], call.ttl
-            sent_at, reply = self._persist(
-                *(key, ttl, once, hold_off, self.exchange),
-                *(key, ttl, purpose, make_call, call, *replicas),
-            )
+            try:
+                sent_at, reply = self.exchange(key, ttl, purpose, make_call, call, *replicas)
+            except (HeldOff, LockUnavailable) as exc:
+                tries = tries or Tries(self, key, ttl, once, hold_off, began)
+                time.sleep(tries.pause_after(exc))
+                continue
             wider = call.wider and call.wider(reply)
             if not wider:
                 return call.read(reply, sent_at)
-            call = wider
+            call, began, tries = wider, clock(), None
 
     @abstractmethod
     def run_all(
