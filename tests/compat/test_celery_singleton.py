@@ -172,17 +172,21 @@ def test_a_killed_pool_processs_lock_is_free_only_with_ours(
             assert jobs.do_stuff.delay(label) == first
 
 
-def test_the_expiry_ends_the_lock_of_a_run_only_with_theirs(senders, workers, label, starts, end):
-    for count, (side, jobs) in enumerate(senders.items(), 1):
-        task = jobs.short
-        first = task.delay(label)
-        starts(count)
+def test_the_expiry_ends_the_lock_of_a_run_only_with_theirs(senders, workers, label, end, journal):
+    def ran() -> list[str]:
+        return [entry.task_id for entry in journal.read(label, "start")]
+
+    for side, jobs in senders.items():
+        first = jobs.short.delay(label)
+        eventually(lambda first=first: first.id in ran(), "it runs")
+        before = len(ran())
         if side == "ours":
-            never(lambda task=task, first=first: task.delay(label) != first, "it is sent", 3)
+            send = jobs.short.delay
+            never(lambda send=send, n=before: send(label) and len(ran()) > n, "another runs", 3)
             end(first)
         else:
-            second = resent(task, first, label)
-            starts(2)
+            second = resent(jobs.short, first, label)
+            eventually(lambda n=before: len(ran()) > n, "another runs")
             end(first, second)
 
 
