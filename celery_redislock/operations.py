@@ -12,6 +12,7 @@ The app must know its tasks: call this where the tasks are imported.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 from .app.settings import AppLocks, app_locks
@@ -20,6 +21,7 @@ from .ops import orders
 from .ops.pick import chosen
 from .ops.survey import Found, all_locks
 from .protocol.calls import holder_of
+from .protocol.checks import plain
 from .protocol.holders import Holder
 from .tasks.locked import LockedTask
 
@@ -27,7 +29,7 @@ __all__ = ["Found", "break_locks", "drop_waiting", "holders", "list_locks"]
 
 
 def list_locks(
-    app: Any, *, task: str | None = None, node: str | None = None, older: float = 0.0
+    app: Any, *, task: str | None = None, node: str | None = None, older: float | timedelta = 0.0
 ) -> list[Found]:
     """All locks that are held, kept, waited for or lately broken, and the tasks set aside.
 
@@ -41,7 +43,7 @@ def list_locks(
         LockUnavailable: the server did not answer, or does not allow it.
         ConfigError: the settings are wrong, or name no server.
     """
-    return chosen(all_locks(_locks(app), app), task, node, older)
+    return chosen(all_locks(_locks(app), app), task, node, plain(older))
 
 
 def holders(app: Any, calls: Iterable[tuple[Any, ...]]) -> list[Holder | None]:
@@ -80,7 +82,7 @@ def break_locks(
     *,
     task: str | None = None,
     node: str | None = None,
-    older: float = 0.0,
+    older: float | timedelta = 0.0,
     by: str | None = None,
 ) -> list[Found]:
     """Take locks away from their holders. The holders run on, and learn that they lost the lock.
@@ -109,7 +111,7 @@ def break_locks(
     if locks is None:
         if task is None and node is None and not older:
             raise ValueError("break_locks: which? Give locks, task, node or older; task='*' is all")
-        locks = orders.to_break(all_locks(own, app), task, node, older)
+        locks = orders.to_break(all_locks(own, app), task, node, plain(older))
     held = [each for each in locks if each.token is not None]
     return [each for each in held if orders.break_slot(own, each, by)]
 

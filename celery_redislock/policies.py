@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
+from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from .errors import ConfigError
@@ -62,10 +63,10 @@ class Conflict(Protocol):
     def skip(self, result: Any = NO_RESULT) -> Decision:
         """End the task without running it: with this result, or as REVOKED without one."""
 
-    def defer(self, countdown: float) -> Decision:
+    def defer(self, countdown: float | timedelta) -> Decision:
         """Publish the task again with this countdown in seconds."""
 
-    def wait(self, timeout: float | None) -> bool:
+    def wait(self, timeout: float | timedelta | None) -> bool:
         """Hold the pool slot until this task has the lock.
 
         Args:
@@ -76,7 +77,11 @@ class Conflict(Protocol):
         """
 
     def park(
-        self, *, limit: int | None = None, max_wait: float | None = None, newest: bool = False
+        self,
+        *,
+        limit: int | None = None,
+        max_wait: float | timedelta | None = None,
+        newest: bool = False,
     ) -> bool:
         """End the delivery, and let the task wait in Redis until it has its turn.
 
@@ -89,7 +94,7 @@ class Conflict(Protocol):
             True: the lock was free after all, and the task has it. False: the room is full.
         """
 
-    def replace(self, grace: float) -> bool:
+    def replace(self, grace: float | timedelta) -> bool:
         """End the delivery, tell the holder to end, and let the task wait in Redis, before all
         others, until the holder has ended. Waiting tasks of the same name are replaced too.
 

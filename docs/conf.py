@@ -199,6 +199,10 @@ def about_page(text: str) -> tuple[str, str]:
 # -- what the site does to the pages -------------------------------------------------------------
 
 
+#: A block of code that is, or is from, a file.
+FILE = r"<!-- (?:file|from): (\S+) -->\n```(\w+)\n"
+
+
 def read(app: Any, docname: str, source: list[str]) -> None:
     """Add what is made here; lead links that leave this folder somewhere."""
     if docname == root_doc:
@@ -207,6 +211,7 @@ def read(app: Any, docname: str, source: list[str]) -> None:
         source[0] += "\n" + "\n".join(reference())
     if docname == "changelog":
         source[0] = (ROOT / "CHANGELOG.md").read_text("utf-8").replace("](docs/", "](")
+    source[0] = re.sub(FILE, r"```{code-block} \2\n:caption: \1\n\n", source[0])
     source[0] = re.sub(r"\[([^][]*)\]\((\.\./[^)]*|[A-Z][^)/]*\.md[^)]*)\)", link, source[0])
 
 

@@ -47,7 +47,15 @@ LONG = (
     *("acceptance/test_outages", "acceptance/test_outcomes"),
     *("acceptance/deliveries/test_newest", "acceptance/test_exits", "lock/test_greenlets"),
     *("test_migrating", "acceptance/test_lost", "acceptance/test_replace", "ops/web/"),
-    *("platforms/test_platforms", "proofs/model/", "acceptance/", "test_pages", "test_demo"),
+    *("lock/test_async_redis_lock", "proofs/test_hosts", "servers/test_cluster", "compat/"),
+    *(
+        "test_django",
+        "platforms/test_platforms",
+        "proofs/model/",
+        "acceptance/",
+        "test_pages",
+        "test_demo",
+    ),
 )
 
 

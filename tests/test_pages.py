@@ -280,6 +280,12 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_code_that_is_a_file_says_which(site: Path) -> None:
+    html = (site / "testing.html").read_text(encoding="utf-8")
+    assert re.search(r"code-block-caption.*?test_duplicates\.py", html, re.S)
+
+
+@pytest.mark.timeout(300)
 def test_machines_find_every_page_by_what_it_is_about(site: Path) -> None:
     text = (site / "llms.txt").read_text(encoding="utf-8")
     pages = re.findall(r"^- \[[^]]+\]\((\S+)\.html\): .{15,}$", text, re.M)

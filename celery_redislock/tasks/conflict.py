@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Final, NoReturn
 
 from ..app.outcomes import Outcome
 from ..errors import ConfigError
 from ..policies import NO_RESULT, Decision, Policy
+from ..protocol.checks import plain
 from ..protocol.claims import Busy, Full
 from ..protocol.holders import Holder
 from .decisions import Await, Go, GoUnlocked, Park, PutOff, Question, TurnedAway, backoff
@@ -90,7 +92,7 @@ class TaskConflict:
     def fail(self) -> Decision:
         return TurnedAway(Outcome.RAISED, self._busy.holder)
 
-    def defer(self, countdown: float) -> Decision:
+    def defer(self, countdown: float | timedelta) -> Decision:
         delivery = self._run.facts.delivery
         if self._run.facts.is_eager:
             return self.skip()  # nobody would run what is published
@@ -100,37 +102,42 @@ class TaskConflict:
                 " back to this worker alone"
             )
             return TurnedAway(Outcome.SKIPPED, self.holder, why=why)
-        return PutOff(countdown, Outcome.DEFERRED, self.holder, comes_anew=True)
+        return PutOff(plain(countdown), Outcome.DEFERRED, self.holder, comes_anew=True)
 
     # -- waiting --------------------------------------------------------------------------
 
-    def wait(self, timeout: float | None) -> bool:
-        answer = self._ask(Await(timeout))
+    def wait(self, timeout: float | timedelta | None) -> bool:
+        seconds: float | None = plain(timeout)
+        answer = self._ask(Await(seconds))
         if isinstance(answer, Busy):
             self._busy = answer
             is_over = not answer.for_message or self._run.facts.delivery.gave_up
             if is_over or self._run.facts.is_eager:
                 return False
             # The message that the lock is kept for needs a pool slot, perhaps this one.
-            return self._park(give_up=timeout)
+            return self._park(give_up=seconds)
         return self._has_lock(Go(self._busy) if isinstance(answer, Go) else answer)
 
     def park(
-        self, *, limit: int | None = None, max_wait: float | None = None, newest: bool = False
+        self,
+        *,
+        limit: int | None = None,
+        max_wait: float | timedelta | None = None,
+        newest: bool = False,
     ) -> bool:
         if self._run.facts.is_eager:
             self._leave(self.skip())  # nobody would run what is published
-        give_up = None if max_wait is None else max(max_wait - self.waited, NO_TIME)
+        give_up = None if max_wait is None else max(plain(max_wait) - self.waited, NO_TIME)
         return self._park(limit=limit, give_up=give_up, newest=newest)
 
-    def replace(self, grace: float) -> bool:
+    def replace(self, grace: float | timedelta) -> bool:
         facts = self._run.facts
         if facts.is_eager or facts.claim.attempt or facts.claim.nesting:
             # Nobody would run what is published; or the holder started after this task did.
             self._leave(self.skip())
         # A copy of a message whose run died must not end newer runs: it runs after them.
         is_old = facts.began and self._run.delivery.arrived is None
-        return self._park(newest=True, grace=None if is_old else grace)
+        return self._park(newest=True, grace=None if is_old else plain(grace))
 
     def run(self) -> Decision:
         if self._go is None:

@@ -27,7 +27,7 @@ def worker(start_module_worker):
         "worker_pool_start_method": "spawn",
         "redislock_tasks": {"plain": {"lock_key": ["label"]}},
     }
-    return start_module_worker(queues=QUEUE, concurrency=3, conf=conf)
+    return start_module_worker(queues=QUEUE, concurrency=5, conf=conf)
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_newer_run_replaces_the_running_one(start, send, journal, label):
 def test_a_task_that_others_own_has_its_lock_there_too(start, send, label):
     first, _ = start("plain", 20.0)
     with pytest.raises(TaskSkipped) as caught:
-        send("plain", label).get(timeout=20)
+        send("plain", label).get(timeout=60)
     assert caught.value.holder.task_id == first.id
 
 
