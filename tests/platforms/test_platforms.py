@@ -196,7 +196,7 @@ def test_the_lock_of_a_killed_child_is_free_within_half_a_second(
 ):
     start_worker(queues=queue, concurrency=2, conf={"worker_pool_start_method": method})
     took = []
-    for number in range(3):
+    for number in range(3 if method == "fork" else 1):
         name = f"{label}-{number}"
         result = sender.send_task("long_ttl", [name, 60.0], queue=queue)
         (entry,) = eventually(lambda name=name: journal.read(name, "start"), "it runs")
@@ -205,7 +205,7 @@ def test_the_lock_of_a_killed_child_is_free_within_half_a_second(
         os.kill(entry.pid, signal.SIGKILL)
         eventually(lambda result=result: not locks_of(result.id), "the lock is free")
         took.append(elapsed(began))
-    assert sorted(took)[1] < 0.5, took
+    assert sorted(took)[len(took) // 2] < 0.5, took
 
 
 def test_the_commands_tell_of_a_lock(

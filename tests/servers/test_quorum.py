@@ -379,7 +379,7 @@ class Majority(RuleBasedStateMachine):
         self.store.close()
 
 
-Majority.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Majority.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
 class TestMajority(Majority.TestCase):  # type: ignore[misc]

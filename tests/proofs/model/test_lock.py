@@ -47,6 +47,7 @@ def test_a_lock_answers_what_the_model_says_whatever_happens_in_which_order(serv
     run_state_machine_as_test(
         Machine,
         settings=settings(
+            max_examples=settings.default.max_examples // 2,
             stateful_step_count=50,
             database=None,
             suppress_health_check=list(HealthCheck),

@@ -152,4 +152,4 @@ def test_a_broken_room_is_found_out(machine, how: str) -> None:
     if how in RARE and not is_long:
         pytest.skip("`make model` finds it out")
     with changed([name] if name else SCRIPTS, old, new), pytest.raises(AssertionError):
-        play(machine, max_examples=4000 if is_long else 400, phases=[Phase.generate])
+        play(machine, max_examples=4000 if is_long else 250, phases=[Phase.generate])
