@@ -247,22 +247,20 @@ def test_a_task_that_lost_the_lock_does_not_release_that_of_the_next(redis_serve
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_thousand_wait_on_few_connections(run, redis_server, label, same):
+def test_a_thousand_wait_on_few_connections(run, own_redis, label, same):
     async def main() -> None:
         order: list[int] = []
 
         async def work(number: int) -> None:
             name = label if same else f"{label}-{number}"
-            async with AsyncRedisLock(redis_server.url, name, timeout=60):
+            async with AsyncRedisLock(own_redis.url, name, timeout=60):
                 order.append(number)
 
-        holders = [
-            RedisLock(redis_server.url, label if same else f"{label}-{n}") for n in range(1000)
-        ]
+        holders = [RedisLock(own_redis.url, label if same else f"{label}-{n}") for n in range(1000)]
         held = holders[:1] if same else holders
         for each in held:
             assert each.acquire(0)
-        with redis_server.client() as client:
+        with own_redis.client() as client:
             before = client.info("clients")["connected_clients"]
             tasks = [asyncio.create_task(work(n)) for n in range(1000)]
             most = 0

@@ -196,7 +196,7 @@ def test_the_lock_of_a_killed_child_is_free_within_half_a_second(
 ):
     start_worker(queues=queue, concurrency=2, conf={"worker_pool_start_method": method})
     took = []
-    for number in range(3 if method == "fork" else 1):
+    for number in range(3):
         name = f"{label}-{number}"
         result = sender.send_task("long_ttl", [name, 60.0], queue=queue)
         (entry,) = eventually(lambda name=name: journal.read(name, "start"), "it runs")
