@@ -123,13 +123,21 @@ class Node(Server):
 
     def _new_connections(self, purpose: str, timeout: float) -> Connections:
         # No mutex: one that another thread holds at a fork stays locked in the child.
-        made = Connections(partial(self.pools, timeout, self.watch.on_connect))
+        # Without a reference to this object, so that its connections end with it.
+        set_up = partial(_set_up, self.watch, timeout)
+        made = Connections(partial(self.pools, timeout, set_up))
         return self._connections.setdefault((purpose, timeout), made)
 
     def close(self) -> None:
         closing, self._connections = list(self._connections.values()), {}
         for connections in closing:
             connections.disconnect()
+
+
+def _set_up(watch: ServerWatch, timeout: float, connection: Any) -> None:
+    """Set up a new connection, and learn which server it leads to."""
+    connection.on_connect()
+    _hold(watch.meet(connection), connection, timeout)
 
 
 def _hold(talk: Talk[T], connection: Any, timeout: float) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Generator
 from typing import Any, Final
@@ -11,6 +10,7 @@ from redis.exceptions import BusyLoadingError, ClusterDownError, ResponseError
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
+from .connections import pack
 
 #: A restarted node of a cluster refuses all requests for two seconds, and longer if other nodes are
 #: missing. Nobody tells since when it works: we take it for so many seconds after its start.
@@ -41,34 +41,21 @@ class ServerWatch:
         self.changed_at: float | None = None
         self._connected: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def on_connect(self, connection: Any) -> None:
-        """Set up a new connection, and learn which server it leads to. See `meet`."""
-        connection.on_connect()
-        meeting = self.meet(connection)
-        with contextlib.suppress(StopIteration):
-            command = next(meeting)
-            while True:
-                connection.send_command(*command, check_health=False)
-                try:
-                    reply = connection.read_response()
-                except ResponseError as exc:
-                    reply = exc
-                command = meeting.send(reply)
-
-    def meet(self, connection: Any) -> Generator[tuple[str, ...], Any, None]:
-        """Learn which server a new connection leads to. Yields commands, and is sent the replies,
-        which may be errors: an ACL may deny them.
+    def meet(self, connection: Any) -> Generator[tuple[bytes, int, float], list[Any], None]:
+        """Learn which server a new connection leads to. An exchange, as those in `talk`.
 
         Raises:
             ClusterDownError: a node of a cluster has restarted, and does not work yet.
         """
-        fields = _fields((yield ("INFO", "server")))
+        (reply,) = yield pack(("INFO", "server")), 1, 0.0
+        fields = _fields(reply)
         run_id, uptime = fields.get("run_id"), float(fields.get("uptime_in_seconds", 0))
         # The uptime may be a second too long: it is the difference of two whole numbers.
         late = 1.0
         if self._in_cluster and run_id is not None and self._came_back(run_id):
             # Holders take their locks again when it works, so the hold-off begins then.
-            if _fields((yield ("CLUSTER", "INFO"))).get("cluster_state") == "fail":
+            (reply,) = yield pack(("CLUSTER", "INFO")), 1, 0.0
+            if _fields(reply).get("cluster_state") == "fail":
                 raise ClusterDownError("the cluster is down")
             late += JOINING
         now = clock()
@@ -113,6 +100,7 @@ class ServerWatch:
 
 
 def _fields(reply: Any) -> dict[str, str]:
+    """What a reply says; nothing if it is a refusal: an ACL may deny the command."""
     return {} if isinstance(reply, ResponseError) else info(reply)
 
 

@@ -49,7 +49,7 @@ class Wires:
             **kwargs,
             "socket_timeout": None,  # see `Wire.hold`
             "retry": Retry(NoBackoff(), 0),
-            "redis_connect_func": self._on_connect,
+            "redis_connect_func": None,
         }
 
     @property
@@ -67,14 +67,14 @@ class Wires:
             redis.RedisError, OSError: it cannot be made.
         """
         try:
-            return await _in_time(self._made(), timeout)
+            return await _in_time(self._made(timeout), timeout)
         except AuthenticationError:
             if self._kwargs.get("credential_provider") is None:
                 raise
         # A token has expired just now: ask the provider again.
-        return await _in_time(self._made(), timeout)
+        return await _in_time(self._made(timeout), timeout)
 
-    async def _made(self) -> Wire:
+    async def _made(self, timeout: float) -> Wire:
         where = {}
         if self._of_sentinel:
             found = asyncio.get_running_loop().run_in_executor(None, self._pool.get_master_address)
@@ -82,23 +82,11 @@ class Wires:
         wire = Wire(self._kind(**self._kwargs, **where))
         try:
             await wire.connection.connect()
+            await wire.hold(self._watch.meet(wire.connection), timeout)
         except BaseException:
             wire.close()
             raise
         return wire
-
-    async def _on_connect(self, connection: Any) -> None:
-        await connection.on_connect()
-        meeting = self._watch.meet(connection)
-        with contextlib.suppress(StopIteration):
-            command = next(meeting)
-            while True:
-                await connection.send_command(*command, check_health=False)
-                try:
-                    reply = await connection.read_response()
-                except ResponseError as exc:
-                    reply = exc
-                command = meeting.send(reply)
 
 
 class Wire:

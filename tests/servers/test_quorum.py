@@ -312,7 +312,7 @@ class Majority(RuleBasedStateMachine):
         pools = [pools_like(each.client) for each in self.servers]
         self.store = Quorum(pools, ["a", "b", "c"])
         for node in self.store._nodes:  # the rules below hold off, and not the clock
-            node.watch.on_connect = lambda connection: connection.on_connect()  # type: ignore
+            node.watch.meet = lambda connection: iter(())  # type: ignore
         self.claims = [make_claim("x", ttl=30, task_id=f"task-{each}") for each in range(3)]
         self.held: dict[int, Acquired] = {}
         self.highest = 0
