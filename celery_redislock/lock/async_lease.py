@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..errors import LockUnavailable
 from ..protocol import past
 from ..protocol.calls import Release, acquire, settle
-from ..protocol.claims import Acquired, Claim
+from ..protocol.claims import Claim
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..protocol.waiting import Answer, Block, Step, Try, waiting
@@ -110,27 +110,18 @@ class AsyncLease(Lease):
                     step = steps.send(answer)
 
     async def _take(self, step: Step) -> Answer | None:
-        """Take one step of a wait."""
+        """Take one step of a wait. See `Lease._do`."""
         self.asked = True
         if isinstance(step, Try):
-            answer = await self._asks.run(step.call, hold_off=step.hold_off)
-            at = answer.sent_at if isinstance(answer, Acquired) else 0.0
-        elif isinstance(step, Block):
+            return self._heard(step, await self._asks.run(step.call, hold_off=step.hold_off))
+        if isinstance(step, Block):
             often = self._asks.asking / LISTENING
-            if often > 1:
-                await asyncio.sleep(min(step.seconds, random.uniform(*ASK_AGAIN) * often))
-                answer = await self._asks.run(step.call, hold_off=0.0)
-            else:
-                answer = await self._asks.block(*step)
-            at = clock()
-            if isinstance(answer, Acquired) and at >= answer.sent_at + self.ttl:
-                return None
-        else:
-            await asyncio.sleep(step.seconds)
-            return None
-        if isinstance(answer, Acquired):
-            self.begin(answer, at)
-        return answer
+            if often <= 1:
+                return self._heard(step, await self._asks.block(*step))
+            await asyncio.sleep(min(step.seconds, random.uniform(*ASK_AGAIN) * often))
+            return self._heard(step, await self._asks.run(step.call, hold_off=0.0))
+        await asyncio.sleep(step.seconds)
+        return None
 
     # -- what the holder may believe ------------------------------------------------------
 
@@ -204,8 +195,11 @@ class AsyncLease(Lease):
 class Lost:
     """Whether a lock was lost: true or false, and something to wait for.
 
-    if lock.lost: ...
-    await lock.lost.wait()
+        if lock.lost: ...
+        await lock.lost.wait()
+
+    Args:
+        lease: the acquisition; None if there is none, which is not lost.
     """
 
     def __init__(self, lease: AsyncLease | None) -> None:

@@ -105,7 +105,7 @@ class AsyncRedisLock(NamedLock):
         Raises:
             LockLost: the lock is not held, or it was lost.
         """
-        lease = await self._bound_lease()
+        lease = self._bound_lease()
         if lease is None:
             raise LockLost(self.key)
         if not await lease.confirm():
@@ -162,7 +162,7 @@ class AsyncRedisLock(NamedLock):
         Returns:
             Whether the lock was still held.
         """
-        lease = await self._bound_lease()
+        lease = self._bound_lease()
         return lease is not None and await lease.give_back()
 
     async def extend(self) -> bool:
@@ -175,7 +175,7 @@ class AsyncRedisLock(NamedLock):
             LockLost: the lock is not held, or it was lost.
             LockUnavailable: the server did not answer in time.
         """
-        lease = await self._bound_lease()
+        lease = self._bound_lease()
         if lease is None:
             raise LockLost(self.key)
         if lease.is_lost or not await lease.extend_soon():
@@ -219,7 +219,7 @@ class AsyncRedisLock(NamedLock):
                 return lease
         return None
 
-    async def _bound_lease(self) -> AsyncLease | None:
+    def _bound_lease(self) -> AsyncLease | None:
         self._bind()
         return self._lease
 

@@ -137,20 +137,22 @@ class Lease(Held):
         """Take one step of a wait."""
         self.asked = True
         if isinstance(step, Try):
-            answer = self.server.run(step.call, hold_off=step.hold_off)
-            at = answer.sent_at if isinstance(answer, Acquired) else 0.0
-        elif isinstance(step, Block):
-            answer, at = self.server.block(*step), clock()
-            # The right counts from before the block: nobody knows when the block ended.
-            if isinstance(answer, Acquired) and at >= answer.sent_at + self.ttl:
-                return None
-        else:
-            time.sleep(step.seconds)
-            return None
-        if isinstance(answer, Acquired):
-            self.begin(answer, at)
-        else:
+            return self._heard(step, self.server.run(step.call, hold_off=step.hold_off))
+        if isinstance(step, Block):
+            return self._heard(step, self.server.block(*step))
+        time.sleep(step.seconds)
+        return None
+
+    def _heard(self, step: Try | Block, answer: Answer) -> Answer | None:
+        """Take the answer to a step of a wait. Returns None if it came too late to rely on."""
+        if not isinstance(answer, Acquired):
             self.asked = False
+            return answer
+        at = answer.sent_at if isinstance(step, Try) else clock()
+        # The right counts from before a block: nobody knows when the block ended.
+        if at >= answer.sent_at + self.ttl:
+            return None
+        self.begin(answer, at)
         return answer
 
     # -- giving the lock back -------------------------------------------------------------
