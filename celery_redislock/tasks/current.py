@@ -41,12 +41,12 @@ class _CurrentLock:
     """
 
     def __call__(self) -> Lease | None:
-        lease = self._lease()
-        return None if lease is None or lease.is_over else lease
-
-    def _lease(self) -> Lease | None:
         task = running_task()
-        return lock_of_body.get() if task is None else task.request.__dict__.get(LEASE)
+        if task is not None:
+            own: Lease | None = task.request.__dict__.get(LEASE)
+            return own
+        lease = lock_of_body.get()
+        return None if lease is None or lease.is_over else lease
 
     if TYPE_CHECKING:
         key: str | None
@@ -60,9 +60,9 @@ class _CurrentLock:
     else:
 
         def __getattr__(self, name: str) -> Any:
-            lease = self._lease()
-            if lease is not None and lease.is_over and running_task() is None:
-                return getattr(_Outlived(lease), name)
+            lease = self()
+            if lease is None and running_task() is None and (ended := lock_of_body.get()):
+                return getattr(_Outlived(ended), name)
             return getattr(lease or UNLOCKED, name)
 
     def __bool__(self) -> bool:
