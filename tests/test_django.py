@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,28 +17,17 @@ import httpx
 import pytest
 
 from celery_redislock import RedisLock
+from tests.support.django_project import PROJECT, python, set_up
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT
 
-PROJECT = ROOT / "examples/django_project"
 DB = 7
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer, tmp_path: Path) -> None:
-    monkeypatch.setenv("REDIS_URL", f"{redis_server.url}/{DB}")
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{PROJECT}{os.pathsep}{tmp_path}")
-    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
-    monkeypatch.setenv("DATABASE", str(tmp_path / "db.sqlite3"))
-    for name in ("CELERY_BROKER_URL", "CELERY_RESULT_BACKEND"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=90
-    )
+    set_up(monkeypatch, f"{redis_server.url}/{DB}", tmp_path)
 
 
 # -- the checks -------------------------------------------------------------------------------
