@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(VERSION < (5, 7), reason="Celery has the setting
 def worker(start_module_worker):
     conf = {
         "worker_pool_start_method": "spawn",
+        "worker_proc_alive_timeout": 60,  # a child imports everything anew
         "redislock_tasks": {"plain": {"lock_key": ["label"]}},
     }
     return start_module_worker(queues=QUEUE, concurrency=5, conf=conf)

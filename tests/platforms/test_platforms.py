@@ -194,7 +194,8 @@ def test_a_killed_workers_lock_lapses(worker, start, locks_of):
 def test_the_lock_of_a_killed_child_is_free_within_half_a_second(
     platform, method, start_worker, sender, queue, journal, label, locks_of
 ):
-    start_worker(queues=queue, concurrency=2, conf={"worker_pool_start_method": method})
+    conf = {"worker_pool_start_method": method, "worker_proc_alive_timeout": 60}  # imports anew
+    start_worker(queues=queue, concurrency=2, conf=conf)
     took = []
     for number in range(3):
         name = f"{label}-{number}"
