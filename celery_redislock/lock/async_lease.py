@@ -19,7 +19,14 @@ from ..protocol.waiting import Answer, Block, Step, Try, waiting
 from ..servers.async_server import AsyncServer, threads
 from ..servers.server import Server
 from .heartbeat import heartbeat
-from .held import extension_of, heard, say_not_released, unheard
+from .held import (
+    extension_of,
+    heard,
+    lost_before_release,
+    question_why_gone,
+    say_not_released,
+    unheard,
+)
 from .lease import Lease
 
 logger = get_logger()
@@ -170,14 +177,22 @@ class AsyncLease(Lease):
         release = self._to_release(_RELEASE, past.RELEASED, wait=False)
         self.is_over = True
         self.ended.set()
+        call = settle(self.claim, release)
         try:
-            settled = await self._asks.run(settle(self.claim, release))
+            settled = await self._asks.run(call)
         except LockUnavailable as exc:
             say_not_released(self, exc)
             return False
         except BaseException:
             self._give_back_in_thread(release)
             raise
+        question, reply = None if settled.ours else question_why_gone(self, call), None
+        if question is not None:
+            try:
+                with contextlib.suppress(LockUnavailable):
+                    reply = await self._asks.run(question, once=True)
+            finally:
+                lost_before_release(self, reply)
         return settled.ours and not self.is_lost
 
     def _give_back_in_thread(self, release: Release) -> None:

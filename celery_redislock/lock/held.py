@@ -61,7 +61,7 @@ class Held:
 
     The right ends ttl after the last successful acquire or extend was *sent*. Any thread may find
     out that the lock was lost, or that the run must end for another one. Either is reported once,
-    and not after the lock was given back.
+    and not after the lock was given back; a loss that only the release finds out is reported then.
 
     The heartbeat refers to this object weakly, so that a lock that its owner dropped expires.
 
@@ -277,10 +277,10 @@ class Held:
 
     # -- losing the lock ------------------------------------------------------------------
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, at_release: bool = False) -> None:
         """Note that ownership can no longer be confirmed, and report it."""
         with _mutex.lock:
-            if self.is_lost or self.is_over:
+            if self.is_lost or (self.is_over and not at_release):
                 return
             self.is_lost = True
             is_news = self.replaced_by is None
@@ -325,6 +325,21 @@ def unheard(held: Held, failure: LockUnavailable) -> bool:
         raise failure
     held._lose(failure.reason)
     return False
+
+
+def question_why_gone(held: Held, call: Call[Any]) -> Call[Extended] | None:
+    """What to ask if a call that gives the lock back did not find it. None if the run knows of the
+    loss, or must end for another run; or if the lock was never acquired; or if nothing is proved.
+    """
+    if not held.fence or held.is_lost or held.replaced_by is not None or call.in_doubt:
+        return None
+    question, _ = extension_of(held, retake=False)
+    return question
+
+
+def lost_before_release(held: Held, reply: Extended | None) -> None:
+    """Report a loss that only the release found out. `reply` answers `question_why_gone`."""
+    held._lose(GONE if reply is None else _why_gone(reply), at_release=True)
 
 
 def _undo_retake(held: Held) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from ..protocol import past
 from ..protocol.calls import Release, acquire, hold, settle
 from ..protocol.claims import Acquired, Busy, Done, Settled
 from ..protocol.clock import clock
+from ..protocol.exchange import Call
 from ..protocol.log import get_logger
 from ..protocol.waiting import Answer, Block, Step, Try, waiting
 from .heartbeat import heartbeat
-from .held import Held, say_not_released
+from .held import Held, lost_before_release, question_why_gone, say_not_released
 
 logger = get_logger()
 
@@ -41,11 +43,12 @@ class Lease(Held):
         heir: the task's next message, to which the lock is left instead of being released.
         asked: we have asked for the lock, so the server may have given it to us.
         unheard: the release to repeat, if the server did not answer it; else None.
+        tried_to_release: the server may have given the lock back already.
     """
 
     heir: Heir | None = None
     unheard: Release | None = None
-    asked = False
+    asked = tried_to_release = False
 
     def __repr__(self) -> str:
         return f"<Lease of {self.key} fence={self.fence} lost={self.is_lost}>"
@@ -171,14 +174,18 @@ class Lease(Held):
         if self.is_over or not self.asked or self.pid != os.getpid():
             return None
         release = self._to_release(release, how)
+        call = settle(self.claim, release)
+        call.in_doubt, self.tried_to_release = self.tried_to_release, True
         try:
             # Without a fence we know of no acquisition, but only the reply may have got lost.
-            settled = self.server.run(settle(self.claim, release), once=not self.fence)
+            settled = self.server.run(call, once=not self.fence)
         except LockUnavailable as exc:
             self.is_over = True
             say_not_released(self, exc)
             self.unheard = release
             return None
+        if not settled.ours:
+            self._learn_why_gone(call)
         self.is_over = True
         return settled._replace(ours=False) if self.is_lost else settled
 
@@ -203,7 +210,11 @@ class Lease(Held):
         self.unanswered = heartbeat.discard(self) or self.unanswered
         try:
             value, end = heir.value(self.stored), self._end(how)
-            ours = self.server.run(hold(self.claim, value, heir.seconds, end))
+            call = hold(self.claim, value, heir.seconds, end)
+            call.in_doubt, self.tried_to_release = self.tried_to_release, True
+            ours = self.server.run(call)
+            if not ours:
+                self._learn_why_gone(call)
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: could not keep %s for the retry; it expires within %g s: %s",
@@ -212,6 +223,17 @@ class Lease(Held):
             ours = False
         self.is_over = True
         return ours
+
+    def _learn_why_gone(self, call: Call[Any]) -> None:
+        """Report the loss that this call found out, if it proves one that was not known."""
+        question, reply = question_why_gone(self, call), None
+        if question is None:
+            return
+        try:
+            with contextlib.suppress(LockUnavailable):
+                reply = self.server.run(question, once=True)
+        finally:
+            lost_before_release(self, reply)
 
     def abandon(self) -> None:
         """Stop extending the lock. Another process knows its token, and releases it."""

@@ -30,6 +30,8 @@ class Call(Generic[T]):
         wider: makes the call to make in place of this one, from a reply that names what else the
             script would touch; None if the reply is the answer.
         undo: makes the call that gives back what this call may have taken.
+        in_doubt: the call may have been carried out before, and its reply got lost; or independent
+            servers do not agree. Then "not ours" is no proof of a loss.
     """
 
     script: str
@@ -41,6 +43,7 @@ class Call(Generic[T]):
     recurs: bool = False
     wider: Callable[[Any], Call[T] | None] | None = None
     undo: Callable[[], Call[Any]] | None = None
+    in_doubt: bool = False
 
 
 @dataclasses.dataclass(slots=True, eq=False, repr=False)

@@ -45,10 +45,19 @@ def counted(answers: Sequence[Any], majority: int) -> Any:
     says so, or the first that is something.
     """
     if isinstance(answers[0], Settled):
-        return Settled(sum(each.ours for each in answers) >= majority)
+        return Settled(_agreeing(answers) >= majority)
     if isinstance(answers[0], bool):
-        return sum(answers) >= majority
+        return _agreeing(answers) >= majority
     return next((each for each in answers if each is not None), None)
+
+
+def is_split(answers: Sequence[Any], majority: int) -> bool:
+    """Whether neither a majority of servers had what a call settles, nor a majority had it not."""
+    return len(answers) - _agreeing(answers) < majority > _agreeing(answers)
+
+
+def _agreeing(answers: Sequence[Any]) -> int:
+    return sum(each.ours if isinstance(each, Settled) else bool(each) for each in answers)
 
 
 def commonest(answers: Sequence[T]) -> T:

@@ -71,11 +71,14 @@ class Quorum(Server):
         return answer
 
     def _run_once(self, call: Call[T], purpose: str) -> T:
+        was_in_doubt = call.in_doubt
         answers, failures = self._all(_run, call, purpose)
         try:
             answer: T = self._decide(call, answers, failures, purpose)
+            call.in_doubt = was_in_doubt or majority.is_split(answers, self._majority)
             return answer
         except LockUnavailable:
+            call.in_doubt = True
             if call.takes:
                 for node in self._nodes:
                     node.watch.admit(call.ttl)  # then it is worth waiting for that

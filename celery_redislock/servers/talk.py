@@ -85,9 +85,11 @@ def make_call(
     sent_at = clock()
     wait = _wait(call, min_replicas) if min_replicas else b""
     count = 2 if wait else 1
+    was_in_doubt, call.in_doubt = call.in_doubt, True
     replies = yield packed(call) + wait, count, 0.0
     if isinstance(replies[0], NoScriptError):
         replies = yield packed_text(call) + wait, count, 0.0
+    call.in_doubt = was_in_doubt
     reply = replies[0]
     if wait:
         reply = _confirmed(call, replies, min_replicas)

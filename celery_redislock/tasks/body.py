@@ -200,7 +200,8 @@ def say_released(run: Record, owned: bool, is_kept: bool) -> None:
     held = clock() - run.lease.acquired_at
     facts: dict[str, Any] = {"fence": run.lease.fence, "held": held}
     more = {"owned": owned, "kept_for_retry": is_kept, "how": run.ran.how}
+    text = "redislock: %s released %s after %.3f s" if owned else ""
     run.facts.tell(
-        Outcome.RELEASED, "redislock: %s released %s after %.3f s", run, run.facts.key, held,
+        Outcome.RELEASED, text, run, run.facts.key, held,
         details={**facts, **more}, **facts,
     )  # fmt: skip

@@ -186,6 +186,17 @@ def test_a_lock_that_an_operator_broke_is_lost_and_says_who_did(
     assert line.endswith(": an operator broke it: anna@host")
 
 
+def test_a_loss_that_only_the_release_finds_out_is_an_event_and_a_line(
+    monitor, worker, start, client, locks_of, label
+):
+    first, _ = start("long_ttl", 1.0)
+    (key,) = locks_of(first.id)
+    client.delete(key)
+    assert monitor.await_kind(first, "task-lock-lost")["redislock_reason"]
+    monitor.shows(first, "SUCCESS")
+    eventually(lambda: f"LOST {key}" in worker.log(), "it is in the log")
+
+
 def test_a_dead_childs_lock_is_recovered_and_the_task_shown_as_failed(monitor, start, label):
     first, entry = start("skip", 60.0)
     os.kill(entry.pid, signal.SIGKILL)

@@ -580,6 +580,30 @@ def test_a_loss_can_be_waited_for(run, redis_server, lock):
     run(main())
 
 
+def test_a_loss_that_only_the_release_finds_out_is_reported(run, redis_server, lock, caplog):
+    async def main() -> None:
+        held = lock(ttl=60)
+        await held.acquire(0)
+        with redis_server.client() as client:
+            assert client.delete(held.key)
+        assert await held.release() is False
+
+    run(main())
+    assert caplog.text.count("LOST") == 1
+
+
+def test_a_release_whose_reply_was_lost_is_no_loss(proxy, label, caplog):
+    async def main() -> None:
+        held = AsyncRedisLock(proxy.url, label, ttl=60)
+        await held.acquire(0)
+        proxy.lose_replies(1)
+        await held.release()
+        assert proxy.lost == 1
+
+    asyncio.run(main())
+    assert "LOST" not in caplog.text
+
+
 def test_who_waits_for_a_loss_hears_of_the_release(lock):
     async def main() -> None:
         held = lock()

@@ -26,6 +26,7 @@ import pytest
 from celery_redislock import ConfigError, LockConflict, LockLost, LockUnavailable, RedisLock
 from celery_redislock.servers.scripts import sha_of
 from tests.servers.test_store import CutShort, cut_short_at
+from tests.support.clusters import url_of_quorum
 from tests.support.interrupts import interrupted
 from tests.support.lateness import elapsed
 from tests.support.servers import Proxy, RedisServer
@@ -282,6 +283,56 @@ def test_a_lock_that_a_thief_took_is_lost_and_the_thief_keeps_it(lock, client, c
     )  # fmt: skip
     assert "LOST" in said.message
     assert mine.key in said.message
+
+
+def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [text for text in caplog.messages if "LOST" in text]
+
+
+def test_a_loss_that_only_the_release_finds_out_is_reported(lock, client, caplog) -> None:
+    mine = lock(ttl=60)
+    mine.acquire()
+    client.set(mine.key, "the thief's")
+    assert mine.release() is False
+    (line,) = losses(caplog)
+    assert mine.key in line
+    mine.release()
+    assert len(losses(caplog)) == 1
+
+
+def test_a_release_whose_reply_was_lost_is_no_loss(proxy, label, caplog) -> None:
+    """The repeated one finds no lock: it was released before."""
+    mine = RedisLock(proxy.url, label, ttl=60)
+    mine.acquire()
+    proxy.lose_replies(1)
+    mine.release()
+    assert proxy.lost == 1
+    assert losses(caplog) == []
+
+
+def test_a_release_that_was_interrupted_and_is_repeated_is_no_loss(proxy, label, caplog) -> None:
+    mine = RedisLock(proxy.url, label, ttl=60)
+    mine.acquire()
+    proxy.to_client.delay = 0.5
+    with interrupted(CutShort, "release"), pytest.raises(CutShort):
+        mine.release()
+    proxy.heal()
+    assert mine.acquire(0), "it is free"
+    assert losses(caplog) == []
+    mine.release()
+
+
+@pytest.mark.parametrize("gone", [1, 2, 3])
+def test_a_quorum_is_sure_of_a_loss_if_a_majority_has_not_the_lock(
+    three_servers, label, caplog, gone
+) -> None:
+    mine = RedisLock(url_of_quorum(three_servers), label, ttl=60)
+    mine.acquire()
+    three_servers[0].kill()  # it has the lock, and does not say so
+    for server in three_servers[1:gone]:
+        server.client().delete(mine.key)
+    assert mine.release() is (gone == 1)
+    assert len(losses(caplog)) == (gone == 3)
 
 
 def test_a_lost_lock_can_be_acquired_anew(lock, client) -> None:

@@ -176,7 +176,7 @@ class Facts:
                 body = runs.get(event.get("run")) or by_fence.get(
                     (event.get("key"), event.get("fence"))
                 )
-                if body is not None:
+                if body is not None and body.end is None:  # else its release found it out
                     body.told_at = min(body.told_at, event.at)
         self._add_rights(runs.values())
         return list(runs.values())
