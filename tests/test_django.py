@@ -115,6 +115,7 @@ def test_the_check_names_every_task_with_wrong_options(check: Any) -> None:
             "CELERY_REDISLOCK_TLL = 5",
             "unknown setting 'redislock_tll'; did you mean redislock_ttl?",
         ),
+        ("CELERY_REDISLOK_TTL = 5", "'redislok_ttl'; did you mean redislock_ttl?"),
         ("CELERY_REDISLOCK_TTL = 'long'", "redislock_ttl='long'"),
         ("CELERY_REDISLOCK_TASKS = {'proj.tasks.sync': {'lock_kye': 5}}", "lock_kye"),
         ("CELERY_BROKER_URL = CELERY_RESULT_BACKEND = 'memory://'", "redislock_url is not set"),
@@ -227,34 +228,96 @@ def test_the_admin_shows_who_holds_the_rows_locks_and_takes_them_away() -> None:
     assert re.fullmatch(took, text)
     assert said["by"] == ["anna"]
 
+    status, unfit, unfit_action = said["unfit"]
+    assert status == 200, "the list is shown"
+    assert unfit[0].startswith("unknown: ")
+    assert "'product_id'" in unfit[0]
+    assert unfit_action == [unfit[0].removeprefix("unknown: ")]
+
     away = "unknown: the lock server does not answer"
     assert said["away"] == [200, [away] * 3], "the list works without Redis"
     assert len(said["away_action"]) == 1
     assert said["away_action"][0].startswith("The lock server does not answer:")
 
 
-def test_the_check_names_an_admin_whose_task_has_no_lock(check: Any, tmp_path: Path) -> None:
-    settings = """
-    DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
-    INSTALLED_APPS = [
-        "django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes",
-        "django.contrib.messages", "django.contrib.sessions", "celery_redislock.django", "proj",
-    ]
-    """
-    check()
-    (tmp_path / "proj/admin.py").write_text(
-        "from django.contrib import admin\n"
-        "from django.contrib.auth.models import User\n"
-        "from celery_redislock.django import LockAdminMixin\n"
-        "admin.site.unregister(User)\n"
-        "@admin.register(User)\n"
-        "class UserAdmin(LockAdminMixin, admin.ModelAdmin):\n"
-        "    lock_task = 'proj.tasks.snyc'\n"
-        "    list_display = ['username', 'lock_holder']\n"
-    )
-    _, ids, said = check("", settings)
-    assert ids == ["redislock.E008"]
-    assert "'proj.tasks.snyc' is no task with a lock" in said
+ADMIN = """
+from django.contrib import admin
+from django.contrib.auth.models import User
+from celery_redislock.django import LockAdminMixin
+
+admin.site.unregister(User)
+
+@admin.register(User)
+class UserAdmin(LockAdminMixin, admin.ModelAdmin):
+    lock_task = "proj.tasks.{task}"
+    list_display = ["username", "lock_holder"]
+    {more}
+"""
+WITH_ADMIN = """
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+INSTALLED_APPS = [
+    "django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes",
+    "django.contrib.messages", "django.contrib.sessions", "celery_redislock.django", "proj",
+]
+"""
+TWO_ARGUMENTS = """
+@shared_task(base=LockedTask, lock_key=["account_id"])
+def add(account_id, amount): ...
+"""
+
+
+@pytest.fixture
+def check_admin(check: Any, tmp_path: Path) -> Any:
+    """Runs `manage.py check` with an admin whose rows have this task."""
+
+    def check_admin(
+        task: str, tasks: str = "", settings: str = "", more: str = ""
+    ) -> tuple[list[str], str]:
+        (tmp_path / "proj").mkdir(exist_ok=True)
+        (tmp_path / "proj/admin.py").write_text(ADMIN.format(task=task, more=more))
+        _, ids, said = check(tasks, WITH_ADMIN + settings)
+        return ids, said
+
+    return check_admin
+
+
+@pytest.mark.parametrize(
+    ("task", "what"),
+    [
+        ("snyc", "unknown task 'proj.tasks.snyc'; did you mean proj.tasks.sync?"),
+        ("plain", "'proj.tasks.plain' is no task with a lock"),
+        ("add", "'amount'"),
+    ],
+)
+def test_the_check_names_an_admin_whose_task_does_not_fit(
+    check_admin: Any, task: str, what: str
+) -> None:
+    ids, said = check_admin(task, f"{TWO_ARGUMENTS}@shared_task\ndef plain(): ...")
+    assert ids == ["redislock.E008"], said
+    assert what in said
+
+
+def test_an_admin_that_gives_more_arguments_is_accepted(check_admin: Any) -> None:
+    more = "lock_args = lambda self, obj: (obj.pk, 0)"
+    ids, said = check_admin("add", TWO_ARGUMENTS, more=more)
+    assert ids == [], said
+
+
+@pytest.mark.parametrize(
+    ("tasks", "settings"),
+    [
+        ("", "CELERY_REDISLOCK_TTL = '30s'"),
+        ("", "CELERY_REDISLOCK_TLL = 30"),
+        ("@shared_task(base=LockedTask, lock_kee=[])\ndef other(a): ...", ""),
+    ],
+)
+@pytest.mark.parametrize("task", ["sync", "other"])
+def test_a_wrong_option_or_setting_is_not_said_again_of_the_admin(
+    check_admin: Any, task: str, tasks: str, settings: str
+) -> None:
+    tasks = tasks or "@shared_task(base=LockedTask)\ndef other(a): ..."
+    ids, said = check_admin(task, tasks, settings)
+    assert ids == ["redislock.E001"], said
 
 
 # -- the page of locks ------------------------------------------------------------------------

@@ -89,14 +89,16 @@ def is_option_or_like_one(name: str, value: Any) -> bool:
 
 
 def refuse_unknown_settings(names: Iterable[str]) -> None:
-    """Refuse settings that do not exist and look like ours: `redislock_*`, `redis_lock_*`.
+    """Refuse settings that do not exist and look like ours: `redislock_*`, `redis_lock_*`,
+    `redislok_ttl`.
 
     Raises:
         ConfigError: there is such a name.
     """
     for name in names:
-        ours = name.startswith("redislock_") or ("redis" in name and _LOCK.search(name))
-        if ours and name not in SETTINGS:
+        if "redis" not in name or name in SETTINGS:
+            continue
+        if _LOCK.search(name) or _close_matches(name, SETTINGS, cutoff=0.9):
             raise ConfigError(_unknown("app", "setting", name, SETTINGS))
 
 

@@ -12,13 +12,14 @@ from django.core import checks
 from django.template.response import TemplateResponse
 
 from .. import operations
-from ..errors import ConfigError, LockUnavailable
+from ..app.internals import check_arguments
+from ..errors import LockUnavailable
 from ..ops.survey import Found, read_slots
 from ..ops.web.look import mark
 from ..protocol.holders import Holder
 from ..protocol.log import get_logger
 from ..tasks.locked import LockedTask
-from .project import is_celery_command, locked_task
+from .project import NoLock, is_celery_command, locked_task
 from .words import said, said_of_slot
 
 logger = get_logger()
@@ -45,7 +46,9 @@ class LockAdminMixin:
     actions: Sequence[Any] = ("break_locks",)
 
     def lock_args(self, obj: Any) -> tuple[Any, ...]:
-        """The arguments of the task's call for this row. By default the primary key alone."""
+        """The arguments of the task's call for this row, all that have no default, also those that
+        are not part of the lock's key. By default the primary key alone.
+        """
         return (obj.pk,)
 
     def has_break_lock_permission(self, request: Any) -> bool:
@@ -87,6 +90,9 @@ class LockAdminMixin:
                 return None
         except LockUnavailable as exc:
             self._tell(request, _AWAY % exc.reason, messages.ERROR)
+            return None
+        except (TypeError, ValueError) as exc:  # the task's key does not fit `lock_args`
+            self._tell(request, str(exc), messages.ERROR)
             return None
         return self._confirmation(request, slots)
 
@@ -141,18 +147,23 @@ class LockAdminMixin:
     # -- the check ----------------------------------------------------------------------------
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """Django's checks of the class, and whether `lock_task` is a task with a lock."""
+        """Django's checks of the class, and whether `lock_task` is a task with a lock that a row's
+        primary key alone can call, unless `lock_args` gives more.
+        """
         found: list[checks.CheckMessage] = super().check(**kwargs)  # type: ignore[misc]
         if is_celery_command():
             return found
+        hint = "Set lock_task to a task whose base is LockedTask or SingletonTask, or its name."
         try:
-            locked_task(self.lock_task)
-        except ConfigError as exc:
-            hint = "Set lock_task to a task whose base is LockedTask or SingletonTask, or its name."
-            where = f"The value of 'lock_task' is not accepted: {exc}."
+            task = locked_task(self.lock_task)
+            if task.typing and type(self).lock_args is LockAdminMixin.lock_args:
+                hint = "Override lock_args: it must give every argument that has no default."
+                check_arguments(task, ("primary key",), {})
+        except (NoLock, TypeError) as exc:
+            where = f"The value of 'lock_task' is not accepted: {str(exc).rstrip('.')}."
             return [*found, checks.Error(where, hint=hint, obj=type(self), id="redislock.E008")]
         except Exception:
-            return found  # the tasks cannot be loaded: `check_locks` says so
+            return found  # tasks cannot be loaded, or options are wrong: `check_locks` says so
         return found
 
 
@@ -164,20 +175,23 @@ class _Rows:
         self._objects = list(objects)
 
     @cached_property
-    def _holders(self) -> dict[Any, Holder | None] | None:
-        """By primary key; None if the lock server does not answer."""
-        task = locked_task(self._admin.lock_task)
-        calls = [(task, self._admin.lock_args(obj)) for obj in self._objects]
+    def _holders(self) -> dict[Any, Holder | None] | str:
+        """By primary key; or why they are not known."""
         try:
+            task = locked_task(self._admin.lock_task)
+            calls = [(task, self._admin.lock_args(obj)) for obj in self._objects]
             found = operations.holders(task.app, calls)
         except LockUnavailable as exc:
             logger.warning("redislock: the admin cannot show who holds locks: %s", exc.reason)
-            return None
+            return "the lock server does not answer"
+        except (TypeError, ValueError) as exc:  # the task's key does not fit `lock_args`
+            logger.error("redislock: the admin cannot show who holds locks: %s", exc)
+            return str(exc)
         return dict(zip((obj.pk for obj in self._objects), found, strict=True))
 
     def told(self, obj: Any) -> str:
         known = self._holders
-        if known is None:
-            return "unknown: the lock server does not answer"
+        if isinstance(known, str):
+            return f"unknown: {known}"
         holder = known.get(obj.pk)
         return "-" if holder is None else said(holder)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import Any, Final
 
 from celery import current_app
@@ -58,18 +59,29 @@ def _without_checks() -> Iterator[None]:
             os.environ[_SKIP] = before
 
 
+class NoLock(ConfigError):
+    """What is named is no task with a lock."""
+
+
 def locked_task(given: Any) -> LockedTask:
     """The locked task that this names or is.
 
     Raises:
-        ConfigError: it is none.
+        NoLock: it is none.
+        ConfigError: its options are wrong, or the settings.
     """
     task = given
     if isinstance(given, str):
         app = project_app()
-        if app is not None and given not in app.tasks:
+        if app is not None and not (app.finalized and given in app.tasks):
             load_tasks(app)
         task = app and app.tasks.get(given)
-    if not isinstance(task, LockedTask) or task.lock_options is None:
-        raise ConfigError(f"{given!r} is no task with a lock")
+        if app is not None and task is None:
+            locked = [name for name, each in app.tasks.items() if isinstance(each, LockedTask)]
+            near = get_close_matches(given, locked, n=1)
+            raise NoLock(f"unknown task {given!r}" + "".join(f"; did you mean {n}?" for n in near))
+    if not isinstance(task, LockedTask):
+        raise NoLock(f"{given!r} is no task with a lock")
+    if task._redislock_error is not None:
+        raise task._redislock_error
     return task

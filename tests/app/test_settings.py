@@ -58,6 +58,7 @@ def test_settings_that_change_before_a_task_is_bound_hold_for_it(make_app) -> No
         ("redis_lock_url", "redislock_url"),
         ("redis_lock_ttl", "redislock_ttl"),
         ("redis_locks_tasks", "redislock_tasks"),
+        ("redislok_ttl", "redislock_ttl"),
         ("lock_redis_url", ""),
     ],
 )

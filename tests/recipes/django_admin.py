@@ -117,6 +117,11 @@ out["log"] = [
 ]
 out["by"] = [each.broken_by for each in list_locks(app)]
 
+lock_args, ProductAdmin.lock_args = ProductAdmin.lock_args, lambda self, obj: ()
+unfit = anna.get(f"{LIST}?o=1")
+out["unfit"] = (unfit.status_code, column(unfit), said(anna.post(LIST, rows, follow=True)))
+ProductAdmin.lock_args = lock_args
+
 app.conf.redislock_url = sys.argv[1]
 app_locks(app, refresh=True)
 away = anna.get(f"{LIST}?o=1")
