@@ -26,6 +26,7 @@ class LockError(Exception):
 
     __module__ = "celery_redislock"
     _reason = "lock error"
+    _held_by = "held by"
 
     def __init__(self, key: str | None = None, holder: _HolderLike = None) -> None:
         if isinstance(holder, Mapping):
@@ -36,7 +37,7 @@ class LockError(Exception):
 
     def __str__(self) -> str:
         text = f"{self._reason}: {one_line(self.key)}" if self.key else self._reason
-        return f"{text} (held by {self.holder})" if self.holder else text
+        return f"{text} ({self._held_by} {self.holder})" if self.holder else text
 
 
 class LockConflict(LockError):
@@ -46,22 +47,10 @@ class LockConflict(LockError):
     _reason = "the lock is held"
 
 
-class LockLost(LockError):
-    """The run held the lock, and can no longer confirm that it does."""
+class _Reasoned(LockError):
+    """An error with a reason, as text; "" if it is not known."""
 
     __module__ = "celery_redislock"
-    _reason = "the lock was lost"
-
-
-class LockUnavailable(LockError):
-    """The lock server did not answer, so it is unknown whether the lock is free.
-
-    Attributes:
-        reason: the error text of the server or the network.
-    """
-
-    __module__ = "celery_redislock"
-    _reason = "the lock server is not available"
 
     def __init__(
         self, key: str | None = None, holder: _HolderLike = None, reason: str = ""
@@ -72,6 +61,30 @@ class LockUnavailable(LockError):
 
     def __str__(self) -> str:
         return f"{super().__str__()}: {self.reason}" if self.reason else super().__str__()
+
+
+class LockLost(_Reasoned):
+    """The run held the lock, and can no longer confirm that it does.
+
+    Attributes:
+        holder: the run that lost it.
+        reason: why ownership is in doubt, as text; "" if it is not known.
+    """
+
+    __module__ = "celery_redislock"
+    _reason = "the lock was lost"
+    _held_by = "was held by"
+
+
+class LockUnavailable(_Reasoned):
+    """The lock server did not answer, so it is unknown whether the lock is free.
+
+    Attributes:
+        reason: the error text of the server or the network.
+    """
+
+    __module__ = "celery_redislock"
+    _reason = "the lock server is not available"
 
 
 class TaskSkipped(LockError, TaskRevokedError):

@@ -323,8 +323,8 @@ class Queue(_Bounded):
 @dataclasses.dataclass(frozen=True)
 class Coalesce(Policy):
     """One task runs and at most one waits: a newer duplicate replaces the waiting one, which is
-    skipped. The task that was sent last always runs. A retry or redelivery replaces no task, and
-    runs first.
+    skipped. The task that a worker received last always runs. A retry or redelivery replaces no
+    task, and runs first.
     """
 
     one_run = "allows one run"

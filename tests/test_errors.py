@@ -41,6 +41,7 @@ ERRORS = [
     LockConflict("a key", HOLDER),
     LockConflict("a key"),
     LockLost("a key", HOLDER),
+    LockLost("a key", HOLDER, "an operator broke it: anna@host"),
     LockLost(),
     LockUnavailable("a key", HOLDER, "TimeoutError: Timeout reading from socket"),
     LockUnavailable("a key", reason="gone"),
@@ -82,6 +83,12 @@ def test_an_error_comes_back_from_its_way_as_it_went(error, carry) -> None:
     assert again.holder == error.holder
     for name in ("reason", "countdown", "message", "task_id"):
         assert getattr(again, name, None) == getattr(error, name, None)
+
+
+def test_a_loss_says_who_had_the_lock_and_why_it_was_lost() -> None:
+    text = str(LockLost("a key", HOLDER, "an operator broke it"))
+    assert text.startswith("the lock was lost: a key (was held by pkg.task[0c1e]")
+    assert text.endswith("): an operator broke it")
 
 
 def test_an_errors_message_names_key_and_holder() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -165,6 +166,21 @@ def test_a_body_sees_at_once_that_its_lock_is_lost(
         assert isinstance(result.result, LockLost)
     else:
         assert result.get() is True
+
+
+def test_a_body_may_lose_its_lock_in_a_sleep_that_a_test_replaced(
+    define: Any, lose_lock: Any, redislock_memory: MemoryLocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(self: Any) -> bool:
+        time.sleep(60)
+        return bool(self.lock.lost)
+
+    def slept(seconds: float) -> None:
+        if threading.current_thread() is threading.main_thread():
+            lose_lock()
+
+    monkeypatch.setattr(time, "sleep", slept)
+    assert define(sync, bind=True, lock_ttl=300).apply().get() is True
 
 
 def test_a_lost_lock_is_an_abort_also_if_whoever_hears_of_it_takes_long(

@@ -22,8 +22,6 @@ from .heartbeat import heartbeat
 from .held import (
     extension_of,
     heard,
-    lost_before_release,
-    question_why_gone,
     say_not_released,
     unheard,
 )
@@ -186,13 +184,13 @@ class AsyncLease(Lease):
         except BaseException:
             self._give_back_in_thread(release)
             raise
-        question, reply = None if settled.ours else question_why_gone(self, call), None
+        question, reply = None if settled.ours else self._question_why_gone(call), None
         if question is not None:
             try:
                 with contextlib.suppress(LockUnavailable):
                     reply = await self._asks.run(question, once=True)
             finally:
-                lost_before_release(self, reply)
+                self._lose_at_release(reply)
         return settled.ours and not self.is_lost
 
     def _give_back_in_thread(self, release: Release) -> None:

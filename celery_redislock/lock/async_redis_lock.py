@@ -10,7 +10,6 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from ..errors import LockConflict, LockLost
-from ..protocol import holders
 from ..protocol.calls import holder_of
 from ..protocol.holders import Holder
 from ..servers.async_server import AsyncServer
@@ -109,7 +108,7 @@ class AsyncRedisLock(NamedLock):
         if lease is None:
             raise LockLost(self.key)
         if not await lease.confirm():
-            raise LockLost(self.key, holders.parse(lease.stored.encode(), None))
+            raise lease.lost_error()
 
     async def holder(self) -> Holder | None:
         """Who holds the lock, or None.
@@ -179,7 +178,7 @@ class AsyncRedisLock(NamedLock):
         if lease is None:
             raise LockLost(self.key)
         if lease.is_lost or not await lease.extend_soon():
-            raise LockLost(self.key, holders.parse(lease.stored.encode(), None))
+            raise lease.lost_error()
         return True
 
     async def __aenter__(self) -> AsyncRedisLock:

@@ -162,7 +162,11 @@ class Held:
             LockLost: the lock was lost.
         """
         if self.lost:
-            raise LockLost(self.key, holders.parse(self.stored.encode(), None))
+            raise self.lost_error()
+
+    def lost_error(self) -> LockLost:
+        """The error that says that the lock was lost."""
+        return LockLost(self.key, holders.parse(self.stored.encode(), None), self.lost_because)
 
     @property
     def inherited(self) -> bool:
@@ -203,7 +207,7 @@ class Held:
             self._failed(reply)
         elif reply.outcome == NOT_OURS:
             heartbeat.discard(self)
-            self._lose(_why_gone(reply))
+            self._lose(why_gone(reply))
         else:
             self._extended(reply, sent_at)
 
@@ -282,9 +286,8 @@ class Held:
         with _mutex.lock:
             if self.is_lost or (self.is_over and not at_release):
                 return
-            self.is_lost = True
+            self.is_lost, self.lost_because = True, reason
             is_news = self.replaced_by is None
-        self.lost_because = reason
         self.teller.tell(partial(_say_lost, self, reason, is_news))
 
     def _be_replaced(self, by: Holder) -> None:
@@ -308,7 +311,7 @@ def extension_of(held: Held, retake: bool) -> tuple[Call[Extended], float]:
 def heard(held: Held, reply: Extended, sent_at: float) -> bool:
     """Take the reply to `extension_of`. Returns whether the lock is still ours."""
     if reply.outcome == NOT_OURS:
-        held._lose(_why_gone(reply))
+        held._lose(why_gone(reply))
         return False
     held._extended(reply, sent_at)
     return True
@@ -325,21 +328,6 @@ def unheard(held: Held, failure: LockUnavailable) -> bool:
         raise failure
     held._lose(failure.reason)
     return False
-
-
-def question_why_gone(held: Held, call: Call[Any]) -> Call[Extended] | None:
-    """What to ask if a call that gives the lock back did not find it. None if the run knows of the
-    loss, or must end for another run; or if the lock was never acquired; or if nothing is proved.
-    """
-    if not held.fence or held.is_lost or held.replaced_by is not None or call.in_doubt:
-        return None
-    question, _ = extension_of(held, retake=False)
-    return question
-
-
-def lost_before_release(held: Held, reply: Extended | None) -> None:
-    """Report a loss that only the release found out. `reply` answers `question_why_gone`."""
-    held._lose(GONE if reply is None else _why_gone(reply), at_release=True)
 
 
 def _undo_retake(held: Held) -> None:
@@ -399,7 +387,7 @@ def _fields(held: Held, outcome: str, **more: Any) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _why_gone(reply: Extended) -> str:
+def why_gone(reply: Extended) -> str:
     if reply.broken_by is None:
         return GONE
     return f"{BROKEN}: {reply.broken_by}" if reply.broken_by else BROKEN

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from ..errors import LockUnavailable
 from ..protocol import past
 from ..protocol.calls import Release, acquire, hold, settle
-from ..protocol.claims import Acquired, Busy, Done, Settled
+from ..protocol.claims import Acquired, Busy, Done, Extended, Settled
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
 from ..protocol.log import get_logger
 from ..protocol.waiting import Answer, Block, Step, Try, waiting
 from .heartbeat import heartbeat
-from .held import Held, lost_before_release, question_why_gone, say_not_released
+from .held import GONE, Held, extension_of, say_not_released, why_gone
 
 logger = get_logger()
 
@@ -225,15 +225,27 @@ class Lease(Held):
         return ours
 
     def _learn_why_gone(self, call: Call[Any]) -> None:
-        """Report the loss that this call found out, if it proves one that was not known."""
-        question, reply = question_why_gone(self, call), None
+        """Report the loss that this call found out, if it proves one that the run does not know."""
+        question, reply = self._question_why_gone(call), None
         if question is None:
             return
         try:
             with contextlib.suppress(LockUnavailable):
                 reply = self.server.run(question, once=True)
         finally:
-            lost_before_release(self, reply)
+            self._lose_at_release(reply)
+
+    def _question_why_gone(self, call: Call[Any]) -> Call[Extended] | None:
+        """What to ask if this call, which gives the lock back, did not find it. None if the run
+        knows, or must end for another one; or if we never had the lock, or nothing is proved.
+        """
+        if not self.fence or self.is_lost or self.replaced_by is not None or call.in_doubt:
+            return None
+        return extension_of(self, retake=False)[0]
+
+    def _lose_at_release(self, reply: Extended | None) -> None:
+        """Report a loss that only the release found out. `reply` answers the question why."""
+        self._lose(GONE if reply is None else why_gone(reply), at_release=True)
 
     def abandon(self) -> None:
         """Stop extending the lock. Another process knows its token, and releases it."""

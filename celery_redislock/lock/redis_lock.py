@@ -70,11 +70,11 @@ class _Last:
 
     Attributes:
         lease: a weak reference, so that the lease ends with its thread.
-        fence, deadline, is_lost, is_over, pid, stored: as `Held` has them, once the thread has
-            ended without a release.
+        fence, deadline, is_lost, is_over, pid, stored, lost_because: as `Held` has them, once the
+            thread has ended without a release.
     """
 
-    fence, deadline, pid, stored = 0, 0.0, 0, ""
+    fence, deadline, pid, stored, lost_because = 0, 0.0, 0, "", ""
     is_lost, is_over = False, True
 
     def __init__(self) -> None:
@@ -84,6 +84,7 @@ class _Last:
         """Keep what the lease knew when its thread ended. A finalizer calls this: do not wait."""
         self.fence, self.deadline, self.pid = lease.fence, lease.deadline, lease.pid
         self.is_lost, self.is_over, self.stored = lease.is_lost, False, lease.stored
+        self.lost_because = lease.lost_because
 
 
 class RedisLock(NamedLock):
@@ -179,7 +180,8 @@ class RedisLock(NamedLock):
         if known is None:
             raise LockLost(self.key)
         if self.lost:
-            raise LockLost(self.key, holders.parse(known.stored.encode(), None))
+            holder = holders.parse(known.stored.encode(), None)
+            raise LockLost(self.key, holder, known.lost_because)
 
     def holder(self) -> Holder | None:
         """Who holds the lock, or None.

@@ -33,7 +33,7 @@ class Rates:
     @property
     def heard(self) -> str:
         """Why the rates may be wrong or missing; "" if events come."""
-        why = self.ear.trouble or ("" if self.ear.any else "no events yet: workers need -E")
+        why = self.ear.trouble or ("" if self.ear.any else "no event yet: workers with -E?")
         return f" ({why})" if why else ""
 
     def take(self) -> dict[str, float]:

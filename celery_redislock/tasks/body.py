@@ -44,8 +44,7 @@ def guarded(run: Record, body: Callable[[], Any], abort: Abort | None) -> Any:
             if exc.key is not None:
                 raise
             # It was raised from outside, where it cannot be given arguments.
-            facts = run.facts
-            raise LockLost(facts.key, facts.as_holder(run.lease.fence)) from None
+            raise run.lease.lost_error() from None
     if isinstance(result, _NEVER_AWAITED):
         _refuse_async(run, result)
     return result

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from time import sleep  # a test may replace `time.sleep` by something that calls `lose_lock`
 from typing import Any, Final, TypeVar
 
 import redis
@@ -288,8 +288,8 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
             raise AssertionError(f"the heartbeat did not find out that {keys.lock} was broken")
         for each in held:
             heartbeat.beat_now(each)
-        time.sleep(0.001)
-    time.sleep(0.001)  # time for an abort to reach this thread
+        sleep(0.001)
+    sleep(0.001)  # time for an abort to reach this thread
 
 
 def _lock_of(what: Any, args: Any, kwargs: Any) -> tuple[Server, LockKeys, float]:

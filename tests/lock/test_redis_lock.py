@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from celery_redislock import ConfigError, LockConflict, LockLost, LockUnavailable, RedisLock
+from celery_redislock.lock.held import GONE
 from celery_redislock.servers.scripts import sha_of
 from tests.servers.test_store import CutShort, cut_short_at
 from tests.support.clusters import url_of_quorum
@@ -275,6 +276,7 @@ def test_a_lock_that_a_thief_took_is_lost_and_the_thief_keeps_it(lock, client, c
         mine.ensure()
     assert caught.value.key == mine.key
     assert caught.value.holder.pid == os.getpid()
+    assert caught.value.reason == GONE
     assert mine.release() is False
     assert client.get(mine.key) == "the thief's"
     (said,) = eventually(

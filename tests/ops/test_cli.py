@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -268,6 +269,8 @@ def test_explain_tells_the_key_the_arguments_and_what_would_happen(app):
     held = explained("sync", "--kwargs", '{"label": "x"}')["now"]
     assert "held by sync[id-of-x] on w@one" in held
     assert "it would be skipped: REVOKED" in held
+    shown = run(app, "explain", "sync", "x").output
+    assert re.search("found in Redis +held, task id-of-x\n", shown), shown
 
     take(app, "report", "x")
     park(app, "report", "x", "second")

@@ -174,7 +174,7 @@ def test_a_broker_that_is_away_is_said_and_forgotten_once_it_is_back(
     terminal = open_terminal(redis_server.url, broker_url=own_redis.url)
     terminal.shows("OperationalError:")  # in two lines
     own_redis.start()
-    terminal.shows("(no events yet: workers need -E)")
+    terminal.shows("(no event yet: workers with -E?)")
     with make_app(own_redis.url, "any", broker_url=own_redis.url) as app:
 
         def is_heard():

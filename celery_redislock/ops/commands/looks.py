@@ -175,8 +175,12 @@ def explain(
         print_json(found)
         return
     arguments = ", ".join(f"{name}={value}" for name, value in found["arguments"].items())
-    holders = [each["task_id"] or each["state"] for each in found["standing"]]
-    standing = ", ".join(holders) or "nothing"
+    standing = ", ".join(map(_slot_in_words, found["standing"])) or "nothing"
     fields = {**found, "arguments": arguments or "none", "standing": standing}
     labels = {"standing": "found in Redis"}
     show_lines(named_values((labels.get(name, name), str(value)) for name, value in fields.items()))
+
+
+def _slot_in_words(slot: dict[str, Any]) -> str:
+    task_id = slot["task_id"]
+    return f"{slot['state']}, task {task_id}" if task_id else str(slot["state"])

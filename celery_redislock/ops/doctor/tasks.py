@@ -45,7 +45,7 @@ def check_forgotten(patient: Patient) -> Iterator[Finding]:
     for name, options in without_lock:
         yield Finding(
             WARNING, f"{name} sets {options}, {WHY}",
-            "write base=SingletonTask, or name the task in redislock_tasks",
+            "write base=SingletonTask (in Django: LockedTask), or name the task in redislock_tasks",
         )  # fmt: skip
     if not without_lock:
         yield Finding(OK, "every task with options of a lock takes one")
