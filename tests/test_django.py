@@ -193,6 +193,16 @@ def test_a_worker_whose_project_has_the_check_still_refuses_wrong_options(check:
     assert "unknown option 'lock_kee'" in done.stdout + done.stderr
 
 
+# -- the project's own tests ------------------------------------------------------------------
+
+
+def test_a_test_of_the_project_needs_no_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", f"redis://127.0.0.1:{free_port()}/0")
+    done = python(f"{PROJECT}/manage.py", "test", "shop")
+    assert done.returncode == 0, done.stderr
+    assert "Ran 2 tests" in done.stderr
+
+
 # -- the admin --------------------------------------------------------------------------------
 
 

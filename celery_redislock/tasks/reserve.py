@@ -173,6 +173,8 @@ class Sending:
             if reply.offered is not None:
                 publish_turn(self._task.app, self._keys, self._lock_options.lock_ttl, reply.offered)
             return self._meet(reply.holder)
+        if self._is_eager and self._lock_options.lock_scope == "queued":
+            settle_kept(self._task.app, self._reservation, End.UNLOCKED)  # no worker started it
         if reply is not None and self._seconds > PUBLISHING and not self._is_eager:
             self._keep(claim)
         return result

@@ -263,6 +263,17 @@ def test_eager_tasks_that_are_to_lock_do_so(conf, label):
     app.close()
 
 
+def test_an_eager_task_that_is_unique_in_the_queue_alone_leaves_no_reservation(conf, label):
+    app = make_sender(conf, task_always_eager=True, redislock_eager=True)
+
+    @app.task(base=SingletonTask, lock_key=["label"], lock_scope="queued", shared=False)
+    def queued(label): ...
+
+    assert queued.delay(label).successful()
+    assert queued.lock_holder(label) is None
+    app.close()
+
+
 def test_a_disabled_app_reserves_nothing(conf, label, queue):
     app = make_sender(conf, redislock_enabled=False)
     results = {app.tasks["unique"].apply_async((label,), queue=queue).id for _ in range(2)}
