@@ -66,7 +66,8 @@ def start_settle(account_id: int):
 
 @api.post("/accounts/{account_id}/adjust")
 async def adjust(account_id: int, seconds: float = 0):
-    async with AsyncRedisLock(app, f"account:{account_id}", timeout=2, label="api: adjust") as lock:
+    label = f"api: adjust {account_id}"
+    async with AsyncRedisLock(app, f"account:{account_id}", timeout=2, label=label) as lock:
         await asyncio.sleep(seconds)  # the work
         return {"fence": lock.fence}
 

@@ -49,7 +49,8 @@ class AsyncRedisLock(NamedLock):
         timeout: seconds that `async with` waits before it raises `LockConflict`; None for ever.
         prefix: as for `RedisLock`.
         history: as for `RedisLock`.
-        label: what the holder is called in logs, errors and commands, such as "api: adjust".
+        label: what logs, errors and commands show instead of the key and the pid, such as
+            "api: adjust 5". Let it say which lock it is.
         transport_options: as for `RedisLock`.
 
     Raises:

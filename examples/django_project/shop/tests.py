@@ -18,7 +18,7 @@ class IndexTest(TestCase):
         lamp = Product.objects.create(name="lamp", price=1)
         with memory_locks(), self.captureOnCommitCallbacks(execute=True):
             self.client.post(f"/products/{lamp.pk}/price", {"price": 5})
-        self.assertEqual(Entry.objects.get().price, 5)
+        assert Entry.objects.get().price == 5
 
     def test_a_second_rebuild_is_skipped(self):
         with memory_locks(), hold_lock(rebuild_index):
