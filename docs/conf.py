@@ -45,6 +45,8 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["narrow.css"]
 html_title = f"celery-redislock {release}"
 html_show_sphinx = False
 html_copy_source = False
@@ -88,6 +90,31 @@ def navigation() -> str:
         + "\n```\n"
         for title, pages in parts.items()
     )
+
+
+# -- the search --------------------------------------------------------------------------------
+
+#: What people search for, by the page and the heading that answers it. The site's search finds long
+#: headings only by most of their text; it leads to these by a word.
+SEARCHED = {
+    "deploying": {"# Deploying": ["deploy"]},
+    "guarantees": {
+        "## How a run ends, also by a crash": ["crash"],
+        "## Platforms": ["windows", "macos"],
+    },
+    "operations": {"## A lock is stuck": ["stuck lock"]},
+    "options": {"## AsyncRedisLock, for asyncio": ["asyncio"]},
+    "recipes": {"## Beat: jobs that overlap, and two beats": ["two beats"]},
+}
+
+
+def with_index_entries(docname: str, text: str) -> str:
+    """The page, with an index entry before each heading that people search for."""
+    for start, words in SEARCHED.get(docname, {}).items():
+        main = ", ".join(f"! {word}" for word in words)  # others come last in the search
+        entry = f"```{{index}} {main}\n```\n\n"
+        text = re.sub(rf"^(?={re.escape(start)})", entry, text, count=1, flags=re.M)
+    return text
 
 
 # -- the reference -----------------------------------------------------------------------------
@@ -211,6 +238,7 @@ def read(app: Any, docname: str, source: list[str]) -> None:
         source[0] += "\n" + "\n".join(reference())
     if docname == "changelog":
         source[0] = (ROOT / "CHANGELOG.md").read_text("utf-8").replace("](docs/", "](")
+    source[0] = with_index_entries(docname, source[0])
     source[0] = re.sub(FILE, r"```{code-block} \2\n:caption: \1\n\n", source[0])
     source[0] = re.sub(r"\[([^][]*)\]\((\.\./[^)]*|[A-Z][^)/]*\.md[^)]*)\)", link, source[0])
 

@@ -5,6 +5,7 @@ site is built without a warning.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -291,6 +292,31 @@ def test_machines_find_every_page_by_what_it_is_about(site: Path) -> None:
     pages = re.findall(r"^- \[[^]]+\]\((\S+)\.html\): .{15,}$", text, re.M)
     assert {*pages} >= {page.stem for page in (ROOT / "docs").glob("*.md")} - UNTOLD
     assert all((site / f"{page}.html").exists() for page in pages)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("word", "page", "heading"),
+    [
+        ("asyncio", "options", "asyncredislock-for-asyncio"),
+        ("crash", "guarantees", "how-a-run-ends-also-by-a-crash-who-releases-and-when"),
+        ("deploy", "deploying", "deploying"),
+        ("stuck lock", "operations", "a-lock-is-stuck"),
+        ("two beats", "recipes", "beat-jobs-that-overlap-and-two-beats"),
+        ("windows", "guarantees", "platforms"),
+    ],
+)
+def test_the_search_leads_to_the_section_first(
+    site: Path, word: str, page: str, heading: str
+) -> None:
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    found = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    ((file, anchor, is_main),) = found["indexentries"][word]
+    assert found["docnames"][file] == page
+    assert is_main, "Sphinx shows the others last"
+    html = (site / f"{page}.html").read_text(encoding="utf-8")
+    before, after = f'id="{anchor}"', f'id="{heading}"'
+    assert abs(html.index(after) - html.index(before)) < 300
 
 
 #: Pages that `llms.txt` need not tell of in a sentence.
