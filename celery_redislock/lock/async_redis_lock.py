@@ -49,8 +49,7 @@ class AsyncRedisLock(NamedLock):
         timeout: seconds that `async with` waits before it raises `LockConflict`; None for ever.
         prefix: as for `RedisLock`.
         history: as for `RedisLock`.
-        label: what logs, errors and commands show instead of the key and the pid, such as
-            "api: adjust 5". Let it say which lock it is.
+        label: what people see instead of the key and the pid, such as "api: adjust 5".
         transport_options: as for `RedisLock`.
 
     Raises:

@@ -118,8 +118,7 @@ class RedisLock(NamedLock):
         prefix: what every key begins with. Default: the app's, else "redislock".
         history: how many runs the lock's bucket keeps for `celery redislock history`, like the
             setting `redislock_history`; 0 records no run. Default: the app's, else 0.
-        label: what logs, errors and commands show instead of the key and the pid, such as
-            "api: adjust 5". Let it say which lock it is.
+        label: what people see instead of the key and the pid, such as "api: adjust 5".
         transport_options: for a URL, as `redislock_transport_options`; a `sentinel://` URL needs
             `master_name` there.
 
