@@ -377,6 +377,7 @@ class LockMachine(RuleBasedStateMachine):
         assert (self.answer is not None) == asks
         heard = not trouble.lost or (trouble.lost == "once" and not once)
         assert said is bool(asks and heard and self.answer and not client.right.lost)
+        self._learn_of_loss(client, trouble)
         client.right.given_back = asks
 
     def _hold(self, client: Client, countdown: int, trouble: Trouble) -> None:
@@ -386,7 +387,15 @@ class LockMachine(RuleBasedStateMachine):
         heir = Heir(holders.held_for_retry, countdown * TICK + client.lease.ttl)
         said = client.lease.leave_to(heir)
         assert said is bool(self.answer and trouble.lost != "for good")
+        self._learn_of_loss(client, trouble)
         client.right.given_back = True
+
+    def _learn_of_loss(self, client: Client, trouble: Trouble) -> None:
+        """It could not give back what it had: somebody took it away. If an answer was lost, it may
+        have given it back with the question before.
+        """
+        if self.answer is False and client.right.fence and not trouble.lost:
+            client.right.denied()
 
     def _die(self, client: Client, trouble: Trouble) -> None:
         """It dies, and its parent releases: with the token, and without knowing what it had."""
@@ -580,6 +589,8 @@ class LockMachine(RuleBasedStateMachine):
             self.pass_time(1 if lost == "for good" else trouble.after)
             if lost:
                 raise RedisTimeoutError("the answer is lost")
+            if script in ("settle", "hold") and self.answer is False:
+                way.mirror = lambda: None  # it may ask why, which changes nothing
 
         way.before, way.mirror, way.after = before, mirror, after
 

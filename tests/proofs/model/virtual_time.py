@@ -17,6 +17,7 @@ from typing import Any, Final
 from unittest import mock
 
 import redis
+from redis.exceptions import NoScriptError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_redislock.errors import LockUnavailable
@@ -184,9 +185,11 @@ class WeatheredStore(Node):
         way.mirror()
         try:
             while True:
-                request = talk.send((yield request))
+                replies = yield request
+                if not any(isinstance(each, NoScriptError) for each in replies):
+                    way.after()  # before the asker has it: it may be lost
+                request = talk.send(replies)
         except StopIteration as end:
-            way.after()
             return end.value
 
     def run(self, call: Call[Any], **options: Any) -> Any:
