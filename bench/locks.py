@@ -6,6 +6,7 @@ redis-py's with hiredis, which it uses by itself.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 from collections.abc import Callable
@@ -151,6 +152,27 @@ def floor_checked(url: str, name: str) -> Lock:
     return _Pair(lambda: least.acquire(name), lambda: least.release(name))
 
 
+def ours_async(url: str, name: str) -> Lock:
+    from celery_redislock import AsyncRedisLock
+
+    lock = AsyncRedisLock(url, name, ttl=TTL)
+    return _in_a_loop(lock.acquire, lock.release)
+
+
+def redis_py_async(url: str, name: str) -> Lock:
+    from redis.asyncio import Redis
+
+    lock = Redis.from_url(url).lock(name, timeout=TTL)
+    return _in_a_loop(lock.acquire, lock.release)
+
+
+def _in_a_loop(acquire: Callable[[], Any], release: Callable[[], Any]) -> Lock:
+    loop = asyncio.new_event_loop()
+    return _Pair(
+        lambda: loop.run_until_complete(acquire()), lambda: loop.run_until_complete(release())
+    )
+
+
 FLOOR = "floor: SET NX PX, DEL"
 FLOOR_CHECKED = "floor: SET NX PX, checked DEL"
 #: By the name that people read.
@@ -165,4 +187,9 @@ LOCKS: dict[str, Callable[[str, str], Lock]] = {
     "python-redis-lock, auto_renewal": python_redis_lock_renewed,
     "pottery Redlock": pottery,
     "sherlock": sherlock,
+}
+#: Locks for coroutines: their times include that a loop is started and stopped for each step.
+ASYNC: dict[str, Callable[[str, str], Lock]] = {
+    "celery-redislock AsyncRedisLock": ours_async,
+    "redis-py asyncio Lock": redis_py_async,
 }

@@ -14,7 +14,7 @@ import redis
 from tests.support.servers import RedisServer
 
 from .counting import commands
-from .locks import FLOOR, LOCKS, TTL, Lock
+from .locks import ASYNC, FLOOR, LOCKS, TTL, Lock
 from .report import Bars, Column, Table, ratio
 from .section import Run
 from .stats import percentile, ratios
@@ -42,9 +42,10 @@ class Taken:
 
 def measure(run: Run) -> list[Table]:
     rounds, turns = run.size(15, 3), run.size(50, 5)
-    names = [n for n in LOCKS if n not in _LEFT_OUT and (n == FLOOR or run.wants(n))]
+    known = {**LOCKS, **ASYNC}
+    names = [n for n in known if n not in _LEFT_OUT and (n == FLOOR or run.wants(n))]
     with RedisServer() as server, server.client() as client:
-        locks = {name: LOCKS[name](server.url, f"primitive-{i}") for i, name in enumerate(names)}
+        locks = {name: known[name](server.url, f"primitive-{i}") for i, name in enumerate(names)}
         found = {layout: {name: Taken() for name in names} for layout in LAYOUTS}
         one_round(locks, {name: Taken() for name in names}, 3)
         for number in range(1, rounds + 1):
@@ -160,6 +161,7 @@ def table(
             "*Floor*: two round trips on one socket with `sendall` and `recv`, commands packed and"
             f" replies read by hiredis: `SET name token NX PX {TTL * 1000}` and `DEL name`. The"
             " second floor deletes only what is its own, by `EVALSHA`, as every safe lock must.",
+            "The locks for coroutines: with a loop that starts and stops for each step.",
             "*CPU*: of the client's process in user and system mode, all threads, for a pair.",
             "*Against*: the median of the rounds' ratios of medians, and their extremes. *One core*"
             ": the client and the server share one; elsewhere the kernel chooses.",
