@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.rates import CALLS, PAUSE
 from tests.support.servers import RedisServer
 from tests.support.workers import ROOT, Process, Worker
 
@@ -120,6 +121,34 @@ def test_compose_file_fits_together() -> None:
         if line.startswith("COPY "):
             for source in line.split()[1:-1]:
                 assert (ROOT / source).exists(), line
+
+
+# -- rates.py ---------------------------------------------------------------------------------
+
+
+def test_rates_are_kept_each_in_its_way() -> None:
+    worker = Worker(conf={}, app="examples.rates", concurrency=8)
+    try:
+        worker.ready()
+        lines = run_example("rates.py").splitlines()
+    finally:
+        worker.close()
+    runs = {
+        name: [(int(number), float(at)) for number, at in re.findall(r"(\d+) at +([\d.]+)", line)]
+        for name, _, line in (line.partition("  ") for line in lines)
+    }
+    at = {name: [at for _, at in each] for name, each in runs.items()}
+    for name in ("skips", "spreads", "last_wins"):
+        # The bodies note their times a moment after the acquisition, and they are rounded.
+        assert all(later - earlier > PAUSE - 0.3 for earlier, later in pairwise(at[name])), name
+    assert len(runs["skips"]) < CALLS
+    assert {number for number, _ in runs["spreads"]} == {*range(1, CALLS + 1)}
+    assert len(runs["last_wins"]) < CALLS
+    assert runs["last_wins"][-1][0] == CALLS, "the last call has its run"
+    assert len(runs["three"]) == CALLS
+    assert all(b - a > PAUSE - 0.3 for a, b in zip(at["three"], at["three"][3:], strict=False))
+    assert at["three"][-1] < at["spreads"][-1]
+    assert 1 <= len(runs["at_the_sender"]) < CALLS / 2
 
 
 # -- account_sync.py -------------------------------------------------------------------------
