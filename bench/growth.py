@@ -25,8 +25,10 @@ from celery_redislock.protocol.claims import (
     Extension,
     Parked,
     Parking,
+    Place,
     to_ms,
 )
+from celery_redislock.protocol.entries import slot_of
 from celery_redislock.protocol.keys import LockKeys, lock_keys
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
@@ -53,7 +55,7 @@ OPERATIONS = {
     "release": "release",
     "refuse": "refused",
     "hand_over": "release, hand-over",
-    "take_over": "take the turn",
+    "take_over": "take it over",
     "park": "park",
     "coalesce": "coalesce",
     "revoke": "leave from the middle",
@@ -172,31 +174,31 @@ class Scene:
     def key(self, name: str) -> LockKeys:
         return lock_keys(PREFIX, name)
 
-    def claim(self, keys: LockKeys, task_id: str = "", kept: str = "") -> Claim:
+    def claim(self, keys: LockKeys, task_id: str = "", member: str = "") -> Claim:
         self._number += 1
         token, task_id = new_token(), task_id or f"task-{self._number:08}-{'0' * 20}"
         value = holders.encode(token, ttl_ms=to_ms(TTL), task="shop.sync", task_id=task_id)
-        return Claim(keys, token, TTL, value, task_id, kept=kept)
+        return Claim(keys, token, TTL, value, task_id, member=member)
 
     def acquire(self, claim: Claim) -> Claim:
         reply = self.server.run(calls.acquire(claim))
         assert isinstance(reply, Acquired), reply
         return claim
 
-    def park(self, claim: Claim, kind: str = "") -> None:
+    def park(self, claim: Claim, member: str = "") -> None:
         """Park a task that has some arguments."""
         entry = {"task": "shop.sync", "task_id": claim.task_id, "body": "[[], {}, {}]" * 20}
         text = json.dumps(entry, separators=(",", ":"))
-        reply = self.server.run(rooms.park(claim, Parking(text, kind=kind)))
+        reply = self.server.run(rooms.park(claim, Parking(text, member)))
         assert isinstance(reply, Parked), reply
 
-    def move_to_the_middle(self, claim: Claim) -> None:
-        """Move the last entry there, as if so many had been parked after it."""
-        room = claim.keys.room
+    def move_to_the_middle(self, member: str) -> None:
+        """Move the last member there, as if so many had been parked after it."""
+        room = self.keys.room
         middle = self.client.lindex(room, self.client.llen(room) // 2).decode()
-        if middle != claim.entry_id:
-            self.client.lrem(room, -1, claim.entry_id)
-            self.client.linsert(room, "BEFORE", middle, claim.entry_id)
+        if middle != member:
+            self.client.lrem(room, -1, member)
+            self.client.linsert(room, "BEFORE", middle, member)
 
 
 def one_size(scene: Scene, times: int) -> dict[str, list[Asked]]:
@@ -227,16 +229,17 @@ def one_turn(scene: Scene, ask: Callable[[str, Callable[[], Any]], Any]) -> None
     assert isinstance(ask("refuse", lambda: store.run(calls.acquire(newcomer))), Busy)
     ask("park", lambda: scene.park(newcomer))
     offered = ask("hand_over", lambda: store.run(calls.settle(scene.holder))).offered
-    its = scene.claim(keys, offered.entry_id.partition(":")[0], offered.token)
+    its = scene.claim(keys, offered.place.entry_id.partition(":")[0], offered.place.member)
     ask("take_over", lambda: scene.acquire(its))
     scene.holder = its
-    first, second = (scene.claim(keys) for _ in range(2))
-    scene.park(first, "shop.sync")
-    scene.move_to_the_middle(first)
-    ask("coalesce", lambda: scene.park(second, "shop.sync"))
+    first, second, slot = scene.claim(keys), scene.claim(keys), slot_of("shop.sync")
+    scene.park(first, slot)
+    scene.move_to_the_middle(slot)
+    ask("coalesce", lambda: scene.park(second, slot))
     store.ask(rooms.forget_ended(keys, first.entry_id, TTL))
-    ask("look", lambda: store.run(rooms.look(keys, TTL)))
-    ask("revoke", lambda: store.run(calls.settle(second, calls.Release(take_out=second.entry_id))))
+    ask("look", lambda: store.run(rooms.look(keys, TTL, TTL)))
+    leaves = calls.Release(leaves=Place(slot, second.entry_id))
+    ask("revoke", lambda: store.run(calls.settle(second, leaves)))
     extensions = [Extension(each, each.opening, 0, retake=False) for each in scene.own]
     ask("tick", lambda: store.run_all([calls.extend(each) for each in extensions], ttl=30.0))
     scene.client.delete(scene.sweeper._turn)  # as if the last sweep were two seconds ago
@@ -330,7 +333,7 @@ def notes(times: int) -> list[str]:
         f"Microseconds of the server's time, of all commands of one operation together, the median"
         f" of {times}; `list` twice. One client asks, and nobody else.",
         "*Refused*: a duplicate asks for the lock of the room. *Park*: it is put there."
-        " *Hand-over*: the holder's release gives the first its turn, whose message then takes it."
+        " *Hand-over*: the holder's release names the first, whose message then takes the lock."
         " *Coalesce*: one is put in the place of another, half way. *Leave from the middle*: one is"
         " revoked there.",
         f"*Heartbeat*: {OWN} locks of one process are extended, in one round trip. *Sweep*: what a"

@@ -17,7 +17,7 @@ from .errors import (
     TaskReplaced,
     TaskSkipped,
 )
-from .policies import Coalesce, Conflict, Defer, Policy, Queue, Raise, Replace, Skip, Wait
+from .policies import Coalesce, Debounce, Defer, Policy, Queue, Raise, Replace, Skip, Wait
 from .protocol.holders import Holder
 from .signals import (
     lock_acquired,
@@ -30,6 +30,7 @@ from .signals import (
 )
 from .tasks.current import current_lock
 from .tasks.task import SingletonTask
+from .verbs import Conflict
 from .worker import start as _start  # noqa: F401  connects receivers for a worker's start
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ __all__ = [
     "Coalesce",
     "ConfigError",
     "Conflict",
+    "Debounce",
     "Defer",
     "Holder",
     "LockConflict",

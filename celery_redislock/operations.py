@@ -31,7 +31,7 @@ __all__ = ["Found", "break_locks", "drop_waiting", "holders", "list_locks"]
 def list_locks(
     app: Any, *, task: str | None = None, node: str | None = None, older: float | timedelta = 0.0
 ) -> list[Found]:
-    """All locks that are held, kept, waited for or lately broken, and the tasks set aside.
+    """All locks that are held, kept, waited for or lately broken.
 
     Args:
         app: the Celery app.
@@ -117,7 +117,7 @@ def break_locks(
 
 
 def drop_waiting(app: Any, locks: Iterable[Found] | None = None, *, task: str | None = None) -> int:
-    """Drop the tasks that wait for locks or were set aside: they end as with `Skip()`.
+    """Drop the tasks that wait for locks: they end as with `Skip()`.
 
     Tasks with another name that wait for the same lock are dropped too.
 

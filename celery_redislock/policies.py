@@ -13,103 +13,11 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
-from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from .errors import ConfigError
 from .protocol.checks import Seconds, SecondsOrNone, is_int, is_number
-from .protocol.holders import Holder
-
-
-class _NoResult:
-    """The type of `NO_RESULT`, which means that no result was given: None is a result."""
-
-    def __repr__(self) -> str:
-        return "NO_RESULT"
-
-    def __reduce__(self) -> str:
-        return "NO_RESULT"  # pickle gives the same object
-
-
-NO_RESULT: Final = _NoResult()
-
-
-class Decision:
-    """How a conflict ends. A verb of `Conflict` makes the decision, and `Policy.act` returns it."""
-
-
-class Conflict(Protocol):
-    """A duplicate that met a held lock, and the verbs (methods) that end the conflict.
-
-    Attributes:
-        key: the lock's whole key in Redis.
-        holder: the run that holds the lock; None while the lock is handed to a waiting task.
-        remaining: seconds until the lock expires if the holder dies now.
-        deferrals: how often this task was deferred before, by any policy.
-        waited: seconds since this task first met the held lock.
-    """
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def holder(self) -> Holder | None: ...
-    @property
-    def remaining(self) -> float: ...
-    @property
-    def deferrals(self) -> int: ...
-    @property
-    def waited(self) -> float: ...
-
-    def skip(self, result: Any = NO_RESULT) -> Decision:
-        """End the task without running it: with this result, or as REVOKED without one."""
-
-    def defer(self, countdown: float | timedelta) -> Decision:
-        """Publish the task again with this countdown in seconds."""
-
-    def wait(self, timeout: float | timedelta | None) -> bool:
-        """Hold the pool slot until this task has the lock.
-
-        Args:
-            timeout: seconds to wait at most; None waits for ever.
-
-        Returns:
-            True: the task has the lock. False: the timeout is over.
-        """
-
-    def park(
-        self,
-        *,
-        limit: int | None = None,
-        max_wait: float | timedelta | None = None,
-        newest: bool = False,
-    ) -> bool:
-        """End the delivery, and let the task wait in Redis until it has its turn.
-
-        Args:
-            limit: how many tasks may wait; None for any number.
-            max_wait: seconds since the task's first conflict after which its policy acts again.
-            newest: replace the waiting tasks of the same name.
-
-        Returns:
-            True: the lock was free after all, and the task has it. False: the room is full.
-        """
-
-    def replace(self, grace: float | timedelta) -> bool:
-        """End the delivery, tell the holder to end, and let the task wait in Redis, before all
-        others, until the holder has ended. Waiting tasks of the same name are replaced too.
-
-        Args:
-            grace: seconds after which a prefork worker terminates the holder's process.
-
-        Returns:
-            True: the lock was free after all, and the task has it.
-        """
-
-    def run(self) -> Decision:
-        """Run the task. Allowed only after `wait`, `park` or `replace` returned True."""
-
-    def fail(self) -> Decision:
-        """Fail the task with `LockConflict`."""
+from .verbs import NO_RESULT, Conflict, Decision
 
 
 class Policy(abc.ABC):
@@ -131,6 +39,8 @@ class Policy(abc.ABC):
         """Whether the policy may put tasks into the waiting room. Workers then look after it."""
         return True
 
+    #: Whether the policy decides before the lock is asked for, in `admit`.
+    admits = False
     #: Whether the policy may end the holder. If so, holders ask every second if they must end.
     replaces = False
     #: Whether no conflict ends in a run. If so, the script that finds one leaves the done note.
@@ -154,6 +64,13 @@ class Policy(abc.ABC):
     def describe(self, waiting: int = 0) -> str:
         """What would happen to a duplicate now, while this many tasks wait in the room."""
         return f"{self!r}, your own policy, would decide"
+
+    def admit(self, conflict: Conflict) -> Decision | None:
+        """Decide before the lock is asked for; only if the policy `admits`. It is not asked of a
+        retry, or of a task that comes from the waiting room. The conflict has no holder. Returns
+        None to ask for the lock.
+        """
+        return None
 
     @abc.abstractmethod
     def act(self, conflict: Conflict) -> Decision:
@@ -338,6 +255,39 @@ class Coalesce(Policy):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Debounce(Coalesce):
+    """Run once for a burst of calls, when it is over: every call waits in Redis, also if the lock
+    is free; a newer call replaces it and begins the quiet time anew; the last one runs. Calls that
+    come while it runs make the next burst. A retry does not wait for quiet.
+
+    Args:
+        quiet: seconds without a newer call after which the last one runs.
+        max_wait: seconds since the burst's first call after which the last one runs in any case.
+    """
+
+    quiet: Seconds = Seconds(5.0)
+    max_wait: Seconds = Seconds(60.0)
+    admits = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quiet <= self.max_wait:
+            raise ConfigError(
+                f"Debounce: quiet={self.quiet!r} must be more than 0 s, and at most"
+                f" max_wait={self.max_wait!r}"
+            )
+
+    def describe(self, waiting: int = 0) -> str:
+        return (
+            f"it would wait in Redis until no newer call has come for {self.quiet:g} s, or"
+            f" {self.max_wait:g} s after the first"
+        )
+
+    def admit(self, conflict: Conflict) -> Decision:
+        conflict.park(newest=True, quiet=(self.quiet, self.max_wait))
+        return conflict.run()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Replace(Policy):
     """The newer run wins: the older run is told to end, and terminated if it does not.
 
@@ -378,7 +328,8 @@ class Raise(Policy):
 
 
 _NAMED: Final[dict[str, type[Policy]]] = {
-    each.__name__.lower(): each for each in (Skip, Defer, Wait, Queue, Coalesce, Replace, Raise)
+    each.__name__.lower(): each
+    for each in (Skip, Defer, Wait, Queue, Coalesce, Debounce, Replace, Raise)
 }
 
 

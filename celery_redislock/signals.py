@@ -72,12 +72,12 @@ class ConflictDetails(NamedTuple):
     Attributes:
         holder: who held the lock.
         outcome: "skipped", "skipped with a result", "deferred", "waited" (and then ran),
-            "queued", "coalesced", "replacing" (it waits for the holder to end), "replaced" (it
-            ended in favour of `holder`), "raised", "redelivered" (a copy of the holder's own
-            message, deferred), "retried early" (its earlier attempt had not ended, deferred),
-            "already done" (a copy of a message that has run), "runs elsewhere" (a copy that came
-            through a fanout exchange, while another queue's copy runs), or "not sent" (in the
-            sender, by `on_queued_conflict`).
+            "queued", "coalesced", "debounced", "replacing" (it waits for the holder to end),
+            "replaced" (it ended in favour of `holder`), "raised", "redelivered" (a copy of the
+            holder's own message, deferred), "retried early" (its earlier attempt had not ended,
+            deferred), "already done" (a copy of a message that has run), "runs elsewhere" (a copy
+            that came through a fanout exchange, while another queue's copy runs), or "not sent" (in
+            the sender, by `on_queued_conflict`).
         countdown: seconds until the next try of a deferred task, else None.
     """
 

@@ -172,7 +172,7 @@ def heading(value: Any) -> str:
         return "Signals"
     if isinstance(value, type) and issubclass(value, Exception):
         return "Errors"
-    if getattr(value, "__module__", "") == "celery_redislock.policies":
+    if getattr(value, "__module__", "") in ("celery_redislock.policies", "celery_redislock.verbs"):
         return "Policies"
     return "Locks outside of tasks" if value in LOCKS else "Tasks"
 

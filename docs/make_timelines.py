@@ -27,6 +27,7 @@ from celery.result import AsyncResult
 
 from celery_redislock import (
     Coalesce,
+    Debounce,
     Defer,
     LockError,
     Policy,
@@ -49,6 +50,7 @@ POLICIES: dict[str, tuple[Policy, str]] = {
     "wait": (Wait(), "Wait()"),
     "queue": (Queue(), "Queue()"),
     "coalesce": (Coalesce(), "Coalesce()"),
+    "debounce": (Debounce(quiet=0.5), "Debounce(quiet=0.5)"),
     "raise": (Raise(), "Raise()"),
     "replace": (Replace(grace=0), "Replace(grace=0)"),
 }
@@ -142,7 +144,7 @@ def _replaced(events: list[Event], results: list[AsyncResult], calls: dict[str, 
         if holder is not None and calls[holder.task_id] > call and call not in started:
             other = calls[holder.task_id]
             # It starts at once if the lock was released just then.
-            came = ("coalesced", "replacing", "starts")
+            came = ("coalesced", "debounced", "replacing", "starts")
             at = min(e.at for e in events if e.call == other and e.what in came)
             yield Event(at, call, "replaced")
 

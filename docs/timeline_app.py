@@ -19,9 +19,9 @@ app.conf.update(json.loads(os.environ["TEST_CONF"]))
 notes = redis.Redis.from_url(app.conf.result_backend)
 
 
-def note(task: Any, what: str) -> None:
+def note(task: Any, what: str, task_id: str | None = None) -> None:
     """Write down what happens to a call. The clock is the machine's, the same for all."""
-    notes.rpush(NOTES, json.dumps([time.monotonic(), task.request.id, what]))
+    notes.rpush(NOTES, json.dumps([time.monotonic(), task_id or task.request.id, what]))
 
 
 def body(self: Any) -> None:
@@ -48,7 +48,7 @@ def arrive(task: Any) -> None:
 @lock_conflict.connect
 def on_conflict(sender: Any, details: Any, **kwargs: Any) -> None:
     arrive(sender)
-    note(sender, details.outcome)
+    note(sender, details.outcome, details.task_id)  # also of another call, which it replaces
 
 
 @lock_waiting.connect

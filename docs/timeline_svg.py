@@ -84,7 +84,8 @@ class Recording:
 # -- what a recording says --------------------------------------------------------------------
 
 #: After a conflict that ended so the call is elsewhere, and will come again.
-ELSEWHERE = {"deferred": "sleeps", "queued": "parked", "coalesced": "parked", "replacing": "parked"}
+PARKED = ("queued", "coalesced", "debounced", "replacing")
+ELSEWHERE = {"deferred": "sleeps", **dict.fromkeys(PARKED, "parked")}
 OVER = ("skipped", "skipped with a result", "raised")
 
 

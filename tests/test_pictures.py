@@ -90,12 +90,12 @@ def test_the_recordings_show_what_the_page_says(recordings, name):
         assert ran(recording) == [1, 5]
         assert [states[call] for call in (2, 3, 4)] == [state] * 3
         assert waited == set()
-    elif name in ("coalesce", "replace"):
-        assert ran(recording) == [1, 4, 5]
+    elif name in ("coalesce", "debounce", "replace"):
+        assert ran(recording) == ([4, 5] if name == "debounce" else [1, 4, 5])
         assert recording.results[2] == ("REVOKED", "call 3 takes its place")
         assert waited == {"parked"}
         completed = [call for call, state in states.items() if state == "SUCCESS"]
-        assert completed == ([1, 4, 5] if name == "coalesce" else [5])
+        assert completed == ([5] if name == "replace" else ran(recording))
     else:
         assert sorted(ran(recording)) == [1, 2, 3, 4, 5]
         assert waited == {"wait": {"slot"}, "queue": {"parked"}, "defer": {"sleeps"}}[name]

@@ -227,7 +227,8 @@ def test_a_short_name_means_the_policy_with_its_defaults(name: str, policy: Poli
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(
-        ValueError, match="'skp'; accepted: coalesce, defer, queue, raise, replace, skip, wait"
+        ValueError,
+        match="'skp'; accepted: coalesce, debounce, defer, queue, raise, replace, skip, wait",
     ):
         policy_named("skp")
 

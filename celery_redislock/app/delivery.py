@@ -3,7 +3,7 @@
 The worker's main process mints one token for each delivery, and passes it to the pool in the
 message's *properties*: a retry copies headers into the next message, but not properties. In the
 same way it passes the queue that the message came from, which only it knows. The header says what
-is kept for the message (a reservation from when it was sent, or a turn in a waiting room), by lock
+is kept for the message (a reservation from when it was sent, or a place in a waiting room), by lock
 id and token. So any process that has the message can settle that, even if the task has changed
 since. The header is removed before the body runs.
 """
@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from ..errors import ConfigError
+from ..protocol.claims import Place
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.tokens import new_token
@@ -118,19 +119,19 @@ class Kept(NamedTuple):
     Attributes:
         lock_id: the lock's id, see `LockKeys`.
         token: the token under which the lock is kept; "" if no lock is kept.
-        entry_id: the id of the message's entry in the waiting room; "" if it came from no room.
+        place: the task's place in the waiting room that the message came from, or None.
     """
 
     lock_id: str
     token: str
-    entry_id: str = ""
+    place: Place | None = None
 
     @property
     def header(self) -> dict[str, Any]:
         """The part of our header that names what is kept."""
         part: dict[str, Any] = {"kept": [self.lock_id, self.token]}
-        if self.entry_id:
-            part["parked"] = True
+        if self.place is not None:
+            part["parked"] = self.place.member
         return part
 
     @classmethod
@@ -146,8 +147,10 @@ class Kept(NamedTuple):
         if not isinstance(lock_id, str) or not isinstance(token, str) or not lock_id:
             return None
         task_id, attempt, nesting = attempt_of(raw)
-        entry_id = id_of(task_id, nesting, attempt) if header.get("parked") else ""
-        return cls(lock_id, token, entry_id)
+        member = header.get("parked")
+        if not isinstance(member, str):
+            return cls(lock_id, token)
+        return cls(lock_id, token, Place(member, id_of(task_id, nesting, attempt)))
 
 
 # Not frozen: making one would take six times as long.

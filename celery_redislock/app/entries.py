@@ -17,25 +17,23 @@ from .brokers import broker_of, secret_of
 from .delivery import KEY
 from .internals import serializer_of
 
-#: Seconds for which an entry waits for a worker that can publish it: for one that knows its task
-#: (UNKNOWN), or for one of an app that has its broker (ELSEWHERE).
-UNKNOWN: Final = 60.0
-ELSEWHERE: Final = 600.0
-
 #: A content type that runs code when it is read.
 PICKLE: Final = "application/x-python-serialize"
 #: Options with which a message makes other tasks run.
 CALLBACKS: Final = ("link", "link_error", "chain", "chord")
 
 
+class NotOurs(Exception):
+    """Another worker may be able to publish the entry; we are not."""
+
+
 class CorruptEntry(Exception):
-    """The entry cannot be read.
+    """The entry cannot be read here."""
 
-    Attributes:
-        text: what people read before the reason.
-    """
+    what = "it cannot be read"
 
-    text = "it cannot be read"
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{self.what}: {why}")
 
 
 class ForgedEntry(CorruptEntry):
@@ -43,23 +41,7 @@ class ForgedEntry(CorruptEntry):
     tasks; or is a worker with another user or password of the broker, which can publish it.
     """
 
-    text = "its seal is not valid"
-    aside_after: Final = UNKNOWN  #: as in `NotOurs`
-
-
-class NotOurs(Exception):
-    """The entry cannot be published by this worker; another one can.
-
-    Attributes:
-        text: what people read before the reason, if no other worker publishes it.
-        aside_after: seconds after which the entry is set aside, if no other worker publishes it.
-    """
-
-    text = "no worker could publish it"
-
-    def __init__(self, why: str, aside_after: float) -> None:
-        super().__init__(why)
-        self.aside_after = aside_after
+    what = "its seal is not valid"
 
 
 class Waiter(NamedTuple):
@@ -89,7 +71,7 @@ class Entry(NamedTuple):
     Whoever may write the lock's keys can write an entry, even without the right to send tasks. So
     the process that parks a message seals the entry with a proof of that right: the address of the
     broker with user and password. Without a valid seal, an entry is accepted only as a call of the
-    locked task that has this room; see `tasks.turns`.
+    locked task that has this room; see `tasks.room`.
 
     Attributes:
         task: the task's name.
@@ -165,7 +147,7 @@ class Entry(NamedTuple):
             CorruptEntry: the body cannot be decoded, or is not what `of` wrote.
         """
         if self.content_type == PICKLE and not self.is_sealed(app):
-            raise NotOurs("it is a pickle, and its seal is not of this broker", UNKNOWN)
+            raise NotOurs("it is a pickle, and its seal is not of this broker")
         body: Any = self.body
         encoding = self.encoding
         try:
@@ -177,9 +159,7 @@ class Entry(NamedTuple):
         except SoftTimeLimitExceeded:
             raise  # the limit is of the task that releases the lock: not the entry's fault
         except serialization.ContentDisallowed as exc:
-            raise NotOurs(
-                f"its content type, {self.content_type}, is not accepted", UNKNOWN
-            ) from exc
+            raise NotOurs(f"its content type, {self.content_type}, is not accepted") from exc
         except Exception as exc:
             raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
         try:
@@ -225,7 +205,7 @@ class Entry(NamedTuple):
         """
         task = app.tasks.get(self.task)
         if task is None and not unknown:
-            raise NotOurs("this worker does not know the task", UNKNOWN)
+            raise NotOurs("this worker does not know the task")
         if task is None:
             task = app.Task()
             task.name = self.task
@@ -233,7 +213,7 @@ class Entry(NamedTuple):
         options["headers"] = headers = dict(options.get("headers") or {})
         header = dict(headers.get(KEY) or {})
         if header.get("broker", broker_of(app)) != broker_of(app):
-            raise NotOurs("its message belongs to another broker", ELSEWHERE)
+            raise NotOurs("its message belongs to another broker")
         return Waiter(task, args, kwargs, options, header)
 
     def request(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Context:

@@ -266,16 +266,9 @@ def is_active(request: Any) -> bool:
     return request in state.active_requests
 
 
-def is_here(request: Any) -> bool:
-    """Whether this worker has the request and has not ended it."""
-    from celery.worker import state
-
-    return request in state.reserved_requests
-
-
 def is_revoked(request: Any) -> bool:
     """Whether somebody has revoked the task by now, by its id or a stamp. Celery checks that only
-    when the task is due, and until then a turn would be kept for it.
+    when the task is due, and until then a lock or a place would be kept for it.
     """
     from celery.worker import state
 

@@ -86,6 +86,7 @@ SETTINGS: Final = (
     "redislock_enabled",
     "redislock_eager",
     "redislock_history",
+    "redislock_offer_for",
     "redislock_tasks",
 )
 
@@ -273,6 +274,12 @@ def _refuse_contradictions(where: str, options: LockOptions) -> None:
             f"{where}: on_conflict={options.on_conflict!r} {options.on_conflict.one_run}, and"
             f" lock_limit={options.lock_limit} allows several; with a limit above 1 use another"
             " policy, such as Queue()"
+        )
+    if options.on_conflict.admits and options.lock_scope == "queued+running":
+        raise ConfigError(
+            f"{where}: on_conflict={options.on_conflict!r} contradicts"
+            " lock_scope='queued+running': a call has to be sent to replace the one that waits;"
+            " leave one of them out"
         )
 
 

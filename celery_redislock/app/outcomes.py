@@ -37,6 +37,7 @@ class Outcome(enum.Enum):
     DEFERRED = "deferred", "deferred", logging.INFO, *_CONFLICT
     QUEUED = "queued", "queued", logging.INFO, *_CONFLICT
     COALESCED = "coalesced", "coalesced", logging.INFO, *_CONFLICT
+    DEBOUNCED = "debounced", "debounced", logging.INFO, *_CONFLICT
     REPLACING = "replacing", "replacing", logging.INFO, *_CONFLICT
     REPLACED = "replaced", "replaced", logging.INFO, *_CONFLICT
     RAISED = "raised", "raised", logging.INFO, *_CONFLICT
@@ -68,7 +69,7 @@ class Outcome(enum.Enum):
     # What happened to a task in a waiting room, or what an operator did.
     EXPIRED = "expired", "revoked"
     DROPPED = ("dropped",)
-    SET_ASIDE = "set aside", None, logging.ERROR
+    UNTAKEN = "not taken", None, logging.WARNING
     BROKEN = "broken", None, logging.WARNING
 
     def __init__(

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 #: The attribute in which an app keeps its `AppLocks`.
 ATTRIBUTE: Final = "_redislock"
-#: The default of `redislock_history`.
+#: The defaults of `redislock_history` and `redislock_offer_for`.
 HISTORY: Final = 50
+OFFER_FOR: Final = 86400.0
 
 
 class Address(NamedTuple):
@@ -77,6 +78,11 @@ class AppLocks:
         self.min_replicas: int = checks.checked(
             *("app", "redislock_min_replicas", self.settings.get("redislock_min_replicas", 0)),
             *(checks.min_replicas, checks.MIN_REPLICAS),
+        )
+        #: Seconds after which a waiting task ends that no worker takes, though it is published.
+        self.offer_for: float = checks.checked(
+            *("app", "redislock_offer_for", self.settings.get("redislock_offer_for", OFFER_FOR)),
+            *(checks.offer_for, checks.OFFER_FOR),
         )
         self.address = _server(app.conf, self.settings)
         self.redelivery = redelivery_of(app.conf)

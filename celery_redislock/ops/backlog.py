@@ -11,7 +11,7 @@ from ..protocol.holders import one_line
 from ..protocol.keys import is_slot, key_parts, lock_keys, lock_pattern
 from ..servers.history import History
 from ..servers.looking import Looking
-from .rooms import asides_of, heads_of
+from .rooms import heads_of
 from .survey import BATCH, RUNNING, awaited_in, read_slots
 
 #: Counts what has no task: foreign values, locks that are being handed over, and entries that
@@ -31,7 +31,7 @@ class Figures:
         oldest_holder: seconds for which the oldest run has held its lock.
         waiting: how many tasks wait in waiting rooms.
         oldest_waiter: seconds since the earliest arrival among the first tasks of all rooms.
-        aside: how many tasks were set aside.
+        untaken: how many waiting tasks no worker takes.
         last_success: Unix time at which its last successful run ended; None if not known.
         warn_after: its `lock_warn_after` in seconds; None if not known.
     """
@@ -40,7 +40,7 @@ class Figures:
     oldest_holder: float = 0.0
     waiting: int = 0
     oldest_waiter: float = 0.0
-    aside: int = 0
+    untaken: int = 0
     last_success: float | None = None
     warn_after: float | None = None
 
@@ -71,7 +71,7 @@ class _Count:
         self.figures: defaultdict[str, Figures] = defaultdict(Figures)
         #: The keys yet to be read, with the names of their locks, by kind.
         self._noted: dict[str, list[tuple[bytes, str]]] = {
-            kind: [] for kind in ("lock", "room", "waiters", "aside")
+            kind: [] for kind in ("lock", "room", "waiters")
         }
         #: Hashes of the keys that were noted: a scan may give a key twice.
         self._seen: set[int] = set()
@@ -106,7 +106,6 @@ class _Count:
             "lock": self._read_slots,
             "room": self._read_rooms,
             "waiters": self._read_waiters,
-            "aside": self._read_asides,
         }
         for kind, read in reads.items():
             noted, size = self._noted[kind], BATCH if kind == "lock" else ROOMS
@@ -124,10 +123,13 @@ class _Count:
 
     def _read_rooms(self, rooms: list[tuple[bytes, str]]) -> None:
         keys = [lock_keys(self._prefix, name) for _, name in rooms]
-        for (_, name), (count, first) in zip(rooms, heads_of(self._server, keys), strict=True):
+        heads = heads_of(self._server, keys)
+        untaken = Looking(self._server).untaken([each.sent for each in keys])
+        for (_, name), (count, first), stuck in zip(rooms, heads, untaken, strict=True):
             if not count:
                 continue
             figures = self.of(first.task)
+            figures.untaken += stuck
             figures.waiting += count
             figures.oldest_waiter = max(figures.oldest_waiter, first.age or 0.0)
             self._awaited[name] = first.task
@@ -137,11 +139,6 @@ class _Count:
         for (_, name), count in zip(waiters, counts, strict=True):
             if count:
                 self._awaited.setdefault(name, awaited_in(name, 0))
-
-    def _read_asides(self, asides: list[tuple[bytes, str]]) -> None:
-        for aside in asides_of(self._server, [key for key, _ in asides]):
-            if aside.total:
-                self.of(aside.task).aside += aside.total
 
     def of(self, task: str | None) -> Figures:
         """The figures of this task."""

@@ -38,9 +38,9 @@ PER_TASK: Final[dict[str, tuple[str, Callable[[Figures], float | None]]]] = {
         "Seconds for which the oldest run has held its lock",
         lambda each: each.oldest_holder,
     ),
-    "redislock_set_aside_tasks": (
-        "Tasks of waiting rooms that were set aside, since no worker took their turn",
-        lambda each: each.aside,
+    "redislock_untaken_tasks": (
+        "Tasks of waiting rooms that are published again and again, and no worker takes them",
+        lambda each: each.untaken,
     ),
     # Workers have these two as well.
     "redislock_last_success_timestamp_seconds": (

@@ -11,7 +11,7 @@ from ..app.options import LockOptions
 from ..tasks.protect import pattern_of
 from ..tasks.target import keys_of_call, locked_task
 from ..tasks.task import SingletonTask
-from .survey import ASIDE, Found, one_lock
+from .survey import Found, one_lock
 
 
 def explain(
@@ -77,8 +77,8 @@ def _now(task: SingletonTask, slots: Sequence[Found]) -> str:
     if not locks.enabled:
         return "redislock_enabled is False: it would run without a lock"
     options = task.lock_options
-    taken = [each for each in slots if each.state not in ("free", "broken", ASIDE)]
-    waiting = max((each.waiting for each in slots if not each.is_aside), default=0)
+    taken = [each for each in slots if each.state not in ("free", "broken")]
+    waiting = max((each.waiting for each in slots), default=0)
     if options.lock_scope != "running" and taken:
         sent = {
             "existing": "apply_async would send nothing, and return the existing task's result",

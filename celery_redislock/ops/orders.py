@@ -1,4 +1,4 @@
-"""Operators' orders: break a lock, drop the tasks that wait for it, put back those set aside."""
+"""Operators' orders: break a lock, drop the tasks that wait for it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from typing import Any, Final
 from ..app.settings import AppLocks
 from ..protocol import calls, rooms
 from ..protocol.keys import MAX_LIMIT, LockKeys, lock_keys
-from ..servers.looking import Looking
 from ..servers.server import LOOKING_TTL
-from ..tasks.target import TargetError, with_slots_of
-from ..tasks.turns import end_replaced
-from .history import matches
+from ..tasks.room import end_replaced
 from .pick import chosen
-from .rooms import named
 from .survey import RUNNING, Found
 
 #: The states in which no run holds the lock, but it is kept for somebody, or tasks wait for it.
@@ -27,17 +23,12 @@ def to_break(
     """The locks to break for an order that names a task or a node.
 
     For a node these are the locks of its runs: a lock that is kept for a message outlives the node.
-    Tasks set aside are included if no other task has the lock: dropping them drops all its tasks.
     """
-    some = [
+    return [
         each
         for each in chosen(found, task, node, older)
-        if each.is_aside or (node is None and each.state in KEPT) or each.state in RUNNING
+        if (node is None and each.state in KEPT) or each.state in RUNNING
     ]
-    if task is None:
-        return some
-    others = {each.name for each in found if each.task and not matches(each.task, task)}
-    return [each for each in some if not (each.is_aside and each.name in others)]
 
 
 def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
@@ -84,24 +75,3 @@ def _drop_all(locks: AppLocks, keys: LockKeys, by: str) -> dict[str, str]:
         dropped.update(some)
         if len(some) < rooms.DROP_COUNT:
             return dropped
-
-
-def put_back(app: Any, locks: AppLocks, keys: LockKeys, force: bool = False) -> int:
-    """Let the tasks of this lock that were set aside wait again. Returns how many.
-
-    Raises:
-        TargetError: the app does not know one of the tasks, and `force` is False.
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
-    entries = Looking(locks.server).all_set_aside(keys)
-    tasks = {named(*each).task for each in entries.items()}
-    unknown = sorted(task for task in tasks if task is not None and task not in app.tasks)
-    if unknown and not force:
-        raise TargetError(
-            f"this app does not know {', '.join(unknown)}: a worker like it fails what is put back"
-            " (NotRegistered). First every worker of that queue must know the task; then --force"
-        )
-    keys = with_slots_of(app, keys, tasks)
-    return sum(
-        locks.server.run(rooms.put_back(keys, entry_id, LOOKING_TTL)) for entry_id in entries
-    )

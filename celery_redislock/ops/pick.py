@@ -46,8 +46,8 @@ def pick(app: Any, meant: Target) -> Target:
 
 
 def of_task(app: Any, task: str) -> list[Found]:
-    """The locks of this task, which the app need not know: those that its runs hold, those that it
-    waits for, and those for which it was set aside.
+    """The locks of this task, which the app need not know: those that its runs hold, and those that
+    it waits for.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.

@@ -1,4 +1,4 @@
-"""Reads the tasks that wait for locks in Redis, or were set aside. Changes nothing."""
+"""Reads the tasks that wait for locks in Redis. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..protocol.keys import LockKeys
 from ..servers.looking import Looking
 from ..servers.server import Server
 
-#: How many of a lock's waiting tasks, or of those set aside, are named.
+#: How many of a lock's waiting tasks are named.
 NAMED: Final = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Waiting:
-    """A task that waits in a room, or was set aside.
+    """A task that waits in a room.
 
     Attributes:
         task: the task's name; None if the entry cannot be read.
@@ -28,6 +28,7 @@ class Waiting:
         age: seconds since its arrival; None if that is not known.
         args, kwargs: its arguments as Celery shows them: `argsrepr` and `kwargsrepr` where a caller
             set these. None if no app was given that can read the arguments.
+        published_for: seconds since it was first published, if no worker has taken it yet.
     """
 
     task: str | None
@@ -36,6 +37,7 @@ class Waiting:
     age: float | None = None
     args: str | None = None
     kwargs: str | None = None
+    published_for: float | None = None
 
     @property
     def called(self) -> str:
@@ -53,28 +55,12 @@ class Room(NamedTuple):
     Attributes:
         waiting: the first tasks in the waiting room, in order.
         total: how many tasks are in the room.
-        aside: some of the tasks that were set aside.
-        aside_total: how many tasks were set aside.
+        untaken: how many of them no worker takes.
     """
 
     waiting: list[Waiting]
     total: int
-    aside: list[Waiting]
-    aside_total: int
-
-
-class Aside(NamedTuple):
-    """The tasks of a lock that were set aside.
-
-    Attributes:
-        total: how many tasks.
-        task: the name that the first hundred have in common, if any.
-        label: the lock's name for people, if these share it too and the app knows it.
-    """
-
-    total: int
-    task: str | None
-    label: str | None
+    untaken: int
 
 
 def room_of(server: Server, keys: LockKeys, app: Any = None, most: int = NAMED) -> Room:
@@ -84,10 +70,14 @@ def room_of(server: Server, keys: LockKeys, app: Any = None, most: int = NAMED) 
         LockUnavailable: the server did not answer, or does not allow it.
     """
     room = Looking(server).room(keys, most)
-    waiting, aside = (
-        [_aged(*each, room.now, app) for each in some] for some in (room.entries, room.aside)
-    )
-    return Room(waiting, room.total, aside, room.aside_total)
+    waiting = [
+        dataclasses.replace(
+            _aged(*each, room.now, app),
+            published_for=None if sent is None else max(room.now - sent, 0.0),
+        )
+        for each, sent in zip(room.entries, room.sent, strict=True)
+    ]
+    return Room(waiting, room.total, room.untaken)
 
 
 def heads_of(
@@ -100,37 +90,6 @@ def heads_of(
     """
     now, heads = Looking(server).heads(rooms)
     return [(count, _aged(entry_id, entry, now, app)) for count, entry_id, entry in heads]
-
-
-def entries_of(
-    server: Server, wanted: Sequence[tuple[LockKeys, str]], app: Any = None
-) -> list[Waiting]:
-    """The tasks of these entries, each given by its lock and its id. As `room_of`.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
-    entries = Looking(server).entries(wanted)
-    pairs = zip(wanted, entries, strict=True)
-    return [named(entry_id, parked_of(entry), app) for (_, entry_id), entry in pairs]
-
-
-def asides_of(server: Server, keys: Sequence[bytes], app: Any = None) -> list[Aside]:
-    """The tasks that were set aside under each of these keys.
-
-    Raises:
-        LockUnavailable: the server did not answer, or does not allow it.
-    """
-    counts, entries = Looking(server).lengths([], [], keys), Looking(server).set_aside(keys, NAMED)
-    return [_aside(count, some, app) for count, some in zip(counts, entries, strict=True)]
-
-
-def _aside(count: int, some: Sequence[tuple[str, str]], app: Any) -> Aside:
-    tasks_aside = [named(*each, app) for each in some]
-    tasks, labels = {each.task for each in tasks_aside}, {each.label for each in tasks_aside}
-    task = tasks.pop() if len(tasks) == 1 else None
-    label = labels.pop() if len(labels) == 1 and task else None
-    return Aside(count, task, label)
 
 
 def _aged(entry_id: str, entry: str, now: float, app: Any) -> Waiting:

@@ -16,7 +16,7 @@ from ..protocol.keys import MAX_LIMIT, is_slot, key_parts, lock_keys, lock_patte
 from ..servers.looking import Looking
 from ..servers.server import Server
 from ..tasks.target import Target
-from .rooms import asides_of, entries_of, heads_of
+from .rooms import heads_of
 
 T = TypeVar("T")
 
@@ -24,30 +24,28 @@ T = TypeVar("T")
 BATCH: Final = 500
 #: The states in which a run holds the lock.
 RUNNING: Final = ("held", "replaced")
-#: The state of a row for all tasks of a lock that were set aside.
-ASIDE: Final = "set aside"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """One slot of a lock, as Redis has it; or all the tasks of a lock that were set aside.
+    """One slot of a lock, as Redis has it.
 
     Attributes:
         key: the slot's whole key.
         name: the lock's name.
         state: "held", "held for retry", "cooling down", "queued" (its message is), "replaced" (a
             newer run waits for its end), "reserved" (it is being handed to a waiter), "foreign" (a
-            value that is not a lock of ours), "broken" (and nobody has taken it since), "free"
-            (and somebody waits for it), or "set aside" (tasks of its room, whose turn nobody took).
-        holder: who holds it, or held it last. For a free lock: the first task that waits. For what
-            was set aside: the task, if all have the same.
+            value that is not a lock of ours), "broken" (and nobody has taken it since), or "free"
+            (and somebody waits for it).
+        holder: who holds it, or held it last. For a free lock: the first task that waits.
         token: the holder's token.
         held_for: seconds since it was taken.
         lives_for: seconds until it expires if the holder dies now; None for ever.
         expires_at: the Unix time at which it expires, by the lock server's clock.
         broken_by: who broke the lock, if its state is "broken" and that is known.
-        turn: the id of the waiting room's entry that the lock is kept for, if any.
-        waiting: how many tasks wait for the lock, in its room and in pool slots; or were set aside.
+        waiting: how many tasks wait for the lock, in its room and in pool slots.
+        untaken: how many of them are published from the room, again and again, and no worker takes
+            them.
     """
 
     key: str
@@ -59,8 +57,8 @@ class Found:
     lives_for: float | None = None
     expires_at: float | None = None
     broken_by: str | None = None
-    turn: str | None = dataclasses.field(default=None, repr=False)
     waiting: int = 0
+    untaken: int = 0
 
     @property
     def task(self) -> str:
@@ -70,14 +68,9 @@ class Found:
         return self.holder.task or "RedisLock"
 
     @property
-    def is_aside(self) -> bool:
-        """Whether this is a row of tasks set aside, and not a lock."""
-        return self.state == ASIDE
-
-    @property
     def is_lock(self) -> bool:
         """Whether this is a lock: held, kept or waited for."""
-        return self.state not in (ASIDE, "broken")
+        return self.state != "broken"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without the token."""
@@ -96,6 +89,7 @@ class Found:
             "held_for": self.held_for,
             "lives_for": self.lives_for,
             "waiting": self.waiting,
+            "untaken": self.untaken,
             "fence": holder.fence,
             "replaced_by": holder.replaced_by,
             "broken_by": self.broken_by,
@@ -103,7 +97,7 @@ class Found:
 
 
 def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
-    """Every lock that is held, waited for or lately broken; and the tasks set aside.
+    """Every lock that is held, waited for or lately broken.
 
     Args:
         locks: the locks.
@@ -121,13 +115,9 @@ def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
     broken = [(key, name) for name, key in others["broken"].items() if name not in taken]
     for batch in _batches(broken):
         found.update(read_slots(server, batch, "broken"))
-    counted = [
-        dataclasses.replace(each, waiting=waiting.get(each.name, 0)) for each in found.values()
-    ]
-    held = _labelled(locks, counted, app)
+    held = [dataclasses.replace(each, waiting=waiting.get(each.name, 0)) for each in found.values()]
     free = _free(locks, {name: waiting[name] for name in awaited}, app)
-    aside = [(lock_keys(prefix, name).lock, name, key) for name, key in others["aside"].items()]
-    return [*held, *free, *_set_aside(server, aside, app)]
+    return [*_untaken(server, others["sent"], [*held, *free])]
 
 
 def _free(locks: AppLocks, waiting: dict[str, int], app: Any) -> Iterator[Found]:
@@ -149,26 +139,10 @@ def awaited_in(name: str, in_room: int) -> str | None:
     return parts[0] if parts and not in_room else None
 
 
-def _labelled(locks: AppLocks, found: list[Found], app: Any) -> list[Found]:
-    """Add the task's label to each lock that is kept for a message of its room."""
-    wanted = [
-        (number, each)
-        for number, each in enumerate(found)
-        if each.turn and each.holder and not each.holder.label and app is not None
-    ]
-    for batch in _batches(wanted):
-        turns = [(lock_keys(locks.prefix, each.name), each.turn or "") for _, each in batch]
-        waiting = entries_of(locks.server, turns, app)
-        for (number, each), first in zip(batch, waiting, strict=True):
-            holder = dataclasses.replace(each.holder or Holder(), label=first.label)
-            found[number] = dataclasses.replace(each, holder=holder)
-    return found
-
-
 def _scan(server: Server, prefix: str) -> tuple[dict[bytes, Found], dict[str, dict[str, bytes]]]:
     """The taken slots by key; and for each other kind of key, the keys by lock name."""
     found: dict[bytes, Found] = {}
-    others: dict[str, dict[str, bytes]] = {"room": {}, "waiters": {}, "broken": {}, "aside": {}}
+    others: dict[str, dict[str, bytes]] = {"room": {}, "waiters": {}, "broken": {}, "sent": {}}
     for page in Looking(server).scan(lock_pattern(prefix)):
         slots = {}
         for key in page:
@@ -184,7 +158,7 @@ def _scan(server: Server, prefix: str) -> tuple[dict[bytes, Found], dict[str, di
 
 def one_lock(locks: AppLocks, name: str, app: Any = None) -> list[Found]:
     """The rows of the lock with this name, as `all_locks`. Empty if nobody holds or waits for the
-    lock, no task was set aside, and nobody has broken it lately.
+    lock, and nobody has broken it lately.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -193,12 +167,11 @@ def one_lock(locks: AppLocks, name: str, app: Any = None) -> list[Found]:
     slots = [(key.encode(), name) for key in (keys.lock, *keys.slots)]
     found = [*read_slots(server, slots).values()]
     count = sum(Looking(server).lengths([keys.room], [keys.waiters]))
-    counted = [dataclasses.replace(each, waiting=count) for each in found]
-    found = _labelled(locks, counted, app)
+    found = [dataclasses.replace(each, waiting=count) for each in found]
     if not found:
         found = [*_free(locks, {name: count} if count else {}, app)]
         found += read_slots(server, [(keys.broken.encode(), name)], "broken").values()
-    return [*found, *_set_aside(server, [(keys.lock, name, keys.aside.encode())], app)]
+    return [*_untaken(server, {name: keys.sent.encode()}, found)]
 
 
 def meant_by(locks: AppLocks, meant: Target, app: Any = None) -> list[Found]:
@@ -248,7 +221,6 @@ def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None)
         holder=holder,
         token=record["token"],
         held_for=None if since is None else max(now - since, 0.0),
-        turn=holders.turn_in(record),
         **common,
     )
 
@@ -265,14 +237,15 @@ def _state(holder: Holder | None) -> str:
     return "replaced" if holder.replaced_by is not None else "held"
 
 
-def _set_aside(server: Server, asides: list[tuple[str, str, bytes]], app: Any) -> Iterator[Found]:
-    """Rows of tasks set aside, given each lock's key, its name, and the key of those tasks."""
-    for batch in _batches(asides):
-        found = asides_of(server, [key for _, _, key in batch], app)
-        for (lock, name, _), aside in zip(batch, found, strict=True):
-            holder = Holder(task=aside.task, label=aside.label) if aside.task else None
-            if aside.total:
-                yield Found(key=lock, name=name, state=ASIDE, holder=holder, waiting=aside.total)
+def _untaken(server: Server, sent: dict[str, bytes], found: list[Found]) -> Iterator[Found]:
+    """The same rows, with the number of tasks that no worker takes."""
+    counts: dict[str, int] = {}
+    for batch in _batches(sent.items()):
+        untaken = Looking(server).untaken([key for _, key in batch])
+        counts.update(zip((name for name, _ in batch), untaken, strict=True))
+    for each in found:
+        count = counts.get(each.name, 0)
+        yield dataclasses.replace(each, untaken=count) if count else each
 
 
 def _count_waiting(

@@ -149,7 +149,7 @@ def shortened(texts: Iterable[str]) -> dict[str, str]:
 
 def lives(each: Found, ever: str = "for ever") -> str:
     """How long the lock lives if its holder dies now."""
-    if each.state in ("free", "broken") or each.is_aside:
+    if each.state in ("free", "broken"):
         return "-"
     return ever if each.lives_for is None else in_units(each.lives_for)
 
@@ -207,6 +207,7 @@ def described(each: Found) -> list[str]:
         "acquired_at": each.holder and each.holder.acquired_at and moment(each.holder.acquired_at),
         "held_for": None if each.held_for is None else in_units(each.held_for),
         "lives_for": None if lives(each) == "-" else lives(each),
+        "untaken": each.untaken or None,
         "attempt": each.holder.attempt if each.holder and each.holder.task_id else None,
     }
     return named_values((name, str(value)) for name, value in fields.items() if value is not None)
@@ -217,15 +218,10 @@ def count_of(locks: Collection[Any]) -> str:
 
 
 def summary(found: Sequence[Found], with_broken: bool = True) -> str:
-    """How many locks there are, how many tasks were set aside, how many locks were broken."""
-    aside = sum(each.waiting for each in found if each.is_aside)
+    """How many locks there are, how many tasks no worker takes, how many locks were broken."""
+    untaken = sum({each.name: each.untaken for each in found}.values())
     broken = sum(each.state == "broken" for each in found)
     text = count_of([each for each in found if each.is_lock])
-    text += f", {aside} set aside" if aside else ""
+    text += f", {untaken} waiting that no worker takes" if untaken else ""
     hint = "" if with_broken else " (--all shows them)"
     return text + (f", {broken} broken lately{hint}" if broken else "")
-
-
-def what_waited(found: Sequence[Found]) -> str:
-    """What the tasks of these locks did before they were dropped, in words."""
-    return "waited or were set aside" if any(each.is_aside for each in found) else "waited"

@@ -20,6 +20,7 @@ from .claims import (
     Done,
     Extended,
     Extension,
+    Place,
     Reservation,
     Reserved,
     Settled,
@@ -53,9 +54,8 @@ class Release(NamedTuple):
         always: leave the note also if no copy of the message was seen.
         min_hold: the lock stays taken until this many seconds after the acquisition.
         stray: an extension of this claim may still be on its way to the server.
-        take_out: the id of the entry that leaves the waiting room, or "".
-        aside: set that entry aside, do not drop it.
-        publishes: the caller publishes the message of the task that then has the turn.
+        leaves: the place in the waiting room that is given up, or None.
+        publishes: the caller publishes the task of the waiting room that is next.
         run_end: how the run ended, see `past.end_text`; "" if there was no run.
     """
 
@@ -63,8 +63,7 @@ class Release(NamedTuple):
     always: bool = False
     min_hold: float = 0.0
     stray: bool = False
-    take_out: str = ""
-    aside: bool = False
+    leaves: Place | None = None
     publishes: bool = True
     run_end: str = ""
 
@@ -92,12 +91,12 @@ def acquire(
     args: tuple[Any, ...] = (
         *(claim.value, to_ms(claim.ttl), of.lock_id, claim.entry_id, if_busy, claim.history),
     )
-    if how != "try" or again or claim.kept or claim.parked or claim.parent:
+    if how != "try" or again or claim.kept or claim.member or claim.parent:
         kept = holders.opening_of(claim.kept) if claim.kept else ""
-        args += (how, int(again), to_ms(WAITER_TTL), kept, claim.parent)
+        args += (how, int(again), to_ms(WAITER_TTL), kept, claim.parent, claim.member)
     keys = (
         *(of.lock, of.fence, of.waiters, claim.done_key, of.room, of.entries),
-        *(of.rooms, of.deadlines, of.aside, of.ended),
+        *(of.rooms, of.deadlines, of.sent, of.ended),
         *(claim.runs_key, of.history, of.turned, *of.slots),
     )
     read = partial(_acquire_answer, claim)
@@ -117,8 +116,7 @@ def _acquire_answer(claim: Claim, reply: Any, sent_at: float) -> Acquired | Busy
     left, relation, at = reply[2], reply[3].decode(), reply[4] / 1000
     remaining = left / 1000 if left >= 0 else math.inf
     holder = holders.parse(value, remaining) if value or relation == "foreign" else None
-    is_kept = holder is not None and (holder.queued or holder.held_for_retry)
-    for_message = is_kept and not holders.is_turn(value)
+    for_message = holder is not None and (holder.queued or holder.held_for_retry)
     offered = offered_in(reply[5:]) if len(reply) > 5 else None
     return Busy(holder, remaining, relation, at, sent_at, offered, for_message)
 
@@ -128,7 +126,7 @@ def reserve(claim: Claim, seconds: float) -> Call[Reserved | Busy]:
     of = claim.keys
     keys = (
         *(of.lock, of.room, of.entries, of.rooms, of.deadlines),
-        *(of.aside, of.waiters, of.ended, *of.slots),
+        *(of.sent, of.waiters, of.ended, *of.slots),
     )
     args = (claim.value, to_ms(seconds), of.lock_id)
     undo = partial(settle, claim)
@@ -139,16 +137,16 @@ def _reserve_answer(reply: Any, sent_at: float) -> Reserved | Busy:
     if reply[0] == b"reserved":
         return Reserved()
     remaining = reply[2] / 1000 if reply[2] >= 0 else math.inf
-    holder = holders.parse(reply[1], remaining)
+    holder = holders.parse(reply[1], remaining) if reply[1] else None
     kept = _reservation(reply[1]) if holder is not None and holder.queued else None
     return Busy(holder, remaining, "other", offered=offered_in(reply[3:]), reservation=kept)
 
 
 def _reservation(value: bytes) -> Reservation | None:
-    """The message that a lock is kept for; None for a turn, which lasts only seconds."""
+    """The message that a lock is kept for; None if that is not known."""
     record = holders.decode(value) or {}
     token, task_id, since = (record.get(name) for name in ("token", "task_id", "acquired_at"))
-    if not token or not task_id or not since or holders.is_turn(value):
+    if not token or not task_id or not since:
         return None
     return Reservation(token, task_id, since)
 
@@ -223,15 +221,16 @@ def settle(claim: Claim, release: Release = Release()) -> Call[Settled]:  # noqa
     of = claim.keys
     keys = (
         *(of.lock, of.waiters, of.wake, claim.done_key, of.fence, of.room),
-        *(of.rooms, of.entries, of.deadlines, of.aside, of.ended, claim.runs_key, *of.slots),
+        *(of.rooms, of.entries, of.deadlines, of.sent, of.ended, claim.runs_key, *of.slots),
     )
-    note, always, min_hold, stray, take_out, aside, publishes, run_end = release
+    note, always, min_hold, stray, leaves, publishes, run_end = release
     args: tuple[Any, ...] = (
         *(claim.opening, notes.encode(note, claim.sent), int(always)),
         *(to_ms(claim.done_ttl), to_ms(RESERVE), of.lock_id, int(publishes), run_end),
     )
-    if stray or min_hold or take_out or (run_end and not past.is_whole(run_end)):
-        args += (int(stray), to_ms(min_hold) if min_hold else 0, take_out, int(aside))
+    if stray or min_hold or leaves or (run_end and not past.is_whole(run_end)):
+        hold_ms = to_ms(min_hold) if min_hold else 0
+        args += (int(stray), hold_ms, *(leaves or ("", "")))
     return Call("settle", keys, args, _settle_answer, claim.ttl, recurs=not claim.task_id)
 
 

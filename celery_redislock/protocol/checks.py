@@ -14,12 +14,13 @@ MIN_TTL: Final = 0.1
 MAX_SECONDS: Final = 1e9
 #: What a ttl may be, for error messages.
 TTL: Final = f"a number of seconds from {MIN_TTL} to {MAX_SECONDS:g}, or a timedelta"
-
-
 #: What the number of runs to keep may be, for error messages.
 HISTORY: Final = "a whole number from 0 to 100000"
 #: The same for the number of replicas that must confirm an acquisition.
 MIN_REPLICAS: Final = "a whole number from 0 to 100"
+
+#: The same for the time after which a waiting task ends that no worker takes.
+OFFER_FOR: Final = f"a number of seconds from 60 to {MAX_SECONDS:g}, or a timedelta"
 
 
 def is_int(value: Any) -> bool:
@@ -43,8 +44,21 @@ def ttl(value: Any) -> float:
     Raises:
         ValueError: the value is not a number, or is too small or too large.
     """
+    return _seconds(value, MIN_TTL)
+
+
+def offer_for(value: Any) -> float:
+    """After how many seconds a waiting task ends that no worker takes.
+
+    Raises:
+        ValueError: the value is not a number, or is too small or too large.
+    """
+    return _seconds(value, 60)
+
+
+def _seconds(value: Any, least: float) -> float:
     value = plain(value)
-    if not is_number(value) or not MIN_TTL <= value <= MAX_SECONDS:
+    if not is_number(value) or not least <= value <= MAX_SECONDS:
         raise ValueError
     return float(value)
 

@@ -26,7 +26,7 @@ def to_ms(seconds: float) -> int:
 # Not frozen: a frozen claim would take six times as long to make.
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Claim:
-    """One delivery's claim to a lock. Nothing changes it.
+    """One delivery's claim to a lock.
 
     Attributes:
         keys: the lock's keys.
@@ -37,7 +37,8 @@ class Claim:
         attempt: the task's retries.
         nesting: how often the task replaced itself: the replacement has the same id and retries.
         kept: if the lock is kept for the message, the token that it is kept under; else "".
-        parked: the message was sent from a waiting room.
+        member: the task's member in the waiting room from which its message was sent, or into
+            which it was put, see `scripts/entries.lua`; or "". The rest never changes.
         parent: the id of the task that may have replaced itself with this one, or "".
         sent: the identity of the message, the same for all its copies; "" if it has none.
         done_ttl: seconds for which a finished attempt is remembered.
@@ -59,7 +60,7 @@ class Claim:
     nesting: int = 0
     done_ttl: float = DONE_TTL
     kept: str = ""
-    parked: bool = False
+    member: str = ""
     parent: str = ""
     sent: str = ""
     task: str = ""
@@ -70,6 +71,10 @@ class Claim:
     runs_key: str = dataclasses.field(init=False)
     opening: str = dataclasses.field(init=False)
 
+    def parks_as(self, member: str) -> None:
+        """Note as which member of the room the task is put there."""
+        self.member = member
+
     def __post_init__(self) -> None:
         self.entry_id = ENTRY_ID % (self.task_id, self.nesting, self.attempt)
         self.done_key = NOTE_KEY % (self.keys.done, self.entry_id)
@@ -77,29 +82,34 @@ class Claim:
         self.opening = OPENING % self.token
 
 
-class Offered(NamedTuple):
-    """An entry of a waiting room that has the turn, or gives up: its message must be published.
+class Place(NamedTuple):
+    """A task's place in a waiting room.
 
     Attributes:
-        entry_id: the entry's id.
-        entry: the parked message, as text.
-        token: the token of the turn; "" if the entry gives up.
-        arrived: Unix time of the task's arrival, by the lock server's clock; None if not known.
-        publish: the caller must publish the message. If False, a worker has it, or others do that.
-        again: the entry was offered before.
+        member: its member in the room, see `scripts/entries.lua`.
+        entry_id: the entry's id: if another task has the member by now, the place is lost.
     """
 
+    member: str
     entry_id: str
-    entry: str
-    token: str
-    arrived: float | None
-    publish: bool
-    again: bool
 
-    @property
-    def gives_up(self) -> bool:
-        """Whether the entry's time to wait is over."""
-        return not self.token
+
+class Offered(NamedTuple):
+    """A task of a waiting room whose message must be published now.
+
+    Attributes:
+        place: its place in the room.
+        entry: the parked message, as text.
+        arrived: Unix time of the task's arrival, by the lock server's clock; None if not known.
+        gives_up: its time to wait is over.
+        since: seconds since it was first published; 0 if it was not.
+    """
+
+    place: Place
+    entry: str
+    arrived: float | None
+    gives_up: bool
+    since: float
 
 
 class Acquired(NamedTuple):
@@ -116,7 +126,7 @@ class Settled(NamedTuple):
     Attributes:
         ours: the lock, or what was kept for the message, was ours.
         due_in: seconds until the next look at the waiting room; None if it is empty.
-        offered: the entry that has the turn now, or None.
+        offered: the entry to publish now, or None.
     """
 
     ours: bool
@@ -147,9 +157,9 @@ class Busy(NamedTuple):
         relation: how the holder is related to the claim's task, see `acquire.lua`.
         at: Unix time of the reply, by the lock server's clock.
         sent_at: when the request was sent, on `clock`.
-        offered: the entry of the waiting room that this request gave the turn to, or None.
+        offered: the entry of the waiting room to publish now, or None.
         for_message: the lock is kept for a message in the queue, or for a retry, which may take
-            long. False for a turn, which lasts only seconds.
+            long.
         reservation: the message that the lock is kept for, if a sender asked; or None.
     """
 
@@ -175,7 +185,8 @@ class Parking(NamedTuple):
 
     Attributes:
         entry: the task's message, as text, to publish it again.
-        kind: the task replaces the waiting entries of the same kind; "" replaces none.
+        member: its member in the room, if not its entry id: a pending slot, see `entries.slot_of`.
+            The newest task replaces the one that has the slot.
         limit: how many may wait; None for any number.
         give_up: seconds for which the task waits; None for ever.
         in_front: put the task before all others, not after them.
@@ -184,19 +195,19 @@ class Parking(NamedTuple):
         arrived: Unix time of the task's arrival by the lock server's clock, to tell which of two
             tasks is newer; None if only its age is known.
         age: seconds since a worker received the task.
-        began: the task has run before, so others of its kind are newer: it replaces none, and
-            waits before them.
+        quiet: seconds without a newer task in the slot after which it is published, and seconds
+            since the slot's first task after which it is published in any case; or None.
     """
 
     entry: str
-    kind: str = ""
+    member: str = ""
     limit: int | None = None
     give_up: float | None = None
     in_front: bool = False
     replace: tuple[str, float | None] | None = None
     arrived: float | None = None
     age: float = 0.0
-    began: bool = False
+    quiet: tuple[float, float] | None = None
 
 
 class Parked(NamedTuple):
@@ -207,8 +218,8 @@ class Parked(NamedTuple):
     due_in: float | None = None
 
 
-class Turn(NamedTuple):
-    """The task need not wait: the lock is free, or this very task has it. Acquire it again."""
+class Free(NamedTuple):
+    """The task need not wait: the lock is free, or this very task has it. Acquire it now."""
 
     replaced: dict[str, str]
 
@@ -234,14 +245,14 @@ class Look(NamedTuple):
     Attributes:
         due_in: seconds until the next look; None if the room is empty.
         offered: the entry to publish now, or None.
-        aside: the parked messages of the entries that were set aside, by entry ids.
+        too_long: members of the room that no worker took for too long.
         ended: replaced entries that may have no result yet: the task id of the successor and the
             parked message, by entry ids.
     """
 
     due_in: float | None
     offered: Offered | None
-    aside: dict[str, str]
+    too_long: list[str]
     ended: dict[str, tuple[str, str]]
 
 

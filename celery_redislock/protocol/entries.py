@@ -18,6 +18,11 @@ def id_of(task_id: str, nesting: int, attempt: int) -> str:
     return ENTRY_ID % (task_id, nesting, attempt)
 
 
+def slot_of(task: str) -> str:
+    """The pending slot of the task with this name: its member in a waiting room."""
+    return f"={task}"
+
+
 def task_id_of(entry_id: str) -> str:
     """The id of the task in an entry's id."""
     return entry_id.rpartition(":")[0]
@@ -39,11 +44,11 @@ def task_of(parked: str) -> str | None:
 
 def arrived_at(entry: str) -> float | None:
     """Unix time of the task's arrival, by the lock server's clock; None if that is not known."""
-    head = re.match(r"[^|]*\|[^|]*@(\d{1,16})\|", entry)
+    head = re.match(r"\d*\|(\d{1,16})\|", entry)
     return int(head[1]) / 1000 if head else None
 
 
 def ended_of(text: str) -> tuple[str, str]:
     """Of a replaced entry: the id of the task that replaced it, and the parked message."""
-    successor, entry = json.loads(text)
+    successor, entry, *_ = json.loads(text)
     return successor, parked_of(entry)

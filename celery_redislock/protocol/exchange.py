@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from . import entries
-from .claims import Offered
+from .claims import Offered, Place
 
 T = TypeVar("T")
 
@@ -68,15 +68,14 @@ def offered_in(reply: Sequence[Any]) -> Offered | None:
     """The entry of the waiting room that a reply offers."""
     if not reply:
         return None
-    kind, entry_id, entry, token, offers = reply
+    member, entry_id, entry, gives_up, since = reply
     text = entry.decode()
     return Offered(
-        entry_id=entry_id.decode(),
+        place=Place(member.decode(), entry_id.decode()),
         entry=entries.parked_of(text),
-        token=token.decode(),
         arrived=entries.arrived_at(text),
-        publish=kind != b"reserved",
-        again=offers > 0,
+        gives_up=gives_up == b"1",
+        since=since / 1000,
     )
 
 

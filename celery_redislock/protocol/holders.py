@@ -252,17 +252,6 @@ def user_here() -> str:
     return f"{user}@{_host()}"
 
 
-def is_turn(value: bytes) -> bool:
-    """Whether a lock's value is a turn: the lock is kept for a message from a waiting room."""
-    return b',"turn":' in value
-
-
-def turn_in(record: Mapping[str, Any]) -> str | None:
-    """The id of the entry that has the turn, from a record that `decode` returned; or None."""
-    turn = record.get("turn")
-    return turn if isinstance(turn, str) else None
-
-
 def decode(value: bytes) -> dict[str, Any] | None:
     """The fields of a lock's value, or None if it is not ours. A record of a newer version gives
     only its token and version: its other fields may mean something else.

@@ -44,7 +44,7 @@ class LockKeys(NamedTuple):
     rooms: str
     ended: str
     deadlines: str
-    aside: str
+    sent: str
     history: str
     turned: str
     slots: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ def _lock_keys(prefix: str, name: str, limit: int) -> LockKeys:
         f"{head}:rooms",
         f"{head}:ended:{name}",
         f"{head}:deadlines:{name}",
-        f"{head}:aside:{name}",
+        f"{head}:sent:{name}",
         f"{head}:history",
         f"{head}:turned",
         () if limit == 1 else tuple(f"{head}:lock{n}:{name}" for n in range(2, limit + 1)),
@@ -119,9 +119,9 @@ def keys_of_lock_id(prefix: str, lock_id: str) -> LockKeys:
 
 def lock_pattern(prefix: str) -> str:
     """A pattern for `SCAN`. It matches the keys that say who holds a lock or waits for it, which
-    tasks were set aside, and which locks were broken.
+    tasks of a waiting room are under way, and which locks were broken.
     """
-    return f"{_literal(prefix)}:{{*}}:[ablrw]*"
+    return f"{_literal(prefix)}:{{*}}:[blrsw]*"
 
 
 def sweep_key(prefix: str, broker: str, workers: str) -> str:

@@ -1,7 +1,7 @@
 -- Take a lock, or learn who has it. Idempotent: for the same token it replies "acquired" again.
 --
 -- KEYS  1 lock  2 fence counter of the bucket  3 waiters  4 done note of this attempt
---       5 room: ids in order  6 entries of the room  7 the bucket's rooms  8 deadlines  9 aside
+--       5 room: members in order  6 entries of the room  7 the bucket's rooms  8 deadlines  9 sent
 --       10 ended  11 the runs of the task  12 the tasks whose runs are kept  13 the duplicates that
 --       were turned away, see history.lua and turned.lua
 --       14.. the lock's further slots, if several may hold it at once
@@ -17,20 +17,21 @@
 --       9 ms after which a waiter that has not asked again is dead
 --       10 the opening of the lock's value, if the lock is kept for this message; or ""
 --       11 the id of the task that may have replaced itself with this one, or ""
+--       12 the task's member in the room, see entries.lua; "" if the message does not say
 -- Reply the fence, a number, if it is the time of the acquisition in us
 --       {"acquired", value as stored, fence}  if the fence is not that time, or for a second call
 --       {"done", the note, ms until it expires, or -1}
 --           this attempt has run before, or must not run; see `notes` in docs/how-it-works.md
---       {"busy", value, ms to live (-1: for ever), relation, now in ms, and the turn given, if any:
---           see turns.lua}. The relation is
+--       {"busy", value, ms to live (-1: for ever), relation, now in ms, and the entry to publish,
+--           if any: see room.lua}. The relation is
 --           "other" | "own" this very attempt | "earlier" this task's earlier attempt
 --           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
 
-local lock, counter, waiters, done_note, room, entries, rooms, deadlines, aside, ended = unpack(KEYS)
+local lock, counter, waiters, done_note, room, entries, rooms, deadlines, sent, ended = unpack(KEYS)
 local runs, history, turned = unpack(KEYS, 11)
 local slots = {lock, unpack(KEYS, 14)}
 local value, ttl, lock_id, entry_id, note_if_busy, runs_kept, how, again = unpack(ARGV)
-local waiter_ttl, kept_opening, parent = unpack(ARGV, 9)
+local waiter_ttl, kept_opening, parent, member = unpack(ARGV, 9)
 
 local RECORDS_OF_A_RUN = 3      -- in the history
 local CUT_AFTER = 48            -- records, before a list of runs is cut again
@@ -79,13 +80,15 @@ local function busy_with(slot, value, relation, now, offered)
     redis.pcall('SET', done_note, note, 'PX', ms)
   end
   if note_if_busy ~= '' and runs_kept ~= '0' and (relation == 'other' or relation == 'foreign') then
-    if type(value) == 'string' then
+    if type(value) == 'string' and value ~= '' then
       value = count_for_run(slot, value)
     end
     count_for_task()
   end
   local text = relation ~= 'foreign' and value or ''
-  return {'busy', text, redis.call('PTTL', slot), relation, now, unpack(offered or {})}
+  local left = redis.call('PTTL', slot)
+  -- A free slot is kept for the room; not for long.
+  return {'busy', text, left == -2 and 1000 or left, relation, now, unpack(offered or {})}
 end
 
 local has_one_slot = #slots == 1
@@ -99,33 +102,40 @@ if has_one_slot and not how then
 end
 -- Otherwise the lock is usually free, this attempt has not run before, and nobody else waits, in a
 -- pool slot or in the room.
-if has_one_slot and redis.call('EXISTS', done_note, waiters, room, entries, aside) == 0 then
+if has_one_slot and redis.call('EXISTS', done_note, waiters, room) == 0 then
   local reply = take(lock, 'NX')
   if reply then
     return reply
   end
 end
 
-how, again, kept_opening = how or 'try', again == '1', kept_opening or ''
+how, again, kept_opening, member = how or 'try', again == '1', kept_opening or '', member or ''
 -- include records.lua
 -- include entries.lua
-local opening, turn_token = opening_of(token_of(value)), next_token(value, time)
+local opening = opening_of(token_of(value))
 local task_id, nesting, attempt = parts_of(entry_id)
 local publishes = task_id ~= ''
--- include turns.lua
+-- include room.lua
+
+-- A newer call may have its place by now; or it has its task's pending slot, and does not say so: it
+-- was put there just now, or is a copy.
+if member == '' or state_of(member).id ~= entry_id then
+  local its_slot = '=' .. task
+  local is_there = redis.call('HEXISTS', entries, entry_id) == 0 and state_of(its_slot).id == entry_id
+  member = is_there and its_slot or entry_id
+end
 
 local function settled(slot, condition)
   -- Free memory first: a server that is out of memory refuses the other writes if they come first.
   if how ~= 'try' then
     redis.call('ZREM', waiters, opening)
   end
-  local may_be_parked = task_id ~= '' and redis.call('EXISTS', entries, aside) > 0
-  if may_be_parked then
-    redis.call('HDEL', aside, entry_id)
-    take_out(entry_id)
+  local has_room = redis.call('EXISTS', room) == 1
+  if has_room and task_id ~= '' then
+    leave(member, entry_id)
   end
   local reply = take(slot, condition)
-  if may_be_parked then
+  if has_room then
     set_due()
   end
   return reply
@@ -162,9 +172,8 @@ local function runs_itself()
   return false
 end
 
--- A lock kept since the message was sent proves that no copy ran; one kept for a turn does not.
-local is_first = kept and not turn_of(current[kept])
-if task_id ~= '' and not again and not is_first then
+-- A lock kept since the message was sent proves that no copy ran.
+if task_id ~= '' and not again and not kept then
   local done = redis.call('GET', done_note)
   -- A run that must end for a newer one, but still runs, may yet have a result of its own.
   if done and not (string.sub(done, 1, 1) == REPLACED_NOTE and runs_itself()) then
@@ -175,6 +184,7 @@ if kept then
   return settled(slots[kept], 'XX')
 end
 
+-- The reply if somebody else has the slot with this number, or comes before.
 local function busy(i, relation, offered)
   if how == 'wait' or how == 'woken' then
     redis.call('ZADD', waiters, now + waiter_ttl, opening)
@@ -232,13 +242,14 @@ for i, slot in ipairs(slots) do
 end
 
 if free then
-  local following, parked, state = next_in_line(entry_id)
-  if following and following ~= entry_id and (how == 'try' or not waiters_go_first()) then
-    local offered = give_turn(slots[free], following, parked, state)
-    set_due()
-    return busy(free, 'other', offered)
+  if may_go(member) then
+    return settled(slots[free], 'NX')
   end
-  return settled(slots[free], 'NX')
+  local offered = publishes and offer() or nil
+  if offered then
+    set_due()
+  end
+  return busy(free, 'other', offered)
 end
 if reserved then
   -- A task that does not wait may go first: no run holds the lock, so the task must not be refused.

@@ -1,18 +1,12 @@
 -- Part of other scripts: what is in a waiting room. `protocol/entries.py` is the same in Python;
 -- tests/scripts/test_formats.py compares the two.
 --
--- Needs the local `entries`; `take_out` needs `room` and `deadlines` too, `look_now` needs `rooms` and
--- `lock_id`. `entries` is a hash:
---   id -> "<ms at which it gives up>|<kind>@<ms of its arrival>|<what was parked>"
---   "#" id -> "<offers>|<ms of the first offer>|<flag>|<until ms>|<tokens of the turns offered>"
---   and the fields in kinds.lua
--- An id is "<task id>:<how often the task replaced itself>.<attempt>".
-
-local GIVEN = 'u'               -- the turn is given, and its message is not yet published
-local PUBLISHED = 'p'           -- its message is published; before `till` we do not think it lost
-local RECEIVED = 'r'            -- a worker has received the message
-local GIVING_UP = 'g'           -- the entry gives up, and a message to tell that is published
-local GIVING_UP_RECEIVED = 'h'  -- a worker has received that message
+-- Needs the local `entries`; `take_out` needs `room`, `deadlines` and `sent` too, `look_at` needs
+-- `rooms` and `lock_id`. `entries` is a hash:
+--   member -> "<ms at which it gives up>|<ms of its arrival>|<what was parked>"
+--   "#" member -> "<ms at which to publish it>|<ms of the first call>|<the entry's id>"
+-- An id is "<task id>:<how often the task replaced itself>.<attempt>". A member is an id; or "=" and
+-- the name of a task: its pending slot, in which the newest call replaces the one before.
 
 -- The ms of a reply of TIME: all times in a room are this server's, in ms.
 local function ms_of(time)
@@ -37,48 +31,47 @@ local function parts_of(id)
   return string.match(id, '^(.*):(%d+)%.(%d+)$')
 end
 
-local function entry_text(gives_up_at, kind, arrived, parked)
-  return string.format('%s|%s@%.0f|%s', gives_up_at, kind, arrived, parked)
+local function entry_text(gives_up_at, arrived, parked)
+  return string.format('%s|%.0f|%s', gives_up_at, arrived, parked)
 end
 
--- The kind, and the ms of the arrival as a text; nil if it is not an entry.
-local function head_of(entry)
-  return string.match(entry, '^%d*|([^|@]*)@(%d*)|')
+-- The ms at which it gives up, and of its arrival; nil if there are none.
+local function times_of(entry)
+  local gives_up_at, arrived = string.match(entry or '', '^(%d*)|(%d*)|')
+  return tonumber(gives_up_at), tonumber(arrived)
 end
 
-local function parked_of(entry)
-  return string.match(entry, '^[^|]*|[^|]*|(.*)$') or ''
+-- `due` is 0 for one that waits for its first chance; `first_call` is for a pending slot.
+local function state_of(member)
+  local text = redis.call('HGET', entries, '#' .. member) or ''
+  local due, first_call, id = string.match(text, '^(%d+)|(%d*)|(.*)$')
+  return {due = tonumber(due) or 0, first_call = tonumber(first_call), id = id or member}
 end
 
-local function state_of(id)
-  local text = redis.call('HGET', entries, '#' .. id) or ''
-  local offers, first, flag, till, tokens = string.match(text, '^(%d+)|(%d*)|(%a?)|(%d+)|(.*)$')
-  return {
-    offers = tonumber(offers) or 0, first = tonumber(first), flag = flag or '',
-    till = tonumber(till) or 0, tokens = tokens or '',
-  }
+local function save_state(member, state)
+  redis.call('HSET', entries, '#' .. member, string.format('%.0f|%s|%s', state.due,
+    state.first_call and string.format('%.0f', state.first_call) or '', state.id))
 end
 
-local function save_state(id, state)
-  redis.call('HSET', entries, '#' .. id, string.format('%d|%s|%s|%.0f|%s', state.offers,
-    state.first and string.format('%.0f', state.first) or '', state.flag, state.till, state.tokens))
-end
-
-local function gives_up_by(state)
-  return state.flag == GIVING_UP or state.flag == GIVING_UP_RECEIVED
-end
-
--- Take an entry out of the room. Reply the entry, or false. `is_there` says that the id is in the
--- room even if its entry is lost: for an id that is not there, LREM walks through the whole room.
+-- Take an entry out of the room. Reply the entry, or false. `is_there` says that the member is in
+-- the room even if its entry is lost: for one that is not there, LREM walks through the whole room.
 -- HDEL comes first: a server without memory allows it.
-local function take_out(id, is_there)
-  local entry = redis.call('HGET', entries, id)
-  redis.call('HDEL', entries, id, '#' .. id)
-  redis.call('ZREM', deadlines, id)
+local function take_out(member, is_there)
+  local entry = redis.call('HGET', entries, member)
+  redis.call('HDEL', entries, member, '#' .. member)
+  redis.call('ZREM', deadlines, member)
+  redis.call('ZREM', sent, member)
   if entry or is_there then
-    redis.call('LREM', room, 1, id)
+    redis.call('LREM', room, 1, member)
   end
   return entry
+end
+
+-- Take the task with this id out of the room, unless a newer one has its slot.
+local function leave(member, id)
+  if state_of(member).id == id then
+    return take_out(member)
+  end
 end
 
 -- Some fields of a hash, flat: reading all of a large one would block the server. They are random,
@@ -87,15 +80,16 @@ local function some_of(hash, most)
   return redis.call('HRANDFIELD', hash, most, 'WITHVALUES') or {}
 end
 
--- A replaced entry that may have no result yet, as text: its successor's task id, and the entry.
-local function ended_text(successor, entry)
-  return cjson.encode({successor, entry})
+-- A replaced entry that may have no result yet, as text: its successor's task id, the entry, and the
+-- ms at which it was replaced.
+local function ended_text(successor, entry, ms)
+  return cjson.encode({successor, entry, string.format('%.0f', ms)})
 end
 
--- The successor's task id, and the entry; nil if it is not such a text.
+-- The successor's task id, the entry, and the ms; nil if it is not such a text.
 local function ended_of(text)
   local is_json, parts = pcall(cjson.decode, text)
   if is_json and type(parts) == 'table' then
-    return parts[1], parts[2]
+    return parts[1], parts[2], tonumber(parts[3])
   end
 end

@@ -1,124 +1,61 @@
--- Look after a waiting room: find the entry to publish, entries to set aside, and results to store.
+-- Look after a waiting room: find the entry to publish, those that wait too long, and results to
+-- store.
 --
--- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 ended: id -> JSON of its successor's
---       task id and its entry  6 deadlines: id -> ms at which it gives up  7 aside  8 waiters
---       9 wake list  10.. the lock's further slots
--- ARGV  1 the lock's id  2 a new token
---       3 the id of an entry that this caller declines, since it cannot publish it; or ""
---       4 ms after which others check that a replaced entry got its result
---       5 ms after which the declined entry is set aside, if nobody else publishes it; "" for never
---       6 ms for which a free lock is kept for a waiter
---       7.. the ids of other entries that this caller cannot publish
--- Reply {ms until the next look, or -1, {the entry to publish, see turns.lua, or
---       {"give up", id, entry, "", offers}}, {ids and entries that were set aside}, {ids and values
---       of some of `ended`}}
+-- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 ended: id -> see `ended_text`
+--       6 deadlines: member -> ms at which it gives up  7 sent, see room.lua
+--       8 waiters  9.. the lock's further slots
+-- ARGV  1 the lock's id  2 ms after which others check that a replaced entry got its result
+--       3 ms after its first publication at which an entry ends, though no worker took it
+--       4.. the members that this caller cannot publish
+-- Reply {ms until the next look, or -1, the entry to publish, see room.lua, or {}, {the members that
+--       waited too long}, {ids and values of some of `ended`}}
 
-local lock, room, entries, rooms, ended, deadlines, aside, waiters, wake = unpack(KEYS)
-local slots = {lock, unpack(KEYS, 10)}
-local lock_id, turn_token, declined, look_again, aside_after, reserve_for = unpack(ARGV, 1, 6)
-local passed_over = {[declined] = true}
-for i = 7, #ARGV do
-  passed_over[ARGV[i]] = true
-end
+local lock, room, entries, rooms, ended, deadlines, sent, waiters = unpack(KEYS)
+local slots = {lock, unpack(KEYS, 9)}
+local lock_id, look_again, longest = unpack(ARGV, 1, 3)
+local unknown = {unpack(ARGV, 4)}
 
 local AT_ONCE = 50  -- one call looks at no more entries that gave up, or that were replaced
 
 local time = redis.call('TIME')
 local publishes = true
 -- include values.lua
--- include runs.lua
--- include records.lua
 -- include entries.lua
--- include turns.lua
+-- include room.lua
 
-if declined ~= '' and redis.call('HEXISTS', entries, declined) == 1 then
-  local state = state_of(declined)
-  state.offers, state.flag = math.max(state.offers - 1, 0), GIVEN
-  save_state(declined, state)
-  -- Be more patient for each time that somebody, who may be gone by now, did publish the entry.
-  local patience = (tonumber(aside_after) or math.huge) * (state.offers + 1)
-  if state.first and now - state.first > patience then
-    set_aside(declined)
-    end_turn(declined)
-    -- The room has waited long already: the next entry waits less for a worker that knows its task.
-    local following = redis.call('LINDEX', room, 0)
-    if following then
-      local its = state_of(following)
-      its.first = its.first or now - aside_after + PAUSE
-      save_state(following, its)
+for _, member in ipairs(unknown) do
+  pass_over(member)
+end
+
+-- Publish one whose time to wait is over: its policy decides what follows.
+local function give_up()
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, AT_ONCE)) do
+    local state = state_of(member)
+    if redis.call('HEXISTS', entries, member) == 0 then
+      take_out(member)
+    elseif not passed_over[member] then
+      local sending = send(member, state)
+      redis.call('ZADD', deadlines, string.format('%.0f', state.due), member)
+      return sending
     end
   end
 end
 
--- The offer of an entry whose time to wait is over; nil if it has left, or needs no message now.
-local function give_up(id)
-  local entry, state = redis.call('HGET', entries, id), state_of(id)
-  if not entry then
-    take_out(id)
-    return nil
-  end
-  if state.flag == GIVING_UP_RECEIVED and state.till > now then
-    redis.call('ZADD', deadlines, string.format('%.0f', state.till), id)  -- a worker has its message
-    return nil
-  end
-  local again = gives_up_by(state)
-  if again and state.offers >= OFFERS then
-    set_aside(id)
-    return nil
-  end
-  local had = again and state.offers or 0
-  local till = now + PAUSE * 2 ^ had
-  save_state(id, {offers = had + 1, first = state.first or now, flag = GIVING_UP, till = till, tokens = ''})
-  redis.call('ZADD', deadlines, string.format('%.0f', till), id)
-  return {'give up', id, entry, '', had}
-end
+local offered = give_up() or offer()
+local too_long = redis.call('ZRANGEBYSCORE', sent, '-inf', now - longest, 'LIMIT', 0, AT_ONCE)
 
-local function gives_up()
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, AT_ONCE)) do
-    local offered = give_up(id)
-    if offered then
-      return offered
-    end
+-- Whoever replaced an entry stores its result. If that takes too long, it died: another one does it.
+local some, without_result, due = some_of(ended, AT_ONCE), {}, nil
+for i = 1, #some, 2 do
+  local _, _, ms = ended_of(some[i + 1])
+  local again_at = (ms or 0) + look_again
+  if again_at <= now then
+    without_result[#without_result + 1], without_result[#without_result + 2] = some[i], some[i + 1]
+    again_at = now + look_again
   end
+  due = math.min(due or math.huge, again_at)
 end
-
--- The offer of an entry whose turn was given by a caller that cannot publish; or nil.
-local function unpublished()
-  for _, slot in ipairs(slots) do
-    local current = redis.pcall('GET', slot)
-    local id = turn_of(current)
-    if id and not passed_over[id] and state_of(id).flag == GIVEN then
-      local entry, state = redis.call('HGET', entries, id), state_of(id)
-      if entry then
-        redis.call('PEXPIRE', slot, beside_waiters(PAUSE))
-        state.offers, state.flag, state.till = state.offers + 1, PUBLISHED, now + PAUSE
-        save_state(id, state)
-        return {'publish', id, entry, token_of(current), state.offers - 1}
-      end
-    end
-  end
+if #some == 2 * AT_ONCE then
+  due = now
 end
-
-local turns = turns_given()
-for _, id in ipairs(front()) do
-  if is_spent(id, state_of(id), turns) then
-    set_aside(id)
-  end
-end
-
-local function lets_waiter_in()
-  if not redis.call('LINDEX', room, 0) or not someone_waits() or not waiters_go_first() then
-    return false
-  end
-  local slot = free_slot()
-  if slot then
-    let_waiter_in(slot, reserve_for)
-  end
-  return slot
-end
-
-local offered = gives_up() or unpublished() or not lets_waiter_in() and offer() or nil
-local without_result = some_of(ended, AT_ONCE)
-local again_in = #without_result < 2 * AT_ONCE and look_again or 0
-local due = set_due(#without_result > 0 and now + again_in or nil)
-return {due, offered or {}, put_aside, without_result}
+return {set_due(due), offered or {}, too_long, without_result}

@@ -6,11 +6,6 @@ local function opening_of(token)
   return '{"token":"' .. token .. '"'
 end
 
--- A token that differs from this value's, and from the tokens that we make at other times.
-local function next_token(value, time)
-  return token_of(value) .. '.' .. time[1] .. time[2]
-end
-
 -- A value as a record, or nil if it is not a lock of ours.
 local function record_of(value)
   local ok, record = pcall(cjson.decode, type(value) == 'string' and value)
@@ -46,20 +41,6 @@ end
 local function to_be_replaced(value, at, successor)
   local alone = string.gsub(value, ',"replaced":%d+,"by":%["[^"]*","[^"]*"%]', '')
   return with(alone, string.format(',"replaced":%.0f,"by":%s', at, successor))
-end
-
--- The value of a lock that is kept for a turn. `who` has the task's name and id as fields in JSON.
-local function turn_value(token, who, id, nesting, attempt, ttl, time)
-  return string.format('%s,"v":2,%s,"attempt":%d,"nesting":%d,"ttl_ms":%d,"queued":true,"turn":%s%s}',
-    opening_of(token), who, attempt, nesting, ttl, cjson.encode(id), acquired_now(time))
-end
-
--- The id of the entry that has the turn, if the value is a turn; or nil.
-local function turn_of(value)
-  if type(value) == 'string' and string.find(value, ',"turn":', 1, true) then
-    local record = record_of(value)
-    return record and record.turn or nil
-  end
 end
 
 -- The text to add to the key `broken`: the token, and who broke the lock, as JSON with exactly two

@@ -1,12 +1,13 @@
 -- Keep a lock for a task that is about to be published, or learn who has the lock. Idempotent.
 --
--- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 deadlines  6 aside  7 waiters
+-- KEYS  1 lock  2 room  3 entries  4 the bucket's rooms  5 deadlines  6 sent  7 waiters
 --       8 ended  9.. the lock's further slots
 -- ARGV  1 value, opening with {"token":"<token>"   2 ttl in ms   3 the lock's id
 -- Reply {"reserved"}
---       {"busy", value, ms to live (-1: for ever), and the turn given, if any: see turns.lua}
+--       {"busy", value, ms to live (-1: for ever), and the entry to publish, if any: see room.lua}
+--           The value is "" if the lock is free and kept for the room.
 
-local lock, room, entries, rooms, deadlines, aside, waiters, ended = unpack(KEYS)
+local lock, room, entries, rooms, deadlines, sent, waiters, ended = unpack(KEYS)
 local slots = {lock, unpack(KEYS, 9)}
 local value, ttl, lock_id = unpack(ARGV)
 
@@ -16,9 +17,9 @@ local value, ttl, lock_id = unpack(ARGV)
 
 local opening = opening_of(token_of(value))
 local time = redis.call('TIME')
-local publishes, turn_token = true, next_token(value, time)
+local publishes = true
 -- include entries.lua
--- include turns.lua
+-- include room.lua
 
 local function keep(slot, condition)
   redis.call('SET', slot, with(value, acquired_now(time)), condition, 'PX', ttl)
@@ -37,16 +38,13 @@ for _, slot in ipairs(slots) do
   end
 end
 
-local offered
-if free and redis.call('EXISTS', room) == 1 then
-  offered = offer()
-  if offered then
-    set_due()
-    held, free = free, nil
-  end
-end
-if free then
+if free and (redis.call('EXISTS', room) == 0 or may_go('')) then
   return keep(free, 'NX')
 end
-local other = redis.pcall('GET', held)
-return {'busy', type(other) == 'string' and other or '', redis.call('PTTL', held), unpack(offered or {})}
+local offered = free and offer()
+if offered then
+  set_due()
+end
+local other = free and '' or redis.pcall('GET', held)
+local left = free and 1000 or redis.call('PTTL', held)  -- the room comes first; not for long
+return {'busy', type(other) == 'string' and other or '{}', left, unpack(offered or {})}

@@ -1,9 +1,9 @@
--- Settle what a delivery holds: its lock, the turn or reservation that is kept for it, and its
--- entry in the waiting room. Safe to call twice, late, or if the delivery never held anything.
+-- Settle what a delivery holds: its lock, the reservation that is kept for it, and its place in the
+-- waiting room. Safe to call twice, late, or if the delivery never held anything.
 --
 -- KEYS  1 lock  2 waiters  3 wake list  4 done note of this attempt
 --       5 fence counter of the bucket  6 room  7 the bucket's rooms  8 entries  9 deadlines
---       10 aside  11 ended  12 the runs of the task, see history.lua  13.. the lock's further slots
+--       10 sent  11 ended  12 the runs of the task, see history.lua  13.. the lock's further slots
 -- ARGV  1 the opening of the value that is given back, {"token":"<token>"
 --       2 the done note to leave, or ""
 --       3 "1" leave it in any case, "0" only if another copy of the message was seen
@@ -14,15 +14,15 @@
 --       The plain case has no more:
 --       9 "1" an extension may still be on its way: it must not take the lock again
 --       10 ms since the acquisition until which the lock stays taken, or "0"
---       11 the id of the entry that leaves the room, or ""   12 "1" set that entry aside
+--       11 the member that leaves the room, or ""   12 the id of its entry, see entries.lua
 -- Reply 1 given back | 0 not ours any more; or, if the room is not empty, or 11 is given:
---       {the same, ms until the next look at the room, and the turn given, if any: see turns.lua}
+--       {the same, ms until the next look at the room, and the entry to publish, if any: see room.lua}
 
-local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, aside, ended = unpack(KEYS)
+local lock, waiters, wake, done_note, counter, room, rooms, entries, deadlines, sent, ended = unpack(KEYS)
 local runs = unpack(KEYS, 12)
 local slots = {lock, unpack(KEYS, 13)}
 local opening, note, always, done_ttl, reserve_for, lock_id, can_publish, run_end = unpack(ARGV)
-local stray, min_hold, leaver, sets_aside = unpack(ARGV, 9)
+local stray, min_hold, leaver, leavers_id = unpack(ARGV, 9)
 
 -- include values.lua
 -- include history.lua
@@ -65,8 +65,8 @@ local time = redis.call('TIME')
 -- include runs.lua
 -- include records.lua
 -- include entries.lua
-local publishes, turn_token = can_publish == '1', next_token(opening, time)
--- include turns.lua
+local publishes = can_publish == '1'
+-- include room.lua
 
 local function rest_of_min_hold()
   local ms = tonumber(min_hold) or 0
@@ -79,12 +79,9 @@ if run_end ~= '' and not string.find(run_end, '|', 1, true) then
   run_end = slot and ended_now(current, run_end, time) or ''
 end
 
-local id = leaver or ''
-if id ~= '' and sets_aside == '1' then
-  set_aside(id)
-elseif id ~= '' then
-  take_out(id)
-  redis.call('HDEL', aside, id)
+local leaves = (leaver or '') ~= ''
+if leaves then
+  leave(leaver, leavers_id)
 end
 
 local rest = 0
@@ -101,19 +98,15 @@ else
     redis.call('DEL', slot)
   end
 end
--- The entry may have got a turn that the caller does not know of.
-local freed = id ~= '' and end_turn(id)
 
-local first, offered = redis.call('LINDEX', room, 0), nil
-local free = rest <= 0 and slot or freed
-if free and someone_waits() and waiters_go_first() then
-  let_waiter_in(free, reserve_for)
-elseif first then
-  offered = offer()
+local has_room = redis.call('EXISTS', room) == 1
+local offered = has_room and publishes and offer() or nil
+if slot and rest <= 0 and not offered and someone_waits() and may_go('') then
+  let_waiter_in(slot, reserve_for)
 end
 
 local reply = slot and 1 or 0
-if first or id ~= '' then
+if has_room or leaves then
   reply = {reply, set_due(), unpack(offered or {})}
 end
 

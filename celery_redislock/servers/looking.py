@@ -12,7 +12,7 @@ from ..errors import LockUnavailable
 from ..protocol.claims import Stored
 from ..protocol.clock import clock
 from ..protocol.keys import LockKeys
-from ..protocol.rooms import entries_in, pairs_in
+from ..protocol.rooms import UNTAKEN_AFTER, pairs_in
 from .restarts import info
 from .server import Server
 
@@ -26,16 +26,16 @@ class Room(NamedTuple):
     Attributes:
         now: the server's time in Unix seconds.
         total: how many wait.
-        entries: the first that wait: ids and stored entries.
-        aside_total: how many were set aside.
-        aside: about as many that were set aside: ids and stored entries.
+        entries: the first that wait: members and stored entries.
+        sent: for each of these, the Unix time of its first publication, if it is under way.
+        untaken: how many no worker takes.
     """
 
     now: float
     total: int
     entries: list[tuple[str, str]]
-    aside_total: int
-    aside: list[tuple[str, str]]
+    sent: list[float | None]
+    untaken: int
 
 
 class Looking:
@@ -75,13 +75,8 @@ class Looking:
         ]
         return int(seconds) + int(micros) / 1e6, all_stored
 
-    def lengths(
-        self,
-        lists: Sequence[bytes | str],
-        sets: Sequence[bytes | str],
-        hashes: Sequence[bytes | str] = (),
-    ) -> list[int]:
-        """The lengths of these lists, sorted sets and hashes; 0 for a key of another type.
+    def lengths(self, lists: Sequence[bytes | str], sets: Sequence[bytes | str]) -> list[int]:
+        """The lengths of these lists and sorted sets; 0 for a key of another type.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
@@ -89,35 +84,50 @@ class Looking:
         commands = [
             *(("LLEN", key) for key in lists),
             *(("ZCARD", key) for key in sets),
-            *(("HLEN", key) for key in hashes),
         ]
         replies = self._server.replies(commands, wrong_type=True)
         return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
 
     def room(self, keys: LockKeys, most: int) -> Room:
-        """The first entries of a waiting room, and about as many that were set aside.
+        """The first entries of a waiting room.
 
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
         commands: list[tuple[str | int, ...]] = [
-            *(("LLEN", keys.room), ("HLEN", keys.aside), ("LRANGE", keys.room, 0, most - 1)),
-            ("HSCAN", keys.aside, 0, "COUNT", most),
+            *(("LLEN", keys.room), ("LRANGE", keys.room, 0, most - 1)),
         ]
         (seconds, micros), *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
-        known = [None if isinstance(reply, ResponseError) else reply for reply in replies]
-        total, aside_total, ids, scanned = known
-        wanted = [("HGET", keys.entries, each) for each in ids or ()]
-        entries = self._server.replies(wanted, wrong_type=True)
-        texts = [text if isinstance(text, bytes) else b"" for text in entries]
-        flat = [part for pair in zip(ids or (), texts, strict=True) for part in pair]
+        total, ids = [None if isinstance(reply, ResponseError) else reply for reply in replies]
+        now, members = int(seconds) + int(micros) / 1e6, ids or []
+        wanted = [
+            *(("HGET", keys.entries, each) for each in members),
+            *(("ZSCORE", keys.sent, each) for each in members),
+        ]
+        found = self._server.replies(wanted, wrong_type=True)
+        texts = [text if isinstance(text, bytes) else b"" for text in found[: len(members)]]
+        sent = [score if isinstance(score, bytes) else None for score in found[len(members) :]]
+        flat = [part for pair in zip(members, texts, strict=True) for part in pair]
         return Room(
-            now=int(seconds) + int(micros) / 1e6,
+            now=now,
             total=total or 0,
             entries=list(pairs_in(flat)),
-            aside_total=aside_total or 0,
-            aside=list(pairs_in(scanned[1] if scanned else ()))[:most],
+            sent=[None if score is None else float(score) / 1000 for score in sent],
+            untaken=self.untaken([keys.sent])[0],
         )
+
+    def untaken(self, sent: Sequence[bytes | str]) -> list[int]:
+        """How many tasks no worker takes, for each of these `sent` keys: they were first published
+        more than `UNTAKEN_AFTER` ago.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        ((seconds, _),) = self._server.replies([("TIME",)])
+        until = (int(seconds) - UNTAKEN_AFTER) * 1000
+        commands = [("ZCOUNT", key, "-inf", until) for key in sent]
+        replies = self._server.replies(commands, wrong_type=True)
+        return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
 
     def heads(self, rooms: Sequence[LockKeys]) -> tuple[float, list[tuple[int, str, str]]]:
         """The server's time in Unix seconds, and for each of these waiting rooms how many wait, and
@@ -149,33 +159,6 @@ class Looking:
             each.decode(errors="replace") if isinstance(each, bytes) else ""
             for each in self._server.replies(asked, wrong_type=True)
         ]
-
-    def set_aside(self, asides: Sequence[bytes | str], most: int) -> list[list[tuple[str, str]]]:
-        """About `most` of the entries set aside under each of these keys: ids and parked messages.
-
-        Raises:
-            LockUnavailable: the server did not answer, or does not allow it.
-        """
-        commands = [("HSCAN", key, 0, "COUNT", most) for key in asides]
-        replies = self._server.replies(commands, wrong_type=True)
-        return [
-            [] if isinstance(reply, ResponseError) else entries_in(reply[1]) for reply in replies
-        ]
-
-    def all_set_aside(self, keys: LockKeys) -> dict[str, str]:
-        """The parked messages of all entries of a lock that were set aside, by entry ids.
-
-        Raises:
-            LockUnavailable: the server did not answer, or does not allow it.
-        """
-        parked: dict[str, str] = {}
-        cursor = b"0"
-        while True:
-            commands = [("HSCAN", keys.aside, cursor, "COUNT", SCAN_COUNT)]
-            ((cursor, flat),) = self._server.replies(commands)
-            parked.update(entries_in(flat))
-            if cursor == b"0":
-                return parked
 
     def server_info(self) -> dict[str, str]:
         """The reply to INFO, as a dict.

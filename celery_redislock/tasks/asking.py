@@ -6,14 +6,15 @@ import time
 
 from ..app.outcomes import Outcome
 from ..errors import LockUnavailable
-from ..policies import Decision
 from ..protocol import notes
-from ..protocol.claims import Busy, Full, Parked, Turn
+from ..protocol.claims import Busy, Free, Full, Parked
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..protocol.rooms import park
-from . import turns
-from .decisions import Answer, Await, Park, Question, Try, meaning
+from ..verbs import Decision
+from . import room
+from .conflict import TaskConflict, admit
+from .decisions import FIRST, Answer, Await, Park, Question, Try, meaning
 from .deeds import parking_of
 from .record import Record
 
@@ -22,6 +23,18 @@ logger = get_logger()
 
 class Asking(Record):
     """A record of a delivery that asks the lock server its questions."""
+
+    def admit(self) -> Decision | Busy | Full:
+        """Let the policy decide before the lock is asked for."""
+        facts, delivery = self.facts, self.delivery
+        is_later = delivery.parked or facts.claim.attempt or facts.claim.nesting
+        decision = None
+        # In the room, the copies of a fanout exchange would be one entry.
+        if not (facts.is_eager or delivery.fanout or is_later):
+            conflict = TaskConflict(self, Busy(None, 0.0, "other"), self.understand)
+            with self.as_current():
+                decision = admit(facts.policy, conflict)
+        return decision or self.understand(FIRST)
 
     def understand(self, question: Question) -> Decision | Busy | Full:
         """Ask until the result is a decision, or a conflict that the policy decides on."""
@@ -85,15 +98,16 @@ class Asking(Record):
         self._begin_to_wait()
         self.note_arrival()
         parking = parking_of(self, question)
+        facts.claim.parks_as(parking.member)
         # From here on the task may be published from the room, even if the answer is lost, or says
         # that it need not wait.
         self.is_parking = self.copied = self.may_have_copies = True
         answer = facts.locks.server.run(park(facts.claim, parking))
         self.is_parking = isinstance(answer, Parked)
-        if isinstance(answer, Parked | Turn):
+        if isinstance(answer, Parked | Free):
             app, keys, ttl = facts.task.app, facts.claim.keys, facts.claim.ttl
             for entry_id, replaced in answer.replaced.items():
-                turns.end_replaced(app, keys, ttl, entry_id, replaced, facts.claim.task_id)
+                room.end_replaced(app, keys, ttl, entry_id, replaced, facts.claim.task_id)
         return answer
 
     def _begin_to_wait(self) -> None:
@@ -101,7 +115,7 @@ class Asking(Record):
             self.learn(since=time.time())
 
     def _heard(self, busy: Busy) -> None:
-        """Publish the message that got the turn when this delivery asked."""
+        """Publish the message of the waiting task that is next, if the answer names one."""
         claim = self.facts.claim
         if busy.offered is not None:
-            turns.publish(self.facts.task.app, claim.keys, claim.ttl, busy.offered)
+            room.publish(self.facts.task.app, claim.keys, claim.ttl, busy.offered)

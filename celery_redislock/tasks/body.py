@@ -18,7 +18,7 @@ from ..protocol.calls import Release, mark_done, note_replaced, settle
 from ..protocol.clock import clock
 from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
-from . import turns
+from . import room
 from .abort import Abort
 from .record import NOT_RUN, Ran, Record
 
@@ -176,7 +176,7 @@ def release_again(run: Record, release: Release) -> None:
     if note != run.ran.note and copies:  # Celery did all that follows the body meanwhile
         facts.locks.server.ask(mark_done(facts.claim, run.note_of(run.ran.note)), once=True)
     logger.info("redislock: %s is released now", facts.key)
-    turns.follow(facts.task.app, facts.claim.keys, facts.claim.ttl, settled)
+    room.follow(facts.task.app, facts.claim.keys, facts.claim.ttl, settled)
 
 
 # -- what is reported of the lock -------------------------------------------------------------

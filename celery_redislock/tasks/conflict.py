@@ -9,10 +9,11 @@ from typing import Any, Final, NoReturn
 
 from ..app.outcomes import Outcome
 from ..errors import ConfigError
-from ..policies import NO_RESULT, Decision, Policy
+from ..policies import Policy
 from ..protocol.checks import plain
 from ..protocol.claims import Busy, Full
 from ..protocol.holders import Holder
+from ..verbs import NO_RESULT, Decision
 from .decisions import Await, Go, GoUnlocked, Park, PutOff, Question, TurnedAway, backoff
 from .record import Record
 
@@ -28,8 +29,16 @@ class Decided(Exception):
         self.decision = decision
 
 
+def admit(policy: Policy, conflict: TaskConflict) -> Decision | None:
+    """What the policy decides before the lock is asked for; None: ask for it."""
+    try:
+        return policy.admit(conflict)
+    except Decided as exc:
+        return exc.decision
+
+
 def decide(policy: Policy, conflict: TaskConflict) -> Decision:
-    """What the policy decides.
+    """What the policy decides about a duplicate.
 
     Raises:
         ConfigError: the policy decided nothing.
@@ -124,11 +133,12 @@ class TaskConflict:
         limit: int | None = None,
         max_wait: float | timedelta | None = None,
         newest: bool = False,
+        quiet: tuple[float, float] | None = None,
     ) -> bool:
         if self._run.facts.is_eager:
             self._leave(self.skip())  # nobody would run what is published
         give_up = None if max_wait is None else max(plain(max_wait) - self.waited, NO_TIME)
-        return self._park(limit=limit, give_up=give_up, newest=newest)
+        return self._park(limit=limit, give_up=give_up, newest=newest, quiet=quiet)
 
     def replace(self, grace: float | timedelta) -> bool:
         facts = self._run.facts

@@ -11,10 +11,10 @@ from typing import Any, Final, TypeAlias
 
 from ..app.outcomes import Outcome
 from ..errors import LockUnavailable
-from ..policies import NO_RESULT, Decision
 from ..protocol import notes
-from ..protocol.claims import Acquired, Busy, Done, Full, Older, Parked, Turn
+from ..protocol.claims import Acquired, Busy, Done, Free, Full, Older, Parked
 from ..protocol.holders import Holder
+from ..verbs import NO_RESULT, Decision
 from .record import Record
 
 #: Seconds that a retry waits in its pool slot for its earlier attempt to end.
@@ -158,6 +158,9 @@ class Park:
         give_up: seconds for which the task waits; None for ever.
         newest: the task takes the place of waiting tasks with the same name.
         grace: the holder must end within so many seconds; None leaves the holder alone.
+        quiet: seconds without a newer call after which the task gets its chance, and seconds since
+            the first of these calls after which it does in any case; None: as soon as the lock is
+            free.
     """
 
     busy: Busy
@@ -165,17 +168,20 @@ class Park:
     give_up: float | None = None
     newest: bool = False
     grace: float | None = None
+    quiet: tuple[float, float] | None = None
 
     @property
     def outcome(self) -> Outcome:
         if self.grace is not None:
             return Outcome.REPLACING
+        if self.quiet is not None:
+            return Outcome.DEBOUNCED
         return Outcome.COALESCED if self.newest else Outcome.QUEUED
 
 
 Question: TypeAlias = Try | Await | Park
 #: The answers to a question. `LockUnavailable` is one too: the server did not reply in time.
-Answer: TypeAlias = Acquired | Busy | Done | Parked | Turn | Full | Older | LockUnavailable
+Answer: TypeAlias = Acquired | Busy | Done | Parked | Free | Full | Older | LockUnavailable
 FIRST: Final = Try()
 GO: Final = Go()
 
@@ -197,7 +203,7 @@ def meaning(run: Record, asked: Question, answer: Answer) -> Decision | Question
         return _busy(run, asked, answer)
     if isinstance(answer, Done):
         return _done(run, answer)
-    if isinstance(answer, Turn):
+    if isinstance(answer, Free):
         return FIRST
     if isinstance(answer, Older):
         by = answer.holder or Holder(task=run.facts.task.name, task_id=answer.task_id)

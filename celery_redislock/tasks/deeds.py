@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -18,11 +17,12 @@ from ..app.outcomes import Outcome
 from ..app.results import store_skipped
 from ..app.times import seconds_until
 from ..errors import LockConflict, TaskReplaced, TaskSkipped
-from ..policies import Decision
 from ..protocol.claims import Parking
+from ..protocol.entries import slot_of
 from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
-from . import turns
+from ..verbs import Decision
+from . import room
 from .decisions import (
     CannotRun,
     Go,
@@ -141,7 +141,7 @@ def _put_off(run: Record, decision: PutOff) -> Course:
     ahead = countdown if decision.is_alone and not run.delivery.redelivered else 0.0
     if left is not None and left < ahead:
         run.note_end()
-        turns.end_expired(facts.task, facts.claim.keys, run.request, facts.label)
+        room.end_expired(facts.task, facts.claim.keys, run.request, facts.label)
         return Ends(Expired())
     _say_put_off(run, decision)
     header = run.next_header(outage=cause is not None)
@@ -187,24 +187,32 @@ def parking_of(run: Record, question: Park) -> Parking:
     header = delivery.parked_header(broker_of(task.app), label)
     options = message_options(facts.raw, request, header, delivery)
     entry = Entry.of(task, request.args, request.kwargs, options, delivery.content_type)
-    grace = question.grace
+    grace, is_newest = question.grace, question.newest and not facts.began
+    # A task that began is older than the newest: it waits beside its task's pending slot.
+    member = facts.claim.member or (slot_of(task.name) if is_newest else facts.claim.entry_id)
     return Parking(
         entry.sealed(task.app, facts.key).dump(),
-        kind=re.sub("[|@]", "_", task.name) if question.newest else "",
+        member=member,
         arrived=delivery.arrived,
         age=delivery.age if delivery.received is not None else 0.0,
         limit=question.limit,
         give_up=question.give_up,
-        in_front=delivery.parked or grace is not None,
+        in_front=delivery.parked or grace is not None or (question.newest and facts.began),
         replace=(successor_text(task.name, facts.claim.task_id), grace),
-        began=facts.began,
+        quiet=question.quiet,
     )
 
 
 def _wait_in_room(run: Record, decision: Waits) -> Course:
     facts = run.facts
-    run.facts.tell_conflict(decision.outcome, decision.holder)
-    turns.follow(facts.task.app, facts.claim.keys, facts.claim.ttl, decision.parked)
+    if decision.outcome is Outcome.DEBOUNCED:
+        facts.tell(
+            Outcome.DEBOUNCED, "redislock: %s is debounced: it waits under %s until no newer call"
+            " has come for a while", run, facts.key, details={}, holder=None,
+        )  # fmt: skip
+    else:
+        facts.tell_conflict(decision.outcome, decision.holder)
+    room.follow(facts.task.app, facts.claim.keys, facts.claim.ttl, decision.parked)
     return Ends(Waiting(), End.PUT_OFF)
 
 

@@ -117,11 +117,11 @@ class Facts:
             label=self.label,
         )
         # What is kept may be for another lock: the sender may have had other code.
-        is_ours = kept is not None and kept.lock_id == keys.lock_id
+        ours = kept if kept is not None and kept.lock_id == keys.lock_id else None
         return Claim(
             *(keys, delivery.token, ttl, value, task_id, attempt, nesting, self.locks.done_ttl),
-            kept=kept.token if is_ours and kept is not None else "",
-            parked=delivery.parked,
+            kept=ours.token if ours else "",
+            member=ours.place.member if ours and ours.place else "",
             parent=(raw.get("parent_id") or "") if nesting else "",
             sent=delivery.sent,
             task=task.name,

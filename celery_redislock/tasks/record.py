@@ -18,7 +18,7 @@ from ..errors import LockUnavailable
 from ..lock.lease import Lease
 from ..protocol import notes, past
 from ..protocol.calls import mark_done, turn_away
-from ..protocol.claims import Busy
+from ..protocol.claims import Busy, Place
 from ..protocol.holders import Holder
 from ..protocol.log import get_logger
 from .facts import Facts
@@ -168,12 +168,16 @@ class Record:
     def leave_room(self) -> None:
         """Take the task out of the waiting room: it gave up, or failed while it was put there."""
         claim = self.facts.claim
-        self.kept = Kept(claim.keys.lock_id, claim.kept, claim.entry_id)
+        self.kept = Kept(
+            claim.keys.lock_id, claim.kept, Place(claim.member or claim.entry_id, claim.entry_id)
+        )
         self.give_up_kept()
 
     def call_off_copies(self) -> None:
-        """Let no copy run of a task that failed while it was put off."""
-        if self.copied and self.facts.acks_failures:
+        """Let no copy run of a task that failed while it was put off; or before it asked for the
+        lock, as a room may have published it twice.
+        """
+        if (self.copied or self.delivery.parked) and self.facts.acks_failures:
             self.note_end()
         if self.is_parking or self.delivery.gave_up:
             self.leave_room()

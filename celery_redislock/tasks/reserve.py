@@ -29,8 +29,8 @@ from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
 from .locked import LockedTask
+from .room import publish as publish_next
 from .settle import End, settle_kept
-from .turns import publish as publish_turn
 
 logger = get_logger()
 
@@ -171,7 +171,7 @@ class Sending:
             raise
         if isinstance(reply, Busy):
             if reply.offered is not None:
-                publish_turn(self._task.app, self._keys, self._lock_options.lock_ttl, reply.offered)
+                publish_next(self._task.app, self._keys, self._lock_options.lock_ttl, reply.offered)
             return self._meet(reply.holder)
         if self._is_eager and self._lock_options.lock_scope == "queued":
             settle_kept(self._task.app, self._reservation, End.UNLOCKED)  # no worker started it

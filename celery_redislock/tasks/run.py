@@ -19,14 +19,14 @@ from ..app.outcomes import Outcome, is_heard
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
 from ..lock.lease import Heir, Lease
-from ..policies import Decision
 from ..protocol import notes, past
 from ..protocol.calls import mark_done
 from ..protocol.claims import Busy, Full, Settled
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
+from ..verbs import Decision
 from . import body as bodies
-from . import turns
+from . import room
 from .abort import Abort
 from .asking import Asking
 from .conflict import TaskConflict, decide
@@ -73,7 +73,7 @@ class Run(Asking):
                     self._go_without()
                 else:
                     self._learn_facts(locks, args, kwargs, request)
-                    answer = self.understand(FIRST)
+                    answer = self.admit() if self.facts.policy.admits else self.understand(FIRST)
                     if answer is GO:
                         self.course = RUNS
                     else:
@@ -281,7 +281,7 @@ class Run(Asking):
             )  # fmt: skip
 
     def _hand_over(self) -> None:
-        """Publish the message that has the turn now.
+        """Publish the waiting task that is next.
 
         Not before Celery has stored the result: a broker that does not answer would delay that,
         and a copy of the message that finds no result would run again.
@@ -290,4 +290,4 @@ class Run(Asking):
         assert following is not None
         claim = self.facts.claim
         with only_logged("redislock: %s could not publish who is next", self):
-            turns.follow(self._task.app, claim.keys, claim.ttl, following)
+            room.follow(self._task.app, claim.keys, claim.ttl, following)

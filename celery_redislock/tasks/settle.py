@@ -1,6 +1,6 @@
 """Ends a delivery: what it holds is released, given up, or passed on to the next message.
 
-A delivery of a locked task holds at most a lock, and what is kept for its message: a turn in a
+A delivery of a locked task holds at most a lock, and what is kept for its message: a place in a
 waiting room, or a reservation from when it was sent. The message's header names that by lock id and
 token, so that any process that has the message can settle it, even if the task has changed since.
 """
@@ -22,13 +22,13 @@ from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import keys_of_lock_id
 from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
-from .turns import follow
+from .room import follow
 
 logger = get_logger()
 
 
 class End(enum.Enum):
-    """How a delivery ends. `passes_on`: the turn or reservation moves to the follow-up message.
+    """How a delivery ends. `passes_on`: what is kept for its message moves to the next message.
 
     docs/ends.md has the table, and a test walks all its rows.
     """
@@ -58,7 +58,7 @@ def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
         _give_up(app, kept)
     except LockUnavailable as exc:
         logger.warning(
-            "redislock: could not free the turn or reservation of a task under %s, will try"
+            "redislock: could not free the place or reservation of a task under %s, will try"
             " again: %s",
             kept.lock_id, exc.reason,
         )  # fmt: skip
@@ -84,5 +84,5 @@ def _give_up(app: Any, kept: Kept) -> None:
         return
     # A new token if none is kept: an empty one would match a lock that cools down, without one.
     claim = Claim(keys, kept.token or new_token(), UNKNOWN_TTL, "")
-    reply = locks.server.run(settle(claim, Release(take_out=kept.entry_id)))
+    reply = locks.server.run(settle(claim, Release(leaves=kept.place)))
     follow(app, keys, UNKNOWN_TTL, reply)

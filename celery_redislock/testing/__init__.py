@@ -40,7 +40,7 @@ from ..servers.server import Server
 from ..signals import ConflictDetails, lock_conflict
 from ..tasks.current import current_lock
 from ..tasks.locked import Calls
-from ..tasks.turns import follow
+from ..tasks.room import follow
 from .travel import Travel
 
 try:

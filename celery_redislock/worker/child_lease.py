@@ -29,9 +29,9 @@ from ..protocol.holders import Holder
 from ..protocol.log import get_logger
 from ..protocol.waiting import RETRY_EVERY
 from ..servers.server import Server
+from ..tasks.room import follow
 from ..tasks.settle import End, settle_beside
 from ..tasks.task import SingletonTask
-from ..tasks.turns import follow
 
 logger = get_logger()
 
@@ -150,7 +150,7 @@ class ChildLease:
             return None
         kept = Kept.of(request.request_dict)
         own_id = claim.keys.lock_id
-        if kept is not None and kept.lock_id == own_id and kept.token and not kept.entry_id:
+        if kept is not None and kept.lock_id == own_id and kept.token and kept.place is None:
             return kept
         return Kept(own_id, f"{self.token}.retry")
 

@@ -1,21 +1,17 @@
-"""Requests whose messages have a turn or reservation: settles that, if their tasks do not run."""
+"""Requests for whose messages something is kept: settles that, if their tasks do not run."""
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, Final
 
 from celery.worker.request import Request
 
 from ..app.delivery import Kept
-from ..app.housekeeper import Chore, housekeeper
-from ..app.internals import is_active, is_here, is_revoked, was_revoked
-from ..protocol import rooms
-from ..protocol.clock import clock
-from ..protocol.exchange import UNKNOWN_TTL
+from ..app.housekeeper import Chore
+from ..app.internals import is_active, is_revoked, was_revoked
 from ..protocol.holders import opening_of
 from ..protocol.keys import LockKeys, keys_of_lock_id
 from ..protocol.platform import at_fork
@@ -32,22 +28,18 @@ class KeptRequest(Request):
     #: What is kept, until it is known to be settled, and for which lock.
     _kept: Kept | None = None
     lock_keys: LockKeys
-    _noted_at = 0.0
     _is_reserved = False
     #: Whether the broker got the message back.
     _is_requeued = False
 
-    def _note_received(self, kept: Kept) -> None:
+    def _remember(self, kept: Kept) -> None:
         if self.eta is not None:
             sleeping.add(self)
         try:
             self.lock_keys = keys_of_lock_id(self.task.app_locks.prefix, kept.lock_id)
         except ValueError:
             return  # whoever settles it says so
-        if kept.entry_id:
-            from_rooms.add(self)
-            housekeeper.add(partial(self.note_here, kept))
-        self._is_reserved = not kept.entry_id
+        self._is_reserved = kept.place is None
 
     def on_accepted(self, pid: int, time_accepted: float) -> Any:
         """The pool took the task."""
@@ -55,26 +47,6 @@ class KeptRequest(Request):
         if self._is_reserved:
             reservations.add(self)
         return accepted
-
-    def note_here(self, kept: Kept) -> None:
-        """Note in the waiting room that the message of that entry is here.
-
-        Raises:
-            LockUnavailable: the server did not answer in time.
-        """
-        self._noted_at = clock()
-        noted = rooms.note_received(self.lock_keys, kept.entry_id, kept.token, UNKNOWN_TTL)
-        if not self.task.app_locks.server.run(noted, once=True):
-            from_rooms.discard(self)
-
-    def still_here(self) -> None:
-        """Note again, if due, that the message is here; not once its task is over or child dead."""
-        kept = self._kept
-        sleeps = self.eta is not None and self.time_start is None and not was_revoked(self)
-        if kept is None or not (sleeps or is_here(self)):
-            from_rooms.discard(self)
-        elif clock() - self._noted_at > rooms.RECEIVED_FOR / 3:
-            self.note_here(kept)
 
     def unsettled(self) -> Kept | None:
         """What is kept for the message, if the message will not come back."""
@@ -96,7 +68,7 @@ class KeptRequest(Request):
             self.settle(End.CANNOT_RUN)
 
     def revoked(self) -> bool:
-        """Whether the task is not to run: it was revoked, or has expired. Its turn is over then."""
+        """Whether the task is not to run: it was revoked, or has expired."""
         if was_revoked(self):
             return True
         is_over = bool(super().revoked())
@@ -159,8 +131,6 @@ class Reservations:
 
 #: Requests that sleep until their eta, and for which something is kept meanwhile.
 sleeping: Final = Requests()
-#: Requests whose messages came from a waiting room. The room has a note that they are here.
-from_rooms: Final = Requests()
 #: The reservations of this worker's messages.
 reservations: Final = Reservations()
 
@@ -171,13 +141,3 @@ def settle_revoked() -> None:
         if is_revoked(request):
             sleeping.discard(request)
             request.settle(End.ENDED_BY_CELERY)
-
-
-def note_received() -> None:
-    """Note again which messages from waiting rooms are still here, unless their tasks run.
-
-    Raises:
-        LockUnavailable: the server did not answer in time.
-    """
-    for request in from_rooms:
-        request.still_here()

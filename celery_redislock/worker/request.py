@@ -90,7 +90,7 @@ class LockRequest(KeptRequest):
         self._is_copy = source.fanout or is_copy(self.request_dict)
         self._kept = Kept.of(self.request_dict)
         if self._kept is not None:
-            self._note_received(self._kept)
+            self._remember(self._kept)
 
     def on_accepted(self, pid: int, time_accepted: float) -> Any:
         """The pool took the task. In a pool of processes, each runs one task at a time."""
@@ -255,7 +255,7 @@ class LockRequest(KeptRequest):
 
     @contained
     def _goes_on_elsewhere(self) -> bool:
-        """Whether the task of a dead child waits for its turn, or has had it since."""
+        """Whether the task of a dead child waits in the room, or has run since."""
         if not self.task.lock_options.parks or clock() < LockRequest._not_asked_until:
             return False
         lease = self._lease

@@ -15,16 +15,16 @@ from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import in_all_buckets, keys_of_lock_id, sweep_key
 from ..protocol.log import get_logger
 from ..protocol.rooms import due_rooms, server_time, take_turn
-from ..tasks.turns import look_after
-from .kept import note_received, settle_revoked
+from ..tasks.room import look_after
+from .kept import settle_revoked
 
 logger = get_logger()
 
 #: Seconds between looks for rooms that are due. Among workers with the same tasks, one looks.
 SWEEP_EVERY: Final = 2.0
-#: Seconds for which a sweep lets the tasks of one room give up, if their wait is over: enough for
-#: hundreds of tasks, but for only one if the broker does not answer.
-GIVE_UPS_FOR: Final = 0.5
+#: Seconds for which a sweep publishes the tasks of one room that are due: enough for hundreds of
+#: tasks that give up, but for only one if the broker does not answer.
+PUBLISHES_FOR: Final = 0.5
 
 
 class Sweeper:
@@ -41,7 +41,7 @@ class Sweeper:
 
     def start(self) -> None:
         """Look again and again, in the housekeeper's thread. An error of one stops no other."""
-        for look in (settle_revoked, note_received, self.sweep):
+        for look in (settle_revoked, self.sweep):
             Chore(look, lambda: True, SWEEP_EVERY).begin()
 
     def sweep(self) -> None:
@@ -64,20 +64,20 @@ class Sweeper:
                 continue
             for seconds, lock_id in due:
                 after = max(began + seconds - clock(), 0.0)
-                look = partial(self._look_after, lock_id, clock() + after + GIVE_UPS_FOR)
+                look = partial(self._look_after, lock_id, clock() + after + PUBLISHES_FOR)
                 housekeeper.add(look, most=0.0, after=after)
         if failure is not None:
             raise failure
 
     def _look_after(self, lock_id: str, until: float) -> None:
-        """Look after one room, and again as long as tasks give up in it."""
+        """Look after one room, and again as long as more tasks of it are due."""
         try:
             keys = keys_of_lock_id(app_locks(self._app).prefix, lock_id)
-            gave_up = look_after(self._app, keys, UNKNOWN_TTL)
+            goes_on = look_after(self._app, keys, UNKNOWN_TTL)
         except LockUnavailable:
             raise
         except Exception:
             logger.exception("redislock: could not check the waiting room of %r", lock_id)
             return
-        if gave_up and clock() < until:
+        if goes_on and clock() < until:
             housekeeper.add(partial(self._look_after, lock_id, until), most=0.0)

@@ -25,11 +25,11 @@ from tests.support.servers import Proxy
 from tests.support.waiting import eventually
 from tests.support.workers import Worker, is_running
 
-#: Seconds from the end of the one before within which the next in the room must start. A turn that
-#: was forgotten lapses after 5.
+#: Seconds from the end of the one before within which the next in the room must start. One that
+#: is forgotten is published after 5.
 NEXT = 3.0
-#: Seconds for which a turn lasts, until it is offered again.
-TURN = 5.0
+#: Seconds until a message that does not come is published again.
+AGAIN = 5.0
 #: The broker gives back what a lost connection left, after so many seconds.
 IMPATIENT = {
     "visibility_timeout": 5,
@@ -119,7 +119,7 @@ class Scene:
         self.stage, self.app, self.journal = stage, stage.app, stage.journal
         self.label, self.queue = uuid.uuid4().hex, f"x{uuid.uuid4().hex}"
         stage.worker("old")
-        self.turn_given_at: float | None = None
+        self.published_at: float | None = None
         self.keys = lock_keys("redislock", f"ends:{self.label}")
         assert self.app.tasks["job"].lock_key_for(self.label) == self.keys.lock
         self.room = Room(stage.locks, self.keys.lock)
@@ -160,18 +160,18 @@ class Scene:
         self._holder = holder
         return x, y
 
-    def give_turn(self, comes: bool = True) -> None:
+    def publish_next(self, comes: bool = True) -> None:
         """The holder ends. X's message is in its queue then."""
-        self.turn_given_at = time.monotonic()
+        self.published_at = time.monotonic()
         self.let_go(self._holder)
         if comes:
             eventually(self.messages, "X's message is published")
 
-    def turn(self, name: str, how: str | float = 0.0, by: str = "old", **options: Any) -> Any:
-        """Park X and Y, and let X have its turn at that worker."""
-        self.stage.worker(by)  # a turn does not last as long as a worker may take to start
+    def place(self, name: str, how: str | float = 0.0, by: str = "old", **options: Any) -> Any:
+        """Park X and Y, and let X be published to that worker."""
+        self.stage.worker(by)  # it may take longer to start than the lock is kept for X
         x, y = self.park(name, how, **options)
-        self.give_turn()
+        self.publish_next()
         self.hand_to(by)
         return x, y
 
@@ -228,7 +228,7 @@ class Scene:
         return at
 
     def runs_under_lock(self, x: AsyncResult[Any], *room: AsyncResult[Any]) -> Entry:
-        """X stands in its body: turn or reservation were taken with the lock."""
+        """X stands in its body: it had its place or reservation until then."""
         entry = self.started(x)
         assert self.holds(x)
         assert self.room.ids() == [each.id for each in room]
@@ -252,7 +252,7 @@ class Scene:
 
     def nothing_left(self) -> None:
         keys = self.keys
-        names = (keys.lock, keys.room, keys.entries, keys.deadlines, keys.aside, keys.ended)
+        names = (keys.lock, keys.room, keys.entries, keys.deadlines, keys.sent, keys.ended)
         left = lambda: [key for key in names if self.stage.locks.exists(key)]  # noqa: E731
         eventually(lambda: not left(), f"nothing is left of {keys.name}", 10)
         assert self.stage.locks.zscore(keys.rooms, keys.lock_id) is None
@@ -278,11 +278,11 @@ class Scene:
         return len(self.entries("start", result))
 
     def ran_once(self, result: AsyncResult[Any]) -> bool:
-        """Whether it did; or it started so late that its turn had lapsed, and been offered again:
+        """Whether it did; or it started so late that it was published again:
         where no lock is taken, nothing keeps the second message from running.
         """
-        late = self.started(result).at - (self.turn_given_at or self.started(result).at)
-        return self.starts(result) == 1 or late > TURN
+        late = self.started(result).at - (self.published_at or self.started(result).at)
+        return self.starts(result) == 1 or late > AGAIN
 
 
 def in_time(seconds: float, since: float, until: float | None = None) -> None:

@@ -25,11 +25,13 @@ class Room:
     def __init__(self, client: redis.Redis, lock_key: str) -> None:
         self._client = client
         head, _, name = lock_key.partition(":lock:")
-        self.key = f"{head}:room:{name}"
+        self.key, self._entries = f"{head}:room:{name}", f"{head}:entries:{name}"
 
     def ids(self) -> list[str]:
         """The ids of the tasks in it, in their order."""
-        return [entry.split(":")[0] for entry in self._client.lrange(self.key, 0, -1)]
+        members = self._client.lrange(self.key, 0, -1)
+        states = [self._client.hget(self._entries, f"#{each}") or "" for each in members]
+        return [state.rpartition("|")[2].split(":")[0] for state in states]
 
     def is_empty(self) -> bool:
         return not self._client.exists(self.key)
@@ -64,13 +66,9 @@ def received(log: str, task_id: str) -> int:
     return log.count(f"[{task_id}] received")
 
 
-def set_aside(log: str, task_id: str) -> list[str]:
-    """The lines at ERROR that say that this task was set aside."""
-    return [
-        line
-        for line in log.splitlines()
-        if "ERROR" in line and "set aside" in line and task_id in line
-    ]
+def untaken(log: str, task_id: str) -> list[str]:
+    """The lines that say that no worker has taken this task."""
+    return [line for line in log.splitlines() if "no worker has taken" in line and task_id in line]
 
 
 def starts(journal: Journal, label: str, task_id: str) -> int:

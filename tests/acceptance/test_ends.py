@@ -20,8 +20,8 @@ from celery_redislock import LockConflict, LockUnavailable, TaskReplaced
 from celery_redislock.tasks.settle import End
 from tests.acceptance.apps.ends import ends
 from tests.acceptance.ends_stage import (
+    AGAIN,
     NEXT,
-    TURN,
     Scene,
     Stage,
     as_redelivered,
@@ -76,8 +76,8 @@ class Ran(NamedTuple):
     state: str
     name: str = "job"
 
-    def turn(self, scene: Scene) -> None:
-        x, y = scene.turn(self.name, self.how)
+    def place(self, scene: Scene) -> None:
+        x, y = scene.place(self.name, self.how)
         scene.runs_under_lock(x, y)
         scene.let_go(x)
         scene.follows(y, scene.ended(x))
@@ -185,13 +185,13 @@ def reservation_of_one_retried_by_the_worker(scene: Scene) -> None:
 
 
 class TurnedAway(NamedTuple):
-    """It comes too late for its turn or its reservation, and meets another."""
+    """It comes too late for its place or its reservation, and meets another."""
 
     name: str
     state: str
     error: type[Exception] | None = None
 
-    def turn(self, scene: Scene) -> None:
+    def place(self, scene: Scene) -> None:
         x, y = scene.park(self.name)
         other = lapses(scene, scene.send("waits", "stand"))
         scene.hand_to("new")
@@ -219,13 +219,11 @@ class TurnedAway(NamedTuple):
 
 
 def lapses(scene: Scene, waiter: Any) -> Any:
-    """X's turn lapses before anybody takes its message: one who waits in its pool slot has the
-    lock then.
-    """
+    """Nobody takes X's message for a second: one who waits in its pool slot has the lock then."""
     eventually(
         lambda: scene.stage.locks.exists(scene.keys.waiters), "another one waits in its slot"
     )
-    scene.give_turn()
+    scene.publish_next()
     began = time.monotonic()
     in_time(3, began, scene.started(waiter).at)
     return waiter
@@ -237,9 +235,9 @@ def reservation_lapses(scene: Scene, name: str) -> Any:
     return x, scene.hold()
 
 
-def turn_of_one_replaced(scene: Scene) -> None:
+def place_of_one_replaced(scene: Scene) -> None:
     x, y = scene.park("coalesces")
-    scene.give_turn()
+    scene.publish_next()
     newer = scene.send("coalesces", "stand")
     scene.runs_under_lock(newer, y)
     scene.hand_to("old")
@@ -268,9 +266,9 @@ def reservation_of_one_replaced(scene: Scene) -> None:
     assert not scene.starts(x)
 
 
-def turn_of_a_copy(scene: Scene) -> None:
+def place_of_a_copy(scene: Scene) -> None:
     x, y = scene.park("job", behind="stand")
-    scene.give_turn()
+    scene.publish_next()
     (message,) = scene.messages()
     scene.hand_to("old")
     ended = scene.ended(x)
@@ -305,7 +303,7 @@ def assert_still_held(scene: Scene, other: Any) -> None:
 # -- it is put off ----------------------------------------------------------------------------
 
 
-def turn_of_one_deferred(scene: Scene) -> None:
+def place_of_one_deferred(scene: Scene) -> None:
     x, y = scene.park("defers")
     other = lapses(scene, scene.send("waits", "stand"))
     scene.hand_to("new")
@@ -327,7 +325,7 @@ def reservation_of_one_deferred(scene: Scene) -> None:
     scene.freed("reserved_defers", x, scene.ended(other))
 
 
-def turn_of_one_parked(scene: Scene) -> None:
+def place_of_one_parked(scene: Scene) -> None:
     x, y = scene.park("job", "stand")
     other = lapses(scene, scene.send("waits", "stand"))
     scene.hand_to("old")
@@ -351,9 +349,9 @@ def reservation_of_one_parked(scene: Scene) -> None:
     scene.freed("reserved_job", x, scene.ended(x))
 
 
-def turn_of_one_redelivered(scene: Scene) -> None:
+def place_of_one_redelivered(scene: Scene) -> None:
     x, y = scene.park("late", "stand")
-    scene.give_turn()
+    scene.publish_next()
     redelivered(scene, x, y)
     scene.let_go(x)
     scene.follows(y, scene.ended(x))
@@ -379,10 +377,10 @@ def redelivered(scene: Scene, x: Any, *room: Any) -> None:
     scene.runs_under_lock(x, *room)
 
 
-def turn_in_an_outage(scene: Scene) -> None:
+def place_in_an_outage(scene: Scene) -> None:
     x, y = scene.park("defers_outage", "stand")
     with cut_off(scene):
-        scene.give_turn()
+        scene.publish_next()
         scene.hand_to("away")
         scene.said("away", x.id, "is deferred for")
     scene.runs_under_lock(x, y)
@@ -417,14 +415,14 @@ def cut_off(scene: Scene) -> Iterator[None]:
 
 
 class Elsewhere(NamedTuple):
-    """It has its turn, or is, at a worker that cannot run it, or takes no lock for it."""
+    """It is next, or is reserved, at a worker that cannot run it, or takes no lock for it."""
 
     name: str
     by: str
     error: type[Exception] | None = None
 
-    def turn(self, scene: Scene) -> None:
-        x, y = scene.turn(self.name, by=self.by)
+    def place(self, scene: Scene) -> None:
+        x, y = scene.place(self.name, by=self.by)
         scene.follows(y, self._ended(scene, x))
 
     def reservation(self, scene: Scene) -> None:
@@ -440,9 +438,9 @@ class Elsewhere(NamedTuple):
         return at
 
 
-def turn_of_one_that_is_not_valid(scene: Scene) -> None:
+def place_of_one_that_is_not_valid(scene: Scene) -> None:
     x, y = scene.park("job")
-    scene.give_turn()
+    scene.publish_next()
     scene.change_message(eta="no time")
     scene.hand_to("old")
     scene.follows(y, time.monotonic())
@@ -461,10 +459,10 @@ class Outage(NamedTuple):
     name: str
     runs: bool
 
-    def turn(self, scene: Scene) -> None:
+    def place(self, scene: Scene) -> None:
         x, y = scene.park(self.name)
         with cut_off(scene):
-            scene.give_turn()
+            scene.publish_next()
             scene.hand_to("away")
             self._ended(scene, x)
         scene.follows(y, time.monotonic())
@@ -493,9 +491,9 @@ def revoke(scene: Scene, x: Any, **options: Any) -> float:
     return time.monotonic()
 
 
-def turn_of_one_revoked(scene: Scene) -> None:
+def place_of_one_revoked(scene: Scene) -> None:
     x, y = scene.park("job")
-    scene.give_turn()
+    scene.publish_next()
     revoke(scene, x)
     scene.hand_to("old")
     scene.follows(y, scene.ended(x, "REVOKED"))
@@ -510,9 +508,9 @@ def reservation_of_one_revoked(scene: Scene) -> None:
     assert not scene.starts(x)
 
 
-def turn_of_one_revoked_before_its_eta(scene: Scene) -> None:
+def place_of_one_revoked_before_its_eta(scene: Scene) -> None:
     x, y = scene.park("job")
-    scene.give_turn()
+    scene.publish_next()
     scene.delay_message(60)  # as one that is put off in an outage
     scene.hand_to("old")
     log = scene.stage.worker("old").log
@@ -527,10 +525,10 @@ def reservation_of_one_revoked_before_its_eta(scene: Scene) -> None:
     scene.freed("reserved_job", x, revoke(scene, x), 4)
 
 
-def turn_of_one_expired(scene: Scene) -> None:
+def place_of_one_expired(scene: Scene) -> None:
     x, y = scene.park("job", expires=3)
     expired = time.monotonic() + 3.2
-    scene.give_turn()
+    scene.publish_next()
     time.sleep(max(expired - time.monotonic(), 0.1))
     scene.hand_to("old")
     scene.follows(y, scene.ended(x, "REVOKED"))
@@ -554,8 +552,8 @@ class Killed(NamedTuple):
     by: str = "old"
     within: float = NEXT
 
-    def turn(self, scene: Scene) -> None:
-        x, y = scene.turn(self.name, "stand", by=self.by, **self.options)
+    def place(self, scene: Scene) -> None:
+        x, y = scene.place(self.name, "stand", by=self.by, **self.options)
         entry = scene.runs_under_lock(x, y)
         self.how(scene, x, entry.pid)
         if self.state:
@@ -597,9 +595,9 @@ def wait_for_time_limit(scene: Scene, x: Any, pid: int) -> None:
     pass
 
 
-#: A tenth of a second after its SIGTERM the child is killed: perhaps when it has given the next
-#: turn, and not yet published its message. Then that turn lapses first.
-AFTER_TIME_LIMIT = NEXT + TURN
+#: A tenth of a second after its SIGTERM the child is killed: perhaps when the server has named the
+#: next one, and its message is not yet published. Then it is published again.
+AFTER_TIME_LIMIT = NEXT + AGAIN
 
 
 def kill_child(scene: Scene, x: Any, pid: int) -> None:
@@ -629,11 +627,11 @@ def has_taken_a_message(scene: Scene) -> Iterator[None]:
     kill(worker)
 
 
-def turn_of_one_whose_worker_died(scene: Scene) -> None:
+def place_of_one_whose_worker_died(scene: Scene) -> None:
     x, y = scene.park("job")
     with has_taken_a_message(scene):
-        scene.give_turn(comes=False)
-        eventually(lambda: scene.holds(x, queued=True), "X has its turn")
+        scene.publish_next(comes=False)
+        eventually(lambda: scene.stage.locks.exists(scene.keys.sent), "X is published")
     at = time.monotonic()
     scene.hand_to("old")
     in_time(5 + 3, at, scene.started(x).at)
@@ -666,15 +664,15 @@ Act = Callable[[Scene], None]
 
 
 class Scenario(NamedTuple):
-    """How a row of the table is brought about: with a turn, and with a reservation."""
+    """How a row of the table is brought about: with a place in the room, and with a reservation."""
 
-    turn: Act
+    place: Act
     reservation: Act
     lock: Act | None = None
 
 
 def both(of: Any, lock: Act | None = None) -> Scenario:
-    return Scenario(of.turn, of.reservation, lock)
+    return Scenario(of.place, of.reservation, lock)
 
 
 CONNECTION_LOST = ("comes back", "broker connection lost, and its run cancelled")
@@ -692,27 +690,27 @@ SCENARIOS: dict[tuple[str, str], Scenario] = {
     ("ran", "retried"): both(Ran("stand, retry", "SUCCESS"), is_kept_for_the_retry),
     ("turned away", "skipped"): both(TurnedAway("skips", "REVOKED")),
     ("turned away", "refused"): both(TurnedAway("refuses", "FAILURE", LockConflict)),
-    ("turned away", "replaced"): Scenario(turn_of_one_replaced, reservation_of_one_replaced),
-    ("turned away", "a copy of what has run"): Scenario(turn_of_a_copy, reservation_of_a_copy),
+    ("turned away", "replaced"): Scenario(place_of_one_replaced, reservation_of_one_replaced),
+    ("turned away", "a copy of what has run"): Scenario(place_of_a_copy, reservation_of_a_copy),
     ("put off", "deferred by its policy"): Scenario(
-        turn_of_one_deferred, reservation_of_one_deferred
+        place_of_one_deferred, reservation_of_one_deferred
     ),
-    ("put off", "parked"): Scenario(turn_of_one_parked, reservation_of_one_parked),
+    ("put off", "parked"): Scenario(place_of_one_parked, reservation_of_one_parked),
     ("put off", "redelivered while it runs"): Scenario(
-        turn_of_one_redelivered, reservation_of_one_redelivered
+        place_of_one_redelivered, reservation_of_one_redelivered
     ),
-    ("put off", "lock server away"): Scenario(turn_in_an_outage, reservation_in_an_outage),
+    ("put off", "lock server away"): Scenario(place_in_an_outage, reservation_in_an_outage),
     ("cannot run", "bad arguments"): both(Elsewhere("three_parameters", "new", TypeError)),
     ("cannot run", "its `lock_key` fails"): both(Elsewhere("keyless", "new", LookupError)),
     ("cannot run", "Celery cannot read its message"): Scenario(
-        turn_of_one_that_is_not_valid, reservation_of_one_that_is_not_valid
+        place_of_one_that_is_not_valid, reservation_of_one_that_is_not_valid
     ),
     ("cannot run", "unregistered"): both(Elsewhere("gone", "new", NotRegistered)),
-    ("ended by Celery", "revoked"): Scenario(turn_of_one_revoked, reservation_of_one_revoked),
+    ("ended by Celery", "revoked"): Scenario(place_of_one_revoked, reservation_of_one_revoked),
     ("ended by Celery", "revoked before its eta"): Scenario(
-        turn_of_one_revoked_before_its_eta, reservation_of_one_revoked_before_its_eta
+        place_of_one_revoked_before_its_eta, reservation_of_one_revoked_before_its_eta
     ),
-    ("ended by Celery", "expired"): Scenario(turn_of_one_expired, reservation_of_one_expired),
+    ("ended by Celery", "expired"): Scenario(place_of_one_expired, reservation_of_one_expired),
     ("ended by Celery", "terminated"): both(Killed(terminate, "REVOKED", {})),
     ("ended by Celery", "time limit"): both(
         Killed(wait_for_time_limit, "FAILURE", {"time_limit": 1}, within=AFTER_TIME_LIMIT)
@@ -726,13 +724,13 @@ SCENARIOS: dict[tuple[str, str], Scenario] = {
         Killed(wait_for_time_limit, "", {"time_limit": 1}, "not_acked", within=AFTER_TIME_LIMIT)
     ),
     RETRIED: Scenario(
-        Killed(kill_child, "", {}, "lost").turn,
+        Killed(kill_child, "", {}, "lost").place,
         reservation_of_one_retried_by_the_worker,
         is_kept_for_the_retry_of_a_dead_child,
     ),
     CONNECTION_LOST: both(Killed(lose_connection, "", {}, "late", "cut")),
     ("comes back", "worker died"): Scenario(
-        turn_of_one_whose_worker_died,
+        place_of_one_whose_worker_died,
         reservation_of_one_whose_worker_died,
         lock_of_one_whose_worker_died,
     ),
@@ -752,7 +750,7 @@ def rows() -> list[list[str]]:
     _, _, text = page.partition("<!-- ends:begin -->")
     lines = text.partition("<!-- ends:end -->")[0].strip().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["end", "how", "its lock", "its turn", "its reservation"]
+    assert cells[0] == ["end", "how", "its lock", "its place", "its reservation"]
     assert all(re.fullmatch("-+", cell) for cell in cells[1])
     return cells[2:]
 
@@ -788,8 +786,8 @@ def of(kind: str) -> Any:
     )
 
 
-@of("turn")
-def test_what_has_its_turn_and_ends_so_lets_the_next_one_start(stage, act):
+@of("place")
+def test_what_has_a_place_and_ends_so_lets_the_next_one_start(stage, act):
     play(stage, act, leaves_nothing=True)
 
 

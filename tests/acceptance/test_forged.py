@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from celery_redislock import SingletonTask
-from celery_redislock.app.entries import UNKNOWN, Entry, NotOurs
+from celery_redislock.app.entries import Entry, NotOurs
 from celery_redislock.protocol.keys import lock_keys
-from celery_redislock.tasks.turns import look_after
-from tests.acceptance.looking import Room, set_aside
+from celery_redislock.protocol.rooms import UNTAKEN_AFTER
+from celery_redislock.tasks.room import look_after
+from tests.acceptance.looking import Room, untaken
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
@@ -42,13 +43,13 @@ def record(task_id, args, task=QUEUED, **options):
 
 
 def plant(client, keys, *entries, age=0):
-    """Put them into the room, which is due. The first had its first turn `age` seconds ago."""
+    """Put them into the room, which is due. The first was published first `age` seconds ago."""
     for entry in entries:
         client.rpush(keys.room, f"{entry.task_id}:0.0")
         client.hset(keys.entries, f"{entry.task_id}:0.0", f"||{entry.dump()}")
     if age:
         first = int((time.time() - age) * 1000)
-        client.hset(keys.entries, f"#{entries[0].task_id}:0.0", f"0|{first}||0|")
+        client.zadd(keys.sent, {f"{entries[0].task_id}:0.0": first})
     client.zadd(keys.rooms, {keys.lock_id: int(time.time() * 1000)})
 
 
@@ -73,16 +74,16 @@ def test_a_record_that_no_worker_has_parked_runs_no_task_of_its_choice(
     args = [] if kind == "lacks_arguments" else [label, 0.0]
     forged = record(f"{label}-forged", args, task, **options)
     honest = record(f"{label}-next", [label, 0.0])
-    plant(client, keys, forged, honest, age=UNKNOWN + 1)
+    plant(client, keys, forged, honest, age=UNTAKEN_AFTER + 1)
     assert sender.AsyncResult(honest.task_id).get(timeout=30)[0] == label, "the next runs"
-    (line,) = eventually(lambda: set_aside(worker.log(), forged.task_id), "it is said")
+    line, *_ = eventually(lambda: untaken(worker.log(), forged.task_id), "it is said")
     assert why in line
     assert task in line
     assert keys.lock in line
-    assert client.hkeys(keys.aside) == [f"{forged.task_id}:0.0"], "it is not dropped"
+    assert client.zrange(keys.sent, 0, -1) == [f"{forged.task_id}:0.0"], "it is not dropped"
     never(lambda: sender.AsyncResult(forged.task_id).ready(), "it has run", 0.3)
     assert [run.task_id for run in journal.read(label, "start")] == [honest.task_id]
-    client.delete(keys.aside)
+    client.delete(keys.room, keys.entries, keys.sent)
 
 
 def test_a_record_runs_no_other_task_by_its_headers(worker, sender, client, journal, label, keys):
@@ -112,15 +113,14 @@ def test_a_parked_message_that_was_changed_is_refused_and_one_with_callbacks_run
     options["link"] = [{**LINK, "args": [f"{label}-evil", 0.0]}]
     entry["body"] = json.dumps([args, kwargs, options])
     client.hset(keys.entries, field, head + json.dumps(entry))
-    first = int((time.time() - UNKNOWN) * 1000)
-    client.hset(keys.entries, f"#{field}", f"0|{first}||0|")
+    client.zadd(keys.sent, {field: int((time.time() - UNTAKEN_AFTER - 1) * 1000)})
     assert waits.get(timeout=30)[0] == label
     eventually(lambda: journal.read(f"{label}-link", "start"), "its callback runs")
-    (line,) = eventually(lambda: set_aside(worker.log(), changed.id), "it is said")
+    line, *_ = eventually(lambda: untaken(worker.log(), changed.id), "it is said")
     assert "its seal is not valid" in line
     assert "it brings callbacks" in line
     assert not journal.read(f"{label}-evil")
-    client.delete(keys.aside)
+    client.delete(keys.room, keys.entries, keys.sent)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,11 @@ def test_after_a_new_password_of_the_broker_what_brings_callbacks_is_left_to_wor
         plant(client, keys, entry.sealed(before if sealed_with == "old" else app, keys.lock))
         look_after(app, keys, 5.0)
         assert broker.llen(queue) == is_published
-        assert not client.exists(keys.aside), "another worker has time for it"
         before.tasks.register(task)
         look_after(before, keys, 5.0)
         assert broker.llen(queue) == 1
         broker.delete(queue)
-        client.delete(keys.lock, keys.room, keys.entries, keys.rooms, keys.aside)
+        client.delete(keys.lock, keys.room, keys.entries, keys.rooms, keys.sent)
 
 
 def test_a_record_of_what_was_replaced_stores_no_result_of_an_unlocked_task(

@@ -97,7 +97,7 @@ def test_one_that_waits_has_it_and_so_has_the_list(conf, redis_server, hold, sen
     (row,) = eventually(rows, "it waits")
     assert row["task"] == "queues"
     head, _, name = row["key"].partition(":lock:")
-    (entry,) = [text for text in client.hvals(f"{head}:entries:{name}") if waits.id in text]
+    entry = client.hget(f"{head}:entries:{name}", f"{waits.id}:0.0")
     body = json.loads(json.loads(entry.split("|", 2)[2])["body"])
     assert body[2]["headers"]["redislock"]["label"] == order
 

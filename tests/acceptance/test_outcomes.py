@@ -113,6 +113,10 @@ def test_a_wait_that_times_out_does_what_comes_then(send, holder, label):
         send("wait_briefly", label).get(timeout=20)
 
 
+def test_a_debounced_call_is_reported_to_receivers_and_runs(send, label):
+    assert send("debounced", label).get(timeout=20)[0] == label
+
+
 def test_a_refused_duplicate_fails_with_key_and_holder(send, holder, label):
     first = holder("refuse")
     duplicate = send("refuse", label)

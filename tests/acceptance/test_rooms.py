@@ -27,7 +27,7 @@ from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.scripts import sha_of, text_of
 from celery_redislock.servers.urls import source_from_url
-from celery_redislock.tasks.turns import look_after
+from celery_redislock.tasks.room import look_after
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.servers import Proxy
 from tests.support.waiting import eventually
@@ -76,10 +76,12 @@ class Room:
 
     def ids(self):
         """The task ids of those that wait, in order."""
-        return [entry.split(":")[0] for entry in self._client.lrange(self.key("room"), 0, -1)]
+        members = self._client.lrange(self.key("room"), 0, -1)
+        states = [self._client.hget(self.key("entries"), f"#{each}") or "||" for each in members]
+        return [state.rpartition("|")[2].split(":")[0] for state in states]
 
     def leaves_nothing(self):
-        kinds = ("lock", "room", "entries", "ended", "deadlines", "aside")
+        kinds = ("lock", "room", "entries", "ended", "deadlines", "sent")
         mark = f"1|{self.lock.partition(':lock:')[2]}"
         rooms = self.lock.partition(":lock:")[0] + ":rooms"
         keys = [self.key(kind) for kind in kinds]
@@ -205,14 +207,14 @@ def test_a_message_of_what_was_replaced_in_the_room_is_told_by_whom(store, label
     store.run(calls.acquire(claim("first")))
     for task_id in ("old", "new"):
         by = holders.successor_text("job", task_id)
-        store.run(rooms.park(claim(task_id), Parking("{}", kind="job", replace=(by, None))))
+        store.run(rooms.park(claim(task_id), Parking("{}", "=job", replace=(by, None))))
     reply = store.run(calls.acquire(claim("old")))
     assert isinstance(reply, Done)
     assert reply.note.replaced_by == Holder(task="job", task_id="new")
     assert store.ask(calls.holder_of(keys, 5.0)).replaced_by is None
 
 
-def test_what_has_begun_before_waits_before_the_newer_and_is_replaced_with_it(store, inside, label):
+def test_what_has_begun_before_waits_before_all_and_is_not_replaced(store, inside, label):
     keys = lock_keys("redislock", label)
 
     def claim(task_id, attempt=0):
@@ -222,15 +224,14 @@ def test_what_has_begun_before_waits_before_the_newer_and_is_replaced_with_it(st
         return Claim(keys, token, 5.0, value, task_id, attempt)
 
     store.run(calls.acquire(claim("first")))
-    store.run(rooms.park(claim("other"), Parking("{}")))
-    store.run(rooms.park(claim("new"), Parking("{}", kind="job")))
-    assert (
-        store.run(rooms.park(claim("old", 1), Parking("{}", kind="job", began=True))).replaced == {}
-    )
-    assert inside.lrange(keys.room, 0, -1) == ["other:0.0", "old:0.1", "new:0.0"]
-    newest = store.run(rooms.park(claim("newest"), Parking("{}", kind="job")))
-    assert set(newest.replaced) == {"old:0.1", "new:0.0"}
-    assert inside.lrange(keys.room, 0, -1) == ["other:0.0", "newest:0.0"]
+    store.run(rooms.park(claim("other"), Parking("{}", "other:0.0")))
+    store.run(rooms.park(claim("new"), Parking("{}", "=job")))
+    old = store.run(rooms.park(claim("old", 1), Parking("{}", "old:0.1", in_front=True)))
+    assert old.replaced == {}
+    newest = store.run(rooms.park(claim("newest"), Parking("{}", "=job")))
+    assert set(newest.replaced) == {"new:0.0"}
+    assert inside.lrange(keys.room, 0, -1) == ["old:0.1", "other:0.0", "=job"]
+    assert inside.hget(keys.entries, "#=job").endswith("|newest:0.0")
     inside.delete(*(key for key in keys if isinstance(key, str) and key != keys.name))
 
 
@@ -291,17 +292,17 @@ def test_a_copy_of_a_refused_duplicate_does_not_run(send, hold, journal, worker,
 def test_a_refused_duplicate_leaves_the_room_and_so_does_every_copy(
     send, hold, room, client, label
 ):
-    """Its time was not over when its turn came, and was over when it met the lock."""
+    """Its time was not over when it was published, and was over when it met the lock."""
     first, _ = hold("queued_briefly", 5.0)
     here = room(first.id)
     task_id = str(uuid.uuid4())
     entry = f"{task_id}:0.0"
     mark = f"1|{here.lock.partition(':lock:')[2]}"
-    header = {"v": 2, "parked": True, "redelivered": True, "since": time.time() - 5.0}
-    header["kept"] = [mark, new_token()]  # of a turn that lapsed
+    header = {"v": 2, "parked": entry, "redelivered": True, "since": time.time() - 5.0}
+    header["kept"] = [mark, ""]
     for _ in range(2):  # the second is a copy of what is done by then
         client.rpush(here.key("room"), entry)
-        client.hset(here.key("entries"), entry, '|@0|{"task":"queued_briefly"}')
+        client.hset(here.key("entries"), entry, '|0|{"task":"queued_briefly"}')
         result = send("queued_briefly", label, 0.0, task_id=task_id, headers={"redislock": header})
         eventually(lambda: entry not in client.lrange(here.key("room"), 0, -1), "it has left")
         assert isinstance(outcome_of(result), LockConflict)
@@ -387,7 +388,7 @@ def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
             options = {"task_id": task_id, "queue": queue, "expires": expires}
             entry = Entry.of(task, [label], {}, {**options, "headers": {"redislock": {}}})
             claim = Claim(keys, new_token(), 5.0, "", task_id)
-            app_locks(app).server.run(rooms.park(claim, Parking(entry.dump())))
+            app_locks(app).server.run(rooms.park(claim, Parking(entry.dump(), claim.entry_id)))
         client.delete(keys.lock)
         look_after(app, keys, 5.0)
         assert app.AsyncResult(f"{label}-1").state == "REVOKED"
@@ -400,9 +401,7 @@ def test_who_has_expired_in_the_room_is_not_published_and_the_next_has_its_turn(
 
 
 def test_two_that_are_for_others_to_publish_are_left_to_them(conf, client, label):
-    """On a lock of several, whoever cannot publish them is offered each once, and not in turns for
-    as long as it takes until they are set aside.
-    """
+    """On a lock of several, whoever cannot publish them is offered each once."""
     with contextlib.closing(make_app(conf)) as app:
         keys = lock_keys("redislock", f"fleets:{label}", 2)
         store = app_locks(app).server
@@ -415,13 +414,13 @@ def test_two_that_are_for_others_to_publish_are_left_to_them(conf, client, label
             task_id = f"{label}-{name}"
             fields = {"content_type": "application/json", "encoding": "utf-8", "body": "[]"}
             entry = json.dumps({"task": "of.another.fleet", "task_id": task_id, **fields})
-            store.run(rooms.park(Claim(keys, new_token(), 5.0, "", task_id), Parking(entry)))
+            claim = Claim(keys, new_token(), 5.0, "", task_id)
+            store.run(rooms.park(claim, Parking(entry, claim.entry_id)))
         for holder in claims:
             store.run(calls.settle(holder, calls.Release(publishes=False)))
         look_after(app, keys, 5.0)
         assert client.lrange(keys.room, 0, -1) == [f"{label}-a:0.0", f"{label}-b:0.0"]
-        assert client.exists(keys.aside) == 0
-        client.delete(keys.room, keys.entries, keys.rooms, *keys.slots, keys.lock)
+        client.delete(keys.room, keys.entries, keys.rooms, keys.sent, *keys.slots, keys.lock)
 
 
 def test_a_room_that_cannot_be_looked_at_keeps_no_other_waiting(conf, client, label):
@@ -433,7 +432,7 @@ def test_a_room_that_cannot_be_looked_at_keeps_no_other_waiting(conf, client, la
         client.zadd(keys.rooms, {"no mark": 0, keys.lock_id: 1})
         Sweeper(app).sweep()
         housekeeper.finish()
-        assert client.hkeys(keys.aside) == ["x:0.0"]
+        assert client.zrange(keys.sent, 0, -1) == ["x:0.0"]
         client.delete(*client.keys(f"{prefix}:*"))
 
 
@@ -443,7 +442,7 @@ def test_a_message_that_names_no_lock_keeps_no_room_waiting(
 ):
     prefix = f"redislock:{label}"
     worker = start_worker(queues=queue, conf={"redislock_prefix": prefix})
-    header = {"v": 2, "kept": [lock_id, "token"], "parked": True}
+    header = {"v": 2, "kept": [lock_id, "token"], "parked": "x:0.0"}
     sent = {"queue": queue, "headers": {KEY: header}}
     sender.send_task("queued", [label, 0.0], countdown=600, **sent)
     assert sender.send_task("queued", [label, 0.0], **sent).get(timeout=20)
@@ -451,14 +450,12 @@ def test_a_message_that_names_no_lock_keeps_no_room_waiting(
     client.rpush(keys.room, "x:0.0")
     client.hset(keys.entries, "x:0.0", "||no JSON")
     client.zadd(keys.rooms, {lock_id: 0, keys.lock_id: 1})
-    eventually(lambda: client.hkeys(keys.aside) == ["x:0.0"], "a room is looked after", 10)
+    eventually(lambda: client.zcard(keys.sent) == 1, "a room is looked after", 10)
     assert "does not name a valid lock" in worker.log()
 
 
 @pytest.mark.usefixtures("worker")
-def test_what_cannot_be_read_is_set_aside_and_blocks_nobody(
-    send, hold, room, client, worker, label
-):
+def test_what_cannot_be_read_is_said_and_blocks_nobody(send, hold, room, client, worker, label):
     first, _ = hold("queued", 4.0)
     here = room(first.id)
     corrupt = ["x:0.0", "y:0.0", "z:0.0"]
@@ -467,12 +464,14 @@ def test_what_cannot_be_read_is_set_aside_and_blocks_nobody(
     client.hset(here.key("entries"), "z:0.0", '||{"task":"queued"}')
     second = send("queued", label, 0.05)
     assert second.get(timeout=30)[0] == label
-    kept = client.hgetall(here.key("aside"))
-    assert kept == {"y:0.0": "||no JSON", "z:0.0": '||{"task":"queued"}'}, "nothing is dropped"
+    kept = client.hgetall(here.key("entries"))
+    assert (kept["y:0.0"], kept["z:0.0"]) == ("||no JSON", '||{"task":"queued"}'), "all is kept"
+    assert not any(field.endswith("x:0.0") for field in kept), "but for what is lost"
     for each in ("y", "queued[z]"):
-        said = f"set aside {each}, which waited for {here.lock}: it cannot be read"
+        said = f"no worker has taken {each}, which waits for {here.lock}"
         eventually(lambda said=said: said in worker.log(), "it says so")
-    client.delete(here.key("aside"))
+    assert send("queued", label, 0.05).get(timeout=30)[0] == label, "and others still run"
+    client.delete(*(here.key(kind) for kind in ("room", "entries", "sent")))
 
 
 @pytest.mark.usefixtures("worker")
@@ -511,9 +510,10 @@ def test_what_was_handed_over_and_never_published_is_published_by_others(
         results = [send("queued_named", label, 0.0) for _ in range(2)]
         eventually(lambda: len(here.ids()) == 2, "they wait")
         order = here.ids()
-    following = store.run(rooms.look(lock_keys("redislock", f"named:{label}"), 6.0))
+    following = store.run(rooms.look(lock_keys("redislock", f"named:{label}"), 6.0, 3600.0))
     # Unless a worker was quicker.
-    assert following.offered is None or following.offered.entry_id == f"{order[0]}:0.0"
+    offered = following.offered
+    assert offered is None or offered.place.entry_id == f"{order[0]}:0.0"
     for result in results:
         assert result.get(timeout=30)[0] == label
     eventually(here.leaves_nothing, "nothing is left")

@@ -16,6 +16,7 @@ from celery import Celery, Task
 from celery_redislock import (
     Coalesce,
     ConfigError,
+    Debounce,
     Defer,
     LockUnavailable,
     Policy,
@@ -456,6 +457,25 @@ def test_a_max_hold_shorter_than_the_ttl_is_refused(make_app) -> None:
 def test_a_policy_for_one_run_is_refused_with_a_limit_above_1(make_app, policy, why) -> None:
     with pytest.raises(ConfigError, match=f"{why} lock_limit=2 allows several"):
         define(make_app(), lock_limit=2, on_conflict=policy)
+
+
+def test_a_debounced_task_is_sent_though_one_like_it_waits(make_app) -> None:
+    with pytest.raises(ConfigError, match=r"Debounce\(.*contradicts lock_scope='queued\+running'"):
+        define(make_app(), on_conflict=Debounce(), lock_scope="queued+running")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"quiet": 0}, r"quiet=0 must be more than 0 s"),
+        ({"quiet": 10, "max_wait": 5}, "at most max_wait=5"),
+        ({"quiet": "1"}, "quiet='1' must be a number of seconds"),
+        ({"max_wait": None}, "max_wait=None must be a number of seconds"),
+    ],
+)
+def test_a_quiet_time_that_cannot_be_kept_is_refused(options, why) -> None:
+    with pytest.raises(ConfigError, match=f"Debounce: {why}" if "at most" not in why else why):
+        Debounce(**options)
 
 
 @pytest.mark.parametrize(

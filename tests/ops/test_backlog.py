@@ -91,10 +91,9 @@ def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app, client,
     client.set(claim(app, "report", "reserved").keys.lock, '{"token":"","reserved":true}', ex=60)
     client.set(lock_keys(label, "text").lock, "not ours")
     client.rpush(lock_keys(label, "a list").lock, "not ours")
-    aside = claim(app, "sync", "aside").keys.aside
-    for each in ("lost-1", "lost-2"):
-        entry = Entry.of(app.tasks["sync"], ["aside"], {}, {"task_id": each, "headers": {}})
-        client.hset(aside, f"{each}:0.0", f"|@0|{entry.dump()}")
+    seconds, _ = client.time()
+    sent = claim(app, "report", "awaited").keys.sent
+    client.zadd(sent, {"second:0.0": (seconds - 120) * 1000, "third:0.0": seconds * 1000})
 
     found = figures(app)
     assert {task: dict(each.locks) for task, each in found.items()} == {
@@ -109,11 +108,11 @@ def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app, client,
     assert 0 <= found["sync"].oldest_waiter < 60
     assert 0 < found["several"].oldest_holder < 60
     assert found["unique"].oldest_holder == 0, "nobody runs"
-    assert (found["sync"].aside, found["report"].aside) == (2, 0)
+    assert (found["sync"].untaken, found["report"].untaken) == (0, 1)
 
 
 def test_list_and_the_figures_agree_on_whose_a_lock_is(app, client, label):
-    """Rooms whose holder died, those of others than the holder, and what was set aside."""
+    """Rooms whose holder died, and those of others than the holder."""
     take(app, "report", "left")
     client.delete(park(app, "report", "left", "next").lock)
     take(app, "account", "shared")
@@ -123,19 +122,12 @@ def test_list_and_the_figures_agree_on_whose_a_lock_is(app, client, label):
     seconds, _ = client.time()
     client.zadd(claim(app, "sync", "slots").keys.waiters, {"slot": (seconds + 60) * 1000})
     take(app, "sync", "held")
-    for task in ("sync", "report"):  # two tasks that share a lock
-        entry = Entry.of(app.tasks[task], ["x"], {}, {"task_id": task, "headers": {}})
-        client.hset(lock_keys(label, "both").aside, f"{task}:0.0", f"|@0|{entry.dump()}")
 
     found, listed = figures(app), all_locks(app_locks(app))
     for state in ("free", "held"):
         theirs = Counter(each.task or "unknown" for each in listed if each.state == state)
         ours = {task: each.locks[state] for task, each in found.items() if each.locks[state]}
         assert ours == theirs, state
-    aside = {each.task or "unknown": each.waiting for each in listed if each.is_aside}
-    assert (
-        aside == {"unknown": 2} == {task: each.aside for task, each in found.items() if each.aside}
-    )
     rooms = {each.task or "unknown": each.waiting for each in listed if each.state == "free"}
     assert rooms == {"report": 1, "account": 1, "unknown": 2, "sync": 1}
     waiting = {task: each.waiting for task, each in found.items() if each.waiting}
@@ -148,7 +140,7 @@ def test_a_room_that_cannot_be_read_counts_all_the_same(app, client, label):
     client.rpush(broken.room, "id:0.0")
     client.hset(broken.entries, "id:0.0", "no entry")
     client.set(lock_keys(label, "foreign").room, "no list")
-    client.set(lock_keys(label, "foreign").aside, "no hash")
+    client.set(lock_keys(label, "foreign").sent, "no sorted set")
     foreign = lock_keys(label, "foreign entries")
     client.rpush(foreign.room, "id:0.0")
     client.set(foreign.entries, "no hash")

@@ -72,21 +72,13 @@ def test_a_room_that_cannot_be_read_is_listed_without_a_task(app, client):
     assert json.loads(run(app, "list", "--json").output) == [found]
 
 
-def test_a_lock_and_its_room_are_called_by_the_label_whatever_becomes_of_them(app, client):
-    """Free, kept for the message of the next one, and with tasks that were set aside."""
+def test_a_free_lock_is_called_by_the_label_of_the_first_that_waits(app, client):
     keys = left(app, client)
-    store = app.tasks["report"].app_locks.server
-    store.run(rooms.look(keys, 60))
+    app.tasks["report"].app_locks.server.run(rooms.look(keys, 60, 3600))
     for command in (["list"], ["show", "report", "free"]):
         (found,) = looked(app, *command)
-        assert (found["state"], found["label"]) == ("queued", "order 4711")
+        assert (found["state"], found["label"]) == ("free", "order 4711")
     assert "order 4711" in run(app, "list").output
-    entries = {each: text for each, text in client.hgetall(keys.entries).items() if each[0] != "#"}
-    client.delete(keys.room, keys.lock, keys.entries)
-    client.hset(keys.aside, mapping=entries)
-    for command in (["list"], ["show", "order 4711"]):
-        (found,) = looked(app, *command)
-        assert (found["state"], found["label"]) == ("set aside", "order 4711")
 
 
 def looked(app, *command):

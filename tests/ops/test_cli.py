@@ -47,16 +47,13 @@ def park(app, task, label, task_id, **more):
     made = claim(app, task, label, task_id=task_id, token=f"token-of-{task_id}")
     options = {"task_id": task_id, "headers": {"redislock": {}}}
     entry = Entry.of(app.tasks[task], [label], {}, options)
-    store_of(app).run(rooms.park(made, Parking(entry.dump(), **more)))
+    store_of(app).run(rooms.park(made, Parking(entry.dump(), made.entry_id, **more)))
 
 
-def set_aside(app, client, task, label, *task_ids):
-    """As if nobody had taken the turns of these calls."""
-    keys = claim(app, task, label).keys
-    for task_id in task_ids:
-        entry = Entry.of(app.tasks[task], [label], {}, {"task_id": task_id, "headers": {}})
-        client.hset(keys.aside, f"{task_id}:0.0", f"|{task}@0|{entry.dump()}")
-    return keys
+def untaken(client, keys, *task_ids):
+    """As if these calls, which wait, had first been published two minutes ago."""
+    seconds, _ = client.time()
+    client.zadd(keys.sent, {f"{task_id}:0.0": (seconds - 120) * 1000 for task_id in task_ids})
 
 
 # -- list -------------------------------------------------------------------------------------
@@ -87,13 +84,13 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     client.set(lock_keys(label, "text").lock, "not ours")
     client.rpush(lock_keys(label, "a list").lock, "not ours")
     client.set(f"{label}:{{0}}:lock:misplaced", "in another bucket")
-    set_aside(app, client, "report", "awaited", "lost-1", "lost-2")
+    untaken(client, claim(app, "report", "awaited").keys, "second", "third")
 
     found = listed(app, "--sort", "key")
     states = {(each["task"], each["task_id"]): each for each in found if each["task_id"]}
     assert {each["state"] for each in found} == {
         *("held", "held for retry", "cooling down", "queued", "replaced", "reserved", "foreign"),
-        *("broken", "free", "set aside"),
+        *("broken", "free"),
     }
     assert states["sync", "id-of-held"]["state"] == "held"
     assert states["sync", "id-of-held"]["node"] == "w@one"
@@ -105,7 +102,8 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     assert states["sync", "id-of-cools"]["state"] == "cooling down"
     assert states["unique", "id-of-sent"]["state"] == "queued"
     assert states["sync", "id-of-ends"]["replaced_by"] == "newer"
-    assert states["report", "id-of-awaited"]["waiting"] == 2
+    awaited = states["report", "id-of-awaited"]
+    assert (awaited["waiting"], awaited["untaken"]) == (2, 2)
     assert states["several", "id-of-both"]["name"] == states["several", "another"]["name"]
     assert [each["waiting"] for each in found if each["state"] == "free"] == [1]
     foreign = [each for each in found if each["state"] == "foreign"]
@@ -118,25 +116,12 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
         table = run(app, "list", "--all", *more).output.splitlines()
         assert table[0].split()[:3] == ["TASK", "KEY", "STATE"]
         assert len(table) == len(found) + 2
-        assert table[-1] == f"{len(found) - 2} locks, 2 set aside, 1 broken lately"
+        assert table[-1] == (
+            f"{len(found) - 1} locks, 2 waiting that no worker takes, 1 broken lately"
+        )
     table = run(app, "list").output.splitlines()
     assert len(table) == len(found) + 1, "what was broken is no lock"
     assert table[-1].endswith("1 broken lately (--all shows them)")
-
-
-def test_list_shows_what_was_set_aside_also_of_a_lock_that_nobody_has(app, client, label):
-    keys = set_aside(app, client, "report", "x", "lost-1", "lost-2")
-    (found,) = listed(app, "--task", "rep*")
-    assert (found["task"], found["key"], found["state"]) == ("report", keys.lock, "set aside")
-    assert (found["waiting"], found["task_id"], found["lives_for"]) == (2, None, None)
-    assert listed(app, "--task", "sync") == []
-    client.hset(keys.aside, "other:0.0", "cannot be read")
-    (found,) = listed(app)
-    assert (found["task"], found["waiting"]) == (None, 3), "they are of more than one task"
-    client.set(lock_keys(label, "text").aside, "not ours")
-    assert listed(app) == [found]
-    assert run(app, "list").output.splitlines()[-1] == "0 locks, 3 set aside"
-    assert "it would run" in run(app, "explain", "report", "--args", '["x"]').output
 
 
 def test_list_filters_sorts_and_limits(app, client):
@@ -238,20 +223,21 @@ def test_show_shows_every_slot_of_a_lock_or_the_one_that_was_named(app):
     assert [each["task_id"] for each in one] == ["another"]
 
 
-def test_show_names_what_was_set_aside(app, client):
-    keys = set_aside(app, client, "report", "x", "lost-1")
-    for _ in range(2):
-        shown = json.loads(run(app, "show", "report", "x", "--json").output)
-        assert [(each["task"], each["task_id"]) for each in shown["aside"]] == [
-            ("report", "lost-1")
-        ]
-        assert (shown["room"], shown["aside_total"]) == ([], 1)
-        text = run(app, "show", keys.lock).output.splitlines()
-        assert "set aside: 1" in text
-        assert text[-1].split()[:3] == ["1", "report", "lost-1"]
-        assert shown["locks"][-1]["state"] == "set aside"
-        take(app, "report", "x")
-    assert [each["state"] for each in shown["locks"]] == ["held", "set aside"]
+def test_show_tells_which_tasks_no_worker_takes(app, client):
+    made, _ = take(app, "report", "x")
+    park(app, "report", "x", "next")
+    park(app, "report", "x", "last")
+    untaken(client, made.keys, "next")
+    shown = json.loads(run(app, "show", "report", "x", "--json").output)
+    first, second = shown["room"]
+    assert (first["task_id"], second["task_id"]) == ("next", "last")
+    assert 115 < first["published_for"] < 180
+    assert second["published_for"] is None
+    assert (shown["room_total"], shown["untaken"]) == (2, 1)
+    text = run(app, "show", made.keys.lock).output
+    assert "no worker takes 1 of them: they are published again and again" in text
+    client.set(lock_keys(app.conf.redislock_prefix, "text").sent, "not ours")
+    assert run(app, "list").exit_code == 0
 
 
 def test_explain_tells_the_key_the_arguments_and_what_would_happen(app):
@@ -348,7 +334,6 @@ def test_a_task_that_only_the_server_knows_is_answered_with_all_there_is(
     old.task(name="old", lock_key=["label"], **options)(body)
     old.task(name="shared", lock_key="both:{label}", **options)(body)
     take(old, "old", "held")
-    set_aside(old, client, "old", "aside", "lost-1", "lost-2")
     take(old, "old", "awaited")
     park(old, "old", "awaited", "waits")
     client.delete(claim(old, "old", "awaited").keys.lock)
@@ -360,11 +345,9 @@ def test_a_task_that_only_the_server_knows_is_answered_with_all_there_is(
         found = run(app, *command, "old", *words)
         assert found.exit_code == 0
         assert "this app does not know the task old; the server has:" in found.output
-        assert [line.split()[2] for line in found.output.splitlines()[2:-1]] == [
-            *("set", "free", "held")
-        ]
+        assert [line.split()[2] for line in found.output.splitlines()[2:-1]] == [*("free", "held")]
     told = json.loads(run(app, *command, "old", "held", "--json").stdout)
-    assert (told["task"], told["known"], len(told["locks"])) == ("old", False, 3)
+    assert (told["task"], told["known"], len(told["locks"])) == ("old", False, 2)
     (behind,) = json.loads(run(app, *command, "shared", "--json").stdout)["locks"]
     assert (behind["key"], behind["task"]) == (lock_keys(label, "both:x").lock, "sync")
 
@@ -433,7 +416,7 @@ def test_break_keeps_who_waits_unless_asked_and_then_nothing_hangs(app, client):
     for number in range(3):
         park(app, "report", "x", f"waits{number}")
     kept = run(app, "break", "--force", "report", "x")
-    assert "3 still waiting: the next one gets its turn" in kept.output
+    assert "3 still waiting: the next one is published" in kept.output
     assert client.llen(made.keys.room) == 3
     dropped = run(app, "break", "--force", "report", "x", "--drop-waiting")
     assert "dropped 3 that waited" in dropped.output, dropped.output
@@ -446,77 +429,16 @@ def test_break_keeps_who_waits_unless_asked_and_then_nothing_hangs(app, client):
             result.get(timeout=1)
 
 
-def test_break_drops_what_was_set_aside_only_if_asked(app, client):
-    keys = set_aside(app, client, "report", "x", "lost-1", "lost-2")
-    kept = run(app, "break", "--force", "report", "x")
-    assert (kept.exit_code, client.hlen(keys.aside)) == (1, 2)
-    assert "no such lock" in kept.output
-    refused = run(app, "break", "report", "x", "--drop-waiting", input="n\n")
-    assert "drop the tasks that waited or were set aside?" in refused.output
-    dropped = run(app, "break", "--force", "report", "x", "--drop-waiting")
-    assert dropped.output == "dropped 2 that waited or were set aside\n"
-    assert client.keys(f"{keys.lock.split(':', 1)[0]}:*aside*") == []
-    assert [app.AsyncResult(f"lost-{n}").state for n in (1, 2)] == ["REVOKED"] * 2
-    assert not client.exists(keys.ended)
-
-
-def test_break_drops_what_was_set_aside_of_a_task_that_this_app_does_not_know(app, client):
-    keys = claim(app, "account", "x").keys
+def test_break_drops_what_waits_of_a_task_that_this_app_does_not_know(app, client):
+    made, _ = take(app, "account", "x")
     entry = Entry.of(app.tasks["account"], ["x"], {}, {"task_id": "lost", "headers": {}})
-    sealed = entry._replace(task="renamed").sealed(app, keys.lock)
-    client.hset(keys.aside, "lost:0.0", f"||{sealed.dump()}")
+    sealed = entry._replace(task="renamed").sealed(app, made.keys.lock)
+    waits = claim(app, "account", "x", task_id="lost")
+    store_of(app).run(rooms.park(waits, Parking(sealed.dump(), waits.entry_id)))
     dropped = run(app, "break", "--force", "account", "x", "--drop-waiting")
     assert dropped.exit_code == 0, dropped.output
     assert app.AsyncResult("lost").state == "REVOKED"
-    assert not client.exists(keys.ended), "nobody else could store its result"
-
-
-def test_break_all_leaves_alone_what_waits_for_the_lock_of_another_task(app, client):
-    keys = set_aside(app, client, "report", "x", "lost-1")
-    made, _ = take(app, "report", "y")
-    others = claim(app, "account", "z").keys
-    client.hset(others.aside, "lost-2:0.0", '||{"task":"report","task_id":"lost-2"}')
-    take(app, "account", "z")
-    done = run(app, "break", "--force", "--all", "report", "--drop-waiting")
-    assert done.exit_code == 0, done.output
-    assert not client.exists(keys.aside, made.keys.lock)
-    assert client.exists(others.aside, others.lock) == 2
-
-
-# -- put back ---------------------------------------------------------------------------------
-
-
-def test_put_back_lets_all_that_was_set_aside_wait_again(app, client):
-    keys = set_aside(app, client, "report", "x", "lost-1", "lost-2")
-    take(app, "report", "x")
-    park(app, "report", "x", "waits")
-    done = run(app, "put-back", "report", "x")
-    assert (done.exit_code, done.output) == (0, f"put back 2, waiting for {keys.lock} again\n")
-    ids = client.lrange(keys.room, 0, -1)
-    assert ids[0] == "waits:0.0"
-    assert set(ids[1:]) == {"lost-1:0.0", "lost-2:0.0"}
-    assert not client.exists(keys.aside)
-    again = run(app, "put-back", keys.lock)
-    assert again.exit_code == 1
-    assert again.output == f"Error: no task is set aside for {keys.lock}\n"
-
-
-def test_put_back_by_a_key_knows_how_many_may_hold_the_lock(app, client):
-    keys = set_aside(app, client, "several", "x", "lost-1")
-    done = run(app, "put-back", keys.lock, "--json")
-    assert json.loads(done.output) == {"key": keys.lock, "put_back": 1}
-    assert client.zrange(keys.rooms, 0, -1) == [keys.lock_id]
-    assert keys.lock_id.startswith("2|")
-
-
-def test_put_back_refuses_a_task_that_this_app_does_not_know(app, client, label):
-    keys = lock_keys(label, "old:v1:x")
-    client.hset(keys.aside, "a:0.0", '|@0|{"task":"old","task_id":"a"}')
-    refused = run(app, "put-back", keys.lock)
-    assert (refused.exit_code, client.exists(keys.aside)) == (1, 1)
-    assert "this app does not know old: " in refused.output
-    done = run(app, "put-back", keys.lock, "--force")
-    assert (done.exit_code, client.exists(keys.aside)) == (0, 0)
+    assert not client.exists(made.keys.ended), "nobody else could store its result"
 
 
 # -- watch ------------------------------------------------------------------------------------
@@ -540,11 +462,12 @@ def test_watch_draws_holders_and_counts_events(app):
     rates.ear.close()
 
 
-def test_watch_does_not_count_what_was_set_aside_among_those_that_wait(app, client):
-    take(app, "report", "x")
+def test_watch_counts_those_that_no_worker_takes(app, client):
+    made, _ = take(app, "report", "x")
     park(app, "report", "x", "waits")
-    set_aside(app, client, "report", "x", "lost-1")
-    assert "1 lock, 1 set aside, 1 waiting" in run(app, "watch", "--times", "1").output
+    untaken(client, made.keys, "waits")
+    shown = run(app, "watch", "--times", "1").output
+    assert "1 lock, 1 waiting that no worker takes, 1 waiting" in shown
 
 
 # -- errors -----------------------------------------------------------------------------------
@@ -559,8 +482,6 @@ def test_watch_does_not_count_what_was_set_aside_among_those_that_wait(app, clie
         (["explain", "sync"], "missing"),
         (["show", "nothing", "5"], "no such task"),
         (["break", "--force", "nothing"], "no such lock"),
-        (["put-back", "nothing"], "no task is set aside"),
-        (["put-back", "nothing", "5"], "no such task"),
         (["break", "--force", "--all", "sync", "x"], "no arguments"),
     ],
 )

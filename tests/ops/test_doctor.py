@@ -22,7 +22,7 @@ from tests.support.waiting import eventually
 
 CHECKS = {
     *("tasks", "server", "version", "memory", "persistence", "replication", "rights"),
-    *("round trip", "time-outs", "clock", "prefix", "set aside"),
+    *("round trip", "time-outs", "clock", "prefix", "not taken"),
     *("max hold", "visibility", "limits", "redislock_tasks", "forgotten", "beat"),
 }
 
@@ -137,7 +137,7 @@ def test_rights_that_are_missing_are_named_and_exactly_those(own_redis, doctor):
         found = doctor(f"redis://blind:x@127.0.0.1:{own_redis.port}")
         unknown = {check for check, findings in found.items() if findings[0][0] == "unknown"}
         assert unknown == {"version", "memory", "persistence", "replication"} | {
-            *("prefix", "set aside")
+            *("prefix", "not taken")
         }
         assert found["rights"][0][0] == "warning"
 
@@ -295,17 +295,17 @@ def test_workers_of_another_broker_under_the_same_prefix_are_told(redis_server, 
     assert what.startswith("workers with another broker use these locks (1 ")
 
 
-def test_what_was_set_aside_is_told_with_what_to_do(client, redis_server, label, doctor):
+def test_tasks_that_no_worker_takes_are_told_with_what_to_do(client, redis_server, label, doctor):
+    seconds, _ = client.time()
     for lock, ids in (("report:v1:x", ["a:0.0", "b:0.0"]), ("report:v1:y", ["c:0.0"])):
+        keys = lock_keys(label, lock)
         for entry_id in ids:
-            entry = '{"task":"renamed","task_id":"x"}'
-            client.hset(lock_keys(label, lock).aside, entry_id, f"||{entry}")
-    found = doctor(redis_server.url)
-    assert [level for level, _ in found["set aside"]] == ["warning", "warning"]
-    (_, what), (_, unknown) = found["set aside"]
-    assert what.startswith("3 tasks on 2 locks, such as ")
-    assert unknown == "this app does not know renamed, of which tasks were set aside"
-    assert found["prefix"][0][0] == "ok", "a task that was renamed is no other project's"
+            client.rpush(keys.room, entry_id)
+            client.hset(keys.entries, entry_id, '|0|{"task":"renamed","task_id":"x"}')
+            client.zadd(keys.sent, {entry_id: (seconds - 120) * 1000})
+    ((level, what),) = doctor(redis_server.url)["not taken"]
+    assert level == "warning"
+    assert what.startswith("3 tasks of 2 locks, such as ")
 
 
 def test_a_task_that_waits_under_a_name_that_the_app_does_not_know_needs_no_other_prefix(

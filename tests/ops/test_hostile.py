@@ -101,9 +101,7 @@ PLANTS: dict[str, Plant] = {
     "waiters": lambda client, keys, text: client.zadd(keys.waiters, {text: 1}),
     "wake": lambda client, keys, text: client.rpush(keys.wake, text),
     "fence": lambda client, keys, text: client.set(keys.fence, text),
-    "aside": lambda client, keys, text: client.hset(
-        keys.aside, mapping={b"a:0.0": text, text: text}
-    ),
+    "sent": lambda client, keys, text: client.zadd(keys.sent, {b"a:0.0": 1, text: 1}),
     "room": _plant_room,
     "past": _plant_past,
 }
@@ -117,7 +115,7 @@ TYPES: tuple[Callable[[redis.Redis, str], object], ...] = (
 TEXTS_OF = {
     **dict.fromkeys(PLANTS, TEXTS),
     **dict.fromkeys(("lock", "past"), (*TEXTS, *records())),
-    **dict.fromkeys(("aside", "room"), (*TEXTS, *entries())),
+    "room": (*TEXTS, *entries()),
 }
 
 
@@ -179,12 +177,12 @@ def test_the_live_table_the_page_and_the_exporter_answer(app: Celery) -> None:
 
 @pytest.mark.parametrize("kind", [*PLANTS, "type"])
 def test_each_lock_is_shown_and_may_be_ordered_away(app: Celery, kind: str) -> None:
-    step = 1 if kind in ("lock", "room", "aside", "type") else 8  # of others it shows little
+    step = 1 if kind in ("lock", "room", "type") else 8  # of others it shows little
     for number in range(0, len(TEXTS_OF.get(kind, TYPES)), step):
         name, as_json = f"{kind}-{number}", ("--json",) * (number // step % 2)
         answer(app, "show", name, *as_json, codes=(0, 1))
     for number in range(0, 40, 8):
         name = f"{kind}-{number}"
         answer(app, "history", name, "--json")
-        for order in (("put-back",), ("drop-waiting", "--force"), ("break", "--force")):
+        for order in (("drop-waiting", "--force"), ("break", "--force")):
             answer(app, order[0], name, *order[1:], codes=(0, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -17,25 +16,32 @@ from celery_redislock.protocol.claims import (
     Offered,
     Parked,
     Parking,
+    Place,
     Settled,
     to_ms,
 )
+from celery_redislock.protocol.entries import slot_of
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
+from tests.support.scripts import set_clock
 
-#: Seconds, as `turns.lua` has them: how long the first turn lasts, how long one does that pool
-#: slots wait behind, and after how long an entry is set aside that nobody can publish.
-PAUSE = 5.0
+#: Seconds, as `room.lua` has them: for how long a free lock is kept for a task that was published
+#: now, the same while pool slots wait, and after how long a task that does not come goes last.
+KEPT = 5.0
 BESIDE_WAITERS = 1.0
-UNKNOWN = 60.0
-#: So often is a turn offered.
-OFFERS = 4
+GOES_LAST = 60.0
+LONGEST_PAUSE = 600.0
 TTL = 300.0
+#: Seconds after which `look` names a task that no worker takes.
+A_DAY = 86400.0
+#: The name of the tasks, and their pending slot.
+TASK = "pkg.task"
+SLOT = slot_of(TASK)
 
 
 class Room:
-    """A lock, its room, and what a test does with them."""
+    """A lock, its room, and what a test does with them. Its time passes only by `pass_time`."""
 
     def __init__(self, store: Server, client: redis.Redis, label: str, limit: int = 1) -> None:
         self.store = store
@@ -43,12 +49,30 @@ class Room:
         self.label = label
         self.keys = lock_keys("redislock", label, limit)
         self.slots = (self.keys.lock, *self.keys.slots)
+        seconds, micros = client.time()
+        self.set_time(seconds * 1000 + micros // 1000)
 
-    def claim(self, task: str, kept: str = "", **options: Any) -> Claim:
-        """A delivery's of the task with that name."""
-        token, task_id = new_token(), self.task_id(task)
-        value = holders.encode(token, ttl_ms=to_ms(TTL), task="pkg.task", task_id=task_id)
-        return Claim(self.keys, token, TTL, value, task_id, kept=kept, **options)
+    def set_time(self, ms: int) -> None:
+        """It is this Unix time in ms, and nothing has expired."""
+        self.now = ms
+        set_clock(self.client, self.keys, ms)
+
+    def pass_time(self, seconds: float) -> None:
+        """So many seconds pass. Nobody extends a lock meanwhile."""
+        passed = to_ms(seconds)
+        self.set_time(self.now + passed)
+        for slot in self.slots:
+            left = self.client.pttl(slot)
+            if 0 <= left <= passed:
+                self.client.delete(slot)
+            elif left > 0:
+                self.client.pexpire(slot, left - passed)
+
+    def dies(self) -> None:
+        """The holder's lock lapses."""
+        self.client.delete(self.keys.lock)
+
+    # -- tasks ------------------------------------------------------------------------------------
 
     def task_id(self, task: str) -> str:
         return f"{task}-{self.label}"
@@ -57,130 +81,109 @@ class Room:
         return f"{self.task_id(task)}:0.0"
 
     def entry(self, task: str) -> str:
-        return json.dumps({"task": "pkg.task", "task_id": self.task_id(task)})
+        return json.dumps({"task": TASK, "task_id": self.task_id(task)})
 
-    def take(self, task: str, how: str = "try", kept: str = "") -> Claim:
-        claim = self.claim(task, kept)
+    def claim(self, task: str, **options: Any) -> Claim:
+        """A delivery's of the task with that name."""
+        token, task_id = new_token(), self.task_id(task)
+        value = holders.encode(token, ttl_ms=to_ms(TTL), task=TASK, task_id=task_id)
+        return Claim(self.keys, token, TTL, value, task_id, task=TASK, **options)
+
+    def lock_claim(self) -> Claim:
+        """A `RedisLock`'s, which cannot publish tasks."""
+        token = new_token()
+        return Claim(self.keys, token, TTL, holders.encode(token, ttl_ms=to_ms(TTL)))
+
+    # -- questions --------------------------------------------------------------------------------
+
+    def take(self, task: str, how: str = "try", **options: Any) -> Claim:
+        claim = self.claim(task, **options)
         reply = self.store.run(calls.acquire(claim, how))
         assert isinstance(reply, Acquired), reply
         return claim
 
-    def ask(self, task: str, how: str = "try", kept: str = "") -> Busy:
-        reply = self.store.run(calls.acquire(self.claim(task, kept), how))
+    def take_all(self) -> list[Claim]:
+        """One holder in each slot."""
+        return [self.take(f"holder{number}") for number in range(len(self.slots))]
+
+    def ask(self, task: str, how: str = "try", **options: Any) -> Busy:
+        reply = self.store.run(calls.acquire(self.claim(task, **options), how))
         assert isinstance(reply, Busy), reply
         return reply
 
+    def parks(self, task: str, member: str = "", **options: Any) -> Any:
+        """The reply to a task that is parked as this member; "" for its own id."""
+        options.setdefault("replace", (holders.successor_text(TASK, self.task_id(task)), None))
+        parking = Parking(self.entry(task), member or self.entry_id(task), **options)
+        return self.store.run(rooms.park(self.claim(task), parking))
+
     def park(self, *tasks: str, **options: Any) -> None:
         for task in tasks:
-            reply = self.store.run(
-                rooms.park(self.claim(task), Parking(self.entry(task), **options))
-            )
+            reply = self.parks(task, **options)
             assert isinstance(reply, Parked), reply
+
+    def replaces(self, task: str, **options: Any) -> list[str]:
+        """Whom this one replaces in the pending slot."""
+        reply = self.parks(task, SLOT, **options)
+        assert {*reply.replaced.values()} <= {self.entry(each) for each in self._names(reply)}
+        return self._names(reply)
 
     def settle(self, claim: Claim, **options: Any) -> Settled:
         return self.store.run(calls.settle(claim, calls.Release(**options)))
 
-    def give_up(self, task: str, token: str = "") -> Settled:
+    def leave(self, task: str, member: str = "") -> Settled:
         """The delivery of that task ends without a run."""
-        kept = dataclasses.replace(self.claim(task), token=token or new_token())
-        return self.store.run(calls.settle(kept, calls.Release(take_out=self.entry_id(task))))
+        place = Place(member or self.entry_id(task), self.entry_id(task))
+        return self.settle(self.claim(task), leaves=place)
 
-    def look(
-        self, declined: str = "", aside_after: float | None = None, passed_over: str = ""
-    ) -> Look:
-        declined = self.entry_id(declined) if declined else ""
-        passed = [self.entry_id(task) for task in passed_over]
-        return self.store.run(rooms.look(self.keys, TTL, declined, aside_after, passed))
+    def look(self, *passed_over: str, longest: float = A_DAY) -> Look:
+        """Somebody looks who cannot publish these members."""
+        return self.store.run(rooms.look(self.keys, TTL, longest, self._ids(passed_over)))
+
+    def drop(self, *members: str) -> dict[str, str]:
+        """Drop these members; or some, if none are named."""
+        return self.store.run(rooms.drop(self.keys, TTL, "", 600, self._ids(members)))
 
     def drop_all(self) -> dict[str, str]:
-        """What was parked by those who waited or were set aside, by their ids."""
+        """What was parked by those who waited, by their ids."""
         dropped: dict[str, str] = {}
-        while some := self.store.run(rooms.drop(self.keys, TTL, "", 600)):
+        while some := self.drop():
             dropped |= some
         return dropped
 
-    def offered(self, reply: Any, task: str) -> Offered:
-        """That task's turn, or its give-up, which the reply tells of."""
+    def published(self, reply: Any, task: str, member: str = "") -> Offered:
+        """What the reply says of that task, which is to be published."""
         assert reply.offered is not None, reply
-        assert reply.offered.entry_id == self.entry_id(task)
+        expected = Place(member or self.entry_id(task), self.entry_id(task))
+        assert reply.offered.place == expected
         assert reply.offered.entry == self.entry(task)
         return reply.offered
 
+    # -- what is there ----------------------------------------------------------------------------
+
     @property
     def waiting(self) -> list[str]:
-        """Who waits, in order."""
-        ids = self.client.lrange(self.keys.room, 0, -1)
-        fields = self.client.hkeys(self.keys.entries)
-        assert {each for each in fields if each[0] not in "#|"} == set(ids)
-        assert {each[1:] for each in fields if each[0] == "#"} <= set(ids)
-        return [each.removesuffix(f"-{self.label}:0.0") for each in ids]
+        """Who waits, in order: names of tasks, or the slot."""
+        members = self.client.lrange(self.keys.room, 0, -1)
+        fields = {each.removeprefix("#") for each in self.client.hkeys(self.keys.entries)}
+        assert fields == set(members)
+        assert set(self.client.zrange(self.keys.sent, 0, -1)) <= set(members)
+        return [each.removesuffix(f"-{self.label}:0.0") for each in members]
 
     @property
-    def aside(self) -> set[str]:
-        return {
-            each.removesuffix(f"-{self.label}:0.0") for each in self.client.hkeys(self.keys.aside)
-        }
-
-    @property
-    def turns(self) -> dict[str, str]:
-        """Whose the slots' turns are, and under which tokens."""
-        values = [json.loads(value) for value in map(self.client.get, self.slots) if value]
-        found = [value for value in values if "turn" in value]
-        turns = {
-            value["turn"].removesuffix(f"-{self.label}:0.0"): value["token"] for value in found
-        }
-        assert len(turns) == len(found), "one has two turns"
-        return turns
-
-    def left(self, slot: int = 0) -> float:
-        """Seconds for which what stands in a slot stands on."""
-        return float(self.client.pttl(self.slots[slot])) / 1000
+    def under_way(self) -> dict[str, float]:
+        """For how many seconds each message is under way."""
+        found = self.client.zrange(self.keys.sent, 0, -1, withscores=True)
+        return {m.removesuffix(f"-{self.label}:0.0"): (self.now - at) / 1000 for m, at in found}
 
     @property
     def due_in(self) -> float | None:
-        """Seconds until a worker looks. The half of a ms says something else."""
+        """Seconds until a worker looks."""
         due = self.client.zscore(self.keys.rooms, self.keys.lock_id)
-        seconds, micros = self.client.time()
-        return None if due is None else int(due) / 1000 - seconds - micros / 1e6
+        return None if due is None else (due - self.now) / 1000
 
-    def pass_time(self, seconds: float) -> None:
-        """Everything is so much older."""
-        passed = int(seconds * 1000)
-        for key in (*self.slots, self.keys.waiters):
-            left = self.client.pttl(key)
-            if 0 <= left <= passed:
-                self.client.delete(key)
-            elif left > 0:
-                self.client.pexpire(key, left - passed)
-        for key in (self.keys.waiters, self.keys.deadlines):
-            for member in self.client.zrange(key, 0, -1):
-                self.client.zincrby(key, -passed, member)
-        if self.client.zscore(self.keys.rooms, self.keys.lock_id) is not None:
-            self.client.zincrby(self.keys.rooms, -passed, self.keys.lock_id)
-        for field, state in self.client.hgetall(self.keys.entries).items():
-            if field.startswith("#"):
-                offers, first, flag, till, tokens = state.split("|")
-                first = str(int(first) - passed) if first else ""
-                earlier = f"{offers}|{first}|{flag}|{max(int(till) - passed, 0)}|{tokens}"
-                self.client.hset(self.keys.entries, field, earlier)
+    def _ids(self, members: tuple[str, ...]) -> list[str]:
+        return [each if each[0] == "=" or ":" in each else self.entry_id(each) for each in members]
 
-    def note_received(self, name: str) -> bool:
-        """A worker has received the message of the entry's last offer."""
-        state = self.client.hget(self.keys.entries, f"#{self.entry_id(name)}") or "||||"
-        *_, token = ("", *state.split("|")[4].split())
-        return self.store.run(
-            rooms.note_received(self.keys, self.entry_id(name), token, TTL), once=True
-        )
-
-    def turn_lapses(self) -> None:
-        """Nobody takes over the turn that stands in the first slot."""
-        assert self.turns
-        # The stand-in's `TIME` is later in a script than what its expiries count from.
-        self.pass_time(self.left() + 0.5)
-        assert not self.turns
-
-    def turn_lapses_in_a_busy_worker(self, reply: Any, task: str) -> None:
-        """The reply gives that task its turn; a worker receives its message, and has no room."""
-        self.offered(reply, task)
-        assert self.note_received(task)
-        self.turn_lapses()
+    def _names(self, reply: Any) -> list[str]:
+        return [each.removesuffix(f"-{self.label}:0.0") for each in reply.replaced]

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
 
 from celery_redislock.servers.server import Server
+from tests.support.scripts import stopped_clock
 
 from .a_room import Room
 
 
 @pytest.fixture(autouse=True)
-def _declared(declared_keys: None) -> None:
-    """Every key that a script touches is in its KEYS."""
+def _declared(declared_keys: None) -> Iterator[None]:
+    """Every key that a script touches is in its KEYS, and the time of a `Room` is its own."""
+    with stopped_clock():
+        yield
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What stands in Redis is written and read alike in Lua and in Python.
 
 `values.lua`, `runs.lua` and `records.lua` are beside `holders` and `notes`, `entries.lua` beside
-`entries`. `kinds.lua` has what only scripts read.
+`entries`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.scripts.test_scripts import FOLDER
 Lua = Callable[..., Any]
 
 #: The parts that own what stands in Redis.
-OWNERS = ("values", "runs", "records", "entries", "kinds", "history")
+OWNERS = ("values", "runs", "records", "entries", "history")
 TOKEN = "0123456789abcdef"
 KEYS = lock_keys("redislock", "formats")
 #: Ids of tasks may be any text.
@@ -61,9 +61,7 @@ def test_nobody_else_takes_apart_what_these_parts_own(path: Path) -> None:
     if path.stem in OWNERS:
         return
     text = re.sub(r"--.*", "", path.read_text())
-    # Whose turn it is: that is in what was parked, which is JSON of `app.entries`.
-    text = re.sub(r"^local function who\(.*?^end", "", text, flags=re.M | re.S)
-    assert re.findall(r"""[{,]"[a-z_]+":?|"[a-z_]+":\(|'[uprgh]'|'\^?%d|cjson""", text) == []
+    assert re.findall(r"""[{,]"[a-z_]+":?|"[a-z_]+":\(|'\^?%d|cjson""", text) == []
 
 
 # -- a lock's value -----------------------------------------------------------------------------
@@ -112,15 +110,13 @@ def test_the_record_is_the_same_to_both(run_lua: Lua, task_id: str) -> None:
 @pytest.mark.parametrize(
     "label",
     [
-        *('","turn":"x:0.0', ',"replaced":5,"by":["a","b"]', '","fence":1,"acquired_at":1.5'),
+        *('","queued":true', ',"replaced":5,"by":["a","b"]', '","fence":1,"acquired_at":1.5'),
         *("\\", '\\"', "näme %d", "]}", ',"redelivered":true', "\u0000"),
     ],
 )
 def test_a_label_says_nothing_but_itself(run_lua: Lua, label: str) -> None:
     taken = run_lua("acquired(a[1], '7', a[2], a[3])", value(label=label), 1700, "000042")
     assert run_lua("record_of(a[1]).label", taken) == label
-    assert run_lua("turn_of(a[1])", taken) is None
-    assert not holders.is_turn(taken.encode())
     assert run_lua("replaced_at(a[1])", taken) is None
     assert run_lua("string.find(a[1], REDELIVERED, 1, true)", taken) is None
     once = run_lua("to_be_replaced(a[1], 1700000000123, a[2])", taken, SUCCESSOR)
@@ -160,24 +156,6 @@ def test_a_value_says_who_replaces_its_holder(run_lua: Lua) -> None:
     assert run_lua("tostring(replaced_at(a[1]) - 1700000000000)", twice) == "124"
     redelivered = run_lua("with(a[1], REDELIVERED)", twice)
     assert parsed(redelivered) == parsed(twice)
-
-
-@pytest.mark.parametrize("task_id", TASK_IDS)
-def test_a_turn_is_a_value_of_a_message_in_the_queue(run_lua: Lua, task_id: str) -> None:
-    entry_id = entries.id_of(task_id, 2, 3)
-    text = run_lua(
-        """turn_value(a[1], '"task":"pkg.task","task_id":' .. cjson.encode(a[2]), a[3], 2, 3,
-        5000, {1700, 42})""", TOKEN, task_id, entry_id,
-    )  # fmt: skip
-    holder, record = parsed(text), json.loads(text)
-    assert (holder.task, holder.task_id, holder.attempt) == ("pkg.task", task_id, 3)
-    assert (holder.queued, holder.acquired_at) == (True, 1700.000042)
-    assert (record["token"], record["v"], record["nesting"]) == (TOKEN, holders.VERSION, 2)
-    assert run_lua("turn_of(a[1])", text) == entry_id
-    assert holders.is_turn(text.encode())
-    for other in (value(), value(queued=True)):
-        assert run_lua("turn_of(a[1])", other) is None
-        assert not holders.is_turn(other.encode())
 
 
 @pytest.mark.parametrize("by", ["anna@host", 'a "b" \\ \n', "näme", ""])
@@ -261,30 +239,29 @@ def test_an_id_has_the_same_parts_to_both(run_lua: Lua, task_id: str) -> None:
 @pytest.mark.parametrize("gives_up_at", ["", "1700000000999"])
 @pytest.mark.parametrize("text", ["{}", '{"task":"a|b@7|c"}', "no JSON", ""])
 def test_an_entry_has_the_same_parts_to_both(run_lua: Lua, text: str, gives_up_at: str) -> None:
-    stored = run_lua("entry_text(a[1], a[2], a[3], a[4])", gives_up_at, "k1", 1700000000123, text)
+    stored = run_lua("entry_text(a[1], a[2], a[3])", gives_up_at, 1700000000123, text)
     assert entries.parked_of(stored) == text
     assert entries.arrived_at(stored) == 1700000000.123
-    assert run_lua("parked_of(a[1])", stored) == text
-    assert run_lua("{head_of(a[1])}", stored) == ["k1", "1700000000123"]
-    ended = run_lua("ended_text(a[1], a[2])", "next", stored)
+    assert run_lua("times_of(a[1]) == tonumber(a[2]) and 1", stored, gives_up_at) == 1
+    assert run_lua("select(2, times_of(a[1])) == 1700000000123 and 1", stored) == 1
+    ended = run_lua("ended_text(a[1], a[2], 1700000000456)", "next", stored)
     assert entries.ended_of(ended) == ("next", text)
-    assert run_lua("{ended_of(a[1])}", ended) == ["next", stored]
+    assert run_lua("{ended_of(a[1])}", ended)[:2] == ["next", stored]
+    assert run_lua("select(3, ended_of(a[1])) == 1700000000456 and 1", ended) == 1
     assert run_lua("{ended_of(a[1])}", "no JSON") == []
 
 
-@pytest.mark.parametrize(
-    "flag", ["GIVEN", "PUBLISHED", "RECEIVED", "GIVING_UP", "GIVING_UP_RECEIVED", "''"]
-)
-def test_how_far_an_offer_has_got_is_read_as_it_was_saved(run_lua: Lua, flag: str) -> None:
+@pytest.mark.parametrize("first_call", ["nil", "1700000000456"])
+@pytest.mark.parametrize("task_id", TASK_IDS)
+def test_the_state_of_a_member_is_read_as_it_was_saved(
+    run_lua: Lua, task_id: str, first_call: str
+) -> None:
+    slot, entry_id = entries.slot_of("pkg.task"), entries.id_of(task_id, 1, 0)
     run_lua(
-        f"""save_state('x:0.0', {{offers = 2, first = 1700000000123, flag = {flag},
-        till = 1700000000456, tokens = ' t1 t2'}})"""
+        f"save_state(a[1], {{due = 1700000000123, first_call = {first_call}, id = a[2]}})",
+        *(slot, entry_id),
     )
-    state = "state_of('x:0.0')"
-    assert run_lua(f"{{{state}.offers, {state}.tokens}}") == [2, " t1 t2"]
-    assert run_lua(f"{state}.flag == {flag} and 1") == 1
-    assert run_lua(f"string.format('%.0f %.0f', {state}.first, {state}.till)") == (
-        "1700000000123 1700000000456"
-    )
-    assert run_lua(f"gives_up_by({state})") == (1 if flag.startswith("GIVING_UP") else None)
-    assert run_lua("state_of('nobody').offers") == 0
+    assert run_lua("state_of(a[1]).id", slot) == entry_id
+    assert run_lua("tostring(state_of(a[1]).due - 1700000000000)", slot) == "123"
+    assert run_lua(f"state_of(a[1]).first_call == {first_call} and 1", slot) == 1
+    assert run_lua("{state_of(a[1]).due, state_of(a[1]).id}", entry_id) == [0, entry_id]

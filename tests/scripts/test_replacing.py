@@ -14,35 +14,33 @@ from celery_redislock.protocol.claims import (
     Claim,
     Done,
     Extension,
+    Free,
     Older,
     Parked,
     Parking,
-    Turn,
+    Place,
 )
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
+from tests.scripts.a_room import SLOT, TASK
 from tests.servers.test_store import extended
 
 
-def claim_of(label, task_id, arrived=None, attempt=0, kept=""):
+def claim_of(label, task_id, arrived=None, attempt=0, member=""):
     token = new_token()
     value = holders.encode(
         token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt, arrived=arrived
     )
-    return Claim(lock_keys("redislock", label), token, 5, value, task_id, attempt, kept=kept)
+    return Claim(
+        lock_keys("redislock", label), token, 5, value, task_id, attempt, member=member, task=TASK
+    )
 
 
 def park(store, claim, arrived=None, grace=5.0, age=0.0):
     by = holders.successor_text("pkg.task", claim.task_id)
     entry = json.dumps({"task": "pkg.task", "task_id": claim.task_id})
-    return store.run(
-        rooms.park(
-            claim,
-            Parking(
-                entry, kind="pkg.task", in_front=True, replace=(by, grace), arrived=arrived, age=age
-            ),
-        )
-    )
+    parking = Parking(entry, SLOT, in_front=True, replace=(by, grace), arrived=arrived, age=age)
+    return store.run(rooms.park(claim, parking))
 
 
 def extension(claim, held):
@@ -65,8 +63,8 @@ def test_a_holder_hears_from_its_extension_who_waits_and_how_long_it_may_go_on(s
     assert reply.ends_in <= 5, "the time that it was given first counts"
     assert store.ask(calls.holder_of(holder.keys, 5)).replaced_by == "second"
     offered = store.run(calls.settle(holder)).offered
-    assert offered.entry_id == second.entry_id
-    second = claim_of(label, "second", kept=offered.token)
+    assert offered.place == Place(SLOT, second.entry_id)
+    second = claim_of(label, "second", member=SLOT)
     assert isinstance(store.run(calls.acquire(second)), Acquired)
     assert isinstance(store.run(calls.acquire(first)), Done)
 
@@ -80,19 +78,19 @@ def test_a_task_that_is_asked_for_again_says_again_what_it_replaced(store, label
     told = park(store, second).replaced
     assert list(told) == [first.entry_id]
     assert park(store, second).replaced == told, "the reply was lost"
-    store.run(rooms.park(other, Parking("{}", kind="other.task")))
-    assert store.run(rooms.park(other, Parking("{}", kind="other.task"))).replaced == {}
+    store.run(rooms.park(other, Parking("{}", "=other.task")))
+    assert store.run(rooms.park(other, Parking("{}", "=other.task"))).replaced == {}
     store.ask(rooms.forget_ended(first.keys, first.entry_id, 5))
     assert park(store, second).replaced == {}, "it has its result"
 
 
-def test_what_has_the_turn_says_again_what_it_replaced(store, label):
+def test_what_may_go_says_again_what_it_replaced(store, label):
     holder, first, second = (claim_of(label, task_id) for task_id in ("runs", "first", "second"))
     store.run(calls.acquire(holder))
     assert isinstance(park(store, first), Parked)
     store.run(calls.settle(holder))
     told = park(store, second)
-    assert isinstance(told, Turn)
+    assert isinstance(told, Free)
     assert list(told.replaced) == [first.entry_id]
     assert park(store, second) == told, "the reply was lost"
 
@@ -133,7 +131,7 @@ def test_what_does_not_run_is_replaced_at_once_and_its_message_finds_out(store, 
     else:
         value = holders.kept_in_queue(held.value, new_token(), task="t", attempt=1, nesting=0)
         store.run(calls.hold(holder, value, 60))
-    assert isinstance(park(store, newer), Turn)
+    assert isinstance(park(store, newer), Free)
     assert isinstance(store.run(calls.acquire(newer)), Acquired)
     reply = store.run(calls.acquire(claim_of(label, "runs", attempt=1)))
     assert isinstance(reply, Done)

@@ -5,16 +5,13 @@ memory.
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 
 import pytest
 
-from celery_redislock import (
-    LockUnavailable,
-)
-from celery_redislock.protocol import calls, holders, rooms
-from celery_redislock.protocol.claims import NOT_OURS, Acquired, Busy, Claim, Parking, Reserved
+from celery_redislock import LockUnavailable
+from celery_redislock.protocol import calls, holders
+from celery_redislock.protocol.claims import NOT_OURS, Acquired, Busy, Claim, Reserved
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.node import Node
@@ -101,19 +98,6 @@ def test_a_foreign_value_is_left_alone(store, inside, label):
     assert isinstance(reply, Busy)
     assert reply.holder.task_id is None
     assert inside.type(mine.keys.lock) == "list"
-
-
-def test_while_somebody_is_in_the_room_a_free_lock_is_not_reserved(store, inside, label):
-    holder, waiter = delivery(label, "runs"), delivery(label, "waits")
-    store.run(calls.acquire(holder))
-    store.run(rooms.park(waiter, Parking(json.dumps({"task": "pkg.task", "task_id": "waits"}))))
-    inside.delete(holder.keys.lock)
-    for is_first in (True, False):
-        reply = store.run(calls.reserve(reservation(label, "new"), 20))
-        assert isinstance(reply, Busy)
-        assert (reply.holder.task_id, reply.holder.queued) == ("waits", True)
-        assert (reply.offered is not None) is is_first, "its message is to be published once"
-    assert isinstance(store.run(calls.acquire(waiter)), Acquired)
 
 
 def test_a_lock_for_several_is_reserved_slot_by_slot(store, label):

@@ -125,7 +125,7 @@ def empty(own_redis: Any) -> Any:
 @pytest.mark.parametrize("note", ["", EXPECTS_RESULT])
 @pytest.mark.parametrize("history", [0, 50])
 @pytest.mark.parametrize("turns_away", [False, True])
-@pytest.mark.parametrize("beside", ["nothing", "a note", "a waiter", "a room", "set aside"])
+@pytest.mark.parametrize("beside", ["nothing", "a note", "a waiter", "a room"])
 def test_a_short_cut_ends_where_the_long_way_ends(
     empty: redis.Redis, note: str, history: int, turns_away: bool, beside: str
 ) -> None:
@@ -147,16 +147,14 @@ def test_a_short_cut_ends_where_the_long_way_ends(
                     empty.zadd(of.waiters, {'{"token":"waits"': 9e15})
                 elif beside == "a room":
                     empty.rpush(of.room, "first:0.0")
-                    empty.hset(of.entries, "first:0.0", "|k@1700000000000|{}")
+                    empty.hset(of.entries, "first:0.0", "|1700000000000|{}")
                     empty.zadd(of.rooms, {of.lock_id: 1.7e12})
-                elif beside == "set aside":
-                    empty.hset(of.aside, "mine:0.1", "|k@1700000000000|{}")
                 reply = evaluated(empty, call, *more)
                 ends.append((without_times(reply), without_times(everything(empty, "x"))))
             assert ends[0] == ends[1], (what, task_id)
 
 
-@pytest.mark.parametrize("beside", ["nothing", "a waiter", "an entry"])
+@pytest.mark.parametrize("beside", ["nothing", "a waiter"])
 def test_who_begins_to_wait_takes_a_free_lock_and_waits_no_more(
     empty: redis.Redis, beside: str
 ) -> None:
@@ -164,11 +162,8 @@ def test_who_begins_to_wait_takes_a_free_lock_and_waits_no_more(
     of = claim.keys
     if beside == "a waiter":
         empty.zadd(of.waiters, {claim.opening: 9e15, '{"token":"waits"': 9e15})
-    elif beside == "an entry":
-        empty.hset(of.entries, claim.entry_id, "|k@1700000000000|{}")
     assert evaluated(empty, calls.acquire(claim, "wait")) > 0
     assert empty.zscore(of.waiters, claim.opening) is None
-    assert not empty.exists(of.entries)
 
 
 def test_there_is_no_short_cut_where_several_may_hold_the_lock(empty: redis.Redis) -> None:

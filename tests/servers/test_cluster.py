@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shutil
 import threading
 import time
@@ -283,7 +282,7 @@ def test_a_lock_and_its_room_move_with_their_slot(own, store, label) -> None:
     held = taken(store.run(calls.acquire(claim)))
     parked = make_claim(label, ttl=60, task_id="parked")
     entry = '{"task": "pkg.task"}'
-    assert isinstance(store.run(rooms.park(parked, Parking(entry))), Parked)
+    assert isinstance(store.run(rooms.park(parked, Parking(entry, parked.entry_id))), Parked)
     source = own.primary_of(claim.keys.lock)
     target = next(each for each in own.primaries() if each is not source)
     own.move_slot(slot_of(label), target)
@@ -291,9 +290,8 @@ def test_a_lock_and_its_room_move_with_their_slot(own, store, label) -> None:
     busy(store.run(calls.acquire(make_claim(label, ttl=60)), hold_off=0))
     settled = store.run(calls.settle(claim))
     assert settled.offered is not None
-    assert settled.offered.entry_id == parked.entry_id
+    assert settled.offered.place.entry_id == parked.entry_id
     # Nobody held off: the slot's keys came along.
-    parked = dataclasses.replace(parked, kept=settled.offered.token)
     taken(store.run(calls.acquire(parked), hold_off=0))
 
 

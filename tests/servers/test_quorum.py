@@ -244,7 +244,7 @@ def test_a_lock_that_an_operator_breaks_is_told(store, servers, label) -> None:
 
 def test_there_are_no_waiting_rooms(store, label) -> None:
     with pytest.raises(LockUnavailable, match="no waiting rooms"):
-        store.run(rooms.park(make_claim(label, task_id="x"), Parking("{}")))
+        store.run(rooms.park(make_claim(label, task_id="x"), Parking("{}", "x:0.0")))
 
 
 def test_commands_show_what_a_server_that_answers_has(servers, label) -> None:

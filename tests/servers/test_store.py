@@ -22,7 +22,7 @@ import pytest
 import redis
 
 from celery_redislock import Holder, LockUnavailable
-from celery_redislock.protocol import calls, holders, rooms
+from celery_redislock.protocol import calls, entries, holders, rooms
 from celery_redislock.protocol.calls import RESERVE, WAITER_TTL
 from celery_redislock.protocol.claims import (
     EXTENDED,
@@ -53,6 +53,8 @@ from tests.support.lateness import elapsed
 from tests.support.servers import Proxy, RedisServer, free_port
 from tests.support.waiting import eventually, within
 
+#: The pending slot of all tasks here.
+SLOT = entries.slot_of("pkg.task")
 #: Every key that a script touches is in its KEYS.
 pytestmark = pytest.mark.usefixtures("declared_keys")
 
@@ -1116,7 +1118,7 @@ def test_a_server_without_memory_serves_who_has_waited(label) -> None:
             taken(store.run(calls.acquire(holder)))
         busy(store.run(calls.acquire(sleeper, "wait")))
         entry = json.dumps({"task": "pkg.task", "task_id": "waits"})
-        assert isinstance(store.run(rooms.park(parked, Parking(entry))), Parked)
+        assert isinstance(store.run(rooms.park(parked, Parking(entry, parked.entry_id))), Parked)
         client.set("big", "x" * 1_000_000)
         client.config_set("maxmemory", "1mb")
         settled = [store.run(calls.settle(holder)) for holder in holders]
@@ -1125,34 +1127,9 @@ def test_a_server_without_memory_serves_who_has_waited(label) -> None:
             store.run(calls.acquire(make_claim(f"{label} newcomer")))
         taken(store.block(calls.acquire(sleeper, "woken"), sleeper.keys.wake, 5))
         assert settled[1].offered is not None
-        taken(
-            store.run(
-                calls.acquire(dataclasses.replace(parked, kept=settled[1].offered.token)),
-                hold_off=None,
-            )
-        )
+        member = settled[1].offered.place.member
+        taken(store.run(calls.acquire(dataclasses.replace(parked, member=member)), hold_off=None))
         store.close()
-
-
-def test_a_note_that_comes_late_does_not_keep_a_turn_from_who_was_parked_again(
-    store, label
-) -> None:
-    """A worker notes that it has the message beside, and its child may be faster."""
-    holder, waiting = (make_claim(label, task_id=name) for name in ("holder", "waits"))
-    taken(store.run(calls.acquire(holder)))
-    store.run(rooms.park(waiting, Parking("entry")))
-    turn = store.run(calls.settle(holder)).offered
-    assert turn.publish
-    assert store.run(rooms.note_received(waiting.keys, waiting.entry_id, turn.token, 6), once=True)
-
-    assert store.run(calls.break_lock(waiting.keys, 6)) is not None  # as a turn that lapsed
-    other = make_claim(label, task_id="other")
-    taken(store.run(calls.acquire(other, "last")))  # from a pool slot: it may, beside such a turn
-    assert isinstance(store.run(rooms.park(waiting, Parking("entry"))), Parked)
-    assert not store.run(
-        rooms.note_received(waiting.keys, waiting.entry_id, turn.token, 6), once=True
-    )
-    assert store.run(calls.settle(other)).offered.publish
 
 
 def test_what_was_replaced_stays_so_though_its_process_settles_after_others_did(
@@ -1164,7 +1141,7 @@ def test_what_was_replaced_stays_so_though_its_process_settles_after_others_did(
     replacing = make_claim(label, task_id="newer")
     by = holders.successor_text("pkg.task", "newer")
     assert isinstance(
-        store.run(rooms.park(replacing, Parking("{}", kind="k", replace=(by, 5.0)))), Parked
+        store.run(rooms.park(replacing, Parking("{}", SLOT, replace=(by, 5.0)))), Parked
     )
     store.run(calls.settle(older))
     store.run(calls.settle(older, calls.Release(note=EXPECTS_RESULT, always=True)))
@@ -1179,11 +1156,9 @@ def test_what_was_replaced_and_died_stays_replaced(store, label, note) -> None:
     older, newer = (make_claim(label, task_id=name) for name in ("older", "newer"))
     taken(store.run(calls.acquire(older)))
     by = holders.successor_text("pkg.task", "newer")
-    store.run(
-        rooms.park(newer, Parking("entry", kind="pkg.task", in_front=True, replace=(by, 5.0)))
-    )
-    turn = store.run(calls.settle(older, calls.Release(note=note))).offered
-    taken(store.run(calls.acquire(dataclasses.replace(newer, kept=turn.token))))
+    store.run(rooms.park(newer, Parking("entry", SLOT, in_front=True, replace=(by, 5.0))))
+    assert store.run(calls.settle(older, calls.Release(note=note))).offered is not None
+    taken(store.run(calls.acquire(dataclasses.replace(newer, member=SLOT))))
     store.run(calls.settle(newer))
     copy = store.run(calls.acquire(make_claim(label, task_id="older")))
     assert isinstance(copy, Done) is (note == "")
@@ -1195,55 +1170,22 @@ def test_a_copy_of_what_is_to_end_for_another_waits_while_it_runs(store, label) 
     older, newer = (make_claim(label, task_id=name) for name in ("older", "newer"))
     taken(store.run(calls.acquire(older)))
     by = holders.successor_text("pkg.task", "newer")
-    store.run(
-        rooms.park(newer, Parking("entry", kind="pkg.task", in_front=True, replace=(by, 5.0)))
-    )
+    store.run(rooms.park(newer, Parking("entry", SLOT, in_front=True, replace=(by, 5.0))))
     assert busy(store.run(calls.acquire(make_claim(label, task_id="older")))).relation == "own"
     store.run(calls.settle(older, calls.Release(note="0")))
     copy = store.run(calls.acquire(make_claim(label, task_id="older")))
     assert copy.note.replaced_by.task_id == "newer"
 
 
-def two_of_a_kind(store: Server, label: str) -> tuple[Claim, Claim]:
-    """One that was coalesced with another, while somebody runs."""
+def test_the_message_of_what_was_replaced_learns_by_whom(store, label) -> None:
     holder, older, newer = (make_claim(label, task_id=n) for n in ("holder", "older", "newer"))
     taken(store.run(calls.acquire(holder)))
-    store.run(rooms.park(older, Parking("old", kind="pkg.task")))
+    store.run(rooms.park(older, Parking("old", SLOT)))
     by = holders.successor_text("pkg.task", "newer"), None
-    parked = store.run(rooms.park(newer, Parking("new", kind="pkg.task", replace=by)))
+    parked = store.run(rooms.park(newer, Parking("new", SLOT, replace=by)))
     assert parked.replaced == {older.entry_id: "old"}
-    turn = store.run(calls.settle(holder)).offered
-    return older, dataclasses.replace(newer, kept=turn.token, parked=True)
-
-
-def test_the_message_of_what_was_coalesced_learns_by_whom(store, label) -> None:
-    older, _ = two_of_a_kind(store, label)
     by = store.run(calls.acquire(older)).note.replaced_by
     assert (by.task, by.task_id) == ("pkg.task", "newer")
-
-
-def test_who_was_replaced_in_a_room_that_is_empty_by_now_is_not_forgotten(store, label) -> None:
-    """Whoever replaced it died before it had stored what that one ended in."""
-    older, newer = two_of_a_kind(store, label)
-    taken(store.run(calls.acquire(newer)))
-    store.run(calls.settle(newer))
-    marks = [
-        mark
-        for _, mark in store.ask(
-            rooms.due_rooms([newer.keys.rooms], 60, store.ask(rooms.server_time(newer.keys.lock)))
-        )
-    ]
-    assert newer.keys.lock_id in marks
-    assert store.run(rooms.look(newer.keys, 6)).ended == {older.entry_id: ("newer", "old")}
-    store.ask(rooms.forget_ended(newer.keys, older.entry_id, 6))
-    store.run(rooms.look(newer.keys, 6))
-    marks = [
-        mark
-        for _, mark in store.ask(
-            rooms.due_rooms([newer.keys.rooms], 700, store.ask(rooms.server_time(newer.keys.lock)))
-        )
-    ]
-    assert newer.keys.lock_id not in marks
 
 
 def test_a_replica_that_is_promoted_while_it_is_asked_gives_the_lock(label, tmp_path) -> None:

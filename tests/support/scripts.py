@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import redis
+
+from celery_redislock.protocol.keys import LockKeys
 from celery_redislock.servers import scripts
 
 
@@ -58,11 +61,46 @@ end)(redis)
 """
 
 
+#: Before a script: a `redis` whose TIME is what `set_clock` set for the script's lock.
+CLOCK = """
+local redis = (function(real)
+  local bucket, name = string.match(KEYS[1] or '', '^([^}]*}):%a+:(.*)$')
+  local told = bucket and real.call('GET', bucket .. ':clock:' .. name)
+  if not told then
+    return real
+  end
+  local function call(command, ...)
+    return command == 'TIME' and {string.match(told, '^(%d+)[.](%d+)$')} or real.call(command, ...)
+  end
+  return setmetatable({call = call}, {__index = real})
+end)(redis)
+"""
+
+
+def set_clock(client: redis.Redis, keys: LockKeys, ms: int) -> None:
+    """Say what time it is to the scripts that ask about this lock in `stopped_clock`."""
+    clock = keys.lock.replace("}:lock:", "}:clock:", 1)
+    client.set(clock, f"{ms // 1000}.{ms % 1000 * 1000}", px=600_000)
+
+
+@contextmanager
+def stopped_clock() -> Iterator[None]:
+    """In here the time of a lock for which `set_clock` was called is what that said."""
+    with _all_begin_with(CLOCK):
+        yield
+
+
 @contextmanager
 def declared_keys() -> Iterator[None]:
     """In here a script fails that touches a key which is not in its KEYS, and names it."""
+    with _all_begin_with(WATCH):
+        yield
+
+
+@contextmanager
+def _all_begin_with(prefix: str) -> Iterator[None]:
     text_of = scripts.text_of
-    scripts.text_of = lambda name: WATCH + text_of(name)  # type: ignore[assignment]
+    scripts.text_of = lambda name: prefix + text_of(name)  # type: ignore[assignment]
     forget()
     try:
         yield

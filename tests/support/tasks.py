@@ -23,6 +23,7 @@ from celery.signals import task_postrun
 from celery.worker.control import inspect_command
 
 from celery_redislock import (
+    Debounce,
     Defer,
     LockLost,
     Queue,
@@ -144,6 +145,9 @@ queued_briefly = singleton(
     name="queued_briefly", lock_ttl=60, on_conflict=Queue(max_wait=0.5, then=Raise())
 )(body)
 coalesced = singleton(name="coalesced", on_conflict="coalesce")(body)
+debouncing = {"lock_key": "debounced:{label}", "on_conflict": Debounce(quiet=1, max_wait=3)}
+debounced = singleton(name="debounced", **debouncing)(body)
+debounced_late = singleton(name="debounced_late", acks_late=True, **debouncing)(body)
 two_at_once = singleton(name="two_at_once", lock_limit=2)(body)
 two_at_once_late = singleton(
     name="two_at_once_late", lock_limit=2, acks_late=True, reject_on_worker_lost=True
@@ -281,14 +285,18 @@ def retries(self: Any, label: str, times: int = 1, countdown: float = 0) -> Any:
         journal.write("end", label, self.request)
 
 
-@singleton(name="coalesced_retries", max_retries=3, on_conflict="coalesce")
-def coalesced_retries(self: Any, label: str, seconds: float = 0.05, times: int = 0) -> Any:
+def newest_retries(self: Any, label: str, seconds: float = 0.05, times: int = 0) -> Any:
     journal.write("start", label, self.request)
     pause(seconds)
     journal.write("end", label, self.request)
     if self.request.retries < times:
         raise self.retry(countdown=0)
     return self.request.retries
+
+
+NEWEST = {"coalesced_retries": "coalesce", "debounced_retries": Debounce(quiet=1, max_wait=3)}
+for name, policy in NEWEST.items():
+    singleton(name=name, max_retries=3, on_conflict=policy)(newest_retries)
 
 
 @singleton(name="retries_held", max_retries=3, lock_across_retries="hold")

@@ -26,7 +26,7 @@ from celery_redislock.app.delivery import KEY
 from celery_redislock.app.outcomes import Outcome
 from celery_redislock.policies import Decision, Policy
 from celery_redislock.protocol import notes
-from celery_redislock.protocol.claims import Acquired, Busy, Done, Full, Older, Parked, Turn
+from celery_redislock.protocol.claims import Acquired, Busy, Done, Free, Full, Older, Parked
 from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.tasks.conflict import TaskConflict, decide
@@ -56,7 +56,7 @@ OWN, EARLIER, FOR_MESSAGE = (
 )
 GOT = Acquired("{}", 1, 0.0)
 AWAY = LockUnavailable("a key", None, "the server is away")
-PARKED, TURN, FULL = Parked({}), Turn({}), Full()
+PARKED, FREE, FULL = Parked({}), Free({}), Full()
 #: `lock_ttl` is 30: a task that waits for its own run looks again after a third of that.
 BEHIND = {"redelivered": True, "sent": ""}
 AGAIN, RERUNS = Try(again=True), Try(again=True, reruns=True)
@@ -262,10 +262,10 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Decision]] = {
         policy(Queue(limit=2)), [BUSY, FULL], [Park(BUSY, limit=2)], SKIPPED,
     ),
     "queue, and the lock is free by then": (
-        policy(Queue()), [BUSY, TURN, GOT], [Park(BUSY), FIRST], GO,
+        policy(Queue()), [BUSY, FREE, GOT], [Park(BUSY), FIRST], GO,
     ),
     "queue, and it was free for a moment": (
-        policy(Queue()), [BUSY, TURN, EARLIER, BUSY, PARKED],
+        policy(Queue()), [BUSY, FREE, EARLIER, BUSY, PARKED],
         [Park(BUSY), FIRST, AWAIT_EARLIER, Park(BUSY)], QUEUED,
     ),
     "queue, and the server goes away": (

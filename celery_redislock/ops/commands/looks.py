@@ -106,18 +106,19 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
         raise problem(f"no such lock: nobody holds {meant.key} or waits for it")
     room = room_of(locks.server, meant.keys, app, limit)
     if as_json:
-        queue, kept = ([each.to_dict() for each in some] for some in (room.waiting, room.aside))
-        totals = {"room_total": room.total, "aside_total": room.aside_total}
+        queue = [each.to_dict() for each in room.waiting]
+        totals = {"room_total": room.total, "untaken": room.untaken}
         shown = [each.to_dict() for each in found]
-        print_json({"locks": shown, "room": queue, "aside": kept, **totals})
+        print_json({"locks": shown, "room": queue, **totals})
         return
     for each in found:
         show_lines(described(each))
     _show_waiting("waiting", room.waiting, room.total)
-    counts = [each.waiting for each in found if not each.is_aside]
+    counts = [each.waiting for each in found]
     if (in_slots := max(counts, default=0) - room.total) > 0:
         click.echo(f"\nwaiting in pool slots: {in_slots}")
-    _show_waiting("set aside", room.aside, room.aside_total)
+    if room.untaken:
+        click.echo(f"\nno worker takes {room.untaken} of them: they are published again and again")
 
 
 def _showed_unknown(app: Any, task: str, as_json: bool) -> bool:

@@ -1,4 +1,4 @@
-"""The commands that change something: `break`, `drop-waiting`, `put-back`."""
+"""The commands that change something: `break`, `drop-waiting`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from ..command import (
     with_app,
     with_filters,
     with_json,
-    with_lock,
     with_lock_or_filters,
 )
-from ..table import count_of, locks_table, show_lines, what_waited
+from ..table import count_of, locks_table, show_lines
 from ..terminal import paragraph
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ with_force = click.option("-f", "--force", is_flag=True, help="Do not ask first.
 @click.option(
     "--drop-waiting",
     is_flag=True,
-    help="Also drop the tasks that wait or were set aside: they end as skipped.",
+    help="Also drop the tasks that wait: they end as skipped.",
 )
 @with_force
 @with_json
@@ -65,21 +64,21 @@ def break_(
     """
     found, nobody = _to_break(app, naming, (task, node, older), all_)
     if not drop_waiting:
-        found = [each for each in found if not each.is_aside and each.state != "free"]
+        found = [each for each in found if each.state != "free"]
     held = [each for each in found if each.token is not None]
     if not held and not (drop_waiting and any(each.waiting for each in found)):
         raise problem(f"no such lock: {nobody}")
     if not force:
-        dropping = f", and drop the tasks that {what_waited(found)}" if drop_waiting else ""
+        dropping = ", and drop the tasks that waited" if drop_waiting else ""
         _confirm(found, f"Break {count_of(held)}{dropping}?")
     done = _carry_out(app, held, found if drop_waiting else (), None if as_json else _tell_broken)
     if as_json:
         broken = [each.to_dict() for each in done.broken]
         print_json({"broken": broken, "dropped": done.dropped, **done.failed()})
     elif drop_waiting and (done.dropped or done.trouble is None):
-        click.echo(f"dropped {done.dropped} that {what_waited(found)}")
+        click.echo(f"dropped {done.dropped} that waited")
     elif waiting := sum({each.name: each.waiting for each in done.broken}.values()):
-        click.echo(f"{waiting} still waiting: the next one gets its turn")
+        click.echo(f"{waiting} still waiting: the next one is published")
     if done.trouble is not None:
         raise done.trouble
     if len(done.broken) < len(held):
@@ -192,7 +191,7 @@ def _tell_broken(each: Found, is_broken: bool) -> None:
 def drop_waiting(
     app: Any, naming: Naming, task: str | None, all_: bool, force: bool, as_json: bool
 ) -> None:
-    """Drop the tasks that wait for locks or were set aside: they end as skipped.
+    """Drop the tasks that wait for locks: they end as skipped.
 
     The holders keep their locks. What waits in a pool slot is not dropped: revoke it.
     """
@@ -202,38 +201,12 @@ def drop_waiting(
         raise problem("no task waits there")
     if not force:
         where = count_of({each.name for each in found})
-        _confirm(found, f"Drop the tasks that {what_waited(found)} for {where}?")
+        _confirm(found, f"Drop the tasks that waited for {where}?")
     done = _carry_out(app, (), found)
     if as_json:
         shown = [each.to_dict() for each in found]
         print_json({"dropped": done.dropped, "locks": shown, **done.failed()})
     elif done.dropped or done.trouble is None:
-        click.echo(f"dropped {done.dropped} that {what_waited(found)}")
+        click.echo(f"dropped {done.dropped} that waited")
     if done.trouble is not None:
         raise done.trouble
-
-
-# -- put-back ---------------------------------------------------------------------------------
-
-
-@click.command("put-back")
-@with_lock
-@click.option("-f", "--force", is_flag=True, help="Also tasks that this app does not know.")
-@with_json
-@with_app
-def put_back(app: Any, naming: Naming, force: bool, as_json: bool) -> None:
-    """Let the tasks of a lock that were set aside wait again, behind the others.
-
-    Every worker of their queue must know them: else it fails them.
-    """
-    from ...app.settings import app_locks
-    from ...ops import orders
-
-    keys = naming.locate(app).keys
-    count = orders.put_back(app, app_locks(app), keys, force)
-    if not count:
-        raise problem(f"no task is set aside for {keys.lock}")
-    if as_json:
-        print_json({"key": keys.lock, "put_back": count})
-    else:
-        show_lines(paragraph(f"put back {count}, waiting for {keys.lock} again"))

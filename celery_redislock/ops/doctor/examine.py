@@ -28,7 +28,7 @@ OF_SERVER: Final[dict[str, Check]] = {
     "cluster": server.check_cluster,
     "rights": rights.check_rights,
     "prefix": keys.check_prefix,
-    "set aside": keys.check_aside,
+    "not taken": keys.check_untaken,
 }
 #: The checks that read only settings.
 OF_SETTINGS: Final[dict[str, Check]] = {

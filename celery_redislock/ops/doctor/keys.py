@@ -53,21 +53,19 @@ def _other_brokers(patient: Patient) -> int:
     return len({broker_of_sweep(key) for page in pages for key in page} - {broker_of(patient.app)})
 
 
-def check_aside(patient: Patient) -> Iterator[Finding]:
-    """Whether tasks were set aside, and an operator must decide."""
-    aside = [each for each in patient.survey if each.is_aside]
-    if not aside:
-        yield Finding(OK, "nothing")
+def check_untaken(patient: Patient) -> Iterator[Finding]:
+    """Whether tasks wait that no worker takes."""
+    rooms = {each.name: each for each in patient.survey if each.untaken}
+    if not rooms:
+        yield Finding(OK, "no task waits that no worker takes")
         return
-    count = sum(each.waiting for each in aside)
+    count = sum(each.untaken for each in rooms.values())
     tasks = "1 task" if count == 1 else f"{count} tasks"
+    first = next(iter(rooms.values()))
     yield Finding(
         WARNING,
-        f"{tasks} on {count_of(aside)}, such as {aside[0].key!r}: no worker took their turn",
-        "`celery redislock put-back KEY` lets them wait again; `drop-waiting KEY` drops them",
+        f"{tasks} of {count_of(rooms)}, such as {first.key!r}: published again and again, and no"
+        " worker takes them",
+        "does a worker with a free slot read their queue, and know the task? `celery redislock show"
+        " KEY` names them; `drop-waiting KEY` ends them; after redislock_offer_for they end",
     )  # fmt: skip
-    if unknown := sorted({each.task for each in aside if each.task} - {*patient.app.tasks}):
-        yield Finding(
-            WARNING, f"this app does not know {some(unknown)}, of which tasks were set aside",
-            "before put-back, every worker of their queue must know them, or it fails them",
-        )  # fmt: skip

@@ -12,13 +12,14 @@ from .patient import Patient
 #: The commands of workers and senders, each with arguments of the right form. `{}` is a key.
 COMMANDS: Final = (
     *("blpop {} 0", "del {}", "eval x 0", "evalsha x 0", "exists {}", "get {}", "hdel {} a"),
-    *("hexists {} a", "hget {} a", "hrandfield {} 1", "hset {} a b", "lindex {} 0"),
-    *("linsert {} before a b", "llen {}", "lpush {} a", "lrange {} 0 1", "lrem {} 1 a"),
+    *("hexists {} a", "hget {} a", "hrandfield {} 1", "hset {} a b", "llen {}"),
+    *("lpush {} a", "lrange {} 0 1", "lrem {} 1 a"),
     *("pexpire {} 1", "pttl {}", "rpush {} a", "select 0", "set {} a", "time", "zadd {} 1 a"),
-    *("zrangebyscore {} 0 1", "zrem {} a", "zremrangebyscore {} 0 1"),
+    *("zcard {}", "zcount {} 0 1", "zrangebyscore {} 0 1", "zrem {} a", "zremrangebyscore {} 0 1"),
+    *("zrevrange {} 0 0", "zscore {} a"),
 )
 #: The commands that only the history needs.
-FOR_HISTORY: Final = ("lset {} 0 a", "ltrim {} 0 1", "zcard {}")
+FOR_HISTORY: Final = ("lset {} 0 a", "ltrim {} 0 1")
 #: The commands that locks work without.
 EXTRA: Final = ("info", *FOR_HISTORY)
 #: The commands that cannot be tried: they would change something, or block.

@@ -45,7 +45,7 @@ def look(app: Any) -> Seen:
     locks = app_locks(app)
     found = all_locks(locks, app)
     now, _ = Looking(locks.server).stored([])
-    waiting = {each.name: each.waiting for each in found if each.waiting and not each.is_aside}
+    waiting = {each.name: each.waiting for each in found if each.waiting}
     most = sorted(waiting, key=lambda name: (-waiting[name], name))[:NAMED_ROOMS]
     return Seen(now, found, {name: _first(app, locks, name, now) for name in most})
 
@@ -80,7 +80,6 @@ def look_at(app: Any, name: str) -> dict[str, Any]:
     return {
         "locks": [{**each.to_dict(), "holder": mark(each)} for each in one_lock(locks, name, app)],
         "room": _plain_all(room.waiting),
-        "aside": _plain_all(room.aside),
     }
 
 
@@ -93,7 +92,7 @@ def mark(found: Found) -> str | None:
     """A digest of the holder's token. It tells this holder from the next one, and proves nothing to
     Redis. None if there is no holder whose lock could be broken.
     """
-    if found.token is None or found.is_aside:
+    if found.token is None:
         return None
     text = f"{found.key}\n{found.token}\n{found.state == 'reserved'}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -44,7 +44,7 @@ class Present:
 
     def __init__(self, ttl_of: Callable[[str], float | None]) -> None:
         self._ttl_of = ttl_of
-        self._rows: dict[tuple[str, bool], Row] = {}
+        self._rows: dict[str, Row] = {}
         self._ids = itertools.count(1)
 
     def rows(self) -> list[Row]:
@@ -55,10 +55,9 @@ class Present:
         change = Change([], {}, [])
         before, self._rows = self._rows, {}
         for each in seen.found:
-            place = (each.key, each.is_aside)
-            old = before.pop(place, None)
+            old = before.pop(each.key, None)
             new = self._row(each, seen, old)
-            self._rows[place] = new
+            self._rows[each.key] = new
             _compare(old, new, change)
         change.gone.extend(row["id"] for row in before.values())
         return change
@@ -68,7 +67,7 @@ class Present:
         row: Row = {**plain, "id": old["id"] if old else next(self._ids)}
         more = {"holder": mark(slot), "next": _next(slot, seen, old)}
         row.update({name: value for name, value in more.items() if value})
-        if slot.expires_at is not None and not slot.is_aside:
+        if slot.expires_at is not None:
             row["expires_at"] = round(slot.expires_at, 3)
             row["ttl"] = self._ttl(slot, old if old and _same_holder(old, row) else None)
         return row

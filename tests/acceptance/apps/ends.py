@@ -40,8 +40,8 @@ def rejects(self: Any, label: str) -> None:
 
 
 def requeues(self: Any, label: str) -> None:
-    # Not by the broker's flag: a copy that meets the turn of the next one waits in the room, and
-    # comes back as a message of its own.
+    # Not by the broker's flag: a copy that comes while the next one is published waits in the room,
+    # and comes back as a message of its own.
     starts = [each.task_id for each in journal.read(label, "start")]
     if starts.count(self.request.id) == 1:
         raise Reject("once more", requeue=True)

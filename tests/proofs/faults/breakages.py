@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_redislock import SingletonTask
+from celery_redislock import Debounce, SingletonTask
 from celery_redislock.app.outcomes import Outcome
 from celery_redislock.lock.heartbeat import Heartbeat
 from celery_redislock.lock.lease import Lease
@@ -83,25 +83,25 @@ def no_hold_off() -> None:
     ServerWatch.admit = lambda self, ttl: None  # type: ignore[method-assign]
 
 
-def removed_with_the_turn() -> None:
-    """A room that forgets whose turn it is as soon as it has said so."""
-    given = "redis.call('SET', slot, value, 'NX', 'PX', pause)"
-    _rewrite_turns(given, f"{given} take_out(id)")
+def removed_when_published() -> None:
+    """A room that forgets a task as soon as it has said that it is next."""
+    said = "return {member, state.id, entry,"
+    _rewrite_rooms(said, f"take_out(member, true) {said}")
 
 
-def turns_are_offered_once() -> None:
-    """A turn that nobody took is not offered again, and those behind it have theirs."""
-    _rewrite_turns("or is_spent(id, state, turns)) then", "or state.offers > 0) then")
+def published_once() -> None:
+    """A message that does not come is not published again; those behind it have their chance."""
+    _rewrite_rooms("(chance or first_of(member))", "not first_of(member)")
 
 
 def newcomers_overtake() -> None:
     """A free lock is anybody's, whoever waits in the room."""
-    rewrite("acquire", "if following and following ~= entry_id", "if false")
+    rewrite("acquire", "if may_go(member) then", "if true then")
 
 
-def nobody_gives_turns() -> None:
+def nobody_publishes() -> None:
     """A room into which nobody looks, neither who settles nor who looks after it."""
-    _rewrite_turns("return id and give_turn(slot, id, entry, state)", "return nil")
+    _rewrite_rooms("return send(member, state)", "return nil")
     sweeper.Sweeper.sweep = lambda self: None  # type: ignore[method-assign]
 
 
@@ -142,7 +142,22 @@ def failed_waits_on() -> None:
     Record.call_off_copies = lambda self: None  # type: ignore[method-assign]
 
 
-def _rewrite_turns(old: str, new: str) -> None:
+def max_wait_begins_anew() -> None:
+    """Each newer call has its own `max_wait`: steady traffic never runs."""
+    rewrite("park", "(before and state.first_call or now)", "now")
+
+
+def quiet_time_is_the_first_calls() -> None:
+    """A newer call does not begin the quiet time anew."""
+    rewrite("park", "math.min(now + quiet,", "math.min(first_call + quiet,")
+
+
+def nobody_waits_for_quiet() -> None:
+    """A debounced call asks for the lock as others do."""
+    Debounce.admits = False
+
+
+def _rewrite_rooms(old: str, new: str) -> None:
     for script in ("acquire", "settle", "look", "park", "reserve"):
         rewrite(script, old, new)
 
@@ -158,7 +173,8 @@ BREAKAGES: dict[str, Callable[[], None]] = {
 OF_ROOMS: dict[str, Callable[[], Any]] = {
     f.__name__: f
     for f in (
-        *(removed_with_the_turn, turns_are_offered_once, newcomers_overtake, nobody_gives_turns),
+        *(removed_when_published, published_once, newcomers_overtake, nobody_publishes),
         *(copies_run, one_too_many, pause_is_forgotten, old_replaces_new, failed_waits_on),
+        *(max_wait_begins_anew, quiet_time_is_the_first_calls, nobody_waits_for_quiet),
     )
 }

@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from .debouncing import late_bursts, too_early, without_a_run
 from .history import Event
 from .losses import Taken, still_in, taken_by_nobody
+from .patience import KEPT_FOR
 from .replacing import (
     Replacement,
     ended_by_the_older,
@@ -22,8 +24,7 @@ from .replacing import (
     ran_after_all,
     replacements,
 )
-from .rooms import Stay, out_of_turn, overtaken, side_by_side, stays, unanswered, unsaid
-from .turns import LONGEST
+from .rooms import Stay, newcomers, passed_by, side_by_side, stays, unanswered, unsaid
 
 #: What every span of time is allowed beyond its bound, in seconds, beside the time in which the
 #: machine was late: the witness looks from one process.
@@ -32,11 +33,20 @@ NOISE = 0.75
 SOON = 0.5
 NEVER = float("inf")
 #: While a task waits in a room, somebody runs under the lock at least so often: the message of the
-#: one whose turn it is may be behind all that is open.
+#: next one may be behind all that is open.
 STUCK = 15.0
+#: If nothing goes wrong, a debounced task is published so soon after its `max_wait`.
+DUE = 1.0
+#: So often in a second a task may ask for its lock.
+MOST_ASKS = 20
 #: Two clocks are read one after the other, in seconds.
 TICK = 0.005
 
+#: Errors that a program makes, and not what goes wrong around it.
+OF_PROGRAMS = (
+    *("TypeError", "AttributeError", "KeyError", "IndexError", "NameError"),
+    *("AssertionError", "RuntimeError", "ConfigError"),
+)
 SKIPPED = ("skipped", "skipped with a result")
 FINAL = ("SUCCESS", "FAILURE", "REVOKED")
 #: How a body ends if its attempt is over and will not be tried again by the broker.
@@ -244,23 +254,17 @@ class Facts:
             a <= end and begin <= b + self.ttl for a, b, _ in self.faults
         )
 
-    def knows_turns(self, begin: float, end: float) -> bool:
-        """Whether every turn of that time is written: one that the server gave, and whose answer
-        was lost, is not. Those that were given shortly before count too.
+    def knows_offers(self, begin: float, end: float) -> bool:
+        """Whether it is written who was next in all of that time, and shortly before: what the
+        server said is not if the answer was lost.
         """
-        begin -= LONGEST
+        begin -= 2 * KEPT_FOR
         return not self.forgot(begin, end) and self.unreachable(begin, end) is None
 
     @cached_property
     def told_to_end(self) -> list[Event]:
         """What says that a holder, its `holder`, was told to end for a newer run."""
         return [event for event in self.kinds["conflict"] if event.outcome == "replacing"]
-
-    @cached_property
-    def aside(self) -> set[str]:
-        """The tasks whose entries are set aside at the end."""
-        entries = [entry for event in self.kinds["quiet"] for entry in event.get("aside") or ()]
-        return {entry.rpartition(":")[0] for entry in entries}
 
     @cached_property
     def expiring(self) -> set[str]:
@@ -347,9 +351,15 @@ class Facts:
         again = any(e.kind == "received" and e.redelivered for e in self.of_id[task_id])
         return "vanished" in self.allows and not self.acks_late and again
 
-    def offered_again(self, task_id: str) -> bool:
-        """Whether its message was published once more, as nobody took its turn."""
-        return any(e.kind == "turn" and e.publish and e.again for e in self.of_id[task_id])
+    def published_again(self, task_id: str) -> bool:
+        """Whether a room published its message once more, as it did not come."""
+        return any(e.kind == "offered" and e.since for e in self.of_id[task_id])
+
+    def disturbed(self, begin: float, end: float) -> bool:
+        """Whether something went wrong then, or shortly before."""
+        begin -= self.ttl
+        steps = any(begin < e.at < end for e in self.kinds["step"])
+        return steps or any(a < end and begin < b for a, b, _ in self.faults)
 
     def cancelled(self, body: Body, by: float) -> bool:
         """Whether by then the worker ended the task with the broker's connection, and perhaps in
@@ -530,7 +540,6 @@ def no_message_vanishes(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
             trail = [e for e in facts.of_id[sent.id] if e.kind != "alive"]
             place = still_in(trail)
             still = f"; the broker still has it, {place}" if place else ""
-            still += "; it was set aside" if sent.id in facts.aside else ""
             yield Violation(
                 "vanished",
                 f"{sent.task}[{sent.id}] was sent and never ended; its state is {state}{still}",
@@ -739,9 +748,9 @@ def no_attempt_completes_twice(facts: Facts, verdict: Verdict) -> Iterator[Viola
             for earlier, later in itertools.pairwise(runs):
                 may = _may_run_again(facts, earlier, later.start.at)
                 # Celery alone runs each copy: of what the broker delivers again, and of what was
-                # published again since its turn had lapsed.
+                # published again since it did not come.
                 copied = any(run.start.get("redelivered") for run in (earlier, later))
-                copied = copied or facts.offered_again(task_id)
+                copied = copied or facts.published_again(task_id)
                 may = may or (not later.start.token and copied)
                 if earlier.outcome not in COMPLETED or may or later.start.at > excused_from:
                     verdict.again += 1
@@ -776,9 +785,6 @@ def nothing_is_left(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
         rooms = {} if facts.kinds["evicted"] else event.get("rooms", {})
         for key, value in rooms.items():
             yield Violation("left", f"there is still {key}: {value}", (event,))
-        for result in facts.kinds["result"]:
-            if result.id in facts.aside and result.state in FINAL:
-                yield Violation("left", f"{result.id} is set aside, and has ended", (event, result))
     for event in facts.kinds["drained"]:
         for key, task_id in (event.get("reserved") or {}).items():
             ended_at = _gave_up_its_reservation(facts, task_id)
@@ -1039,33 +1045,29 @@ def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violati
     """Who waits takes the lock in the order of the room, and nobody takes it past them."""
     for key, in_room in facts.rooms.items():
         limit = max(map(_limit, facts.by_key[key]), default=1)
-        for first, second in out_of_turn(in_room, limit):
-            if facts.knows_turns(first.parked.asked, second.left_by):
-                yield Violation(
-                    "order",
-                    f"{second.entry} took {key}, and {first.entry} was before it in the room",
-                    tuple(filter(None, (first.parked, second.parked, second.left, first.left))),
-                )
         # Who was woken asks once more: what it has then it has from its first answer on.
         firsts = {(e.token, e.fence): e for e in reversed(facts.kinds["took"]) if e.key == key}
         took = [e for e in firsts.values() if not _has_a_claim(facts, e)]
-        waiting = [e for e in facts.kinds["asks"] if e.key == key and e.get("waits")]
-        for stay, event in overtaken(in_room, took, facts.kinds["turn"], waiting, limit):
-            if facts.knows_turns(stay.parked.asked, event.at):
-                yield Violation(
-                    "overtook",
-                    f"{event.entry} took {key} past {stay.entry}, which was in the room",
-                    tuple(filter(None, (stay.parked, event, stay.left))),
-                )
+        came = [("overtook", e, e.asked) for e in newcomers(in_room, took, facts.kinds["offered"])]
+        for stay in in_room:
+            if stay.how == "took" and stay.left is not None and not stay.parked.in_front:
+                came.append(("order", stay.left, stay.first.asked_at))
+        for rule, event, since in came:
+            for stay in passed_by(in_room, event, since, limit):
+                if facts.knows_offers(stay.parked.asked, event.at):
+                    yield Violation(
+                        rule,
+                        f"{event.entry} took {key} past {stay.entry}, which was in the room before",
+                        tuple(filter(None, (stay.parked, event, stay.left))),
+                    )
 
 
 def rooms_go_on(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """While somebody waits in a room, somebody runs under its lock every now and then."""
     for key, in_room in facts.rooms.items():
         runs = [at for b in facts.by_key[key] for at in (b.start.at, b.inside_until)]
-        # One that had its turn and needs this lock no more has run elsewhere, or without a lock.
-        gone = [each for each in in_room if each.how == "out" and not each.gives_up(each.left_by)]
-        runs += [each.left_by for each in gone if each.turns]
+        # One that was published and needs this lock no more has run elsewhere, or without a lock.
+        runs += [each.left_by for each in in_room if each.how == "out" and each.offers]
         for stay in in_room:
             begin = stay.parked.at
             if not stay.how:
@@ -1099,8 +1101,8 @@ def _kept_or_lost(facts: Facts, body: Body) -> bool:
     return release is None or release.kept_for_retry or not release.owned
 
 
-def of_its_kind_one_waits(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
-    """At most one coalesced task waits, and it is the newest, which gets its run."""
+def in_a_slot_one_waits(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """At most one task waits in a pending slot, and it is the newest, which gets its run."""
     for key, in_room in facts.rooms.items():
         for first, second in side_by_side(in_room):
             begin, end = first.parked.asked, min(second.left_by, facts.events[-1].at)
@@ -1116,11 +1118,40 @@ def of_its_kind_one_waits(facts: Facts, verdict: Verdict) -> Iterator[Violation]
         for stay in replaced:
             bodies = facts.bodies_of[stay.successor.rpartition(":")[0]]
             older = [b.start for b in bodies if b.start.at < sent_at.get(task_id, 0.0)]
-            if older and stay.is_fresh:
+            if older and stay.parked.newest:
                 yield Violation(
                     "newest",
                     f"{task_id} was replaced by one that had begun before it was sent",
                     (stay.parked, *older, *filter(None, (stay.left,))),
+                )
+
+
+def bursts_end_in_one_run(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """A debounced call runs, or a newer one does; not before it is quiet; and soon after
+    `max_wait`, however many calls come.
+    """
+    for events, why in without_a_run(facts.kinds, facts.bodies_of):
+        yield Violation("no run", f"{events[0].id} {why}", events)
+    for body, events, early in too_early(facts.stays, facts.bodies, facts.kinds["parks"]):
+        begin, end = events[0].at, body.start.at
+        if early > TICK + facts.clock_forward(begin, end) and not facts.forgot(begin, end):
+            yield Violation(
+                "not quiet", f"{body.start.id} began {early:.3f} s before it was quiet", events
+            )
+    for key, in_room in facts.rooms.items():
+        for due, burst in late_bursts(in_room, facts.by_key[key]):
+            first, last = burst[0], burst[-1]
+            offers = [offer.at for stay in burst for offer in stay.offers]
+            begin, published = first.parked.at, min([*offers, last.left_by])
+            disturbed = facts.disturbed(begin, published) or facts.clock_back(begin, published)
+            bound = STUCK if disturbed else DUE + NOISE
+            late = facts.elapsed(due, published)
+            if late > bound and not facts.forgot(begin, last.left_by):
+                yield Violation(
+                    "max wait",
+                    f"the newest call after {first.entry} was published only {late:.2f} s after"
+                    " `max_wait`",
+                    (first.parked, last.parked, *filter(None, (last.left,))),
                 )
 
 
@@ -1160,6 +1191,31 @@ def pauses_are_kept(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
                     )
 
 
+def nobody_asks_without_a_pause(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """No task asks for its lock again and again without a pause."""
+    by_attempt = defaultdict(list)
+    for event in facts.kinds["asks"]:
+        by_attempt[event.entry, event.pid].append(event)
+    for asks in by_attempt.values():
+        for first, last in zip(asks, asks[MOST_ASKS:], strict=False):
+            if last.at - first.at < 1.0:
+                yield Violation(
+                    "spins",
+                    f"{first.entry} asked {MOST_ASKS} times in {last.at - first.at:.2f} s",
+                    (first, last),
+                )
+                break
+
+
+def nothing_fails_by_itself(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
+    """No task fails with an error of the package's own."""
+    # The next release takes other arguments.
+    ours = {event.id for event in facts.kinds["sent"] if event.task != "reshaped"}
+    for event in facts.kinds["failed"]:
+        if event.id in ours and event.error in OF_PROGRAMS:
+            yield Violation("error", f"{event.id} failed with {event.error}", (event,))
+
+
 def workers_live(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
     """No worker ends that nobody has ended."""
     for event in facts.kinds["crashed"]:
@@ -1172,6 +1228,8 @@ def workers_live(facts: Facts, verdict: Verdict) -> Iterator[Violation]:
 
 RULES = (
     workers_live,
+    nobody_asks_without_a_pause,
+    nothing_fails_by_itself,
     no_overlap,
     fences_rise,
     no_message_vanishes,
@@ -1187,7 +1245,8 @@ RULES = (
     locks_of_the_dead_are_freed,
     the_room_keeps_its_order,
     rooms_go_on,
-    of_its_kind_one_waits,
+    in_a_slot_one_waits,
+    bursts_end_in_one_run,
     who_has_failed_does_not_wait,
     pauses_are_kept,
 )

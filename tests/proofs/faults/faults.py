@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from celery.exceptions import NotRegistered
+
 from tests.support.servers import Proxy, RedisServer, SentinelSet, Way
 from tests.support.waiting import eventually
 from tests.support.workers import Worker
 
-from . import cluster_faults, steps, turns
+from . import cluster_faults, patience, steps
 from .aim import (
     FORGETS,
     LONG,
@@ -229,7 +231,7 @@ def lose_replies(stage: Stage, script: str | None) -> None:
     executed.
     """
     proxy = stage.lock_proxy
-    marker = turns.sha_of(script).encode() if script else b""
+    marker = patience.sha_of(script).encode() if script else b""
     with stage.during("lose_replies", unreachable=True, script=script), _healed(proxy):
         for _ in range(4):
             goal = proxy.lost + stage.rng.randint(1, 3)
@@ -348,7 +350,7 @@ def two_fleets(stage: Stage) -> None:
     (key, *_) = KEYS
     brief = {"key": key, "seconds": 0.1, "how": "return"}
     here = inside(stage, stage.send("queue", kwargs={**brief, "seconds": 1.5}, expires=None))
-    for task in ("queue", "other_queue", "queue", "coalesce"):
+    for task in ("queue", "other_queue", "queue", "coalesce", "debounce"):
         stage.send(task, kwargs=brief, expires=None)
     stage.pause(0.1, 1.0)
     worker = stage.worker_of(here)
@@ -357,6 +359,65 @@ def two_fleets(stage: Stage) -> None:
         send_signal([worker.pid], signal.SIGKILL)
         stage.dead(pids)
         stage.replace(worker)
+
+
+# -- messages of a waiting room ---------------------------------------------------------------
+
+
+def late_messages(stage: Stage) -> None:
+    """For a while no worker takes messages: a room publishes one again, and both copies come."""
+    with _nobody_takes_messages(stage) as waiting:
+        _await_event(stage, "offered", waiting, lambda offer: offer.since > 0)
+
+
+def lost_messages(stage: Stage) -> None:
+    """The broker loses what a room has published."""
+    with _nobody_takes_messages(stage) as waiting:
+        _await_event(stage, "published", waiting)
+        with stage.app.connection_for_write() as connection:
+            connection.default_channel.queue_purge(stage.queue)
+
+
+def dropped_messages(stage: Stage) -> None:
+    """A worker that knows neither the task nor this package takes what a room has published. As
+    Celery does, it drops the message, and stores that the task has failed.
+    """
+    with _nobody_takes_messages(stage), stage.app.connection_for_write() as connection:
+        get = partial(connection.default_channel.basic_get, stage.queue, no_ack=True)
+        headers = eventually(get, "a message to drop", 15).headers
+        stage.app.backend.mark_as_failure(headers["id"], NotRegistered(headers["task"]))
+
+
+@contextlib.contextmanager
+def _nobody_takes_messages(stage: Stage) -> Iterator[set[str]]:
+    """Some wait in a room, whose holder then ends. There are no other messages."""
+    about = {"key": KEYS[0], "how": "return"}
+    with stage.load.held:
+        eventually(lambda: stage.watcher.over(set(stage.load.sent)), "what was sent has ended", 60)
+        inside(stage, stage.send("queue", kwargs={**about, "seconds": 2.0}, expires=None))
+        waiting = {
+            stage.send(task, kwargs={**about, "seconds": 0.1}, expires=None)
+            for task in ("queue", stage.rng.choice(("coalesce", "debounce", "queue")), "queue")
+        }
+        eventually(lambda: all(map(stage.watcher.waits, waiting)), "they wait", 15)
+        # Another case may have its workers at the same RabbitMQ.
+        nodes = [worker.node for worker in stage.workers]
+        to = {"destination": nodes, "reply": True, "timeout": 5, "limit": len(nodes)}
+        with stage.during("no_messages"):
+            stage.app.control.cancel_consumer(stage.queue, **to)
+            try:
+                yield waiting
+            finally:
+                stage.app.control.add_consumer(stage.queue, **to)
+
+
+def _await_event(
+    stage: Stage, kind: str, ids: set[str], is_it: Callable[[Event], bool] = lambda event: True
+) -> None:
+    def found() -> bool:
+        return any(event.id in ids and is_it(event) for event in stage.history.events(kind))
+
+    eventually(found, f"{kind}: one of {ids}", 15)
 
 
 # -- between two steps of a waiting room ------------------------------------------------------
@@ -388,8 +449,9 @@ def strike_at(stage: Stage, step: str, strike: Callable[[Stage, Event], None]) -
 def _bring_about(stage: Stage, step: str) -> None:
     """Have somebody run, and others wait for it."""
     key = stage.rng.choice(("k0", "k1"))
-    name = {"replacing": "coalesce", "replaced": "coalesce", "gave up": "queue_briefly"}
-    tasks = ["queue", *[name.get(step, "queue")] * 3]
+    newest = stage.rng.choice(("coalesce", "debounce"))
+    name = {"replacing": newest, "replaced": newest, "gave up": "queue_briefly"}
+    tasks = ["queue", *[name.get(step, stage.rng.choice(("queue", "queue", newest)))] * 3]
     holds = 2.0 if step == "gave up" else 1.0
     for seconds, task in zip((holds, 0.1, 0.1, 0.1), tasks, strict=True):
         stage.send(task, kwargs={"key": key, "seconds": seconds, "how": "return"}, expires=None)
@@ -602,6 +664,8 @@ for _step in steps.STEPS:
 _add("new_release", new_release, load=OF_RELEASE)
 # What waits for the first fleet is not to wait until the second one gives it up.
 _add("two_fleets", two_fleets, load=OF_FLEETS, fleets=2, drain=25.0)
+for _inject in (late_messages, lost_messages, dropped_messages):
+    _add(_inject.__name__, _inject, pools=("prefork", "threads"), load=OF_ROOMS)
 _add("kill_replaced", kill_replaced, pools=PREFORK, acks=("late",), times=2)
 _add("several", several)
 FAULTS.update(cluster_faults.FAULTS)

@@ -21,7 +21,8 @@ servers that are being faulted, and still there when the writer is killed a mome
 | asks, took, refused | whoever wants a lock | it asks the server, and what it was told |
 | parks, parked, not parked | whoever meets a held lock | it is put into the waiting room, or not |
 | failed, revoked | Celery's signals | a task ended so |
-| handed, out | whoever hands over | whose turn it is; who is to leave the room |
+| offered, passed over | whoever asks about a room | whose message to publish; whose it cannot |
+| out | whoever asks about a room | who is to leave it |
 | step | a process | it stands between two steps, for a fault to strike it |
 | fault, stopped, continued | fault | it begins or ends; processes stand still or go on |
 | dead, freed, revived | watcher | a process ended; its lock is free; not any more |

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -31,6 +32,8 @@ TASKS = {
     "queue_briefly": 1,
     "queue_then_defer": 1,
     "coalesce": 3,
+    "debounce": 3,
+    "retry_debounced": 1,
     "retry_queued": 1,
     "retry_held_queued": 1,
     "retry_coalesced": 1,
@@ -54,7 +57,7 @@ TASKS = {
 }
 #: Those that go through waiting rooms, and a few that do not.
 OF_ROOMS = {
-    **{name: weight for name, weight in TASKS.items() if list(TASKS).index(name) > 9},
+    **dict(itertools.dropwhile(lambda each: each[0] != "queue", TASKS.items())),
     "skip": 1,
     "defer": 1,
     "wait": 1,
@@ -74,6 +77,10 @@ OF_RELEASE = {
 #: With those of the second fleet, which has a queue of its own.
 OF_FLEETS = {**OF_ROOMS, "other_queue": 4, "other_coalesce": 1, "other_skip": 1}
 
+#: Calls of this task come steadily, more often than its quiet time, as long as the load runs.
+STEADY, STEADILY = "debounce_steadily", 0.3
+#: Of these tasks, several calls in a row come now and then.
+BURSTS = ("debounce", "coalesce")
 KEYS = ("k0", "k1", "k2", "k3")
 #: Of tasks, by what their names contain, that share no lock with others.
 OWN_KEYS = {
@@ -81,6 +88,9 @@ OWN_KEYS = {
     "scoped": ("s0",),
     "queued_only": ("q0",),
     "replace": ("r0",),
+    STEADY: ("d0",),
+    "debounced": ("d1",),
+    "debounce": ("d1", "k0"),
     **dict.fromkeys(("moves", "reshaped", "unlocked", "steady"), ("v0", "v1")),
 }
 #: Some of these expire soon, so that it also happens while they wait.
@@ -112,6 +122,7 @@ class Load:
 
     Attributes:
         short: whether no more long bodies are sent, lest the end is long in coming.
+        held: while somebody has this, the load sends nothing.
         release: of the tasks, which the messages are to fit.
         sent: the ids of all that was sent.
     """
@@ -142,6 +153,7 @@ class Load:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self.short = False
+        self.held = threading.Lock()
         self.release = 1
         self.sent: list[str] = []
 
@@ -162,7 +174,7 @@ class Load:
             options: for `send_task`; `kwargs` are put over random ones.
         """
         with self._mutex:
-            name = task or self._rng.choices(list(self._tasks), list(self._tasks.values()))[0]
+            name = task or self._any_task()
             kwargs = {**self._arguments(name), **options.pop("kwargs", {})}
             task_id = str(uuid.UUID(int=self._rng.getrandbits(128)))
             if "expires" not in options and name in EXPIRING and self._rng.random() < 0.1:
@@ -178,6 +190,18 @@ class Load:
         # Not by the app's attribute, which `_reserve_and_send` may just have replaced.
         Celery.send_task(self._app, name, kwargs=kwargs, **options)
         return task_id
+
+    def _any_task(self) -> str:
+        return self._rng.choices(list(self._tasks), list(self._tasks.values()))[0]
+
+    def _some(self) -> None:
+        """One message, or some in a row."""
+        with self._mutex:
+            name = self._any_task()
+            count = self._rng.choice((1, 1, 2, 4)) if name in BURSTS else 1
+            key = self._rng.choice(_keys_of(name))
+        for _ in range(count):
+            self.one(name, kwargs={"key": key})
 
     def _write_sent(self, task_id: str, name: str, kwargs: Any, options: Any) -> None:
         self._history.write("sent", id=task_id, task=name, expires=options.get("expires"), **kwargs)
@@ -228,9 +252,14 @@ class Load:
         return self._rng.uniform(1.2, 1.6) * self._ttl
 
     def _run(self) -> None:
+        steady_at = 0.0
         try:
             while not self._end.wait(self._rng.uniform(*self._apart)):
-                if self._room():
-                    self.one()
+                with self.held:
+                    if time.monotonic() > steady_at:
+                        steady_at = time.monotonic() + STEADILY
+                        self.one(STEADY)
+                    if self._room():
+                        self._some()
         except BaseException as exc:
             self._error = exc

@@ -11,11 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .history import Event
-from .turns import OFFERS, SHORTEST
+from .patience import BESIDE_WAITERS, GOES_LAST_AFTER
 
 NEVER = float("inf")
-#: Seconds for which what waits in a pool slot, and does not ask again, is believed to.
-WAITER_TTL = 7.0
 #: Seconds after which a command without an answer is sent again, at the soonest.
 ONE_ANSWER = 0.1
 
@@ -28,14 +26,16 @@ class Stay:
         parked: the event that says so; asked for at `parked.asked`, and true at `parked.at`.
         asked_from: it may have been put in from then on, unless it is at `parked.asked`.
         place: the stay whose place in the row this one took over, or itself.
-        how: "took" the lock, "replaced", "out" (it gave up, was revoked, or could not be read),
-            "aside" (set aside), or "" if it was not seen to leave.
+        how: "took" the lock, "replaced", "out" (it gave up, was revoked, or has ended), or "" if it
+            was not seen to leave.
         left: the event that says so.
         left_from, left_by: it left between these.
         unsure_from: from then on it may have left without a word.
         successor: the entry that replaced it.
-        turns: what says that it had the turn.
-        received: when workers received its message.
+        offers: what says that its message was to be published.
+        late: (when its message was published, or could not be; from when on others need not wait).
+        back_at: when it met a held lock again, and went back to its place.
+        last_from: from then on it has no place in the order any more.
     """
 
     parked: Event
@@ -47,59 +47,50 @@ class Stay:
     left_by: float = NEVER
     unsure_from: float = NEVER
     successor: str = ""
-    turns: list[Event] = field(default_factory=list)
-    received: list[float] = field(default_factory=list)
+    offers: list[Event] = field(default_factory=list)
+    late: list[tuple[float, float]] = field(default_factory=list)
+    back_at: list[Event] = field(default_factory=list)
+    last_from: float = NEVER
 
     @property
     def entry(self) -> str:
         return str(self.parked.entry)
 
     @property
-    def began(self) -> Event:
-        """The event that gave it its place."""
-        return self.place.began if self.place is not None else self.parked
+    def first(self) -> Stay:
+        """The one whose place it has: in a pending slot, the first call."""
+        return self if self.place is None else self.place.first
 
     @property
-    def began_from(self) -> float:
-        """From then on it may have had its place."""
-        if self.place is not None:
-            return self.place.began_from
+    def asked_at(self) -> float:
+        """It may have been put in from then on."""
         return min(self.asked_from, float(self.parked.asked))
 
     @property
     def surely_until(self) -> float:
         return min(self.left_from, self.unsure_from)
 
-    @property
-    def is_fresh(self) -> bool:
-        """Whether this has not run before: it is no retry, and no copy of a run that died."""
-        return self.entry.endswith(":0.0") and not self.parked.get("began")
-
-    def had_turn(self, by: float) -> bool:
-        """Whether it had had the turn by then, or was giving up: others need not wait for it."""
-        return any(turn.at < by for turn in self.turns)
-
-    def gives_up(self, by: float) -> bool:
-        """Whether it was giving up by then: the next has its turn meanwhile."""
-        return any(turn.at < by and turn.gives_up for turn in self.turns)
-
-    def turn_lapsed(self, by: float) -> bool:
-        """Whether it had had a turn by then that may have lapsed. If the first that is written is
-        one more, whoever gave the one before did not live to say so.
+    def add_offer(self, offer: Event) -> None:
+        """Whoever was to publish its message before may not have lived to say so: the server tells
+        since when it is under way.
         """
-        unsaid = bool(self.turns) and self.turns[0].again
-        return unsaid or any(turn.asked + SHORTEST < by for turn in self.turns)
+        self.offers.append(offer)
+        first = offer.asked - offer.since
+        self.late.append((first, first + BESIDE_WAITERS))
+        if offer.since > GOES_LAST_AFTER - ONE_ANSWER:
+            self.last_from = min(self.last_from, offer.asked)
 
-    def is_away(self, by: float) -> bool:
-        """Whether others need not wait for it by then: its turn lapsed while a worker had its
-        message, or it gives up.
-        """
-        had = [turn.asked for turn in self.turns if turn.asked + SHORTEST < by]
-        return self.gives_up(by) or any(min(had, default=by) < at < by for at in self.received)
+    def is_late(self, by: float) -> bool:
+        """Whether its message had not come in time by then: others need not wait for it."""
+        back = max((back.asked for back in self.back_at if back.at < by), default=0.0)
+        return self.last_from < by or any(back < at and late < by for at, late in self.late)
 
     def need_not_be_waited_for(self, by: float, limit: int) -> bool:
-        """Whether others may take the lock before it: it is away, or has one of several slots."""
-        return self.is_away(by) or (limit > 1 and self.had_turn(by))
+        """Whether others may take the lock before it: its message is late, or the lock has several
+        slots, of which one is kept for it. One that is debounced has its place when it is quiet.
+        """
+        published = any(offer.asked < by for offer in self.offers)
+        return bool(self.parked.get("quiet")) or self.is_late(by) or (limit > 1 and published)
 
     def leaves(self, how: str, event: Event, since: float) -> None:
         self.how, self.left, self.left_from, self.left_by = how, event, since, event.at
@@ -111,8 +102,8 @@ def stays(events: Iterable[Event]) -> list[Stay]:
     inside: dict[tuple[str, str], Stay] = {}
     #: Who left before it was written that it had come.
     early: dict[tuple[str, str], tuple[str, Event]] = {}
-    #: The turns of those who were not, or not yet, known to be in the room.
-    early_turns: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    #: The offers of those who were not, or not yet, known to be in the room.
+    early_offers: dict[tuple[str, str], list[Event]] = defaultdict(list)
 
     def leave(where: tuple[str, str], how: str, event: Event) -> Stay | None:
         stay = inside.pop(where, None)
@@ -124,51 +115,45 @@ def stays(events: Iterable[Event]) -> list[Stay]:
         return stay
 
     for event in events:
+        where = event.get("key", ""), event.get("entry", "")
         if event.kind in ("parked", "not parked"):
-            where = (event.key, event.entry)
             left = [leave((event.key, entry), "replaced", event) for entry in event.replaced]
-            # Who replaced the one whose turn it was is told to ask, and is in the room too.
-            first = event.said == "ask" and event.newest and event.began
-            if (event.kind == "parked" or event.replaced or first) and where not in inside:
+            # Who replaced one that was next, or the holder, is told to ask, and is in the room too.
+            told_to_ask = event.said == "ask" and (event.replaced or event.in_front)
+            if where in inside:
+                inside[where].back_at.append(event)
+            elif event.kind == "parked" or told_to_ask:
                 # Of several the first: one that had begun is put ahead of those that came since.
                 places = [stay for stay in left if stay is not None]
-                place = min(places, key=lambda stay: stay.began.at, default=None)
+                place = min(places, key=lambda stay: stay.first.parked.at, default=None)
                 inside[where] = stay = Stay(event, place)
+                if told_to_ask and not event.replaced:
+                    stay.unsure_from = event.at
                 found.append(stay)
-                given = early_turns.pop(where, [])
-                stay.turns += [turn for turn in given if turn.at > event.asked]
+                for offer in early_offers.pop(where, []):
+                    if offer.at > event.asked:
+                        stay.add_offer(offer)
                 how, gone = early.pop(where, ("", event))
                 if how and gone.at > event.asked:
                     earlier = leave(where, how, gone)
                     for stay in found:
                         if stay.parked is gone:
                             stay.place = stay.place or earlier
-        elif event.kind in ("took", "out", "aside"):
-            leave((event.key, event.entry), "aside" if event.get("aside") else event.kind, event)
-        elif event.kind == "turn":
-            if (event.key, event.entry) not in inside:
-                early_turns[event.key, event.entry].append(event)
-            for stay in reversed(found):
-                if (stay.parked.key, stay.entry) == (event.key, event.entry):
-                    stay.turns.append(event)
-                    break
-        elif event.kind == "received":
-            for stay in found:
-                if stay.parked.id == event.id:
-                    stay.received.append(event.at)
-    _doubt_turns(found)
+        elif event.kind in ("took", "out"):
+            leave(where, event.kind, event)
+        elif event.kind == "offered" and where in inside:
+            inside[where].add_offer(event)
+        elif event.kind == "offered":
+            early_offers[where].append(event)
+        elif event.kind == "passed over":
+            for stay in inside.values():
+                names = (stay.entry, stay.parked.newest)
+                if stay.parked.key == event.key and event.member in names:
+                    stay.late.append((event.at, event.at))
     _doubt(found, unanswered(events))
     _doubt_parking(found, unsaid(events))
     _doubt_elsewhere(found, events)
     return found
-
-
-def _doubt_turns(found: list[Stay]) -> None:
-    """Who was offered the turn for the last time may be set aside without a word to us."""
-    for stay in found:
-        offered = [turn.at for turn in stay.turns if turn.publish]
-        if len(offered) >= OFFERS:
-            stay.unsure_from = min(stay.unsure_from, offered[OFFERS - 1])
 
 
 def unanswered(events: Iterable[Event]) -> list[Event]:
@@ -245,71 +230,50 @@ def _doubt(found: list[Stay], asks: list[Event]) -> None:
         stay.unsure_from = min([stay.unsure_from, *later])
 
 
-def out_of_turn(stays_: list[Stay], limit: int = 1) -> Iterator[tuple[Stay, Stay]]:
-    """Those who took the lock while somebody who was put in before was still in the room.
-
-    Of several who may hold it at once each has its turn, and takes it when its message comes.
-    """
-    for second in stays_:
-        ahead = second.parked.in_front or (second.parked.newest and second.parked.get("began"))
-        if second.how != "took" or ahead:
-            continue
-        for first in stays_:
-            beside = first.need_not_be_waited_for(second.left_by, limit)
-            before = first.began.at < second.began_from
-            if before and second.left_by < first.surely_until and not beside:
-                yield first, second
-
-
-def overtaken(
-    stays_: list[Stay],
-    took: list[Event],
-    turns: Iterable[Event] = (),
-    waiting: Iterable[Event] = (),
-    limit: int = 1,
-) -> Iterator[tuple[Stay, Event]]:
-    """Those who were in the room all the while that a newcomer asked for the lock and took it.
-
-    Who has the turn is no newcomer, even if whoever parked it did not live to say so. If a turn has
-    lapsed, what waits in a pool slot may go first, and so may a newcomer that finds the lock kept
-    for that. All may go before one whose turn lapsed in a busy worker, or that gives up.
+def passed_by(stays_: list[Stay], took: Event, since: float, limit: int = 1) -> Iterator[Stay]:
+    """Those who had their places before this time, and still when somebody took the lock, and whose
+    messages that one had to wait for.
 
     Args:
         stays_: in the lock's room.
-        took: what took the lock.
-        turns: who got the turn.
-        waiting: the questions of what waits in a pool slot.
+        took: somebody took the lock.
+        since: from then on that one may have had a place.
         limit: how many may hold the lock at once.
     """
-    asks = [event.at for event in waiting]
+    for stay in stays_:
+        before = stay.first.parked.at < since and stay.parked.at < took.at < stay.surely_until
+        if before and not stay.need_not_be_waited_for(took.at, limit):
+            yield stay
+
+
+def newcomers(
+    stays_: list[Stay], took: Iterable[Event], offered: Iterable[Event]
+) -> Iterator[Event]:
+    """Those that took the lock and did not wait in its room. Whose message was published is none,
+    even if whoever parked it did not live to say so. Nor is one that found a message late: then the
+    lock is kept for nobody until the next one is published.
+    """
     came_in = defaultdict(list)
     for stay in stays_:
         came_in[stay.entry].append(stay.parked.asked)
-    for event in turns:
+    for event in offered:
         came_in[event.entry].append(event.at)
     for event in took:
-        if any(asked < event.at for asked in came_in[event.entry]):
-            continue
-        in_room = [stay for stay in stays_ if stay.parked.at < event.at < stay.left_by]
-        waits = any(event.at - WAITER_TTL < at < event.at for at in asks)
-        lapsed = any(stay.turn_lapsed(event.at) or stay.is_away(event.at) for stay in in_room)
-        if waits and lapsed:
-            continue
-        for stay in in_room:
-            passed = stay.parked.at < event.asked and event.at < stay.surely_until
-            if passed and not stay.need_not_be_waited_for(event.at, limit):
-                yield stay, event
+        was_in = any(asked < event.at for asked in came_in[event.entry])
+        in_room = (stay for stay in stays_ if stay.parked.at < event.at < stay.left_by)
+        if not was_in and not any(stay.is_late(event.at) for stay in in_room):
+            yield event
 
 
 def side_by_side(stays_: list[Stay]) -> Iterator[tuple[Stay, Stay]]:
-    """Those of the same kind, of which one should have replaced the other."""
+    """Those in the same pending slot, of which one should have replaced the other."""
     for number, second in enumerate(stays_):
         for first in stays_[:number]:
             same = first.parked.newest and first.parked.newest == second.parked.newest
             since = max(first.parked.at, second.parked.at)
             until = min(first.surely_until, second.surely_until)
-            both = same and first.is_fresh and second.is_fresh and since < until
-            if both and not _may_be_a_second_answer(max(first.parked, second.parked, key=_when)):
+            newer = max(first.parked, second.parked, key=_when)
+            if same and since < until and not _may_be_a_second_answer(newer):
                 yield first, second
 
 

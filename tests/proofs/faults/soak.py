@@ -1,7 +1,8 @@
 """The soak: late-acknowledged tasks that wait for locks, for minutes or hours, while workers are
 killed, stopped and replaced. Rounds of two minutes, each judged like a case.
 
-Redis is the broker, with a visibility timeout as long as to let messages come back long after.
+The broker is Redis, with a visibility timeout as long as to let messages come back long after, and
+in every other round RabbitMQ.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ROUND = 120.0
 #: Seconds from one strike to the next, at least and at most.
 PAUSE = (1.0, 4.0)
 VISIBILITY_TIMEOUT = 15
-TASKS = {"queue": 6, "defer": 3, "patient": 3, "retry_queued": 1}
+TASKS = {"queue": 6, "coalesce": 3, "debounce": 3, "defer": 3, "patient": 3, "retry_queued": 1}
 STRIKES: tuple[Callable[[Stage], None], ...] = (
     *(kill_child, kill_child, kill_worker),
     lambda stage: stop_child(stage, SHORT),
@@ -53,18 +54,22 @@ def soak(minutes: float, seed: int, folder: Path) -> Iterator[Result]:
 
 
 def _round(seconds: float, seed: int, folder: Path) -> Result:
+    broker = ("redis", "amqp")[seed % 2]
+    impatient = {
+        "broker_transport_options": {**IMPATIENT, "visibility_timeout": VISIBILITY_TIMEOUT}
+    }
     fault = Fault(
         name="soak",
         inject=lambda stage: _strike(stage, seconds),
         pools=PREFORK,
-        conf={"broker_transport_options": {**IMPATIENT, "visibility_timeout": VISIBILITY_TIMEOUT}},
+        conf=impatient if broker == "redis" else {},
         load=TASKS,
         apart=(0.01, 0.06),
         room=24,
         # A message may come back twice, and behind others, before it runs.
         drain=30.0 + 4 * VISIBILITY_TIMEOUT,
     )
-    case = Case("redis", "prefork", "late", "soak")
+    case = Case(broker, "prefork", "late", "soak")
     path = folder / f"soak-{seed}.jsonl"
     path.unlink(missing_ok=True)
     stage = Stage(

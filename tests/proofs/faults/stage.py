@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from celery_redislock.protocol.rooms import ENDED_AGAIN
 from tests.support.lateness import witness
 from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually
@@ -305,12 +306,12 @@ class Stage:
         fences, reserved = self._fences_left()
         self.history.write("drained", fences=fences, reserved=reserved)
         # The locks of dead workers lapse, and those that are kept for a retry that vanished. Who
-        # looks after the rooms looks at each once more when its last run could have died.
-        give_up = time.monotonic() + self.ttl + 2.5
+        # looks after the rooms looks at each once more when its last run could have died, or when
+        # a replaced task was to have its result.
+        give_up = time.monotonic() + max(self.ttl, ENDED_AGAIN) + 2.5
         while (self.locks_left() or self._rooms_left()) and time.monotonic() < give_up:
             time.sleep(0.05)
-        about = {"keys": self.locks_left(), "rooms": self._rooms_left(), "aside": self._aside()}
-        self.history.write("quiet", **about)
+        self.history.write("quiet", keys=self.locks_left(), rooms=self._rooms_left())
 
     def _is_drained(self) -> bool:
         """Whether nothing more will happen."""
@@ -351,15 +352,9 @@ class Stage:
                     left[key] = client.lrange(key, 0, -1)
                 elif kind in ("entries", "ended"):
                     left[key] = list(client.hgetall(key))
-                elif kind in ("rooms", "deadlines"):
+                elif kind in ("rooms", "deadlines", "sent"):
                     left[key] = client.zrange(key, 0, -1)
         return {key: value for key, value in left.items() if value}
-
-    def _aside(self) -> list[str]:
-        """The ids of the entries that were set aside."""
-        with self.locks.client(timeout=5) as client:
-            keys = list(client.scan_iter("redislock:*:aside:*", count=1000))
-            return [entry for key in keys for entry in client.hkeys(key)]
 
     def _fences_left(self) -> tuple[dict[str, int], dict[str, str]]:
         """The fences of the locks that are held, and the tasks for which the others are kept while

@@ -15,7 +15,7 @@ from typing import Any
 
 from celery_redislock.lock.lease import Lease
 from celery_redislock.servers.server import Server
-from celery_redislock.tasks import turns
+from celery_redislock.tasks import room
 from celery_redislock.tasks.asking import Asking
 from celery_redislock.tasks.run import Run
 
@@ -26,11 +26,10 @@ STEPS = {
     "parking": "it is about to put its task into the room",
     "parked": "its task is in the room; the message is not acknowledged late, nobody was told",
     "settling": "the body is over, and its lock is not given back",
-    "given": "it was told who got the turn, and has not published that one",
-    "published": "it has published the one whose turn it is",
-    "received": "it has received the message of the one whose turn it is, and said so",
-    "asking": "it is to run the one whose turn it is, and has not asked for the lock",
-    "taken": "the head of the room has the lock and has left the room; its body has not begun",
+    "offered": "it was told who is next, and has not published that one's message",
+    "published": "it has published the message of the one that is next",
+    "asking": "it has got a message of the room, and has not asked for the lock",
+    "taken": "one of the room has the lock and has left the room; its body has not begun",
     "replacing": "it is about to store that one was replaced",
     "replaced": "it has stored that, and not said so",
     "gave up": "one that waited long enough has left the room; its next policy has not acted",
@@ -82,10 +81,9 @@ def witness(history: History, main: int) -> None:
     global _history, _main
     _history, _main = history, main
     Server.run = _before(Server.run, "parking", _asks("park"))  # type: ignore[method-assign]
-    Server.run = _after(Server.run, "received", _asks("received"))  # type: ignore[method-assign]
     Lease.release = _before(Lease.release, "settling")  # type: ignore[method-assign]
-    turns._send = _after(turns._send, "published")
-    turns.store_skipped = _before(_after(turns.store_skipped, "replaced"), "replacing")
+    room._send = _after(room._send, "published")
+    room.store_skipped = _before(_after(room.store_skipped, "replaced"), "replacing")
     Asking.ask = _before(Asking.ask, "asking", _is_parked)  # type: ignore[method-assign]
     Run._run = _before(Run._run, "taken", _is_parked)  # type: ignore[method-assign]
 

@@ -21,6 +21,7 @@ from kombu.transport.redis import Transport as RedisTransport
 
 from celery_redislock import (
     Coalesce,
+    Debounce,
     Defer,
     Queue,
     Raise,
@@ -31,14 +32,14 @@ from celery_redislock import (
     lock_lost,
     lock_released,
 )
-from celery_redislock.protocol import rooms
 from celery_redislock.protocol.claims import EXTENDED, Acquired, Extended, Full, Older, Parked
 from celery_redislock.protocol.clock import clock
+from celery_redislock.protocol.entries import task_id_of
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks import asking
 from celery_redislock.worker import finished, sweeper
-from tests.proofs.faults import breakages, steps, turns
+from tests.proofs.faults import breakages, patience, steps
 from tests.proofs.faults.history import History
 from tests.proofs.faults.scopes import SCOPED, define
 
@@ -116,6 +117,7 @@ class _Run:
         self._told = False
         request = task.request
         options = getattr(task, "lock_options", None)
+        policy = options.on_conflict if options else None
         history.write(
             "start",
             run=self.name,
@@ -130,6 +132,7 @@ class _Run:
             ttl=self._lock.ttl,
             limit=options.lock_limit if options else 1,
             min_hold=(options.lock_min_hold if options else None) or 0.0,
+            quiet=[policy.quiet, policy.max_wait] if isinstance(policy, Debounce) else None,
             pid=os.getpid(),
             main=MAIN,
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
@@ -175,6 +178,11 @@ def singleton(name: str, function: Any = body, **options: Any) -> Any:
     return define(app, name, function, options)
 
 
+DEBOUNCED = {
+    "debounce": Debounce(quiet=0.4, max_wait=1.5),
+    "debounce_steadily": Debounce(quiet=0.6, max_wait=1.5),
+    "retry_debounced": Debounce(quiet=0.3, max_wait=1.0),
+}
 _patiently = Defer(delay=0.2, backoff=1.3, max_delay=0.6)
 
 
@@ -194,6 +202,8 @@ def _first_fleet() -> None:
     singleton("queue_briefly", on_conflict=Queue(max_wait=0.8, then=Skip()))
     singleton("queue_then_defer", on_conflict=Queue(limit=3, max_wait=1.0, then=_patiently))
     singleton("coalesce", on_conflict=Coalesce())
+    for name, policy in DEBOUNCED.items():
+        singleton(name, on_conflict=policy)
     singleton("retry_queued", on_conflict=Queue())
     singleton("retry_held_queued", on_conflict=Queue(), lock_across_retries="hold")
     singleton("retry_coalesced", on_conflict=Coalesce())
@@ -315,38 +325,25 @@ def _who(claim: Any) -> dict[str, Any]:
         "id": claim.task_id,
         "entry": claim.entry_id,
         "key": claim.keys.lock,
-        "reserved": bool(claim.kept) and not claim.parked,
+        "reserved": bool(claim.kept),
         "pid": os.getpid(),
         "main": MAIN,
     }
 
 
-def _task_id(entry_id: str) -> str:
-    return entry_id.rpartition(":")[0]
-
-
-def _write_turn(key: str, offered: Any, asked: float) -> None:
-    """Who in the room got the turn, or gives up, by what was asked then."""
+def _write_offer(key: str, offered: Any, asked: float) -> None:
+    """Whose message is to be published, by what was asked then."""
     if offered is None:
         return
-    history.write(
-        "turn",
-        entry=offered.entry_id,
-        id=_task_id(offered.entry_id),
-        key=key,
-        gives_up=offered.gives_up,
-        publish=offered.publish,
-        again=offered.again,
-        asked=asked,
-        pid=os.getpid(),
-    )
-    if offered.publish:
-        steps.step("given")
+    entry, pid = offered.place.entry_id, os.getpid()
+    about = {"entry": entry, "id": task_id_of(entry), "key": key}
+    history.write("offered", since=offered.since, asked=asked, pid=pid, **about)
+    steps.step("offered")
 
 
 def _witness_rooms() -> None:
-    """What enters a waiting room, who gets the turn, and what leaves it. Each is written with when
-    it was asked for, also before: whoever is killed in between may have been served.
+    """What enters a waiting room, who is to be published, and what leaves it. Each is written with
+    when it was asked for, also before: whoever is killed in between may have been served.
     """
     run, block, park = Server.run, Node.block, asking.park
     parkings: dict[Any, tuple[Any, Any]] = {}
@@ -382,51 +379,49 @@ def _acquires(ask: Any, call: Any) -> Any:
     fence = reply.fence if isinstance(reply, Acquired) else 0
     kind = "took" if fence else "refused"
     history.write(kind, token=claim.token, fence=fence, asked=asked, **who)
-    _write_turn(claim.keys.lock, getattr(reply, "offered", None), asked)
+    _write_offer(claim.keys.lock, getattr(reply, "offered", None), asked)
     return reply
 
 
 def _parks(ask: Any, claim: Any, parking: Any) -> Any:
-    asked = time.monotonic()
-    history.write("parks", newest=parking.kind, **_who(claim))
+    asked, slot = time.monotonic(), parking.member.startswith("=")
+    about = {"newest": parking.member if slot else "", "quiet": parking.quiet, **_who(claim)}
+    history.write("parks", **about)
     reply = ask()
     said = {Parked: "parked", Full: "full", Older: "older"}.get(type(reply), "ask")
     history.write(
         "parked" if isinstance(reply, Parked) else "not parked",
         said=said,
-        newest=parking.kind,
         in_front=parking.in_front,
         replaces=(parking.replace or ("", None))[1] is not None,
-        began=parking.began,
         replaced=list(getattr(reply, "replaced", ())),
         asked=asked,
-        **_who(claim),
+        **about,
     )
-    _write_turn(claim.keys.lock, getattr(reply, "offered", None), asked)
+    _write_offer(claim.keys.lock, getattr(reply, "offered", None), asked)
     if isinstance(reply, Parked):
         steps.step("parked")
     return reply
 
 
 def _settles(ask: Any, call: Any) -> Any:
-    key, (take_out, aside) = call.keys[0], call.args[10:] or ("", 0)
-    if take_out:
-        about = {"entry": take_out, "id": _task_id(take_out), "key": key}
-        history.write("out", aside=bool(aside), **about)
+    key, (_, entry) = call.keys[0], call.args[10:] or ("", "")
+    if entry:
+        history.write("out", entry=entry, id=task_id_of(entry), key=key)
     asked = time.monotonic()
     reply = ask()
-    if take_out:
+    if entry:
         steps.step("gave up")
-    _write_turn(key, reply.offered, asked)
+    _write_offer(key, reply.offered, asked)
     return reply
 
 
 def _looks(ask: Any, call: Any) -> Any:
     asked, key = time.monotonic(), call.keys[0]
+    for member in call.args[3:]:
+        history.write("passed over", member=member, key=key)
     reply = ask()
-    for entry in reply.aside:
-        history.write("aside", entry=entry, id=_task_id(entry), key=key)
-    _write_turn(key, reply.offered, asked)
+    _write_offer(key, reply.offered, asked)
     return reply
 
 
@@ -499,10 +494,7 @@ if CONF.get("bench_pool") == "gevent":
     # seconds brought nothing, and its BRPOP brings something every second.
     RedisTransport.brpop_timeout = 4
 
-# A turn that nobody takes lapses soon, and is offered again, so that a case is short. So does that
-# a worker has the message.
-turns.shorten()
-rooms.RECEIVED_FOR = 4.0
+patience.shorten()
 # Done notes are forgotten while the case still runs: one that is needed would be missed.
 finished.REMEMBERED, finished.LOOK_EVERY = 1.0, 0.1
 sweeper.SWEEP_EVERY = CONF.get("bench_sweep_every", 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.proofs.faults.checker import STUCK
+from tests.proofs.faults.patience import GOES_LAST_AFTER
 from tests.proofs.faults.test_checker import CHILD, MAIN, Story
 
 END = 50.0
@@ -13,16 +14,16 @@ class RoomStory(Story):
 
     def parked(self, entry, at, *, newest="", replaced=(), key="k", said="parked", **fields):
         kind = "parked" if said == "parked" else "not parked"
-        fields = {"in_front": False, "began": False, **fields}
+        fields = {"in_front": False, **fields}
         about = {"entry": entry, "id": entry.partition(":")[0], "key": key, "said": said}
         fields = {"asked": at - 0.01, **fields}
         places = {"pid": CHILD, "main": MAIN}
         replaced = list(replaced)
         return self.add(kind, at, newest=newest, replaced=replaced, **about, **places, **fields)
 
-    def parks(self, entry, at, *, newest="", key="k"):
+    def parks(self, entry, at, *, newest="", key="k", **fields):
         about = {"entry": entry, "id": entry.partition(":")[0], "key": key, "newest": newest}
-        return self.add("parks", at, pid=CHILD + 1, main=MAIN, **about)
+        return self.add("parks", at, pid=CHILD + 1, main=MAIN, **about, **fields)
 
     def asks(self, entry, at, *, token=None, key="k", waits=False):
         about = {"entry": entry, "id": entry.partition(":")[0], "key": key, "waits": waits}
@@ -39,16 +40,13 @@ class RoomStory(Story):
     def out(self, entry, at, key="k"):
         return self.add("out", at, entry=entry, id=entry.partition(":")[0], key=key)
 
-    def turn(self, entry, at, *, key="k", gives_up=False, again=False):
+    def offered(self, entry, at, *, since=0.0, key="k"):
+        """Its message was to be published, as first that many seconds before."""
         about = {"entry": entry, "id": entry.partition(":")[0], "key": key}
-        told = {"gives_up": gives_up, "publish": True, "again": again, "asked": at - 0.01}
-        return self.add("turn", at, **told, **about)
+        return self.add("offered", at, since=since, asked=at - 0.01, **about)
 
-    def received(self, entry, at):
-        return self.add("received", at, id=entry.partition(":")[0], main=MAIN)
-
-    def quiet(self, at=END, aside=(), **rooms):
-        return self.add("quiet", at, keys={}, rooms=rooms, aside=list(aside))
+    def quiet(self, at=END, **rooms):
+        return self.add("quiet", at, keys={}, rooms=rooms)
 
 
 def two_in_the_room(**case):
@@ -62,7 +60,7 @@ def test_the_order_of_the_room_is_kept():
     assert two_in_the_room().took("a:0.0", 3.0).took("b:0.0", 4.0).wrong() == []
 
 
-def test_who_takes_the_lock_out_of_its_turn_is_found():
+def test_who_takes_the_lock_out_of_order_is_found():
     assert two_in_the_room().took("b:0.0", 3.0).took("a:0.0", 4.0).wrong() == ["order"]
 
 
@@ -76,7 +74,7 @@ def test_who_goes_to_the_front_is_before_the_others():
     assert story.took("b:0.0", 3.0).took("a:0.0", 4.0).wrong() == []
 
 
-def test_who_replaces_another_has_its_turn():
+def test_who_replaces_another_has_its_place():
     story = RoomStory().parked("old:0.0", 1.0, newest="t").parked("a:0.0", 2.0)
     story.parked("new:0.0", 3.0, newest="t", replaced=["old:0.0"])
     assert story.took("new:0.0", 4.0).took("a:0.0", 5.0).wrong() == []
@@ -85,20 +83,19 @@ def test_who_replaces_another_has_its_turn():
     assert story.took("new:0.0", 4.0).took("a:0.0", 5.0).wrong() == ["order"]
 
 
-def test_who_replaces_two_has_the_turn_of_the_first():
+def test_who_replaces_two_has_the_place_of_the_first():
     story = RoomStory().parked("a:0.0", 1.0, newest="c").parked("b:0.0", 2.0)
-    # It has begun before, so it was put ahead of `a`, which is newer.
-    story.parked("old:0.0", 3.0, newest="c", began=True)
+    story.parked("old:0.0", 3.0, newest="c", in_front=True)
     story.parked("new:0.0", 4.0, newest="c", replaced=["old:0.0", "a:0.0"])
     assert "order" not in story.took("new:0.0", 5.0).took("b:0.0", 6.0).wrong()
 
 
-def test_who_may_have_had_the_lock_and_died_has_lost_its_turn():
+def test_who_may_have_had_the_lock_and_died_has_lost_its_place():
     story = two_in_the_room().asks("a:0.0", 2.5)
     assert story.took("b:0.0", 3.0).took("a:0.0", 4.0).wrong() == []
 
 
-def test_who_gave_up_has_no_turn():
+def test_who_gave_up_has_no_place():
     story = two_in_the_room().out("a:0.0", 2.5)
     assert story.took("b:0.0", 3.0).took("a:0.0", 4.0).wrong() == []
 
@@ -134,101 +131,79 @@ def test_a_newcomer_before_or_after_the_room_is_fine():
     assert story.took("a:0.0", 2.0).took("late:0.0", 2.5).wrong() == []
 
 
-def test_who_has_the_turn_is_no_newcomer():
-    story = RoomStory().parked("a:0.0", 1.0).turn("b:0.0", 1.5)
+def test_whose_message_is_published_is_no_newcomer():
+    story = RoomStory().parked("a:0.0", 1.0).offered("b:0.0", 1.5)
     assert story.took("b:0.0", 2.0).took("a:0.0", 3.0).wrong() == []
 
 
-def test_beside_a_turn_that_lapsed_what_waits_in_a_pool_slot_may_go_first():
-    def story(turn_at, waits=True):
-        made = RoomStory().parked("a:0.0", 1.0).parked("b:0.0", 1.1).turn("a:0.0", turn_at)
-        made.asks("waiter:0.0", 1.4, waits=waits)
-        return made.took("new:0.0", 3.0).took("a:0.0", 4.0).took("b:0.0", 5.0)
+def test_who_meets_a_late_message_may_go_first():
+    def story(offered_at, **how):
+        made = RoomStory().parked("a:0.0", 1.0).parked("b:0.0", 1.1)
+        made.offered("a:0.0", offered_at, **how)
+        return made.took("new:0.0", 3.0).took("a:0.0", 4.0).took("b:0.0", 5.0).wrong()
 
-    assert story(1.5).wrong() == []
-    assert story(2.5).wrong() == ["overtook", "overtook"]
-    assert story(1.5, waits=False).wrong() == ["overtook", "overtook"]
-
-
-def test_the_first_turn_that_is_written_may_not_be_the_first():
-    def story(again):
-        made = RoomStory().parked("a:0.0", 1.0).asks("waiter:0.0", 1.4, waits=True)
-        return made.took("waiter:0.0", 2.0).turn("a:0.0", 2.5, again=again).took("a:0.0", 3.0)
-
-    assert story(True).wrong() == []
-    assert story(False).wrong() == ["overtook"]
+    assert story(2.0) == []
+    assert story(2.1) == ["overtook", "overtook"]
+    assert story(3.5, since=1.6) == [], "who published it first did not live to say so"
+    assert story(3.5, since=1.4) == ["overtook", "overtook"]
 
 
-def test_one_whose_turn_lapsed_in_a_busy_worker_is_passed_by_all():
-    def story(received_at):
-        made = RoomStory().parked("a:0.0", 1.0).turn("a:0.0", 1.5).received("a:0.0", received_at)
-        return made.took("new:0.0", 3.0).took("a:0.0", 4.0)
-
-    assert story(1.6).wrong() == []
-    assert story(0.9).wrong() == ["overtook"], "that was before it was parked"
-    assert story(3.5).wrong() == ["overtook"]
+def test_one_that_met_a_held_lock_and_went_back_is_waited_for_again():
+    story = RoomStory().parked("a:0.0", 1.0).offered("a:0.0", 1.5).parked("a:0.0", 2.0)
+    assert story.took("new:0.0", 3.0).took("a:0.0", 4.0).wrong() == ["overtook"]
+    story = RoomStory().parked("a:0.0", 1.0).offered("a:0.0", 1.5).parked("a:0.0", 2.0)
+    story.offered("a:0.0", 2.1)
+    assert story.took("new:0.0", 4.0).took("a:0.0", 5.0).wrong() == []
 
 
-def test_the_next_has_its_turn_while_one_is_with_a_busy_worker():
-    def story(received_at):
-        made = two_in_the_room().turn("a:0.0", 2.5).received("a:0.0", received_at)
-        return made.took("b:0.0", 4.0).took("a:0.0", 5.0)
+def test_the_next_one_has_its_chance_while_a_message_is_late():
+    def story(offered_at):
+        made = two_in_the_room().offered("a:0.0", offered_at)
+        return made.took("b:0.0", 4.0).took("a:0.0", 5.0).wrong()
 
-    assert story(2.6).wrong() == []
-    assert story(2.4).wrong() == ["order"]
+    assert story(2.5) == []
+    assert story(3.5) == ["order"]
 
 
-def test_of_two_slots_one_is_kept_for_whose_turn_it_is_and_the_other_is_anybodys():
+def test_one_that_nobody_took_for_long_loses_its_place():
+    def story(since):
+        made = two_in_the_room().offered("a:0.0", 9.0, since=since).parked("a:0.0", 9.1)
+        return made.took("b:0.0", 9.5).took("a:0.0", 10.0).wrong()
+
+    assert story(GOES_LAST_AFTER + 1) == []
+    assert story(GOES_LAST_AFTER - 1) == ["order"]
+
+
+def test_nobody_waits_for_one_that_was_passed_over():
+    def story(member):
+        made = RoomStory().parked("a:0.0", 1.0, newest="=t").parked("b:0.0", 2.0)
+        made.add("passed over", 2.5, key="k", member=member)
+        return made.took("b:0.0", 2.6).took("a:0.0", 5.0).wrong()
+
+    assert story("=t") == []
+    assert story("=u") == ["order"]
+
+
+def test_of_two_slots_one_is_kept_for_the_next_one_and_the_other_is_anybodys():
     def story(limit):
-        made = limited((0.5, 1.0), limit=limit).parked("a:0.0", 1.0).turn("a:0.0", 1.5)
+        made = limited((0.5, 1.0), limit=limit).parked("a:0.0", 1.0).offered("a:0.0", 1.5)
         return made.took("new:0.0", 1.6).took("a:0.0", 2.0)
 
     assert story(2).wrong() == []
     assert story(1).wrong() == ["overtook"]
 
 
-def test_a_newcomer_passes_one_that_gives_up():
-    story = RoomStory().parked("a:0.0", 1.0).turn("a:0.0", 1.5, gives_up=True)
-    assert story.took("new:0.0", 3.0).out("a:0.0", 4.0).wrong() == []
-
-
-def test_while_one_gives_up_others_go_on():
-    def story(gives_up):
-        made = two_in_the_room().turn("a:0.0", 2.5, gives_up=gives_up)
-        return made.took("b:0.0", 3.0).out("a:0.0", 3.5)
-
-    assert story(True).wrong() == []
-    assert story(False).wrong() == ["order"]
-
-
-def test_of_two_that_have_their_turns_side_by_side_either_may_come_first():
+def test_of_two_that_are_published_side_by_side_either_may_come_first():
     def story(limit):
         made = limited((0.5, 1.0), limit=limit).parked("a:0.0", 1.0).parked("b:0.0", 2.0)
-        return made.turn("a:0.0", 2.5).turn("b:0.0", 2.5).took("b:0.0", 3.0).took("a:0.0", 4.0)
+        made.offered("a:0.0", 2.5).offered("b:0.0", 2.5)
+        return made.took("b:0.0", 3.0).took("a:0.0", 4.0)
 
     assert story(2).wrong() == []
     assert story(1).wrong() == ["order"]
 
 
-def test_who_was_offered_the_turn_for_the_last_time_may_have_been_set_aside():
-    story = two_in_the_room()
-    for number in range(4):
-        story.turn("a:0.0", 3.0 + number)
-    assert story.took("b:0.0", 8.0).took("a:0.0", 9.0).wrong() == []
-
-
-def test_one_that_was_set_aside_and_has_ended_is_not_left_there():
-    story = RoomStory().message("a", value="run1").body(1.0, 1.5, task_id="a")
-    assert story.quiet(aside=["a:0.0"]).wrong() == ["left"]
-
-
-def test_one_that_was_set_aside_and_never_ends_is_lost():
-    story = RoomStory().message("a", state=None).parked("a:0.0", 1.0)
-    story.add("aside", 2.0, entry="a:0.0", id="a", key="k")
-    assert "vanished" in story.quiet(aside=["a:0.0"]).wrong()
-
-
-def test_who_replaced_one_of_which_that_is_written_later_has_its_turn():
+def test_who_replaced_one_of_which_that_is_written_later_has_its_place():
     story = RoomStory().parked("a:0.0", 1.0, newest="t").parked("other:0.0", 1.5)
     story.parked("c:0.0", 2.0, newest="t", replaced=["b:0.0"])
     story.parked("b:0.0", 2.005, newest="t", replaced=["a:0.0"])
@@ -258,6 +233,28 @@ def test_a_retry_takes_what_its_earlier_attempt_kept_for_it():
     story.add("released", 0.95, id="r", key="k", fence=490, owned=True, kept_for_retry=True)
     story.parked("a:0.0", 1.0).took("r:0.1", 2.0).took("a:0.0", 3.0)
     assert story.wrong() == []
+
+
+def test_one_that_asks_again_and_again_is_found():
+    def story(pause):
+        made = RoomStory()
+        for number in range(30):
+            made.asks("a:0.0", 1.0 + number * pause)
+        return made.wrong()
+
+    assert story(pause=0.1) == []
+    assert story(pause=0.01) == ["spins"]
+
+
+def test_an_error_of_a_programs_own_is_found_and_a_tasks_own_is_not():
+    def story(error, task="job"):
+        story = RoomStory().message("a", state="FAILURE")
+        story.events[1].fields["task"] = task
+        return story.add("failed", 1.0, id="a", error=error, pid=CHILD).wrong()
+
+    assert story("ValueError") == []
+    assert story("TypeError") == ["error"]
+    assert story("TypeError", task="reshaped") == []
 
 
 # -- nothing is lost --------------------------------------------------------------------------
@@ -353,21 +350,23 @@ def waits(until):
     return RoomStory().body(0.5, 1.5).parked("a:0.0", 1.0).took("a:0.0", until)
 
 
-def test_a_room_in_which_nobody_has_his_turn_for_long_is_found():
+def test_a_room_in_which_nobody_runs_for_long_is_found():
     assert waits(1.4 + STUCK).wrong() == []
     assert waits(1.7 + STUCK).wrong() == ["stuck"]
 
 
-def test_a_room_goes_on_too_if_one_has_its_turn_and_needs_the_lock_no_more():
-    def story(gives_up):
-        story = waits(1.7 + STUCK).parked("b:0.0", 0.9).turn("b:0.0", 1.9, gives_up=gives_up)
+def test_a_room_goes_on_too_if_one_is_published_and_needs_the_lock_no_more():
+    def story(is_published):
+        story = waits(1.7 + STUCK).parked("b:0.0", 0.9)
+        if is_published:
+            story.offered("b:0.0", 1.9)
         return story.out("b:0.0", 2.0).wrong()
 
-    assert story(gives_up=False) == []
-    assert story(gives_up=True) == ["stuck"]
+    assert story(is_published=True) == []
+    assert story(is_published=False) == ["stuck"]
 
 
-def test_a_room_in_which_others_have_their_turns_goes_on():
+def test_a_room_in_which_others_run_goes_on():
     assert waits(1.7 + STUCK).body(9.0, 9.5).wrong() == []
 
 
@@ -375,10 +374,10 @@ def test_a_room_does_not_go_on_while_the_lock_server_is_away():
     assert waits(1.7 + STUCK).fault(3.0, 12.0, unreachable=True).wrong() == []
 
 
-# -- of its kind ------------------------------------------------------------------------------
+# -- pending slots ------------------------------------------------------------------------------
 
 
-def test_two_of_a_kind_that_wait_side_by_side_are_found():
+def test_two_that_wait_in_one_slot_are_found():
     story = RoomStory().parked("a:0.0", 1.0, newest="t").parked("b:0.0", 2.0, newest="t")
     assert story.took("a:0.0", 3.0).took("b:0.0", 4.0).wrong() == ["two wait"]
 
@@ -393,22 +392,22 @@ def test_whom_a_command_replaced_whose_answer_was_lost_is_not_in_the_answer_to_t
     assert story(asked=1.8) == []
 
 
-def test_a_turn_may_be_written_before_the_parking():
-    """The release that gave it came between the parking and the answer to it."""
+def test_an_offer_may_be_written_before_the_parking():
+    """The release that made it came between the parking and the answer to it."""
 
-    def story(turn_at):
-        story = RoomStory().parked("a:0.0", 1.0, asked=0.9).turn("a:0.0", turn_at)
-        story.add("received", 4.0, id="a", main=MAIN, redelivered=False, tag="t")
+    def story(offered_at):
+        story = RoomStory().parked("a:0.0", 1.0, asked=0.9).offered("a:0.0", offered_at)
         story.took("newcomer:0.0", 4.1).body(4.1, 4.5, task_id="newcomer")
         return story.took("a:0.0", 5.0).wrong()
 
-    assert story(turn_at=0.95) == []
-    assert story(turn_at=0.8) == ["overtook"]
+    assert story(0.95) == []
+    assert story(0.8) == ["overtook"]
 
 
 def test_without_a_lock_each_message_runs_that_a_room_published():
-    def story(again, token, redelivered=False):
-        story = RoomStory().parked("a:0.0", 0.1).turn("a:0.0", 0.2).turn("a:0.0", 0.8, again=again)
+    def story(since, token, redelivered=False):
+        story = RoomStory().parked("a:0.0", 0.1).offered("a:0.0", 0.2)
+        story.offered("a:0.0", 0.8, since=since)
         story.body(1.0, 1.5, run="first", task_id="a").out("a:0.0", 1.0)
         story.body(2.0, 2.5, run="second", task_id="a")
         for event in story.events:
@@ -417,15 +416,15 @@ def test_without_a_lock_each_message_runs_that_a_room_published():
                 event.fields["redelivered"] = redelivered and event.run == "first"
         return story.wrong()
 
-    assert "twice" not in story(again=True, token=None)
-    assert "twice" not in story(again=False, token=None, redelivered=True)
-    assert "twice" in story(again=False, token=None)
-    assert "twice" in story(again=True, token="held")
+    assert "twice" not in story(since=0.6, token=None)
+    assert "twice" not in story(since=0, token=None, redelivered=True)
+    assert "twice" in story(since=0, token=None)
+    assert "twice" in story(since=0.6, token="held")
 
 
 def test_a_retry_and_one_that_is_newer_may_both_wait():
     story = RoomStory().parked("a:0.0", 1.0, newest="t")
-    story.parked("b:0.1", 2.0, newest="t", began=True)
+    story.parked("b:0.1", 2.0, in_front=True)
     assert story.took("b:0.1", 3.0).took("a:0.0", 4.0).wrong() == []
 
 

@@ -140,7 +140,7 @@ class Watcher:
             self._parked.add(event.id)
             for entry in event.replaced:
                 self._open.discard(entry.rpartition(":")[0])
-        elif event.kind in ("took", "out", "aside"):
+        elif event.kind in ("took", "out"):
             self._parked.discard(event.id)
         elif event.kind in ("revoked", "failed", "stored"):
             self._open.discard(event.id)

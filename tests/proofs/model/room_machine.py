@@ -1,51 +1,54 @@
 """The waiting room's scripts on a real Redis, through the real store, beside a list in memory.
 
-Tasks come, are refused, wait, have their turns, are published, come again, run, give up, end or
-die, in any order; messages are lost and doubled, and turns lapse. After each step the server has
-what the list says, and in the end each task has had what its policy promises.
+Tasks come, are refused, wait, are published, come again, run, give up, end or die, in any order;
+messages are lost and doubled, and time passes. After each step the server has what the list says,
+and in the end each task has had what its policy promises, and the room is empty.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import redis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from celery_redislock.protocol import calls, holders, rooms
+from celery_redislock.protocol import calls, notes, rooms
 from celery_redislock.protocol.claims import (
     Acquired,
     Busy,
     Claim,
     Done,
+    Free,
     Full,
     Offered,
     Older,
     Parked,
-    Parking,
-    Turn,
-    to_ms,
+    Place,
 )
-from celery_redislock.protocol.keys import LockKeys, lock_keys
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
+from tests.scripts.a_room import SLOT, TTL, Room
 
-#: Seconds. Nothing lapses by itself in a test: who dies, and a turn that nobody takes, is deleted.
-TTL = 600.0
-#: What a task's policy is called, and how many may then wait.
-POLICIES = {"queue": None, "queue of two": 2, "queue for a while": None, "coalesce": None}
-#: Seconds for which one waits with a policy that gives up. A rule says when they are over.
-FOR_A_WHILE = 3000.0
-#: As `turns.lua` says.
-OFFERS = 4
-#: How it may begin: what takes several steps would seldom come up in a row.
-SCENES = (
-    *("nothing", "nothing", "turn", "spent", "aside", "received"),
-    *("gives up", "gives up and is received", "copied"),
-)
+#: What a task's policy is called, and how it is parked.
+POLICIES: dict[str, dict[str, Any]] = {
+    "queue": {},
+    "queue of two": {"limit": 2},
+    "queue for a while": {"give_up": 20.0},
+    "coalesce": {},
+    "debounce": {"quiet": (5.0, 12.0)},
+}
+NEWEST = ("coalesce", "debounce")
+#: In ms, as `room.lua` has them.
+KEPT_FOR, LONGEST_CHANCE, GOES_LAST_AFTER, LONGEST_PAUSE = 5_000, 40_000, 60_000, 600_000
+#: It is noon when it begins, in ms.
+NOON = 1_700_049_600_000
+#: Seconds after which a task that no worker takes is dropped.
+OFFERED_FOR = 3600.0
+#: So many tasks at once, so that none is behind what a script looks at in one step.
+CROWD = 9
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,56 +56,55 @@ class Task:
     """A task, and what has become of it.
 
     Attributes:
-        task_id: its id.
+        name: its name; "" for a `RedisLock`.
         policy: what it does when it is refused.
-        arrived: when it did, counted in tasks.
-        began: it has waited or run before: those that came since are newer.
-        end: "", or "ran", "replaced", "turned away", "revoked", "gave up".
-        offers: how often it had its turn, or was to give up.
-        state: as `turns.lua` calls it: "u", "r", "g" or "h"; "" for none.
-        is_over: its time to wait is over, and nobody has looked since.
-        has_deadline: it gives up at some time.
+        arrived: when it did, in ms.
+        end: "", or "ran", "replaced", "turned away", "revoked", "gave up", "dropped".
+        is_revoked: a worker that receives its message drops it.
+        is_replaced: a newer one replaced it; if a copy of it ran then, that may go on.
     """
 
-    task_id: str
+    name: str
     policy: str
     arrived: int
-    began: bool = False
     end: str = ""
-    offers: int = 0
-    state: str = ""
-    is_over: bool = False
-    has_deadline: bool = False
-
-    @property
-    def entry_id(self) -> str:
-        return f"{self.task_id}:0.0"
-
-    @property
-    def entry(self) -> str:
-        return json.dumps({"task": "job", "task_id": self.task_id})
-
-    @property
-    def is_with_a_worker(self) -> bool:
-        return self.state in ("r", "h")
-
-    def forget_turns(self) -> None:
-        self.offers, self.state, self.is_over = 0, "", False
+    is_revoked: bool = False
+    is_replaced: bool = False
 
 
 @dataclasses.dataclass(eq=False)
 class Message:
-    """A message that was published from the room.
-
-    Attributes:
-        task: whose.
-        token: under which the lock is kept for it, or "".
-        gives_up: it is not to wait on.
-    """
+    """A message. `member`: it was published from the room. `is_copy`: it was delivered before."""
 
     task: Task
-    token: str = ""
+    member: str = ""
     gives_up: bool = False
+    is_copy: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class Member:
+    """A member of the room. All times are in ms.
+
+    Attributes:
+        name: the member.
+        task: the task that has this place.
+        due: it is not published before.
+        sent: when it was first published, if its message is under way.
+        first_call: the first call that has waited for quiet.
+        gives_up_at: when its time to wait is over.
+        deadline: when it is published, next, as one whose time is over.
+        looked_at: those who cannot publish it look again by then.
+    """
+
+    name: str
+    task: Task
+    due: int = 0
+    sent: int | None = None
+    first_call: int | None = None
+    gives_up_at: int | None = None
+    deadline: int | None = None
+    looked_at: float = 0
 
 
 class RoomMachine(RuleBasedStateMachine):
@@ -115,496 +117,477 @@ class RoomMachine(RuleBasedStateMachine):
     client: redis.Redis
     met: ClassVar[set[str]]
 
-    @initialize(limit=st.integers(1, 3), scene=st.sampled_from(SCENES))
-    def open(self, limit: int, scene: str) -> None:
-        self.keys: LockKeys = lock_keys("room", new_token(), limit)
+    @initialize(
+        limit=st.sampled_from([1, 1, 2, 3]),
+        behind=st.lists(st.sampled_from([*POLICIES, "coalesce"]), max_size=4),
+        are_copied=st.sampled_from([False, False, True]),
+    )
+    def open(self, limit: int, behind: list[str], are_copied: bool = False) -> None:
+        """All slots are taken, and some wait, perhaps with copies of their messages under way."""
+        self.room = Room(self.store, self.client, new_token(), limit)
+        self.room.set_time(NOON)
         self.tasks: list[Task] = []
-        self.waiting: list[Task] = []
-        self.aside: list[Task] = []
-        self.turns: dict[Task, str] = {}
-        self.inside: dict[Task, Claim] = {}
-        self.refused: list[tuple[Task, Claim]] = []
-        self.under_way: list[Message] = []
-        if scene != "nothing":
-            self._begin(limit, scene)
-
-    def _begin(self, limit: int, scene: str) -> None:
-        """All slots are taken, and two wait, in some state."""
-        for _ in range(limit + 2):
-            self.one_is_sent("queue for a while" if "gives up" in scene else "queue")
-        if scene == "copied":  # its other copy runs just before it is parked
-            self.one_ends(0, publishes=True)
-            task, _ = self.refused[0]
-            self._comes(Message(task))
-            self.one_ends(list(self.inside).index(task), publishes=True)
-            self.one_is_sent("queue")
+        self.waiting: list[Member] = []
+        self.inside: dict[Task, tuple[Claim, Message | None]] = {}
+        self.refused: list[Message] = []
+        self.messages: list[Message] = []
+        #: Those that were replaced or dropped, and have no result: their successors, and entries.
+        self.ended: dict[str, tuple[str, str]] = {}
+        self.ended_at: dict[str, int] = {}
+        for policy in ["queue"] * limit + behind:
+            self.one_is_sent(policy, is_late=False)
         while self.refused:
+            if are_copied:
+                self.messages.append(dataclasses.replace(self.refused[0], is_copy=True))
             self.a_refused_one_is_parked(0)
-        if "gives up" in scene:
-            self.ones_time_is_over(0)
-            self.somebody_looks(arrives=True, declines=False)
-            if "received" in scene:
-                self.a_worker_has_a_message(0)
-                self.ones_time_is_over(0)
-            return
-        self.one_ends(0, publishes=True)
-        if scene == "copied":
-            self.a_message_comes(0, doubled=True)
-        if scene in ("spent", "aside", "received"):
-            self.a_turn_lapses(0)
-            self.nobody_takes_turns(OFFERS if scene == "aside" else OFFERS - 1)
-        if scene == "received":
-            self.a_worker_has_a_message(0)
 
-    # -- what happens ---------------------------------------------------------------------
+    # -- what happens -----------------------------------------------------------------------------
 
-    @rule(policy=st.sampled_from(sorted(POLICIES)))
-    def one_is_sent(self, policy: str) -> None:
-        number = len(self.tasks) + 1
-        task = Task(f"task {number}", policy, number)
+    @precondition(lambda self: len(self.waiting) + len(self.refused) < CROWD)
+    @rule(
+        policy=st.sampled_from([*POLICIES, *NEWEST, *NEWEST]),
+        is_late=st.booleans(),
+        after=st.sampled_from([0, 1]),
+    )
+    def one_is_sent(self, policy: str, is_late: bool, after: int = 0) -> None:
+        """A late one is still with the broker, and was sent before those that overtake it."""
+        self._passes(after)
+        task = Task(f"task {len(self.tasks) + 1}", policy, self.room.now)
         self.tasks.append(task)
-        self._comes(Message(task))
+        self.messages.append(Message(task))
+        if not is_late:
+            self._comes(self.messages.pop())
 
-    @precondition(lambda self: self.under_way)
-    @rule(which=st.integers(0, 9), doubled=st.booleans())
-    def a_message_comes(self, which: int, doubled: bool) -> None:
-        message = self.under_way[which % len(self.under_way)]
-        if not doubled:
-            self.under_way.remove(message)
+    @precondition(lambda self: self.messages)
+    @rule(which=st.integers(0, 9), again=st.sampled_from(["", "", "a copy", "as it was"]))
+    def a_message_comes(self, which: int, again: str) -> None:
+        """Another copy may be under way, or a reply will be lost, so that the same asks again."""
+        message = self.messages.pop(which % len(self.messages))
+        if again:
+            is_copy = message.is_copy or again == "a copy"
+            self.messages.append(dataclasses.replace(message, is_copy=is_copy))
         self._comes(message)
 
-    @precondition(lambda self: self.under_way)
+    @precondition(lambda self: any(m.member and not m.is_copy for m in self.messages))
     @rule(which=st.integers(0, 9))
-    def a_worker_has_a_message(self, which: int) -> None:
-        message = self.under_way[which % len(self.under_way)]
-        task = message.task
-        state = self.client.hget(self.keys.entries, f"#{task.entry_id}") or "|||"
-        # Only of the message that was sent for it: one that was parked again waits for another.
-        is_its_own = (task.state in ("g", "h")) is (message.token == "")
-        is_its_own = is_its_own and state != "|||" and message.token in state
-        noted = self.store.run(
-            rooms.note_received(self.keys, task.entry_id, message.token, TTL), once=True
-        )
-        assert noted is (task in self.waiting and is_its_own)
-        if noted:
-            task.state = "h" if task.state in ("g", "h") else "r"
+    def a_message_is_lost(self, which: int) -> None:
+        """Those that the room sent may be: their tasks are still in it."""
+        able = [message for message in self.messages if message.member and not message.is_copy]
+        self.messages.remove(able[which % len(able)])
 
     @precondition(lambda self: self.refused)
     @rule(which=st.integers(0, 9))
     def a_refused_one_is_parked(self, which: int) -> None:
-        self._parks(*self.refused.pop(which % len(self.refused)))
+        self._parks(self.refused.pop(which % len(self.refused)))
 
     @precondition(lambda self: self.inside)
-    @rule(which=st.integers(0, 9), publishes=st.sampled_from([True, True, True, False]))
-    def one_ends(self, which: int, publishes: bool) -> None:
+    @rule(
+        which=st.integers(0, 9),
+        publishes=st.sampled_from([True, True, True, False]),
+        unknown=st.sampled_from([0, 0, 0, 1, CROWD]),
+    )
+    def one_ends(self, which: int, publishes: bool, unknown: int = 0) -> None:
         task = list(self.inside)[which % len(self.inside)]
-        claim = self.inside.pop(task)
-        assert task.end == "", "it has run before"
+        claim, _ = self.inside.pop(task)
+        assert task.end != "ran", "it has run before"
         task.end = "ran"
-        reply = self.store.run(
-            calls.settle(claim, calls.Release(note="1", always=True, publishes=publishes))
+        publishes = publishes and task.name != ""
+        reply = self.room.settle(
+            claim, note=notes.ENDED if task.name else "", always=True, publishes=publishes
         )
         assert reply.ours
-        self._is_offered(reply.offered, publishes)
+        due = self._next() if publishes else None
+        self._is_published(reply.offered, due, is_sent=unknown == 0)
+        if due is not None and unknown:
+            self._looks(unknown, [due])
 
     @precondition(lambda self: self.inside)
     @rule(which=st.integers(0, 9))
     def one_dies_and_its_message_comes_back(self, which: int) -> None:
         task = list(self.inside)[which % len(self.inside)]
-        self._free(self.inside.pop(task).token)
-        task.began = True
-        self.under_way.append(Message(task))
-
-    @precondition(lambda self: self.turns)
-    @rule(which=st.integers(0, 9))
-    def a_turn_lapses(self, which: int) -> None:
-        task = list(self.turns)[which % len(self.turns)]
-        self._free(self.turns.pop(task))
-        if task in self.waiting and task.state not in ("r", "g", "h"):
-            self._is_late(task)
-
-    @rule(arrives=st.booleans(), declines=st.sampled_from([False, False, False, True]))
-    def somebody_looks(self, arrives: bool, declines: bool) -> None:
-        """What is published need not arrive, or who looks cannot publish it."""
-        expected = self._sets_aside()
-        look = self.store.run(rooms.look(self.keys, TTL))
-        self._met("look", look.offered)
-        assert look.ended == {}
-        assert [*look.aside] == [task.entry_id for task in expected]
-        offered = self._is_to_give_up(look.offered) or self._is_unpublished(look.offered)
-        offered = offered or self._is_offered(look.offered, sends=False)
-        if offered is None or not look.offered or not look.offered.publish:
-            return
-        if arrives and not declines:
-            self._send(look.offered)
-        elif declines and not look.offered.gives_up:
-            self._declines(offered)
-
-    @rule(times=st.integers(1, OFFERS + 1))
-    def nobody_takes_turns(self, times: int) -> None:
-        for _ in range(times):
-            self.somebody_looks(arrives=False, declines=False)
-            while self.turns:
-                self.a_turn_lapses(0)
-
-    @precondition(lambda self: any(self._may_give_up(task) for task in self.waiting))
-    @rule(which=st.integers(0, 9))
-    def ones_time_is_over(self, which: int) -> None:
-        """It has waited for as long as it would; or its message, as one that gives up, did not
-        come.
-        """
-        able = [task for task in self.waiting if self._may_give_up(task)]
-        task = able[which % len(able)]
-        task.is_over = True
-        self.client.zadd(self.keys.deadlines, {task.entry_id: 0})
-        if task.state == "g":
-            self._is_late(task)
+        claim, message = self.inside.pop(task)
+        (slot,) = (each for each in self.room.slots if claim.token in (self.client.get(each) or ""))
+        self.client.delete(slot)
+        self._passes(int(TTL * 1000) + 1)  # so long it takes until its lock has expired
+        if task.is_replaced:
+            task.end = task.end or "replaced"
+        if message is not None:
+            self.messages.append(dataclasses.replace(message, is_copy=True))
 
     @precondition(lambda self: self.waiting)
     @rule(which=st.integers(0, 9))
     def one_is_revoked(self, which: int) -> None:
-        task = self.waiting[which % len(self.waiting)]
-        task.end = task.end or "revoked"
-        self.under_way = [each for each in self.under_way if each.task is not task]
-        self.refused = [(other, claim) for other, claim in self.refused if other is not task]
-        self._leaves(task)
+        self.waiting[which % len(self.waiting)].task.is_revoked = True
 
-    @precondition(lambda self: self.turns)
-    @rule(which=st.integers(0, 9))
-    def somebody_settles_what_is_anothers(self, which: int) -> None:
-        task = list(self.turns)[which % len(self.turns)]
-        stranger = Claim(self.keys, new_token(), TTL, "", task.task_id)
-        reply = self.store.run(calls.settle(stranger))
-        assert not reply.ours
-        self._is_offered(reply.offered)
+    @rule(ms=st.sampled_from([1, 999, 4_000, 4_999, 5_000, 10_000, 20_000, 60_000, 3_600_000]))
+    def time_passes(self, ms: int) -> None:
+        self._passes(ms)
 
-    @precondition(lambda self: self.aside)
-    @rule(which=st.integers(0, 9))
-    def one_is_put_back(self, which: int) -> None:
-        task = self.aside.pop(which % len(self.aside))
-        assert self.store.run(rooms.put_back(self.keys, task.entry_id, TTL))
-        assert not self.store.run(rooms.put_back(self.keys, task.entry_id, TTL))
-        task.forget_turns()
-        task.offers = 1  # it may have run elsewhere meanwhile: its result is looked up
-        self.waiting.append(task)
+    @precondition(lambda self: self._noted() is not None)
+    @rule(unknown=st.sampled_from([0, 0, 0, 1, 2, CROWD]))
+    def the_room_is_due(self, unknown: int) -> None:
+        due = self._noted()
+        assert due is not None
+        wait = max(int(due) - self.room.now, 0)
+        # What is due so late is a lock's expiry, which the real time moves by some ms.
+        self._passes(wait if wait < 200_000 else round(wait, -4))
+        self.somebody_looks(unknown)
 
-    # -- what must hold -------------------------------------------------------------------
+    @rule(unknown=st.sampled_from([0, 0, 1, 2, CROWD]))
+    def somebody_looks(self, unknown: int) -> None:
+        """Somebody who cannot publish the first so many."""
+        self._looks(unknown, [])
+
+    def _looks(self, unknown: int, passed_over: list[Member]) -> None:
+        """Somebody looks, and again for each that it cannot publish."""
+        now = self.room.now
+        while True:
+            for member in passed_over:
+                member.due, member.sent = now, min(member.sent or now, now - LONGEST_CHANCE)
+                pause = max((now - LONGEST_CHANCE - member.sent) / 2 + 1, 1000)
+                member.looked_at = now + min(pause, LONGEST_PAUSE)
+            gives_up = self._gives_up(passed_over)
+            due = gives_up or self._next(passed_over)
+            look = self.room.look(*(each.name for each in passed_over), longest=OFFERED_FOR)
+            self._met("look", look.offered)
+            is_known = len(passed_over) >= unknown
+            self._is_published(look.offered, due, is_sent=is_known)
+            if gives_up is not None:
+                gives_up.deadline = gives_up.due
+            self._stores_results(look.ended)
+            self._drops(look.too_long)
+            if due is None or is_known:
+                break
+            passed_over.append(due)
+        if due is None and not (look.ended or look.too_long):
+            assert look.due_in is None or look.due_in > 0, "it looks without end"
+
+    @rule()
+    def a_lock_outside_of_tasks_asks(self) -> None:
+        """A `RedisLock`, which cannot publish tasks."""
+        noted = self._noted()
+        is_looked_after = noted is not None and noted > self.room.now - KEPT_FOR
+        expected = Acquired if self._may_go(None, is_looked_after) else Busy
+        claim = self.room.lock_claim()
+        reply = self.store.run(calls.acquire(claim))
+        assert type(reply) is expected
+        if isinstance(reply, Acquired):
+            self.inside[Task("", "", self.room.now)] = (claim, None)
+        else:
+            assert reply.offered is None
+
+    # -- what must hold ---------------------------------------------------------------------------
 
     @invariant()
     def the_server_holds_what_the_list_says(self) -> None:
-        if not hasattr(self, "keys"):
+        if not hasattr(self, "room"):
             return
-        asks, slots = self.client.pipeline(transaction=False), self._slots()
-        asks.lrange(self.keys.room, 0, -1).hgetall(self.keys.entries).hkeys(self.keys.aside)
-        asks.zrange(self.keys.deadlines, 0, -1).zscore(self.keys.rooms, self.keys.lock_id)
-        for slot in slots:
-            asks.get(slot).pttl(slot)
-        room, entries, aside, limited, noted, *held = asks.execute()
-        order = [task.entry_id for task in self.waiting]
-        assert room == order
-        assert {field for field in entries if field[0] not in "#|"} == set(order)
-        assert {field[1:] for field in entries if field[0] == "#"} <= set(order)
-        if noted is not None and not noted.is_integer():
-            of_a_kind = [task.entry_id for task in self.waiting if task.policy == "coalesce"]
-            listed = json.loads(entries.get("|c|", "[]"))
-            assert [each for each in listed if each in set(of_a_kind)] == of_a_kind
-        assert set(aside) == {task.entry_id for task in self.aside}
-        assert set(limited) == {task.entry_id for task in self.waiting if task.has_deadline}
-        standing = [json.loads(value) for value in held[::2] if value]
-        turns = {each["turn"]: each["token"] for each in standing if "turn" in each}
-        assert turns == {task.entry_id: token for task, token in self.turns.items()}
-        tokens = sorted(each["token"] for each in standing)
-        assert tokens == sorted(
-            [*self.turns.values(), *(claim.token for claim in self.inside.values())]
-        )
-        assert -1 not in held[1::2], "it would not lapse"
-        assert noted is not None or not self.waiting, "nobody would look after them"
+        keys, asks = self.room.keys, self.client.pipeline(transaction=False)
+        asks.lrange(keys.room, 0, -1).hgetall(keys.entries)
+        asks.zrange(keys.sent, 0, -1, withscores=True)
+        asks.zrange(keys.deadlines, 0, -1, withscores=True)
+        asks.hkeys(keys.ended).mget(self.room.slots)
+        order, entries, sent, deadlines, ended, values = asks.execute()
+        waiting = {member.name: member for member in self.waiting}
+        assert order == [*waiting]
+        assert {field.removeprefix("#") for field in entries} == waiting.keys()
+        for name, member in waiting.items():
+            assert entries[name].endswith(self.room.entry(member.task.name))
+            assert entries[f"#{name}"].endswith(f"|{self._id(member.task)}")
+        assert dict(sent) == {n: m.sent for n, m in waiting.items() if m.sent is not None}
+        assert dict(deadlines) == {n: m.deadline for n, m in waiting.items() if m.deadline}
+        assert set(ended) == self.ended.keys()
+        held = {value.split('"')[3] for value in values if value}
+        assert held == {claim.token for claim, _ in self.inside.values()}
+        noted = self._noted()
+        if self.waiting or self.ended:
+            assert noted is not None, "nobody would look after them"
+            assert noted <= max(self.room.now, self._due()), "they are looked after too late"
 
     def teardown(self) -> None:
-        """Whatever happened, everybody who waits has a run or gives up, and nothing is left."""
-        if not hasattr(self, "keys"):
+        """Whatever happened, everybody who waits runs, or ends as its policy says."""
+        if not hasattr(self, "room"):
             return
         for _ in range(20 * (1 + len(self.tasks))):
-            if not (self.waiting or self.inside or self.refused or self.under_way or self.aside):
+            if not (self.inside or self.refused or self.messages or self._noted()):
                 break
             while self.inside:
                 self.one_ends(0, publishes=True)
             while self.refused:
                 self.a_refused_one_is_parked(0)
-            for _ in list(self.under_way):
-                self.a_message_comes(0, doubled=False)
-            while self.turns:
-                self.a_turn_lapses(0)
-            if not self.waiting:
-                while self.aside:
-                    self.one_is_put_back(0)
-            for task in self.waiting:
-                if task.is_with_a_worker:  # that worker died, and so it is not believed any more
-                    task.state = "g" if task.state == "h" else ""
-                    self.client.hset(
-                        self.keys.entries, f"#{task.entry_id}", f"{task.offers}||{task.state}|0|"
-                    )
-                if task.state == "g":
-                    able = [each for each in self.waiting if self._may_give_up(each)]
-                    assert task in able, "its give-up is forgotten"
-                    self.ones_time_is_over(able.index(task))
-            self.somebody_looks(arrives=True, declines=False)
+            for _ in list(self.messages):
+                self.a_message_comes(0, again="")
+            if self._noted() is not None:
+                self.the_room_is_due(0)
             self.the_server_holds_what_the_list_says()
         assert [task for task in self.tasks if not task.end] == []
-        keys = self.keys
-        left = (keys.room, keys.entries, keys.ended, keys.deadlines, keys.aside)
-        assert self.client.exists(*left, *self._slots()) == 0
-        assert self.client.zscore(self.keys.rooms, self.keys.lock_id) is None
-        newest = [task for task in self.tasks if task.policy == "coalesce"][-1:]
-        assert [task.end for task in newest if task.end == "replaced"] == [], "the last has a run"
+        of = self.room.keys
+        left = (of.room, of.entries, of.ended, of.deadlines, of.sent, *self.room.slots)
+        assert self.client.exists(*left) == 0
+        assert self._noted() is None
+        calls_of_slot = [task for task in self.tasks if task.policy in NEWEST]
+        last = max((task.arrived for task in calls_of_slot), default=0)
+        newest = {task.end for task in calls_of_slot if task.arrived == last}
+        assert newest != {"replaced"}, "the newest has a run"
 
-    # -- whose turn it is -------------------------------------------------------------------
+    # -- who is published -------------------------------------------------------------------------
 
-    def _is_spent(self, task: Task) -> bool:
-        is_on_its_way = task.is_with_a_worker or (task.state == "g" and not task.is_over)
-        return task.offers >= OFFERS and not is_on_its_way and task not in self.turns
+    def _free(self) -> int:
+        return len(self.room.slots) - len(self.inside)
 
-    def _able(self) -> list[Task]:
-        """Who may be given a turn."""
-        return [
-            task
-            for task in self.waiting
-            if task not in self.turns
-            and not self._is_spent(task)
-            and (task.state not in ("r", "g", "h") or (task.state == "g" and task.is_over))
-        ]
+    def _pause(self) -> int:
+        """The next has its chance so long after the last one that is under way."""
+        count = sum(member.sent is not None for member in self.waiting)
+        doubled = KEPT_FOR * 2 ** max(count - len(self.room.slots), 0)
+        return min(doubled, LONGEST_CHANCE) if count else 0
 
-    def _sets_aside(self) -> list[Task]:
-        """What a look does first."""
-        spent = [task for task in self.waiting if self._is_spent(task)]
-        for task in spent:
-            self.waiting.remove(task)
-            task.has_deadline = False
-            self.aside.append(task)
-        return spent
+    def _opens(self) -> int:
+        """When one that was not published yet has its chance."""
+        sent = sorted((m.sent for m in self.waiting if m.sent is not None), reverse=True)
+        free = self._free()
+        return sent[free - 1] + self._pause() if free and len(sent) >= free else 0
 
-    def _may_give_up(self, task: Task) -> bool:
-        if task.state == "g" and task in self.turns:
-            return False  # a turn is shorter than it takes until that is sent again
-        return task.has_deadline
-
-    def _is_to_give_up(self, offered: Offered | None) -> Task | None:
-        over = sorted(
-            (task for task in self.waiting if task.is_over), key=lambda task: task.entry_id
+    def _next(self, passed_over: Sequence[Member] = ()) -> Member | None:
+        """The first whose time has come, if a slot is free."""
+        has_chance = self._opens() <= self.room.now
+        able = (
+            member
+            for member in self.waiting
+            if member not in passed_over
+            and member.due <= self.room.now
+            and (has_chance or member.sent is not None)
         )
-        while over and over[0].state == "h":  # a worker has its message
-            over.pop(0).is_over = False
-        if not over:
-            return None
-        task = over[0]
-        assert offered is not None, f"{task} is to give up"
-        assert (offered.entry_id, offered.gives_up) == (task.entry_id, True)
-        again = task.state == "g"
-        assert offered.again is again
-        task.offers, task.state, task.is_over = (task.offers if again else 0) + 1, "g", False
-        return task
+        return next(able, None) if self._free() else None
 
-    def _is_unpublished(self, offered: Offered | None) -> Task | None:
-        able = {task.entry_id: task for task in self.turns if task.state == "u"}
-        if not able:
-            return None
-        assert offered is not None, f"{able} are to be published"
-        assert offered.entry_id in able, f"{able} are to be published, not {offered.entry_id}"
-        task = able[offered.entry_id]
-        assert (offered.token, offered.publish) == (self.turns[task], True)
-        task.offers, task.state = task.offers + 1, ""
-        return task
+    def _gives_up(self, passed_over: Sequence[Member]) -> Member | None:
+        over = [
+            (member.deadline, member.name, member)
+            for member in self.waiting
+            if member.deadline and member.deadline <= self.room.now and member not in passed_over
+        ]
+        return min(over)[2] if over else None
 
-    def _is_offered(
-        self, offered: Offered | None, publishes: bool = True, sends: bool = True
-    ) -> Task | None:
-        """Whose turn it is now, if a slot is free: the first who has none and does not come."""
-        able = self._able()
-        if self._is_full() or not able:
+    def _may_go(self, member: Member | None, is_published: bool = True) -> bool:
+        """Whether a slot is free that is not kept for one before: one that was published just now,
+        or that the caller publishes instead, or else who looks after the room.
+        """
+        free, now = self._free(), self.room.now
+        has_chance = self._opens() <= now
+        before = self.waiting[: self.waiting.index(member)] if member else self.waiting
+        for other in before:
+            if other.sent is not None:
+                free -= other.sent > now - KEPT_FOR
+            elif has_chance and other.due <= now:
+                free -= is_published
+        return free > 0
+
+    def _due(self) -> float:
+        """The earliest time at which there is something to do in the room."""
+        times: list[float] = [m.deadline for m in self.waiting if m.deadline]
+        if self._free():
+            opens = self._opens()
+            times += [m.due if m.sent is not None else max(m.due, opens) for m in self.waiting]
+        looked_at = max((member.looked_at for member in self.waiting), default=0)
+        return max(min(times, default=float("inf")), looked_at)
+
+    def _is_published(
+        self, offered: Offered | None, member: Member | None, is_sent: bool = True
+    ) -> None:
+        """A reply has this member published. `is_sent`: the caller can do that."""
+        if member is None:
             assert offered is None
-            return None
-        task = able[0]
-        assert offered is not None, f"it is the turn of {task}"
-        assert (offered.entry_id, offered.entry) == (task.entry_id, task.entry)
-        assert offered.again is (task.offers > 0)
-        assert not offered.gives_up
-        self.turns[task] = offered.token
-        assert offered.publish is publishes
-        task.offers, task.state = task.offers + publishes, "" if publishes else "u"
-        if sends and offered.publish:
-            self._send(offered)
-        return task
-
-    def _send(self, offered: Offered) -> None:
-        found = [each for each in self.waiting if each.entry_id == offered.entry_id]
-        assert found, f"{offered.entry_id} does not wait"
-        (task,) = found
-        self.under_way.append(Message(task, offered.token, offered.gives_up))
-
-    def _declines(self, task: Task) -> None:
-        look = self.store.run(rooms.look(self.keys, TTL, task.entry_id, aside_after=60.0))
-        task.offers, task.state = max(task.offers - 1, 0), "u"
-        assert [*look.aside] == [], "it waits for one who can"
-        others = {each for each in self.turns if each.state == "u" and each is not task}
-        if self._is_to_give_up(look.offered):
             return
-        if others:
-            assert look.offered is not None
-            assert look.offered.entry_id in {each.entry_id for each in others}
-            (other,) = (each for each in others if each.entry_id == look.offered.entry_id)
-            other.offers, other.state = other.offers + 1, ""
-            return
-        self._is_offered(look.offered)
+        now, task = self.room.now, member.task
+        assert offered is not None, f"{member} is to be published"
+        assert offered.place == Place(member.name, self._id(task))
+        assert offered.entry == self.room.entry(task.name)
+        assert offered.arrived == task.arrived / 1000
+        assert offered.gives_up is (member.gives_up_at is not None and member.gives_up_at <= now)
+        age = now - (now if member.sent is None else member.sent)
+        assert offered.since == (0 if member.sent is None else max(age, 1) / 1000)
+        if age > GOES_LAST_AFTER:
+            self.waiting.remove(member)
+            self.waiting.append(member)
+        member.sent = now if member.sent is None else member.sent
+        member.due, member.looked_at = now + min(max(age, KEPT_FOR), LONGEST_PAUSE), 0
+        if is_sent:
+            self.messages.append(Message(task, member.name, offered.gives_up))
 
-    # -- how a task meets the lock ----------------------------------------------------------
+    # -- how a task meets the lock ----------------------------------------------------------------
 
     def _comes(self, message: Message) -> None:
-        task, token = message.task, new_token()
-        value = holders.encode(token, ttl_ms=to_ms(TTL), task="job", task_id=task.task_id)
-        claim = Claim(self.keys, token, TTL, value, task.task_id, kept=message.token)
+        task = message.task
+        if task.is_revoked:
+            task.end = task.end or "revoked"
+            self._leaves(message)
+        elif task.policy == "debounce" and not message.member:
+            self._parks(message, is_first=True)
+        else:
+            self._asks(message)
+
+    def _asks(self, message: Message, member: str = "") -> None:
+        """`member`: it was just put into the room as this."""
+        task, member = message.task, member or message.member
+        claim = self.room.claim(task.name, member=member)
         reply = self.store.run(calls.acquire(claim))
         self._met("acquire", reply)
-        if task.end:
+        names = [member] if member else [self._id(task), SLOT]
+        places = {member.name: member for member in self.waiting if member.task is task}
+        place = next((places[name] for name in names if name in places), None)
+        if task.end not in ("", "revoked"):
             assert isinstance(reply, Done)
-            self._leaves(task, message.token)
+            self._leaves(message)
         elif task in self.inside:
-            assert (type(reply), _relation(reply)) == (Busy, "own")
-            self.under_way.append(message)  # it is looked at again when that one has ended
-        elif task in self.turns or self._may_go(task):
+            assert isinstance(reply, Busy)
+            assert reply.relation == "own"
+            self.messages.append(dataclasses.replace(message, is_copy=True))
+        elif self._may_go(place):
             assert isinstance(reply, Acquired)
-            self.turns.pop(task, None)
-            self._is_out(task)
-            self.inside[task] = claim
+            self.waiting = [member for member in self.waiting if member is not place]
+            self.inside[task] = (claim, message)
         else:
-            assert (type(reply), _relation(reply)) == (Busy, "other")
-            self._is_offered(reply.offered)
+            assert isinstance(reply, Busy)
+            assert reply.relation == "other"
+            self._is_published(reply.offered, self._next())
             if message.gives_up:
-                task.end = "gave up"
-                self.store.ask(calls.mark_done(claim), once=True)
-                self._leaves(task, message.token)
+                self._ends(message, claim, "gave up")
             else:
-                self.refused.append((task, claim))
+                self.refused.append(message)
 
-    def _may_go(self, task: Task) -> bool:
-        """Whether it finds a free slot, which is nobody else's."""
-        if self._is_full():
-            return False
-        before = self.waiting[: self.waiting.index(task)] if task in self.waiting else self.waiting
-        return not any(other in before for other in self._able())
-
-    def _parks(self, task: Task, claim: Claim) -> None:
-        limit = POLICIES[task.policy]
-        kind = "c" if task.policy == "coalesce" else ""
-        reply = self.store.run(
-            rooms.park(
-                claim,
-                Parking(
-                    task.entry,
-                    kind=kind,
-                    limit=limit,
-                    give_up=FOR_A_WHILE if task.policy == "queue for a while" else None,
-                    in_front=task.began,
-                    began=task.began,
-                    arrived=float(task.arrived),
-                ),
-            )
+    def _parks(self, message: Message, is_first: bool = False) -> None:
+        """`is_first`: its policy has it wait before it asks for the lock."""
+        task, now = message.task, self.room.now
+        has_begun = message.is_copy or message.member != ""
+        takes_slot = task.policy in NEWEST and not has_begun
+        name = message.member or (SLOT if takes_slot else self._id(task))
+        in_front = message.member != "" or (task.policy in NEWEST and has_begun)
+        how = dict(POLICIES[task.policy])
+        quiet = how.pop("quiet", None)
+        quiet = quiet if is_first else None
+        there = next((member for member in self.waiting if member.name == name), None)
+        is_mine = there is not None and there.task is task
+        reply = self.room.parks(
+            task.name, name, in_front=in_front, arrived=task.arrived / 1000, quiet=quiet, **how
         )
         self._met("park", reply)
-        same = [other for other in self.waiting if kind and other.policy == task.policy]
-        newer = [other for other in same if other.arrived > task.arrived and not task.began]
-        replaced = [] if task.began else [other for other in same if other is not task]
-        is_free = self._may_go(task)
-        if task in self.inside or task in self.turns or is_free:
-            assert reply == Turn({})
-            self._comes(Message(task))
-        elif task in self.waiting:
+        told_before = {
+            entry_id: entry
+            for entry_id, (successor, entry) in self.ended.items()
+            if successor == self.room.task_id(task.name)
+            and (is_mine or (there is None and name == self._id(task)))
+        }
+        if task in self.inside or (
+            quiet is None and (is_mine or there is None) and self._may_go(there)
+        ):
+            assert reply == Free(told_before)
+            self._asks(message, name)
+        elif is_mine:
             assert isinstance(reply, Parked)
-            assert reply.replaced == {}
-            task.offers, task.state = 0, ""
-            self._is_offered(reply.offered)
-        elif newer:
-            assert reply == Older(newer[0].task_id)
-            self.store.ask(calls.mark_done(claim), once=True)
-            task.end = task.end or "replaced"
-            self._leaves(task)
-        elif limit is not None and len(self.waiting) >= limit:
-            assert isinstance(reply, Full)
-            self.store.ask(calls.mark_done(claim), once=True)
-            task.end = task.end or "turned away"
-            self._leaves(task)
+            assert reply.replaced == told_before
+            assert there is not None
+            if quiet is None:
+                there.due, there.sent, there.deadline = 0, None, there.gives_up_at
+            self._is_published(reply.offered, self._next())
+        elif there and (there.task.arrived > task.arrived or task.is_replaced):
+            assert reply == Older(self.room.task_id(there.task.name))
+            self._ends(message, self.room.claim(task.name), "replaced")
+        elif there is None and "limit" in how and len(self.waiting) >= how["limit"]:
+            assert reply == Full()
+            self._ends(message, self.room.claim(task.name), "turned away")
         else:
-            self._takes_its_place(task, same, replaced)
-            task.has_deadline = task.policy == "queue for a while"
-            assert isinstance(reply, Turn | Parked)
-            assert reply.replaced == {other.entry_id: other.entry for other in replaced}
-            for other in replaced:
-                other.end = other.end or "replaced"
-                self.store.ask(rooms.forget_ended(self.keys, other.entry_id, TTL))
-            turn = self._may_go(task)
-            assert type(reply) is (Turn if turn else Parked)
-            if isinstance(reply, Parked):
-                self._is_offered(reply.offered)
+            member = Member(name, task)
+            if quiet is not None:
+                wait, longest = (int(seconds * 1000) for seconds in quiet)
+                member.first_call = (there and there.first_call) or now
+                member.due = min(now + wait, member.first_call + longest)
+            if "give_up" in how:
+                member.gives_up_at = member.deadline = now + int(how["give_up"] * 1000)
+            replaced = self._takes_place(member, there, in_front)
+            if member.due <= now and self._may_go(member):
+                assert reply == Free(replaced)
+                self._asks(message, name)
             else:
-                self._comes(Message(task))
-        task.began = True
+                assert isinstance(reply, Parked)
+                assert reply.replaced == replaced
+                self._is_published(reply.offered, self._next())
 
-    def _leaves(self, task: Task, token: str = "") -> None:
-        """It ends without a run, and gives up what is kept for its message."""
-        token = self.turns.get(task, token) or new_token()
-        claim = Claim(self.keys, token, TTL, "", task.task_id)
-        reply = self.store.run(calls.settle(claim, calls.Release(take_out=task.entry_id)))
-        assert reply.ours is (task in self.turns)
-        self.turns.pop(task, None)
-        self._is_out(task)
-        self._is_offered(reply.offered)
+    def _takes_place(self, member: Member, there: Member | None, in_front: bool) -> dict[str, str]:
+        """The member enters the room, in the place of the one that is there, whose id and entry
+        are returned.
+        """
+        place = 0 if in_front else len(self.waiting)
+        if there is not None:
+            place = 0 if in_front else self.waiting.index(there)
+            self.waiting.remove(there)
+        self.waiting.insert(place, member)
+        if there is None:
+            return {}
+        entry_id, entry = self._id(there.task), self.room.entry(there.task.name)
+        there.task.is_replaced = True
+        if there.task not in self.inside:
+            there.task.end = there.task.end or "replaced"
+        self.ended[entry_id] = (self.room.task_id(member.task.name), entry)
+        self.ended_at[entry_id] = self.room.now
+        return {entry_id: entry}
 
-    def _is_out(self, task: Task) -> None:
-        self.waiting = [other for other in self.waiting if other is not task]
-        self.aside = [other for other in self.aside if other is not task]
-        task.forget_turns()
-        task.has_deadline = False
+    # -- how it ends without a run ----------------------------------------------------------------
 
-    def _takes_its_place(self, task: Task, same: list[Task], replaced: list[Task]) -> None:
-        self._is_out(task)
-        if same:
-            self.waiting.insert(self.waiting.index(same[0]), task)
-        elif task.began:
-            self.waiting.insert(0, task)
-        else:
-            self.waiting.append(task)
-        for other in replaced:
-            self.turns.pop(other, None)
-            self.waiting.remove(other)
+    def _ends(self, message: Message, claim: Claim, end: str) -> None:
+        message.task.end = message.task.end or end
+        self.store.ask(calls.mark_done(claim), once=True)
+        self._leaves(message)
 
-    def _is_full(self) -> bool:
-        return len(self.inside) + len(self.turns) == 1 + len(self.keys.slots)
+    def _leaves(self, message: Message) -> None:
+        """It gives up its place in the room, if it still has it."""
+        if message.member:
+            reply = self.room.leave(message.task.name, message.member)
+            assert not reply.ours
+            self.waiting = [
+                member
+                for member in self.waiting
+                if member.name != message.member or member.task is not message.task
+            ]
+            self._is_published(reply.offered, self._next())
 
-    def _slots(self) -> tuple[str, ...]:
-        return (self.keys.lock, *self.keys.slots)
+    def _drops(self, names: list[str]) -> None:
+        too_old = self.room.now - OFFERED_FOR * 1000
+        members = [m for m in self.waiting if m.sent is not None and m.sent <= too_old]
+        assert {*names} == {member.name for member in members}
+        if not members:
+            return
+        dropped = {self._id(m.task): self.room.entry(m.task.name) for m in members}
+        assert self.room.drop(*names) == dropped
+        for member in members:
+            self.waiting.remove(member)
+            member.task.end = member.task.end or "dropped"
+        self.ended |= {entry_id: ("", entry) for entry_id, entry in dropped.items()}
+        self.ended_at |= dict.fromkeys(dropped, self.room.now)
+        noted = self._noted()
+        assert noted is not None
+        assert noted <= self.room.now, "their results are to be stored now"
 
-    def _is_late(self, task: Task) -> None:
-        """Its message is not waited for any more."""
-        field = f"#{task.entry_id}"
-        state = self.client.hget(self.keys.entries, field)
-        assert state is not None, f"what is known of the turns of {task} is forgotten"
-        offers, first, flag, _, tokens = state.split("|")
-        self.client.hset(self.keys.entries, field, f"{offers}|{first}|{flag}|0|{tokens}")
+    def _stores_results(self, ended: dict[str, tuple[str, str]]) -> None:
+        """Those who should have stored them have died."""
+        soon = int(rooms.ENDED_AGAIN * 1000)
+        late = {e for e, at in self.ended_at.items() if at + soon <= self.room.now}
+        assert ended == {entry_id: self.ended[entry_id] for entry_id in late}
+        for entry_id in late:
+            self.store.ask(rooms.forget_ended(self.room.keys, entry_id, TTL))
+            del self.ended[entry_id], self.ended_at[entry_id]
 
-    def _free(self, token: str) -> None:
-        """What stands under this token lapses."""
-        slots = [
-            key
-            for key in self._slots()
-            if (value := self.client.get(key)) and json.loads(value)["token"] == token
-        ]
-        assert len(slots) == 1, f"{token} stands in {slots}"
-        self.client.delete(slots[0])
+    # -- small things -----------------------------------------------------------------------------
+
+    def _id(self, task: Task) -> str:
+        return self.room.entry_id(task.name)
+
+    def _passes(self, ms: int) -> None:
+        self.room.set_time(self.room.now + ms)
+
+    def _noted(self) -> float | None:
+        """When a worker looks after the room next, in ms."""
+        return self.client.zscore(self.room.keys.rooms, self.room.keys.lock_id)
 
     def _met(self, question: str, reply: Any) -> None:
-        self.met.add(f"{question}: {type(reply).__name__} {_relation(reply)}".strip())
+        self.met.add(f"{question}: {type(reply).__name__} {getattr(reply, 'relation', '')}".strip())
         if isinstance(reply, Offered) and reply.gives_up:
             self.met.add(f"{question}: gives up")
-
-
-def _relation(reply: Any) -> str:
-    return getattr(reply, "relation", "")

@@ -21,14 +21,14 @@ export class LockPage {
     const part = this.#parts = {
       title: el("h2"), label: el("span.label"), key: el("code"), state: el("p.note"), slots: el("div.slots"),
       lanes: el("ul.lanes"), axis: el("div.axis", { "aria-hidden": "true" }),
-      waiting: el("h3"), room: el("ol.room"), aside: el("div"), past: el("tbody"),
+      waiting: el("h3"), room: el("ol.room"), past: el("tbody"),
     };
     this.#place.append(
       el("p", {}, el("a", { href: "#/" }, "← all locks")),
       el("div.title", {}, part.title, part.label), el("p.key", {}, part.key), part.state, part.slots,
       el("section", {}, part.axis, part.lanes),
       el("div.columns", {},
-        el("section", {}, part.waiting, part.room, part.aside),
+        el("section", {}, part.waiting, part.room),
         el("section", {}, el("h3", {}, "What happened"), el("table.past", {},
           el("thead", {}, el("tr", {}, ...["At", "What", "How long", "Who"].map((text) => el("th", { scope: "col" }, text)))),
           part.past))));
@@ -59,7 +59,7 @@ export class LockPage {
   show() {
     if (this.#name === null) return;
     const part = this.#parts, items = [...(this.#model.lanes.get(this.#name)?.values() ?? [])];
-    const rows = [...this.#model.rows.values()].filter((row) => row.name === this.#name && row.state !== "set aside");
+    const rows = [...this.#model.rows.values()].filter((row) => row.name === this.#name);
     const thing = { ...items.findLast((item) => item.task), ...rows[0], name: this.#name };
     say(part.title, plain(taskOf(thing) || "Lock"));
     say(part.label, what(thing));
@@ -79,15 +79,14 @@ export class LockPage {
   }
 
   #showRoom(row) {
-    const { room = [], aside = [] } = this.#detail ?? {};
+    const { room = [] } = this.#detail ?? {};
     const waiting = row.waiting ?? 0;
     say(this.#parts.waiting, waiting ? `${count(waiting, "waits", "wait")} behind it` : "Nobody waits behind it");
     const shown = room.map((each) => el("li", {}, el("strong", {}, whoWaits(each, row)),
-      el("span.note", {}, about(each), each.age === undefined ? "" : ` · for ${units(each.age)}`)));
+      el("span.note", {}, about(each), each.age === undefined ? "" : ` · for ${units(each.age)}`,
+      each.published_for === undefined ? "" : ` · published ${units(each.published_for)} ago, not taken`)));
     if (waiting > room.length) shown.push(el("li.more", {}, `${(waiting - room.length).toLocaleString("en")} more, in the room or in pool slots`));
     this.#parts.room.replaceChildren(...shown);
-    const kept = aside.map((each) => el("li", {}, about(each)));
-    this.#parts.aside.replaceChildren(...(kept.length ? [el("h3", {}, "Set aside"), el("ul.room", {}, ...kept)] : []));
   }
 
   #showPast(items) {

@@ -89,25 +89,23 @@ export class Model {
   }
 
   totals() {
-    const totals = { held: 0, waiting: 0, aside: 0, away: 0, lost: this.marks("lost") };
-    const waiting = new Map();
+    const totals = { held: 0, waiting: 0, untaken: 0, away: 0, lost: this.marks("lost") };
+    const waiting = new Map(), untaken = new Map();
     for (const row of this.rows.values()) {
-      if (row.state === "set aside") totals.aside += row.waiting;
-      else waiting.set(row.name, row.waiting);
+      waiting.set(row.name, row.waiting);
+      untaken.set(row.name, row.untaken ?? 0);
       if (row.state === "held" || row.state === "replaced") totals.held += 1;
     }
     for (const each of waiting.values()) totals.waiting += each;
+    for (const each of untaken.values()) totals.untaken += each;
     for (const name of this.lanes.keys()) totals.away += this.turnedAway(name);
     return totals;
   }
 
   // The row of a lock that says most, by its name.
   rowOf(name) {
-    let best = null;
-    for (const row of this.rows.values()) {
-      if (row.name === name && (best === null || best.state === "set aside")) best = row;
-    }
-    return best;
+    for (const row of this.rows.values()) if (row.name === name) return row;
+    return null;
   }
 }
 

@@ -84,7 +84,7 @@ function showState() {
 function showTiles() {
   const totals = model.totals();
   const tiles = [["held", "held", totals.held], ["waiting", "waiting", totals.waiting],
-    ["away", "turned away", totals.away], ["aside", "set aside", totals.aside], ["lost", "lost", totals.lost]];
+    ["away", "turned away", totals.away], ["untaken", "not taken", totals.untaken], ["lost", "lost", totals.lost]];
   const box = at("tiles");
   if (!box.children.length) {
     box.append(...tiles.map(([id, text]) => el("div", { id: `tile-${id}` }, el("dd"), el("dt", {}, text))));

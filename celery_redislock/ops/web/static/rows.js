@@ -98,7 +98,6 @@ function whereOf(row) {
 // Those that wait behind it, the next one first. Where their ages go is added to `ages`.
 function behind(row, ages) {
   if (!row.waiting) return document.createTextNode("");
-  if (row.state === "set aside") return el("span.more", {}, `${count(row.waiting, "task")} set aside`);
   const next = row.next ?? [];
   const more = row.waiting - next.length;
   const list = el("ol.queue");
@@ -108,6 +107,7 @@ function behind(row, ages) {
     if (each.since !== undefined) ages.push([age, each.since]);
   }
   if (more > 0) list.append(el("li.more", {}, next.length ? `+${more.toLocaleString("en")}` : count(more, "waits", "wait")));
+  if (row.untaken) list.append(el("li.more.untaken", {}, `no worker takes ${row.untaken.toLocaleString("en")}`));
   return list;
 }
 

@@ -1,20 +1,17 @@
-"""Publishes the message of the waiting task that has its turn.
+"""Publishes the messages of tasks that wait for locks in Redis.
 
-The server decides which task that is, and keeps the lock for it under a token that travels with the
-message. Nothing is lost if the publisher dies: the turn expires, and is offered again. It is
-offered a bounded number of times, with growing pauses, since we cannot tell three cases apart:
-
-* The broker lost the message. The next offer publishes it again.
-* The message waits in a long queue. A worker that receives it notes that, and it is not sent again.
-  If no worker does, the entry is set aside in the end; its task still runs if the message comes.
-* A worker that takes no lock for it has run it. If it has this package, that worker gives up the
-  turn; if not, the stored result shows it when the turn is offered again.
+The server names the task that is next. The task stays in the room until it takes the lock or ends,
+so nothing is lost if the publisher dies, the broker loses the message, or a worker drops it: the
+task is published again, with growing pauses. It has a result by now if a worker without this
+package has run it: that is looked up first. If no worker takes it for `redislock_offer_for`, it
+ends with an error result.
 """
 
 from __future__ import annotations
 
+import logging
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from celery import signals as celery_signals
 from celery.exceptions import SoftTimeLimitExceeded
@@ -34,7 +31,7 @@ from ..protocol.entries import task_id_of, task_of
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
-from ..protocol.rooms import forget_ended, look
+from ..protocol.rooms import UNTAKEN_AFTER, drop, forget_ended, look
 from ..protocol.tokens import new_token
 from .limits import only_logged
 from .locked import LockedTask
@@ -43,21 +40,34 @@ logger = get_logger()
 
 #: A room that is due within so many seconds is looked after by the process that knows of it: the
 #: workers that sweep the rooms may look too late.
-SOON = 5.0
+SOON: Final = 5.0
 
 
 def look_after(app: Any, keys: LockKeys, ttl: float) -> bool:
-    """Publish the task whose turn it is, report tasks set aside, store results of replaced ones.
+    """Publish the task that is next, end those that no worker takes, and store results of replaced
+    ones.
 
     Returns:
-        Whether a task gave up waiting. The next may be about to.
+        Whether another task of this room is due already.
 
     Raises:
         LockUnavailable: the server did not answer in time.
     """
-    reply = app_locks(app).server.run(look(keys, ttl))
-    follow_look(app, keys, ttl, reply)
-    return reply.offered is not None and reply.offered.gives_up
+    reply = _look(app, keys, ttl, [])
+    if reply.offered is None:
+        return False
+    publish(app, keys, ttl, reply.offered, looks=True)
+    return reply.due_in == 0
+
+
+def _look(app: Any, keys: LockKeys, ttl: float, passed_over: list[str]) -> Look:
+    locks = app_locks(app)
+    reply = locks.server.run(look(keys, ttl, locks.offer_for, passed_over))
+    if reply.too_long:
+        _end_untaken(app, keys, ttl, reply.too_long)
+    for entry_id, (successor, text) in reply.ended.items():
+        end_replaced(app, keys, ttl, entry_id, text, successor)
+    return reply
 
 
 def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> None:
@@ -67,71 +77,56 @@ def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> Non
         app: the Celery app.
         keys: the keys of the lock that was asked about.
         ttl: seconds, which bound how long the server may take to answer.
-        reply: which task has the turn now, and when to look again.
+        reply: which task must be published now, and when to look again.
     """
     if reply.offered is not None:
         publish(app, keys, ttl, reply.offered)
-    elif reply.due_in is not None and reply.due_in < SOON:
+    if reply.due_in is not None and reply.due_in < SOON:
         housekeeper.add(partial(look_after, app, keys, ttl), after=reply.due_in)
 
 
-def follow_look(app: Any, keys: LockKeys, ttl: float, reply: Look) -> None:
-    """Do what `follow` does, and also what only a look at the room asks for."""
-    for entry_id, entry in reply.aside.items():
-        say_set_aside(entry_id, entry, keys, "no worker took its turn")
-    for entry_id, (successor, text) in reply.ended.items():
-        end_replaced(app, keys, ttl, entry_id, text, successor)
-    if reply.offered is not None:
-        publish(app, keys, ttl, reply.offered)
-
-
-def publish(app: Any, keys: LockKeys, ttl: float, offered: Offered) -> None:
-    """Publish the task that has the turn, or the next one if that task needs no turn any more."""
+def publish(app: Any, keys: LockKeys, ttl: float, offered: Offered, looks: bool = False) -> None:
+    """Publish the task that is next; or, if it has ended or only others can publish it, the one
+    behind it. `looks` says that the room was looked after: this is the time to report those that
+    this process cannot publish.
+    """
     following: Offered | None = offered
-    declined: list[str] = []
+    passed_over: list[str] = []
     try:
-        while following is not None and following.publish:
-            following = _publish_one(app, keys, ttl, following, declined)
+        while following is not None:
+            following = _publish_one(app, keys, ttl, following, passed_over, looks)
     except LockUnavailable as exc:
         logger.warning("redislock: could not hand over %s yet: %s", keys.lock, exc.reason)
 
 
 def _publish_one(
-    app: Any, keys: LockKeys, ttl: float, offered: Offered, declined: list[str]
+    app: Any, keys: LockKeys, ttl: float, offered: Offered, passed_over: list[str], looks: bool
 ) -> Offered | None:
-    """Publish one task; if it was not published, return the next. A task that only others can
-    publish is added to `declined`: else two such tasks would be offered in turn without end.
+    """Publish one task. If it was not published, return the next. A task that this process cannot
+    publish is added to `passed_over`.
     """
-    entry_id, lock = offered.entry_id, keys.lock
+    member, entry_id = offered.place
     try:
         if _send(app, keys, offered):
+            if offered.since > UNTAKEN_AFTER:
+                _say_untaken(offered, keys, "it is published again")
             return None
-        return _take_out(app, keys, ttl, offered).offered
+        claim = Claim(keys, new_token(), ttl, "")
+        left = app_locks(app).server.run(settle(claim, Release(leaves=offered.place)))
+        return left.offered
     except SoftTimeLimitExceeded:
         raise  # it is the limit of the task that released
-    except (NotOurs, ForgedEntry) as exc:
+    except (NotOurs, CorruptEntry) as exc:
         text = "redislock: another worker must publish %s, which waits for %s: %s"
-        logger.debug(text, entry_id, lock, exc)
-        reply = app_locks(app).server.run(look(keys, ttl, entry_id, exc.aside_after, declined))
-        declined.append(entry_id)
-        for each, entry in reply.aside.items():
-            say_set_aside(each, entry, keys, f"{exc.text}: {exc}")
-        return reply.offered
-    except CorruptEntry as exc:
-        say_set_aside(entry_id, offered.entry, keys, f"{exc.text}: {exc}")
-        return _take_out(app, keys, ttl, offered, aside=True).offered
+        logger.debug(text, entry_id, keys.lock, exc)
+        if looks and offered.since > UNTAKEN_AFTER:
+            _say_untaken(offered, keys, f"this worker cannot publish it: {exc}")
+        passed_over.append(member)
+        return _look(app, keys, ttl, passed_over).offered
     except Exception:
         text = "redislock: could not publish %s, which waits for %s; will try again"
-        logger.exception(text, entry_id, lock)
+        logger.exception(text, entry_id, keys.lock)
         return None
-
-
-def _take_out(
-    app: Any, keys: LockKeys, ttl: float, offered: Offered, aside: bool = False
-) -> Settled:
-    claim = Claim(keys, offered.token or new_token(), ttl, "")
-    release = Release(take_out=offered.entry_id, aside=aside)
-    return app_locks(app).server.run(settle(claim, release))
 
 
 def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
@@ -142,15 +137,15 @@ def _send(app: Any, keys: LockKeys, offered: Offered) -> bool:
     if has_passed(options.get("expires")):
         end_expired(task, keys, entry.request(args, kwargs, options), own.get("label"))
         return False
-    if offered.again and _has_ended(task, entry, own):
+    if offered.since and _has_ended(task, entry, own):
         logger.info("redislock: %s[%s] has ended elsewhere", entry.task, entry.task_id)
         return False
     waiter.check_route()
     header = {**own, "gave_up": offered.gives_up, "arrived": offered.arrived}
-    header.update(Kept(keys.lock_id, offered.token, offered.entry_id).header)
+    header.update(Kept(keys.lock_id, "", offered.place).header)
     options["headers"][KEY] = header
     publish_again(app, entry.task, args, kwargs, options)
-    logger.debug("redislock: %s[%s] has its turn", entry.task, entry.task_id)
+    logger.debug("redislock: %s[%s] is next, and is published", entry.task, entry.task_id)
     return True
 
 
@@ -184,15 +179,32 @@ def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
     return parked_at is not None and ended_since(task, entry.task_id, parked_at)
 
 
-def say_set_aside(entry_id: str, entry: str, keys: LockKeys, why: str) -> None:
-    """Report that an entry was set aside, in one line. The app may not know its task."""
-    task_id, task = task_id_of(entry_id), task_of(entry)
+def _say_untaken(offered: Offered, keys: LockKeys, what: str) -> None:
+    """Report that no worker takes a task. The app may not know it."""
+    entry_id, task = offered.place.entry_id, task_of(offered.entry)
+    task_id = task_id_of(entry_id)
     tell(
-        Outcome.SET_ASIDE, Whose(keys.lock, task, task_id),
-        "redislock: set aside %s, which waited for %s: %s. It still runs if its message"
-        " arrives; `celery redislock put-back` lets it wait again",
-        f"{task}[{task_id}]" if task else task_id, keys.lock, why, reason=why,
+        Outcome.UNTAKEN, Whose(keys.lock, task, task_id),
+        "redislock: no worker has taken %s, which waits for %s, since it was first published %.0f"
+        " s ago: %s",
+        f"{task}[{task_id}]" if task else task_id, keys.lock, offered.since, what, reason=what,
     )  # fmt: skip
+
+
+def _end_untaken(app: Any, keys: LockKeys, ttl: float, members: list[str]) -> None:
+    """End tasks that no worker has taken for too long. Their messages must not run any more."""
+    locks = app_locks(app)
+    dropped = locks.server.run(drop(keys, ttl, "", locks.done_ttl, members))
+    for entry_id, text in dropped.items():
+        task, task_id = task_of(text), task_id_of(entry_id)
+        tell(
+            Outcome.UNTAKEN, Whose(keys.lock, task, task_id),
+            "redislock: %s ends without a run: no worker has taken it for %.0f s"
+            " (redislock_offer_for) while it waited for %s",
+            f"{task}[{task_id}]" if task else task_id, locks.offer_for, keys.lock,
+            level=logging.ERROR, reason="redislock_offer_for",
+        )  # fmt: skip
+        end_replaced(app, keys, ttl, entry_id, text, "")
 
 
 def end_expired(task: Any, keys: LockKeys, request: Any, label: str | None) -> None:
@@ -256,8 +268,8 @@ def _store_replaced(
         return False
     except CorruptEntry as exc:
         logger.error(
-            "redislock: %s was replaced or dropped from the room of %s, and gets no result: %s: %s",
-            entry_id, keys.lock, exc.text, exc,
+            "redislock: %s was replaced or dropped from the room of %s, and gets no result: %s",
+            entry_id, keys.lock, exc,
         )  # fmt: skip
         return True
     task, args, kwargs, options, own = waiter

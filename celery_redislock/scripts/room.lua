@@ -1,0 +1,215 @@
+-- Part of other scripts: the waiting room, and which of its tasks is published next.
+--
+-- A task stays in the room until it takes the lock, or ends. Whoever frees the lock publishes the
+-- first task that is not under way; if its message does not come, it is published again, with
+-- growing pauses, and the next one has its chance.
+--
+-- Needs these locals:
+--   slots, room, entries, deadlines, sent, rooms, ended, waiters   keys
+--   wake         the wake list's key, in scripts that let a waiter in
+--   lock_id      the lock's id, in `rooms`
+--   publishes    whether the caller can publish a task
+--   time         TIME's reply
+-- `sent` is a sorted set: the members that are under way -> ms of their first publication.
+
+local now = ms_of(time)
+
+local KEPT_FOR = 5000         -- ms for which a free lock is kept for a task that was published now
+local BESIDE_WAITERS = 1000   -- the same while tasks wait in pool slots: its message may need one
+local LONGEST_PAUSE = 600000  -- between two publications of one task
+local LONGEST_CHANCE = 40000  -- that one has before the next one has its chance too
+local GOES_LAST_AFTER = 60000 -- ms after which one that does not come loses its place in the order
+
+local passed_over = {}  -- members that the caller cannot publish
+
+local function someone_waits()
+  redis.call('ZREMRANGEBYSCORE', waiters, 0, now)
+  return redis.call('EXISTS', waiters) == 1
+end
+
+local function wake_one(ms)
+  redis.call('DEL', wake)
+  redis.call('LPUSH', wake, '1')
+  redis.call('PEXPIRE', wake, ms)
+end
+
+-- Without the reservation, the next one to ask would take the lock before the waiter wakes.
+local function let_waiter_in(slot, ms)
+  redis.call('SET', slot, RESERVED, 'PX', ms)
+  wake_one(ms)
+end
+
+local function count_free()
+  local count = 0
+  for _, slot in ipairs(slots) do
+    count = count + (redis.call('EXISTS', slot) == 0 and 1 or 0)
+  end
+  return count
+end
+
+-- How many have been under way for less than so many ms.
+local function sent_within(ms)
+  return redis.call('ZCOUNT', sent, string.format('(%.0f', now - ms), '+inf')
+end
+
+-- The ms at which a member under way was first published, or nil.
+local function first_of(member)
+  return tonumber(redis.call('ZSCORE', sent, member) or nil)
+end
+
+-- The first members of the room. One of them is next, unless all are under way.
+local function front()
+  local members = {}
+  for _, member in ipairs(redis.call('LRANGE', room, 0, #slots + 15)) do
+    if redis.call('HEXISTS', entries, member) == 1 then
+      members[#members + 1] = member
+    else
+      take_out(member, true)
+    end
+  end
+  return members
+end
+
+-- The pause after the last of so many that are under way, before the next one has its chance: the
+-- messages may all be in one long queue.
+local function pause_behind(count)
+  return count == 0 and 0 or math.min(KEPT_FOR * 2 ^ math.max(count - #slots, 0), LONGEST_CHANCE)
+end
+
+-- Whether one that was not published yet may be published now.
+local function has_chance(free)
+  return sent_within(pause_behind(redis.call('ZCARD', sent))) < free
+end
+
+-- Whether a slot is free that is not kept for one who comes before this member; or, for "", before
+-- those who are not in the room.
+local function may_go(member)
+  local free = count_free()
+  local span, chance = someone_waits() and BESIDE_WAITERS or KEPT_FOR, has_chance(free)
+  local look = tonumber(redis.call('ZSCORE', rooms, lock_id) or 0)
+  for _, other in ipairs(front()) do
+    if other == member or free == 0 then
+      break
+    end
+    local first = first_of(other)
+    if first then
+      free = free - (first > now - span and 1 or 0)
+    elseif chance and state_of(other).due <= now and (publishes or look > now - KEPT_FOR) then
+      free = free - 1  -- it is published now, unless no worker looks after the room
+    end
+  end
+  return free > 0
+end
+
+-- Note that a member is published. Reply {member, id, entry, "1" if it gives up, ms since it was
+-- first published}.
+local function send(member, state)
+  local first = first_of(member)
+  local age = now - (first or now)
+  if not first then
+    redis.call('ZADD', sent, string.format('%.0f', now), member)
+  elseif age > GOES_LAST_AFTER then
+    redis.call('LREM', room, 1, member)
+    redis.call('RPUSH', room, member)
+  end
+  state.due = now + math.min(math.max(age, KEPT_FOR), LONGEST_PAUSE)
+  save_state(member, state)
+  local entry = redis.call('HGET', entries, member)
+  local gives_up_at = times_of(entry)
+  local is_over = gives_up_at and gives_up_at <= now
+  return {member, state.id, entry, is_over and '1' or '0', first and math.max(age, 1) or 0}
+end
+
+-- Publish the first that may be. Reply as `send` does, or nil.
+local function offer()
+  local free = count_free()
+  if free == 0 then
+    return
+  end
+  local chance = has_chance(free)
+  for _, member in ipairs(front()) do
+    local state = state_of(member)
+    if not passed_over[member] and state.due <= now and (chance or first_of(member)) then
+      return send(member, state)
+    end
+  end
+end
+
+-- Nobody waits for a message of one that this caller cannot publish. Others may publish it at once.
+local function pass_over(member)
+  passed_over[member] = true
+  if redis.call('HEXISTS', entries, member) == 1 then
+    local state = state_of(member)
+    state.due = now
+    save_state(member, state)
+    redis.call('ZADD', sent, 'LT', string.format('%.0f', now - LONGEST_CHANCE), member)
+  end
+end
+
+-- When this caller looks again at one that it cannot publish.
+local function later(member)
+  local age = now - LONGEST_CHANCE - (first_of(member) or now)
+  return now + math.min(math.max(age / 2, BESIDE_WAITERS), LONGEST_PAUSE)
+end
+
+-- The earliest time at which one of the room may be published.
+local function next_chance(free)
+  local due = math.huge
+  local last = tonumber(redis.call('ZREVRANGE', sent, 0, 0, 'WITHSCORES')[2] or 0)
+  local opens = has_chance(free) and now or last + pause_behind(redis.call('ZCARD', sent))
+  for _, member in ipairs(front()) do
+    local at = state_of(member).due
+    if passed_over[member] then
+      at = later(member)
+    elseif not first_of(member) then
+      at = math.max(at, opens)
+    end
+    due = math.min(due, at)
+  end
+  return due
+end
+
+-- The earliest time at which one gives up.
+local function next_deadline()
+  local most = 2 * (1 + #slots + 15)  -- more than are passed over
+  local some = redis.call('ZRANGEBYSCORE', deadlines, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+  local due = math.huge
+  for i = 1, #some, 2 do
+    due = math.min(due, passed_over[some[i]] and later(some[i]) or tonumber(some[i + 1]))
+  end
+  return due
+end
+
+-- Note the time of the next look at the room. Reply the ms until then, or -1 if the room is empty.
+local function set_due(least)
+  if redis.call('EXISTS', room) == 0 then
+    redis.call('DEL', entries, deadlines, sent)
+    if not least then
+      -- A replaced entry may have no result yet: then somebody must still look after the room.
+      if redis.call('EXISTS', ended) == 0 then
+        redis.call('ZREM', rooms, lock_id)
+      end
+      return -1
+    end
+  end
+  local due, free = math.min(least or math.huge, now + LONGEST_PAUSE), 0
+  for _, slot in ipairs(slots) do
+    local left = redis.call('PTTL', slot)
+    if left == -2 then
+      free = free + 1
+    elseif left >= 0 then
+      due = math.min(due, now + left + 1)
+    end
+  end
+  if free > 0 then
+    due = math.min(due, next_chance(free))
+  end
+  due = math.max(math.min(due, next_deadline()), now)
+  if publishes then
+    look_at(due)
+  else
+    -- Never later than it was: it tells since when nobody has looked.
+    redis.call('ZADD', rooms, 'LT', string.format('%.0f', due), lock_id)
+  end
+  return due - now
+end
