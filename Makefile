@@ -13,7 +13,7 @@ PYTEST := python -m pytest $(SIDE_BY_SIDE)
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test faults failovers split-brain torture model bench lint format test-stalls test-lowest test-pythons test-servers pictures docs dist clean
+.PHONY: help demo test faults failovers split-brain storms torture model bench lint format test-stalls test-lowest test-pythons test-servers pictures docs dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -51,6 +51,9 @@ failovers: .venv/faults  ## how many locks a failover forgets, with and without 
 
 split-brain: .venv/faults  ## who holds what when the network splits, ten minutes, as root; ARGS=--help
 	.venv/bin/python -m tests.proofs.hosts $(ARGS)
+
+storms: .venv/made  ## 200 duplicates a second under each policy, and what is left; half an hour; ARGS=--help
+	.venv/bin/python -m tests.proofs.storms $(ARGS)
 
 torture: .venv/faults  ## the torture of Redis in Action 6.2 over four locks, ten minutes; ARGS=--help
 	.venv/bin/python -m tests.proofs.torture $(ARGS)

@@ -1,0 +1,17 @@
+"""What `make storms` sends, for a second or two."""
+
+from __future__ import annotations
+
+import pytest
+
+from .storms import POLICIES, storms
+
+
+@pytest.mark.timeout(300)
+def test_after_a_storm_of_duplicates_nothing_is_left_whatever_the_policy() -> None:
+    told = dict(storms([*POLICIES], seconds=1.5, rate=100.0, most=60.0))
+    assert {name: each.left for name, each in told.items() if each.left} == {}
+    ran = {name: each.ran for name, each in told.items()}
+    assert ran["queue"] == told["queue"].sent, "every call runs"
+    assert 0 < ran["debounce"] <= 3
+    assert all(ran.values()), ran
