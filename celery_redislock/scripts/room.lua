@@ -20,6 +20,9 @@ local LONGEST_PAUSE = 600000  -- between two publications of one task
 local LONGEST_CHANCE = 40000  -- that one has before the next one has its chance too
 local GOES_LAST_AFTER = 60000 -- ms after which one that does not come loses its place in the order
 
+local FOR_OTHERS = 3000 -- ms for which it is kept for one whom the caller cannot publish: others look
+local DECLINED = 1      -- when such a one is due: others may publish it at once, also to wait again
+
 local passed_over = {}  -- members that the caller cannot publish
 
 local function someone_waits()
@@ -120,29 +123,34 @@ local function send(member, state)
   return {member, state.id, entry, is_over and '1' or '0', first and math.max(age, 1) or 0}
 end
 
--- Publish the first that may be. Reply as `send` does, or nil.
-local function offer()
+-- Publish the first that may be. Reply as `send` does, or nil. Who looks also publishes one that
+-- others cannot, though no slot is free: to them its place would never be the first.
+local function offer(looks)
   local free = count_free()
-  if free == 0 then
+  if free == 0 and not looks then
     return
   end
   local chance = has_chance(free)
   for _, member in ipairs(front()) do
     local state = state_of(member)
-    if not passed_over[member] and state.due <= now and (chance or first_of(member)) then
+    local is_next = free > 0 and state.due <= now and (chance or first_of(member))
+    if not passed_over[member] and (is_next or looks and state.due == DECLINED) then
       return send(member, state)
     end
   end
 end
 
--- Nobody waits for a message of one that this caller cannot publish. Others may publish it at once.
+-- Note that this caller cannot publish one. Others have some time for it; then nobody waits for it.
 local function pass_over(member)
   passed_over[member] = true
   if redis.call('HEXISTS', entries, member) == 1 then
-    local state = state_of(member)
-    state.due = now
+    local state, first = state_of(member), first_of(member) or now
+    state.due = DECLINED
     save_state(member, state)
-    redis.call('ZADD', sent, 'LT', string.format('%.0f', now - LONGEST_CHANCE), member)
+    if first <= now - FOR_OTHERS then
+      first = math.min(first, now - LONGEST_CHANCE)
+    end
+    redis.call('ZADD', sent, string.format('%.0f', first), member)
   end
 end
 
@@ -160,11 +168,12 @@ local function next_chance(free)
   for _, member in ipairs(front()) do
     local at = state_of(member).due
     if passed_over[member] then
-      at = later(member)
-    elseif not first_of(member) then
-      at = math.max(at, opens)
+      due = math.min(due, later(member))
+    elseif at == DECLINED then
+      due = math.min(due, tonumber(redis.call('ZSCORE', rooms, lock_id) or now))  -- not put off
+    elseif free > 0 then
+      due = math.min(due, first_of(member) and at or math.max(at, opens))
     end
-    due = math.min(due, at)
   end
   return due
 end
@@ -201,9 +210,7 @@ local function set_due(least)
       due = math.min(due, now + left + 1)
     end
   end
-  if free > 0 then
-    due = math.min(due, next_chance(free))
-  end
+  due = math.min(due, next_chance(free))
   due = math.max(math.min(due, next_deadline()), now)
   if publishes then
     look_at(due)

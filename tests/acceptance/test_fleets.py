@@ -59,6 +59,27 @@ def test_a_fleet_that_does_not_know_a_task_does_not_delay_its_turn(
     assert starts(journal, label, result.id) == 1
 
 
+def test_a_fleet_whose_tasks_always_wait_leaves_another_fleet_its_turns(
+    start_worker, sender, conf, lock_conf, lock_client, journal, label, queue
+):
+    """They share a lock, and neither can publish the other's tasks."""
+    start_worker(app=A, queues=queue, conf=lock_conf, concurrency=2)
+    start_worker(app=B, queues=f"{queue}-b", conf=lock_conf, concurrency=2)
+    with fleet("a", {**conf, **lock_conf}) as app:
+        room = Room(lock_client, app.tasks["a_shared"].lock_key_for(label))
+    holder = sender.send_task("a_shared", [label, "stand"], queue=queue)
+    eventually(lambda: starts(journal, label, holder.id), "the holder runs")
+    busy = [sender.send_task("a_shared", [label, 0.3], queue=queue) for _ in range(2)]
+    eventually(lambda: len(room.ids()) == 2, "they wait")
+    theirs = sender.send_task("b_shared", [label, 0.0], queue=f"{queue}-b")
+    eventually(lambda: len(room.ids()) == 3, "it waits")
+    busy += [sender.send_task("a_shared", [label, 0.3], queue=queue) for _ in range(40)]
+    journal.let_go(holder.id)
+    assert theirs.get(timeout=30) == label
+    assert not busy[-1].ready(), "it had its turn among them"
+    assert journal.overlaps(label) == []
+
+
 def test_an_app_with_another_broker_leaves_a_turn_to_those_who_have_the_broker(
     start_worker, own_redis, conf, lock_conf, lock_client, journal, label, queue
 ):

@@ -29,6 +29,8 @@ from tests.support.scripts import set_clock
 #: Seconds, as `room.lua` has them: for how long a free lock is kept for a task that was published
 #: now, the same while pool slots wait, and after how long a task that does not come goes last.
 KEPT = 5.0
+#: For one that the caller cannot publish.
+FOR_OTHERS = 3.0
 BESIDE_WAITERS = 1.0
 GOES_LAST = 60.0
 LONGEST_PAUSE = 600.0

@@ -43,6 +43,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 NEWEST = ("coalesce", "debounce")
 #: In ms, as `room.lua` has them.
 KEPT_FOR, LONGEST_CHANCE, GOES_LAST_AFTER, LONGEST_PAUSE = 5_000, 40_000, 60_000, 600_000
+FOR_OTHERS, DECLINED = 3_000, 1
 #: It is noon when it begins, in ms.
 NOON = 1_700_049_600_000
 #: Seconds after which a task that no worker takes is dropped.
@@ -243,11 +244,14 @@ class RoomMachine(RuleBasedStateMachine):
         now = self.room.now
         while True:
             for member in passed_over:
-                member.due, member.sent = now, min(member.sent or now, now - LONGEST_CHANCE)
+                first = member.sent or now
+                if first <= now - FOR_OTHERS:
+                    first = min(first, now - LONGEST_CHANCE)
+                member.due, member.sent = DECLINED, first
                 pause = max((now - LONGEST_CHANCE - member.sent) / 2 + 1, 1000)
                 member.looked_at = now + min(pause, LONGEST_PAUSE)
             gives_up = self._gives_up(passed_over)
-            due = gives_up or self._next(passed_over)
+            due = gives_up or self._next(passed_over, looks=True)
             look = self.room.look(*(each.name for each in passed_over), longest=OFFERED_FOR)
             self._met("look", look.offered)
             is_known = len(passed_over) >= unknown
@@ -347,17 +351,25 @@ class RoomMachine(RuleBasedStateMachine):
         free = self._free()
         return sent[free - 1] + self._pause() if free and len(sent) >= free else 0
 
-    def _next(self, passed_over: Sequence[Member] = ()) -> Member | None:
-        """The first whose time has come, if a slot is free."""
+    def _next(self, passed_over: Sequence[Member] = (), looks: bool = False) -> Member | None:
+        """The first whose time has come, if a slot is free; or, for who looks, that another one
+        could not publish.
+        """
         has_chance = self._opens() <= self.room.now
         able = (
             member
             for member in self.waiting
             if member not in passed_over
-            and member.due <= self.room.now
-            and (has_chance or member.sent is not None)
+            and (
+                (
+                    self._free()
+                    and member.due <= self.room.now
+                    and (has_chance or member.sent is not None)
+                )
+                or (looks and member.due == DECLINED)
+            )
         )
-        return next(able, None) if self._free() else None
+        return next(able, None)
 
     def _gives_up(self, passed_over: Sequence[Member]) -> Member | None:
         over = [

@@ -63,20 +63,22 @@ BROKEN: dict[str, tuple[Sequence[str], str, str]] = {
         ROOM, "elseif age > GOES_LAST_AFTER then", "elseif false then"),
     "each publication is the first": (ROOM, "  if not first then\n", "  if true then\n"),
     # who cannot be published here
-    "one passed over blocks": (ROOM, "if not passed_over[member] and", "if"),
+    "one passed over blocks": (ROOM, "if not passed_over[member] and (", "if ("),
     "the lock is kept for one passed over": (
         ROOM,
-        "    redis.call('ZADD', sent, 'LT', string.format('%.0f', now - LONGEST_CHANCE), member)\n",
-        ""),
+        "    if first <= now - FOR_OTHERS then", "    if false then"),
+    "others have no time for one passed over": (
+        ROOM, "    if first <= now - FOR_OTHERS then", "    if true then"),
+    "one passed over waits until the lock is free": (["look"], "offer(true)", "offer()"),
     "one passed over is published by nobody": (
-        ROOM, "    state.due = now\n    save_state(member, state)\n", ""),
+        ROOM, "    state.due = DECLINED\n    save_state(member, state)\n", ""),
     "who passes one over looks for it without end": (
         ROOM, "    if passed_over[member] then\n", "    if false then\n"),
     "who passes one over that gives up looks for it without end": (
         ROOM, "passed_over[some[i]] and later(some[i]) or ", ""),
     # who looks after the room
     "nobody is to look after it": (ROOM, "    look_at(due)\n", ""),
-    "nobody looks when one is due": (ROOM, "    due = math.min(due, next_chance(free))\n", ""),
+    "nobody looks when one is due": (ROOM, "  due = math.min(due, next_chance(free))\n", ""),
     "nobody looks when one gives up": (ROOM, "math.min(due, next_deadline())", "due"),
     "nobody looks when a lock expires": (ROOM, "    due = math.min(due, now + left + 1)\n", ""),
     "an empty room is looked after for ever": (
@@ -130,7 +132,7 @@ BROKEN: dict[str, tuple[Sequence[str], str, str]] = {
     "a copy ends the quiet": (
         ["park"], "  if not waits_first then\n    state.due", "  if true then\n    state.due"),
     # give-ups
-    "a give-up is forgotten": (["look"], "give_up() or offer()", "offer()"),
+    "a give-up is forgotten": (["look"], "give_up() or offer(true)", "offer(true)"),
     "a give-up is sent once": (
         ["look"], "redis.call('ZADD', deadlines, string.format('%.0f', state.due), member)",
         "redis.call('ZREM', deadlines, member)"),
