@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from celery_redislock import TaskSkipped
 from tests.acceptance.looking import received, starts
 from tests.support.waiting import eventually, never
 
@@ -108,3 +109,18 @@ def test_a_message_that_died_with_its_worker_is_offered_again(
     start_house()
     assert result.get(timeout=60) == label
     eventually(here.is_empty, "the room is empty")
+
+
+def test_a_task_that_no_worker_takes_for_a_day_ends_with_an_error(
+    offered, lock_client, start_house, journal, label, queue
+):
+    """The day is over at once: its first publication is made a day older."""
+    result, here = offered
+    lock_client.zincrby(here.key.replace(":room:", ":sent:"), -86_400_000, f"{result.id}:0.0")
+    with pytest.raises(TaskSkipped):
+        result.get(timeout=30)
+    assert result.state == "REVOKED"
+    eventually(here.is_empty, "the room is empty")
+    worker = start_house()
+    eventually(lambda: received(worker.log(), result.id), "its message comes after all")
+    never(lambda: starts(journal, label, result.id), "it ran", 3)
