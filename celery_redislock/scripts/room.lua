@@ -50,11 +50,6 @@ local function count_free()
   return count
 end
 
--- How many have been under way for less than so many ms.
-local function sent_within(ms)
-  return redis.call('ZCOUNT', sent, string.format('(%.0f', now - ms), '+inf')
-end
-
 -- The ms at which a member under way was first published, or nil.
 local function first_of(member)
   return tonumber(redis.call('ZSCORE', sent, member) or nil)
@@ -79,16 +74,21 @@ local function pause_behind(count)
   return count == 0 and 0 or math.min(KEPT_FOR * 2 ^ math.max(count - #slots, 0), LONGEST_CHANCE)
 end
 
--- Whether one that was not published yet may be published now.
-local function has_chance(free)
-  return sent_within(pause_behind(redis.call('ZCARD', sent))) < free
+-- The ms from which one that was not published yet may be published: each free slot waits for one of
+-- the last that are under way.
+local function opens_at(free)
+  if free == 0 then
+    return math.huge
+  end
+  local last = redis.call('ZREVRANGE', sent, free - 1, free - 1, 'WITHSCORES')[2]
+  return last and last + pause_behind(redis.call('ZCARD', sent)) or 0
 end
 
 -- Whether a slot is free that is not kept for one who comes before this member; or, for "", before
 -- those who are not in the room.
 local function may_go(member)
   local free = count_free()
-  local span, chance = someone_waits() and BESIDE_WAITERS or KEPT_FOR, has_chance(free)
+  local span, has_chance = someone_waits() and BESIDE_WAITERS or KEPT_FOR, opens_at(free) <= now
   local look = tonumber(redis.call('ZSCORE', rooms, lock_id) or 0)
   for _, other in ipairs(front()) do
     if other == member or free == 0 then
@@ -97,7 +97,7 @@ local function may_go(member)
     local first = first_of(other)
     if first then
       free = free - (first > now - span and 1 or 0)
-    elseif chance and state_of(other).due <= now and (publishes or look > now - KEPT_FOR) then
+    elseif has_chance and state_of(other).due <= now and (publishes or look > now - KEPT_FOR) then
       free = free - 1  -- it is published now, unless no worker looks after the room
     end
   end
@@ -130,10 +130,10 @@ local function offer(looks)
   if free == 0 and not looks then
     return
   end
-  local chance = has_chance(free)
+  local has_chance = opens_at(free) <= now
   for _, member in ipairs(front()) do
     local state = state_of(member)
-    local is_next = free > 0 and state.due <= now and (chance or first_of(member))
+    local is_next = free > 0 and state.due <= now and (has_chance or first_of(member))
     if not passed_over[member] and (is_next or looks and state.due == DECLINED) then
       return send(member, state)
     end
@@ -162,9 +162,7 @@ end
 
 -- The earliest time at which one of the room may be published.
 local function next_chance(free)
-  local due = math.huge
-  local last = tonumber(redis.call('ZREVRANGE', sent, 0, 0, 'WITHSCORES')[2] or 0)
-  local opens = has_chance(free) and now or last + pause_behind(redis.call('ZCARD', sent))
+  local due, opens = math.huge, opens_at(free)
   for _, member in ipairs(front()) do
     local at = state_of(member).due
     if passed_over[member] then

@@ -15,7 +15,7 @@ COMMANDS: Final = (
     *("hexists {} a", "hget {} a", "hrandfield {} 1", "hset {} a b", "llen {}"),
     *("lpush {} a", "lrange {} 0 1", "lrem {} 1 a"),
     *("pexpire {} 1", "pttl {}", "rpush {} a", "select 0", "set {} a", "time", "zadd {} 1 a"),
-    *("zcard {}", "zcount {} 0 1", "zrangebyscore {} 0 1", "zrem {} a", "zremrangebyscore {} 0 1"),
+    *("zcard {}", "zrangebyscore {} 0 1", "zrem {} a", "zremrangebyscore {} 0 1"),
     *("zrevrange {} 0 0", "zscore {} a"),
 )
 #: The commands that only the history needs.
