@@ -66,7 +66,7 @@ HOOKS: Final = (
     Hook(_REQUEST, "send_event", ("type",), "a waiting task that is revoked is shown as such"),
     Hook(
         _REQUEST, "on_failure", ("exc_info", "send_failed_event", "return_ok"),
-        "a skipped or replaced task is REVOKED, and a dead child's turn is kept",
+        "a skipped or replaced task is REVOKED, and a dead child's lock is kept for its retry",
     ),
 )  # fmt: skip
 

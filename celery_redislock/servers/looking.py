@@ -104,7 +104,7 @@ class Looking:
             *(("HGET", keys.entries, each) for each in members),
             *(("ZSCORE", keys.sent, each) for each in members),
         ]
-        found = self._server.replies(wanted, wrong_type=True)
+        count, *found = self._server.replies([_untaken(keys.sent, now), *wanted], wrong_type=True)
         texts = [text if isinstance(text, bytes) else b"" for text in found[: len(members)]]
         sent = [score if isinstance(score, bytes) else None for score in found[len(members) :]]
         flat = [part for pair in zip(members, texts, strict=True) for part in pair]
@@ -113,7 +113,7 @@ class Looking:
             total=total or 0,
             entries=list(pairs_in(flat)),
             sent=[None if score is None else float(score) / 1000 for score in sent],
-            untaken=self.untaken([keys.sent])[0],
+            untaken=0 if isinstance(count, ResponseError) else int(count),
         )
 
     def untaken(self, sent: Sequence[bytes | str]) -> list[int]:
@@ -124,8 +124,7 @@ class Looking:
             LockUnavailable: the server did not answer, or does not allow it.
         """
         ((seconds, _),) = self._server.replies([("TIME",)])
-        until = (int(seconds) - UNTAKEN_AFTER) * 1000
-        commands = [("ZCOUNT", key, "-inf", until) for key in sent]
+        commands = [_untaken(key, int(seconds)) for key in sent]
         replies = self._server.replies(commands, wrong_type=True)
         return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
 
@@ -236,3 +235,8 @@ class Looking:
         if fields.get("maxmemory", "0") == "0":
             return None
         return fields.get("maxmemory_policy")
+
+
+def _untaken(sent: bytes | str, now: float) -> tuple[str | bytes | int, ...]:
+    """The command that counts the tasks that no worker takes."""
+    return "ZCOUNT", sent, "-inf", int((now - UNTAKEN_AFTER) * 1000)
