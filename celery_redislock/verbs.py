@@ -69,7 +69,7 @@ class Conflict(Protocol):
         limit: int | None = None,
         max_wait: float | timedelta | None = None,
         newest: bool = False,
-        quiet: tuple[float, float] | None = None,
+        quiet: tuple[float | timedelta, float | timedelta] | None = None,
     ) -> bool:
         """End the delivery, and let the task wait in Redis until it is next.
 

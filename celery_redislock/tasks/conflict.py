@@ -133,12 +133,13 @@ class TaskConflict:
         limit: int | None = None,
         max_wait: float | timedelta | None = None,
         newest: bool = False,
-        quiet: tuple[float, float] | None = None,
+        quiet: tuple[float | timedelta, float | timedelta] | None = None,
     ) -> bool:
         if self._run.facts.is_eager:
             self._leave(self.skip())  # nobody would run what is published
         give_up = None if max_wait is None else max(plain(max_wait) - self.waited, NO_TIME)
-        return self._park(limit=limit, give_up=give_up, newest=newest, quiet=quiet)
+        spans = None if quiet is None else (plain(quiet[0]), plain(quiet[1]))
+        return self._park(limit=limit, give_up=give_up, newest=newest, quiet=spans)
 
     def replace(self, grace: float | timedelta) -> bool:
         facts = self._run.facts
