@@ -26,7 +26,7 @@ def to_ms(seconds: float) -> int:
 # Not frozen: a frozen claim would take six times as long to make.
 @dataclasses.dataclass(slots=True, eq=False, repr=False)
 class Claim:
-    """One delivery's claim to a lock.
+    """One delivery's claim to a lock. Nothing changes it.
 
     Attributes:
         keys: the lock's keys.
@@ -37,8 +37,8 @@ class Claim:
         attempt: the task's retries.
         nesting: how often the task replaced itself: the replacement has the same id and retries.
         kept: if the lock is kept for the message, the token that it is kept under; else "".
-        member: the task's member in the waiting room from which its message was sent, or into
-            which it was put, see `scripts/entries.lua`; or "". The rest never changes.
+        member: the task's member in the waiting room from which its message was sent, see
+            `scripts/entries.lua`; or "".
         parent: the id of the task that may have replaced itself with this one, or "".
         sent: the identity of the message, the same for all its copies; "" if it has none.
         done_ttl: seconds for which a finished attempt is remembered.
@@ -70,10 +70,6 @@ class Claim:
     done_key: str = dataclasses.field(init=False)
     runs_key: str = dataclasses.field(init=False)
     opening: str = dataclasses.field(init=False)
-
-    def parks_as(self, member: str) -> None:
-        """Note as which member of the room the task is put there."""
-        self.member = member
 
     def __post_init__(self) -> None:
         self.entry_id = ENTRY_ID % (self.task_id, self.nesting, self.attempt)

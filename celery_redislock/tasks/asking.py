@@ -98,12 +98,12 @@ class Asking(Record):
         self._begin_to_wait()
         self.note_arrival()
         parking = parking_of(self, question)
-        facts.claim.parks_as(parking.member)
         # From here on the task may be published from the room, even if the answer is lost, or says
         # that it need not wait.
-        self.is_parking = self.copied = self.may_have_copies = True
+        self.parks_as, self.copied, self.may_have_copies = parking.member, True, True
         answer = facts.locks.server.run(park(facts.claim, parking))
-        self.is_parking = isinstance(answer, Parked)
+        if not isinstance(answer, Parked):
+            self.parks_as = ""
         if isinstance(answer, Parked | Free):
             app, keys, ttl = facts.task.app, facts.claim.keys, facts.claim.ttl
             for entry_id, replaced in answer.replaced.items():

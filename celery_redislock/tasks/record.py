@@ -97,7 +97,7 @@ class Record:
         ran: how the body ended.
         asked_at: when the lock was asked for, on `clock`.
         first_busy: the first answer that somebody else has the lock, or None.
-        is_parking: the task is being put into the waiting room.
+        parks_as: the member as which the task is being put into the waiting room; "" if it is not.
         is_over: all that the delivery held is settled.
     """
 
@@ -105,7 +105,8 @@ class Record:
     facts: Facts = None  # type: ignore[assignment]
     delivery: Delivery = None  # type: ignore[assignment]
     lease: Lease = None  # type: ignore[assignment]
-    may_have_copies = copied = reruns = is_parking = is_over = False
+    may_have_copies = copied = reruns = is_over = False
+    parks_as = ""
     course: Course | None = None
     ran = NOT_RUN
     asked_at = 0.0
@@ -168,9 +169,8 @@ class Record:
     def leave_room(self) -> None:
         """Take the task out of the waiting room: it gave up, or failed while it was put there."""
         claim = self.facts.claim
-        self.kept = Kept(
-            claim.keys.lock_id, claim.kept, Place(claim.member or claim.entry_id, claim.entry_id)
-        )
+        member = self.parks_as or claim.member or claim.entry_id
+        self.kept = Kept(claim.keys.lock_id, claim.kept, Place(member, claim.entry_id))
         self.give_up_kept()
 
     def call_off_copies(self) -> None:
@@ -179,7 +179,7 @@ class Record:
         """
         if (self.copied or self.delivery.parked) and self.facts.acks_failures:
             self.note_end()
-        if self.is_parking or self.delivery.gave_up:
+        if self.parks_as or self.delivery.gave_up:
             self.leave_room()
 
     def give_up_kept(self) -> None:

@@ -52,9 +52,9 @@ BROKEN: dict[str, tuple[Sequence[str], str, str]] = {
     "the pauses grow without end": (
         ROOM, "math.min(math.max(age, KEPT_FOR), LONGEST_PAUSE)", "math.max(age, KEPT_FOR)"),
     "the ones behind get no chance": (
-        ROOM, "last and last + pause_behind(redis.call('ZCARD', sent)) or 0", "last and math.huge or 0"),
+        ROOM, "last + pause_behind(redis.call('ZCARD', sent)) or 0", "math.huge or 0"),
     "the ones behind are all published at once": (
-        ROOM, "last and last + pause_behind(redis.call('ZCARD', sent)) or 0", "0"),
+        ROOM, "return last and last + pause_behind(redis.call('ZCARD', sent)) or 0", "return 0"),
     "the chances do not get rarer": (
         ROOM, "math.min(KEPT_FOR * 2 ^ math.max(count - #slots, 0), LONGEST_CHANCE)", "KEPT_FOR"),
     "the chances get rarer without end": (
