@@ -92,7 +92,7 @@ def _now(task: SingletonTask, slots: Sequence[Found]) -> str:
     what = options.on_conflict.describe(waiting)
     reserved = [each for each in taken if each.state == "reserved"]
     if len(taken) < options.lock_limit and not waiting:
-        return "the lock is free: it would run"
+        return f"the lock is free: {what if options.on_conflict.admits else 'it would run'}"
     if reserved and len(reserved) == len(taken) and not waiting:
         return (
             "the lock is being handed over: it may run, or wait behind the task that gets the lock"

@@ -105,12 +105,12 @@ def named(entry_id: str, entry: str, app: Any = None) -> Waiting:
     try:
         parsed = Entry.load(entry)
     except CorruptEntry:
-        task = task_of(entry)
+        task, task_id = task_of(entry), task_id_of(entry_id)
     else:
-        task = parsed.task
+        task, task_id = parsed.task, parsed.task_id  # a pending slot is not called by its task's id
         if app is not None:
             args, kwargs = parsed.arguments(app) or (None, None)
             texts = {"label": parsed.label(app), "args": args, "kwargs": kwargs}
     # Cut: anybody may have written very long texts.
     texts = {name: text and cut(text) for name, text in texts.items()}
-    return Waiting(task=task and cut(task), task_id=cut(task_id_of(entry_id)), **texts)
+    return Waiting(task=task and cut(task), task_id=cut(task_id), **texts)

@@ -17,6 +17,7 @@ from celery_redislock import SingletonTask, TaskSkipped
 from celery_redislock.app.entries import Entry
 from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import Parking
+from celery_redislock.protocol.entries import slot_of
 from celery_redislock.protocol.holders import successor_text
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.testing import hold_lock
@@ -221,6 +222,22 @@ def test_show_shows_every_slot_of_a_lock_or_the_one_that_was_named(app):
     assert {each["task_id"] for each in both} == {"id-of-x", "another"}
     one = json.loads(run(app, "show", made.keys.slots[0], "--json").output)["locks"]
     assert [each["task_id"] for each in one] == ["another"]
+
+
+def test_a_debounced_call_is_shown_and_explained_as_one_that_waits_though_the_lock_is_free(app):
+    def burst(label):
+        """Nothing."""
+
+    options = {"base": SingletonTask, "lock_key": ["label"], "on_conflict": "debounce"}
+    app.task(name="burst", shared=False, **options)(burst)
+    explained = run(app, "explain", "burst", "x").output
+    assert "the lock is free: it would wait in Redis until no newer call has come" in explained
+    made = claim(app, "burst", "x", task_id="the-newest")
+    options = {"task_id": "the-newest", "headers": {"redislock": {}}}
+    entry = Entry.of(app.tasks["burst"], ["x"], {}, options).dump()
+    store_of(app).run(rooms.park(made, Parking(entry, slot_of("burst"), quiet=(60.0, 60.0))))
+    (waits,) = json.loads(run(app, "show", "burst", "x", "--json").output)["room"]
+    assert (waits["task"], waits["task_id"]) == ("burst", "the-newest")
 
 
 def test_show_tells_which_tasks_no_worker_takes(app, client):
