@@ -5,6 +5,7 @@ follows from them. Nothing is asked and nothing done: there is no server.
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import pytest
@@ -362,6 +363,16 @@ def test_a_policy_may_wait_and_then_do_something_else():
         run = policy(Mine(act), header={"deferrals": deferrals}).run()
         assert decided(run, [BUSY, BUSY]) == decision
     assert decided(policy(Mine(act)).run(), [BUSY, GOT]) == Go(BUSY)
+
+
+def test_a_policy_may_say_its_quiet_time_as_timedeltas():
+    def act(conflict: Any) -> Any:
+        conflict.park(newest=True, quiet=(timedelta(seconds=5), timedelta(minutes=1)))
+        return conflict.run()
+
+    run = policy(Mine(act)).run()
+    decided(run, [BUSY, PARKED])
+    assert run.asked == [FIRST, Park(BUSY, newest=True, quiet=(5.0, 60.0))]
 
 
 @pytest.mark.parametrize("visible", [None, 60, 1])
