@@ -91,7 +91,7 @@ def removed_when_published() -> None:
 
 def published_once() -> None:
     """A message that does not come is not published again; those behind it have their chance."""
-    _rewrite_rooms("(chance or first_of(member))", "not first_of(member)")
+    _rewrite_rooms("and (has_chance or first_of(member))", "and not first_of(member)")
 
 
 def newcomers_overtake() -> None:
