@@ -23,6 +23,8 @@ from ..protocol.tokens import new_token
 from .brokers import Origin
 
 KEY: Final = "redislock"
+#: Tells this worker's deliveries from those of others. A forked copy of it has the same `clock`.
+WORKER: Final = new_token()[:16]
 #: The version of the header. A release reads its own version and all earlier ones.
 VERSION: Final = 2
 
@@ -73,7 +75,12 @@ def stamp(
         source: where the message came from.
     """
     token = new_token()
-    stamped: dict[str, Any] = {"token": token, "received": clock(), "queue": source.queue}
+    stamped: dict[str, Any] = {
+        "token": token,
+        "received": clock(),
+        "worker": WORKER,
+        "queue": source.queue,
+    }
     if source.fanout:
         stamped["fanout"] = True
     if events:
@@ -162,6 +169,7 @@ class Delivery:
     Attributes:
         token: the delivery's token.
         received: when the worker got the message, on `clock`; None if nobody noted that.
+        worker: `WORKER` of the worker that got it; "" if the task had met another one before.
         arrived: Unix time at which the task first met a worker, by the lock server's clock; None
             while that is not known.
         redelivered: the broker, or an earlier deferral's header, said that the message had been
@@ -181,6 +189,7 @@ class Delivery:
 
     token: str
     received: float | None = None
+    worker: str = ""
     arrived: float | None = None
     redelivered: bool = False
     deferrals: int = 0
@@ -209,6 +218,7 @@ class Delivery:
         delivery = cls(
             token=stamped.get("token") or new_token(),
             received=stamped.get("received"),
+            worker=stamped.get("worker", ""),
             redelivered=bool(stamped.get("redelivered") or info.get("redelivered")),
             # Most of kombu's transports give each message a tag when it is sent.
             sent=str(stamped.get("sent", properties.get("delivery_tag")) or ""),
@@ -234,6 +244,8 @@ class Delivery:
         self.outages = int(header.get("outages", 0))
         self.since = header.get("since")
         self.arrived = header.get("arrived")
+        if self.arrived is not None:
+            self.worker = ""
         self.gave_up = bool(header.get("gave_up"))
         self.parked = bool(header.get("parked"))
         # This replaces the broker's tag, which only this copy has.
@@ -299,3 +311,10 @@ class Delivery:
     def age(self) -> float:
         """Seconds since the worker got the message; infinite if nobody noted when."""
         return float("inf") if self.received is None else clock() - self.received
+
+    @property
+    def receipt(self) -> str:
+        """Which worker first got the task, and when, as `scripts/park.lua` reads it; or ""."""
+        if self.received is None or not self.worker:
+            return ""
+        return f"{self.worker}:{self.received * 1e6:.0f}"

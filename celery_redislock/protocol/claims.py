@@ -190,7 +190,9 @@ class Parking(NamedTuple):
             seconds after which the holder is ended, None to leave the holder alone.
         arrived: Unix time of the task's arrival by the lock server's clock, to tell which of two
             tasks is newer; None if only its age is known.
-        age: seconds since a worker received the task.
+        received: when a worker received the task, on `clock`; None if that is not known.
+        receipt: which worker received it and when, by which the server tells the order of two of
+            one worker; "" if that is not known.
         quiet: seconds without a newer task in the slot after which it is published, and seconds
             since the slot's first task after which it is published in any case; or None.
     """
@@ -202,7 +204,8 @@ class Parking(NamedTuple):
     in_front: bool = False
     replace: tuple[str, float | None] | None = None
     arrived: float | None = None
-    age: float = 0.0
+    received: float | None = None
+    receipt: str = ""
     quiet: tuple[float, float] | None = None
 
 

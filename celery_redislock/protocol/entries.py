@@ -44,8 +44,8 @@ def task_of(parked: str) -> str | None:
 
 def arrived_at(entry: str) -> float | None:
     """Unix time of the task's arrival, by the lock server's clock; None if that is not known."""
-    head = re.match(r"\d*\|(\d{1,16})\|", entry)
-    return int(head[1]) / 1000 if head else None
+    head = re.match(r"\d*\|(\d{1,16}(\.\d{1,3})?)\|", entry)
+    return float(head[1]) / 1000 if head else None
 
 
 def ended_of(text: str) -> tuple[str, str]:

@@ -315,6 +315,7 @@ def encode(
     queued: bool = False,
     arrived: float | None = None,
     age: float | None = None,
+    receipt: str = "",
     label: str | None = None,
 ) -> str:
     """A lock's value. The token comes first: the scripts compare the value's opening.
@@ -333,9 +334,11 @@ def encode(
     if queued:
         value += ',"queued":true'
     if arrived is not None:
-        value += f',"arrived_ms":{int(arrived * 1000)}'
+        value += f',"arrived_ms":{arrived * 1000:.3f}'
     elif age is not None:
-        value += f',"age_ms":{int(age * 1000)}'
+        value += f',"age_ms":{age * 1000:.3f}'
+    if receipt:
+        value += f',"receipt":"{receipt}"'
     if label is not None:
         value += f',"label":{_text(label)}'
     return value + "}"

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 from . import entries, holders
 from .claims import Claim, Free, Full, Look, Older, Parked, Parking, to_ms
+from .clock import clock
 from .exchange import UNKNOWN_TTL, Call, Query, offered_in, seconds_in
 from .keys import LockKeys
 
@@ -35,6 +36,8 @@ def park(
     """
     by, grace = parking.replace or ("", None)
     limit, give_up, arrived = parking.limit, parking.give_up, parking.arrived
+    # As late as can be: the time from here to the server makes the task look newer than it is.
+    age = 0.0 if parking.received is None else clock() - parking.received
     quiet, longest = parking.quiet or (None, None)
     of = claim.keys
     keys = (
@@ -50,8 +53,8 @@ def park(
         ),
         *(_ms_or_nothing(give_up), int(parking.in_front), of.lock_id),
         *(claim.task_id, to_ms(claim.done_ttl), to_ms(ENDED_AGAIN), _ms_or_nothing(grace), by),
-        *("" if arrived is None else int(arrived * 1000), int(parking.age * 1000)),
-        *(_ms_or_nothing(quiet), _ms_or_nothing(longest), *replaces),
+        *("" if arrived is None else f"{arrived * 1000:.3f}", f"{age * 1000:.3f}"),
+        *(parking.receipt, _ms_or_nothing(quiet), _ms_or_nothing(longest), *replaces),
     )
     wider = partial(_with_notes, partial(park, claim, parking), replaces)
     return Call("park", keys, args, _park_answer, claim.ttl, wider=wider)

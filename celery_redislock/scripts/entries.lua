@@ -4,7 +4,7 @@
 -- Needs the local `entries`; `take_out` needs `room`, `deadlines` and `sent` too, `look_at` needs
 -- `rooms` and `lock_id`. `entries` is a hash:
 --   member -> "<ms at which it gives up>|<ms of its arrival>|<what was parked>"
---   "#" member -> "<ms at which to publish it>|<ms of the first call>|<the entry's id>"
+--   "#" member -> "<ms at which to publish it>|<ms of the first call>|<receipt>|<the entry's id>"
 -- An id is "<task id>:<how often the task replaced itself>.<attempt>". A member is an id; or "=" and
 -- the name of a task: its pending slot, in which the newest call replaces the one before.
 
@@ -32,25 +32,28 @@ local function parts_of(id)
 end
 
 local function entry_text(gives_up_at, arrived, parked)
-  return string.format('%s|%.0f|%s', gives_up_at, arrived, parked)
+  return string.format('%s|%.3f|%s', gives_up_at, arrived, parked)
 end
 
 -- The ms at which it gives up, and of its arrival; nil if there are none.
 local function times_of(entry)
-  local gives_up_at, arrived = string.match(entry or '', '^(%d*)|(%d*)|')
+  local gives_up_at, arrived = string.match(entry or '', '^(%d*)|([%d.]*)|')
   return tonumber(gives_up_at), tonumber(arrived)
 end
 
--- `due` is 0 for one that waits for its first chance; `first_call` is for a pending slot.
+-- `due` is 0 for one that waits for its first chance; `first_call` and `receipt`, which says which
+-- worker received the task and when, are for a pending slot.
 local function state_of(member)
   local text = redis.call('HGET', entries, '#' .. member) or ''
-  local due, first_call, id = string.match(text, '^(%d+)|(%d*)|(.*)$')
-  return {due = tonumber(due) or 0, first_call = tonumber(first_call), id = id or member}
+  local due, first_call, receipt, id = string.match(text, '^(%d+)|(%d*)|([^|]*)|(.*)$')
+  local first = tonumber(first_call)
+  return {due = tonumber(due) or 0, first_call = first, receipt = receipt, id = id or member}
 end
 
 local function save_state(member, state)
-  redis.call('HSET', entries, '#' .. member, string.format('%.0f|%s|%s', state.due,
-    state.first_call and string.format('%.0f', state.first_call) or '', state.id))
+  local first_call = state.first_call and string.format('%.0f', state.first_call) or ''
+  redis.call('HSET', entries, '#' .. member,
+    string.format('%.0f|%s|%s|%s', state.due, first_call, state.receipt or '', state.id))
 end
 
 -- Take an entry out of the room. Reply the entry, or false. `is_there` says that the member is in

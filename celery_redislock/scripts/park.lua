@@ -14,9 +14,10 @@
 --       12 this task's name and id, for those it replaces: a JSON list with exactly four quotes
 --       13 when this task arrived, in ms of this server's clock, or "" if only its age is known
 --       14 this task's age in ms: how long ago a worker received it
---       15 ms without a call of this member after which it is published, or "" for no such wait
---       16 ms since the first call after which it is published in any case
---       17.. the ids in the room of those that it replaces
+--       15 its receipt, "<worker>:<µs of that worker's clock>", or ""
+--       16 ms without a call of this member after which it is published, or "" for no such wait
+--       17 ms since the first call after which it is published in any case
+--       18.. the ids in the room of those that it replaces
 -- Reply {"parked", {id and entry of each that it replaced}, {the entry to publish, see room.lua}, ms
 --       until the next look at the room}
 --       {"full"}  no more may wait
@@ -27,8 +28,9 @@
 
 local lock, room, entries, rooms, ended, deadlines, sent, waiters, done_note = unpack(KEYS)
 local member, entry, id, most, give_up_after, in_front, lock_id, task_id = unpack(ARGV, 1, 8)
-local done_ttl, look_again, replace_after, successor, arrived_at, age, quiet, longest = unpack(ARGV, 9, 16)
-local known = {unpack(ARGV, 17)}
+local done_ttl, look_again, replace_after, successor = unpack(ARGV, 9, 12)
+local arrived_at, age, receipt, quiet, longest = unpack(ARGV, 13, 17)
+local known = {unpack(ARGV, 18)}
 local slots = {lock, unpack(KEYS, 10, #KEYS - #known)}
 local their_notes = {unpack(KEYS, #KEYS - #known + 1)}
 
@@ -41,7 +43,7 @@ local time = redis.call('TIME')
 -- include entries.lua
 -- include room.lua
 -- The caller's machine measures the age. All times are this server's.
-local arrived = tonumber(arrived_at) or now - age
+local arrived = tonumber(arrived_at) or time[1] * 1000 + time[2] / 1000 - age
 local waits_first = quiet ~= ''
 
 local function holder_in(slot)
@@ -103,16 +105,22 @@ if is_there then
   return parked(replaced_before())
 end
 
--- A task that a worker kept back must not end a task that arrived later.
-local function is_newer(than)
-  return than and than > arrived
+-- A task that a worker kept back must not end a task that arrived later. Of two that one worker
+-- received, its own clock tells the order: calls take longer than there is between two messages.
+local function is_newer(its_arrival, its_receipt)
+  local worker, at = string.match(receipt, '^(%x+):(%d+)$')
+  local its_worker, its_time = string.match(its_receipt or '', '^(%x+):(%d+)$')
+  if worker and worker == its_worker then
+    return tonumber(its_time) > tonumber(at)
+  end
+  return its_arrival and its_arrival > arrived
 end
 
 if before then
   local _, its_arrival = times_of(before)
-  -- Of two that arrived in the same ms, each would replace the other.
+  -- Of two that arrived at the same time, each would replace the other.
   local was_replaced = string.sub(redis.call('GET', done_note) or '', 1, 1) == REPLACED_NOTE
-  if was_replaced or is_newer(its_arrival) then
+  if was_replaced or is_newer(its_arrival, state.receipt) then
     return {'older', parts_of(state.id) or state.id}
   end
 end
@@ -135,7 +143,7 @@ for _, slot in ipairs(slots) do
     if not its_arrival and holder.age_ms and holder.acquired_at then
       its_arrival = holder.acquired_at * 1000 - holder.age_ms
     end
-    if is_newer(its_arrival) then
+    if is_newer(its_arrival, holder.receipt) then
       return {'older', '', current}
     end
   end
@@ -212,7 +220,7 @@ end
 local first_call = waits_first and (before and state.first_call or now) or nil
 local due = waits_first and math.min(now + quiet, first_call + longest) or 0
 redis.call('HSET', entries, member, entry_text(gives_up_at, arrived, entry))
-save_state(member, {due = due, first_call = first_call, id = id})
+save_state(member, {due = due, first_call = first_call, receipt = receipt, id = id})
 if due <= now and may_go(member) then
   set_due(before and now + look_again or nil)
   return {'ask', replaced, {}}  -- the task replaced the one that was next, or the holder

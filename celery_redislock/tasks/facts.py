@@ -99,9 +99,9 @@ class Facts:
     def _claim(self, keys: LockKeys, kept: Kept | None) -> Claim:
         task, raw, delivery, ttl = self.task, self.raw, self.delivery, self.options.lock_ttl
         task_id, attempt, nesting = attempt_of(raw)
-        arrived = age = None
+        arrived, age, receipt = None, None, ""
         if self.options.on_conflict.replaces and not self.began:
-            arrived = delivery.arrived
+            arrived, receipt = delivery.arrived, delivery.receipt
             if arrived is None and delivery.received is not None:
                 age = delivery.age
         value = holders.encode(
@@ -114,6 +114,7 @@ class Facts:
             node=raw.get("hostname"),
             arrived=arrived,
             age=age,
+            receipt=receipt,
             label=self.label,
         )
         # What is kept may be for another lock: the sender may have had other code.

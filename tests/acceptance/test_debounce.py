@@ -64,6 +64,19 @@ def test_of_a_burst_the_last_runs_when_it_is_quiet_and_the_others_name_their_suc
 
 
 @pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("task", ["debounced", "coalesced", "replaced_sometime"])
+def test_of_calls_in_a_row_the_last_runs(send, journal, label, task):
+    """The pool processes ask in any order; the worker got the messages in this one."""
+    names = [f"{label}-{number}" for number in range(40)]
+    bursts = [[send(task, name, 0.0) for _ in range(3)] for name in names]
+    eventually(lambda: all(each.ready() for burst in bursts for each in burst), "all end", 60)
+    for name, burst in zip(names, bursts, strict=True):
+        ran = [task_id for task_id, _ in starts(journal, name)]
+        assert burst[-1].id in ran
+        assert task != "debounced" or len(ran) == 1
+
+
+@pytest.mark.usefixtures("worker")
 def test_under_steady_traffic_it_runs_each_time_the_longest_wait_is_over(send, journal, label):
     began, results = time.monotonic(), []
     while time.monotonic() < began + 2.5 * LONGEST:

@@ -20,6 +20,7 @@ from celery_redislock.ops.backlog import backlog
 from celery_redislock.ops.survey import BATCH, all_locks
 from celery_redislock.protocol import calls, holders, past, rooms
 from celery_redislock.protocol.claims import Parking
+from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.holders import successor_text
 from celery_redislock.protocol.keys import lock_keys
 from tests.support.looking import ROOT, claim, make_app, take
@@ -80,7 +81,7 @@ def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app, client,
     take(app, "several", "both", token="second", task_id="another")
     take(app, "report", "awaited")
     for each in ("second", "third"):
-        park(app, "report", "awaited", each, age=600.0)
+        park(app, "report", "awaited", each, received=clock() - 600)
     take(app, "sync", "ends")
     park(app, "sync", "ends", "newer", replace=(successor_text("sync", "newer"), 60))
     take(app, "report", "left")

@@ -17,6 +17,7 @@ from celery_redislock import SingletonTask
 from celery_redislock.app.entries import Entry
 from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import Claim, Parking
+from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.keys import lock_keys
 from tests.support.looking import ROOT, claim, installed, make_app, run, take
 
@@ -63,7 +64,9 @@ def park(app, task, label, task_id, lock_label=None, **options):
     given = {"task_id": task_id, "headers": {"redislock": header}, **options}
     entry = Entry.of(app.tasks[task], [label], {}, given)
     made = claim(app, task, label, task_id=task_id, token=uuid.uuid4().hex)
-    app.tasks[task].app_locks.server.run(rooms.park(made, Parking(entry.dump(), age=100)))
+    app.tasks[task].app_locks.server.run(
+        rooms.park(made, Parking(entry.dump(), received=clock() - 100))
+    )
 
 
 @pytest.mark.parametrize("width", WIDTHS)

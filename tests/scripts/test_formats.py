@@ -239,11 +239,11 @@ def test_an_id_has_the_same_parts_to_both(run_lua: Lua, task_id: str) -> None:
 @pytest.mark.parametrize("gives_up_at", ["", "1700000000999"])
 @pytest.mark.parametrize("text", ["{}", '{"task":"a|b@7|c"}', "no JSON", ""])
 def test_an_entry_has_the_same_parts_to_both(run_lua: Lua, text: str, gives_up_at: str) -> None:
-    stored = run_lua("entry_text(a[1], a[2], a[3])", gives_up_at, 1700000000123, text)
+    stored = run_lua("entry_text(a[1], a[2], a[3])", gives_up_at, "1700000000123.456", text)
     assert entries.parked_of(stored) == text
-    assert entries.arrived_at(stored) == 1700000000.123
+    assert entries.arrived_at(stored) == 1700000000.123456
     assert run_lua("times_of(a[1]) == tonumber(a[2]) and 1", stored, gives_up_at) == 1
-    assert run_lua("select(2, times_of(a[1])) == 1700000000123 and 1", stored) == 1
+    assert run_lua("select(2, times_of(a[1])) == 1700000000123.456 and 1", stored) == 1
     ended = run_lua("ended_text(a[1], a[2], 1700000000456)", "next", stored)
     assert entries.ended_of(ended) == ("next", text)
     assert run_lua("{ended_of(a[1])}", ended)[:2] == ["next", stored]
@@ -258,9 +258,11 @@ def test_the_state_of_a_member_is_read_as_it_was_saved(
 ) -> None:
     slot, entry_id = entries.slot_of("pkg.task"), entries.id_of(task_id, 1, 0)
     run_lua(
-        f"save_state(a[1], {{due = 1700000000123, first_call = {first_call}, id = a[2]}})",
+        f"save_state(a[1], {{due = 1700000000123, first_call = {first_call}, id = a[2],"
+        " receipt = 'ab:12'})",
         *(slot, entry_id),
     )
+    assert run_lua("state_of(a[1]).receipt", slot) == "ab:12"
     assert run_lua("state_of(a[1]).id", slot) == entry_id
     assert run_lua("tostring(state_of(a[1]).due - 1700000000000)", slot) == "123"
     assert run_lua(f"state_of(a[1]).first_call == {first_call} and 1", slot) == 1

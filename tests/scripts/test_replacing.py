@@ -20,26 +20,27 @@ from celery_redislock.protocol.claims import (
     Parking,
     Place,
 )
+from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
 from tests.scripts.a_room import SLOT, TASK
 from tests.servers.test_store import extended
 
 
-def claim_of(label, task_id, arrived=None, attempt=0, member=""):
+def claim_of(label, task_id, attempt=0, member="", **when):
     token = new_token()
     value = holders.encode(
-        token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt, arrived=arrived
+        token, ttl_ms=5000, task="pkg.task", task_id=task_id, attempt=attempt, **when
     )
     return Claim(
         lock_keys("redislock", label), token, 5, value, task_id, attempt, member=member, task=TASK
     )
 
 
-def park(store, claim, arrived=None, grace=5.0, age=0.0):
+def park(store, claim, grace=5.0, **when):
     by = holders.successor_text("pkg.task", claim.task_id)
     entry = json.dumps({"task": "pkg.task", "task_id": claim.task_id})
-    parking = Parking(entry, SLOT, in_front=True, replace=(by, grace), arrived=arrived, age=age)
+    parking = Parking(entry, SLOT, in_front=True, replace=(by, grace), **when)
     return store.run(rooms.park(claim, parking))
 
 
@@ -111,15 +112,40 @@ def test_what_arrived_before_replaces_neither_who_runs_nor_who_waits(store, labe
 
 def test_of_two_whose_age_is_known_the_older_replaces_neither(store, inside, label):
     """Each is measured where the message was received; the times are the lock server's."""
-    token = new_token()
-    value = holders.encode(token, ttl_ms=5000, task="pkg.task", task_id="runs", age=5.0)
-    holder = Claim(lock_keys("redislock", label), token, 5, value, "runs")
+    holder, now = claim_of(label, "runs", age=5.0), clock()
     assert isinstance(store.run(calls.acquire(holder)), Acquired)
-    older = park(store, claim_of(label, "old"), age=8.0)
+    older = park(store, claim_of(label, "old"), received=now - 8)
     assert isinstance(older, Older)
     assert older.holder.task_id == "runs"
-    assert isinstance(park(store, claim_of(label, "new"), age=2.0), Parked)
-    assert park(store, claim_of(label, "between"), age=4.0) == Older("new")
+    assert isinstance(park(store, claim_of(label, "new"), received=now - 2), Parked)
+    assert park(store, claim_of(label, "between"), received=now - 4) == Older("new")
+
+
+def test_ages_count_in_microseconds(store, label):
+    now = 1_800_000_000.0
+    assert isinstance(store.run(calls.acquire(claim_of(label, "runs", arrived=now))), Acquired)
+    assert isinstance(park(store, claim_of(label, "first"), arrived=now - 1e-5), Older)
+    assert isinstance(park(store, claim_of(label, "a"), arrived=now), Parked)
+    assert park(store, claim_of(label, "b"), arrived=now - 1e-5) == Older("a")
+    assert isinstance(park(store, claim_of(label, "c"), arrived=now + 1e-5), Parked)
+
+
+def test_of_two_that_one_worker_received_its_own_clock_tells_the_order(store, label):
+    """What it measured for the server is late by as long as its calls took."""
+    runs = claim_of(label, "runs", age=0.0, receipt="ab:2000")
+    assert isinstance(store.run(calls.acquire(runs)), Acquired)
+    late, early = {"received": clock()}, {"received": clock() - 3600}
+    older = park(store, claim_of(label, "earlier"), **late, receipt="ab:1999")
+    assert isinstance(older, Older)
+    assert older.holder.task_id == "runs"
+    assert isinstance(park(store, claim_of(label, "first"), **early, receipt="ab:2001"), Parked)
+    assert isinstance(park(store, claim_of(label, "third"), **early, receipt="ab:10003"), Parked)
+    assert park(store, claim_of(label, "second"), **late, receipt="ab:2002") == Older("third")
+    elsewhere = {"received": clock() - 7200, "receipt": "cd:99999"}
+    assert park(store, claim_of(label, "other"), **elsewhere) == Older("third"), (
+        "two workers' clocks are not compared, but what they measured is"
+    )
+    assert isinstance(park(store, claim_of(label, "later"), **late, receipt="cd:1"), Parked)
 
 
 @pytest.mark.parametrize("kept", ["for its retry", "in the queue"])
