@@ -85,7 +85,7 @@ BROKEN: dict[str, tuple[Sequence[str], str, str]] = {
         ROOM, "        redis.call('ZREM', rooms, lock_id)\n", ""),
     # pending slots
     "the newest does not replace": (
-        ["park"], "first_call = first_call, id = id", "first_call = first_call, id = state.id"),
+        ["park"], "receipt = receipt, id = id}", "receipt = receipt, id = state.id}"),
     "the newest goes last": (
         ["park"], "if not before or in_front == '1' then",
         "if redis.call('LREM', room, 1, member) then"),
@@ -95,9 +95,9 @@ BROKEN: dict[str, tuple[Sequence[str], str, str]] = {
     "the replaced one gets no result": (
         ["park"], "  redis.call('HSET', ended, state.id, ended_text(task_id, before, now))\n", ""),
     "the older replaces the newer": (
-        ["park"], "was_replaced or is_newer(its_arrival)", "was_replaced"),
+        ["park"], "was_replaced or is_newer(its_arrival, state.receipt)", "was_replaced"),
     "the replaced one replaces again": (
-        ["park"], "was_replaced or is_newer(its_arrival)", "is_newer(its_arrival)"),
+        ["park"], "was_replaced or is_newer", "is_newer"),
     "who replaces counts as under way": (
         ["park"], "  redis.call('ZREM', sent, member)\n  redis.call('ZREM', deadlines",
         "  redis.call('ZREM', deadlines"),
