@@ -92,6 +92,19 @@ def heads_of(
     return [(count, _aged(entry_id, entry, now, app)) for count, entry_id, entry in heads]
 
 
+def members_of(server: Server, rooms: Sequence[LockKeys]) -> list[frozenset[str] | None]:
+    """For each of these waiting rooms, the ids of all tasks in it; None if they are more than
+    `NAMED`.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    return [
+        None if ids is None else frozenset(map(task_id_of, ids))
+        for ids in Looking(server).members(rooms, NAMED)
+    ]
+
+
 def _aged(entry_id: str, entry: str, now: float, app: Any) -> Waiting:
     """The task of an entry as Redis has it, with its age."""
     arrived = arrived_at(entry)

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 #: How many keys are read in one round trip.
 BATCH: Final = 500
+#: No holder extends its lock for longer, in ms: a year. Anybody may write a record.
+LONGEST_TTL: Final = 366 * 86400 * 1000
 #: The states in which a run holds the lock.
 RUNNING: Final = ("held", "replaced")
 
@@ -42,6 +44,7 @@ class Found:
         held_for: seconds since it was taken.
         lives_for: seconds until it expires if the holder dies now; None for ever.
         expires_at: the Unix time at which it expires, by the lock server's clock.
+        ttl: seconds to which its holder extends it, again and again; None if nobody does.
         broken_by: who broke the lock, if its state is "broken" and that is known.
         waiting: how many tasks wait for the lock, in its room and in pool slots.
         untaken: how many of them are published from the room, again and again, and no worker takes
@@ -56,6 +59,7 @@ class Found:
     held_for: float | None = None
     lives_for: float | None = None
     expires_at: float | None = None
+    ttl: float | None = None
     broken_by: str | None = None
     waiting: int = 0
     untaken: int = 0
@@ -88,6 +92,7 @@ class Found:
             "acquired_at": holder.acquired_at,
             "held_for": self.held_for,
             "lives_for": self.lives_for,
+            "ttl": self.ttl,
             "waiting": self.waiting,
             "untaken": self.untaken,
             "fence": holder.fence,
@@ -215,14 +220,21 @@ def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None)
         return Found(key=text, state="foreign", **common)
     holder = holders.parse(stored.value, lives_for)
     since = None if holder is None else holder.acquired_at
+    state = _state(holder)
     return Found(
         key=text,
-        state=_state(holder),
+        state=state,
+        ttl=_ttl(record) if state in RUNNING else None,
         holder=holder,
         token=record["token"],
         held_for=None if since is None else max(now - since, 0.0),
         **common,
     )
+
+
+def _ttl(record: dict[str, Any]) -> float | None:
+    ms = record.get("ttl_ms")
+    return ms / 1000 if isinstance(ms, int) and 0 < ms < LONGEST_TTL else None
 
 
 def _state(holder: Holder | None) -> str:

@@ -23,6 +23,12 @@ def slot_of(task: str) -> str:
     return f"={task}"
 
 
+def id_in(state: object, member: bytes) -> str:
+    """The id of the entry that this member of a room stands for, from its state as Redis has it."""
+    text = state if isinstance(state, bytes) else b""
+    return (text.split(b"|", 3)[3:] or [member])[0].decode(errors="replace")
+
+
 def task_id_of(entry_id: str) -> str:
     """The id of the task in an entry's id."""
     return entry_id.rpartition(":")[0]

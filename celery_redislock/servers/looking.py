@@ -11,6 +11,7 @@ from redis.exceptions import NoPermissionError, ResponseError
 from ..errors import LockUnavailable
 from ..protocol.claims import Stored
 from ..protocol.clock import clock
+from ..protocol.entries import id_in
 from ..protocol.keys import LockKeys
 from ..protocol.rooms import UNTAKEN_AFTER, pairs_in
 from .restarts import info
@@ -127,6 +128,30 @@ class Looking:
         commands = [_untaken(key, int(seconds)) for key in sent]
         replies = self._server.replies(commands, wrong_type=True)
         return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
+
+    def members(self, rooms: Sequence[LockKeys], most: int) -> list[list[str] | None]:
+        """For each of these waiting rooms, the entry ids of all who wait; None if they are more
+        than `most`.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        commands = [("LRANGE", keys.room, 0, most) for keys in rooms]
+        replies = self._server.replies(commands, wrong_type=True)
+        all_members = [each if isinstance(each, list) else [] for each in replies]
+        short = [members if len(members) <= most else [] for members in all_members]
+        # A pending slot is not called by the id of the entry in it.
+        wanted = [
+            ("HGET", keys.entries, b"#" + member)
+            for keys, members in zip(rooms, short, strict=True)
+            for member in members
+        ]
+        states = iter(self._server.replies(wanted, wrong_type=True))
+        ids = [[id_in(next(states), member) for member in members] for members in short]
+        return [
+            found if len(members) <= most else None
+            for found, members in zip(ids, all_members, strict=True)
+        ]
 
     def heads(self, rooms: Sequence[LockKeys]) -> tuple[float, list[tuple[int, str, str]]]:
         """The server's time in Unix seconds, and for each of these waiting rooms how many wait, and

@@ -21,8 +21,9 @@ from ...protocol.log import get_logger
 from ..hear import Ear
 from ..survey import Found
 from .look import Seen, look, look_at, look_back
-from .past import WINDOW, Past
+from .past import Past
 from .present import Present
+from .tally import WINDOW
 
 logger = get_logger()
 
@@ -81,8 +82,10 @@ class Hub:
         self._every = every
         self._about = {"every": every, "may_break": may_break, "window": WINDOW, **_about(app)}
         self._viewers: set[Viewer] = set()
-        self._present = Present(functools.partial(_ttl_of, app))
         self._past = Past(self.locks.prefix)
+        self._present = Present(self._past.tally.away)
+        #: What is told of all locks together, as of the last look.
+        self._overall: dict[str, Any] = {"totals": self._past.tally.totals(), "gaps": []}
         self._seen: Seen | None = None
         #: Whether a look has filled the rows.
         self._looked = False
@@ -177,7 +180,7 @@ class Hub:
         async with self._looking:
             if self._seen is None or time.monotonic() - self._looked_at >= at_most:
                 began = time.monotonic()
-                self._seen = await asyncio.to_thread(look, self._app)
+                self._seen = await asyncio.to_thread(look, self._app, self._past.asked())
                 self._looked_at = began
                 self._ahead = self._seen.now - time.time()
             return self._seen
@@ -221,9 +224,10 @@ class Hub:
 
     def _tell_seen(self, seen: Seen) -> None:
         self._trouble, self._looked = "", True
-        change = self._present.update(seen)
         self._past.take_in(seen)
-        self._send({"trouble": "", **change.to_dict(), "past": self._past.take_changes()})
+        change = self._present.update(seen)
+        self._overall = {"totals": self._past.tally.totals(), "gaps": self._past.gaps}
+        self._send({"trouble": "", **change.to_dict(), **self._past_changes(), **self._overall})
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, event: dict[str, Any]) -> None:
         """Pass an event from the ear's thread to the loop, unless the loop has ended."""
@@ -239,9 +243,13 @@ class Hub:
 
     def _tell_heard(self) -> None:
         self._gathering = None
-        changes = self._past.take_changes()
+        changes = self._past_changes()
         if changes and not self._trouble:
-            self._send({"past": changes})
+            self._send(changes)
+
+    def _past_changes(self) -> dict[str, Any]:
+        changed, dropped = self._past.take_changes()
+        return {name: ids for name, ids in (("past", changed), ("dropped", dropped)) if ids}
 
     def _send(self, message: dict[str, Any]) -> None:
         text = _dump({**message, **self._state()})
@@ -258,6 +266,7 @@ class Hub:
             "trouble": self._trouble,
             "rows": self._present.rows(),
             "past": self._past.items(),
+            **self._overall,
             **self._state(),
         }
         viewer.needs_all = False
@@ -267,16 +276,15 @@ class Hub:
         ear = self._ear
         events = {"any": ear.any, "trouble": ear.trouble} if ear else {"any": False, "trouble": ""}
         now = round(time.time() + self._ahead, 3)
-        return {"now": now, "events": events, "forgetful": self._forgetful}
+        return {
+            "now": now,
+            "events": events,
+            "forgetful": self._forgetful,
+        }
 
 
 def _dump(message: dict[str, Any]) -> str:
     return json.dumps(message, separators=(",", ":"))
-
-
-def _ttl_of(app: Any, name: str) -> float | None:
-    options = getattr(app.tasks.get(name), "lock_options", None)
-    return options.lock_ttl if options else None
 
 
 def _about(app: Any) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ...app.settings import AppLocks, app_locks
 from ...protocol.keys import lock_keys
 from ...servers.looking import Looking
 from ..history import PastRun, past_runs
-from ..rooms import Waiting, room_of
+from ..rooms import Waiting, members_of, room_of
 from ..survey import Found, all_locks, one_lock
 
 #: How many rows name waiting tasks: those of the locks with the most of them.
@@ -29,15 +29,22 @@ class Seen(NamedTuple):
         found: the locks.
         next: for some of the locks, by name, the first tasks that wait. Their "since" is the Unix
             time at which the wait began, where that is known.
+        rooms: for the locks that were asked for, by name, the ids of all tasks that wait. A long
+            room is left out.
     """
 
     now: float
     found: list[Found]
     next: dict[str, list[dict[str, Any]]]
+    rooms: Mapping[str, frozenset[str]] = {}
 
 
-def look(app: Any) -> Seen:
+def look(app: Any, asked: Sequence[str] = ()) -> Seen:
     """Look at all locks of the app.
+
+    Args:
+        app: the Celery app.
+        asked: the locks whose waiting rooms are read, by name.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -47,7 +54,11 @@ def look(app: Any) -> Seen:
     now, _ = Looking(locks.server).stored([])
     waiting = {each.name: each.waiting for each in found if each.waiting}
     most = sorted(waiting, key=lambda name: (-waiting[name], name))[:NAMED_ROOMS]
-    return Seen(now, found, {name: _first(app, locks, name, now) for name in most})
+    first = {name: _first(app, locks, name, now) for name in most}
+    asked = [name for name in asked if name in waiting]
+    rooms = members_of(locks.server, [lock_keys(locks.prefix, name) for name in asked])
+    read = {name: ids for name, ids in zip(asked, rooms, strict=True) if ids is not None}
+    return Seen(now, found, first, read)
 
 
 def _first(app: Any, locks: AppLocks, name: str, now: float) -> list[dict[str, Any]]:

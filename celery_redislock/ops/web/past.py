@@ -1,32 +1,35 @@
 """The last quarter of an hour, for the timeline: what ran, what waited, what was turned away.
 
-It combines looks at the lock server, Celery's events, and the history that the locks keep. It drops
-what is too old, and the oldest if there is too much.
+It combines looks at the lock server, Celery's events, and the history that the locks keep. What was
+not seen is not shown: if nobody looked for a while, what lasted ends at the last look, unless the
+next one finds the same still there, or the history knows better.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
+from ...lock.held import BROKEN
 from ...protocol.keys import name_of
 from ..hear import EVENTS
 from ..history import PastRun
 from ..survey import Found
+from . import waits
+from .items import UNSEEN, Item, Items, lasts
 from .look import Seen
+from .tally import AWAY, LOST, WINDOW, Tally
+from .waits import Waits
 
-Item = dict[str, Any]
-
-#: Seconds that the timeline shows.
-WINDOW: Final = 900.0
-#: How many items are kept, and for how many locks.
-ITEMS, LANES = 10_000, 1_000
 #: Seconds within which marks of one kind become one mark with a count.
 TOGETHER: Final = 1.0
 #: Seconds by which the event of a run's end may be late: the next run may have the lock by then.
 LATE: Final = 2.0
+#: The fewest seconds without a look that are a gap, and the most that lie between two looks while
+#: somebody watches.
+SHORTEST_GAP, LONGEST_APART = 5.0, 10.0
+#: Seconds by which the beginnings of one run may differ, as a look and the history tell it.
+SAME: Final = 0.5
 #: Celery's events of a task's end, and how the task ended.
 ENDS: Final = {
     "task-succeeded": "succeeded",
@@ -38,9 +41,9 @@ ENDS: Final = {
 #: The states of a lock while a body runs, and the states in which it is kept without a run.
 RUNS: Final = frozenset({"held", "replaced"})
 KEPT: Final = frozenset({"held for retry", "cooling down", "queued"})
-#: Our events after which the task waits, and those after which it waits no more.
-WAITS: Final = frozenset({"deferred", "queued", "coalesced", "replacing"})
+#: Our events after which a task waits no more, and those that count as turned away.
 ENDED: Final = frozenset({"skipped", "raised", "replaced", "revoked"})
+TURNED_AWAY: Final = ENDED - {"revoked"}
 
 
 class Past:
@@ -52,28 +55,32 @@ class Past:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._items: dict[int, Item] = {}
-        self._ids = itertools.count(1)
-        self._changed: dict[int, Item] = {}
-        self._lanes: Counter[str] = Counter()
-        #: By the slot's key: the run that has the slot, or had it last.
+        self._items = Items()
+        self._waits = Waits(self._items)
+        self.tally = Tally()
+        #: By the slot's key: what has the slot.
         self._slots: dict[str, Item] = {}
         self._runs: dict[tuple[str, int], Item] = {}
-        self._waits: dict[tuple[str, str], Item] = {}
         self._marks: dict[tuple[str, str], Item] = {}
         #: By the task's id: the task's last run.
         self._took: dict[str, Item] = {}
+        self._looked_at, self._apart = float("-inf"), 0.0
+        #: From when until when nobody looked.
+        self.gaps: list[tuple[float, float]] = []
 
     # -- reading ------------------------------------------------------------------------------
 
     def items(self) -> list[Item]:
         """All items, the oldest first."""
-        return list(self._items.values())
+        return self._items.all()
 
-    def take_changes(self) -> list[Item]:
-        """The items that are new or changed since the last call."""
-        changed, self._changed = self._changed, {}
-        return list(changed.values())
+    def take_changes(self) -> tuple[list[Item], list[int]]:
+        """The items that are new or changed since the last call, and the ids of those dropped."""
+        return self._items.take_changes()
+
+    def asked(self) -> list[str]:
+        """The locks whose waiting rooms the next look should read."""
+        return self._waits.asked()
 
     def cares_for(self, event: dict[str, Any]) -> bool:
         """Whether `hear` may use this event of Celery's. Safe in any thread."""
@@ -84,6 +91,7 @@ class Past:
 
     def take_in(self, seen: Seen) -> None:
         """Take in what a look at the server has found."""
+        self._note_gap(seen.now)
         there = set()
         for each in seen.found:
             if each.state in RUNS | KEPT and each.holder is not None:
@@ -91,12 +99,18 @@ class Past:
                 self._see(each, seen.now)
         for key, item in list(self._slots.items()):
             if key not in there:
-                self._close(item, seen.now)
+                self._items.close(item, seen.now)
                 del self._slots[key]
-        for name, room in seen.next.items():
-            for waiter in room:
-                self._wait(name, waiter.get("since", seen.now), "queued", waiter)
+        self._waits.take_in(seen)
         self.prune(seen.now)
+
+    def _note_gap(self, now: float) -> None:
+        apart = now - self._looked_at
+        if max(SHORTEST_GAP, 3 * self._apart) < apart < float("inf"):
+            self._items.lose_sight(self._looked_at)
+            self.gaps.append((self._looked_at, now))
+        # Many locks are looked at less often.
+        self._looked_at, self._apart = now, min(apart, LONGEST_APART)
 
     def _see(self, slot: Found, now: float) -> None:
         holder, kind = slot.holder, "run" if slot.state in RUNS else "kept"
@@ -104,75 +118,86 @@ class Past:
         last = self._slots.get(slot.key)
         who = (kind, holder.fence, holder.task_id, holder.attempt)
         if last is not None and tuple(map(last.get, _WHO)) == who:
+            if last.get("how") == UNSEEN:
+                self._items.reopen(last)
             return
-        began = now
+        known, run = None, self._run_of(slot.name, holder.fence)
         if kind == "run" or slot.state == "queued":
-            began = holder.acquired_at or now
-        if last is None and kind == "run" and self._is_back(slot, began):
-            return
+            known = holder.acquired_at
+        elif run is not None and run.get("how") != UNSEEN:
+            known = run.get("ended")
+        began = now if known is None else known
         if last is not None:
-            began = self._follow(last, began, now)
+            began = self._follow(last, known, now)
+        if kind == "run":
+            run = run or self._again(slot, began)
+            if run is not None:
+                self._slots[slot.key] = run
+                if run.get("how") in (None, UNSEEN):
+                    self._items.reopen(run)
+                return
         plain = {k: v for k, v in slot.to_dict().items() if k in _OF_RUN and v is not None}
-        item = self._add(slot.name, kind, began, **plain)
-        if item is not None:
-            self._slots[slot.key] = item
-            self._end_wait(slot.name, holder.task_id, began)
-            if kind == "run" and holder.fence is not None:
-                self._runs[slot.name, holder.fence] = item
-            if kind == "run" and holder.task_id is not None:
-                self._took[holder.task_id] = item
+        item = self._items.add(slot.name, kind, began, **plain)
+        self._slots[slot.key] = item
+        self._waits.end(slot.name, holder.task_id, began)
+        if kind == "run":
+            self._index(item)
 
-    def _is_back(self, slot: Found, began: float) -> bool:
-        """Whether this is a run whose lock had vanished, and which has taken the lock again."""
+    def _index(self, run: Item) -> None:
+        if run.get("fence") is not None:
+            self._runs[run["lock"], run["fence"]] = run
+        if run.get("task_id") is not None:
+            self._took[run["task_id"]] = run
+
+    def _run_of(self, name: str, fence: int | None) -> Item | None:
+        return None if fence is None else self._runs.get((name, fence))
+
+    def _again(self, slot: Found, began: float) -> Item | None:
+        """The run whose lock had vanished, and which has taken the lock again; or None."""
         assert slot.holder is not None
         item = self._took.get(slot.holder.task_id or "")
         if item is None or (item["lock"], item["began"]) != (slot.name, began):
-            return False
+            return None
         item["fence"] = slot.holder.fence
-        for name in ("ended", "how"):
-            item.pop(name, None)
-        self._slots[slot.key] = item
-        self._note(item)
-        return True
+        self._index(item)
+        return item
 
-    def _follow(self, last: Item, began: float, now: float) -> float:
-        """End the item that had the slot before. Returns when the next one began."""
-        ended = last.get("ended")
-        if began == now:  # the true beginning is unknown
-            began = ended or now
-        if ended is None:
-            self._close(last, began)
-        elif began < ended < began + LATE:
+    def _follow(self, last: Item, known: float | None, now: float) -> float:
+        """End the item that had the slot before. Returns when the next one began, which may be
+        known.
+        """
+        ended = None if last.get("how") == UNSEEN else last.get("ended")
+        began = known or ended or now
+        if lasts(last):
+            self._items.close(last, began)
+        elif ended is not None and began < ended < began + LATE:
             last["ended"] = began
-            self._note(last)
+            self._items.note(last)
         return began
-
-    def _close(self, item: Item, at: float, how: str | None = None) -> None:
-        if item.get("ended") is None:
-            item["ended"] = max(at, item["began"])
-        elif how is None or item.get("how") == how:
-            return
-        if how is not None:
-            item["how"] = how
-        self._note(item)
 
     # -- the history --------------------------------------------------------------------------
 
     def remember(self, runs: Iterable[PastRun]) -> None:
         """Take in runs from the history, which knows best when and how they ended."""
         for run in sorted(runs, key=lambda run: run.began):
-            ended = run.began if run.ended is None else run.ended
-            known = {"ended": ended, "how": run.how, "turned_away": run.turned_away or None}
-            item = self._runs.get((run.name, run.fence))
+            self._waits.end(run.name, run.task_id, run.began)
+            item = self._known(run)
             if item is None:
                 plain = {k: v for k, v in run.to_dict().items() if k in _OF_RUN and v is not None}
-                item = self._add(run.name, "run", run.began, **plain)
-                if item is None:
-                    continue
-                self._runs[run.name, run.fence] = item
-            if any(item.get(name) != value for name, value in known.items()):
-                item.update({name: value for name, value in known.items() if value is not None})
-                self._note(item)
+                item = self._items.add(run.name, "run", run.began, **plain)
+            self._runs[run.name, run.fence] = item
+            # Nobody knows when a lock lapsed: as late as it was seen.
+            ended = run.ended or item.get("ended", run.began)
+            self.tally.keep(run.name, run.fence, ended, run.turned_away, run.how == LOST)
+            known = {"ended": ended, "how": run.how, "turned_away": run.turned_away or None}
+            self._items.update(item, known)
+
+    def _known(self, run: PastRun) -> Item | None:
+        """The item of this run. A run that took a vanished lock again has another fence by now."""
+        item = self._runs.get((run.name, run.fence)) or self._took.get(run.task_id or "")
+        if item is None or item["lock"] != run.name or item.get("attempt") != run.attempt:
+            return None
+        return item if abs(item["began"] - run.began) < SAME else None
 
     # -- Celery's events ----------------------------------------------------------------------
 
@@ -187,8 +212,8 @@ class Past:
         if kind in ENDS:
             item = self._took.get(task_id)
             # A look may have seen the end already; how the run ended is set once.
-            if item is not None and "how" not in item:
-                self._close(item, now, ENDS[kind])
+            if item is not None and item.get("how", UNSEEN) == UNSEEN:
+                self._items.close(item, now, ENDS[kind])
         elif kind.startswith(EVENTS):
             name = name_of(self._prefix, str(event.get("redislock_key", "")))
             if name is not None:
@@ -200,88 +225,55 @@ class Past:
         about = {to: event[of] for to, of in _OF_EVENT.items() if event.get(of) is not None}
         about["task_id"] = task_id
         if what == "acquired":
-            self._end_wait(name, task_id, now)
+            self._waits.end(name, task_id, now)
             return
+        reason = str(about.get("reason", ""))
+        if what == LOST and reason.startswith(BROKEN):
+            what, about["by_whom"] = "broken", reason.removeprefix(BROKEN).removeprefix(": ")
         self._mark(name, what, now, about)
-        if what in WAITS:
-            self._wait(name, now, what, about)
+        if what in waits.BEGINS:
+            countdown = event.get("redislock_countdown")
+            if what == "deferred" and isinstance(countdown, int | float):
+                about["back_at"] = now + countdown
+            self._waits.begin(name, now, what, about)
         elif what in ENDED:
-            self._end_wait(name, task_id, now, what)
+            self._waits.end(name, task_id, now, what)
             run = self._took.get(task_id)
             if what == "replaced" and run is not None and run["lock"] == name:
-                self._close(run, now, what)
+                self._items.close(run, now, what)
 
     def _mark(self, name: str, what: str, now: float, about: Item) -> None:
+        if what in TURNED_AWAY or what == LOST:
+            self.tally.tell(LOST if what == LOST else AWAY, name, now)
         last = self._marks.get((name, what))
-        if last is not None and now - last["began"] < TOGETHER and last["id"] in self._items:
-            last.update(about, count=last["count"] + 1)
-            self._note(last)
-            return
-        item = self._add(name, "mark", now, what=what, count=1, **about)
-        if item is not None:
-            self._marks[name, what] = item
-
-    def _wait(self, name: str, since: float, how: str, about: Item) -> None:
-        task_id = about.get("task_id")
-        if not isinstance(task_id, str) or (name, task_id) in self._waits:
-            return
-        plain = {k: v for k, v in about.items() if k in _OF_RUN}
-        item = self._add(name, "wait", since, how=how, **plain)
-        if item is not None:
-            self._waits[name, task_id] = item
-
-    def _end_wait(self, name: str, task_id: str | None, at: float, how: str | None = None) -> None:
-        item = self._waits.pop((name, task_id or ""), None)
-        if item is not None:
-            self._close(item, at, how)
+        if last is not None and now - last["began"] < TOGETHER:
+            self._items.update(last, {**about, "count": last["count"] + 1})
+        else:
+            self._marks[name, what] = self._items.add(
+                name, "mark", now, what=what, count=1, **about
+            )
 
     # -- the bounds ---------------------------------------------------------------------------
 
-    def _add(self, name: str, kind: str, began: float, **about: Any) -> Item | None:
-        """A new item; None if there are too many locks."""
-        if name not in self._lanes and len(self._lanes) >= LANES:
-            return None
-        item: Item = {"id": next(self._ids), "lock": name, "kind": kind, "began": began, **about}
-        self._items[item["id"]] = item
-        self._lanes[name] += 1
-        self._note(item)
-        return item
-
-    def _note(self, item: Item) -> None:
-        if item["id"] in self._items:
-            self._changed[item["id"]] = item
-
     def prune(self, now: float) -> None:
-        """Forget items older than the window, and the oldest ones if there are too many."""
-        holding = {item["id"] for item in self._slots.values() if item.get("ended") is None}
-        too_many = len(self._items) - ITEMS
-        for item in list(self._items.values()):
-            until = item.get("ended") or item["began"]
-            if item["id"] not in holding and (until < now - WINDOW or too_many > 0):
-                self._forget(item)
-                too_many -= 1
-
-    def _forget(self, item: Item) -> None:
-        del self._items[item["id"]]
-        self._changed.pop(item["id"], None)
-        self._lanes[item["lock"]] -= 1
-        if not self._lanes[item["lock"]]:
-            del self._lanes[item["lock"]]
-        fence, task_id = item.get("fence"), item.get("task_id") or ""
-        of_item: Iterable[tuple[dict[Any, Item], Any]] = (
-            (self._runs, (item["lock"], fence)),
-            (self._waits, (item["lock"], task_id)),
-            (self._marks, (item["lock"], item.get("what"))),
-            (self._took, task_id),
-        )
-        for index, place in of_item:
-            if index.get(place) is item:
-                del index[place]
+        """Forget what is too old, or too much."""
+        self.tally.prune(now)
+        self.gaps = [gap for gap in self.gaps if gap[1] > now - WINDOW]
+        for item in self._items.prune(now):
+            self._waits.forget(item)
+            of_item: Iterable[tuple[dict[Any, Item], Any]] = (
+                (self._runs, (item["lock"], item.get("fence"))),
+                (self._marks, (item["lock"], item.get("what"))),
+                (self._took, item.get("task_id")),
+            )
+            for index, place in of_item:
+                if index.get(place) is item:
+                    del index[place]
 
 
 #: The fields that tell one holder of a slot from the next.
 _WHO: Final = ("kind", "fence", "task_id", "attempt")
-#: The fields of a run, and of a task that waits.
+#: The fields of a run.
 _OF_RUN: Final = frozenset(
     {"key", "task", "task_id", "attempt", "node", "pid", "fence", "label", "state", "args"}
 )

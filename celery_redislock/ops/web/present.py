@@ -39,11 +39,11 @@ class Present:
     """The rows of the page.
 
     Args:
-        ttl_of: the `lock_ttl` of the task with that name, in seconds; None if it is not known.
+        away_of: how many calls were turned away from the lock with that name.
     """
 
-    def __init__(self, ttl_of: Callable[[str], float | None]) -> None:
-        self._ttl_of = ttl_of
+    def __init__(self, away_of: Callable[[str], int]) -> None:
+        self._away_of = away_of
         self._rows: dict[str, Row] = {}
         self._ids = itertools.count(1)
 
@@ -65,19 +65,20 @@ class Present:
     def _row(self, slot: Found, seen: Seen, old: Row | None) -> Row:
         plain = {k: v for k, v in slot.to_dict().items() if v is not None and k not in RELATIVE}
         row: Row = {**plain, "id": old["id"] if old else next(self._ids)}
-        more = {"holder": mark(slot), "next": _next(slot, seen, old)}
+        away = self._away_of(slot.name)
+        more = {"holder": mark(slot), "next": _next(slot, seen, old), "away": away}
         row.update({name: value for name, value in more.items() if value})
-        if slot.expires_at is not None:
+        # What expires after a break is the note who did it: that is no lease.
+        if slot.expires_at is not None and slot.is_lock:
             row["expires_at"] = round(slot.expires_at, 3)
-            row["ttl"] = self._ttl(slot, old if old and _same_holder(old, row) else None)
+            row["lease"] = self._lease(slot, old if old and _same_holder(old, row) else None)
         return row
 
-    def _ttl(self, slot: Found, old: Row | None) -> float:
-        """The length of a lease that has just been extended, as far as we know."""
-        known = (slot.task and self._ttl_of(slot.task)) or 0.0
+    def _lease(self, slot: Found, old: Row | None) -> float:
+        """The length of the lease from its beginning or last extension, as far as we know."""
         lives = slot.lives_for or 0.0
-        # The most that was seen: a look comes some time after an extension, up to a third of it.
-        return float(max(known, lives if lives > known else 0.0, old["ttl"] if old else 0.0))
+        # One that nobody extends began with the most that was seen.
+        return slot.ttl or max(lives, old["lease"] if old else 0.0)
 
 
 def _next(slot: Found, seen: Seen, old: Row | None) -> list[dict[str, Any]]:
@@ -90,7 +91,9 @@ def _next(slot: Found, seen: Seen, old: Row | None) -> list[dict[str, Any]]:
 
 
 def _same_holder(old: Row, new: Row) -> bool:
-    return "ttl" in old and old.get("holder") == new.get("holder") and old["state"] == new["state"]
+    return (
+        "lease" in old and old.get("holder") == new.get("holder") and old["state"] == new["state"]
+    )
 
 
 def _compare(old: Row | None, new: Row, change: Change) -> None:

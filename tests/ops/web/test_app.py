@@ -186,7 +186,7 @@ def test_a_look_that_takes_its_time_tells_no_lease_again(app, monkeypatch):
         return found
 
     take(app, "sync", "one")
-    present = Present(lambda task: None)
+    present = Present(lambda name: 0)
     present.update(look.look(app))
     monkeypatch.setattr(look, "all_locks", slowly)
     assert present.update(look.look(app)).to_dict() == {}

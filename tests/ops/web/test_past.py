@@ -8,9 +8,12 @@ import pytest
 
 from celery_redislock.ops.history import PastRun
 from celery_redislock.ops.survey import Found
+from celery_redislock.ops.web.items import MOST
 from celery_redislock.ops.web.look import Seen
-from celery_redislock.ops.web.past import ITEMS, LANES, WINDOW, Past
+from celery_redislock.ops.web.past import Past
 from celery_redislock.ops.web.present import Present
+from celery_redislock.ops.web.tally import WINDOW
+from celery_redislock.ops.web.waits import FOLLOWED
 from celery_redislock.protocol.holders import Holder
 from celery_redislock.protocol.keys import lock_keys
 
@@ -49,12 +52,12 @@ def only(past, kind):
 def test_a_run_is_seen_from_when_it_took_the_lock_until_it_is_gone(past):
     past.take_in(Seen(T0 + 5, [found("x", "a")], {}))
     past.take_in(Seen(T0 + 6, [found("x", "a")], {}))
-    (run,) = past.take_changes()
+    (run,), _ = past.take_changes()
     assert (run["kind"], run["began"], run.get("ended")) == ("run", T0, None)
     past.take_in(Seen(T0 + 7, [], {}))
-    (run,) = past.take_changes()
+    (run,), _ = past.take_changes()
     assert (run["ended"], run.get("how")) == (T0 + 7, None)
-    assert past.take_changes() == []
+    assert past.take_changes() == ([], [])
 
 
 def test_one_run_after_another_under_one_key_is_two_runs(past):
@@ -142,22 +145,27 @@ def test_what_is_old_is_forgotten_and_a_long_run_is_not(past):
     assert [item["lock"] for item in past.items()] == ["long"]
 
 
-def test_there_is_never_too_much_of_it(past):
-    for number in range(LANES + 100):
-        past.hear(event("skipped", f"lock{number}", "b"), T0)
-    assert len(past.items()) == LANES
-    for second in range(3 * ITEMS):
-        past.hear(event("skipped", "lock1", "b"), T0 + second / 100 * 2)
-        past.hear(event("queued", "lock2", f"id{second}"), T0 + second / 1000)
-        if second % 1000 == 0:
-            past.prune(T0 + second / 1000)
+def test_there_is_never_too_much_of_it_and_what_is_urgent_stays(past):
+    past.take_in(Seen(T0 + 5, [found("held for long", "a", began=T0 - 7200)], {}))
+    past.hear(event("lost", "unlucky", "u", reason="it expired"), T0 + 5)
+    for number in range(2 * MOST):
+        past.hear(event("skipped", f"lock{number}", "b"), T0 + 5 + number / 1000)
+        past.hear(event("queued", "crowded", f"id{number}"), T0 + 5 + number / 1000)
+        if number % 1000 == 0:
+            past.prune(T0 + 5 + number / 1000)
     past.prune(T0 + 30)
-    assert len(past.items()) <= ITEMS
-    indices = (past._runs, past._waits, past._marks, past._took)
-    assert sum(map(len, indices)) <= 2 * ITEMS
-    past.prune(T0 + 3 * WINDOW)
+    assert len(past.items()) <= MOST
+    assert {"held for long", "unlucky"} < {item["lock"] for item in past.items()}
+    assert sum(item["kind"] == "wait" for item in past.items()) == FOLLOWED
+    assert past.tally.totals() == {"away": 2 * MOST, "lost": 1}, "all are counted"
+    changed, dropped = past.take_changes()
+    assert [item["id"] for item in changed] == [item["id"] for item in past.items()]
+    assert not {item["id"] for item in changed} & set(dropped)
+    past.take_in(Seen(T0 + 30 + WINDOW, [], {}))
+    past.take_in(Seen(T0 + 30 + 3 * WINDOW, [], {}))
     assert past.items() == []
-    assert not any(indices)
+    assert past.tally.totals() == {"away": 0, "lost": 0}
+    assert not any((past._runs, past._waits._of, past._marks, past._took, past._slots))
 
 
 def kept(name, task_id, fence, began, ended, how="succeeded", turned_away=0):
@@ -172,7 +180,7 @@ def test_the_history_brings_the_runs_that_no_look_has_seen(past):
     assert runs == [("a", T0, T0 + 2, "succeeded"), ("b", T0 + 3, T0 + 4, "failed")]
     past.take_changes()
     past.remember([kept("x", "a", 1, T0, T0 + 2)])
-    assert past.take_changes() == [], "it is known"
+    assert past.take_changes() == ([], []), "it is known"
 
 
 def test_the_history_knows_best_how_a_run_has_ended(past):
@@ -189,11 +197,11 @@ def test_the_history_knows_best_how_a_run_has_ended(past):
 
 
 def test_only_what_differs_is_told():
-    present = Present({"t": 30.0}.get)
+    present = Present(lambda name: 0)
     one, two = found("one", "a"), found("two", "b")
     change = present.update(Seen(T0, [one, two], {}))
     assert [row["name"] for row in change.rows] == ["one", "two"]
-    assert change.rows[0]["ttl"] == 30.0
+    assert change.rows[0]["lease"] == 30.0
     assert "token" not in change.rows[0]
     later = [dataclasses.replace(each, **lives(T0 + 1, 29.05)) for each in (one, two)]
     assert present.update(Seen(T0 + 1, later, {})) == ([], {}, []), "the same leases"
@@ -209,7 +217,7 @@ def test_only_what_differs_is_told():
 
 
 def test_the_next_holder_has_another_mark_and_none_tells_the_token():
-    present = Present(lambda name: None)
+    present = Present(lambda name: 0)
     marks = set()
     for task_id in ("a", "b"):
         (row,) = present.update(Seen(T0, [found("x", task_id)], {})).rows

@@ -13,6 +13,8 @@ export class Model {
   forgetful = "";
   version = 0;
   looked = false; // whether the rows are what somebody has seen
+  gaps = []; // from when until when nobody looked
+  #counted = { away: 0, lost: 0 };
   #offset = null;
 
   // Unix time by the lock server's clock, between two messages too.
@@ -37,7 +39,9 @@ export class Model {
     }
     for (const id of message.gone ?? []) this.rows.delete(id);
     for (const item of message.past ?? []) this.#keep(item);
-    this.#forget();
+    for (const id of message.dropped ?? []) this.#drop(id);
+    this.gaps = message.gaps ?? this.gaps;
+    this.#counted = message.totals ?? this.#counted;
     if (message.trouble !== undefined) this.trouble = message.trouble;
     this.events = message.events;
     this.forgetful = message.forgetful;
@@ -56,20 +60,15 @@ export class Model {
     this.lanes.get(item.lock).set(item.id, item);
   }
 
-  #forget() {
-    const since = this.now() - (this.about.window ?? 900);
-    const held = new Set([...this.rows.values()].map((row) => row.name));
-    for (const item of this.items.values()) {
-      const open = item.kind !== "mark" && item.ended === undefined && held.has(item.lock);
-      if (open || (item.ended ?? item.began) >= since) continue;
-      this.items.delete(item.id);
-      const lane = this.lanes.get(item.lock);
-      lane.delete(item.id);
-      if (!lane.size) this.lanes.delete(item.lock);
-    }
+  // The server forgets what is too old, and says so.
+  #drop(id) {
+    const lock = this.items.get(id)?.lock, lane = this.lanes.get(lock);
+    this.items.delete(id);
+    lane?.delete(id);
+    if (lane?.size === 0) this.lanes.delete(lock);
   }
 
-  // How many were turned away from this lock in the window: as events told, or else the history.
+  // How many were turned away from this lock in the window, as far as its lane shows.
   turnedAway(name) {
     let told = 0, kept = 0;
     for (const item of this.lanes.get(name)?.values() ?? []) {
@@ -79,17 +78,8 @@ export class Model {
     return Math.max(told, kept);
   }
 
-  marks(kind) {
-    let sum = 0;
-    for (const item of this.items.values()) {
-      if (item.kind === "mark" && (kind === undefined ? TURNED_AWAY.has(item.what) : item.what === kind))
-        sum += item.count;
-    }
-    return sum;
-  }
-
   totals() {
-    const totals = { held: 0, waiting: 0, untaken: 0, away: 0, lost: this.marks("lost") };
+    const totals = { held: 0, waiting: 0, untaken: 0, ...this.#counted };
     const waiting = new Map(), untaken = new Map();
     for (const row of this.rows.values()) {
       waiting.set(row.name, row.waiting);
@@ -98,7 +88,6 @@ export class Model {
     }
     for (const each of waiting.values()) totals.waiting += each;
     for (const each of untaken.values()) totals.untaken += each;
-    for (const name of this.lanes.keys()) totals.away += this.turnedAway(name);
     return totals;
   }
 

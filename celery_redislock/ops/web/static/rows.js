@@ -4,11 +4,11 @@ import { arrange, clock, count, cut, el, href, mark, plain, say, shortId, taskOf
 export const PER_PAGE = 50;
 
 const ORDERS = {
-  held: () => (a, b) => (a.acquired_at ?? Infinity) - (b.acquired_at ?? Infinity),
-  waiting: () => (a, b) => b.waiting - a.waiting,
-  away: (model) => (a, b) => model.turnedAway(b.name) - model.turnedAway(a.name),
-  lease: () => (a, b) => (a.expires_at ?? Infinity) - (b.expires_at ?? Infinity),
-  task: () => (a, b) => taskOf(a).localeCompare(taskOf(b)) || what(a).localeCompare(what(b)),
+  held: (a, b) => (a.acquired_at ?? Infinity) - (b.acquired_at ?? Infinity),
+  waiting: (a, b) => b.waiting - a.waiting,
+  away: (a, b) => b.away - a.away,
+  lease: (a, b) => (a.expires_at ?? Infinity) - (b.expires_at ?? Infinity),
+  task: (a, b) => taskOf(a).localeCompare(taskOf(b)) || what(a).localeCompare(what(b)),
 };
 
 export class Rows {
@@ -23,7 +23,7 @@ export class Rows {
   // Show that page of the rows that match; how many match, and how many pages they are.
   show(matches, order, page) {
     const found = [...this.#model.rows.values()].filter(matches);
-    const by = ORDERS[order](this.#model);
+    const by = ORDERS[order];
     found.sort((a, b) => by(a, b) || a.id - b.id);
     const pages = Math.max(Math.ceil(found.length / PER_PAGE), 1);
     const at = Math.min(page, pages - 1);
@@ -58,8 +58,7 @@ class Row {
 
   update(row, model) {
     this.row = row;
-    const away = model.turnedAway(row.name);
-    const shown = JSON.stringify([row, away]);
+    const shown = JSON.stringify(row);
     if (shown === this.#shown) return;
     this.#shown = shown;
     mark(this.element, "data-state", row.state);
@@ -72,7 +71,7 @@ class Row {
     this.where.replaceChildren(...whereOf(row));
     this.#ages = [];
     this.behind.replaceChildren(behind(row, this.#ages));
-    say(this.away, away ? away.toLocaleString("en") : "");
+    say(this.away, row.away ? row.away.toLocaleString("en") : "");
     this.tick(model.now());
   }
 
@@ -136,14 +135,15 @@ export class Lease {
     const none = row.expires_at === undefined;
     this.meter.hidden = none;
     if (none) {
-      say(this.text, row.state === "foreign" ? "for ever" : "");
+      const broken = row.broken_by ? `by ${plain(row.broken_by)}` : "";
+      say(this.text, row.state === "foreign" ? "for ever" : broken);
       return;
     }
     const left = Math.max(row.expires_at - now, 0);
-    const share = Math.min(left / (row.ttl || left || 1), 1);
+    const share = Math.min(left / (row.lease || left || 1), 1);
     this.bar.style.transform = `scaleX(${share.toFixed(3)})`;
     mark(this.meter, "data-low", share < 0.34);
-    mark(this.meter, "aria-valuemax", Math.round(row.ttl ?? 0));
+    mark(this.meter, "aria-valuemax", Math.round(row.lease ?? 0));
     mark(this.meter, "aria-valuenow", Math.round(left));
     say(this.text, units(left));
   }

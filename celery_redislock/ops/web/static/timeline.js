@@ -8,23 +8,25 @@ const MOST_WAITS = 4, MOST_ROWS = 8;
 export const SPANS = { "1 min": [60, 10], "5 min": [300, 60], "15 min": [900, 120] };
 let span = SPANS["15 min"];
 // They are drawn as one that waits.
-const NO_MARK = new Set(["queued", "coalesced", "replacing"]);
+const NO_MARK = new Set(["queued", "coalesced", "debounced", "replacing"]);
 
 // How a mark looks: around 0 0, about ten pixels wide.
 const SHAPES = {
   skipped: "M-4-5h8l-4 7z", raised: "M-4-5h8l-4 7z", replaced: "M-4-5h8l-4 7z", revoked: "M-4-5h8l-4 7z",
   deferred: "M0-6l4.5 4.5l-4.5 4.5l-4.5-4.5z",
   lost: "M-4.5-6l4.5 3l4.5-3v2.6l-2.4 1.9l2.4 1.9v2.6l-4.5-3l-4.5 3v-2.6l2.4-1.9l-2.4-1.9z",
+  broken: "M-5-4.5l1.5-1.5l3.5 3.5l3.5-3.5l1.5 1.5l-3.5 3.5l3.5 3.5l-1.5 1.5l-3.5-3.5l-3.5 3.5l-1.5-1.5l3.5-3.5z",
   recovered: "M-5-1.5h3.5v-3.5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5z",
 };
 const SAID = {
   skipped: "skipped", raised: "failed with LockConflict", replaced: "replaced by a newer one",
   revoked: "revoked while it waited", deferred: "deferred", coalesced: "waits as the newest",
-  queued: "waits for its turn", replacing: "told the holder to end", lost: "lost its lock",
+  queued: "waits for its turn", debounced: "waits for quiet", replacing: "told the holder to end",
+  lost: "lost its lock", broken: "an operator took its lock",
   recovered: "recovered",
 };
 const LEGEND = [["bar running", "runs"], ["bar succeeded", "ran"], ["bar failed", "failed"], ["bar kept", "kept"],
-  ["waiting", "waits"], ["skipped", "turned away"], ["deferred", "deferred"], ["lost", "lost"], ["recovered", "recovered"]];
+  ["waiting", "waits"], ["skipped", "turned away"], ["deferred", "deferred"], ["lost", "lost"], ["broken", "taken away"], ["recovered", "recovered"], ["gap", "nobody looked"]];
 
 export class Timeline {
   #lanes = new Map();
@@ -99,7 +101,7 @@ class Lane {
     const bottom = TOP + Math.max(rows.length, 1) * (RUN + GAP);
     const height = bottom + waits.length * WAIT + 3;
     mark(this.track, "height", height);
-    this.#drawGrid(x, since, until, height);
+    this.#drawGrid(model.gaps, x, since, until, height);
     const before = this.#made;
     this.#made = new Map();
     const place = (item, parent, make) => {
@@ -134,8 +136,11 @@ class Lane {
     mark(this.track, "aria-label", said);
   }
 
-  #drawGrid(x, since, until, height) {
+  #drawGrid(gaps, x, since, until, height) {
     const step = span[1], lines = [];
+    for (const [from, to] of gaps.filter((gap) => gap[1] > since)) {
+      lines.push(svg("rect", { x: x(from), y: 0, width: x(to) - x(from), height, class: "gap" }));
+    }
     for (let at = Math.ceil(since / step) * step; at < until; at += step) {
       lines.push(svg("line", { x1: x(at), x2: x(at), y1: 0, y2: height }));
     }
@@ -169,7 +174,7 @@ function bar(made, item, x, until, y, height) {
   mark(made, "height", height);
   const open = item.ended === undefined;
   if (item.kind === "wait") mark(made, "class", open ? "waiting open" : "waiting");
-  else if (item.kind === "kept") mark(made, "class", "bar kept");
+  else if (item.kind === "kept") mark(made, "class", `bar kept ${item.how ?? ""}`);
   else mark(made, "class", `bar ${open ? "running" : item.how ?? "ended"}`);
 }
 
@@ -194,10 +199,13 @@ export function lines(item, model) {
   if (item.kind === "mark") {
     said.push(`${item.count > 1 ? `${item.count} × ` : ""}${SAID[item.what] ?? plain(item.what)} at ${clock(item.began)}`);
     if (item.by) said.push(`because of ${shortId(item.by)}`);
+    if (item.by_whom) said.push(`by ${plain(item.by_whom)}`);
     if (item.reason) said.push(plain(item.reason));
   } else {
     said.push(`${how(item)} ${units((item.ended ?? model.now()) - item.began)}`);
     said.push(`${clock(item.began)} – ${item.ended === undefined ? "now" : clock(item.ended)}`);
+    if (item.how === "unseen") said.push("then nobody looked");
+    if (item.kind === "wait" && item.back_at && item.ended === undefined) said.push(`deferred until ${clock(item.back_at)}`);
     if (item.turned_away) said.push(`${count(item.turned_away, "call")} turned away meanwhile`);
   }
   if (id) said.push(id);
@@ -210,6 +218,7 @@ export function how(item) {
   if (item.kind === "wait") return item.ended === undefined ? "waits for" : "waited for";
   if (item.kind === "kept") return `${item.state ?? "kept"} for`;
   if (item.ended === undefined) return "runs for";
+  if (item.how === "unseen") return "was seen for";
   return item.how ? `${plain(item.how)} after` : "ran for";
 }
 
