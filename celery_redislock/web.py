@@ -9,7 +9,7 @@ Your project decides who may see it: put it behind your own login.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -28,16 +28,20 @@ def asgi_app(
     token: str | None = None,
     allowed_hosts: Sequence[str] = LOCAL,
     every: float = 1.0,
+    user_of: Callable[[Any], str | None] | None = None,
 ) -> ASGIApp:
     """An ASGI app that shows the app's locks. It looks at Redis only while somebody watches.
 
     Args:
         app: the Celery app, with its tasks.
-        allow_break: whether locks can be broken on the page, with the token.
-        token: the secret for breaking, at least 16 characters; sent as `Authorization: Bearer`.
+        allow_break: whether the page takes orders, with the token: to break a lock, to drop the
+            tasks that wait for it, to end its run.
+        token: the secret for that, at least 16 characters; sent as `Authorization: Bearer`.
         allowed_hosts: the host names at which browsers reach the page, without ports. Requests for
             other hosts are refused. "*" allows all, for a project that checks hosts itself.
         every: seconds between two looks at the locks, for all viewers together.
+        user_of: tells who gives an order, from the request's ASGI scope, for the log and the
+            holder: `lambda scope: scope["user"].username`. Without it the page asks for a name.
 
     Raises:
         ConfigError: `allow_break` without a token, or a wrong value or setting.
@@ -46,4 +50,4 @@ def asgi_app(
         raise ConfigError("asgi_app: allow_break=True needs a token")
     if isinstance(allowed_hosts, str):
         raise ConfigError("asgi_app: allowed_hosts must be a list of names, not one text")
-    return Web(app, token if allow_break else None, allowed_hosts, every)
+    return Web(app, token if allow_break else None, allowed_hosts, every, user_of)

@@ -26,6 +26,7 @@ class Site:
         token: what breaking needs; None: the page only reads.
         hosts: at which it answers.
         every: seconds between two looks.
+        more: see `Web`.
     """
 
     def __init__(
@@ -34,11 +35,12 @@ class Site:
         token: str | None = None,
         hosts: Sequence[str] = LOCAL,
         every: float = 0.2,
+        **more: Any,
     ) -> None:
         self._listening = listen("127.0.0.1", 0)
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self.url = f"http://{self.address}/"
-        self.web = Web(app, token, hosts, every)
+        self.web = Web(app, token, hosts, every, **more)
         self._server = Server(self.web)
         self._thread = threading.Thread(target=self._server.run, args=([self._listening],))
 
@@ -72,9 +74,11 @@ class Site:
         return self.http.post("/api/locks/break", headers=given, content=content)
 
 
-def messages(site: Site) -> Iterator[dict[str, Any]]:
+def messages(site: Site, accept_encoding: str = "gzip") -> Iterator[dict[str, Any]]:
     """What a viewer is told, one after another."""
-    with site.http.stream("GET", "/api/stream") as answer:
+    accepts = {"accept-encoding": accept_encoding}
+    with site.http.stream("GET", "/api/stream", headers=accepts) as answer:
+        assert ("content-encoding" in answer.headers) is (accept_encoding == "gzip")
         assert answer.headers["content-type"].startswith("text/event-stream")
         for line in answer.iter_lines():
             if line.startswith("data: "):

@@ -1,18 +1,18 @@
-"""The page as an ASGI app: its files, the locks as JSON, and one order: to break a lock."""
+"""The page as an ASGI app: its files, the locks as JSON, and orders."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import hmac
 import json
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any, Final, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,16 +22,12 @@ from ...app.internals import real_app
 from ...app.settings import app_locks
 from ...errors import ConfigError, LockUnavailable
 from ...protocol.keys import name_of
-from ...protocol.log import get_logger
-from ..orders import break_slot
-from ..survey import Found, one_lock
 from ..table import in_order
-from .guard import Guard, checked_token, has_token
+from .guard import Guard
 from .hub import Hub, TooManyViewers
-from .look import mark
+from .look import look_far_back
+from .orders import Orders
 from .stream import Stream
-
-logger = get_logger()
 
 #: The page's files, and their media types.
 FILES: Final = {
@@ -44,10 +40,8 @@ FILES: Final = {
     "lock.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
-#: The largest body of an order, in bytes.
-LARGEST: Final = 65536
-#: Seconds between two lines in the log about wrong tokens.
-QUIET: Final = 60.0
+#: Bytes from which an answer is compressed.
+COMPRESSED: Final = 1000
 
 
 class Plain(JSONResponse):
@@ -65,27 +59,36 @@ class Web:
         token: the secret that breaking a lock needs; None for a page that only reads.
         hosts: the hosts at which the app answers.
         every: seconds between two looks at the locks.
+        user_of: tells who a request's user is, from its ASGI scope; None: the user says so.
 
     Raises:
         ConfigError: an argument, or a setting of the app, is wrong.
     """
 
-    def __init__(self, app: Any, token: str | None, hosts: Sequence[str], every: float) -> None:
+    def __init__(
+        self,
+        app: Any,
+        token: str | None,
+        hosts: Sequence[str],
+        every: float,
+        user_of: Callable[[Any], str | None] | None = None,
+    ) -> None:
         self._app = app = real_app(app)
         app.finalize()
         app_locks(app).require_address()
         if not every > 0:
             raise ConfigError(f"every={every!r} is not accepted; it must be seconds above 0")
-        self._token = None if token is None else checked_token(token)
-        self._wrong_tokens, self._quiet_until = 0, float("-inf")
-        self._hub = Hub(app, every, may_break=token is not None)
+        self._orders = Orders(app, token, user_of)
+        self._hub = Hub(app, every, self._orders.about)
+        small = [Middleware(GZipMiddleware, minimum_size=COMPRESSED)]
         routes = [
-            Route("/", self._page),
-            Route("/static/{name}", _file),
-            Route("/api/locks", self._locks),
-            Route("/api/lock", self._lock),
+            Route("/", self._page, middleware=small),
+            Route("/static/{name}", _file, middleware=small),
+            Route("/api/locks", self._locks, middleware=small),
+            Route("/api/lock", self._lock, middleware=small),
+            Route("/api/history", self._history, middleware=small),
             Route("/api/stream", self._stream),
-            Route("/api/locks/break", self._break, methods=["POST"]),
+            Route("/api/locks/{order}", self._order, methods=["POST"]),
         ]
         handlers: Any = {LockUnavailable: _unavailable, HTTPException: _refused}
         self._asgi = Guard(Starlette(routes=routes, exception_handlers=handlers), hosts)
@@ -107,87 +110,34 @@ class Web:
         return Plain([each.to_dict() for each in found])
 
     async def _lock(self, request: Request) -> Response:
+        return Plain(await self._hub.detail(self._name(request)))
+
+    async def _history(self, request: Request) -> Response:
+        runs = await asyncio.to_thread(look_far_back, self._app, self._name(request))
+        return Plain([run.to_dict() for run in runs])
+
+    def _name(self, request: Request) -> str:
+        """The name of the lock that is asked for."""
         key, name = (request.query_params.get(what) for what in ("key", "name"))
         if key is not None:
             name = name_of(self._hub.locks.prefix, key)
         if name is None:
             raise HTTPException(400, "which lock? give key=..., or name=...")
-        return Plain(await self._hub.detail(name))
+        return name
 
     async def _stream(self, request: Request) -> ASGIApp:
         if request.method == "HEAD":  # a response without a body has no viewer
             return Response(media_type="text/event-stream")
         try:
-            return Stream(self._hub, self._hub.join())
+            compressed = "gzip" in request.headers.get("accept-encoding", "")
+            return Stream(self._hub, self._hub.join(), compressed=compressed)
         except TooManyViewers as exc:
             raise HTTPException(503, str(exc)) from exc
 
-    # -- the order ----------------------------------------------------------------------------
-
-    async def _break(self, request: Request) -> Response:
-        if self._token is None:
-            raise HTTPException(403, "this page only reads: start it with --allow-break")
-        where = request.client.host if request.client else "an unknown address"
-        if not has_token(request.headers.getlist("authorization"), self._token):
-            self._tell_wrong_token(where)
-            wanted = {"WWW-Authenticate": "Bearer"}
-            raise HTTPException(401, "the token is missing or wrong", wanted)
-        key, holder = await _order(request)
-        name = name_of(self._hub.locks.prefix, key)
-        if name is None:
-            raise HTTPException(404, "this is not the key of a lock")
-        by = f"the page's user at {where}"
-        broken = await asyncio.to_thread(_break_if, self._app, name, key, holder, by)
+    async def _order(self, request: Request) -> Response:
+        done = await self._orders.carry_out(request)
         self._hub.forget()
-        if broken is None:
-            raise HTTPException(409, "not broken: another run holds it now, or it is free")
-        logger.warning(
-            "redislock: %s, held by %s, was broken by %s",
-            broken.key, broken.holder or "nobody yet", by,
-        )  # fmt: skip
-        return Plain({"broken": [broken.to_dict()]})
-
-    def _tell_wrong_token(self, where: str) -> None:
-        """Log wrong tokens now and then: somebody may be guessing the token."""
-        self._wrong_tokens += 1
-        if time.monotonic() < self._quiet_until:
-            return
-        logger.warning(
-            "redislock: the page refused orders whose token is missing or wrong: %d, the last from"
-            " %s", self._wrong_tokens, where,
-        )  # fmt: skip
-        self._wrong_tokens, self._quiet_until = 0, time.monotonic() + QUIET
-
-
-def _break_if(app: Any, name: str, key: str, holder: str, by: str) -> Found | None:
-    """Break the slot if its holder is still the one that was shown. Returns the slot as it was."""
-    locks = app_locks(app)
-    for each in one_lock(locks, name):
-        shown = mark(each)
-        if each.key == key and shown is not None and hmac.compare_digest(shown, holder):
-            return each if break_slot(locks, each, by) else None
-    return None
-
-
-async def _order(request: Request) -> tuple[str, str]:
-    """The key and the holder's mark in the request's body."""
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise HTTPException(415, "the body must be application/json")
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LARGEST:
-            raise HTTPException(413, "the body is too large")
-    try:
-        given = json.loads(body)
-        key, holder = given["key"], given["holder"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        key = holder = None
-    if not isinstance(key, str) or not isinstance(holder, str) or not holder.isascii():
-        raise HTTPException(
-            400, 'the body must be {"key": "...", "holder": "..."}, as /api/lock gives them'
-        )
-    return key, holder
+        return Plain(done)
 
 
 # -- answers --------------------------------------------------------------------------------------

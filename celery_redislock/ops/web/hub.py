@@ -73,14 +73,14 @@ class Hub:
     Args:
         app: the Celery app, with its tasks loaded.
         every: seconds between two looks.
-        may_break: whether the page offers to break locks.
+        orders: what the page must know of orders.
     """
 
-    def __init__(self, app: Any, every: float, may_break: bool) -> None:
+    def __init__(self, app: Any, every: float, orders: dict[str, Any]) -> None:
         self.locks: AppLocks = app_locks(app)
         self._app = app
         self._every = every
-        self._about = {"every": every, "may_break": may_break, "window": WINDOW, **_about(app)}
+        self._about = {"every": every, "window": WINDOW, **orders, **_about(app)}
         self._viewers: set[Viewer] = set()
         self._past = Past(self.locks.prefix)
         self._present = Present(self._past.tally.away)

@@ -19,6 +19,8 @@ NAMED_ROOMS: Final = 20
 NAMED_WAITERS: Final = 3
 #: How many runs of the history are read at once.
 KEPT_RUNS: Final = 3000
+#: How many runs of one lock are shown.
+KEPT_OF_ONE: Final = 200
 
 
 class Seen(NamedTuple):
@@ -78,6 +80,15 @@ def look_back(app: Any, since: float) -> list[PastRun]:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     return past_runs(app_locks(app), since=since, limit=KEPT_RUNS)
+
+
+def look_far_back(app: Any, name: str) -> list[PastRun]:
+    """The runs of the lock with this name, as far back as they are kept; the latest first.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    return past_runs(app_locks(app), name=name, limit=KEPT_OF_ONE, running=True)
 
 
 def look_at(app: Any, name: str) -> dict[str, Any]:

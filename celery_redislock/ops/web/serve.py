@@ -5,14 +5,38 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .app import Web
 
+#: Seconds after which a connection that asks for nothing is closed.
+SILENT: Final = 20.0
 #: Seconds for which the server, when it ends, waits for responses that are on their way.
 PATIENCE: Final = 2
+
+
+class Protocol(H11Protocol):
+    """Ends connections that ask for nothing, so that they do not use up what the process may open:
+    uvicorn waits for ever for a first request, and for the rest of one.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._asked_before = True
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self.transport.is_closing():
+            return
+        asks = self.cycle is not None and not self.cycle.response_complete
+        if not asks and not self._asked_before:
+            self.transport.close()
+            return
+        self._asked_before = asks
+        self.loop.call_later(SILENT / 2, self._look_again)
 
 
 class Server(uvicorn.Server):
@@ -21,6 +45,7 @@ class Server(uvicorn.Server):
     def __init__(self, web: Web) -> None:
         config = uvicorn.Config(
             web,
+            http=Protocol,
             log_level="warning",
             access_log=False,  # a log would show the arguments that are in keys
             server_header=False,
