@@ -11,9 +11,10 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_redislock import SingletonTask
+from celery_redislock.app.entries import Entry
 from celery_redislock.ops.cli import redislock
-from celery_redislock.protocol import calls, holders
-from celery_redislock.protocol.claims import Acquired, Claim
+from celery_redislock.protocol import calls, holders, rooms
+from celery_redislock.protocol.claims import Acquired, Claim, Parking
 from celery_redislock.protocol.keys import lock_keys
 
 ROOT = Path(__file__).parents[2]
@@ -101,3 +102,10 @@ def take(app: Any, task: str, label: str, **more: Any) -> tuple[Claim, Acquired]
     reply = app.tasks[task].app_locks.server.run(calls.acquire(made))
     assert isinstance(reply, Acquired)
     return made, reply
+
+
+def park(app: Any, task: str, label: str, task_id: str) -> None:
+    """Let another call of the task wait for the lock."""
+    made = claim(app, task, label, task_id=task_id, token=f"token-of-{task_id}")
+    entry = Entry.of(app.tasks[task], [label], {}, {"task_id": task_id, "headers": {}})
+    app.tasks[task].app_locks.server.run(rooms.park(made, Parking(entry.dump())))

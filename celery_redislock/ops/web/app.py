@@ -35,9 +35,12 @@ FILES: Final = {
     "page.js": "text/javascript",
     "format.js": "text/javascript",
     "model.js": "text/javascript",
+    "search.js": "text/javascript",
+    "trouble.js": "text/javascript",
     "rows.js": "text/javascript",
     "timeline.js": "text/javascript",
     "lock.js": "text/javascript",
+    "orders.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
 #: Bytes from which an answer is compressed.

@@ -85,7 +85,7 @@ class Hub:
         self._past = Past(self.locks.prefix)
         self._present = Present(self._past.tally.away)
         #: What is told of all locks together, as of the last look.
-        self._overall: dict[str, Any] = {"totals": self._past.tally.totals(), "gaps": []}
+        self._overall = self._all_together()
         self._seen: Seen | None = None
         #: Whether a look has filled the rows.
         self._looked = False
@@ -226,7 +226,7 @@ class Hub:
         self._trouble, self._looked = "", True
         self._past.take_in(seen)
         change = self._present.update(seen)
-        self._overall = {"totals": self._past.tally.totals(), "gaps": self._past.gaps}
+        self._overall = self._all_together()
         self._send({"trouble": "", **change.to_dict(), **self._past_changes(), **self._overall})
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, event: dict[str, Any]) -> None:
@@ -246,6 +246,14 @@ class Hub:
         changes = self._past_changes()
         if changes and not self._trouble:
             self._send(changes)
+
+    def _all_together(self) -> dict[str, Any]:
+        past = self._past
+        return {
+            "totals": past.tally.totals(),
+            "gaps": past.gaps,
+            "usual": past.usual.of_tasks(),
+        }
 
     def _past_changes(self) -> dict[str, Any]:
         changed, dropped = self._past.take_changes()
@@ -288,8 +296,15 @@ def _dump(message: dict[str, Any]) -> str:
 
 
 def _about(app: Any) -> dict[str, Any]:
+    """What the page says of the app, and must know of its tasks."""
+    options = {name: getattr(task, "lock_options", None) for name, task in app.tasks.items()}
+    known = {name: each for name, each in options.items() if each is not None}
     return {
         "app": one_line(str(app.main or "")),
         "server": app_locks(app).describe_server(),
         "no_arguments": digest({}),
+        "warn_after": {
+            n: each.lock_warn_after for n, each in known.items() if each.lock_warn_after
+        },
+        "limits": {n: each.lock_limit for n, each in known.items() if each.lock_limit > 1},
     }

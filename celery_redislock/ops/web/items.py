@@ -51,11 +51,13 @@ class Items:
         if item["id"] in self._items:
             self._changed[item["id"]] = item
 
-    def update(self, item: Item, known: dict[str, Any]) -> None:
-        """Add what is known of it now. Nothing that was known is forgotten."""
-        if any(value is not None and item.get(name) != value for name, value in known.items()):
-            item.update({name: value for name, value in known.items() if value is not None})
+    def update(self, item: Item, known: dict[str, Any]) -> bool:
+        """Add what is known of it now: None is not. Returns whether anything was new."""
+        new = {k: v for k, v in known.items() if v is not None and item.get(k) != v}
+        if new:
+            item.update(new)
             self.note(item)
+        return bool(new)
 
     def close(self, item: Item, at: float, how: str | None = None) -> None:
         """It ended then. Of one that has ended this only says how, if nothing is known yet."""

@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from ...lock.held import BROKEN
 from ...protocol.keys import name_of
+from ...protocol.past import SUCCEEDED
 from ..hear import EVENTS
 from ..history import PastRun
 from ..survey import Found
 from . import waits
 from .items import UNSEEN, Item, Items, lasts
 from .look import Seen
-from .tally import AWAY, LOST, WINDOW, Tally
+from .tally import AWAY, LOST, WINDOW, Tally, Usual
 from .waits import Waits
 
 #: Seconds within which marks of one kind become one mark with a count.
@@ -58,6 +59,7 @@ class Past:
         self._items = Items()
         self._waits = Waits(self._items)
         self.tally = Tally()
+        self.usual = Usual()
         #: By the slot's key: what has the slot.
         self._slots: dict[str, Item] = {}
         self._runs: dict[tuple[str, int], Item] = {}
@@ -190,7 +192,8 @@ class Past:
             ended = run.ended or item.get("ended", run.began)
             self.tally.keep(run.name, run.fence, ended, run.turned_away, run.how == LOST)
             known = {"ended": ended, "how": run.how, "turned_away": run.turned_away or None}
-            self._items.update(item, known)
+            if self._items.update(item, known) and run.how == SUCCEEDED and run.task:
+                self.usual.add(run.task, ended - run.began)
 
     def _known(self, run: PastRun) -> Item | None:
         """The item of this run. A run that took a vanished lock again has another fence by now."""

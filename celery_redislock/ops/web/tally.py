@@ -1,8 +1,11 @@
-"""Counts what happened to all locks in the last quarter of an hour, however many these are."""
+"""Counts what happened to all locks in the last quarter of an hour, however many these are; and how
+long the tasks' runs usually take.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from statistics import median
 from typing import Final
 
 #: Seconds that are counted, and those that are forgotten together.
@@ -10,6 +13,10 @@ WINDOW: Final = 900.0
 STEP: Final = 60.0
 #: Of how many locks. What happens to further ones is counted without their names.
 NAMES: Final = 20_000
+
+#: Of how many tasks it is known how long they usually take, and from how many runs.
+TASKS: Final = 1_000
+FEWEST, RUNS = 3, 30
 
 #: What is counted: calls that were turned away, and runs that lost their lock.
 AWAY: Final = "away"
@@ -84,3 +91,23 @@ class Tally:
         old = [run for run, (at, *_) in self._of_runs.items() if at < before - STEP]
         for run in old:
             del self._of_runs[run]
+
+
+class Usual:
+    """How long the runs of each task take: the median of the last ones that succeeded."""
+
+    def __init__(self) -> None:
+        self._took: dict[str, deque[float]] = {}
+        self._medians: dict[str, float] = {}
+
+    def add(self, task: str, took: float) -> None:
+        if task not in self._took and len(self._took) >= TASKS:
+            return
+        last = self._took.setdefault(task, deque(maxlen=RUNS))
+        last.append(took)
+        if len(last) >= FEWEST:
+            self._medians[task] = round(median(last), 3)
+
+    def of_tasks(self) -> dict[str, float]:
+        """Seconds, by the tasks' names; without those of which too few runs are known."""
+        return dict(self._medians)

@@ -19,15 +19,13 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from celery_redislock import ConfigError
-from celery_redislock.app.entries import Entry
 from celery_redislock.ops.survey import all_locks
 from celery_redislock.ops.web import hub, look, serve, stream
 from celery_redislock.ops.web.app import FILES
 from celery_redislock.ops.web.present import Present
-from celery_redislock.protocol import calls, holders, past, rooms
-from celery_redislock.protocol.claims import Parking
+from celery_redislock.protocol import calls, holders, past
 from celery_redislock.web import asgi_app
-from tests.support.looking import claim, make_app, run, take
+from tests.support.looking import claim, make_app, park, run, take
 from tests.support.rights import as_user, denials, grant
 from tests.support.site import TOKEN, Site, messages
 from tests.support.waiting import eventually
@@ -46,13 +44,6 @@ def app(redis_server, label):
 def site(app):
     with Site(app, TOKEN) as site:
         yield site
-
-
-def park(app, task, label, task_id):
-    """Let another call of the task wait for the lock."""
-    made = claim(app, task, label, task_id=task_id, token=f"token-of-{task_id}")
-    entry = Entry.of(app.tasks[task], [label], {}, {"task_id": task_id, "headers": {}})
-    app.tasks[task].app_locks.server.run(rooms.park(made, Parking(entry.dump())))
 
 
 def detail(site, **which):

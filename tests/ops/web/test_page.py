@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import shutil
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
+from celery_redislock import SingletonTask
+from celery_redislock.ops.web import look, past
 from celery_redislock.protocol import calls, holders
 from celery_redislock.protocol.keys import lock_keys
-from tests.support.looking import make_app, take
+from tests.support.looking import claim, make_app, park, take
 from tests.support.site import TOKEN, Site
 from tests.support.waiting import eventually
 
@@ -73,7 +77,7 @@ def opened(page, app, token=None):
 
 
 def tile(page, name):
-    return page.locator(f"#tile-{name} dd")
+    return page.locator(f"#tile-{name} strong")
 
 
 def test_it_shows_the_locks_and_what_becomes_of_them_without_being_loaded_again(page, app):
@@ -147,11 +151,11 @@ def test_five_thousand_locks_stay_usable(page, app, client, label):
     pipeline.execute()
     with opened(page, app):
         expect(page.locator("#count")).to_have_text("5,000 locks")
-        expect(page.locator("#rows tr")).to_have_count(50)
+        expect(page.locator("#rows tr")).to_have_count(20)
         expect(page.locator("#rows tr").first).to_contain_text("order:4999")
-        expect(page.locator("#page")).to_have_text("page 1 of 100")
+        expect(page.locator("#page")).to_have_text("page 1 of 250")
         page.locator("#next").click()
-        expect(page.locator("#rows tr").first).to_contain_text("order:4949")
+        expect(page.locator("#rows tr").first).to_contain_text("order:4979")
         page.locator("#query").fill("order:77 w@one")
         expect(page.locator("#count")).to_have_text("11 of 5,000 locks")
         page.locator("#query").fill("id:i4321")
@@ -167,6 +171,7 @@ def test_a_lock_is_broken_with_the_token_and_not_without_it(page, app, client):
         page.locator("#rows a").click()
         expect(page.locator("#lock")).to_contain_text("id-of-x")
         page.get_by_role("button", name="Break …").click()
+        page.get_by_label("Your name").fill("anna")
         page.get_by_label("Token").fill("not the token of it")
         page.get_by_role("button", name="Break the lock").click()
         expect(page.locator(".said")).to_have_text("the token is missing or wrong")
@@ -177,12 +182,179 @@ def test_a_lock_is_broken_with_the_token_and_not_without_it(page, app, client):
         assert not client.exists(made.keys.lock)
         page.get_by_role("button", name="Close").click()
         expect(page.locator("#lock .state")).to_have_text("broken")
+        expect(page.locator("#lock .leased")).to_have_text("by anna at 127.0.0.1")
+        expect(page.locator("#lock").get_by_role("meter")).to_be_hidden()
         assert TOKEN not in page.url
     take(app, "sync", "y")
     with opened(page, app):
         page.locator("#rows tr", has_text="id-of-y").locator("a").click()
         expect(page.locator("#lock")).to_contain_text("id-of-y")
         expect(page.get_by_role("button", name="Break …")).to_be_hidden()
+
+
+def test_those_who_wait_are_dropped_and_a_run_is_ended_as_the_preview_says(page, app):
+    take(app, "report", "x")
+    for name in ("one", "two"):
+        park(app, "report", "x", name)
+    with opened(page, app, TOKEN):
+        page.locator("#rows a").click()
+        page.get_by_role("button", name="Drop them …").click()
+        preview = page.locator("#ordering")
+        expect(preview.get_by_role("heading")).to_have_text("Drop 2 tasks?")
+        expect(preview.locator(".preview li")).to_contain_text(["id one", "id two"])
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Drop them", exact=True).click()
+        expect(page.locator(".said")).to_have_text("2 tasks dropped.")
+        page.get_by_role("button", name="Close").click()
+        expect(page.locator("#lock h3").first).to_have_text("Nobody waits behind it")
+        page.get_by_role("button", name="End the run …").click()
+        expect(preview).to_contain_text("id-of-x on w@one")
+        page.get_by_role("button", name="End the run", exact=True).click()
+        expect(page.locator(".said")).to_contain_text("No worker answered")
+
+
+def test_tiles_filter_and_the_address_says_what_is_shown(page, browser, app):
+    take(app, "report", "busy")
+    park(app, "report", "busy", "waits")
+    take(app, "sync", "quiet")
+    with opened(page, app):
+        expect(page.locator("#rows tr")).to_have_count(2)
+        page.locator("#tile-waiting").click()
+        expect(page.locator("#rows tr")).to_have_count(1)
+        expect(page.locator("#rows")).to_contain_text("report")
+        expect(page.locator("#tile-waiting")).to_have_attribute("aria-pressed", "true")
+        page.locator("#order").select_option("task")
+        page.get_by_text("1 min").click()
+        colleague = browser.new_page()
+        colleague.goto(page.url)
+        expect(colleague.locator("#rows tr")).to_have_count(1)
+        expect(colleague.locator("#order")).to_have_value("task")
+        expect(colleague.locator("#query")).to_have_value("is:waiting")
+        expect(colleague.get_by_label("1 min")).to_be_checked()
+        colleague.close()
+        page.locator("#rows a").click()
+        page.get_by_text("← all locks").click()
+        expect(page.locator("#query")).to_have_value("is:waiting")
+        page.locator("#tile-waiting").click()
+        expect(page.locator("#rows tr")).to_have_count(2)
+        expect(page.locator("#tile-waiting .when")).to_have_text("now")
+        expect(page.locator("#tile-lost .when")).to_have_text("last 15 min")
+
+
+def test_what_is_in_quotes_is_looked_for_as_a_whole(page, app):
+    for number in ("5", "4711", "55"):
+        take(app, "sync", number, lock_label=f"account {number}")
+    with opened(page, app):
+        expect(page.locator("#rows tr")).to_have_count(3)
+        for query in ('"account 5"', 'label:"account 5"'):
+            page.locator("#query").fill(query)
+            expect(page.locator("#count")).to_have_text("1 of 3 locks")
+            expect(page.locator("#rows")).to_contain_text("account 5")
+
+
+def test_trouble_comes_first_and_says_what_it_is(page, app, client):
+    take(app, "sync", "held for longest")
+    made, _ = take(app, "report", "silent")
+    client.pexpire(made.keys.lock, 20_000)  # its last extension was 40 s ago
+    old, _ = take(app, "account", "old")
+    age = json.loads(client.get(old.keys.lock))
+    client.set(old.keys.lock, json.dumps({**age, "acquired_at": age["acquired_at"] - 4000}), ex=60)
+    with opened(page, app):
+        lines = page.locator("#rows tr")
+        expect(lines).to_have_count(3)
+        expect(lines.nth(0)).to_contain_text(re.compile("report.*no sign for 4\\ds"))
+        expect(lines.nth(1)).to_contain_text(re.compile("account.*1h06m.*longer than 5m00s"))
+        expect(lines.nth(2)).to_have_attribute("data-trouble", "false")
+        page.locator("#query").fill("is:trouble")
+        expect(page.locator("#count")).to_have_text("2 of 3 locks")
+
+
+def test_a_lock_of_several_is_one_row_with_its_slots(page, app):
+    for token in ("first", "second"):
+        take(app, "several", "both", token=token, task_id=token)
+    with opened(page, app):
+        expect(page.locator("#rows th")).to_have_count(1)
+        expect(page.locator("#rows th")).to_contain_text("2 of 2 slots")
+        expect(page.locator("#rows tr")).to_have_count(2)
+        expect(page.locator("#count")).to_have_text("1 lock")
+        expect(page.locator("#rows")).to_contain_text("first")
+        expect(page.locator("#rows")).to_contain_text("second")
+
+
+def test_the_end_of_a_long_name_is_what_is_seen_of_it(page, redis_server, label):
+    app = make_app(redis_server.url, label)
+    name = "shop.integrations.with.a.very.long.path.to.it.salesforce.sync"
+
+    def body(self):
+        """Nothing."""
+
+    app.task(name=name, bind=True, shared=False, base=SingletonTask)(body)
+    made = claim(app, "sync", "x")
+    value = holders.encode(made.token, ttl_ms=60_000, task=name, task_id="i", node="w@one")
+    store_of(app).run(calls.acquire(dataclasses.replace(made, value=value)))
+    with opened(page, app):
+        for shown in (page.locator("#rows .task"), page.locator("#lanes .whose a")):
+            expect(shown).to_have_text(name)
+            ends_inside, begins_outside = shown.evaluate(
+                """shown => {
+                    const [box, text] = [shown, shown.firstChild].map(
+                        (each) => each.getBoundingClientRect());
+                    return [text.right <= box.right + 1, text.left < box.left];
+                }"""
+            )
+            assert (ends_inside, begins_outside) == (True, True)
+    store_of(app).close()
+
+
+def test_what_nobody_saw_is_shown_as_a_gap(page, app, monkeypatch):
+    monkeypatch.setattr(past, "SHORTEST_GAP", 0.5)
+    take(app, "sync", "x")
+    with Site(app) as site:
+        page.goto(site.url)
+        expect(page.locator("#lanes rect.bar.running")).to_have_count(1)
+        assert page.locator("#lanes rect.gap").count() == 0
+        page.goto("about:blank")
+        time.sleep(1.5)  # nobody looks
+        page.goto(site.url)
+        expect(page.locator("#lanes rect.gap")).to_have_count(1)
+        expect(page.locator("#lanes rect.bar.running")).to_have_count(1)
+        page.goto("about:blank")
+
+
+def test_the_legend_names_every_mark_and_the_page_its_zone(page, app):
+    with opened(page, app):
+        script = (Path(look.__file__).parent / "static/timeline.js").read_text()
+        (shapes,) = re.findall(r"const SHAPES = \{(.*?)\};", script, re.DOTALL)
+        drawn = set(re.findall(r"(\w+): \"M", shapes))
+        explained = page.locator("#legend path").evaluate_all(
+            "all => all.map(each => each.classList[1])"
+        )
+        assert set(explained) == drawn
+        expect(page.locator("#zone")).to_have_text(re.compile("All times: .+, GMT"))
+        assert page.locator("select option").all_text_contents()[:2] == ["all tasks", "all nodes"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_can_be_read(browser, app, client, scheme):
+    """A contrast of 4.5 to 1, as WCAG 2.2 asks in 1.4.3."""
+    made, _ = take(app, "report", "silent")
+    client.pexpire(made.keys.lock, 20_000)
+    park(app, "report", "silent", "waits")
+    take(app, "sync", "x")
+    kept, taken = take(app, "account", "kept")
+    store_of(app).run(calls.hold(kept, holders.held_for_retry(taken.value), 60))
+    store_of(app).run(calls.reserve(claim(app, "unique", "sent", queued=True), 60))
+    contrasts = (Path(__file__).parent / "contrasts.js").read_text()
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    with opened(page, app, TOKEN):
+        expect(page.locator("#rows th")).to_have_count(4)
+        assert page.evaluate(contrasts) == []
+        page.locator("#rows a").first.click()
+        expect(page.locator("#lock .room li")).to_have_count(1)
+        assert page.evaluate(contrasts) == []
+        page.get_by_role("button", name="Break …").click()
+        assert page.evaluate(contrasts) == []
+    page.close()
 
 
 def test_what_comes_from_tasks_stays_text(page, app):

@@ -228,3 +228,12 @@ def test_the_next_holder_has_another_mark_and_none_tells_the_token():
     foreign = found("x", "a", token=None, holder=None, state="foreign")
     (row,) = present.update(Seen(T0, [foreign], {})).rows
     assert "holder" not in row
+
+
+def test_how_long_a_task_usually_takes_is_the_median_of_runs_that_succeeded(past):
+    runs = [kept("x", f"id{n}", n, T0 + n, T0 + n + took) for n, took in enumerate((1, 9, 2))]
+    past.remember(runs[:2])
+    assert past.usual.of_tasks() == {}, "two say little"
+    past.remember(runs)
+    past.remember([*runs, kept("x", "f", 9, T0, T0 + 100, "failed")])
+    assert past.usual.of_tasks() == {"t": 2}

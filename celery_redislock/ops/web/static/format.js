@@ -20,10 +20,20 @@ export function units(seconds) {
   return `${Math.floor(whole / 86400)}d${two(Math.floor((whole % 86400) / 3600))}h`;
 }
 
+// The time of day, with its date if that is not today.
 export function clock(unix, seconds = true) {
+  const at = new Date(unix * 1000);
   const parts = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
   if (seconds) parts.second = "2-digit";
-  return new Date(unix * 1000).toLocaleTimeString([], parts);
+  const time = at.toLocaleTimeString([], parts);
+  if (at.toDateString() === new Date().toDateString()) return time;
+  return `${at.toLocaleDateString([], { day: "numeric", month: "short", year: "numeric" })}, ${time}`;
+}
+
+// The zone of all times on the page.
+export function zone() {
+  const [{ value }] = new Intl.DateTimeFormat("en", { timeZoneName: "longOffset" }).formatToParts().filter((each) => each.type === "timeZoneName");
+  return `${Intl.DateTimeFormat().resolvedOptions().timeZone}, ${value}`;
 }
 
 // A task's id, short where it is a UUID.
@@ -58,6 +68,9 @@ export function taskOf(thing) {
   return found ? found[1] : "";
 }
 
+// A word of a shell.
+export const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
 export const href = (name) => `#/lock/${encodeURIComponent(name.toWellFormed?.() ?? name)}`;
 
 export function count(number, one, many = `${one}s`) {
@@ -88,6 +101,20 @@ function fill(made, properties, children) {
 // Change only what differs: what is selected or hovered stays so.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
+}
+
+// A text that may be broken after what joins its words, and nowhere within them.
+export function wrap(element, text) {
+  if (element.textContent === text) return;
+  const parts = text.split(/(?<=[._@:/|])/);
+  element.replaceChildren(...parts.flatMap((part, place) => (place ? [el("wbr"), part] : [part])));
+}
+
+// A text in one line whose end is what is seen of it, if it is too long.
+export function tail(element, text) {
+  if (element.textContent === text) return;
+  element.classList.add("tail");
+  element.replaceChildren(el("bdi", {}, text));
 }
 
 export function mark(element, name, value) {

@@ -1,16 +1,20 @@
-// A lock's own page, and breaking it.
-import { arrange, clock, count, el, mark, plain, say, shortId, taskOf, units, what } from "./format.js";
-import { Lease, about, whoWaits } from "./rows.js";
+// A lock's own page: who has it, who waits, what happened as far back as that is kept.
+import { arrange, clock, count, el, mark, plain, quoted, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
+import { askToBreak, askToDrop, askToEnd } from "./orders.js";
+import { Lease, about, argumentsOf, whoWaits } from "./rows.js";
 import { Timeline, how, saidOf } from "./timeline.js";
+import { isHeld, troubles } from "./trouble.js";
 
-const MOST = 50;
-let token = ""; // for as long as the page is open
+const MOST = 200;
+const LOOK_BACK = 10_000; // ms between two looks at the history
 
 export class LockPage {
   #model;
   #place = document.getElementById("lock");
   #name = null;
   #detail = null;
+  #history = [];
+  #lookedBack = -Infinity;
   #asking = 0;
   #timeline;
   #slots = new Map();
@@ -19,38 +23,47 @@ export class LockPage {
   constructor(model) {
     this.#model = model;
     const part = this.#parts = {
-      title: el("h2"), label: el("span.label"), key: el("code"), state: el("p.note"), slots: el("div.slots"),
+      back: el("a", { href: "#/" }, "← all locks"), title: el("h2"), label: el("span.label"), key: el("code"),
+      command: el("code"), state: el("p.note"), slots: el("div.slots"),
       lanes: el("ul.lanes"), axis: el("div.axis", { "aria-hidden": "true" }),
-      waiting: el("h3"), room: el("ol.room"), past: el("tbody"),
+      waiting: el("h3"), room: el("ol.room"), deferred: el("ul.room"), past: el("tbody"),
+      drop: el("button.break", { type: "button", onclick: () => this.#askToDrop() }, "Drop them …"),
     };
     this.#place.append(
-      el("p", {}, el("a", { href: "#/" }, "← all locks")),
+      el("p", {}, part.back),
       el("div.title", {}, part.title, part.label), el("p.key", {}, part.key), part.state, part.slots,
       el("section", {}, part.axis, part.lanes),
       el("div.columns", {},
-        el("section", {}, part.waiting, part.room),
+        el("section", {}, el("div.head", {}, part.waiting, part.drop), part.room, part.deferred),
         el("section", {}, el("h3", {}, "What happened"), el("table.past", {},
-          el("thead", {}, el("tr", {}, ...["At", "What", "How long", "Who"].map((text) => el("th", { scope: "col" }, text)))),
-          part.past))));
+          el("thead", {}, el("tr", {}, ...["At", "What", "How long", "Turned away", "Who"].map((text) => el("th", { scope: "col" }, text)))),
+          part.past))),
+      el("p.note", {}, "In a terminal: ", part.command));
     this.#timeline = new Timeline(model, part.lanes, part.axis);
   }
 
-  // Show the lock with that name; null for none.
-  open(name) {
+  // Show the lock with that name; null for none. `back` is the address of the list.
+  open(name, back) {
     this.#place.hidden = name === null;
     if (name === this.#name) return;
     this.#name = name;
     this.#detail = null;
+    this.#history = [];
+    this.#lookedBack = -Infinity;
+    mark(this.#parts.back, "href", back);
     if (name !== null) this.ask();
   }
 
   async ask() {
-    const name = this.#name, asking = ++this.#asking;
+    const name = this.#name, asking = ++this.#asking, which = `name=${encodeURIComponent(name)}`;
+    const looksBack = performance.now() - this.#lookedBack > LOOK_BACK;
+    if (looksBack) this.#lookedBack = performance.now();
     try {
-      const answer = await fetch(`api/lock?name=${encodeURIComponent(name)}`);
-      const detail = answer.ok ? await answer.json() : null;
-      if (name === this.#name && asking === this.#asking && detail) this.#detail = detail;
-      if (name === this.#name) this.show();
+      const [detail, runs] = await Promise.all([fetchJson(`api/lock?${which}`), looksBack ? fetchJson(`api/history?${which}`) : null]);
+      if (name !== this.#name) return;
+      if (asking === this.#asking && detail) this.#detail = detail;
+      if (runs) this.#history = runs;
+      this.show();
     } catch (error) {
       if (!(error instanceof TypeError)) throw error; // the connection; the stream says so as well
     }
@@ -59,15 +72,17 @@ export class LockPage {
   show() {
     if (this.#name === null) return;
     const part = this.#parts, items = [...(this.#model.lanes.get(this.#name)?.values() ?? [])];
-    const rows = [...this.#model.rows.values()].filter((row) => row.name === this.#name);
-    const thing = { ...items.findLast((item) => item.task), ...rows[0], name: this.#name };
-    say(part.title, plain(taskOf(thing) || "Lock"));
-    say(part.label, what(thing));
-    say(part.key, plain(rows[0]?.key ?? this.#name));
+    const rows = this.#model.locks().get(this.#name) ?? [];
+    const thing = { ...this.#history.find((run) => run.task), ...items.findLast((item) => item.task), ...rows[0], name: this.#name };
+    tail(part.title, plain(taskOf(thing) || "Lock"));
+    wrap(part.label, what(thing));
+    wrap(part.key, plain(rows[0]?.key ?? this.#name));
+    say(part.command, `celery -A ${quoted(plain(this.#model.about.app || "proj"))} redislock show ${quoted(plain(this.#name))}`);
     say(part.state, rows.length ? "" : "Nobody holds it and nobody waits for it now.");
     this.#showSlots(rows);
     this.#timeline.show(items.length ? [this.#name] : []);
     this.#showRoom(rows[0] ?? {});
+    this.#showDeferred(items);
     this.#showPast(items);
   }
 
@@ -82,24 +97,45 @@ export class LockPage {
     const { room = [] } = this.#detail ?? {};
     const waiting = row.waiting ?? 0;
     say(this.#parts.waiting, waiting ? `${count(waiting, "waits", "wait")} behind it` : "Nobody waits behind it");
-    const shown = room.map((each) => el("li", {}, el("strong", {}, whoWaits(each, row)),
-      el("span.note", {}, about(each), each.age === undefined ? "" : ` · for ${units(each.age)}`,
-      each.published_for === undefined ? "" : ` · published ${units(each.published_for)} ago, not taken`)));
+    this.#parts.drop.hidden = !(this.#model.about.may_break && waiting);
+    const shown = room.map((each) => {
+      const who = whoWaits(each, row), given = argumentsOf(each);
+      const facts = [given === who ? "" : given, `id ${plain(each.task_id)}`, each.age === undefined ? "" : `for ${units(each.age)}`,
+        each.published_for === undefined ? "" : `published ${units(each.published_for)} ago, not taken`];
+      return el("li", {}, el("strong", {}, who), el("span.note", {}, facts.filter(Boolean).join(" · ")));
+    });
     if (waiting > room.length) shown.push(el("li.more", {}, `${(waiting - room.length).toLocaleString("en")} more, in the room or in pool slots`));
     this.#parts.room.replaceChildren(...shown);
   }
 
+  #showDeferred(items) {
+    const open = items.filter((item) => item.kind === "wait" && item.what === "deferred" && item.ended === undefined);
+    this.#parts.deferred.replaceChildren(...open.map((item) => el("li", {}, el("strong", {}, item.label ? plain(item.label) : shortId(item.task_id)),
+      el("span.note", {}, `deferred for ${units(this.#model.now() - item.began)}`,
+        item.back_at ? `, comes back at ${clock(item.back_at)}` : "", ` · id ${plain(item.task_id)}`))));
+  }
+
+  // The runs that the history has, and what events told beside them.
   #showPast(items) {
-    const newest = items.filter((item) => item.kind !== "wait").sort((a, b) => b.began - a.began).slice(0, MOST);
-    this.#parts.past.replaceChildren(...newest.map((item) => {
+    const fences = new Set(this.#history.map((run) => run.fence));
+    const others = items.filter((item) => item.kind !== "wait" && !(item.kind === "run" && fences.has(item.fence)));
+    const all = [...this.#history.map(asItem), ...others].sort((a, b) => b.began - a.began).slice(0, MOST);
+    this.#parts.past.replaceChildren(...all.map((item) => {
       const isMark = item.kind === "mark";
       const said = isMark ? `${item.count > 1 ? `${item.count} × ` : ""}${saidOf(item)}` : how(item).replace(/ (for|after)$/, "");
       const long = isMark ? "" : units((item.ended ?? this.#model.now()) - item.began);
-      const who = [item.task_id && shortId(item.task_id), item.node && plain(item.node)].filter(Boolean).join(" · ");
-      return el("tr", { class: isMark ? item.what : item.kind }, el("td", {}, clock(item.began)),
-        el("td", {}, said), el("td", {}, long), el("td", { title: plain(item.task_id ?? "") }, who));
+      const who = el("td", { title: plain(item.task_id ?? "") });
+      wrap(who, [item.task_id && shortId(item.task_id), item.node && plain(item.node)].filter(Boolean).join(" · "));
+      return el("tr", { class: isMark ? item.what : item.how ?? item.kind }, el("td", {}, clock(item.began)),
+        el("td", {}, said), el("td", {}, long), el("td", {}, item.turned_away ? count(item.turned_away, "call") : ""), who);
     }));
-    if (!newest.length) this.#parts.past.append(el("tr", {}, el("td", { colspan: 4 }, "Nothing in the last 15 minutes")));
+    if (!all.length) this.#parts.past.append(el("tr", {}, el("td", { colspan: 5 }, "Nothing that is kept")));
+  }
+
+  #askToDrop() {
+    const row = this.#model.rowOf(this.#name);
+    const shown = (this.#detail?.room ?? []).map((each) => `${whoWaits(each, row)} · ${about(each)}`);
+    if (row) askToDrop(row, shown, this.#model.about);
   }
 
   tick() {
@@ -108,14 +144,28 @@ export class LockPage {
   }
 }
 
+async function fetchJson(address) {
+  const answer = await fetch(address);
+  return answer.ok ? answer.json() : null;
+}
+
+// A run of the history as an item of the timeline.
+function asItem(run) {
+  const lasts = run.how === "running";
+  return { ...run, kind: "run", how: lasts ? undefined : run.how, ended: run.ended ?? (lasts ? undefined : run.began) };
+}
+
 // One holder of the lock.
 class Slot {
   state = el("span.state");
   facts = el("dl");
   lease = new Lease();
   held = el("span");
-  button = el("button.break", { type: "button", onclick: () => askToBreak(this.row) }, "Break …");
-  element = el("div.slot", {}, el("div.line", {}, this.state, this.held, this.lease.element, this.button), this.facts);
+  trouble = el("span.trouble");
+  end = el("button.break", { type: "button", onclick: () => askToEnd(this.row, this.model.about) }, "End the run …");
+  button = el("button.break", { type: "button", onclick: () => askToBreak(this.row, this.model.about) }, "Break …");
+  element = el("div.slot", {}, el("div.line", {}, this.state, this.held, this.lease.element, this.trouble,
+    el("span.buttons", {}, this.end, this.button)), this.facts);
   row = null;
 
   constructor(model) {
@@ -127,62 +177,24 @@ class Slot {
     say(this.state, row.state);
     mark(this.state, "data-state", row.state);
     this.button.hidden = !(this.model.about.may_break && row.holder);
-    const facts = { Task: row.task_id, Attempt: row.attempt || null, Node: row.node, Process: row.pid,
-      Since: row.acquired_at && clock(row.acquired_at), Fence: row.fence, "Replaced by": row.replaced_by };
-    const shown = Object.entries(facts).filter(([, value]) => value !== undefined && value !== null);
-    this.facts.replaceChildren(...shown.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, plain(value)))));
+    this.end.hidden = this.button.hidden || !isHeld(row) || !row.task_id;
+    const task = taskOf(row), usual = this.model.usual[task], warn = this.model.about.warn_after?.[task];
+    const facts = { Arguments: argumentsOf(row), Task: row.task_id, Attempt: row.attempt || null, Node: row.node, Process: row.pid,
+      Since: row.acquired_at && clock(row.acquired_at), Usually: usual && units(usual), "Warned of after": warn && units(warn),
+      Fence: row.fence, "Replaced by": row.replaced_by, "Broken by": row.broken_by };
+    const shown = Object.entries(facts).filter(([, value]) => value !== undefined && value !== null && value !== "");
+    this.facts.replaceChildren(...shown.map(([name, value]) => {
+      const said = el("dd");
+      wrap(said, plain(value));
+      return el("div", {}, el("dt", {}, name), said);
+    }));
     this.tick();
   }
 
   tick() {
     const now = this.model.now(), since = this.row.acquired_at;
     say(this.held, since === undefined ? "" : `for ${units(now - since)}`);
+    say(this.trouble, troubles(this.row, this.model, now).map(([, text]) => text).join("; "));
     this.lease.update(this.row, now);
-  }
-}
-
-// -- breaking -------------------------------------------------------------------------------------
-
-function askToBreak(row) {
-  const dialog = document.getElementById("breaking");
-  const input = el("input", { type: "password", autocomplete: "off", id: "token", required: "" });
-  input.value = token;
-  const said = el("output.said");
-  const close = el("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
-  const submit = el("button.break", { type: "submit" }, "Break the lock");
-  const form = el("form", {}, el("h2", { id: "breaking-title" }, "Break this lock?"),
-    el("p", {}, el("strong", {}, plain(taskOf(row) || "no task")), " ", what(row)),
-    el("p.note", {}, `Held by ${plain(row.task_id ?? "nobody yet")}${row.node ? ` on ${plain(row.node)}` : ""}. Its run is told that it lost the lock, `
-      + "and may go on for a while: the next one may overlap with it. Only this holder loses the lock, nobody who takes it in the meantime."),
-    el("label", { for: "token" }, "Token"), input, said, el("div.buttons", {}, close, submit));
-  form.addEventListener("submit", async (event) => {
-    event.preventDefault();
-    submit.disabled = true;
-    token = input.value;
-    const [done, text] = await breakLock(row);
-    say(said, text);
-    mark(said, "data-done", done);
-    submit.disabled = false;
-    if (done) {
-      submit.hidden = true;
-      say(close, "Close");
-    }
-  });
-  dialog.replaceChildren(form);
-  dialog.showModal();
-  (token ? submit : input).focus();
-}
-
-async function breakLock(row) {
-  try {
-    const answer = await fetch("api/locks/break", {
-      method: "POST",
-      headers: { "content-type": "application/json", authorization: `Bearer ${token}` },
-      body: JSON.stringify({ key: row.key, holder: row.holder }),
-    });
-    const said = await answer.json();
-    return answer.ok ? [true, "The lock is broken."] : [false, plain(said.error)];
-  } catch (error) {
-    return [false, plain(`no answer: ${error.message}`)];
   }
 }

@@ -1,6 +1,4 @@
 // What the server has told: the rows of the present, and the items of the past.
-import { taskOf, what } from "./format.js";
-
 export const TURNED_AWAY = new Set(["skipped", "raised", "replaced"]);
 
 export class Model {
@@ -14,8 +12,12 @@ export class Model {
   version = 0;
   looked = false; // whether the rows are what somebody has seen
   gaps = []; // from when until when nobody looked
+  usual = {}; // how many seconds the tasks' runs take
   #counted = { away: 0, lost: 0 };
+  #lost = new Map(); // how many items of a lock tell that a run lost it
   #offset = null;
+  #locks = new Map();
+  #locksOf = -1;
 
   // Unix time by the lock server's clock, between two messages too.
   now() {
@@ -28,6 +30,7 @@ export class Model {
       this.rows.clear();
       this.items.clear();
       this.lanes.clear();
+      this.#lost.clear();
       this.about = message.about;
       this.looked = message.looked;
     }
@@ -41,6 +44,7 @@ export class Model {
     for (const item of message.past ?? []) this.#keep(item);
     for (const id of message.dropped ?? []) this.#drop(id);
     this.gaps = message.gaps ?? this.gaps;
+    this.usual = message.usual ?? this.usual;
     this.#counted = message.totals ?? this.#counted;
     if (message.trouble !== undefined) this.trouble = message.trouble;
     this.events = message.events;
@@ -55,6 +59,8 @@ export class Model {
   }
 
   #keep(item) {
+    this.#countLost(this.items.get(item.id), -1);
+    this.#countLost(item, 1);
     this.items.set(item.id, item);
     if (!this.lanes.has(item.lock)) this.lanes.set(item.lock, new Map());
     this.lanes.get(item.lock).set(item.id, item);
@@ -63,10 +69,17 @@ export class Model {
   // The server forgets what is too old, and says so.
   #drop(id) {
     const lock = this.items.get(id)?.lock, lane = this.lanes.get(lock);
+    this.#countLost(this.items.get(id), -1);
     this.items.delete(id);
     lane?.delete(id);
     if (lane?.size === 0) this.lanes.delete(lock);
   }
+
+  #countLost(item, by) {
+    if (item?.what === "lost" || item?.how === "lost") this.#lost.set(item.lock, (this.#lost.get(item.lock) ?? 0) + by);
+  }
+
+  hasLost = (name) => this.#lost.get(name) > 0;
 
   // How many were turned away from this lock in the window, as far as its lane shows.
   turnedAway(name) {
@@ -91,35 +104,19 @@ export class Model {
     return totals;
   }
 
-  // The row of a lock that says most, by its name.
-  rowOf(name) {
-    for (const row of this.rows.values()) if (row.name === name) return row;
-    return null;
+  // The rows by their lock's name: a lock with a limit has one for each slot.
+  locks() {
+    if (this.#locksOf !== this.version) {
+      this.#locks = new Map();
+      for (const row of this.rows.values()) {
+        if (this.#locks.has(row.name)) this.#locks.get(row.name).push(row);
+        else this.#locks.set(row.name, [row]);
+      }
+      for (const rows of this.#locks.values()) rows.sort((a, b) => (a.key < b.key ? -1 : 1));
+      this.#locksOf = this.version;
+    }
+    return this.#locks;
   }
-}
 
-// -- search ---------------------------------------------------------------------------------------
-
-const FIELDS = { task: taskOf, label: what, node: (it) => it.node ?? "", state: (it) => it.state ?? "",
-  id: (it) => it.task_id ?? "", key: (it) => it.key ?? it.lock ?? "" };
-
-// A function that tells whether a row or an item is looked for.
-export function matcher(query, task, node) {
-  const tests = query.split(/\s+/).filter(Boolean).map(testOf);
-  if (task) tests.push((it) => taskOf(it) === task);
-  if (node) tests.push((it) => it.node === node);
-  return (it) => tests.every((test) => test(it));
-}
-
-function testOf(word) {
-  const [, field, rest] = /^(\w+):(.*)$/.exec(word) ?? [];
-  if (field in FIELDS && rest) {
-    const pattern = rest.split("*").map((part) => part.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
-    const whole = new RegExp(pattern.join(".*"), "iu");
-    return (it) => whole.test(FIELDS[field](it));
-  }
-  const text = word.toLowerCase();
-  return (it) => [it.task, it.name, it.lock, it.label, it.node, it.task_id, it.key, it.state,
-    ...(it.next ?? []).flatMap((each) => [each.task_id, each.label])]
-    .some((each) => each && String(each).toLowerCase().includes(text));
+  rowOf = (name) => this.locks().get(name)?.[0] ?? null;
 }

@@ -1,9 +1,11 @@
 // The page: hears what the server tells, and shows it.
-import { count, el, mark, plain, say, setNoArguments, taskOf } from "./format.js";
+import { count, el, mark, plain, say, setNoArguments, taskOf, zone } from "./format.js";
 import { LockPage } from "./lock.js";
-import { Model, matcher } from "./model.js";
+import { Model } from "./model.js";
 import { Rows } from "./rows.js";
+import { BEGIN, addressOf, matcher, readView } from "./search.js";
 import { SPANS, Timeline, legend, lines, setSpan } from "./timeline.js";
+import { rankOf } from "./trouble.js";
 
 const at = (id) => document.getElementById(id);
 const model = new Model();
@@ -13,9 +15,13 @@ const lockPage = new LockPage(model);
 const FEW_LANES = 14, MANY_LANES = 60;
 const APART = 200; // ms between two times that everything is shown anew
 const HIDDEN_FOR = 60_000; // ms after which a page that nobody sees hears no more
+// What each tile counts, since when, and the word that finds it.
+const TILES = [["held", "held", "now"], ["waiting", "waiting", "now"], ["untaken", "not taken", "now"],
+  ["away", "turned away", "last 15 min"], ["lost", "lost", "last 15 min"]];
 
-let page = 0;
+let view = { ...BEGIN };
 let allLanes = false;
+let lanesShown = [];
 let pending = false;
 let shownAt = 0;
 let ticks = 0;
@@ -48,6 +54,40 @@ document.addEventListener("visibilitychange", () => {
   else if (source === null) listen();
 });
 
+// -- the address ----------------------------------------------------------------------------------
+
+// What the address names becomes what is shown.
+function follow() {
+  const read = readView();
+  if (read.lock === undefined) {
+    view = read;
+    at("query").value = view.q;
+    for (const name of ["task", "node", "order"]) choose(at(name), view[name]);
+    setSpan(view.span);
+    for (const each of at("span").querySelectorAll("input")) each.checked = each.value === view.span;
+  }
+  soon();
+}
+
+function choose(select, value) {
+  if (value && ![...select.options].some((each) => each.value === value)) select.append(el("option", { value }, plain(value)));
+  select.value = value;
+}
+
+// What is chosen on the page becomes the address.
+function change(changed) {
+  view = { ...view, page: "1", ...changed };
+  history.replaceState(null, "", addressOf(view));
+  soon();
+}
+
+function toggle(word) {
+  const words = view.q.split(/\s+/).filter(Boolean);
+  const left = words.filter((each) => each !== word);
+  at("query").value = (left.length < words.length ? left : [...left.filter((each) => !each.startsWith("is:")), word]).join(" ");
+  change({ q: at("query").value });
+}
+
 // -- showing --------------------------------------------------------------------------------------
 
 function soon() {
@@ -61,9 +101,9 @@ function show() {
   showState();
   showTiles();
   showChoices();
-  const name = nameInHash();
+  const name = readView().lock ?? null;
   for (const id of ["filter", "timeline", "list", "tiles"]) at(id).hidden = name !== null;
-  lockPage.open(name);
+  lockPage.open(name, addressOf(view));
   if (name === null) showAll();
   else lockPage.show();
 }
@@ -82,17 +122,16 @@ function showState() {
 }
 
 function showTiles() {
-  const totals = model.totals();
-  const tiles = [["held", "held", totals.held], ["waiting", "waiting", totals.waiting],
-    ["away", "turned away", totals.away], ["untaken", "not taken", totals.untaken], ["lost", "lost", totals.lost]];
-  const box = at("tiles");
+  const totals = model.totals(), box = at("tiles");
   if (!box.children.length) {
-    box.append(...tiles.map(([id, text]) => el("div", { id: `tile-${id}` }, el("dd"), el("dt", {}, text))));
+    box.append(...TILES.map(([id, text, when]) => el("button", { type: "button", id: `tile-${id}`, onclick: () => toggle(`is:${id}`) },
+      el("strong"), el("span", {}, text), el("span.when", {}, when))));
   }
-  for (const [id, , number] of tiles) {
+  for (const [id] of TILES) {
     const tile = at(`tile-${id}`);
-    say(tile.firstChild, number.toLocaleString("en"));
-    mark(tile, "data-some", number > 0);
+    say(tile.firstChild, totals[id].toLocaleString("en"));
+    mark(tile, "data-some", totals[id] > 0);
+    mark(tile, "aria-pressed", view.q.split(/\s+/).includes(`is:${id}`));
   }
 }
 
@@ -102,28 +141,25 @@ function showChoices() {
     if (taskOf(row)) tasks.add(taskOf(row));
     if (row.node) nodes.add(row.node);
   }
-  choices(at("task"), "all tasks", tasks);
-  choices(at("node"), "all nodes", nodes);
+  choices(at("task"), "all tasks", tasks, view.task);
+  choices(at("node"), "all nodes", nodes, view.node);
 }
 
-function choices(select, all, values) {
-  if (select.value) values.add(select.value);
+function choices(select, all, values, chosen) {
+  if (chosen) values.add(chosen);
   const wanted = ["", ...[...values].sort()];
   if (document.activeElement === select || wanted.join("\n") === [...select.options].map((each) => each.value).join("\n")) return;
-  const chosen = select.value;
   select.replaceChildren(...wanted.map((value) => el("option", { value }, value ? plain(value) : all)));
   select.value = chosen;
 }
 
 function showAll() {
-  const query = at("query").value;
-  const asked = matcher(query, at("task").value, at("node").value);
+  const asked = matcher(view, model);
   // What was broken, and nobody has, is no lock: its own page shows it, and who asks for it.
-  const isLock = (it) => it.state !== "broken" || query.includes("state:");
+  const isLock = (it) => it.state !== "broken" || view.q.includes("state:");
   const matches = (it) => isLock(it) && asked(it);
-  const { found, pages, at: shown } = rows.show(matches, at("order").value, page);
-  page = shown;
-  const total = [...model.rows.values()].filter(isLock).length;
+  const { found, pages, at: shown } = rows.show(matches, view.order, Number(view.page) - 1);
+  const total = [...model.locks().values()].filter((each) => each.some(isLock)).length;
   say(at("count"), found === total ? count(total, "lock") : `${found.toLocaleString("en")} of ${count(total, "lock")}`);
   at("none").hidden = found > 0;
   say(at("none"), !model.looked ? "Waiting for the first look." : total ? "No lock matches." : "Nobody holds a lock, and nobody waits for one.");
@@ -135,30 +171,35 @@ function showAll() {
   showLanes(matches);
 }
 
-// The lanes: first those that are waited for or had something happen, then by the latest event.
+// The lanes go to the locks that are in trouble, or that most happened to.
 function showLanes(matches) {
-  const rowOf = new Map([...model.rows.values()].map((row) => [row.name, row]));
-  const names = [];
-  for (const [name, items] of model.lanes) {
-    const row = rowOf.get(name);
-    let latest = 0, busy = 0, found = row !== undefined && matches(row);
-    for (const item of items.values()) {
+  const names = [], now = model.now(), locks = model.locks();
+  for (const name of new Set([...model.lanes.keys(), ...locks.keys()])) {
+    const its = locks.get(name) ?? [], items = model.lanes.get(name)?.values() ?? [];
+    let latest = 0, busy = its[0]?.waiting ?? 0, found = its.some(matches);
+    for (const item of items) {
       latest = Math.max(latest, item.began);
       if (item.kind === "mark" || item.kind === "wait") busy += item.count ?? 1;
       found ||= matches(item);
     }
-    if (found) names.push([name, busy + (row?.waiting ?? 0), latest]);
+    const rank = Math.max(model.hasLost(name) ? 3 : 0, ...its.map((row) => rankOf(row, model, now)));
+    if (found && latest) names.push({ name, rank, busy, latest });
   }
-  names.sort((a, b) => b[1] - a[1] || b[2] - a[2] || (a[0] < b[0] ? -1 : 1));
+  names.sort((a, b) => b.rank - a.rank || b.busy - a.busy || b.latest - a.latest || (a.name < b.name ? -1 : 1));
   const most = allLanes ? MANY_LANES : FEW_LANES;
-  // Once chosen, a lane keeps its place while the page goes on: by name.
-  const shown = names.slice(0, most).map(([name]) => name).sort();
-  timeline.show(shown);
-  at("axis").hidden = !shown.length;
-  const hidden = names.length - shown.length;
-  const note = at("lanes-note");
-  const said = [];
-  if (!names.length) said.push("Nothing has happened yet. ");
+  // A lane keeps its place while its lock is one of those that might have one.
+  const might = new Set(names.slice(0, 2 * most).map(({ name }) => name));
+  const urgent = names.slice(0, most).filter(({ rank }) => rank).map(({ name }) => name);
+  const kept = lanesShown.filter((name) => might.has(name) && !urgent.includes(name));
+  lanesShown = [...new Set([...urgent, ...kept, ...might])].slice(0, most).sort();
+  timeline.show(lanesShown);
+  at("axis").hidden = !lanesShown.length;
+  sayOfLanes(names.length - lanesShown.length, names.length);
+}
+
+function sayOfLanes(hidden, all) {
+  const note = at("lanes-note"), said = [];
+  if (!all) said.push("Nothing has happened yet. ");
   if (model.events.trouble) said.push(plain(model.events.trouble));
   else if (!model.events.any) said.push("No events of workers yet: with -E they tell who was turned away, and how runs end.");
   if (model.forgetful) said.push(` ${plain(model.forgetful)}`);
@@ -169,15 +210,6 @@ function showLanes(matches) {
   if (hidden > 0 || allLanes) {
     const text = allLanes ? `Show fewer${hidden > 0 ? `; ${hidden} more match` : ""}` : `${count(hidden, "more lock")}: show more`;
     note.append(" ", el("button", { type: "button", onclick: () => { allLanes = !allLanes; soon(); } }, text));
-  }
-}
-
-function nameInHash() {
-  const found = /^#\/lock\/(.+)$/.exec(location.hash);
-  try {
-    return found ? decodeURIComponent(found[1]) : null;
-  } catch {
-    return null; // typed by hand
   }
 }
 
@@ -198,14 +230,15 @@ function showTip(event) {
 // -- begin ----------------------------------------------------------------------------------------
 
 at("legend").append(...legend());
-at("span").append(...Object.keys(SPANS).map((name) => el("label", {},
-  el("input", { type: "radio", name: "span", value: name, checked: name === "15 min" && "" }), name)));
-at("span").addEventListener("change", (event) => { setSpan(event.target.value); soon(); });
+at("span").append(...Object.keys(SPANS).map((name) => el("label", {}, el("input", { type: "radio", name: "span", value: name }), name)));
+at("span").addEventListener("change", (event) => { setSpan(event.target.value); change({ span: event.target.value }); });
+say(at("zone"), `All times: ${zone()}`);
 at("filter").addEventListener("submit", (event) => event.preventDefault());
-at("filter").addEventListener("input", () => { page = 0; soon(); });
-at("previous").addEventListener("click", () => { page -= 1; soon(); });
-at("next").addEventListener("click", () => { page += 1; soon(); });
-addEventListener("hashchange", () => { soon(); scrollTo(0, 0); });
+at("query").addEventListener("input", () => change({ q: at("query").value }));
+for (const name of ["task", "node", "order"]) at(name).addEventListener("change", (event) => change({ [name]: event.target.value }));
+at("previous").addEventListener("click", () => change({ page: String(Number(view.page) - 1) }));
+at("next").addEventListener("click", () => change({ page: String(Number(view.page) + 1) }));
+addEventListener("hashchange", () => { follow(); scrollTo(0, 0); });
 addEventListener("resize", soon);
 document.addEventListener("pointermove", showTip);
 document.addEventListener("pointerdown", showTip);
@@ -215,11 +248,11 @@ setInterval(() => {
   if (document.hidden || document.body.classList.contains("stale")) return;
   rows.tick();
   lockPage.tick();
-  if (nameInHash() === null && (ticks += 1) % 2) timeline.draw();
+  if (readView().lock === undefined && (ticks += 1) % 2) timeline.draw();
 }, 500);
 setInterval(() => {
-  if (!document.hidden && nameInHash() !== null && connected) lockPage.ask();
+  if (!document.hidden && readView().lock !== undefined && connected) lockPage.ask();
 }, 2000);
 
 listen();
-show();
+follow();

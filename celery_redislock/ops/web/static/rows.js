@@ -1,14 +1,20 @@
-// The table of what there is now.
-import { arrange, clock, count, cut, el, href, mark, plain, say, shortId, taskOf, units, what } from "./format.js";
+// The table: what is held and waited for now. A lock with several slots is one row of it.
+import { arrange, clock, count, cut, el, href, mark, plain, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
+import { isHeld, rankOf, silence, troubles } from "./trouble.js";
 
-export const PER_PAGE = 50;
+export const PER_PAGE = 20;
+const MOST_SLOTS = 5;
 
+// Of two rows, each with its rank of trouble.
+const heldFor = (a, b) => (a.row.acquired_at ?? Infinity) - (b.row.acquired_at ?? Infinity);
+const waitsSince = ({ row }) => Math.min(...(row.next ?? []).map((each) => each.since ?? Infinity));
 const ORDERS = {
-  held: (a, b) => (a.acquired_at ?? Infinity) - (b.acquired_at ?? Infinity),
-  waiting: (a, b) => b.waiting - a.waiting,
-  away: (a, b) => b.away - a.away,
-  lease: (a, b) => (a.expires_at ?? Infinity) - (b.expires_at ?? Infinity),
-  task: (a, b) => taskOf(a).localeCompare(taskOf(b)) || what(a).localeCompare(what(b)),
+  trouble: (a, b) => b.rank - a.rank || waitsSince(a) - waitsSince(b) || b.row.waiting - a.row.waiting || heldFor(a, b),
+  held: heldFor,
+  waiting: (a, b) => b.row.waiting - a.row.waiting,
+  away: (a, b) => b.row.away - a.row.away,
+  lease: (a, b) => (a.row.expires_at ?? Infinity) - (b.row.expires_at ?? Infinity),
+  task: (a, b) => taskOf(a.row).localeCompare(taskOf(b.row)) || what(a.row).localeCompare(what(b.row)),
 };
 
 export class Rows {
@@ -20,73 +26,117 @@ export class Rows {
     this.#model = model;
   }
 
-  // Show that page of the rows that match; how many match, and how many pages they are.
+  // Show that page of the locks that match; how many match, and how many pages they are.
   show(matches, order, page) {
-    const found = [...this.#model.rows.values()].filter(matches);
-    const by = ORDERS[order];
-    found.sort((a, b) => by(a, b) || a.id - b.id);
+    const now = this.#model.now(), by = ORDERS[order] ?? ORDERS.trouble;
+    const worst = (rows) => rows.map((row) => ({ row, rank: rankOf(row, this.#model, now) })).sort(by)[0];
+    const found = [...this.#model.locks().values()].filter((rows) => rows.some(matches)).map(worst);
+    found.sort((a, b) => by(a, b) || a.row.id - b.row.id);
     const pages = Math.max(Math.ceil(found.length / PER_PAGE), 1);
-    const at = Math.min(page, pages - 1);
+    const at = Math.min(Math.max(page, 0), pages - 1);
     const shown = found.slice(at * PER_PAGE, (at + 1) * PER_PAGE);
     const before = this.#made;
-    this.#made = new Map(shown.map((row) => [row.id, before.get(row.id) ?? new Row()]));
-    for (const row of shown) this.#made.get(row.id).update(row, this.#model);
-    arrange(this.#body, [...this.#made.values()].map((each) => each.element));
+    this.#made = new Map(shown.map(({ row }) => [row.name, before.get(row.name) ?? new Lock()]));
+    for (const [name, lock] of this.#made) lock.update(this.#model.locks().get(name), this.#model);
+    arrange(this.#body, [...this.#made.values()].flatMap((each) => each.elements));
     return { found: found.length, pages, at };
   }
 
   tick() {
-    for (const each of this.#made.values()) each.tick(this.#model.now());
+    for (const each of this.#made.values()) each.tick(this.#model);
   }
 }
 
-class Row {
+// One lock: its first line, and one more for each further slot.
+class Lock {
   task = el("a.task");
   label = el("span.label");
-  state = el("span.state");
-  lease = new Lease();
-  held = el("td", { "data-title": "Held for" });
-  where = el("td.where", { "data-title": "Where" });
+  slotsNote = el("span.note.slots-note");
+  name = el("th", { scope: "row" }, this.task, this.label, this.slotsNote);
   behind = el("td.behind", { "data-title": "Waiting" });
   away = el("td.number", { "data-title": "Turned away" });
-  element = el("tr", {}, el("th", { scope: "row" }, this.task, this.label),
-    el("td", { "data-title": "State" }, this.state), el("td", { "data-title": "Lease" }, this.lease.element),
-    this.held, this.where, this.behind, this.away);
-  row = null;
+  elements = [];
+  #lines = [];
   #shown = "";
   #ages = [];
 
-  update(row, model) {
-    this.row = row;
-    const shown = JSON.stringify(row);
+  update(rows, model) {
+    const shown = JSON.stringify([rows, model.usual[taskOf(rows[0])]]);
     if (shown === this.#shown) return;
     this.#shown = shown;
-    mark(this.element, "data-state", row.state);
+    const [row] = rows, seen = rows.slice(0, MOST_SLOTS);
+    while (this.#lines.length < seen.length) this.#lines.push(new Line());
+    this.#lines.length = seen.length;
+    this.#lines.forEach((line, place) => line.update(seen[place], model));
     mark(this.task, "href", href(row.name));
-    say(this.task, plain(taskOf(row) || "no task"));
-    say(this.label, what(row));
+    mark(this.task, "title", plain(taskOf(row)));
+    tail(this.task, plain(taskOf(row) || "no task"));
+    wrap(this.label, what(row));
     mark(this.label, "title", plain(row.key));
-    say(this.state, row.state);
-    mark(this.state, "data-state", row.state);
-    this.where.replaceChildren(...whereOf(row));
+    const limit = model.about.limits?.[taskOf(row)];
+    const held = rows.filter((each) => each.state !== "free" && each.state !== "broken").length;
+    const more = rows.length > seen.length ? `, ${count(rows.length - seen.length, "more slot")}` : "";
+    say(this.slotsNote, limit ? `${held} of ${count(limit, "slot")}${more}` : rows.length > 1 ? count(held, "slot") + more : "");
     this.#ages = [];
     this.behind.replaceChildren(behind(row, this.#ages));
     say(this.away, row.away ? row.away.toLocaleString("en") : "");
-    this.tick(model.now());
+    for (const cell of [this.name, this.behind, this.away]) mark(cell, "rowspan", seen.length);
+    this.#lines.forEach((line, place) => {
+      arrange(line.element, place ? line.cells : [this.name, ...line.cells, this.behind, this.away]);
+    });
+    this.elements = this.#lines.map((line) => line.element);
+    this.tick(model);
   }
 
-  tick(now) {
-    const since = this.row.acquired_at;
+  tick(model) {
+    for (const line of this.#lines) line.tick(model);
+    for (const [place, since] of this.#ages) say(place, units(model.now() - since));
+  }
+}
+
+// One slot.
+class Line {
+  state = el("span.state");
+  trouble = el("span.trouble");
+  held = el("span.held");
+  usual = el("span.note");
+  lease = new Lease();
+  where = el("td.where", { "data-title": "Where" });
+  cells = [
+    el("td", { "data-title": "State" }, this.state),
+    el("td.since", { "data-title": "Held for" }, this.held, this.usual, this.trouble),
+    el("td", { "data-title": "Lease" }, this.lease.element), this.where,
+  ];
+  element = el("tr");
+
+  update(row, model) {
+    this.row = row;
+    mark(this.element, "data-state", row.state);
+    say(this.state, row.state);
+    mark(this.state, "data-state", row.state);
+    this.where.replaceChildren(...whereOf(row));
+    const usual = isHeld(row) && model.usual[taskOf(row)];
+    say(this.usual, usual ? `usually ${units(usual)}` : "");
+    this.tick(model);
+  }
+
+  tick(model) {
+    const now = model.now(), since = this.row.acquired_at, found = troubles(this.row, model, now);
     say(this.held, since === undefined ? "" : units(now - since));
     if (since !== undefined) mark(this.held, "title", `since ${clock(since)}`);
-    for (const [place, since] of this.#ages) say(place, units(now - since));
+    say(this.trouble, found.filter(([rank]) => rank !== 4).map(([, text]) => text).join("; "));
+    mark(this.element, "data-trouble", found.length > 0);
     this.lease.update(this.row, now);
   }
 }
 
 function whereOf(row) {
   const parts = [];
-  if (row.node) parts.push(el("span.node", {}, plain(row.node) + (row.pid ? ` · ${row.pid}` : "")));
+  if (row.node) {
+    const node = el("span.node", { title: plain(row.node) });
+    wrap(node, plain(row.node) + (row.pid ? `\u00a0·\u00a0${row.pid}` : ""));
+    parts.push(node);
+  }
   if (row.task_id) {
     const attempt = row.attempt ? ` · attempt ${row.attempt + 1}` : "";
     parts.push(el("span.id", { title: plain(row.task_id) }, shortId(row.task_id) + attempt));
@@ -94,7 +144,7 @@ function whereOf(row) {
   return parts;
 }
 
-// Those that wait behind it, the next one first. Where their ages go is added to `ages`.
+// Those that wait behind it, who came first is first. Where their ages go is added to `ages`.
 function behind(row, ages) {
   if (!row.waiting) return document.createTextNode("");
   const next = row.next ?? [];
@@ -106,22 +156,24 @@ function behind(row, ages) {
     if (each.since !== undefined) ages.push([age, each.since]);
   }
   if (more > 0) list.append(el("li.more", {}, next.length ? `+${more.toLocaleString("en")}` : count(more, "waits", "wait")));
-  if (row.untaken) list.append(el("li.more.untaken", {}, `no worker takes ${row.untaken.toLocaleString("en")}`));
   return list;
 }
 
+// Who waits: by its label or its arguments, where these tell it from the holder; else by its id.
 export function whoWaits(each, row) {
-  const name = each.label && each.label !== row.label ? plain(each.label) : shortId(each.task_id);
+  const given = argumentsOf(each);
+  const name = each.label && each.label !== row.label ? plain(each.label) : given || shortId(each.task_id);
   const task = each.task && each.task !== row.task ? `${plain(each.task)} ` : "";
   return cut(task + name, 40);
 }
 
+export function argumentsOf(each) {
+  const given = [each.args, each.kwargs].filter((text) => text && !["()", "[]", "{}"].includes(text));
+  return given.map(plain).join(" ");
+}
+
 export function about(each) {
-  const parts = [`${plain(each.task ?? "cannot be read")}[${plain(each.task_id)}]`];
-  for (const given of [each.args, each.kwargs]) {
-    if (given && !["()", "[]", "{}"].includes(given)) parts.push(plain(given));
-  }
-  return parts.join(" ");
+  return [plain(each.task ?? "cannot be read"), argumentsOf(each), `id ${plain(each.task_id)}`].filter(Boolean).join(" ");
 }
 
 // The lease: a bar that drains until the heartbeat extends it.
@@ -132,19 +184,21 @@ export class Lease {
   element = el("div.leased", {}, this.meter, this.text);
 
   update(row, now) {
-    const none = row.expires_at === undefined;
+    const none = row.expires_at === undefined || row.lease === undefined;
     this.meter.hidden = none;
     if (none) {
       const broken = row.broken_by ? `by ${plain(row.broken_by)}` : "";
-      say(this.text, row.state === "foreign" ? "for ever" : broken);
+      wrap(this.text, row.state === "foreign" ? "for ever" : broken);
       return;
     }
-    const left = Math.max(row.expires_at - now, 0);
+    const left = Math.max(row.expires_at - now, 0), silent = silence(row, now);
     const share = Math.min(left / (row.lease || left || 1), 1);
     this.bar.style.transform = `scaleX(${share.toFixed(3)})`;
-    mark(this.meter, "data-low", share < 0.34);
+    mark(this.meter, "data-low", silent > 0);
     mark(this.meter, "aria-valuemax", Math.round(row.lease ?? 0));
     mark(this.meter, "aria-valuenow", Math.round(left));
-    say(this.text, units(left));
+    mark(this.text, "data-silent", silent > 0);
+    say(this.text, silent ? `no sign for ${units(silent)}` : units(left));
+    mark(this.element, "title", `expires in ${units(left)} unless its holder extends it`);
   }
 }

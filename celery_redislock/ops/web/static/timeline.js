@@ -1,5 +1,5 @@
 // The timeline: a lane for each lock, bars for runs, thin lines for those that wait, and marks.
-import { arrange, clock, count, el, href, mark, plain, say, shortId, svg, taskOf, units, what } from "./format.js";
+import { arrange, clock, count, el, href, mark, plain, say, shortId, svg, tail, taskOf, units, what } from "./format.js";
 import { TURNED_AWAY } from "./model.js";
 
 const RUN = 16, GAP = 3, WAIT = 5, TOP = 13;
@@ -25,8 +25,11 @@ const SAID = {
   lost: "lost its lock", broken: "an operator took its lock",
   recovered: "recovered",
 };
-const LEGEND = [["bar running", "runs"], ["bar succeeded", "ran"], ["bar failed", "failed"], ["bar kept", "kept"],
-  ["waiting", "waits"], ["skipped", "turned away"], ["deferred", "deferred"], ["lost", "lost"], ["broken", "taken away"], ["recovered", "recovered"], ["gap", "nobody looked"]];
+const LEGEND = [["bar running", "runs"], ["bar succeeded", "succeeded"], ["bar ended", "ended"], ["bar failed", "failed, died or lost its lock"],
+  ["bar retried", "is tried again"], ["bar replaced", "replaced or revoked"], ["bar kept", "kept, without a run"],
+  ["bar unseen", "until nobody looked"], ["waiting open", "waits"], ["waiting", "waited"], ["skipped", "skipped"],
+  ["raised", "failed with LockConflict"], ["replaced", "replaced"], ["revoked", "revoked"], ["deferred", "deferred"],
+  ["lost", "lost its lock"], ["broken", "taken away by an operator"], ["recovered", "recovered"], ["gap", "nobody looked"]];
 
 export class Timeline {
   #lanes = new Map();
@@ -127,7 +130,7 @@ class Lane {
     const row = model.rowOf(this.lock);
     const last = items.findLast((item) => item.task) ?? {};
     const thing = { ...last, ...row, lock: this.lock, name: this.lock };
-    say(this.title, plain(taskOf(thing) || this.lock));
+    tail(this.title, plain(taskOf(thing) || this.lock));
     say(this.name, what(thing));
     mark(this.title, "title", plain(this.lock));
     const runs = items.filter((item) => item.kind === "run").length;
@@ -179,13 +182,13 @@ function bar(made, item, x, until, y, height) {
 }
 
 export function setSpan(name) {
-  span = SPANS[name];
+  span = SPANS[name] ?? SPANS["15 min"];
 }
 
 export function legend() {
   return LEGEND.map(([kind, text]) => {
     const shape = SHAPES[kind] ? svg("path", { d: SHAPES[kind], class: `mark ${kind}`, transform: "translate(8 8)" })
-      : svg("rect", { x: 0, y: kind === "waiting" ? 5 : 2, width: 16, height: kind === "waiting" ? 3 : 10, rx: 2, class: kind });
+      : svg("rect", { x: 0, y: kind.startsWith("waiting") ? 5 : 2, width: 16, height: kind.startsWith("waiting") ? 3 : 10, rx: 2, class: kind });
     return el("li", {}, svg("svg", { width: 16, height: 14, "aria-hidden": "true" }, shape), text);
   });
 }

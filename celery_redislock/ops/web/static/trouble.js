@@ -1,0 +1,31 @@
+// What is wrong with a row, the worst first: what somebody on call looks for.
+import { count, taskOf, units } from "./format.js";
+
+const RUNS = new Set(["held", "replaced"]);
+// The heartbeat comes after a third of the ttl. A look, and the page, may be some seconds late.
+const BEAT = 0.34, LATE = 3;
+
+export const isHeld = (row) => RUNS.has(row.state);
+
+// Seconds since the holder's last sign, if that is longer than it should be; else 0.
+export function silence(row, now) {
+  if (!isHeld(row) || !row.ttl || taskOf(row) === "RedisLock") return 0;
+  const since = now - (row.expires_at - row.ttl);
+  return since > BEAT * row.ttl + LATE ? since : 0;
+}
+
+// Pairs of a rank and a text, the worst first. `model` has what is known of the tasks.
+export function troubles(row, model, now) {
+  const found = [], silent = silence(row, now);
+  if (row.untaken) found.push([5, `no worker takes ${count(row.untaken, "task")}`]);
+  if (silent) found.push([4, `no sign for ${units(silent)}`]);
+  if (isHeld(row) && row.acquired_at !== undefined) {
+    const held = now - row.acquired_at, task = taskOf(row);
+    const warn = model.about.warn_after?.[task], usual = model.usual[task];
+    if (warn && held > warn) found.push([3, `longer than ${units(warn)}`]);
+    else if (usual && held > Math.max(3 * usual, usual + 10)) found.push([2, `longer than ${units(usual)}, its usual time`]);
+  }
+  return found;
+}
+
+export const rankOf = (row, model, now) => troubles(row, model, now)[0]?.[0] ?? 0;
