@@ -120,7 +120,10 @@ def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
     broken = [(key, name) for name, key in others["broken"].items() if name not in taken]
     for batch in _batches(broken):
         found.update(read_slots(server, batch, "broken"))
-    held = [dataclasses.replace(each, waiting=waiting.get(each.name, 0)) for each in found.values()]
+    held = [
+        dataclasses.replace(each, waiting=waiting[each.name]) if waiting.get(each.name) else each
+        for each in found.values()
+    ]
     free = _free(locks, {name: waiting[name] for name in awaited}, app)
     return [*_untaken(server, others["sent"], [*held, *free])]
 
@@ -215,10 +218,10 @@ def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None)
         text = text.replace("}:broken:", "}:lock:", 1)
         by = holders.last_breaker(stored.value or b"")
         return Found(key=text, state=state, broken_by=by, **common)
-    record = None if stored.value is None else holders.decode(stored.value)
+    value = stored.value
+    record, holder = (None, None) if value is None else holders.read(value, lives_for)
     if record is None:
         return Found(key=text, state="foreign", **common)
-    holder = holders.parse(stored.value, lives_for)
     since = None if holder is None else holder.acquired_at
     state = _state(holder)
     return Found(

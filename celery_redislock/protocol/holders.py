@@ -171,9 +171,16 @@ def parse(value: bytes | None, ttl: float | None) -> Holder | None:
     gives a holder without fields: the lock is held, but it is unknown by whom. A record of a newer
     version gives a holder with only its task, id and label.
     """
-    if value is None:
-        return None
+    return None if value is None else _holder(_record(value), ttl)
+
+
+def read(value: bytes, ttl: float | None) -> tuple[dict[str, Any] | None, Holder | None]:
+    """What `decode` and `parse` tell of a value."""
     record = _record(value)
+    return _fields(record), _holder(record, ttl)
+
+
+def _holder(record: dict[str, Any] | None, ttl: float | None) -> Holder | None:
     if record is None:
         return Holder(ttl=ttl)
     if record.get("v") != VERSION and _is_newer(record):
@@ -256,7 +263,10 @@ def decode(value: bytes) -> dict[str, Any] | None:
     """The fields of a lock's value, or None if it is not ours. A record of a newer version gives
     only its token and version: its other fields may mean something else.
     """
-    record = _record(value)
+    return _fields(_record(value))
+
+
+def _fields(record: dict[str, Any] | None) -> dict[str, Any] | None:
     if record is not None and _is_newer(record):
         return {"token": record["token"], "v": record["v"]}
     return record
