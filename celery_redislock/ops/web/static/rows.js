@@ -132,15 +132,9 @@ class Line {
 
 function whereOf(row) {
   const parts = [];
-  if (row.node) {
-    const node = el("span.node", { title: plain(row.node) });
-    wrap(node, plain(row.node) + (row.pid ? `\u00a0·\u00a0${row.pid}` : ""));
-    parts.push(node);
-  }
-  if (row.task_id) {
-    const attempt = row.attempt ? ` · attempt ${row.attempt + 1}` : "";
-    parts.push(el("span.id", { title: plain(row.task_id) }, shortId(row.task_id) + attempt));
-  }
+  if (row.node) parts.push(el("span.node", { title: plain(row.node) }, plain(row.node)));
+  const facts = [row.task_id && shortId(row.task_id), row.pid && `pid ${row.pid}`, row.attempt && `attempt ${row.attempt + 1}`];
+  if (row.node || row.task_id) parts.push(el("span.id", { title: plain(row.task_id ?? "") }, facts.filter(Boolean).join(" · ")));
   return parts;
 }
 
