@@ -14,7 +14,6 @@ from ..protocol.holders import one_line
 
 if TYPE_CHECKING:
     from ..app.settings import AppLocks
-    from ..errors import LockUnavailable
     from ..tasks.target import Target
 
 #: Seconds in each unit of a duration.
@@ -104,6 +103,8 @@ def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
             _say_server(ctx, app)
             return function(app, **options)
         except LockUnavailable as exc:
+            from .why import why
+
             raise problem(why(exc)) from exc
         except (ConfigError, TargetError) as exc:
             raise problem(exc) from exc
@@ -129,19 +130,6 @@ def _app(ctx: click.Context) -> Any:
     return app
 
 
-def is_denied(exc: LockUnavailable) -> bool:
-    """Whether the server answered, but denied this user the command."""
-    signs = ("NOPERM", "NoPermission", "no permissions")
-    return any(sign in str(exc.reason) for sign in signs)
-
-
-def why(exc: LockUnavailable) -> str:
-    """What is wrong with the server, for people."""
-    if is_denied(exc):
-        return f"no rights: {exc.reason}"
-    return f"the lock server does not answer: {exc.reason}"
-
-
 @contextlib.contextmanager
 def those_that_answer(app: Any) -> Iterator[AppLocks]:
     """The app's locks, without those in nodes of a cluster that do not answer. In the end it fails
@@ -154,8 +142,8 @@ def those_that_answer(app: Any) -> Iterator[AppLocks]:
     away = Looking(locks.server).away()
     yield locks.at(locks.server.without(away)) if away else locks
     if away:
-        why = "; ".join(f"{name} does not answer: {exc.reason}" for name, exc in away.items())
-        raise problem(f"what some nodes have is not shown: {why}")
+        reasons = "; ".join(f"{name} does not answer: {exc.reason}" for name, exc in away.items())
+        raise problem(f"what some nodes have is not shown: {reasons}")
 
 
 def _say_server(ctx: click.Context, app: Any) -> None:
@@ -189,6 +177,10 @@ class Naming(NamedTuple):
     @property
     def has_arguments(self) -> bool:
         return bool(self.words or self.args or self.kwargs or self.headers)
+
+    def is_name_of(self, meant: Target) -> bool:
+        """Whether the lock was named by this very text, which need not be any lock's name."""
+        return not self.has_arguments and meant.keys.name == self.target
 
     @property
     def text(self) -> str:

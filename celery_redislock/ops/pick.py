@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -62,6 +63,40 @@ def of_task(app: Any, task: str) -> list[Found]:
         for each in found
         if task in (each.task, *(parts_of(each.name) or ())[:1]) or each.name in rooms
     ]
+
+
+def require_task(app: Any, task: str | None, found: Collection[Any]) -> None:
+    """Nothing was found for a task, or a glob: has the app such a task at all?
+
+    Raises:
+        TargetError: it has none. The error names tasks with similar names.
+    """
+    if found or task is None or any(matches(name, task) for name in (*app.tasks, OUTSIDE)):
+        return
+    raise TargetError(f"no such task: {one_line(task)}{_nearly(task, locked_tasks(app))}")
+
+
+def nothing_called(app: Any, text: str) -> TargetError:
+    """The error for a text that names no lock, with what is called nearly so.
+
+    Raises:
+        LockUnavailable: the server did not answer, or does not allow it.
+    """
+    shown = {_Shown.present(each).telling for each in all_locks(app_locks(app), app)}
+    nearly = _nearly(text, {*locked_tasks(app), *shown})
+    return TargetError(f"no such lock: nothing here is called {one_line(text)}{nearly}")
+
+
+def locked_tasks(app: Any) -> set[str]:
+    """The names of the app's tasks that take locks."""
+    return {name for name, task in app.tasks.items() if getattr(task, "lock_options", None)}
+
+
+def _nearly(text: str, known: Iterable[str]) -> str:
+    """The known names that are similar, as the rest of an error."""
+    found = difflib.get_close_matches(text, list(known), 3, 0.75)
+    found += [name for name in sorted(known) if text in name.split(".") and name not in found]
+    return f"; did you mean {' or '.join(map(one_line, found[:3]))}?" if found else ""
 
 
 def pick_past(locks: AppLocks, text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from ..app.canonical import parts_of
 from ..app.settings import AppLocks
-from ..protocol import holders
+from ..protocol import holders, past
 from ..protocol.claims import Stored
 from ..protocol.holders import Holder
 from ..protocol.keys import MAX_LIMIT, is_slot, key_parts, lock_keys, lock_pattern
@@ -46,6 +46,7 @@ class Found:
         expires_at: the Unix time at which it expires, by the lock server's clock.
         ttl: seconds to which its holder extends it, again and again; None if nobody does.
         broken_by: who broke the lock, if its state is "broken" and that is known.
+        turned_away: how many duplicates ended without a run because of this holder.
         waiting: how many tasks wait for the lock, in its room and in pool slots.
         untaken: how many of them are published from the room, again and again, and no worker takes
             them.
@@ -61,6 +62,7 @@ class Found:
     expires_at: float | None = None
     ttl: float | None = None
     broken_by: str | None = None
+    turned_away: int = 0
     waiting: int = 0
     untaken: int = 0
 
@@ -93,6 +95,7 @@ class Found:
             "held_for": self.held_for,
             "lives_for": self.lives_for,
             "ttl": self.ttl,
+            "turned_away": self.turned_away,
             "waiting": self.waiting,
             "untaken": self.untaken,
             "fence": holder.fence,
@@ -220,7 +223,7 @@ def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None)
         return Found(key=text, state=state, broken_by=by, **common)
     value = stored.value
     record, holder = (None, None) if value is None else holders.read(value, lives_for)
-    if record is None:
+    if value is None or record is None:
         return Found(key=text, state="foreign", **common)
     since = None if holder is None else holder.acquired_at
     state = _state(holder)
@@ -228,6 +231,7 @@ def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None)
         key=text,
         state=state,
         ttl=_ttl(record) if state in RUNNING else None,
+        turned_away=past.turned_away_by(value),
         holder=holder,
         token=record["token"],
         held_for=None if since is None else max(now - since, 0.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -35,20 +36,28 @@ COLUMNS: Final = (
     Column("STATE", by_wrapping),
     Column("ID", by_cutting),
     Column("NODE", by_node),
-    Column("HELD"),
-    Column("LIVES"),
-    Column("WAIT"),
+    Column("HELD", right=True),
+    Column("LIVES", right=True),
+    Column("SKIPS", right=True),
+    Column("WAIT", right=True),
 )
 #: All columns of a lock.
 WIDE: Final = (
-    *("TASK", "KEY", "STATE", "TASK ID", "NODE", "PID", "HELD", "LIVES", "WAITING", "FENCE"),
+    *("TASK", "KEY", "STATE", "TASK ID", "NODE", "PID", "HELD", "LIVES", "SKIPS", "WAITING"),
+    *("FENCE", "LABEL"),
 )
+#: The columns with numbers and durations: these are easier to compare at the right.
+NUMBERS: Final = frozenset(
+    {"PID", "HELD", "LIVES", "SKIPS", "WAITING", "FENCE", "TOOK", "AGE", "#"}
+)
+#: The colour of a line with trouble.
+TROUBLE: Final = "red"
 #: The columns of a task that waits.
 WAITING: Final = (
-    Column("#"),
+    Column("#", right=True),
     Column("TASK", by_path),
     Column("ID", by_cutting),
-    Column("AGE"),
+    Column("AGE", right=True),
     Column("ARGUMENTS", by_wrapping, 16),
 )
 #: How many characters of an id or a digest are unique, as a rule.
@@ -62,49 +71,70 @@ def in_order(found: Iterable[Found], order: str, reverse: bool = False) -> list[
     return sorted(found, key=by, reverse=largest_first is not reverse)
 
 
-def locks_table(found: Sequence[Found], wide: bool = False, width: int | None = None) -> list[str]:
-    """The lines of a table of locks: cut to fit the terminal, or uncut if `wide`."""
+def locks_table(
+    found: Sequence[Found], wide: bool = False, width: int | None = None, *, colors: bool = False
+) -> list[str]:
+    """The lines of a table of locks: cut to fit the terminal, or uncut if `wide`. With `colors`, a
+    line with trouble is red.
+    """
     if not found:
         return []
+    hidden = set() if any(each.turned_away for each in found) else {"SKIPS"}
+    styles = [TROUBLE if colors and is_trouble(each) else "" for each in found]
     if wide:
-        has_labels = any(each.holder is not None and each.holder.label for each in found)
-        head = (*WIDE, "LABEL") if has_labels else WIDE
-        return aligned(head, (_wide_row(each)[: len(head)] for each in found))
+        if not any(each.holder is not None and each.holder.label for each in found):
+            hidden.add("LABEL")
+        head = [name for name in WIDE if name not in hidden]
+        return aligned(head, (_picked(_wide_row(each), head) for each in found), styles)
     ids = shortened(each.holder.task_id for each in found if each.holder and each.holder.task_id)
     digests = shortened(digest for each in found if (digest := digest_of(each.name)))
-    return grid(COLUMNS, [_row(each, ids, digests) for each in found], width)
+    columns = [column for column in COLUMNS if column.head not in hidden]
+    head = [column.head for column in columns]
+    rows = [_picked(_row(each, ids, digests), head) for each in found]
+    return grid(columns, rows, width, styles)
 
 
-def _row(each: Found, ids: Mapping[str, str], digests: Mapping[str, str]) -> tuple[str, ...]:
+def is_trouble(each: Found) -> bool:
+    """Whether somebody should look at this lock: its key is blocked, or nobody takes its tasks."""
+    return each.state == "foreign" or bool(each.untaken)
+
+
+def _picked(row: Mapping[str, str], head: Iterable[str]) -> list[str]:
+    return [row[name] for name in head]
+
+
+def _row(each: Found, ids: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, str]:
     holder = each.holder
     task = each.task or next(iter(parts_of(each.name) or ()), "")
-    return (
-        task or "-",
-        telling_of(each.name, task, holder.label if holder else None, digests),
-        each.state,
-        ids.get((holder and holder.task_id) or "", "-"),
-        (holder and holder.node) or "-",
-        "-" if each.held_for is None else in_units(each.held_for),
-        lives(each, "ever"),
-        str(each.waiting),
-    )
+    return {
+        "TASK": task or "-",
+        "KEY": telling_of(each.name, task, holder.label if holder else None, digests),
+        "STATE": each.state,
+        "ID": ids.get((holder and holder.task_id) or "", "-"),
+        "NODE": (holder and holder.node) or "-",
+        "HELD": "-" if each.held_for is None else in_units(each.held_for),
+        "LIVES": lives(each, "ever"),
+        "SKIPS": str(each.turned_away),
+        "WAIT": str(each.waiting),
+    }
 
 
-def _wide_row(each: Found) -> tuple[str, ...]:
+def _wide_row(each: Found) -> dict[str, str]:
     holder = each.holder
-    return (
-        each.task or "-",
-        each.key,
-        each.state,
-        (holder and holder.task_id) or "-",
-        (holder and holder.node) or "-",
-        str((holder and holder.pid) or "-"),
-        "-" if each.held_for is None else in_units(each.held_for),
-        lives(each),
-        str(each.waiting),
-        str((holder and holder.fence) or "-"),
-        (holder and holder.label) or "-",
-    )
+    return {
+        "TASK": each.task or "-",
+        "KEY": each.key,
+        "STATE": each.state,
+        "TASK ID": (holder and holder.task_id) or "-",
+        "NODE": (holder and holder.node) or "-",
+        "PID": str((holder and holder.pid) or "-"),
+        "HELD": "-" if each.held_for is None else in_units(each.held_for),
+        "LIVES": lives(each),
+        "SKIPS": str(each.turned_away),
+        "WAITING": str(each.waiting),
+        "FENCE": str((holder and holder.fence) or "-"),
+        "LABEL": (holder and holder.label) or "-",
+    }
 
 
 def telling_of(
@@ -189,15 +219,25 @@ def waiting_table(waiting: Sequence[Waiting]) -> list[str]:
     return grid(WAITING, rows) if rows else []
 
 
-def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def aligned(
+    head: Sequence[str], rows: Iterable[Sequence[str]], styles: Sequence[str] = ()
+) -> list[str]:
     """The lines of a table with uncut cells."""
-    return grid([Column(name) for name in head], rows, sys.maxsize)
+    columns = [Column(name, right=name in NUMBERS) for name in head]
+    return grid(columns, rows, sys.maxsize, styles)
 
 
 def show_lines(lines: Iterable[str], err: bool = False) -> None:
-    """Print the lines, if there are any."""
+    """Print the lines, if there are any: without colours in a pipe, and where nobody wants them."""
     if text := "\n".join(lines):
-        click.echo(text, err=err)
+        click.echo(text, err=err, color=False if is_plain() else None)
+
+
+def is_plain() -> bool:
+    """Whether the user wants no colours: https://no-color.org, or Celery's --no-color."""
+    context = click.get_current_context(silent=True)
+    chosen = context is not None and bool(getattr(context.obj, "no_color", False))
+    return chosen or bool(os.environ.get("NO_COLOR"))
 
 
 def described(each: Found) -> list[str]:
@@ -207,6 +247,7 @@ def described(each: Found) -> list[str]:
         "acquired_at": each.holder and each.holder.acquired_at and moment(each.holder.acquired_at),
         "held_for": None if each.held_for is None else in_units(each.held_for),
         "lives_for": None if lives(each) == "-" else lives(each),
+        "turned_away": each.turned_away or None,
         "untaken": each.untaken or None,
         "attempt": each.holder.attempt if each.holder and each.holder.task_id else None,
     }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Final
 
+import click
 from wcwidth import wcwidth
 
 from ..protocol.holders import escaped
@@ -160,11 +161,13 @@ class Column:
         fit: makes lines of a cell that is too wide; None for a column that is never narrower than
             its cells.
         least: the least width, unless the terminal is too narrow.
+        right: its cells end at the right: for numbers.
     """
 
     head: str
     fit: Callable[[str, int], list[str]] | None = None
     least: int = 8
+    right: bool = False
 
 
 def by_wrapping(text: str, width: int) -> list[str]:
@@ -184,7 +187,10 @@ def by_cutting(text: str, width: int) -> list[str]:
 
 
 def grid(
-    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int | None = None
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[str]],
+    width: int | None = None,
+    styles: Sequence[str] = (),
 ) -> list[str]:
     """The lines of a table, none of them wider than the terminal.
 
@@ -192,23 +198,29 @@ def grid(
         columns: the columns.
         rows: the cells of each row, as texts.
         width: the width to use instead of the terminal's.
+        styles: the colour of each row, or "".
     """
     cells = [[plain(cell) for cell in row] for row in rows]
     limit = terminal_width() if width is None else width
     widths = _widths(columns, cells, limit)
-    lines = [_line([column.head for column in columns], widths, limit)]
-    for row in cells:
+    lines = [_line([column.head for column in columns], columns, widths, limit)]
+    for row, style in zip_longest(cells, styles[: len(cells)], fillvalue=""):
         fitted = [
             [cell] if column.fit is None or width_of(cell) <= width else column.fit(cell, width)
             for column, cell, width in zip(columns, row, widths, strict=True)
         ]
-        lines += [_line(line, widths, limit) for line in zip_longest(*fitted, fillvalue="")]
+        made = [_line(line, columns, widths, limit) for line in zip_longest(*fitted, fillvalue="")]
+        lines += [click.style(line, fg=style) for line in made] if style else made
     return lines
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], limit: int) -> str:
+def _line(
+    cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int], limit: int
+) -> str:
     padded = (
-        cell + " " * (width - width_of(cell)) for cell, width in zip(cells, widths, strict=True)
+        gap + cell if column.right else cell + gap
+        for cell, column, width in zip(cells, columns, widths, strict=True)
+        for gap in [" " * (width - width_of(cell))]
     )
     return cut("  ".join(padded).rstrip(), limit, 1.0)
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from ..app.settings import app_locks
 from ..errors import LockUnavailable
-from .command import is_denied
 from .hear import EVENTS, Ear
 from .screen import screen
 from .survey import Found, all_locks
 from .table import in_units, locks_table, summary
 from .terminal import plain, terminal_width, wrap
+from .why import is_denied, why
 
 #: The ends of the types of our events that mean neither a conflict nor a lost lock.
 NO_CONFLICT: Final = ("acquired", "recovered", "revoked")
@@ -108,7 +108,8 @@ class Watch:
     def _troubles(self) -> Iterator[str]:
         if self.trouble is None:
             return
-        yield f"THE LOCK SERVER DOES NOT ANSWER: {self.trouble.reason}"
+        verdict, _, reason = why(self.trouble).partition(": ")
+        yield f"{verdict.upper()}: {reason}"
         if self._seen_at is not None:
             yield f"As it was {in_units(time.monotonic() - self._seen_at)} ago:"
 

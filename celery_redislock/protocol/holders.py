@@ -290,9 +290,8 @@ def _is_newer(record: Mapping[str, Any]) -> bool:
 
 
 def _named(record: Mapping[str, Any], ttl: float | None) -> Holder:
-    names = (record.get(name) for name in ("task", "task_id", "label"))
-    task, task_id, label = (name if isinstance(name, str) else None for name in names)
-    return Holder(task=task, task_id=task_id, label=label, ttl=ttl)
+    names: Any = {n: v for n in ("task", "task_id", "label") if isinstance(v := record.get(n), str)}
+    return Holder(**names, ttl=ttl)
 
 
 def _record(value: bytes) -> dict[str, Any] | None:

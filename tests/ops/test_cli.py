@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -584,3 +585,73 @@ def test_the_entry_point_imports_only_what_a_command_line_needs():
     for module in ("rich", "celery_redislock.ops.doctor", "celery_redislock.ops.watch", "gevent"):
         assert not [name for name in loaded if name.split(".")[0] == module or name == module]
     assert SingletonTask.__module__ == "celery_redislock.tasks.task"
+
+
+# -- what is not there, and what is in trouble ------------------------------------------------
+
+
+def test_a_task_that_is_none_is_an_error_with_what_was_meant(app):
+    for arguments in (("list", "-t", "snyc"), ("break", "snyc", "--all", "-f")):
+        result = run(app, *arguments)
+        assert result.exit_code == 1
+        assert result.output == "Error: no such task: snyc; did you mean sync?\n"
+    assert run(app, "list", "-t", "nothing.like.*").output == (
+        "Error: no such task: nothing.like.*\n"
+    )
+    assert run(app, "list", "-t", "sync").output == "0 locks\n", "it takes none now"
+    assert run(app, "list", "-t", "s?nc").output == "0 locks\n"
+
+
+def test_a_name_that_nobody_has_gives_no_key(app):
+    take(app, "sync", "x", lock_label="account 4711")
+    result = run(app, "show", "account 4008")
+    assert result.exit_code == 1
+    assert result.output == (
+        "Error: no such lock: nothing here is called account 4008; did you mean account 4711?\n"
+    )
+    assert "id-of-x" in run(app, "show", "account 4711").output
+    free = run(app, "show", "sync", "free")
+    assert "nobody holds" in free.output, "the key of this call is known"
+
+
+def test_the_duplicates_of_a_run_that_lasts_are_shown(app):
+    def delivery(task_id):
+        made = claim(app, "sync", "x", token=task_id, task_id=task_id)
+        return dataclasses.replace(made, history=50, turned_away=True, task="sync")
+
+    store_of(app).run(calls.acquire(delivery("runs")))
+    assert "SKIPS" not in run(app, "list").output
+    for _ in range(3):
+        store_of(app).run(calls.acquire(delivery("again")))
+    head, row, _ = run(app, "list").output.splitlines()
+    assert row.split()[head.split().index("SKIPS")] == "3"
+    assert "turned_away  3" in run(app, "show", "sync", "x").output
+    assert json.loads(run(app, "list", "--json").output)[0]["turned_away"] == 3
+
+
+def test_numbers_end_at_the_right(app):
+    for number in range(3):
+        take(app, "sync", f"{number}")
+    lines = run(app, "list", "--wide").output.splitlines()[:-1]
+    ends = lines[0].index("FENCE") + len("FENCE")
+    assert {len(line) for line in lines} == {ends}
+    assert all(line[ends - 1] != " " for line in lines)
+
+
+@pytest.mark.parametrize("plain", [{}, {"NO_COLOR": "1"}])
+def test_trouble_is_red_on_a_terminal_unless_nobody_wants_colours(app, client, label, plain):
+    client.set(claim(app, "sync", "foreign").keys.lock, "not ours")
+    take(app, "sync", "fine")
+    shown = run(app, "list", no_color=False, color=True, env={"COLUMNS": "200", **plain}).output
+    red = [line for line in shown.splitlines() if line.startswith("\x1b[31m")]
+    assert len(red) == (0 if plain else 1)
+    assert all("foreign" in line for line in red)
+    assert "\x1b" not in run(app, "list", no_color=False).output, "not in a pipe"
+
+
+def test_no_help_is_cut(app):
+    shown = run(app, "--help", columns=80).output
+    assert "drop-waiting" in shown
+    assert [
+        line for line in shown.splitlines() if line.endswith("...") and "Usage" not in line
+    ] == []

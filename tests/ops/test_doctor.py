@@ -17,6 +17,7 @@ from celery_redislock.servers.rights import Rights
 from celery_redislock.worker.sweeper import Sweeper
 from tests.support.clusters import ClusterSet
 from tests.support.looking import make_app, run, take
+from tests.support.rights import as_user, grant
 from tests.support.servers import SentinelSet, free_port
 from tests.support.waiting import eventually
 
@@ -435,3 +436,25 @@ def test_replicas_are_compared_with_what_is_asked_of_them(doctor):
         assert (level, "min-replicas-to-write" in what) == ("warning", False)
         ((level, what),) = doctor(servers.master.url, 1, redislock_min_replicas=2)["replication"]
         assert (level, what) == ("error", "1 replica: redislock_min_replicas asks 2")
+
+
+def test_a_user_that_may_only_look_gets_no_error(own_redis, doctor):
+    with own_redis.client() as client:
+        grant(client, "watchers")
+    found = doctor(as_user(own_redis.url, "watchers"), redislock_prefix="redislock")
+    assert found["rights"] == [
+        ("unknown", "this user may only look: whether workers may do their work is unknown")
+    ]
+
+
+def test_a_wrong_password_is_called_that(own_redis, doctor):
+    with own_redis.client() as client:
+        client.acl_setuser("anna", True, passwords="+right", keys="*", commands=["+@all"])
+    url = own_redis.url.replace("://", "://anna:wrong@")
+    ((level, what),) = doctor(url, 1)["server"]
+    assert level == "error"
+    assert what.startswith("refuses this user or password: ")
+    listed = run(make_app(url, "redislock"), "list")
+    assert listed.output.startswith("Error: the lock server refuses this user or password: ")
+    away = run(make_app(f"redis://127.0.0.1:{free_port()}", "redislock"), "list")
+    assert away.output.startswith("Error: the lock server does not answer: ")

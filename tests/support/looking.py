@@ -62,11 +62,13 @@ def make_app(url: str, prefix: str, **conf: Any) -> Celery:
     return app
 
 
-def run(app: Any, *arguments: str, columns: int = 1000, **more: Any) -> Result:
+def run(
+    app: Any, *arguments: str, columns: int = 1000, no_color: bool = True, **more: Any
+) -> Result:
     """One command, in this process, on a terminal with so many columns. Its output is what it
     prints after the line on stderr that says where it looks.
     """
-    context = CLIContext(app=app, no_color=True, workdir=None)
+    context = CLIContext(app=app, no_color=no_color, workdir=None)
     result = CliRunner(env={"COLUMNS": str(columns)}).invoke(
         redislock, arguments, obj=context, **more
     )

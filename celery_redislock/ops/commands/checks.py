@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FINDINGS: Final = (Column("LEVEL"), Column("CHECK"), Column("FOUND, AND WHAT TO DO", wrap, 21))
 
 
-@click.command()
+@click.command(short_help="Show the locks live.")
 @with_filters
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="held", show_default=True)
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
@@ -51,15 +51,16 @@ def watch(
 
 
 @click.command()
+@click.option("--workers", is_flag=True, help="Compare what the workers hold with the server.")
 @click.option("--strict", is_flag=True, help="Exit with status 1 for warnings too.")
 @with_json
 @with_app
-def doctor(app: Any, strict: bool, as_json: bool) -> None:
+def doctor(app: Any, workers: bool, strict: bool, as_json: bool) -> None:
     """Examine server, settings and tasks. The exit status is 1 if there is an error."""
     from ..doctor.examine import examine
     from ..doctor.finding import ERROR, OK, WARNING
 
-    rows = [(each.level, check, each.what, each.todo) for check, each in examine(app)]
+    rows = [(each.level, check, each.what, each.todo) for check, each in examine(app, workers)]
     if as_json:
         names = ("level", "check", "what", "todo")
         print_json([dict(zip(names, each, strict=True)) for each in rows])
@@ -73,9 +74,14 @@ def doctor(app: Any, strict: bool, as_json: bool) -> None:
 
 
 def _show_findings(rows: list[tuple[str, str, str, str]]) -> None:
-    cells = []
+    from ..doctor.finding import ERROR, WARNING
+
+    colors = {ERROR: "red", WARNING: "yellow"}
+    cells, styles = [], []
     for level, check, what, todo in rows:
         cells.append((level, check, what))
+        styles.append(colors.get(level, ""))
         if todo:
             cells.append(("", "", f"-> {todo}"))
-    show_lines(grid(FINDINGS, cells))
+            styles.append("")
+    show_lines(grid(FINDINGS, cells, styles=styles))

@@ -14,7 +14,7 @@ import click
 from ..command import problem, with_app
 
 
-@click.command()
+@click.command(short_help="Serve figures of locks and waiting tasks.")
 @click.option(
     "-p",
     "--port",

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 #: The columns of a run that fit a terminal.
 COLUMNS: Final = (
     Column("WHEN"),
-    Column("TOOK"),
+    Column("TOOK", right=True),
     Column("ENDED"),
     Column("TASK", by_path, 9),
     Column("KEY", by_wrapping, 12),
     Column("ID", by_cutting),
     Column("NODE", by_node),
-    Column("SKIPS"),
+    Column("SKIPS", right=True),
 )
 #: All columns of a run.
 WIDE: Final = (
@@ -50,7 +50,7 @@ BARS: Final = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS: Final = " .:-=+*#@"
 
 
-@click.command()
+@click.command(short_help="Show the last runs, and what was turned away.")
 @with_lock_or_filters
 @click.option("--since", callback=duration, default="0", help="Only of the last 90, 5m, 2h or 1d.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
@@ -93,7 +93,7 @@ def _found(
     """The runs that the user means, and whether all are runs of one lock."""
     from ...protocol.keys import name_of
     from ..history import past_runs
-    from ..pick import pick_past
+    from ..pick import nothing_called, pick_past
 
     target = naming.target
     which: dict[str, Any] = {"since": since, "limit": limit, "running": True}
@@ -103,7 +103,10 @@ def _found(
         return past_runs(locks, name=naming.locate(app).keys.name, **which), True
     if runs := past_runs(locks, task=target, **which):
         return runs, False
-    return past_runs(locks, name=pick_past(locks, naming.text), **which), True
+    runs = past_runs(locks, name=pick_past(locks, naming.text), **which)
+    if not runs and target not in app.tasks:
+        show_lines([str(nothing_called(app, naming.text))], err=True)
+    return runs, True
 
 
 def _summary(runs: Sequence[PastRun], limit: int) -> str:

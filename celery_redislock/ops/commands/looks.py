@@ -33,7 +33,7 @@ SHOWN: Final = 100
 # -- list -------------------------------------------------------------------------------------
 
 
-@click.command("list")
+@click.command("list", short_help="List the locks that are held, kept or waited for.")
 @with_filters
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="held", show_default=True)
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
@@ -55,17 +55,19 @@ def list_(
     as_json: bool,
 ) -> None:
     """List all locks: held, kept or waited for, and foreign values that block a key."""
-    from ..pick import chosen
+    from ..pick import chosen, require_task
     from ..survey import all_locks
 
     with those_that_answer(app) as locks:
-        found = in_order(chosen(all_locks(locks, app), task, node, older), sort, reverse)
+        every = all_locks(locks, app)
+        require_task(app, task, chosen(every, task))
+        found = in_order(chosen(every, task, node, older), sort, reverse)
         if as_json:
             print_json([each.to_dict() for each in found[:limit]])
             return
         listed = found if all_ else [each for each in found if each.state != "broken"]
         shown = listed[:limit]
-        show_lines(locks_table(shown, wide))
+        show_lines(locks_table(shown, wide, colors=True))
         more = f", the first {len(shown)} shown" if len(shown) < len(listed) else ""
         click.echo(f"{summary(found, all_)}{more}")
 
@@ -73,7 +75,7 @@ def list_(
 # -- show and explain -------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(short_help="Show all about one lock.")
 @with_lock
 @click.option(
     "--limit",
@@ -92,6 +94,7 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
     all that the server has.
     """
     from ...app.settings import app_locks
+    from ..pick import nothing_called
     from ..rooms import room_of
     from ..survey import meant_by
 
@@ -103,6 +106,8 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
     if not found:
         if _showed_unknown(app, naming.target, as_json):
             return
+        if naming.is_name_of(meant):
+            raise nothing_called(app, naming.text)
         raise problem(f"no such lock: nobody holds {meant.key} or waits for it")
     room = room_of(locks.server, meant.keys, app, limit)
     if as_json:
@@ -132,7 +137,7 @@ def _showed_unknown(app: Any, task: str, as_json: bool) -> bool:
     if as_json:
         print_json({"task": task, "known": False, "locks": [each.to_dict() for each in found]})
         return True
-    show_lines(locks_table(in_order(found, "waiting")))
+    show_lines(locks_table(in_order(found, "waiting"), colors=True))
     click.echo(summary(found))
     return True
 
@@ -145,7 +150,7 @@ def _show_waiting(what: str, shown: Sequence[Waiting], total: int) -> None:
     show_lines(waiting_table(shown))
 
 
-@click.command()
+@click.command(short_help="Show which lock a call gets, and who holds it.")
 @click.argument("task")
 @click.argument("words", metavar="[ARG]...", nargs=-1)
 @with_args

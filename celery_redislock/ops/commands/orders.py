@@ -13,7 +13,6 @@ from ..command import (
     Naming,
     print_json,
     problem,
-    why,
     with_app,
     with_filters,
     with_json,
@@ -35,7 +34,7 @@ with_force = click.option("-f", "--force", is_flag=True, help="Do not ask first.
 # -- break ------------------------------------------------------------------------------------
 
 
-@click.command("break")
+@click.command("break", short_help="Take locks away from their holders.")
 @with_lock_or_filters
 @with_filters
 @click.option("--all", "all_", is_flag=True, help="All locks, or all that the named TASK holds.")
@@ -95,6 +94,8 @@ class _Done:
 
     def failed(self) -> dict[str, str]:
         """The error for programs, if there is one."""
+        from ..why import why
+
         return {} if self.trouble is None else {"error": why(self.trouble)}
 
 
@@ -131,6 +132,7 @@ def _to_break(
     """The locks that the user means, and the error text for when nobody holds them."""
     from ...app.settings import app_locks
     from ...ops import orders
+    from ..pick import chosen, nothing_called, require_task
     from ..survey import all_locks, meant_by
 
     locks = app_locks(app)
@@ -139,9 +141,13 @@ def _to_break(
         found = meant_by(locks, meant, app)
         if any(each.state == "foreign" for each in found):
             raise problem(f"{found[0].key} is not a lock of ours: delete it with redis-cli")
+        if not found and naming.is_name_of(meant):
+            raise nothing_called(app, naming.text)
         return found, f"nobody holds {meant.key}"
     task, node, older = filters
-    found = orders.to_break(all_locks(locks, app), naming.target or task, node, older)
+    every = all_locks(locks, app)
+    require_task(app, naming.target or task, chosen(every, naming.target or task))
+    found = orders.to_break(every, naming.target or task, node, older)
     return found, f"{one_line(naming.target)} holds no lock" if naming.target else "none matches"
 
 

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any, Final
 
 from ...errors import LockUnavailable
-from . import keys, rights, server, tasks
+from . import keys, rights, server, tasks, workers
 from .finding import OK, UNKNOWN, Finding
 from .patient import Check, Patient
 
@@ -41,8 +41,12 @@ OF_SETTINGS: Final[dict[str, Check]] = {
 }
 
 
-def examine(app: Any) -> list[tuple[str, Finding]]:
+def examine(app: Any, with_workers: bool = False) -> list[tuple[str, Finding]]:
     """Run every check.
+
+    Args:
+        app: the Celery app, with its tasks loaded.
+        with_workers: also ask the workers what they hold.
 
     Returns:
         The name of each check with a finding; a check may have several.
@@ -57,6 +61,8 @@ def examine(app: Any) -> list[tuple[str, Finding]]:
     findings += reached
     if all(check != "server" or finding.level == OK for check, finding in reached):
         findings += _run(OF_SERVER, patient)
+        if with_workers:
+            findings += _run({"workers": workers.check_workers}, patient)
     return findings + _run(OF_SETTINGS, patient)
 
 

@@ -22,6 +22,8 @@ COMMANDS: Final = (
 FOR_HISTORY: Final = ("lset {} 0 a", "ltrim {} 0 1")
 #: The commands that locks work without.
 EXTRA: Final = ("info", *FOR_HISTORY)
+#: Who may do these and none of those only looks.
+READS, WRITES = frozenset({"get", "pttl"}), frozenset({"del", "evalsha", "hdel"})
 #: The commands that cannot be tried: they would change something, or block.
 UNTRIED: Final = frozenset({"blpop", "hset", "lpush", "rpush", "select", "set", "zadd"})
 
@@ -57,6 +59,12 @@ def _denied(prefix: str, key: str, denied: list[str]) -> Iterator[Finding]:
     if not denied:
         yield Finding(OK, "all commands in use are allowed")
     extra = {command.split()[0] for command in EXTRA}
+    if {*denied} >= WRITES and not {*denied} & READS:
+        yield Finding(
+            UNKNOWN, "this user may only look: whether workers may do their work is unknown",
+            "run doctor as the workers' user",
+        )  # fmt: skip
+        return
     if needed := [command for command in denied if command not in extra]:
         yield Finding(
             ERROR, f"denied on {key!r}: {', '.join(needed)}",

@@ -10,6 +10,7 @@ from ...errors import LockUnavailable
 from ...servers.cluster import Cluster
 from ...servers.looking import Looking
 from ...servers.talk import operation_timeout
+from ..why import is_refused
 from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
 from .patient import Patient
 
@@ -30,9 +31,14 @@ def check_server(patient: Patient) -> Iterator[Finding]:
 
 
 def unreachable(exc: LockUnavailable) -> Finding:
+    if is_refused(exc):
+        return Finding(
+            ERROR, f"refuses this user or password: {exc.reason}",
+            "check the user and the password in redislock_url; until then on_redis_error applies",
+        )  # fmt: skip
     return Finding(
         ERROR, f"does not answer: {exc.reason}",
-        "check redislock_url, the network and the password; until then on_redis_error applies",
+        "check redislock_url and the network; until then on_redis_error applies",
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from ...app.settings import app_locks
 from ...errors import ConfigError, LockUnavailable
 from ...protocol.keys import name_of
 from ..table import in_order
+from ..why import why
 from .guard import Guard
 from .hub import Hub, TooManyViewers
 from .look import look_far_back
@@ -163,8 +164,7 @@ def _read(name: str, media_type: str) -> Response:
 
 
 async def _unavailable(request: Request, exc: Exception) -> Response:
-    reason = cast(LockUnavailable, exc).reason
-    return Plain({"error": f"the lock server does not answer: {reason}"}, 503)
+    return Plain({"error": why(cast(LockUnavailable, exc))}, 503)
 
 
 async def _refused(request: Request, exc: Exception) -> Response:

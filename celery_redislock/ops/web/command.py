@@ -10,7 +10,7 @@ import click
 from ..command import problem, with_app
 
 
-@click.command()
+@click.command(short_help="Serve a page that shows the locks live.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=5556, show_default=True)
 @click.option(

@@ -1,0 +1,121 @@
+"""Whether the workers and the lock server agree on who holds what."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from ...protocol.holders import one_line
+from ...protocol.keys import name_of
+from ..survey import RUNNING, Found, all_locks
+from .finding import ERROR, OK, UNKNOWN, WARNING, Finding, some
+from .patient import Patient
+
+#: Seconds for which workers may answer.
+ANSWERS: Final = 2.0
+#: Seconds between two comparisons: a run may begin or end between the two looks of one.
+APART: Final = 1.0
+
+#: The lock's name and the task's id. The key of a slot is known to the server only.
+Run = tuple[str, str]
+
+
+class Compared(NamedTuple):
+    """What workers and server say.
+
+    Attributes:
+        answered: the names of the workers that answered.
+        agreed: how many runs hold a lock, as both say.
+        only_worker: runs that hold a lock as their worker says, by its name, and not on the server.
+        only_server: what the server has of runs on these workers that know nothing of them.
+        silent: the nodes of other runs.
+    """
+
+    answered: frozenset[str]
+    agreed: int
+    only_worker: dict[Run, str]
+    only_server: dict[Run, Found]
+    silent: frozenset[str]
+
+
+def check_workers(patient: Patient) -> Iterator[Finding]:
+    """Whether each worker holds what the server has, and only that."""
+    compared = _compare(patient)
+    if compared.only_worker or compared.only_server:
+        time.sleep(APART)
+        again = _compare(patient)
+        compared = again._replace(
+            only_worker={k: v for k, v in again.only_worker.items() if k in compared.only_worker},
+            only_server={k: v for k, v in again.only_server.items() if k in compared.only_server},
+        )
+    if not compared.answered:
+        yield Finding(
+            UNKNOWN, "no worker answered",
+            "start workers; from here, check that broker_url reaches their broker",
+        )  # fmt: skip
+        return
+    yield from _findings(compared)
+
+
+def _findings(compared: Compared) -> Iterator[Finding]:
+    for (name, task_id), node in compared.only_worker.items():
+        yield Finding(
+            ERROR, f"{node} holds {one_line(name)} for {one_line(task_id)}, and the server says no",
+            "another run may have it too: see the worker's log for LOST",
+        )  # fmt: skip
+    for (name, task_id), found in compared.only_server.items():
+        where = one_line(str(found.holder and found.holder.node))
+        yield Finding(
+            WARNING,
+            f"the server has {one_line(name)} held by {one_line(task_id)} on {where}, which does"
+            " not know of it",
+            "its process died; the lock expires after its ttl, or break it",
+        )  # fmt: skip
+    if silent := sorted(compared.silent):
+        yield Finding(
+            UNKNOWN, f"locks are held on nodes that did not answer: {some(silent)}",
+            "senders and RedisLocks do not answer; workers should",
+        )  # fmt: skip
+    if not compared.only_worker and not compared.only_server:
+        workers = len(compared.answered)
+        count = f"{workers} worker{'' if workers == 1 else 's'}"
+        yield Finding(OK, f"{count} and the server agree on {compared.agreed} held locks")
+
+
+def _compare(patient: Patient) -> Compared:
+    prefix = patient.locks.prefix
+    told = _told(patient.app)
+    claimed = {
+        (name_of(prefix, str(report.get("key"))) or "", str(report.get("task_id"))): (node, report)
+        for node, reports in told.items()
+        for report in reports
+        if report.get("task_id")
+    }
+    held = {
+        (each.name, each.holder.task_id): each
+        for each in all_locks(patient.locks)
+        if each.state in RUNNING and each.holder is not None and each.holder.task_id
+    }
+    sure = {run: node for run, (node, report) in claimed.items() if report.get("held")}
+    nodes = {run: str(each.holder and each.holder.node) for run, each in held.items()}
+    return Compared(
+        answered=frozenset(told),
+        agreed=len(claimed.keys() & held.keys()),
+        only_worker={run: node for run, node in sure.items() if run not in held},
+        only_server={
+            run: each for run, each in held.items() if nodes[run] in told and run not in claimed
+        },
+        silent=frozenset(node for node in nodes.values() if node not in told),
+    )
+
+
+def _told(app: Any) -> dict[str, list[dict[str, Any]]]:
+    """What the workers say that they hold, by their names."""
+    replies = app.control.broadcast("locks", reply=True, timeout=ANSWERS) or ()
+    return {
+        node: [each for each in reports if isinstance(each, dict)]
+        for reply in replies
+        for node, reports in reply.items()
+        if isinstance(reports, list)
+    }
