@@ -34,8 +34,15 @@ local function give_up()
     if redis.call('HEXISTS', entries, member) == 0 then
       take_out(member)
     elseif not passed_over[member] then
+      local before = state.due  -- 0 if it waited; else its message, or an earlier one, did not come
+      if before > 0 and not first_of(member) then
+        redis.call('ZADD', sent, string.format('%.0f', before - KEPT_FOR), member)
+      end
       local sending = send(member, state)
       redis.call('ZADD', deadlines, string.format('%.0f', state.due), member)
+      if before == 0 then
+        redis.call('ZREM', sent, member)  -- it need not be next: the lock is not kept for it
+      end
       return sending
     end
   end

@@ -548,3 +548,14 @@ def test_only_a_reservation_is_for_a_message_that_may_take_long(room: Room) -> N
     queued.value = holders.encode(queued.token, ttl_ms=to_ms(TTL), task_id="queued", queued=True)
     assert room.store.run(calls.reserve(queued, TTL)) == Reserved()
     assert room.ask("other").for_message
+
+
+def test_one_whose_time_is_over_does_not_overtake(room: Room) -> None:
+    holder = room.take("holder")
+    room.park("first")
+    room.park("gives up", give_up=1.0)
+    room.pass_time(1)
+    room.published(room.look(), "gives up")
+    room.published(room.settle(holder), "first")
+    room.ask("gives up", member=room.entry_id("gives up"))
+    room.take("first", member=room.entry_id("first"))

@@ -255,9 +255,13 @@ class RoomMachine(RuleBasedStateMachine):
             look = self.room.look(*(each.name for each in passed_over), longest=OFFERED_FOR)
             self._met("look", look.offered)
             is_known = len(passed_over) >= unknown
+            before = gives_up.due if gives_up is not None else 0
+            if gives_up is not None and before and gives_up.sent is None:
+                gives_up.sent = before - KEPT_FOR  # its message did not come
             self._is_published(look.offered, due, is_sent=is_known)
             if gives_up is not None:
                 gives_up.deadline = gives_up.due
+                gives_up.sent = gives_up.sent if before else None  # the lock is not kept for it
             self._stores_results(look.ended)
             self._drops(look.too_long)
             if due is None or is_known:
