@@ -59,8 +59,9 @@ def too_early(
         if event.get("quiet"):
             asked.setdefault(event.id, event)
     firsts: dict[str, Stay] = {}
+    stays = list(stays)
     for stay in stays:
-        if stay.parked.get("quiet"):
+        if stay.parked.get("quiet") and stay.parked.newest:
             firsts.setdefault(stay.parked.id, stay.first)
     for body in bodies:
         start = body.start
@@ -75,25 +76,43 @@ def too_early(
             # Who was in the slot before may not have lived to say so.
             ids = {task_id_of(entry) for entry in first.parked.replaced} & asked.keys()
             times += [first.asked_at, *(asked[each].at for each in ids)]
+            times += [_slot_taken(stays, asked[each]) for each in ids - firsts.keys()]
         yield body, (call, start), min(call.at + quiet, min(times) + max_wait) - start.at
 
 
+def _slot_taken(stays: list[Stay], call: Event) -> float:
+    """Since when the slot was taken, as far as is known, when this call came, which got no answer:
+    it may have replaced the one that was there.
+    """
+    before = [
+        stay
+        for stay in stays
+        if (stay.parked.key, stay.parked.newest) == (call.key, call.newest)
+        and stay.parked.at < call.at < stay.left_by
+    ]
+    return max(before, key=lambda stay: stay.parked.at).first.asked_at if before else call.at
+
+
 def late_bursts(in_room: list[Stay], bodies: list[Any]) -> Iterator[tuple[float, list[Stay]]]:
-    """The bursts of a room in which nobody else waits, and when the last call of each was to be
-    published at the latest: at its `max_wait`, or when the lock was free after that.
+    """The bursts of a room in which no other task waits, and when the last call of each was to be
+    published at the latest: at its `max_wait`, or when the lock was free after that. Calls that
+    come again do not wait in the slot, and have their turn before.
     """
     slots = {stay.parked.newest for stay in in_room} - {""}
     if len(slots) != 1 or not all(stay.parked.get("quiet") for stay in in_room):
         return
-    bursts = defaultdict(list)
+    bursts, taken = defaultdict(list), [(body.start.asked, body.inside_until) for body in bodies]
     for stay in in_room:
-        bursts[id(stay.first)].append(stay)
+        if stay.parked.newest:
+            bursts[id(stay.first)].append(stay)
+        else:
+            taken.append((stay.parked.asked, stay.left_by))
     for burst in bursts.values():
         if burst[-1].how not in ("took", "out"):
             continue
         _, max_wait = burst[0].parked.quiet
         due = burst[0].parked.at + max_wait
-        for body in sorted(bodies, key=lambda body: body.start.at):
-            if body.start.asked < due < body.inside_until:
-                due = body.inside_until
+        for since, until in sorted(taken):
+            if since < due < until:
+                due = until
         yield due, burst

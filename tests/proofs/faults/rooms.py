@@ -80,17 +80,20 @@ class Stay:
         if offer.since > GOES_LAST_AFTER - ONE_ANSWER:
             self.last_from = min(self.last_from, offer.asked)
 
-    def is_late(self, by: float) -> bool:
-        """Whether its message had not come in time by then: others need not wait for it."""
-        back = max((back.asked for back in self.back_at if back.at < by), default=0.0)
+    def is_late(self, took: Event) -> bool:
+        """Whether its message had not come in time when somebody took the lock: nobody needs to
+        wait for it until it has come, and has met a held lock.
+        """
+        by, asked = took.at, took.get("asked", took.at)
+        back = max((back.asked for back in self.back_at if back.at < asked), default=0.0)
         return self.last_from < by or any(back < at and late < by for at, late in self.late)
 
-    def need_not_be_waited_for(self, by: float, limit: int) -> bool:
+    def need_not_be_waited_for(self, took: Event, limit: int) -> bool:
         """Whether others may take the lock before it: its message is late, or the lock has several
         slots, of which one is kept for it. One that is debounced has its place when it is quiet.
         """
-        published = any(offer.asked < by for offer in self.offers)
-        return bool(self.parked.get("quiet")) or self.is_late(by) or (limit > 1 and published)
+        published = any(offer.asked < took.at for offer in self.offers)
+        return bool(self.parked.get("quiet")) or self.is_late(took) or (limit > 1 and published)
 
     def leaves(self, how: str, event: Event, since: float) -> None:
         self.how, self.left, self.left_from, self.left_by = how, event, since, event.at
@@ -242,7 +245,7 @@ def passed_by(stays_: list[Stay], took: Event, since: float, limit: int = 1) -> 
     """
     for stay in stays_:
         before = stay.first.parked.at < since and stay.parked.at < took.at < stay.surely_until
-        if before and not stay.need_not_be_waited_for(took.at, limit):
+        if before and not stay.need_not_be_waited_for(took, limit):
             yield stay
 
 
@@ -261,7 +264,7 @@ def newcomers(
     for event in took:
         was_in = any(asked < event.at for asked in came_in[event.entry])
         in_room = (stay for stay in stays_ if stay.parked.at < event.at < stay.left_by)
-        if not was_in and not any(stay.is_late(event.at) for stay in in_room):
+        if not was_in and not any(stay.is_late(event) for stay in in_room):
             yield event
 
 

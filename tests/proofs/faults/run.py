@@ -103,15 +103,23 @@ def play(stage: Stage) -> Verdict:
     return check(read(stage.history.path))
 
 
+@contextlib.contextmanager
+def running_rabbitmq() -> Iterator[Address]:
+    """A RabbitMQ for several cases."""
+    server = RabbitMQ()
+    try:
+        server.start()
+        yield Address(server.url, server.port)
+    finally:
+        server.kill()
+
+
 def run_all(cases: Sequence[tuple[Case, int]], jobs: int, folder: Path) -> Iterator[Result]:
     """Run these cases with their seeds, so many at once. Gives results as they come."""
     with contextlib.ExitStack() as stack:
         rabbitmq = None
         if any(case.broker == "rabbitmq" for case, _ in cases):
-            server = RabbitMQ()
-            stack.callback(server.kill)
-            server.start()
-            rabbitmq = Address(server.url, server.port)
+            rabbitmq = stack.enter_context(running_rabbitmq())
         # Spawned: the proxies' and watchers' threads must not be shared.
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_heed_only_terminate)

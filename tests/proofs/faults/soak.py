@@ -25,8 +25,8 @@ from .faults import (
     stop_worker,
 )
 from .history import History
-from .run import Result, play_as
-from .stage import IMPATIENT, Fault, Stage
+from .run import Result, play_as, running_rabbitmq
+from .stage import BROKERS, IMPATIENT, Address, Fault, Stage
 
 #: Seconds for which a round sends, and strikes.
 ROUND = 120.0
@@ -45,16 +45,19 @@ STRIKES: tuple[Callable[[Stage], None], ...] = (
 
 
 def soak(minutes: float, seed: int, folder: Path) -> Iterator[Result]:
-    """Rounds, until so many minutes are over; gives each round's result as it ends."""
+    """Rounds, until so many minutes are over, with each broker in turn; gives each round's result
+    as it ends.
+    """
     until = time.monotonic() + 60 * minutes
     number = 0
-    while (left := until - time.monotonic()) > 0:
-        yield _round(min(ROUND, left), seed + number, folder)
-        number += 1
+    with running_rabbitmq() as rabbitmq:
+        while (left := until - time.monotonic()) > 0:
+            yield _round(min(ROUND, left), seed + number, folder, rabbitmq)
+            number += 1
 
 
-def _round(seconds: float, seed: int, folder: Path) -> Result:
-    broker = ("redis", "amqp")[seed % 2]
+def _round(seconds: float, seed: int, folder: Path, rabbitmq: Address) -> Result:
+    broker = BROKERS[seed % 2]
     impatient = {
         "broker_transport_options": {**IMPATIENT, "visibility_timeout": VISIBILITY_TIMEOUT}
     }
@@ -73,7 +76,13 @@ def _round(seconds: float, seed: int, folder: Path) -> Result:
     path = folder / f"soak-{seed}.jsonl"
     path.unlink(missing_ok=True)
     stage = Stage(
-        fault, History(path), pool=case.pool, broker=case.broker, acks=case.acks, seed=str(seed)
+        fault,
+        History(path),
+        pool=case.pool,
+        broker=case.broker,
+        acks=case.acks,
+        seed=str(seed),
+        rabbitmq=rabbitmq,
     )
     return play_as(stage, case, seed)
 

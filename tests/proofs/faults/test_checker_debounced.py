@@ -118,6 +118,28 @@ def test_what_holds_the_lock_or_strikes_may_make_it_later():
     assert "max wait" in story(strikes=True, until=3.5 + STUCK + NOISE)
 
 
+def test_calls_that_come_again_have_their_turn_before():
+    def story(newest):
+        made = DebounceStory().message("again", value="x")
+        made.parked("again:0.0", 1.5, in_front=True, newest=newest, quiet=SLOT["quiet"])
+        made.call("one", 1.6).took("again:0.0", 5.0).body(5.0, 5.4, task_id="again", right=9.0)
+        return "max wait" in made.ran("one", 5.5).wrong()
+
+    assert not story("")
+    assert DebounceStory().call("one", 1.6).ran("one", 5.5).wrong() == ["max wait"]
+
+
+def test_the_burst_is_known_though_nobody_heard_that_a_call_in_its_middle_replaced():
+    def story(first_at):
+        made = DebounceStory().call("first", first_at).message("lost", value="x")
+        made.parks("lost:0.0", 2.0, **SLOT).call("last", 2.6)
+        made.events[-1].fields["replaced"] = ["lost:0.0"]
+        return made.ran("last", 2.7).wrong()
+
+    assert "not quiet" not in story(2.6 - MAX_WAIT)
+    assert "not quiet" in story(1.9)
+
+
 def test_the_burst_is_known_though_a_call_in_its_middle_did_not_live_to_say_that_it_waits():
     story = DebounceStory().message("lost", value="x").parks("lost:0.0", 1.0, **SLOT)
     story.call("last", 1.0 + MAX_WAIT - 0.1)

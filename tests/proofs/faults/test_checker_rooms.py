@@ -156,6 +156,18 @@ def test_one_that_met_a_held_lock_and_went_back_is_waited_for_again():
     assert story.took("new:0.0", 4.0).took("a:0.0", 5.0).wrong() == []
 
 
+def test_who_asked_before_the_late_one_went_back_may_take_the_lock():
+    def story(went_back):
+        made = two_in_the_room().offered("a:0.0", 2.5).parked("a:0.0", went_back)
+        made.took("b:0.0", 4.0).took("a:0.0", 5.0)
+        took = next(e for e in made.events if e.kind == "took" and e.entry == "b:0.0")
+        took.fields["asked"] = 3.9
+        return made.wrong()
+
+    assert story(3.95) == []
+    assert story(3.8) == ["order"]
+
+
 def test_the_next_one_has_its_chance_while_a_message_is_late():
     def story(offered_at):
         made = two_in_the_room().offered("a:0.0", offered_at)
