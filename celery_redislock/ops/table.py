@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..app.canonical import digest, parts_of
-from .terminal import Column, by_cutting, by_node, by_path, by_wrapping, grid, named_values
+from .terminal import (
+    Column,
+    by_cutting,
+    by_node,
+    by_path,
+    by_wrapping,
+    grid,
+    lines_by_row,
+    named_values,
+)
 
 if TYPE_CHECKING:
     from .rooms import Waiting
@@ -79,19 +88,35 @@ def locks_table(
     """
     if not found:
         return []
-    hidden = set() if any(each.turned_away for each in found) else {"SKIPS"}
     styles = [TROUBLE if colors and is_trouble(each) else "" for each in found]
     if wide:
-        if not any(each.holder is not None and each.holder.label for each in found):
-            hidden.add("LABEL")
+        hidden = _empty(found)
         head = [name for name in WIDE if name not in hidden]
         return aligned(head, (_picked(_wide_row(each), head) for each in found), styles)
+    return grid(*_narrow(found), width, styles)
+
+
+def locks_lines(found: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
+    """The lines of the head of `locks_table`, and those of each lock."""
+    head, *lines = lines_by_row(*_narrow(found))
+    return head, lines
+
+
+def _narrow(found: Sequence[Found]) -> tuple[list[Column], list[list[str]]]:
+    """The columns that fit a terminal, and the cells of each lock."""
     ids = shortened(each.holder.task_id for each in found if each.holder and each.holder.task_id)
     digests = shortened(digest for each in found if (digest := digest_of(each.name)))
+    hidden = _empty(found)
     columns = [column for column in COLUMNS if column.head not in hidden]
     head = [column.head for column in columns]
-    rows = [_picked(_row(each, ids, digests), head) for each in found]
-    return grid(columns, rows, width, styles)
+    return columns, [_picked(_row(each, ids, digests), head) for each in found]
+
+
+def _empty(found: Sequence[Found]) -> set[str]:
+    """The columns that would say nothing."""
+    labels = any(each.holder is not None and each.holder.label for each in found)
+    skips = any(each.turned_away for each in found)
+    return {name for name, says in (("LABEL", labels), ("SKIPS", skips)) if not says}
 
 
 def is_trouble(each: Found) -> bool:

@@ -200,17 +200,28 @@ def grid(
         width: the width to use instead of the terminal's.
         styles: the colour of each row, or "".
     """
+    head, *lines_of_rows = lines_by_row(columns, rows, width)
+    for lines, style in zip_longest(lines_of_rows, styles, fillvalue=""):
+        head += [click.style(line, fg=style) for line in lines] if style else lines
+    return head
+
+
+def lines_by_row(
+    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int | None = None
+) -> list[list[str]]:
+    """As `grid`: the lines of the head, and those of each row."""
     cells = [[plain(cell) for cell in row] for row in rows]
     limit = terminal_width() if width is None else width
     widths = _widths(columns, cells, limit)
-    lines = [_line([column.head for column in columns], columns, widths, limit)]
-    for row, style in zip_longest(cells, styles[: len(cells)], fillvalue=""):
+    lines = [[_line([column.head for column in columns], columns, widths, limit)]]
+    for row in cells:
         fitted = [
             [cell] if column.fit is None or width_of(cell) <= width else column.fit(cell, width)
             for column, cell, width in zip(columns, row, widths, strict=True)
         ]
-        made = [_line(line, columns, widths, limit) for line in zip_longest(*fitted, fillvalue="")]
-        lines += [click.style(line, fg=style) for line in made] if style else made
+        lines.append(
+            [_line(line, columns, widths, limit) for line in zip_longest(*fitted, fillvalue="")]
+        )
     return lines
 
 

@@ -7,17 +7,33 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from ..app.settings import app_locks
 from ..errors import LockUnavailable
+from ..protocol.holders import Holder
+from ..protocol.keys import lock_keys
 from .hear import EVENTS, Ear
-from .screen import screen
-from .survey import Found, all_locks
-from .table import in_units, locks_table, summary
+from .rooms import room_of
+from .screen import Line, Picture, screen
+from .survey import Found, all_locks, one_lock
+from .table import (
+    ORDERS,
+    described,
+    in_order,
+    in_units,
+    is_trouble,
+    locks_lines,
+    summary,
+    waiting_table,
+)
 from .terminal import plain, terminal_width, wrap
 from .why import is_denied, why
 
+#: What the keys do, in the table and in a lock that is open.
+HELP: Final = "arrows: scroll   /: filter   s, r: sort   Tab, Enter: open   q: quit"
+OPEN_HELP: Final = "arrows: scroll   Esc: back"
 #: The ends of the types of our events that mean neither a conflict nor a lost lock.
 NO_CONFLICT: Final = ("acquired", "recovered", "revoked")
 
@@ -52,12 +68,13 @@ class Rates:
 
 
 class Watch:
-    """The picture of the locks that is drawn.
+    """The picture of the locks that is drawn, and what the keys make of it.
 
     Args:
         app: the Celery app.
         rates: the rates of its workers' events.
-        choose: selects the locks to show, and sorts them.
+        choose: selects the locks to show.
+        sort: the order of the locks, one of `table.ORDERS`, and whether it is reversed.
         limit: how many locks to show at most.
     """
 
@@ -66,13 +83,28 @@ class Watch:
         app: Any,
         rates: Rates,
         choose: Callable[[list[Found]], list[Found]],
+        sort: tuple[str, bool],
         limit: int | None,
     ) -> None:
         self._app, self._rates, self._choose, self._limit = app, rates, choose, limit
+        self._order, self._reverse = sort
         self._locks = app_locks(app)
         self._found: list[Found] = []
+        self._counted = {"conflicts": 0.0, "lost": 0.0}
         self._seen_at: float | None = None
+        self._filter, self._typing = "", False
+        #: The key of the lock that is chosen, and the name of the one that is open; "" for none.
+        self._chosen, self._open = "", ""
+        self._opened: list[str] = []
         self.trouble: LockUnavailable | None = None
+        self._keys: dict[str, Callable[[], None]] = {
+            "/": self._begin_typing,
+            "s": self._sort_next,
+            "r": self._turn_round,
+            "c-i": partial(self._choose_next, 1),
+            "s-tab": partial(self._choose_next, -1),
+            "c-m": self._open_chosen,
+        }
 
     def look(self) -> None:
         """Read the locks. If the server does not answer, the picture keeps what was read before.
@@ -80,30 +112,79 @@ class Watch:
         Raises:
             LockUnavailable: the server does not allow it.
         """
+        self._counted = self._rates.take()
         try:
             self._found = self._choose(all_locks(self._locks, self._app))
+            self._opened = self._read_open()
             self._seen_at, self.trouble = time.monotonic(), None
         except LockUnavailable as exc:
             if is_denied(exc):
                 raise
             self.trouble = exc
 
-    def picture(self) -> tuple[list[str], list[str]]:
-        """The lines that stay, and the lines that scroll."""
-        rates, found = self._rates.take(), self._found
+    def _read_open(self) -> list[str]:
+        """All about the lock that is open."""
+        if not self._open:
+            return []
+        slots = one_lock(self._locks, self._open, self._app)
+        room = room_of(self._locks.server, lock_keys(self._locks.prefix, self._open), self._app)
+        lines = [line for each in slots for line in (*described(each), "")]
+        lines = lines or ["Nobody holds it, and nobody waits for it.", ""]
+        return [*lines, f"waiting: {room.total}", *waiting_table(room.waiting)]
+
+    # -- drawing ------------------------------------------------------------------------------
+
+    def picture(self) -> Picture:
+        """The lines that stay, those that scroll, and what the keys do."""
+        where = f"{time.strftime('%H:%M:%S')}  {self._locks.describe_server()}"
+        width = terminal_width()
+        texts = [where, *self._troubles(), f"{self._open}:" if self._open else self._counts()]
+        first = [line for text in texts for line in wrap(plain(text), width)]
+        if self._open:
+            lines = [Line(plain(each)) for each in self._opened]
+            return Picture(first, lines, OPEN_HELP, self._open)
+        head, body = self._table()
+        return Picture([*first, *head], body, f"{self._typed()}{HELP}")
+
+    def _counts(self) -> str:
+        found, rates = self._found, self._counted
         waiting = sum({each.name: each.waiting for each in found if each.is_lock}.values())
-        counts = (
+        return (
             f"{summary(found)}, {waiting} waiting,"
             f" {rates['conflicts']:.1f} conflicts/s, {rates['lost']:.1f} lost/s"
             f"{self._rates.heard}"
         )
-        where = f"{time.strftime('%H:%M:%S')}  {self._locks.describe_server()}"
-        texts, width = (where, *self._troubles(), counts), terminal_width()
-        first = [line for text in texts for line in wrap(plain(text), width)]
-        top, *body = locks_table(found[: self._limit]) or [""]
-        if self._limit is not None and len(found) > self._limit:
-            body.append(f"... and {len(found) - self._limit} more")
-        return [*first, top], body
+
+    def _table(self) -> tuple[list[str], list[Line]]:
+        wanted = self._wanted()
+        shown = wanted[: self._limit]
+        if not shown:
+            return [""], []
+        head, rows = locks_lines(shown)
+        body = [
+            Line(line, self._style(each))
+            for each, lines in zip(shown, rows, strict=True)
+            for line in lines
+        ]
+        if len(shown) < len(wanted):
+            body.append(Line(f"... and {len(wanted) - len(shown)} more"))
+        return head, body
+
+    def _style(self, each: Found) -> str:
+        if each.key == self._chosen:
+            return "chosen"
+        return "trouble" if is_trouble(each) else ""
+
+    def _wanted(self) -> list[Found]:
+        """The locks in order, those that the filter matches."""
+        text = self._filter.lower()
+        matching = [each for each in self._found if text in text_of(each).lower()]
+        return in_order(matching, self._order, self._reverse)
+
+    def _typed(self) -> str:
+        return f"filter: {self._filter}{'_' if self._typing else ''}   " * bool(
+            self._filter or self._typing
+        )
 
     def _troubles(self) -> Iterator[str]:
         if self.trouble is None:
@@ -113,12 +194,68 @@ class Watch:
         if self._seen_at is not None:
             yield f"As it was {in_units(time.monotonic() - self._seen_at)} ago:"
 
+    # -- keys ---------------------------------------------------------------------------------
+
+    def press(self, key: str) -> bool | None:
+        """Obey a key. False to quit; None if it is not known here."""
+        if self._typing:
+            self._type(key)
+        elif self._open and key in ("escape", "q", "c-h"):
+            self._open, self._opened = "", []
+        elif key in ("q", "Q"):
+            return False
+        elif self._open or key not in self._keys:
+            return None
+        else:
+            self._keys[key]()
+        return True
+
+    def _begin_typing(self) -> None:
+        self._typing = True
+
+    def _sort_next(self) -> None:
+        names = list(ORDERS)
+        self._order = names[(names.index(self._order) + 1) % len(names)]
+
+    def _turn_round(self) -> None:
+        self._reverse = not self._reverse
+
+    def _type(self, key: str) -> None:
+        if key in ("c-m", "escape"):
+            self._typing = False
+            self._filter = self._filter if key == "c-m" else ""
+        elif key == "c-h":
+            self._filter = self._filter[:-1]
+        elif len(key) == 1 and key.isprintable():
+            self._filter += key
+
+    def _choose_next(self, step: int) -> None:
+        keys = [each.key for each in self._wanted()[: self._limit]]
+        if keys:
+            known = keys.index(self._chosen) + step if self._chosen in keys else 0
+            self._chosen = keys[known % len(keys)]
+
+    def _open_chosen(self) -> None:
+        """Open the lock that is chosen, or else the first."""
+        wanted = self._wanted()
+        for each in [*(each for each in wanted if each.key == self._chosen), *wanted][:1]:
+            self._open = each.name
+            self.look()
+
+
+def text_of(each: Found) -> str:
+    """What the filter looks at."""
+    holder = each.holder or Holder()
+    texts = (each.task, each.name, each.state, holder.label, holder.node, holder.task_id)
+    return " ".join(text for text in texts if text)
+
 
 def watch(
     app: Any,
     every: float,
     times: int | None,
     choose: Callable[[list[Found]], list[Found]],
+    sort: tuple[str, bool],
     limit: int | None,
 ) -> None:
     """Draw until interrupted, or so many times.
@@ -127,7 +264,8 @@ def watch(
         app: the Celery app.
         every: seconds between two looks.
         times: how often to look; None without end.
-        choose: selects the locks to show, and sorts them.
+        choose: selects the locks to show.
+        sort: their order at first, and whether it is reversed.
         limit: how many locks to show at most.
 
     Raises:
@@ -135,11 +273,11 @@ def watch(
     """
     rates = Rates(app)
     with contextlib.closing(rates.ear), contextlib.suppress(KeyboardInterrupt), screen() as drawn:
-        watched = Watch(app, rates, choose, limit)
+        watched = Watch(app, rates, choose, sort, limit)
         for number in itertools.count(1):
             watched.look()
-            drawn.show(*watched.picture())
-            if number == times or not drawn.wait(every):
+            drawn.show(watched)
+            if number == times or not drawn.wait(every, watched):
                 break
     if times is not None and watched.trouble is not None:
         raise watched.trouble

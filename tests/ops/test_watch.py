@@ -17,7 +17,7 @@ import termios
 
 import pytest
 
-from tests.support.looking import ROOT, installed, make_app, run, take
+from tests.support.looking import ROOT, installed, make_app, park, run, take
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 
@@ -138,6 +138,37 @@ def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
     assert terminal.process.wait(60) == 0
     assert terminal.is_in_order
     assert terminal.read().endswith(LEAVE), "the screen of before"
+    app.tasks["sync"].app_locks.server.close()
+
+
+def test_keys_filter_sort_and_open_a_lock(redis_server, label, open_terminal):
+    app = make_app(redis_server.url, label)
+    for number in range(5):
+        take(app, "report", f"{number}", token=f"t{number}", lock_label=f"order {number}")
+    park(app, "report", "3", "waits")
+    terminal = open_terminal(redis_server.url, "--sort", "key")
+    terminal.shows("1-5 of 5 lines")
+    terminal.press("/order 3")
+    terminal.shows("filter: order 3_")
+    terminal.shows("order 3")
+    assert not any("order 1" in line for line in terminal.picture)
+    terminal.press("\x7f4\r")  # another last character
+    terminal.shows("filter: order 4 ")
+    assert not any("order 3" in line for line in terminal.picture)
+    terminal.press("/\x1b")
+    terminal.shows("1-5 of 5 lines")
+    terminal.press("ss")  # by node, and by how long it is held
+    terminal.press("\t")
+    eventually(lambda: "\x1b[0;7m" in terminal.read(), "one is chosen", 60)
+    terminal.press("/order 3\r\r")
+    terminal.shows("task_id      id-of-3")
+    terminal.press("G")
+    terminal.shows("waiting: 1")
+    terminal.press("\x1b")
+    terminal.shows("filter: order 3 ")
+    terminal.press("q")
+    assert terminal.process.wait(60) == 0
+    assert terminal.is_in_order
     app.tasks["sync"].app_locks.server.close()
 
 

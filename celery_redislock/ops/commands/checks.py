@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..command import print_json, with_app, with_filters, with_json
-from ..table import ORDERS, in_order, show_lines
+from ..table import ORDERS, show_lines
 from ..terminal import Column, grid, wrap
 
 if TYPE_CHECKING:
@@ -37,17 +37,17 @@ def watch(
 ) -> None:
     """Show a live table of holders and waiters, with conflicts and lost locks per second.
 
-    It scrolls with the arrows, PgUp and PgDn, and q ends it. While the server is away it shows what
-    it saw last.
+    The arrows, PgUp and PgDn scroll; / filters; s and r sort; Tab chooses a lock, and Enter opens
+    it; q ends it. While the server is away it shows what it saw last.
     """
     from ..pick import chosen
     from ..watch import watch
 
     def choose(found: list[Found]) -> list[Found]:
         some = [each for each in found if each.state != "broken"]
-        return in_order(chosen(some, task, node, older), sort, reverse)
+        return chosen(some, task, node, older)
 
-    watch(app, every, times, choose, limit)
+    watch(app, every, times, choose, (sort, reverse), limit)
 
 
 @click.command()
