@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,12 +21,12 @@ from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.urls import source_from_url
 from tests.acceptance.looking import starts
+from tests.support.exporter import Exporter
 from tests.support.looking import ROOT, installed, make_app, run
 from tests.support.promtool import promtool
 from tests.support.rights import as_user, denials, grant
 from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually
-from tests.support.workers import Process
 
 pytest.importorskip("prometheus_client")
 
@@ -35,36 +34,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 #: How many tasks wait in the test of a long room.
 LONG = 1500
-
-
-class Exporter(Process):
-    """A `celery redislock export`, serving when it is made."""
-
-    def __init__(self, *arguments: str, conf: dict[str, Any]) -> None:
-        super().__init__("redislock", "export", "--port", "0", *arguments, conf=conf)
-
-        def url() -> str | None:
-            assert self.popen.poll() is None, self.log()
-            _, found, after = self.log().partition("Metrics: http://")
-            return f"http://{after.split()[0]}" if found and "\n" in after else None
-
-        try:
-            self.url = eventually(url, "it serves", 60)
-        except BaseException:
-            self.close()
-            raise
-
-    def text(self) -> str:
-        with urllib.request.urlopen(self.url, timeout=20) as response:
-            return response.read().decode()
-
-    def scrape(self) -> dict[tuple[str, ...], float]:
-        """The samples: by their name and the values of their labels."""
-        return {
-            (sample.name.removeprefix("redislock_"), *sample.labels.values()): sample.value
-            for family in text_string_to_metric_families(self.text())
-            for sample in family.samples
-        }
 
 
 @pytest.fixture(scope="module")
