@@ -27,6 +27,18 @@ for _, member in ipairs(unknown) do
   pass_over(member)
 end
 
+-- Whether all before it are under way.
+local function is_next(member)
+  for _, other in ipairs(front()) do
+    if other == member then
+      return true
+    elseif not first_of(other) then
+      return false
+    end
+  end
+  return false
+end
+
 -- Publish one whose time to wait is over: its policy decides what follows.
 local function give_up()
   for _, member in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, AT_ONCE)) do
@@ -35,13 +47,14 @@ local function give_up()
       take_out(member)
     elseif not passed_over[member] then
       local before = state.due  -- 0 if it waited; else its message, or an earlier one, did not come
+      local overtakes = before == 0 and not is_next(member)
       if before > 0 and not first_of(member) then
         redis.call('ZADD', sent, string.format('%.0f', before - KEPT_FOR), member)
       end
       local sending = send(member, state)
       redis.call('ZADD', deadlines, string.format('%.0f', state.due), member)
-      if before == 0 then
-        redis.call('ZREM', sent, member)  -- it need not be next: the lock is not kept for it
+      if overtakes then
+        redis.call('ZREM', sent, member)  -- the lock is not kept for it
       end
       return sending
     end

@@ -559,3 +559,15 @@ def test_one_whose_time_is_over_does_not_overtake(room: Room) -> None:
     room.published(room.settle(holder), "first")
     room.ask("gives up", member=room.entry_id("gives up"))
     room.take("first", member=room.entry_id("first"))
+
+
+def test_one_whose_time_is_over_keeps_its_place_if_it_is_the_next(room: Room) -> None:
+    holder = room.take("holder")
+    room.park("first", give_up=1.0)
+    room.park("second")
+    room.pass_time(1)
+    room.published(room.look(), "first")
+    assert room.settle(holder).offered is None
+    room.ask("second")
+    room.ask("newcomer")
+    room.take("first", member=room.entry_id("first"))

@@ -8,6 +8,7 @@ and in the end each task has had what its policy promises, and the room is empty
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -256,12 +257,14 @@ class RoomMachine(RuleBasedStateMachine):
             self._met("look", look.offered)
             is_known = len(passed_over) >= unknown
             before = gives_up.due if gives_up is not None else 0
+            is_next = gives_up is not None and self._is_next(gives_up)
             if gives_up is not None and before and gives_up.sent is None:
                 gives_up.sent = before - KEPT_FOR  # its message did not come
             self._is_published(look.offered, due, is_sent=is_known)
             if gives_up is not None:
                 gives_up.deadline = gives_up.due
-                gives_up.sent = gives_up.sent if before else None  # the lock is not kept for it
+                if not before and not is_next:
+                    gives_up.sent = None  # the lock is not kept for it
             self._stores_results(look.ended)
             self._drops(look.too_long)
             if due is None or is_known:
@@ -396,6 +399,11 @@ class RoomMachine(RuleBasedStateMachine):
             elif has_chance and other.due <= now:
                 free -= is_published
         return free > 0
+
+    def _is_next(self, member: Member) -> bool:
+        """Whether all before it are under way."""
+        before = itertools.takewhile(lambda each: each is not member, self.waiting)
+        return all(each.sent is not None for each in before)
 
     def _due(self) -> float:
         """The earliest time at which there is something to do in the room."""

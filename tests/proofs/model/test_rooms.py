@@ -79,7 +79,9 @@ BROKEN: dict[str, tuple[Sequence[str], str, str]] = {
     # who looks after the room
     "nobody is to look after it": (ROOM, "    look_at(due)\n", ""),
     "nobody looks when one is due": (ROOM, "  due = math.min(due, next_chance(free))\n", ""),
-    "the lock is kept for one that gives up": (["look"], "if before == 0 then", "if false then"),
+    "the lock is kept for one that gives up": (["look"], "if overtakes then", "if false then"),
+    "the next one that gives up is overtaken": (
+        ["look"], "before == 0 and not is_next(member)", "before == 0"),
     "one that gives up and does not come is forgotten": (
         ["look"], "if before > 0 and not first_of(member) then", "if false then"),
     "nobody looks when one gives up": (ROOM, "math.min(due, next_deadline())", "due"),
