@@ -3,7 +3,7 @@ import { arrange, clock, count, el, mark, plain, quoted, say, shortId, tail, tas
 import { askToBreak, askToDrop, askToEnd } from "./orders.js";
 import { Lease, about, argumentsOf, whoWaits } from "./rows.js";
 import { Timeline, how, saidOf } from "./timeline.js";
-import { isHeld, troubles } from "./trouble.js";
+import { isHeld, told } from "./trouble.js";
 
 const MOST = 200;
 const LOOK_BACK = 10_000; // ms between two looks at the history
@@ -194,7 +194,7 @@ class Slot {
   tick() {
     const now = this.model.now(), since = this.row.acquired_at;
     say(this.held, since === undefined ? "" : `for ${units(now - since)}`);
-    say(this.trouble, troubles(this.row, this.model, now).map(([, text]) => text).join("; "));
+    say(this.trouble, told(this.row, this.model, now));
     this.lease.update(this.row, now);
   }
 }

@@ -1,6 +1,6 @@
 // The table: what is held and waited for now. A lock with several slots is one row of it.
 import { arrange, clock, count, cut, el, href, mark, plain, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
-import { isHeld, rankOf, silence, troubles } from "./trouble.js";
+import { isHeld, rankOf, silence, told } from "./trouble.js";
 
 export const PER_PAGE = 20;
 const MOST_SLOTS = 5;
@@ -121,11 +121,11 @@ class Line {
   }
 
   tick(model) {
-    const now = model.now(), since = this.row.acquired_at, found = troubles(this.row, model, now);
+    const now = model.now(), since = this.row.acquired_at;
     say(this.held, since === undefined ? "" : units(now - since));
     if (since !== undefined) mark(this.held, "title", `since ${clock(since)}`);
-    say(this.trouble, found.filter(([rank]) => rank !== 4).map(([, text]) => text).join("; "));
-    mark(this.element, "data-trouble", found.length > 0);
+    say(this.trouble, told(this.row, model, now));
+    mark(this.element, "data-trouble", rankOf(this.row, model, now) > 0);
     this.lease.update(this.row, now);
   }
 }

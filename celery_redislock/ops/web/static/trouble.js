@@ -4,6 +4,7 @@ import { count, taskOf, units } from "./format.js";
 const RUNS = new Set(["held", "replaced"]);
 // The heartbeat comes after a third of the ttl. A look, and the page, may be some seconds late.
 const BEAT = 0.34, LATE = 3;
+const SILENT = 4;
 
 export const isHeld = (row) => RUNS.has(row.state);
 
@@ -18,7 +19,7 @@ export function silence(row, now) {
 export function troubles(row, model, now) {
   const found = [], silent = silence(row, now);
   if (row.untaken) found.push([5, `no worker takes ${count(row.untaken, "task")}`]);
-  if (silent) found.push([4, `no sign for ${units(silent)}`]);
+  if (silent) found.push([SILENT, `no sign for ${units(silent)}`]);
   if (isHeld(row) && row.acquired_at !== undefined) {
     const held = now - row.acquired_at, task = taskOf(row);
     const warn = model.about.warn_after?.[task], usual = model.usual[task];
@@ -27,5 +28,8 @@ export function troubles(row, model, now) {
   }
   return found;
 }
+
+// The troubles in one line, without those that the lease tells.
+export const told = (row, model, now) => troubles(row, model, now).filter(([rank]) => rank !== SILENT).map(([, text]) => text).join("; ");
 
 export const rankOf = (row, model, now) => troubles(row, model, now)[0]?.[0] ?? 0;
