@@ -103,6 +103,8 @@ def stays(events: Iterable[Event]) -> list[Stay]:
     """All the stays, in the order in which they were written."""
     found: list[Stay] = []
     inside: dict[tuple[str, str], Stay] = {}
+    #: The last stay of each, also if it has left.
+    latest: dict[tuple[str, str], Stay] = {}
     #: Who left before it was written that it had come.
     early: dict[tuple[str, str], tuple[str, Event]] = {}
     #: The offers of those who were not, or not yet, known to be in the room.
@@ -120,7 +122,10 @@ def stays(events: Iterable[Event]) -> list[Stay]:
     for event in events:
         where = event.get("key", ""), event.get("entry", "")
         if event.kind in ("parked", "not parked"):
-            left = [leave((event.key, entry), "replaced", event) for entry in event.replaced]
+            left = [
+                leave(place, "replaced", event) or _just_left(latest.get(place), event)
+                for place in ((event.key, entry) for entry in event.replaced)
+            ]
             # Who replaced one that was next, or the holder, is told to ask, and is in the room too.
             told_to_ask = event.said == "ask" and (event.replaced or event.in_front)
             if where in inside:
@@ -129,7 +134,7 @@ def stays(events: Iterable[Event]) -> list[Stay]:
                 # Of several the first: one that had begun is put ahead of those that came since.
                 places = [stay for stay in left if stay is not None]
                 place = min(places, key=lambda stay: stay.first.parked.at, default=None)
-                inside[where] = stay = Stay(event, place)
+                inside[where] = latest[where] = stay = Stay(event, place)
                 if told_to_ask and not event.replaced:
                     stay.unsure_from = event.at
                 found.append(stay)
@@ -157,6 +162,11 @@ def stays(events: Iterable[Event]) -> list[Stay]:
     _doubt_parking(found, unsaid(events))
     _doubt_elsewhere(found, events)
     return found
+
+
+def _just_left(stay: Stay | None, replacing: Event) -> Stay | None:
+    """One that was replaced, and found that out before its successor heard that it had replaced."""
+    return stay if stay is not None and stay.left_by >= replacing.asked else None
 
 
 def unanswered(events: Iterable[Event]) -> list[Event]:

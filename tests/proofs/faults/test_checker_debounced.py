@@ -129,6 +129,18 @@ def test_calls_that_come_again_have_their_turn_before():
     assert DebounceStory().call("one", 1.6).ran("one", 5.5).wrong() == ["max wait"]
 
 
+def test_the_burst_is_known_though_a_replaced_call_has_left_before_that_is_said():
+    def story(asked):
+        made = DebounceStory().call("first", 1.0).call("middle", 1.5, "first")
+        made.add("out", 2.9, id="middle", entry="middle:0.0", key="k")
+        made.call("last", 2.95, "middle")
+        made.events[-1].fields["asked"] = asked
+        return made.ran("last", 3.1).wrong()
+
+    assert "not quiet" not in story(2.8)
+    assert "not quiet" in story(2.94), "it had left before"
+
+
 def test_the_burst_is_known_though_nobody_heard_that_a_call_in_its_middle_replaced():
     def story(first_at):
         made = DebounceStory().call("first", first_at).message("lost", value="x")
