@@ -180,7 +180,7 @@ class Slot {
     this.end.hidden = this.button.hidden || !isHeld(row) || !row.task_id;
     const task = taskOf(row), usual = this.model.usual[task], warn = this.model.about.warn_after?.[task];
     const facts = { Arguments: argumentsOf(row), Task: row.task_id, Attempt: row.attempt || null, Node: row.node, Process: row.pid,
-      Since: row.acquired_at && clock(row.acquired_at), Usually: usual && units(usual), "Warned of after": warn && units(warn),
+      Since: row.acquired_at && clock(row.acquired_at), Usually: usual && units(usual), "Warns after": warn && units(warn),
       Fence: row.fence, "Replaced by": row.replaced_by, "Broken by": row.broken_by };
     const shown = Object.entries(facts).filter(([, value]) => value !== undefined && value !== null && value !== "");
     this.facts.replaceChildren(...shown.map(([name, value]) => {
