@@ -164,23 +164,18 @@ logger = logging.getLogger("celery_redislock")  # not `get_logger`: `log` import
 _newer_was_told = False
 
 
-def parse(value: bytes | None, ttl: float | None) -> Holder | None:
-    """The holder that a lock's value records.
+def parse(
+    value: bytes | None, ttl: float | None, record: dict[str, Any] | None = None
+) -> Holder | None:
+    """The holder that a lock's value records. `record` has its fields, if they were read before.
 
     Returns None if nobody holds the lock, or it is reserved for a waiter. A value that is not ours
     gives a holder without fields: the lock is held, but it is unknown by whom. A record of a newer
     version gives a holder with only its task, id and label.
     """
-    return None if value is None else _holder(_record(value), ttl)
-
-
-def read(value: bytes, ttl: float | None) -> tuple[dict[str, Any] | None, Holder | None]:
-    """What `decode` and `parse` tell of a value."""
-    record = _record(value)
-    return _fields(record), _holder(record, ttl)
-
-
-def _holder(record: dict[str, Any] | None, ttl: float | None) -> Holder | None:
+    if value is None:
+        return None
+    record = record or _record(value)
     if record is None:
         return Holder(ttl=ttl)
     if record.get("v") != VERSION and _is_newer(record):
@@ -259,14 +254,18 @@ def user_here() -> str:
     return f"{user}@{_host()}"
 
 
+def read(value: bytes, ttl: float | None) -> tuple[dict[str, Any] | None, Holder | None]:
+    """What `decode` and `parse` tell of a value."""
+    fields = decode(value)
+    is_ours = fields is not None and len(fields) > 2  # else it is of a newer version
+    return fields, parse(value, ttl, fields if is_ours else None)
+
+
 def decode(value: bytes) -> dict[str, Any] | None:
     """The fields of a lock's value, or None if it is not ours. A record of a newer version gives
     only its token and version: its other fields may mean something else.
     """
-    return _fields(_record(value))
-
-
-def _fields(record: dict[str, Any] | None) -> dict[str, Any] | None:
+    record = _record(value)
     if record is not None and _is_newer(record):
         return {"token": record["token"], "v": record["v"]}
     return record

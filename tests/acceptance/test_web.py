@@ -74,7 +74,7 @@ def test_a_run_and_the_duplicate_that_was_turned_away(viewer, hold, send, label)
 def test_one_that_waits_and_then_runs_overlaps_nothing(viewer, hold, send, label):
     first, second = hold("queued"), send("queued", label, 1.5)
     wait = eventually(lambda: viewer.of(second, kind="wait"), "it is seen to wait")[0]
-    assert wait["how"] == "queued"
+    assert wait["what"] == "queued"
     runs = [
         eventually(lambda each=each: viewer.of(each, kind="run", how="succeeded"), "it has run")[0]
         for each in (first, second)

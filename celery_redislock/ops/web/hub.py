@@ -244,7 +244,7 @@ class Hub:
     def _tell_heard(self) -> None:
         self._gathering = None
         changes = self._past_changes()
-        if changes and not self._trouble:
+        if any(changes.values()) and not self._trouble:
             self._send(changes)
 
     def _all_together(self) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class Hub:
 
     def _past_changes(self) -> dict[str, Any]:
         changed, dropped = self._past.take_changes()
-        return {name: ids for name, ids in (("past", changed), ("dropped", dropped)) if ids}
+        return {"past": changed, **({"dropped": dropped} if dropped else {})}
 
     def _send(self, message: dict[str, Any]) -> None:
         text = _dump({**message, **self._state()})
