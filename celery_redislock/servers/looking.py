@@ -69,12 +69,12 @@ class Looking:
             LockUnavailable: the server did not answer, or does not allow it.
         """
         commands = [(what, key) for key in keys for what in ("GET", "PTTL")]
-        (seconds, micros), *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
+        now, *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
         all_stored = [
             Stored(value is not None, None if isinstance(value, ResponseError) else value, left)
             for value, left in zip(replies[::2], replies[1::2], strict=True)
         ]
-        return int(seconds) + int(micros) / 1e6, all_stored
+        return _unix(now), all_stored
 
     def lengths(self, lists: Sequence[bytes | str], sets: Sequence[bytes | str]) -> list[int]:
         """The lengths of these lists and sorted sets; 0 for a key of another type.
@@ -98,9 +98,9 @@ class Looking:
         commands: list[tuple[str | int, ...]] = [
             *(("LLEN", keys.room), ("LRANGE", keys.room, 0, most - 1)),
         ]
-        (seconds, micros), *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
+        now, *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
         total, ids = [None if isinstance(reply, ResponseError) else reply for reply in replies]
-        now, members = int(seconds) + int(micros) / 1e6, ids or []
+        now, members = _unix(now), ids or []
         wanted = [
             *(("HGET", keys.entries, each) for each in members),
             *(("ZSCORE", keys.sent, each) for each in members),
@@ -124,8 +124,8 @@ class Looking:
         Raises:
             LockUnavailable: the server did not answer, or does not allow it.
         """
-        ((seconds, _),) = self._server.replies([("TIME",)])
-        commands = [_untaken(key, int(seconds)) for key in sent]
+        (now,) = self._server.replies([("TIME",)])
+        commands = [_untaken(key, _unix(now)) for key in sent]
         replies = self._server.replies(commands, wrong_type=True)
         return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
 
@@ -165,12 +165,12 @@ class Looking:
             for keys in rooms
             for command in (("LLEN", keys.room), ("LRANGE", keys.room, 0, 0))
         ]
-        (seconds, micros), *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
+        now, *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
         lengths = [each if isinstance(each, int) else 0 for each in replies[::2]]
         firsts = [each[0] if each and isinstance(each, list) else b"" for each in replies[1::2]]
         entries = self.entries(list(zip(rooms, firsts, strict=True)))
         ids = [each.decode(errors="replace") for each in firsts]
-        return int(seconds) + int(micros) / 1e6, list(zip(lengths, ids, entries, strict=True))
+        return _unix(now), list(zip(lengths, ids, entries, strict=True))
 
     def entries(self, wanted: Sequence[tuple[LockKeys, bytes | str]]) -> list[str]:
         """The stored entries with these rooms and ids; "" for an entry that is lost.
@@ -243,10 +243,10 @@ class Looking:
         took, ahead = [], 0.0
         for _ in range(count):
             before, began = time.time(), clock()
-            ((seconds, micros),) = self._server.replies([("TIME",)])
+            (now,) = self._server.replies([("TIME",)])
             took.append(clock() - began)
             if took[-1] == min(took):
-                ahead = int(seconds) + int(micros) / 1e6 - before - took[-1] / 2
+                ahead = _unix(now) - before - took[-1] / 2
         return took, ahead
 
     def eviction_policy(self, ttl: float) -> str | None:
@@ -260,6 +260,12 @@ class Looking:
         if fields.get("maxmemory", "0") == "0":
             return None
         return fields.get("maxmemory_policy")
+
+
+def _unix(time_reply: Sequence[bytes]) -> float:
+    """The reply to TIME in Unix seconds."""
+    seconds, micros = time_reply
+    return int(seconds) + int(micros) / 1e6
 
 
 def _untaken(sent: bytes | str, now: float) -> tuple[str | bytes | int, ...]:

@@ -41,8 +41,10 @@ from celery_redislock.protocol.claims import (
 from celery_redislock.protocol.clock import clock
 from celery_redislock.protocol.keys import BUCKETS, lock_keys
 from celery_redislock.protocol.notes import ENDED, EXPECTS_RESULT, PUBLISHING
+from celery_redislock.protocol.rooms import UNTAKEN_AFTER
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.connections import TRUSTED
+from celery_redislock.servers.looking import Looking
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.restarts import info
 from celery_redislock.servers.server import Server
@@ -1461,3 +1463,14 @@ def test_a_server_that_does_not_tell_which_it_is_is_held_off_after_a_break(
     with pytest.raises(LockUnavailable, match="no new locks for"):
         store.run(calls.acquire(make_claim(label)), hold_off=0)
     store.close()
+
+
+def test_one_that_no_worker_has_taken_for_a_minute_counts_from_the_first_millisecond(
+    store, client, label
+) -> None:
+    """A worker says so from then on, and `list` must not say less."""
+    keys = lock_keys("redislock", label)
+    seconds, micros = client.time()
+    since = seconds * 1000 + micros // 1000 - UNTAKEN_AFTER * 1000
+    client.zadd(keys.sent, {"a": since, "b": since + 30_000})
+    assert Looking(store).untaken([keys.sent]) == [1]
