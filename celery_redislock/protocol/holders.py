@@ -167,7 +167,7 @@ _newer_was_told = False
 def parse(
     value: bytes | None, ttl: float | None, record: dict[str, Any] | None = None
 ) -> Holder | None:
-    """The holder that a lock's value records. `record` has its fields, if they were read before.
+    """The holder that a lock's value records. `record` is the value, if it was read before.
 
     Returns None if nobody holds the lock, or it is reserved for a waiter. A value that is not ours
     gives a holder without fields: the lock is held, but it is unknown by whom. A record of a newer
@@ -256,19 +256,18 @@ def user_here() -> str:
 
 def read(value: bytes, ttl: float | None) -> tuple[dict[str, Any] | None, Holder | None]:
     """What `decode` and `parse` tell of a value."""
-    fields = decode(value)
-    is_ours = fields is not None and len(fields) > 2  # else it is of a newer version
-    return fields, parse(value, ttl, fields if is_ours else None)
+    record = _record(value)
+    holder = parse(value, ttl, record)
+    if record is not None and _is_newer(record):
+        return {"token": record["token"], "v": record["v"]}, holder
+    return record, holder
 
 
 def decode(value: bytes) -> dict[str, Any] | None:
     """The fields of a lock's value, or None if it is not ours. A record of a newer version gives
     only its token and version: its other fields may mean something else.
     """
-    record = _record(value)
-    if record is not None and _is_newer(record):
-        return {"token": record["token"], "v": record["v"]}
-    return record
+    return read(value, None)[0]
 
 
 def _is_newer(record: Mapping[str, Any]) -> bool:
@@ -289,8 +288,9 @@ def _is_newer(record: Mapping[str, Any]) -> bool:
 
 
 def _named(record: Mapping[str, Any], ttl: float | None) -> Holder:
-    names: Any = {n: v for n in ("task", "task_id", "label") if isinstance(v := record.get(n), str)}
-    return Holder(**names, ttl=ttl)
+    names = (record.get(name) for name in ("task", "task_id", "label"))
+    task, task_id, label = (name if isinstance(name, str) else None for name in names)
+    return Holder(task=task, task_id=task_id, label=label, ttl=ttl)
 
 
 def _record(value: bytes) -> dict[str, Any] | None:

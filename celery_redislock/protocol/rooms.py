@@ -35,7 +35,8 @@ def park(
         replaces: the ids of those that it replaces, as far as known. The server names the others.
     """
     by, grace = parking.replace or ("", None)
-    limit, give_up, arrived = parking.limit, parking.give_up, parking.arrived
+    most = "" if parking.limit is None else parking.limit
+    give_up, arrived = parking.give_up, parking.arrived
     # As late as can be: the time from here to the server makes the task look newer than it is.
     age = 0.0 if parking.received is None else clock() - parking.received
     quiet, longest = parking.quiet or (None, None)
@@ -45,12 +46,7 @@ def park(
         *(of.sent, of.waiters, claim.done_key, *of.slots, *of.done_by_each(replaces)),
     )
     args = (
-        *(
-            parking.member or claim.entry_id,
-            parking.entry,
-            claim.entry_id,
-            "" if limit is None else limit,
-        ),
+        *(parking.member or claim.entry_id, parking.entry, claim.entry_id, most),
         *(_ms_or_nothing(give_up), int(parking.in_front), of.lock_id),
         *(claim.task_id, to_ms(claim.done_ttl), to_ms(ENDED_AGAIN), _ms_or_nothing(grace), by),
         *("" if arrived is None else f"{arrived * 1000:.3f}", f"{age * 1000:.3f}"),
@@ -165,7 +161,7 @@ def goes_on_elsewhere(claim: Claim, own: Sequence[str]) -> Query[bool]:
 
 def _goes_on(claim: Claim, own: Sequence[str], replies: list[Any]) -> bool:
     waits, pending, *values = replies
-    is_pending = pending is not None and pending.endswith(f"|{claim.entry_id}".encode())
+    is_pending = entries.id_in(pending, b"") == claim.entry_id
     records = [holders.decode(value) for value in values if isinstance(value, bytes)]
     attempt = (claim.task_id, claim.attempt, claim.nesting)
     return (

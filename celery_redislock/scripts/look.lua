@@ -47,15 +47,11 @@ local function give_up()
       take_out(member)
     elseif not passed_over[member] then
       local before = state.due  -- 0 if it waited; else its message, or an earlier one, did not come
-      local overtakes = before == 0 and not is_next(member)
       if before > 0 and not first_of(member) then
         redis.call('ZADD', sent, string.format('%.0f', before - KEPT_FOR), member)
       end
-      local sending = send(member, state)
+      local sending = send(member, state, before == 0 and not is_next(member))
       redis.call('ZADD', deadlines, string.format('%.0f', state.due), member)
-      if overtakes then
-        redis.call('ZREM', sent, member)  -- the lock is not kept for it
-      end
       return sending
     end
   end

@@ -104,12 +104,13 @@ local function may_go(member)
   return free > 0
 end
 
--- Note that a member is published. Reply {member, id, entry, "1" if it gives up, ms since it was
--- first published}.
-local function send(member, state)
+-- Note that a member is published, and is under way: the lock is kept for it, and those behind it
+-- wait; or, with `aside`, neither. Reply {member, id, entry, "1" if it gives up, ms since it was first
+-- published}.
+local function send(member, state, aside)
   local first = first_of(member)
   local age = now - (first or now)
-  if not first then
+  if not first and not aside then
     redis.call('ZADD', sent, string.format('%.0f', now), member)
   elseif age > GOES_LAST_AFTER then
     redis.call('LREM', room, 1, member)

@@ -181,14 +181,17 @@ def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
 
 def _say_untaken(offered: Offered, keys: LockKeys, what: str) -> None:
     """Report that no worker takes a task. The app may not know it."""
-    entry_id, task = offered.place.entry_id, task_of(offered.entry)
-    task_id = task_id_of(entry_id)
+    whose = Whose(keys.lock, task_of(offered.entry), task_id_of(offered.place.entry_id))
     tell(
-        Outcome.UNTAKEN, Whose(keys.lock, task, task_id),
+        Outcome.UNTAKEN, whose,
         "redislock: no worker has taken %s, which waits for %s, since it was first published %.0f"
         " s ago: %s",
-        f"{task}[{task_id}]" if task else task_id, keys.lock, offered.since, what, reason=what,
+        _called(whose), keys.lock, offered.since, what, reason=what,
     )  # fmt: skip
+
+
+def _called(whose: Whose) -> str:
+    return f"{whose.task}[{whose.task_id}]" if whose.task else str(whose.task_id)
 
 
 def _end_untaken(app: Any, keys: LockKeys, ttl: float, members: list[str]) -> None:
@@ -196,12 +199,12 @@ def _end_untaken(app: Any, keys: LockKeys, ttl: float, members: list[str]) -> No
     locks = app_locks(app)
     dropped = locks.server.run(drop(keys, ttl, "", locks.done_ttl, members))
     for entry_id, text in dropped.items():
-        task, task_id = task_of(text), task_id_of(entry_id)
+        whose = Whose(keys.lock, task_of(text), task_id_of(entry_id))
         tell(
-            Outcome.UNTAKEN, Whose(keys.lock, task, task_id),
+            Outcome.UNTAKEN, whose,
             "redislock: %s ends without a run: no worker has taken it for %.0f s"
             " (redislock_offer_for) while it waited for %s",
-            f"{task}[{task_id}]" if task else task_id, locks.offer_for, keys.lock,
+            _called(whose), locks.offer_for, keys.lock,
             level=logging.ERROR, reason="redislock_offer_for",
         )  # fmt: skip
         end_replaced(app, keys, ttl, entry_id, text, "")

@@ -61,7 +61,7 @@ BROKEN: dict[str, tuple[Sequence[str], str, str]] = {
         ROOM, "math.max(count - #slots, 0), LONGEST_CHANCE)", "math.max(count - #slots, 0))"),
     "one that never comes keeps its place": (
         ROOM, "elseif age > GOES_LAST_AFTER then", "elseif false then"),
-    "each publication is the first": (ROOM, "  if not first then\n", "  if true then\n"),
+    "each publication is the first": (ROOM, "if not first and not aside then", "if true then"),
     # who cannot be published here
     "one passed over blocks": (ROOM, "if not passed_over[member] and (", "if ("),
     "the lock is kept for one passed over": (
@@ -79,7 +79,8 @@ BROKEN: dict[str, tuple[Sequence[str], str, str]] = {
     # who looks after the room
     "nobody is to look after it": (ROOM, "    look_at(due)\n", ""),
     "nobody looks when one is due": (ROOM, "  due = math.min(due, next_chance(free))\n", ""),
-    "the lock is kept for one that gives up": (["look"], "if overtakes then", "if false then"),
+    "the lock is kept for one that gives up": (
+        ROOM, "if not first and not aside then", "if not first then"),
     "the next one that gives up is overtaken": (
         ["look"], "before == 0 and not is_next(member)", "before == 0"),
     "one that gives up and does not come is forgotten": (
