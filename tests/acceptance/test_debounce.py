@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 import time
 
@@ -123,8 +122,7 @@ def test_what_waits_outlives_its_worker(start_worker, sender, room, journal, lab
     doomed = start_worker(queues=queue, concurrency=2)
     result = sender.send_task("debounced_late", [label, 0.0], queue=queue)
     eventually(lambda: room.ids() == [result.id], "it waits")
-    os.killpg(doomed.pid, signal.SIGKILL)
-    doomed.popen.wait()
+    doomed.kill()
     start_worker(queues=queue, concurrency=2)
     assert result.get(timeout=30)[0] == label
     assert len(starts(journal, label)) == 1

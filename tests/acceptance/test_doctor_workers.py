@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import pytest
 from celery import Celery
@@ -53,8 +51,7 @@ def test_workers_and_server_are_compared(
     assert found[theirs] == "warning"
     assert worker.node in theirs
     assert not any(each.id in what for each in results[1:] for what in found), "the slots agree"
-    os.killpg(worker.pid, signal.SIGKILL)
-    worker.popen.wait()
+    worker.kill()
     assert ("unknown", "no worker answered") in examine() or "nodes that did not answer" in str(
         examine()
     ), "other tests' workers may answer"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 from tests.acceptance.apps.fleets import fleet
 from tests.acceptance.looking import Room, starts
 from tests.support.waiting import eventually, never
@@ -12,11 +9,6 @@ from tests.support.workers import make_app
 
 A = "tests.acceptance.apps.fleet_a"
 B = "tests.acceptance.apps.fleet_b"
-
-
-def kill(worker):
-    os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
 
 
 def parked_in(app, room, journal, label, queue):
@@ -48,7 +40,7 @@ def test_a_fleet_that_does_not_know_a_task_does_not_delay_its_turn(
     doomed = start_worker(app=A, queues=queue, conf=lock_conf)
     room = room_of(label, {**conf, **lock_conf}, lock_client)
     result = parked_in(sender, room, journal, label, queue)
-    kill(doomed)
+    doomed.kill()
     eventually(lambda: not is_held(label, {**conf, **lock_conf}), "the lock has lapsed")
     # Time enough for the others to look at the room again and again.
     never(lambda: starts(journal, label, result.id), "somebody else ran it", 12)
@@ -92,7 +84,7 @@ def test_an_app_with_another_broker_leaves_a_turn_to_those_who_have_the_broker(
     settings = {k: v for k, v in {**conf, **ours}.items() if not k.startswith("test_")}
     with make_app(settings) as sender, own_redis.client(db=2) as their_broker:
         result = parked_in(sender, room, journal, label, queue)
-        kill(doomed)
+        doomed.kill()
         eventually(lambda: not is_held(label, {**conf, **lock_conf}), "the lock has lapsed")
         never(lambda: their_broker.exists(queue), "it is in the other broker", 15)
         assert result.id not in other.log(), "the other app says nothing of it"
@@ -121,7 +113,7 @@ def test_projects_that_only_a_key_prefix_tells_apart_do_not_run_each_others_park
     settings = {k: v for k, v in {**conf, **production}.items() if not k.startswith("test_")}
     with make_app(settings) as sender:
         result = parked_in(sender, room, journal, label, queue)
-        kill(doomed)
+        doomed.kill()
         eventually(lambda: not is_held(label, {**conf, **shared}), "the lock has lapsed")
         never(lambda: starts(journal, label, result.id), "staging ran it", 8)
         assert result.id not in other.log(), "staging says nothing of it"

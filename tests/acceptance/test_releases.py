@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
@@ -41,8 +40,7 @@ def waiting(request, start_worker, sender, conf, lock_conf, lock_client, journal
             journal.let_go(holder.id)
             old.wait(60)
         else:
-            os.killpg(old.pid, signal.SIGKILL)
-            old.wait()
+            old.kill()
             journal.killed(journal.read(label, "start")[0])
         return start_worker(app=TWO, conf=settings, queues=queue), results, room
 

@@ -528,8 +528,7 @@ def test_a_waiting_task_outlives_the_worker_of_the_holder(
     here = room(first.id)
     second = sender.send_task("queued_late", [label, 0.05], queue=queue)
     eventually(lambda: here.ids() == [second.id], "it waits")
-    os.killpg(doomed.pid, signal.SIGKILL)
-    doomed.popen.wait()
+    doomed.kill()
     start_worker(queues=queue, concurrency=2)
     # Its lock lapses after its ttl of 6 s; then whoever looks after rooms hands over.
     assert second.get(timeout=40)[0] == label

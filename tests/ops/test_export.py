@@ -91,8 +91,7 @@ def test_the_queue_behind_a_dead_holder_is_seen(
     # The one came by the worker's clock, the other by the server's.
     waits, holds = (scraped[f"oldest_{who}_seconds", "queued"] for who in ("waiter", "holder"))
     assert 0 < waits < holds + 1
-    os.killpg(worker.pid, signal.SIGKILL)
-    worker.popen.wait()
+    worker.kill()
     eventually(lambda: exporter.scrape().get(("locks", "free", "queued")) == 1, "nobody holds it")
     scraped = exporter.scrape()
     assert scraped["room_tasks", "queued"] == LONG

@@ -70,10 +70,15 @@ class Process:
     def wait(self, timeout: float = 30.0) -> int:
         return self.popen.wait(timeout)
 
+    def kill(self) -> None:
+        """Kill the process and whatever it started, as a machine that loses its power."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self.popen.wait()
+
     def close(self) -> None:
         """End the process and whatever it started; leave nothing behind."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.popen.pid, signal.SIGKILL)
+            self.kill()
         self.popen.wait()
         self._folder.cleanup()
         running.pop(self.pid, None)
