@@ -11,6 +11,7 @@ from ..app.settings import AppLocks, app_locks
 from ..protocol.holders import Holder, one_line
 from ..protocol.keys import lock_keys
 from ..tasks.target import Target, TargetError
+from ..tasks.task import locked_tasks
 from .history import OUTSIDE, PastRun, matches, past_runs
 from .rooms import heads_of
 from .survey import Found, all_locks, one_lock
@@ -73,7 +74,7 @@ def require_task(app: Any, task: str | None, found: Collection[Any]) -> None:
     """
     if found or task is None or any(matches(name, task) for name in (*app.tasks, OUTSIDE)):
         return
-    raise TargetError(f"no such task: {one_line(task)}{_nearly(task, locked_tasks(app))}")
+    raise TargetError(f"no such task: {one_line(task)}{_nearly(task, _names(app))}")
 
 
 def nothing_called(app: Any, text: str) -> TargetError:
@@ -83,13 +84,12 @@ def nothing_called(app: Any, text: str) -> TargetError:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     shown = {_Shown.present(each).telling for each in all_locks(app_locks(app), app)}
-    nearly = _nearly(text, {*locked_tasks(app), *shown})
+    nearly = _nearly(text, {*_names(app), *shown})
     return TargetError(f"no such lock: nothing here is called {one_line(text)}{nearly}")
 
 
-def locked_tasks(app: Any) -> set[str]:
-    """The names of the app's tasks that take locks."""
-    return {name for name, task in app.tasks.items() if getattr(task, "lock_options", None)}
+def _names(app: Any) -> list[str]:
+    return [task.name for task in locked_tasks(app)]
 
 
 def _nearly(text: str, known: Iterable[str]) -> str:

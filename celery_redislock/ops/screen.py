@@ -16,8 +16,7 @@ from prompt_toolkit.output import ColorDepth, Output, create_output
 from prompt_toolkit.styles import DEFAULT_ATTRS
 from prompt_toolkit.utils import is_dumb_terminal
 
-from .table import is_plain
-from .terminal import cut
+from .terminal import cut, is_plain
 
 #: How far a key scrolls, in lines and in pages.
 _MOVES: Final[dict[str, tuple[int, int]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from .terminal import (
     by_path,
     by_wrapping,
     grid,
+    is_plain,
     lines_by_row,
     named_values,
 )
@@ -256,13 +256,6 @@ def show_lines(lines: Iterable[str], err: bool = False) -> None:
     """Print the lines, if there are any: without colours in a pipe, and where nobody wants them."""
     if text := "\n".join(lines):
         click.echo(text, err=err, color=False if is_plain() else None)
-
-
-def is_plain() -> bool:
-    """Whether the user wants no colours: https://no-color.org, or Celery's --no-color."""
-    context = click.get_current_context(silent=True)
-    chosen = context is not None and bool(getattr(context.obj, "no_color", False))
-    return chosen or bool(os.environ.get("NO_COLOR"))
 
 
 def described(each: Found) -> list[str]:

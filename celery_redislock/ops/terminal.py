@@ -6,6 +6,7 @@ Anybody who sends a task chooses names, so characters that could move the cursor
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import sys
 import unicodedata
@@ -277,6 +278,13 @@ def _narrowed(column: Column, need: int, most: int, keep_least: bool) -> int:
     if column.fit is None:
         return need
     return min(need, max(most, column.least, len(column.head)) if keep_least else most)
+
+
+def is_plain() -> bool:
+    """Whether the user wants no colours: https://no-color.org, or Celery's --no-color."""
+    context = click.get_current_context(silent=True)
+    chosen = context is not None and bool(getattr(context.obj, "no_color", False))
+    return chosen or bool(os.environ.get("NO_COLOR"))
 
 
 def paragraph(text: str) -> list[str]:

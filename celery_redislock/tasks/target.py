@@ -10,7 +10,7 @@ from ..app.names import NO_HEADERS
 from ..app.settings import app_locks
 from ..protocol.holders import one_line
 from ..protocol.keys import LockKeys, lock_keys, name_of
-from .task import SingletonTask
+from .task import SingletonTask, takes_lock
 
 
 class TargetError(Exception):
@@ -111,13 +111,9 @@ def locate(
     return Target(lock_keys(prefix, target))
 
 
-def _is_locked(task: Any) -> bool:
-    return isinstance(task, SingletonTask) and bool(task.lock_options)
-
-
 def with_slots_of(app: Any, keys: LockKeys, tasks: Iterable[str | None]) -> LockKeys:
     """The same lock with all slots that its tasks give it: keys and names do not tell how many."""
     known = (app.tasks.get(name) for name in tasks)
-    limits = [task.lock_options.lock_limit for task in known if _is_locked(task)]
+    limits = [task.lock_options.lock_limit for task in known if takes_lock(task)]
     limit = max([len(keys.slots) + 1, *limits])
     return lock_keys(app_locks(app).prefix, keys.name, limit)

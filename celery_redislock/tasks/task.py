@@ -279,3 +279,12 @@ def _below_ours(traceback: TracebackType | None) -> TracebackType | None:
             break
         traceback = traceback.tb_next
     return traceback
+
+
+def takes_lock(task: Any) -> bool:
+    return isinstance(task, SingletonTask) and bool(task.lock_options)
+
+
+def locked_tasks(app: Any) -> list[SingletonTask]:
+    """The app's tasks that take locks, in the order of their names."""
+    return [task for _, task in sorted(app.tasks.items()) if takes_lock(task)]

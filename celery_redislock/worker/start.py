@@ -19,7 +19,7 @@ from ..errors import ConfigError, LockUnavailable
 from ..protocol.log import get_logger
 from ..tasks.forgotten import untold
 from ..tasks.protect import has_setting, protect_tasks
-from ..tasks.task import SingletonTask
+from ..tasks.task import SingletonTask, locked_tasks
 
 logger = get_logger()
 
@@ -84,9 +84,7 @@ def _say_if_unheard() -> None:
 
 def _say_where(app: Any) -> None:
     """Log where the locks are and how many tasks have them, if any."""
-    count = sum(
-        isinstance(task, SingletonTask) and bool(task.lock_options) for task in app.tasks.values()
-    )
+    count = len(locked_tasks(app))
     if not count:
         return
     locks, tasks = app_locks(app), "1 task" if count == 1 else f"{count} tasks"
@@ -113,8 +111,7 @@ def _has_rooms(app: Any) -> bool:
         return has_setting(app, "redislock_url")
     if not app_locks(app).enabled:
         return app_locks(app).address is not None
-    tasks = [task for task in app.tasks.values() if isinstance(task, SingletonTask)]
-    options = [task.lock_options for task in tasks if task.lock_options]
+    options = [task.lock_options for task in locked_tasks(app)]
     return any(each.parks or each.lock_scope != "running" for each in options)
 
 

@@ -10,7 +10,7 @@ from ...app.settings import AppLocks, app_locks
 from ...errors import LockUnavailable
 from ...servers.looking import Looking
 from ...servers.server import Server
-from ...tasks.task import SingletonTask
+from ...tasks.task import SingletonTask, locked_tasks
 from ..survey import Found, all_locks
 from .finding import Finding
 
@@ -38,8 +38,7 @@ class Patient:
     @cached_property
     def tasks(self) -> list[SingletonTask]:
         """The tasks that take locks."""
-        tasks = [task for task in self.app.tasks.values() if isinstance(task, SingletonTask)]
-        return sorted((task for task in tasks if task.lock_options), key=lambda task: task.name)
+        return locked_tasks(self.app)
 
     @cached_property
     def info(self) -> dict[str, str]:

@@ -18,6 +18,7 @@ from ...app.settings import AppLocks, app_locks
 from ...errors import LockUnavailable
 from ...protocol.holders import one_line
 from ...protocol.log import get_logger
+from ...tasks.task import locked_tasks
 from ..hear import Ear
 from ..survey import Found
 from .look import Seen, look, look_at, look_back
@@ -80,7 +81,7 @@ class Hub:
         self.locks: AppLocks = app_locks(app)
         self._app = app
         self._every = every
-        self._about = {"every": every, "window": WINDOW, **orders, **_about(app)}
+        self._about = {"every": every, **orders, **_about(app)}
         self._viewers: set[Viewer] = set()
         self._past = Past(self.locks.prefix)
         self._present = Present(self._past.tally.away)
@@ -297,14 +298,13 @@ def _dump(message: dict[str, Any]) -> str:
 
 def _about(app: Any) -> dict[str, Any]:
     """What the page says of the app, and must know of its tasks."""
-    options = {name: getattr(task, "lock_options", None) for name, task in app.tasks.items()}
-    known = {name: each for name, each in options.items() if each is not None}
+    options = {task.name: task.lock_options for task in locked_tasks(app)}
+    warn_after = {name: each.lock_warn_after for name, each in options.items()}
+    limits = {name: each.lock_limit for name, each in options.items()}
     return {
         "app": one_line(str(app.main or "")),
         "server": app_locks(app).describe_server(),
         "no_arguments": digest({}),
-        "warn_after": {
-            n: each.lock_warn_after for n, each in known.items() if each.lock_warn_after
-        },
-        "limits": {n: each.lock_limit for n, each in known.items() if each.lock_limit > 1},
+        "warn_after": {name: seconds for name, seconds in warn_after.items() if seconds},
+        "limits": {name: limit for name, limit in limits.items() if limit > 1},
     }

@@ -138,8 +138,7 @@ class Past:
                 if run.get("how") in (None, UNSEEN):
                     self._items.reopen(run)
                 return
-        plain = {k: v for k, v in slot.to_dict().items() if k in _OF_RUN and v is not None}
-        item = self._items.add(slot.name, kind, began, **plain)
+        item = self._items.add(slot.name, kind, began, **_shown(slot))
         self._slots[slot.key] = item
         self._waits.end(slot.name, holder.task_id, began)
         if kind == "run":
@@ -160,7 +159,7 @@ class Past:
         item = self._took.get(slot.holder.task_id or "")
         if item is None or (item["lock"], item["began"]) != (slot.name, began):
             return None
-        item["fence"] = slot.holder.fence
+        self._items.update(item, {"fence": slot.holder.fence})
         self._index(item)
         return item
 
@@ -173,8 +172,7 @@ class Past:
         if lasts(last):
             self._items.close(last, began)
         elif ended is not None and began < ended < began + LATE:
-            last["ended"] = began
-            self._items.note(last)
+            self._items.update(last, {"ended": began})
         return began
 
     # -- the history --------------------------------------------------------------------------
@@ -185,8 +183,7 @@ class Past:
             self._waits.end(run.name, run.task_id, run.began)
             item = self._known(run)
             if item is None:
-                plain = {k: v for k, v in run.to_dict().items() if k in _OF_RUN and v is not None}
-                item = self._items.add(run.name, "run", run.began, **plain)
+                item = self._items.add(run.name, "run", run.began, **_shown(run))
             self._runs[run.name, run.fence] = item
             # Nobody knows when a lock lapsed: as late as it was seen.
             ended = run.ended or item.get("ended", run.began)
@@ -272,6 +269,11 @@ class Past:
             for index, place in of_item:
                 if index.get(place) is item:
                     del index[place]
+
+
+def _shown(of: Found | PastRun) -> dict[str, Any]:
+    """What is shown of a run, as far as it is known."""
+    return {k: v for k, v in of.to_dict().items() if k in _OF_RUN and v is not None}
 
 
 #: The fields that tell one holder of a slot from the next.

@@ -1,6 +1,5 @@
 // The timeline: a lane for each lock, bars for runs, thin lines for those that wait, and marks.
 import { arrange, clock, count, el, href, mark, plain, say, shortId, svg, tail, taskOf, units, what } from "./format.js";
-import { TURNED_AWAY } from "./model.js";
 
 const RUN = 16, GAP = 3, WAIT = 5, TOP = 13;
 const MOST_WAITS = 4, MOST_ROWS = 8;
@@ -226,4 +225,3 @@ export function how(item) {
 }
 
 export const saidOf = (item) => SAID[item.what] ?? plain(item.what);
-export const isAway = (item) => item.kind === "mark" && TURNED_AWAY.has(item.what);
