@@ -57,9 +57,9 @@ class Site:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.http.close()
         self._server.should_exit = True
         self._thread.join(20)
+        self.http.close()
         assert not self._thread.is_alive(), "it ends, whoever watches"
 
     def get(self, path: str, **headers: str) -> httpx.Response:

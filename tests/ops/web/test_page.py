@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -212,6 +213,24 @@ def test_those_who_wait_are_dropped_and_a_run_is_ended_as_the_preview_says(page,
         expect(preview).to_contain_text("id-of-x on w@one")
         page.get_by_role("button", name="End the run", exact=True).click()
         expect(page.locator(".said")).to_contain_text("No worker answered")
+
+
+def test_a_preview_names_those_who_wait_though_it_is_asked_for_at_once(page, app):
+    take(app, "report", "x")
+    park(app, "report", "x", "one")
+    asked = threading.Event()
+
+    def late(route):
+        if asked.is_set():
+            route.continue_()
+
+    with opened(page, app, TOKEN):
+        page.route("**/api/lock?*", late)
+        page.locator("#rows a").click()
+        page.get_by_role("button", name="Drop them …").hover()
+        asked.set()
+        page.get_by_role("button", name="Drop them …").click()
+        expect(page.locator("#ordering .preview li")).to_contain_text(["id one"])
 
 
 def test_tiles_filter_and_the_address_says_what_is_shown(page, browser, app):

@@ -15,7 +15,8 @@ export class LockPage {
   #detail = null;
   #history = [];
   #lookedBack = -Infinity;
-  #asking = 0;
+  #asked = 0;
+  #answered = 0; // the newest question whose answer is shown
   #timeline;
   #slots = new Map();
   #parts;
@@ -55,13 +56,16 @@ export class LockPage {
   }
 
   async ask() {
-    const name = this.#name, asking = ++this.#asking, which = `name=${encodeURIComponent(name)}`;
+    const name = this.#name, asking = ++this.#asked, which = `name=${encodeURIComponent(name)}`;
     const looksBack = performance.now() - this.#lookedBack > LOOK_BACK;
     if (looksBack) this.#lookedBack = performance.now();
     try {
       const [detail, runs] = await Promise.all([fetchJson(`api/lock?${which}`), looksBack ? fetchJson(`api/history?${which}`) : null]);
       if (name !== this.#name) return;
-      if (asking === this.#asking && detail) this.#detail = detail;
+      if (asking > this.#answered && detail) {
+        this.#detail = detail;
+        this.#answered = asking;
+      }
       if (runs) this.#history = runs;
       this.show();
     } catch (error) {
@@ -132,7 +136,9 @@ export class LockPage {
     if (!all.length) this.#parts.past.append(el("tr", {}, el("td", { colspan: 5 }, "Nothing that is kept")));
   }
 
-  #askToDrop() {
+  // Names those who wait now: the last answer may be older, or not there yet.
+  async #askToDrop() {
+    await this.ask();
     const row = this.#model.rowOf(this.#name);
     const shown = (this.#detail?.room ?? []).map((each) => `${whoWaits(each, row)} · ${about(each)}`);
     if (row) askToDrop(row, shown, this.#model.about);
