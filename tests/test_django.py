@@ -361,7 +361,7 @@ def served(*arguments: str) -> Iterator[str]:
 def answers(url: str) -> bool:
     try:
         return bool(httpx.get(f"{url}/admin/login/", timeout=5).status_code)
-    except httpx.ConnectError:
+    except httpx.TransportError:
         return False
 
 

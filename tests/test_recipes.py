@@ -133,5 +133,5 @@ def test_fastapi_a_client_that_disconnects_leaves_no_lock(
 def adjusted(url: str) -> int | None:
     try:
         return int(httpx.post(url, timeout=5).json()["fence"])
-    except httpx.ConnectError:
+    except httpx.TransportError:
         return None

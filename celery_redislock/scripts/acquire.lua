@@ -117,12 +117,9 @@ local task_id, nesting, attempt = parts_of(entry_id)
 local publishes = task_id ~= ''
 -- include room.lua
 
--- A newer call may have its place by now; or it has its task's pending slot, and does not say so: it
--- was put there just now, or is a copy.
+-- A newer call may have its place by now; or it was put into the room just now, or is a copy.
 if member == '' or state_of(member).id ~= entry_id then
-  local its_slot = '=' .. task
-  local is_there = redis.call('HEXISTS', entries, entry_id) == 0 and state_of(its_slot).id == entry_id
-  member = is_there and its_slot or entry_id
+  member = place_of(entry_id, '=' .. task) or entry_id
 end
 
 local function settled(slot, condition)

@@ -56,6 +56,15 @@ local function save_state(member, state)
     string.format('%.0f|%s|%s|%s', state.due, first_call, state.receipt or '', state.id))
 end
 
+-- The member as which the task with this id is in the room, or nil: its own, or its task's pending
+-- slot. A copy of its message does not say which.
+local function place_of(id, slot)
+  if redis.call('HEXISTS', entries, id) == 1 then
+    return id
+  end
+  return state_of(slot).id == id and slot or nil
+end
+
 -- Take an entry out of the room. Reply the entry, or false. `is_there` says that the member is in
 -- the room even if its entry is lost: for one that is not there, LREM walks through the whole room.
 -- HDEL comes first: a server without memory allows it.

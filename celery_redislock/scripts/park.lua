@@ -17,7 +17,8 @@
 --       15 its receipt, "<worker>:<µs of that worker's clock>", or ""
 --       16 ms without a call of this member after which it is published, or "" for no such wait
 --       17 ms since the first call after which it is published in any case
---       18.. the ids in the room of those that it replaces
+--       18 its task's pending slot
+--       19.. the ids in the room of those that it replaces
 -- Reply {"parked", {id and entry of each that it replaced}, {the entry to publish, see room.lua}, ms
 --       until the next look at the room}
 --       {"full"}  no more may wait
@@ -29,8 +30,8 @@
 local lock, room, entries, rooms, ended, deadlines, sent, waiters, done_note = unpack(KEYS)
 local member, entry, id, most, give_up_after, in_front, lock_id, task_id = unpack(ARGV, 1, 8)
 local done_ttl, look_again, replace_after, successor = unpack(ARGV, 9, 12)
-local arrived_at, age, receipt, quiet, longest = unpack(ARGV, 13, 17)
-local known = {unpack(ARGV, 18)}
+local arrived_at, age, receipt, quiet, longest, pending = unpack(ARGV, 13, 18)
+local known = {unpack(ARGV, 19)}
 local slots = {lock, unpack(KEYS, 10, #KEYS - #known)}
 local their_notes = {unpack(KEYS, #KEYS - #known + 1)}
 
@@ -45,6 +46,11 @@ local time = redis.call('TIME')
 -- The caller's machine measures the age. All times are this server's.
 local arrived = tonumber(arrived_at) or time[1] * 1000 + time[2] / 1000 - age
 local waits_first = quiet ~= ''
+if redis.call('EXISTS', room) == 0 then
+  redis.call('DEL', entries, deadlines, sent)  -- the server may have evicted the room alone
+end
+-- A task is in the room once, also if a copy of its message comes.
+member = place_of(id, pending) or member
 
 local function holder_in(slot)
   local current = redis.pcall('GET', slot)
@@ -74,9 +80,6 @@ for _, slot in ipairs(slots) do
   end
 end
 
-if redis.call('EXISTS', room) == 0 then
-  redis.call('DEL', entries, deadlines, sent)  -- the server may have evicted the room alone
-end
 local before = redis.call('HGET', entries, member)
 local state = state_of(member)
 local is_there = before and state.id == id

@@ -44,7 +44,12 @@ def test_workers_and_server_are_compared(
     value = client.get(key)
     stolen = json.loads(value) | {"token": "another", "task_id": "thief", "node": worker.node}
     client.set(key, json.dumps(stolen), ex=60)
-    found = dict(map(reversed, examine()))
+
+    def compared():
+        found = dict(map(reversed, examine()))  # a worker may answer too late
+        return any(results[0].id in what for what in found) and found
+
+    found = eventually(compared, "the worker answers")
     (ours,) = (what for what in found if results[0].id in what)
     assert (found[ours], "the server says no" in ours) == ("error", True)
     (theirs,) = (what for what in found if "thief" in what)

@@ -339,9 +339,9 @@ def test_a_revoked_task_leaves_the_room_and_the_next_runs(sender, send, hold, ro
 
 @pytest.mark.usefixtures("worker")
 def test_a_task_that_expires_in_the_room_is_dropped_and_the_next_runs(send, hold, room, label):
-    first, _ = hold("queued", 2.5)
+    first, _ = hold("queued", 6.0)
     here = room(first.id)
-    second = send("queued", label, 0.05, expires=1.0)
+    second = send("queued", label, 0.05, expires=3.0)
     eventually(lambda: len(here.ids()) == 1, "it waits")
     third = send("queued", label, 0.05)
     assert third.get(timeout=30)

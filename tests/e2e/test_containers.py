@@ -205,7 +205,7 @@ def test_the_worker_that_goes_into_the_container_runs_as_a_process(conf: Any, qu
             sender.conf.update(result_backend=urls["CELERY_RESULT_BACKEND"])
             label = uuid.uuid4().hex
             lock = RedisLock(conf["result_backend"], label)
-            result = sender.send_task("e2e.skip", [label, 3.0], queue=queue)
+            result = sender.send_task("e2e.skip", [label, 6.0], queue=queue)
             eventually(lambda: result.state == states.STARTED, "it runs", 30)
             eventually(lock.holder, "Celery says so before it has the lock", 30)
             assert_skipped(sender.send_task("e2e.skip", [label], queue=queue), 30)

@@ -851,18 +851,18 @@ say({"key": client.exists(lock.key), "lost": lock.lost})
 
 
 def test_failure_2_a_crashed_holder_is_named_and_its_lock_lapses(lock, script) -> None:
-    crashing = script(HOLDS.format(ttl=1))
+    crashing = script(HOLDS.format(ttl=3))
     crashing.says("holds")
     holder = lock().holder()
     assert (holder.pid, holder.node) == (crashing.pid, socket.gethostname())
     crashing.signal(signal.SIGKILL)
     crashing.popen.wait()
     assert lock().acquire(timeout=0) is False
-    assert lock().holder().ttl <= 1
+    assert lock().holder().ttl <= 3
     started = time.monotonic()
     waiter = lock(ttl=60)
     assert waiter.acquire(timeout=20) is True
-    assert elapsed(started) < 8
+    assert elapsed(started) < 10
     waiter.release()
 
 
@@ -920,7 +920,7 @@ def test_failure_4_five_clients_on_one_lock_never_hold_it_together(script, clien
 
 
 def test_a_process_that_is_killed_leaves_the_lock_to_who_waits(lock, script) -> None:
-    killed = script(HOLDS.format(ttl=1))
+    killed = script(HOLDS.format(ttl=3))
     killed.says("holds")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lock(ttl=60).acquire, timeout=20)
@@ -928,7 +928,7 @@ def test_a_process_that_is_killed_leaves_the_lock_to_who_waits(lock, script) -> 
         killed.signal(signal.SIGKILL)
         started = time.monotonic()
         assert waiting.result() is True
-    assert elapsed(started) < 8
+    assert elapsed(started) < 10
 
 
 def test_a_waiter_that_stands_still_does_not_start_with_a_right_that_has_ended(
@@ -955,7 +955,7 @@ say({"lost": lock.lost, "holds": client.get(lock.key) == lock._mine.lease.stored
 
 
 FORKS = """
-lock = RedisLock(url, name, ttl=2, reentrant={reentrant})
+lock = RedisLock(url, name, ttl=12, reentrant={reentrant})
 lock.acquire()
 lease = lock._mine.lease  # what a task has as self.lock
 child = os.fork()
@@ -970,8 +970,8 @@ if child == 0:
         lock.extend()
     except LockLost:
         said["extended"] = False
-    with RedisLock(url, name + "child", ttl=1.5) as own:
-        time.sleep(2)  # longer than the ttl
+    with RedisLock(url, name + "child", ttl=3) as own:
+        time.sleep(4)  # longer than the ttl
         said["own is kept"] = bool(client.exists(own.key)) and not own.lost
     said["own is released"] = not client.exists(own.key)
     client.set("child:" + name, json.dumps(said))
@@ -1002,7 +1002,7 @@ def test_a_forked_child_has_not_its_parents_lock_and_can_use_its_own(
 def test_a_forked_child_does_not_keep_its_dead_parents_lock(lock, script, client, label) -> None:
     parent = script(
         """
-lock = RedisLock(url, name, ttl=0.6)
+lock = RedisLock(url, name, ttl=2)
 lock.acquire()
 lease = lock._mine.lease  # what a task has as self.lock
 child = os.fork()
@@ -1017,9 +1017,9 @@ os.waitpid(child, 0)
 """
     )
     parent.says("holds")
-    never(lambda: not client.exists(lock().key), "it lapses", 1.0)
-    # The child knows already that it has nothing to rely on, and could extend.
-    assert client.llen(f"said:{label}") == 2
+    never(lambda: not client.exists(lock().key), "it lapses", 3.0)
+    # The child knows that it has nothing to rely on, and could extend.
+    eventually(lambda: client.llen(f"said:{label}") == 2, "the child knows")
     parent.signal(signal.SIGKILL)
     eventually(lambda: not client.exists(lock().key), "it lapses", 5)
 
@@ -1171,25 +1171,25 @@ def test_a_heartbeat_tries_ten_times_a_second_while_the_server_is_away(
 
 
 def test_a_server_that_does_not_answer_for_a_while_costs_no_lock(own_redis, label) -> None:
-    with RedisLock(own_redis.url, label, ttl=2) as mine:
+    with RedisLock(own_redis.url, label, ttl=6) as mine:
         fence = mine.fence
         own_redis.stop()
-        never(lambda: mine.lost, "it is lost before its right has ended", 1.0)
+        never(lambda: mine.lost, "it is lost before its right has ended", 3.0)
         own_redis.resume()
         with own_redis.client() as client:
-            eventually(lambda: client.pttl(mine.key) > 1200, "it is extended", 5)
+            eventually(lambda: client.pttl(mine.key) > 4000, "it is extended", 5)
         assert (mine.lost, mine.fence) == (False, fence)
 
 
 def test_servers_that_hang_cost_no_lock_on_another_one(own_redis, lock, caplog) -> None:
-    with RedisServer() as other, lock(ttl=2) as mine:
+    with RedisServer() as other, lock(ttl=6) as mine:
         slow = [RedisLock(server.url, "slow", ttl=12) for server in (own_redis, other)]
         for each in slow:
             each.acquire()
         own_redis.stop()
         other.stop()
-        eventually(lambda: caplog.text.count("could not extend") == 2, "both hang", 10)
-        never(lambda: not mine.holder(), "it lapses", 3.0)
+        eventually(lambda: caplog.text.count("could not extend") >= 2, "both hang", 10)
+        never(lambda: not mine.holder(), "it lapses", 7.0)
         assert mine.lost is False
         assert "LOST" not in caplog.text
         own_redis.resume()
@@ -1197,11 +1197,11 @@ def test_servers_that_hang_cost_no_lock_on_another_one(own_redis, lock, caplog) 
 
 
 def test_a_connection_that_breaks_costs_no_lock(proxy, client, label) -> None:
-    with RedisLock(proxy.url, label, ttl=2) as mine:
+    with RedisLock(proxy.url, label, ttl=6) as mine:
         proxy.cut_off()
-        never(lambda: mine.lost, "it is lost before its right has ended", 1.0)
+        never(lambda: mine.lost, "it is lost before its right has ended", 3.0)
         proxy.reconnect()
-        eventually(lambda: client.pttl(mine.key) > 1200, "it is extended", 5)
+        eventually(lambda: client.pttl(mine.key) > 4000, "it is extended", 5)
         assert mine.lost is False
 
 
@@ -1209,12 +1209,12 @@ def test_who_is_cut_off_for_longer_than_the_ttl_knows_that_it_lost(
     proxy, client, lock, label
 ) -> None:
     mine = RedisLock(proxy.url, label, ttl=1)
+    asked = time.monotonic()
     mine.acquire()
-    acquired = time.monotonic()
     proxy.cut_off()
     eventually(lambda: mine.lost, "it knows by its own clock", 10)
-    assert time.monotonic() - acquired > 0.9
-    assert elapsed(acquired) < 5
+    assert time.monotonic() - asked > 0.9
+    assert elapsed(asked) < 5
     other = lock()
     assert other.acquire(timeout=5) is True
     proxy.reconnect()
@@ -1267,17 +1267,17 @@ def test_a_release_that_a_frozen_server_does_not_answer_gives_up_in_time(own_red
 
 
 def test_waiting_for_a_frozen_server_ends_soon_after_its_timeout(own_redis, label) -> None:
-    holder = RedisLock(own_redis.url, label, ttl=1.5, heartbeat=False)
+    holder = RedisLock(own_redis.url, label, ttl=30, heartbeat=False)
     holder.acquire()
     waiter = RedisLock(own_redis.url, label, ttl=1.5)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(waiter.acquire, timeout=0.5)
-        time.sleep(0.1)
+    with ThreadPoolExecutor(1) as pool, own_redis.client() as client:
+        waiting = pool.submit(waiter.acquire, timeout=2)
+        eventually(lambda: client.info("clients")["blocked_clients"], "it sleeps")
         own_redis.stop()
         started = time.monotonic()
         with pytest.raises(LockUnavailable):
             waiting.result()
-        assert elapsed(started) < 4
+        assert elapsed(started) < 6
         own_redis.resume()
 
 
@@ -1397,7 +1397,7 @@ def test_greenlets_that_share_one_object_exclude_each_other_and_wait_side_by_sid
 ) -> None:
     waiting = script(
         """
-shared = RedisLock(url, name, ttl=5, timeout=20)
+shared = RedisLock(url, name, ttl=60, timeout=20)
 inside, most, ticks = [], [], []
 def work(number):
     for _ in range(5):
@@ -1414,7 +1414,7 @@ workers = [spawn(work, number) for number in range(4)] + [spawn(tick)]
 for worker in workers:
     worker.get() if hasattr(worker, "get") else worker.wait()
 longest = max(later - earlier for earlier, later in zip(ticks, ticks[1:]))
-say({"runs": len(most), "at once": max(most), "others wait": longest > 0.5})
+say({"runs": len(most), "at once": max(most), "others wait": longest > 4})
 """,
         prelude=green,
     )

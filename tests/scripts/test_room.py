@@ -355,6 +355,18 @@ def test_a_copy_goes_from_its_tasks_slot_and_not_behind_it(room: Room) -> None:
     assert room.waiting == []
 
 
+@pytest.mark.parametrize("members", [(SLOT, ""), ("", SLOT)])
+def test_a_copy_does_not_wait_beside_what_it_is_a_copy_of(room: Room, members: tuple[str, str]):
+    """One that a broker delivers again may have begun: then it goes before all, as itself."""
+    room.take("holder")
+    room.park("a")
+    first, second = members
+    assert isinstance(room.parks("b", first), Parked)
+    assert isinstance(room.parks("b", second, in_front=True), Parked)
+    assert room.waiting == ["a", first or "b"]
+    assert room.replaces("newer") == (["b"] if first else [])
+
+
 # -- Debounce -------------------------------------------------------------------------------------
 
 QUIET = (5.0, 12.0)

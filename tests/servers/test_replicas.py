@@ -134,6 +134,8 @@ def test_a_waiter_goes_on_once_the_replicas_confirm_again(pair, label) -> None:
         got = threading.Event()
         thread = threading.Thread(target=lambda: waiter.acquire(timeout=20) and got.set())
         thread.start()
+        with pair[0].client() as client:
+            eventually(lambda: client.info("clients")["blocked_clients"], "it sleeps")
         pair[1].stop()
         assert holder.release()
         pair[1].resume()

@@ -81,8 +81,8 @@ def test_one_lock_is_told_with_those_that_wait(site, app):
     for name in ("first", "second"):
         park(app, "report", "x", name)
     found = detail(site, name=made.keys.name)
-    assert detail(site, key=made.keys.lock)["room"] == found["room"]
-    assert [each["task_id"] for each in found["room"]] == ["first", "second"]
+    for room in (found["room"], detail(site, key=made.keys.lock)["room"]):
+        assert [each["task_id"] for each in room] == ["first", "second"]
     assert found["locks"][0]["waiting"] == 2
     assert "token-of" not in json.dumps(found)
     assert site.get("api/lock").status_code == 400

@@ -126,7 +126,7 @@ def test_marks_come_from_the_workers_events(page, redis_server, proxy, label):
         eventually(is_heard, "the mark is there")
         mark.first.hover()
         expect(page.locator("#tip")).to_contain_text("because of boss")
-        assert int(tile(page, "away").inner_text()) >= 1
+        expect(tile(page, "away")).not_to_have_text("0")
         park(app, "sync", "x", "later")
         events.send("task-lock-queued", uuid="later", **about)
         expect(page.locator("#lanes rect.waiting.open")).to_have_count(1)
@@ -275,14 +275,14 @@ def test_what_is_in_quotes_is_looked_for_as_a_whole(page, app):
 def test_trouble_comes_first_and_says_what_it_is(page, app, client):
     take(app, "sync", "held for longest")
     made, _ = take(app, "report", "silent")
-    client.pexpire(made.keys.lock, 20_000)  # its last extension was 40 s ago
+    client.pexpire(made.keys.lock, 30_000)  # its last extension was 30 s ago
     old, _ = take(app, "account", "old")
     age = json.loads(client.get(old.keys.lock))
     client.set(old.keys.lock, json.dumps({**age, "acquired_at": age["acquired_at"] - 4000}), ex=60)
     with opened(page, app):
         lines = page.locator("#rows tr")
         expect(lines).to_have_count(3)
-        expect(lines.nth(0)).to_contain_text(re.compile("report.*no sign for 4\\ds"))
+        expect(lines.nth(0)).to_contain_text(re.compile("report.*no sign for [3-5]\\ds"))
         expect(lines.nth(1)).to_contain_text(re.compile("account.*1h06m.*longer than 5m00s"))
         expect(lines.nth(2)).to_have_attribute("data-trouble", "false")
         page.locator("#query").fill("is:trouble")
@@ -359,7 +359,7 @@ def test_the_legend_names_every_mark_and_the_page_its_zone(page, app):
 def test_every_text_can_be_read(browser, app, client, scheme):
     """A contrast of 4.5 to 1, as WCAG 2.2 asks in 1.4.3."""
     made, _ = take(app, "report", "silent")
-    client.pexpire(made.keys.lock, 20_000)
+    client.pexpire(made.keys.lock, 35_000)
     park(app, "report", "silent", "waits")
     take(app, "sync", "x")
     kept, taken = take(app, "account", "kept")

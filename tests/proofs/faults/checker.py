@@ -1050,7 +1050,7 @@ def the_room_keeps_its_order(facts: Facts, verdict: Verdict) -> Iterator[Violati
         took = [e for e in firsts.values() if not _has_a_claim(facts, e)]
         came = [("overtook", e, e.asked) for e in newcomers(in_room, took, facts.kinds["offered"])]
         for stay in in_room:
-            if stay.how == "took" and stay.left is not None and not stay.parked.in_front:
+            if stay.how == "took" and stay.left is not None and not stay.in_front:
                 came.append(("order", stay.left, stay.first.asked_at))
         for rule, event, since in came:
             for stay in passed_by(in_room, event, since, limit):

@@ -62,6 +62,11 @@ class Stay:
         return self if self.place is None else self.place.first
 
     @property
+    def in_front(self) -> bool:
+        """Whether it, or one whose place it has, was put before all others."""
+        return bool(self.parked.in_front) or (self.place is not None and self.place.in_front)
+
+    @property
     def asked_at(self) -> float:
         """It may have been put in from then on."""
         return min(self.asked_from, float(self.parked.asked))

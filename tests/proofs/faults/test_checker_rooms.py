@@ -74,6 +74,12 @@ def test_who_goes_to_the_front_is_before_the_others():
     assert story.took("b:0.0", 3.0).took("a:0.0", 4.0).wrong() == []
 
 
+def test_who_replaces_one_that_went_to_the_front_is_before_the_others():
+    story = RoomStory().parked("a:0.0", 1.0).parked("old:0.0", 2.0, newest="t", in_front=True)
+    story.parked("new:0.0", 3.0, newest="t", replaced=["old:0.0"])
+    assert story.took("new:0.0", 4.0).took("a:0.0", 5.0).wrong() == []
+
+
 def test_who_replaces_another_has_its_place():
     story = RoomStory().parked("old:0.0", 1.0, newest="t").parked("a:0.0", 2.0)
     story.parked("new:0.0", 3.0, newest="t", replaced=["old:0.0"])

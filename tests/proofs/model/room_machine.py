@@ -290,6 +290,10 @@ class RoomMachine(RuleBasedStateMachine):
     # -- what must hold ---------------------------------------------------------------------------
 
     @invariant()
+    def each_task_waits_once(self) -> None:
+        assert len({member.task for member in self.waiting}) == len(self.waiting)
+
+    @invariant()
     def the_server_holds_what_the_list_says(self) -> None:
         if not hasattr(self, "room"):
             return
@@ -485,6 +489,8 @@ class RoomMachine(RuleBasedStateMachine):
         takes_slot = task.policy in NEWEST and not has_begun
         name = message.member or (SLOT if takes_slot else self._id(task))
         in_front = message.member != "" or (task.policy in NEWEST and has_begun)
+        places = [member.name for member in self.waiting if member.task is task]
+        name = places[0] if places else name
         how = dict(POLICIES[task.policy])
         quiet = how.pop("quiet", None)
         quiet = quiet if is_first else None

@@ -36,7 +36,12 @@ BROKEN: dict[str, tuple[Sequence[str], str, str]] = {
     "one waits for those behind it": (
         ROOM, "if other == member or free == 0 then", "if free == 0 then"),
     "a copy goes behind its own slot": (
-        ["acquire"], "is_there and its_slot or entry_id", "entry_id"),
+        ["acquire"], "place_of(entry_id, '=' .. task) or entry_id", "entry_id"),
+    "a copy waits beside its own slot": (
+        ["park"], "member = place_of(id, pending) or member", ""),
+    "a copy takes the slot beside its own place": (
+        ["acquire", "park"],
+        "  if redis.call('HEXISTS', entries, id) == 1 then\n    return id\n  end\n", ""),
     "who has run runs again": (
         ["acquire"], "if task_id ~= '' and not again and not kept then", "if false then"),
     "who runs still waits": (["acquire"], "    leave(member, entry_id)\n", ""),
@@ -175,6 +180,8 @@ RARE = frozenset(
         "who passes one over that gives up looks for it without end",
         "who comes and waits on gives up late",
         "a copy ends the quiet",
+        "a copy waits beside its own slot",
+        "a copy takes the slot beside its own place",
     }
 )
 
