@@ -46,6 +46,20 @@ DB = 10
 NOT_RUN = {"docs/migrating.md": 5}
 
 
+def test_the_guarantees_quote_the_last_run_of_the_fault_bench() -> None:
+    figures = (ROOT / "docs/figures.md").read_text(encoding="utf-8")
+    (total,) = re.findall(r"^\| all \|(.*)\|$", figures, re.MULTILINE)
+    cells = [cell.strip() for cell in total.split("|")]
+    quoted = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
+    (paragraph,) = (text for text in quoted.split("\n\n") if "[last full run]" in text)
+    said = re.sub(r"\(figures\.md\S*\)", "", paragraph.replace(",", ""))
+    cases, messages, bodies, parked, forgotten, both = (cells[i] for i in (0, 1, 2, 9, 10, 12))
+    child, worker = (cells[i].partition(" / ")[2] for i in (15, 16))
+    for figure in (cases, messages, bodies, parked, forgotten, both, f"{child} s", f"{worker} s"):
+        assert f" {figure}" in said, figure
+    assert cells[8] == "0", "nothing was lost by us"
+
+
 def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
