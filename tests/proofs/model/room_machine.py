@@ -459,9 +459,7 @@ class RoomMachine(RuleBasedStateMachine):
         claim = self.room.claim(task.name, member=member)
         reply = self.store.run(calls.acquire(claim))
         self._met("acquire", reply)
-        names = [member] if member else [self._id(task), SLOT]
-        places = {member.name: member for member in self.waiting if member.task is task}
-        place = next((places[name] for name in names if name in places), None)
+        place = next((each for each in self.waiting if each.task is task), None)
         if task.end not in ("", "revoked"):
             assert isinstance(reply, Done)
             self._leaves(message)
