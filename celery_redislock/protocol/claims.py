@@ -182,7 +182,8 @@ class Parking(NamedTuple):
     Attributes:
         entry: the task's message, as text, to publish it again.
         member: its member in the room, if not its entry id: a pending slot, see `entries.slot_of`.
-            The newest task replaces the one that has the slot.
+            The newest task replaces the one that has the slot. A task that is in the room already
+            keeps the member that it has.
         limit: how many may wait; None for any number.
         give_up: seconds for which the task waits; None for ever.
         in_front: put the task before all others, not after them.

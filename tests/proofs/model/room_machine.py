@@ -347,6 +347,9 @@ class RoomMachine(RuleBasedStateMachine):
 
     # -- who is published -------------------------------------------------------------------------
 
+    def _place_of(self, task: Task) -> Member | None:
+        return next((member for member in self.waiting if member.task is task), None)
+
     def _free(self) -> int:
         return len(self.room.slots) - len(self.inside)
 
@@ -459,7 +462,7 @@ class RoomMachine(RuleBasedStateMachine):
         claim = self.room.claim(task.name, member=member)
         reply = self.store.run(calls.acquire(claim))
         self._met("acquire", reply)
-        place = next((each for each in self.waiting if each.task is task), None)
+        place = self._place_of(task)
         if task.end not in ("", "revoked"):
             assert isinstance(reply, Done)
             self._leaves(message)
@@ -487,8 +490,8 @@ class RoomMachine(RuleBasedStateMachine):
         takes_slot = task.policy in NEWEST and not has_begun
         name = message.member or (SLOT if takes_slot else self._id(task))
         in_front = message.member != "" or (task.policy in NEWEST and has_begun)
-        places = [member.name for member in self.waiting if member.task is task]
-        name = places[0] if places else name
+        if place := self._place_of(task):
+            name = place.name
         how = dict(POLICIES[task.policy])
         quiet = how.pop("quiet", None)
         quiet = quiet if is_first else None

@@ -138,8 +138,10 @@ export class LockPage {
 
   // Names those who wait now: the last answer may be older, or not there yet.
   async #askToDrop() {
+    const name = this.#name;
     await this.ask();
-    const row = this.#model.rowOf(this.#name);
+    if (name !== this.#name) return; // another lock's page is open by now
+    const row = this.#model.rowOf(name);
     const shown = (this.#detail?.room ?? []).map((each) => `${whoWaits(each, row)} · ${about(each)}`);
     if (row) askToDrop(row, shown, this.#model.about);
   }
