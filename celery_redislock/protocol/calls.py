@@ -299,9 +299,11 @@ def _broken_answer(reply: Any, sent_at: float) -> Holder | None:
 # -- done notes, and the count of duplicates --------------------------------------------------
 
 
-def mark_done(claim: Claim, kind: str = notes.EXPECTS_RESULT) -> Query[None]:
+def mark_done(claim: Claim, kind: str = notes.EXPECTS_RESULT) -> Call[None]:
     """Leave the done note of an attempt that ends without the lock."""
-    return _note(claim, notes.encode(kind, claim.sent))
+    keys = (claim.keys.lock, claim.done_key)
+    args = (notes.encode(kind, claim.sent), to_ms(claim.done_ttl))
+    return Call("note", keys, args, nothing_of, claim.ttl)
 
 
 def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Query[None]:
@@ -314,11 +316,8 @@ def note_replaced(claim: Claim, attempt: int, by: str, seconds: float) -> Query[
         seconds: how long the later attempt's message takes to arrive.
     """
     later = dataclasses.replace(claim, attempt=attempt)
-    return _note(later, notes.encode_replaced(by), seconds)
-
-
-def _note(claim: Claim, text: str, seconds: float = 0.0) -> Query[None]:
-    command = ("SET", claim.done_key, text, "PX", to_ms(seconds + claim.done_ttl))
+    ms = to_ms(seconds + claim.done_ttl)
+    command = ("SET", later.done_key, notes.encode_replaced(by), "PX", ms)
     return Query([command], nothing, claim.keys.lock, claim.ttl)
 
 

@@ -50,7 +50,7 @@ for _, member in ipairs(members) do
   local entry = take_out(member, true)
   if entry then
     -- Its message may be on its way.
-    redis.call('SET', notes[id], lasting(ENDED_NOTE), 'PX', done_ttl)
+    note_over(notes[id], lasting(ENDED_NOTE), done_ttl)
     redis.call('HSET', ended, id, ended_text(in_favour_of, entry, ms_of(redis.call('TIME'))))
   end
   reply[#reply + 1] = id

@@ -19,7 +19,7 @@ local opening, value, ttl, done_ttl, run_end = unpack(ARGV)
 
 -- Always leave a lasting note: this script does not look whether a copy of the message was seen.
 if done_ttl ~= '0' then
-  redis.call('SET', done_note, lasting(ENDED_NOTE), 'PX', done_ttl)
+  note_over(done_note, lasting(ENDED_NOTE), done_ttl)
 end
 local slot, current = slot_under(opening)
 if string.sub(value, -1) ~= '}' then

@@ -36,18 +36,9 @@ if leaves_note and was_copied then
 end
 
 local function leave_note()
-  if note == '' then
-    return
-  end
-  local is_replaced = slot and string.find(current, REPLACED, 1, true)
-  if leaves_note and (is_replaced or not slot)
-      and string.sub(redis.call('GET', done_note) or '', 1, 1) == REPLACED_NOTE then
-    redis.call('PEXPIRE', done_note, done_ttl)
-    return  -- that note says that no copy may run, whatever this run's result is
-  end
   if leaves_note then
-    redis.call('SET', done_note, note, 'PX', done_ttl)
-  elseif is_replaced then
+    note_over(done_note, note, done_ttl)
+  elseif note ~= '' and slot and string.find(current, REPLACED, 1, true) then
     -- That note stops copies, but no copy was seen. Only the message of a run that died comes back.
     redis.call('DEL', done_note)
   end

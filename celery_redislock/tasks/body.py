@@ -174,7 +174,7 @@ def release_again(run: Record, release: Release) -> None:
     release = release._replace(note=run.note_of(note), always=copies)
     settled = facts.locks.server.run(settle(facts.claim, release))
     if note != run.ran.note and copies:  # Celery did all that follows the body meanwhile
-        facts.locks.server.ask(mark_done(facts.claim, run.note_of(run.ran.note)), once=True)
+        facts.locks.server.run(mark_done(facts.claim, run.note_of(run.ran.note)), once=True)
     logger.info("redislock: %s is released now", facts.key)
     room.follow(facts.task.app, facts.claim.keys, facts.claim.ttl, settled)
 

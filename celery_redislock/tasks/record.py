@@ -220,14 +220,14 @@ class Record:
         if not self.may_have_copies or self._is_noted:
             return
         note = mark_done(self.facts.claim, self.note_of(notes.EXPECTS_RESULT))
-        ask = partial(self.facts.locks.server.ask, note, once=True)
+        leave = partial(self.facts.locks.server.run, note, once=True)
         try:
-            ask()
+            leave()
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: a copy of %s may run until its end can be noted: %s", self, exc.reason
             )
-            housekeeper.add(ask, most=self.facts.claim.ttl)
+            housekeeper.add(leave, most=self.facts.claim.ttl)
 
     def count_turned_away(self, holder: Holder | None) -> None:
         """Count that the task ends without a run, unless the server has counted that already."""

@@ -273,7 +273,7 @@ class Run(Asking):
         self.ran = self.ran._replace(note=notes.ENDED)  # also for a release that is repeated
         try:
             done = mark_done(self.facts.claim, self.note_of(notes.ENDED))
-            self.facts.locks.server.ask(done, once=True)
+            self.facts.locks.server.run(done, once=True)
         except LockUnavailable as exc:
             logger.warning(
                 "redislock: a redelivered copy of %s may run again, as its end was not noted: %s",

@@ -170,7 +170,7 @@ class ChildLease:
         claim = self.known_claim
         if claim is not None:
             note = notes.lasting(notes.ENDED)
-            done = partial(self.server.ask, mark_done(claim, note), once=True)
+            done = partial(self.server.run, mark_done(claim, note), once=True)
             housekeeper.add(done, most=claim.done_ttl)
 
     def _say_freed(self) -> None:

@@ -110,6 +110,20 @@ def test_what_arrived_before_replaces_neither_who_runs_nor_who_waits(store, labe
     assert isinstance(park(store, claim_of(label, "nobody noted when")), Parked)
 
 
+def test_a_replaced_task_stays_replaced_when_one_of_its_copies_ends(store, label):
+    """Another copy has asked for the lock already. It must not take the newer task's place."""
+    holder, first, second = (claim_of(label, task_id) for task_id in ("runs", "first", "second"))
+    store.run(calls.acquire(holder))
+    assert isinstance(park(store, first, arrived=100.0), Parked)
+    assert isinstance(park(store, second, arrived=100.0), Parked)
+    assert park(store, first, arrived=100.0) == Older("second")
+    store.run(calls.mark_done(first))
+    assert park(store, first, arrived=100.0) == Older("second")
+    done = store.run(calls.acquire(first))
+    assert isinstance(done, Done)
+    assert done.note.replaced_by == Holder(task="pkg.task", task_id="second")
+
+
 def test_of_two_whose_age_is_known_the_older_replaces_neither(store, inside, label):
     """Each is measured where the message was received; the times are the lock server's."""
     holder, now = claim_of(label, "runs", age=5.0), clock()

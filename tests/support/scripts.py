@@ -61,7 +61,8 @@ end)(redis)
 """
 
 
-#: Before a script: a `redis` whose TIME is what `set_clock` set for the script's lock.
+#: Before a script: a `redis` whose TIME is what `set_clock` set for the script's lock. Keys expire
+#: by the real time, of which a test takes a little: so a PTTL is rounded up to whole seconds.
 CLOCK = """
 local redis = (function(real)
   local bucket, name = string.match(KEYS[1] or '', '^([^}]*}):%a+:(.*)$')
@@ -70,7 +71,11 @@ local redis = (function(real)
     return real
   end
   local function call(command, ...)
-    return command == 'TIME' and {string.match(told, '^(%d+)[.](%d+)$')} or real.call(command, ...)
+    if command == 'TIME' then
+      return {string.match(told, '^(%d+)[.](%d+)$')}
+    end
+    local reply = real.call(command, ...)
+    return command == 'PTTL' and reply > 0 and math.ceil(reply / 1000) * 1000 or reply
   end
   return setmetatable({call = call}, {__index = real})
 end)(redis)

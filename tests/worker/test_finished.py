@@ -34,7 +34,7 @@ def leave(store: Any, label: str) -> Any:
 
     def leave(task_id: str, kind: str = notes.ENDED, done_ttl: float = DONE_TTL) -> str:
         claim = dataclasses.replace(claim_of(label, task_id), done_ttl=done_ttl)
-        store.ask(calls.mark_done(claim, kind), once=True)
+        store.run(calls.mark_done(claim, kind), once=True)
         return claim.done_key
 
     return leave

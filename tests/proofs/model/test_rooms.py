@@ -163,7 +163,7 @@ BROKEN: dict[str, tuple[Sequence[str], str, str]] = {
         ["look"], "redis.call('ZRANGEBYSCORE', sent, '-inf', now - longest, 'LIMIT', 0, AT_ONCE)",
         "{}"),
     "the dropped one still runs": (
-        ["drop"], "    redis.call('SET', notes[id], lasting(ENDED_NOTE), 'PX', done_ttl)\n", ""),
+        ["drop"], "    note_over(notes[id], lasting(ENDED_NOTE), done_ttl)\n", ""),
     "the dropped one gets no result": (
         ["drop"], "redis.call('HSET', ended, id, ended", "string.format('%s', ended"),
     "nobody is to store the dropped ones' results": (["drop"], "look_now()\nreturn", "return"),
