@@ -254,7 +254,7 @@ def locks_of(locks_at: Any) -> Iterator[Callable[[str], list[str]]]:
     with locks_at.client(decode_responses=False) as raw:
 
         def locks_of(task_id: str) -> list[str]:
-            keys = raw.scan_iter("redislock:*:lock:*", _type="string")
+            keys = raw.scan_iter("redislock:*:lock:*", count=10_000, _type="string")
             return [key.decode() for key in keys if task_id.encode() in (raw.get(key) or b"")]
 
         yield locks_of

@@ -107,10 +107,10 @@ def test_fences_rise_in_the_order_of_the_runs(sender, journal, label, pool):
     assert len(fences) == 8
 
 
-def test_a_hung_body_holds_no_longer_than_it_may(start, client, key_of):
-    result, _ = start("max_hold", 6.0)
-    key = key_of(result.id)
-    eventually(lambda: not client.exists(key), "the lock lapsed", 5)
+def test_a_hung_body_holds_no_longer_than_it_may(start, locks_of):
+    result, entry = start("max_hold", 6.0)
+    assert entry.data["fence"], "it had the lock"
+    eventually(lambda: not locks_of(result.id), "the lock lapsed", 5)
     assert result.get(timeout=20)
 
 

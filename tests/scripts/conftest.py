@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 
+from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers.server import Server
 from tests.support.scripts import stopped_clock
 
@@ -16,6 +17,17 @@ def _declared(declared_keys: None) -> Iterator[None]:
     """Every key that a script touches is in its KEYS, and the time of a `Room` is its own."""
     with stopped_clock():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _left_alone(request: pytest.FixtureRequest, label: str) -> Iterator[None]:
+    """No worker that shares a cluster with these tests looks after their rooms."""
+    client = request.getfixturevalue("inside") if "store" in request.fixturenames else None
+    yield
+    if client is not None:
+        for limit in (1, 2):
+            of = lock_keys("redislock", label, limit)
+            client.zrem(of.rooms, of.lock_id)
 
 
 @pytest.fixture

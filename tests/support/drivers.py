@@ -29,12 +29,16 @@ class Driver(NamedTuple):
     look: Callable[[Server, Fixture, bool], Any]
 
 
+#: The database of tests that ask a server without a worker: no worker looks after their rooms.
+DB = 4
+
+
 def _on_redis(fixture: Fixture) -> Server:
-    return server_at(source_from_url(fixture("redis_server").url))
+    return server_at(source_from_url(f"{fixture('redis_server').url}/{DB}"))
 
 
 def _look_on_redis(store: Server, fixture: Fixture, decodes: bool) -> redis.Redis:
-    return redis.Redis(port=fixture("redis_server").port, decode_responses=decodes)
+    return fixture("redis_server").client(DB, decode_responses=decodes)
 
 
 def _on_cluster(fixture: Fixture) -> Server:

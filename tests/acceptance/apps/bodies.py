@@ -31,7 +31,8 @@ def run(self: Any, label: str, how: str | float = 0.0) -> str:
     Args:
         how: seconds, "stand" to go on when the test says so, or "retry" to do so once.
     """
-    journal.write("start", label, self.request)
+    fence = {"fence": self.lock.fence} if hasattr(self, "lock") else None
+    journal.write("start", label, self.request, fence)
     try:
         if how == "stand":
             journal.await_go(self.request.id)

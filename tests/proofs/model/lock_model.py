@@ -113,6 +113,7 @@ class Server:
             mark, until = self.done[who.run]
             return Done(mark.removeprefix(LASTING), until - self.now)
         if lock is None:
+            self._forgets_the_dead()
             return self._take(who, how)
         relation = "other"
         if lock.state == "reserved":
@@ -171,12 +172,10 @@ class Server:
         copy_seen = lock is None or not ours or lock.copy_seen
         if ours:
             self.lock = None
-            self.waiters = {t: until for t, until in self.waiters.items() if until > self.now}
+            self._forgets_the_dead()
             if self.waiters:
                 self.lock = Lock(self.now + RESERVE, "reserved")
                 self.wake_until = self.now + RESERVE
-            else:
-                self.waiters_until = None
         else:
             self._waits_no_more(who)
         if done and (always or copy_seen):
@@ -269,6 +268,12 @@ class Server:
 
     def _waits_no_more(self, who: Claimant) -> None:
         self.waiters.pop(who.token, None)
+        if not self.waiters:
+            self.waiters_until = None
+
+    def _forgets_the_dead(self) -> None:
+        """Waiters that have not asked again."""
+        self.waiters = {t: until for t, until in self.waiters.items() if until > self.now}
         if not self.waiters:
             self.waiters_until = None
 

@@ -67,6 +67,18 @@ def test_who_is_woken_has_the_lock_though_the_server_forgot_the_script(server) -
         machine.teardown()
 
 
+def test_who_is_woken_beside_one_that_waits_no_more_has_the_lock(server) -> None:
+    machine = type("Machine", (LockMachine,), {"server": server})()
+    try:
+        machine.begin("waited for in vain")
+        machine.meanwhile("break", 0, 0, NONE)
+        machine.be_woken(0)
+        machine.check()
+        assert len(machine.holders) == 2, "one of them does not know yet that its lock was broken"
+    finally:
+        machine.teardown()
+
+
 def holder_told_after_a_copy_came(server: RedisServer) -> tuple[LockMachine, Client]:
     machine = type("Machine", (LockMachine,), {"server": server})()
     holder = machine.deliver(0, "task", 0)

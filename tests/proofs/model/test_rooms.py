@@ -12,6 +12,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.urls import source_from_url
+from tests.support.drivers import DB
 from tests.support.scripts import rewritten, stopped_clock
 
 from .room_machine import RoomMachine
@@ -204,8 +205,8 @@ def changed(names: Sequence[str], old: str, new: str) -> Iterator[None]:
 @pytest.fixture
 def machine(redis_server: Any) -> Iterator[type[RoomMachine]]:
     class Machine(RoomMachine):
-        store = Node(source_from_url(redis_server.url))
-        client = redis_server.client()
+        store = Node(source_from_url(f"{redis_server.url}/{DB}"))
+        client = redis_server.client(DB)
         met: ClassVar[set[str]] = set()
 
     yield Machine
