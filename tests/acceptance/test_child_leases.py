@@ -17,7 +17,7 @@ def start(sender, queue, journal, label):
 
     def start(name, *args):
         result = sender.send_task(name, [label, *args], queue=queue)
-        return result, eventually(lambda: journal.read(label, "start"), "it runs")[0]
+        return result, journal.await_start(label, result.id)
 
     return start
 

@@ -71,9 +71,12 @@ def test_every_panel_shows_what_goes_on(scraped, sender, journal, label, queue):
     told = 'max by (task) (redislock_lock_warn_after_seconds{job="%s", task="warns"})'
     scraped.finds(f"{told % 'redislock'} - on (task) {told % 'worker'}", 0)
     held.revoke(terminate=True)
-    send("wait", 2.0, f"{label}-awaited")
+    held = send("wait", 60.0, f"{label}-awaited")
     eventually(lambda: journal.read(f"{label}-awaited", "start"), "it holds")
-    send("wait", 0.0, f"{label}-awaited").get(timeout=30)
+    waiting = send("wait", 0.0, f"{label}-awaited")
+    scraped.finds('sum(redislock_waiting{task="wait"})', 1)
+    held.revoke(terminate=True)
+    waiting.get(timeout=30)
 
     for title, query in queries():
         if title not in EMPTY:

@@ -29,7 +29,7 @@ def start(sender, journal, label, pool):
 
     def start(name, *args, **kwargs):
         result = sender.send_task(name, [label, *args], kwargs, queue=pool[1])
-        return result, eventually(lambda: journal.read(label, "start"), "it runs")[0]
+        return result, journal.await_start(label, result.id)
 
     return start
 

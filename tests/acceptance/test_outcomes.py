@@ -44,7 +44,7 @@ def holder(send, journal, label):
 
     def hold(name, seconds=3.0, at=label):
         result = send(name, at, seconds)
-        eventually(lambda: journal.count(at, "start") == 1, "the holder runs")
+        journal.await_start(at, result.id)
         return result
 
     return hold

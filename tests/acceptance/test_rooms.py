@@ -48,8 +48,7 @@ def hold(send, journal, label):
 
     def hold(name, seconds=2.0, **options):
         result = send(name, label, seconds, **options)
-        entry = eventually(lambda: journal.read(label, "start"), "the holder runs")[0]
-        return result, entry
+        return result, journal.await_start(label, result.id)
 
     return hold
 

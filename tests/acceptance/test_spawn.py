@@ -37,7 +37,7 @@ def start(send, journal, label):
 
     def start(name, *args):
         result = send(name, label, *args)
-        return result, eventually(lambda: journal.read(label, "start"), "it runs")[0]
+        return result, journal.await_start(label, result.id)
 
     return start
 

@@ -52,6 +52,13 @@ class Journal:
         ]
         return [entry for entry in entries if event in (None, entry.event)]
 
+    def await_start(self, label: str, task_id: str) -> Entry:
+        """Wait until this task runs, whoever ran before under the label."""
+        return eventually(
+            lambda: [entry for entry in self.read(label, "start") if entry.task_id == task_id],
+            "it runs",
+        )[0]
+
     def count(self, label: str, event: str) -> int:
         return len(self.read(label, event))
 
