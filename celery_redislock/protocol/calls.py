@@ -300,7 +300,9 @@ def _broken_answer(reply: Any, sent_at: float) -> Holder | None:
 
 
 def mark_done(claim: Claim, kind: str = notes.EXPECTS_RESULT) -> Call[None]:
-    """Leave the done note of an attempt that ends without the lock."""
+    """Leave the done note of an attempt that ends without the lock. One that says that the attempt
+    was replaced stays.
+    """
     keys = (claim.keys.lock, claim.done_key)
     args = (notes.encode(kind, claim.sent), to_ms(claim.done_ttl))
     return Call("note", keys, args, nothing_of, claim.ttl)

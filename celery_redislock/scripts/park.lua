@@ -122,7 +122,7 @@ end
 if before then
   local _, its_arrival = times_of(before)
   -- Of two that arrived at the same time, each would replace the other.
-  local was_replaced = string.sub(redis.call('GET', done_note) or '', 1, 1) == REPLACED_NOTE
+  local was_replaced = says_replaced(done_note)
   if was_replaced or is_newer(its_arrival, state.receipt) then
     return {'older', parts_of(state.id) or state.id}
   end

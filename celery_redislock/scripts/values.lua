@@ -20,10 +20,15 @@ local function lasting(note)
   return string.sub(note, 1, 1) == LASTING and note or LASTING .. note
 end
 
+-- Whether an attempt's done note says that another task replaced it.
+local function says_replaced(key)
+  return string.sub(redis.call('GET', key) or '', 1, 1) == REPLACED_NOTE
+end
+
 -- Leave this note of an attempt that is over. What was replaced stays noted as replaced, whatever
 -- becomes of its copies: one that came earlier must not take its successor's place in the room.
 local function note_over(key, note, ttl)
-  if string.sub(redis.call('GET', key) or '', 1, 1) == REPLACED_NOTE then
+  if says_replaced(key) then
     redis.call('PEXPIRE', key, ttl)
   else
     redis.call('SET', key, note, 'PX', ttl)

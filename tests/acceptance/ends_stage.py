@@ -216,7 +216,7 @@ class Scene:
         return [e for e in self.journal.read(self.label, event) if e.task_id == result.id]
 
     def started(self, result: AsyncResult[Any]) -> Entry:
-        return eventually(lambda: self.entries("start", result), "it starts")[0]
+        return self.journal.await_start(self.label, result.id)
 
     def ended(self, result: AsyncResult[Any], state: str = "") -> float:
         """When the body of this task, or the task itself, has ended."""

@@ -25,7 +25,7 @@ def _left_alone(request: pytest.FixtureRequest, label: str) -> Iterator[None]:
     client = request.getfixturevalue("inside") if "store" in request.fixturenames else None
     yield
     if client is not None:
-        for limit in (1, 2):
+        for limit in (1, 2, 3):
             of = lock_keys("redislock", label, limit)
             client.zrem(of.rooms, of.lock_id)
 

@@ -247,7 +247,9 @@ def test_there_are_no_waiting_rooms(store, label) -> None:
         store.run(rooms.park(make_claim(label, task_id="x"), Parking("{}", "x:0.0")))
 
 
-def test_commands_show_what_a_server_that_answers_has(servers, label) -> None:
+def test_commands_show_what_a_server_that_answers_has(servers, label, monkeypatch) -> None:
+    # A server has 0.2 s to answer. A machine that stands still for longer is no matter of this.
+    monkeypatch.setattr(quorum, "TIMEOUT", 2.0)
     with make_app({"redislock_url": url_of_quorum(servers), "redislock_prefix": label}) as app:
         lock = RedisLock(app, label)
         assert lock.acquire(timeout=0)
@@ -257,11 +259,8 @@ def test_commands_show_what_a_server_that_answers_has(servers, label) -> None:
             assert result.exit_code == 0, result.output
             assert lock.key in result.output
         assert run(app, "doctor").exit_code == 1, "one of them is away"
-        # Of the two, one that answers later than its 0.2 s makes the order fail, though it is done.
-        eventually(
-            lambda: run(app, "break", "--force", lock.key).exit_code == 0 or not lock.holder(),
-            "it is broken",
-        )
+        broken = run(app, "break", "--force", lock.key)
+        assert broken.exit_code == 0, broken.output
         assert lock.holder() is None
 
 

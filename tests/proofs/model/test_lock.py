@@ -55,58 +55,50 @@ def test_a_lock_answers_what_the_model_says_whatever_happens_in_which_order(serv
     )
 
 
-def test_who_is_woken_has_the_lock_though_the_server_forgot_the_script(server) -> None:
+@pytest.fixture
+def machine(server: RedisServer) -> Iterator[LockMachine]:
     machine = type("Machine", (LockMachine,), {"server": server})()
-    try:
-        machine.begin("handed over")
-        machine.meanwhile("scripts", 0, 0, NONE)
-        machine.be_woken(0)
-        assert len(machine.holders) == 1
-        machine.check()
-    finally:
-        machine.teardown()
+    yield machine
+    machine.teardown()
 
 
-def test_who_is_woken_beside_one_that_waits_no_more_has_the_lock(server) -> None:
-    machine = type("Machine", (LockMachine,), {"server": server})()
-    try:
-        machine.begin("waited for in vain")
-        machine.meanwhile("break", 0, 0, NONE)
-        machine.be_woken(0)
-        machine.check()
-        assert len(machine.holders) == 2, "one of them does not know yet that its lock was broken"
-    finally:
-        machine.teardown()
+def test_who_is_woken_has_the_lock_though_the_server_forgot_the_script(machine) -> None:
+    machine.begin("handed over")
+    machine.meanwhile("scripts", 0, 0, NONE)
+    machine.be_woken(0)
+    assert len(machine.holders) == 1
+    machine.check()
 
 
-def holder_told_after_a_copy_came(server: RedisServer) -> tuple[LockMachine, Client]:
-    machine = type("Machine", (LockMachine,), {"server": server})()
+def test_who_is_woken_beside_one_that_waits_no_more_has_the_lock(machine) -> None:
+    machine.begin("waited for in vain")
+    machine.meanwhile("break", 0, 0, NONE)
+    machine.be_woken(0)
+    machine.check()
+    assert len(machine.holders) == 2, "one of them does not know yet that its lock was broken"
+
+
+def holder_told_after_a_copy_came(machine: LockMachine) -> Client:
     holder = machine.deliver(0, "task", 0)
     machine._ask(holder, trouble=Trouble(lost="for good"))
     machine._ask(machine.deliver(1, "copy", 0))
     machine._ask(holder)
-    return machine, holder
+    return holder
 
 
-def test_a_holder_that_is_told_late_takes_it_again_with_the_copy_that_came_before(server) -> None:
-    machine, holder = holder_told_after_a_copy_came(server)
-    try:
-        machine._restart()
-        machine._beat(holder, NONE)
-        machine.check()
-        assert machine.model.lock.copy_seen
-    finally:
-        machine.teardown()
+def test_a_holder_that_is_told_late_takes_it_again_with_the_copy_that_came_before(machine) -> None:
+    holder = holder_told_after_a_copy_came(machine)
+    machine._restart()
+    machine._beat(holder, NONE)
+    machine.check()
+    assert machine.model.lock.copy_seen
 
 
-def test_a_holder_that_is_told_late_keeps_it_with_the_copy_that_came_before(server) -> None:
-    machine, holder = holder_told_after_a_copy_came(server)
-    try:
-        machine._hold(holder, 1, NONE)
-        machine.check()
-        assert machine.model.lock.copy_seen
-    finally:
-        machine.teardown()
+def test_a_holder_that_is_told_late_keeps_it_with_the_copy_that_came_before(machine) -> None:
+    holder = holder_told_after_a_copy_came(machine)
+    machine._hold(holder, 1, NONE)
+    machine.check()
+    assert machine.model.lock.copy_seen
 
 
 @pytest.fixture(scope="module")
@@ -270,18 +262,17 @@ def test_an_extension_that_retakes_past_its_right_is_found_out(server, monkeypat
 # -- what it found ----------------------------------------------------------------------------
 
 
-def two_deliveries(server: RedisServer) -> tuple[LockMachine, Client, Client]:
-    machine = type("Machine", (LockMachine,), {"server": server})()
+def two_deliveries(machine: LockMachine) -> tuple[Client, Client]:
     one, other = (machine.deliver(process, "task", 0) for process in (0, 1))
     for client in (one, other):
         client.process.store.way = Way()
-    return machine, one, other
+    return one, other
 
 
 def test_a_retake_that_arrives_past_its_right_does_not_hide_that_another_had_the_lock(
-    server,
+    machine,
 ) -> None:
-    machine, one, other = two_deliveries(server)
+    one, other = two_deliveries(machine)
 
     def meanwhile() -> int:
         machine.pass_time(1)
@@ -289,28 +280,22 @@ def test_a_retake_that_arrives_past_its_right_does_not_hide_that_another_had_the
         other.lease.release()
         return 1
 
-    try:
-        one.lease.acquire()
-        machine.pass_time(TTL - 1)
-        one.process.store.way.before = meanwhile
-        one.lease.extend_now()  # sent within the right, served after it
-        assert other.lease.fence > one.lease.fence
-        assert one.lease.lost
-    finally:
-        machine.teardown()
+    one.lease.acquire()
+    machine.pass_time(TTL - 1)
+    one.process.store.way.before = meanwhile
+    one.lease.extend_now()  # sent within the right, served after it
+    assert other.lease.fence > one.lease.fence
+    assert one.lease.lost
 
 
 def test_who_was_broken_does_not_take_it_again_though_another_with_a_shorter_ttl_was_broken_too(
-    server,
+    machine,
 ) -> None:
-    machine, one, other = two_deliveries(server)
+    one, other = two_deliveries(machine)
     value = other.claim.value.replace(f'"ttl_ms":{to_ms(one.claim.ttl)}', f'"ttl_ms":{to_ms(TICK)}')
     other.lease.claim = dataclasses.replace(other.claim, ttl=TICK, value=value)
-    try:
-        for client in (one, other):
-            client.lease.acquire()
-            assert client.process.store.run(calls.break_lock(KEYS, one.claim.ttl)) is not None
-        machine.pass_time(1)
-        assert not one.lease.extend_now(), "an operator's break is final"
-    finally:
-        machine.teardown()
+    for client in (one, other):
+        client.lease.acquire()
+        assert client.process.store.run(calls.break_lock(KEYS, one.claim.ttl)) is not None
+    machine.pass_time(1)
+    assert not one.lease.extend_now(), "an operator's break is final"
