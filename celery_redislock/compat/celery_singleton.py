@@ -22,8 +22,8 @@ _BACKENDS: Final = (
     "celery_singleton.backends.redis.RedisBackend",
     "celery_singleton.backends.RedisBackend",
 )
-#: The states of locks that are kept for a message, and that no run holds.
-_KEPT: Final = ("queued", "held for retry")
+#: The states of locks that are kept for a message, and for what these are kept.
+_KEPT: Final = (("queued", None), ("kept", "its retry"))
 
 
 class DuplicateTaskError(LockConflict):
@@ -158,7 +158,7 @@ def clear_locks(app: Any) -> None:
     found = [
         each
         for each in list_locks(app)
-        if each.state in _KEPT and isinstance(app.tasks.get(each.task), Singleton)
+        if (each.state, each.kept_for) in _KEPT and isinstance(app.tasks.get(each.task), Singleton)
     ]
     break_locks(app, found)
 

@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from django.utils import formats
 from django.utils import timezone as django_timezone
 
+from ..ops.states import RUNNING, kept_for, state_of_holder
 from ..ops.survey import Found
 from ..protocol.holders import Holder, one_line
 
@@ -26,17 +27,17 @@ def said_of_slot(found: Found) -> str:
     """The same of a slot, as the confirmation page names it."""
     if found.state == "foreign":
         return "a value that is not a lock of ours, which stays"
-    if found.holder is None or found.state == "reserved":
+    if found.holder is None:
         return "a task that waits for it, and is about to have it"
     return said(found.holder)
 
 
 def _state(holder: Holder) -> str:
-    if holder.queued:
-        return "waits in the queue"
-    if holder.held_for_retry:
-        return "kept for its retry"
-    return "has ended, a pause follows" if holder.cooling_down else ""
+    why = kept_for(holder)
+    if why is not None:
+        return f"kept for {why}"
+    state = state_of_holder(holder)
+    return "" if state in RUNNING else state
 
 
 def _local(seconds: float) -> str:

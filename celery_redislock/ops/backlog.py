@@ -12,7 +12,8 @@ from ..protocol.keys import is_slot, key_parts, lock_keys, lock_pattern
 from ..servers.history import History
 from ..servers.looking import Looking
 from .rooms import heads_of
-from .survey import BATCH, RUNNING, awaited_in, read_slots
+from .states import RUNNING, state_of_turn
+from .survey import BATCH, awaited_in, read_lost, read_slots
 
 #: Counts what has no task: foreign values, locks that are being handed over, and entries that
 #: cannot be read.
@@ -26,11 +27,12 @@ class Figures:
     """The figures of one task.
 
     Attributes:
-        locks: how many locks are in each state, as `survey.Found` names them. "queued" are those
-            that messages reserve; "free" are those that nobody holds and tasks wait for.
+        locks: how many locks are in each state; and how many runs go on without their lock. See
+            `states.State`.
         oldest_holder: seconds for which the oldest run has held its lock.
         waiting: how many tasks wait in waiting rooms.
-        oldest_waiter: seconds since the earliest arrival among the first tasks of all rooms.
+        oldest_waiter: seconds since the earliest arrival among the first tasks of all rooms, but
+            for those that wait for quiet.
         untaken: how many waiting tasks no worker takes.
         last_success: Unix time at which its last successful run ended; None if not known.
         warn_after: its `lock_warn_after` in seconds; None if not known.
@@ -71,7 +73,7 @@ class _Count:
         self.figures: defaultdict[str, Figures] = defaultdict(Figures)
         #: The keys yet to be read, with the names of their locks, by kind.
         self._noted: dict[str, list[tuple[bytes, str]]] = {
-            kind: [] for kind in ("lock", "room", "waiters")
+            kind: [] for kind in ("lock", "room", "waiters", "lost")
         }
         #: Hashes of the keys that were noted: a scan may give a key twice.
         self._seen: set[int] = set()
@@ -97,15 +99,19 @@ class _Count:
         # Read these again: a run may have taken the lock during the scan.
         self._noted["lock"] = [(lock_keys(self._prefix, name).lock.encode(), name) for name in free]
         self._read(all_of_them=True)
-        for name in free:
-            if hash(name) not in self._taken:
-                self.of(self._awaited[name]).locks["free"] += 1
+        free = [name for name in free if hash(name) not in self._taken]
+        for first in range(0, len(free), ROOMS):
+            some = free[first : first + ROOMS]
+            _, turns = Looking(self._server).turns([lock_keys(self._prefix, each) for each in some])
+            for name, turn in zip(some, turns, strict=True):
+                self.of(self._awaited[name]).locks[state_of_turn(turn)] += 1
 
     def _read(self, all_of_them: bool = False) -> None:
         reads = {
             "lock": self._read_slots,
             "room": self._read_rooms,
             "waiters": self._read_waiters,
+            "lost": self._read_lost,
         }
         for kind, read in reads.items():
             noted, size = self._noted[kind], BATCH if kind == "lock" else ROOMS
@@ -124,14 +130,15 @@ class _Count:
     def _read_rooms(self, rooms: list[tuple[bytes, str]]) -> None:
         keys = [lock_keys(self._prefix, name) for _, name in rooms]
         heads = heads_of(self._server, keys)
-        untaken = Looking(self._server).untaken([each.sent for each in keys])
-        for (_, name), (count, first), stuck in zip(rooms, heads, untaken, strict=True):
+        _, turns = Looking(self._server).turns(keys)
+        for (_, name), (count, first), turn in zip(rooms, heads, turns, strict=True):
             if not count:
                 continue
             figures = self.of(first.task)
-            figures.untaken += stuck
+            figures.untaken += turn.untaken
             figures.waiting += count
-            figures.oldest_waiter = max(figures.oldest_waiter, first.age or 0.0)
+            if turn.quiet_in is None:
+                figures.oldest_waiter = max(figures.oldest_waiter, first.age or 0.0)
             self._awaited[name] = first.task
 
     def _read_waiters(self, waiters: list[tuple[bytes, str]]) -> None:
@@ -139,6 +146,10 @@ class _Count:
         for (_, name), count in zip(waiters, counts, strict=True):
             if count:
                 self._awaited.setdefault(name, awaited_in(name, 0))
+
+    def _read_lost(self, lost: list[tuple[bytes, str]]) -> None:
+        for each in read_lost(self._server, [(name, key) for key, name in lost]):
+            self.of(each.task).locks[each.state] += 1
 
     def of(self, task: str | None) -> Figures:
         """The figures of this task."""

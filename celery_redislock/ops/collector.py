@@ -21,6 +21,7 @@ from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..tasks.task import SingletonTask
 from .backlog import Figures, backlog
+from .states import State
 
 logger = get_logger()
 
@@ -39,7 +40,7 @@ PER_TASK: Final[dict[str, tuple[str, Callable[[Figures], float | None]]]] = {
         lambda each: each.oldest_holder,
     ),
     "redislock_untaken_tasks": (
-        "Tasks of waiting rooms that are published again and again, and no worker takes them",
+        "Tasks of waiting rooms that no worker has taken for a minute or more",
         lambda each: each.untaken,
     ),
     # Workers have these two as well.
@@ -49,7 +50,12 @@ PER_TASK: Final[dict[str, tuple[str, Callable[[Figures], float | None]]]] = {
     ),
     "redislock_lock_warn_after_seconds": (metrics.WARN_AFTER.text, lambda each: each.warn_after),
 }
-LOCKS: Final = ("redislock_locks", "Locks by the state that `celery redislock list` shows")
+LOCKS: Final = (
+    "redislock_locks",
+    "Locks, and runs that lost theirs, by the state that `celery redislock list` shows",
+)
+#: The states that each task has from the start: alerts and dashboards ask for them.
+SHOWN: Final[tuple[State, ...]] = ("held", "free", "without its lock")
 UP: Final = ("redislock_up", "Whether the last survey of the lock server succeeded")
 WHEN: Final = (
     "redislock_survey_timestamp_seconds", "Unix time of the last survey that succeeded"
@@ -108,7 +114,7 @@ class Collector(registry.Collector):
         for name, task in list(self._app.tasks.items()):
             if isinstance(task, SingletonTask):
                 each = figures.setdefault(name, Figures())
-                each.locks.update(held=0, free=0)  # a Counter adds these
+                each.locks.update(dict.fromkeys(SHOWN, 0))  # a Counter adds these
                 each.warn_after = task.lock_options and task.lock_options.lock_warn_after
         for name, each in figures.items():
             known = (each.last_success, self._successes.get(name))

@@ -11,7 +11,9 @@ from ..app.options import LockOptions
 from ..tasks.protect import pattern_of
 from ..tasks.target import keys_of_call, locked_task
 from ..tasks.task import SingletonTask
+from .states import AWAITED, NO_LOCK
 from .survey import Found, one_lock
+from .table import in_units
 
 
 def explain(
@@ -77,7 +79,7 @@ def _now(task: SingletonTask, slots: Sequence[Found]) -> str:
     if not locks.enabled:
         return "redislock_enabled is False: it would run without a lock"
     options = task.lock_options
-    taken = [each for each in slots if each.state not in ("free", "broken")]
+    taken = [each for each in slots if each.state not in (*AWAITED, *NO_LOCK)]
     waiting = max((each.waiting for each in slots), default=0)
     if options.lock_scope != "running" and taken:
         sent = {
@@ -90,13 +92,16 @@ def _now(task: SingletonTask, slots: Sequence[Found]) -> str:
     if options.lock_scope == "queued":
         return "the lock is free: it would be sent, and keep the lock until it starts"
     what = options.on_conflict.describe(waiting)
-    reserved = [each for each in taken if each.state == "reserved"]
+    reserved = [each for each in taken if each.kept_for == "a waiter"]
     if len(taken) < options.lock_limit and not waiting:
         return f"the lock is free: {what if options.on_conflict.admits else 'it would run'}"
     if reserved and len(reserved) == len(taken) and not waiting:
         return (
             "the lock is being handed over: it may run, or wait behind the task that gets the lock"
         )
+    quiet = next((each.due_in for each in slots if each.due_in is not None), None)
+    if quiet is not None:
+        return f"nobody holds the lock; the last call waits for quiet, {in_units(quiet)}: {what}"
     if len(taken) < options.lock_limit:
         return f"the lock is free, but others wait before it ({waiting}): {what}"
     return f"{_who(taken)}: {what}"
@@ -106,7 +111,7 @@ def _who(taken: Sequence[Found]) -> str:
     first = taken[0]
     if first.state == "foreign":
         return "a foreign value blocks its key"
-    if first.state == "reserved" or first.holder is None:
+    if first.holder is None:
         return "the lock is being handed over"
     more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
     return f"held by {first.holder}{more}"

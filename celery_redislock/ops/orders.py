@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from ..app.settings import AppLocks
 from ..protocol import calls, rooms
@@ -11,10 +11,8 @@ from ..protocol.keys import MAX_LIMIT, LockKeys, lock_keys
 from ..servers.server import LOOKING_TTL
 from ..tasks.room import end_replaced
 from .pick import chosen
-from .survey import RUNNING, Found
-
-#: The states in which no run holds the lock, but it is kept for somebody, or tasks wait for it.
-KEPT: Final = ("held for retry", "cooling down", "queued", "reserved", "free")
+from .states import AWAITED, KEPT, RUNNING
+from .survey import Found
 
 
 def to_break(
@@ -27,7 +25,7 @@ def to_break(
     return [
         each
         for each in chosen(found, task, node, older)
-        if (node is None and each.state in KEPT) or each.state in RUNNING
+        if (node is None and each.state in (*KEPT, *AWAITED)) or each.state in RUNNING
     ]
 
 
@@ -46,7 +44,7 @@ def break_slot(locks: AppLocks, each: Found, by: str | None = None) -> bool:
     if each.key != keys.lock:
         keys = lock_keys(locks.prefix, each.name, MAX_LIMIT)
     holder = locks.server.run(calls.break_lock(keys, LOOKING_TTL, each.token, by, each.task))
-    return holder is not None or each.state == "reserved"
+    return holder is not None or each.kept_for == "a waiter"
 
 
 def drop_waiting(app: Any, locks: AppLocks, found: Iterable[Found]) -> Iterator[int]:

@@ -29,6 +29,7 @@ class Waiting:
         args, kwargs: its arguments as Celery shows them: `argsrepr` and `kwargsrepr` where a caller
             set these. None if no app was given that can read the arguments.
         published_for: seconds since it was first published, if no worker has taken it yet.
+        passed_over: no worker that has looked can publish it: none of them knows its task, say.
     """
 
     task: str | None
@@ -38,6 +39,7 @@ class Waiting:
     args: str | None = None
     kwargs: str | None = None
     published_for: float | None = None
+    passed_over: bool = False
 
     @property
     def called(self) -> str:
@@ -74,8 +76,9 @@ def room_of(server: Server, keys: LockKeys, app: Any = None, most: int = NAMED) 
         dataclasses.replace(
             _aged(*each, room.now, app),
             published_for=None if sent is None else max(room.now - sent, 0.0),
+            passed_over=is_passed,
         )
-        for each, sent in zip(room.entries, room.sent, strict=True)
+        for each, sent, is_passed in zip(room.entries, room.sent, room.passed_over, strict=True)
     ]
     return Room(waiting, room.total, room.untaken)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from ..app.canonical import parts_of
@@ -13,10 +13,20 @@ from ..protocol import holders, past
 from ..protocol.claims import Stored
 from ..protocol.holders import Holder
 from ..protocol.keys import MAX_LIMIT, is_slot, key_parts, lock_keys, lock_pattern
+from ..protocol.lost import Lost
 from ..servers.looking import Looking
 from ..servers.server import Server
 from ..tasks.target import Target
 from .rooms import heads_of
+from .states import (
+    NO_LOCK,
+    RUNNING,
+    KeptFor,
+    State,
+    kept_for,
+    state_of_holder,
+    state_of_turn,
+)
 
 T = TypeVar("T")
 
@@ -24,37 +34,39 @@ T = TypeVar("T")
 BATCH: Final = 500
 #: No holder extends its lock for longer, in ms: a year. Anybody may write a record.
 LONGEST_TTL: Final = 366 * 86400 * 1000
-#: The states in which a run holds the lock.
-RUNNING: Final = ("held", "replaced")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """One slot of a lock, as Redis has it.
+    """One slot of a lock, as Redis has it; or a run that goes on without the lock that it lost.
 
     Attributes:
-        key: the slot's whole key.
+        key: the slot's whole key. For a run without its lock: a key and the run's fence.
         name: the lock's name.
-        state: "held", "held for retry", "cooling down", "queued" (its message is), "replaced" (a
-            newer run waits for its end), "reserved" (it is being handed to a waiter), "foreign" (a
-            value that is not a lock of ours), "broken" (and nobody has taken it since), or "free"
-            (and somebody waits for it).
-        holder: who holds it, or held it last. For a free lock: the first task that waits.
+        state: see `states.State`.
+        kept_for: if the state is "kept": for what.
+        due_in: if the state is "waits for quiet": the seconds until that is over.
+        due_at: that time, a Unix time by the lock server's clock.
+        holder: who holds it, or held it last. For a lock that nobody holds: the first task that
+            waits.
         token: the holder's token.
         held_for: seconds since it was taken.
         lives_for: seconds until it expires if the holder dies now; None for ever.
         expires_at: the Unix time at which it expires, by the lock server's clock.
         ttl: seconds to which its holder extends it, again and again; None if nobody does.
         broken_by: who broke the lock, if its state is "broken" and that is known.
+        lost_because: why the run lost the lock, if it goes on without it.
         turned_away: how many duplicates ended without a run because of this holder.
         waiting: how many tasks wait for the lock, in its room and in pool slots.
-        untaken: how many of them are published from the room, again and again, and no worker takes
-            them.
+        untaken: how many of them no worker has taken, for a minute or more since they were offered.
     """
 
     key: str
     name: str
-    state: str
+    state: State
+    kept_for: KeptFor | None = None
+    due_in: float | None = None
+    due_at: float | None = None
     holder: Holder | None = None
     token: str | None = dataclasses.field(default=None, repr=False)
     held_for: float | None = None
@@ -62,6 +74,7 @@ class Found:
     expires_at: float | None = None
     ttl: float | None = None
     broken_by: str | None = None
+    lost_because: str | None = None
     turned_away: int = 0
     waiting: int = 0
     untaken: int = 0
@@ -76,7 +89,7 @@ class Found:
     @property
     def is_lock(self) -> bool:
         """Whether this is a lock: held, kept or waited for."""
-        return self.state != "broken"
+        return self.state not in NO_LOCK
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without the token."""
@@ -87,6 +100,8 @@ class Found:
             "name": self.name,
             "label": holder.label,
             "state": self.state,
+            "kept_for": self.kept_for,
+            "due_in": self.due_in,
             "task_id": holder.task_id,
             "attempt": holder.attempt,
             "node": holder.node,
@@ -101,11 +116,12 @@ class Found:
             "fence": holder.fence,
             "replaced_by": holder.replaced_by,
             "broken_by": self.broken_by,
+            "lost_because": self.lost_because,
         }
 
 
 def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
-    """Every lock that is held, waited for or lately broken.
+    """Every lock that is held, waited for or lately broken, and every run that goes on without one.
 
     Args:
         locks: the locks.
@@ -122,13 +138,14 @@ def all_locks(locks: AppLocks, app: Any = None) -> list[Found]:
     taken.update(awaited)
     broken = [(key, name) for name, key in others["broken"].items() if name not in taken]
     for batch in _batches(broken):
-        found.update(read_slots(server, batch, "broken"))
+        found.update(read_slots(server, batch, is_broken=True))
     held = [
         dataclasses.replace(each, waiting=waiting[each.name]) if waiting.get(each.name) else each
         for each in found.values()
     ]
     free = _free(locks, {name: waiting[name] for name in awaited}, app)
-    return [*_untaken(server, others["sent"], [*held, *free])]
+    lost = [lost for batch in _batches(others["lost"].items()) for lost in read_lost(server, batch)]
+    return [*_untaken(server, others["sent"], held), *free, *lost]
 
 
 def _free(locks: AppLocks, waiting: dict[str, int], app: Any) -> Iterator[Found]:
@@ -137,11 +154,23 @@ def _free(locks: AppLocks, waiting: dict[str, int], app: Any) -> Iterator[Found]
     """
     for batch in _batches(waiting.items()):
         keys = [lock_keys(locks.prefix, name) for name, _ in batch]
+        now, turns = Looking(locks.server).turns(keys)
         heads = heads_of(locks.server, keys, app)
-        for each, (name, count), (room_count, first) in zip(keys, batch, heads, strict=True):
+        for each, (name, count), (room_count, first), turn in zip(
+            keys, batch, heads, turns, strict=True
+        ):
             task = first.task or awaited_in(name, room_count)
             holder = Holder(task=task, label=first.label) if task else None
-            yield Found(key=each.lock, name=name, state="free", holder=holder, waiting=count)
+            yield Found(
+                key=each.lock,
+                name=name,
+                state=state_of_turn(turn),
+                holder=holder,
+                waiting=count,
+                untaken=turn.untaken,
+                due_in=turn.quiet_in,
+                due_at=None if turn.quiet_in is None else round(now + turn.quiet_in, 1),
+            )
 
 
 def awaited_in(name: str, in_room: int) -> str | None:
@@ -153,7 +182,8 @@ def awaited_in(name: str, in_room: int) -> str | None:
 def _scan(server: Server, prefix: str) -> tuple[dict[bytes, Found], dict[str, dict[str, bytes]]]:
     """The taken slots by key; and for each other kind of key, the keys by lock name."""
     found: dict[bytes, Found] = {}
-    others: dict[str, dict[str, bytes]] = {"room": {}, "waiters": {}, "broken": {}, "sent": {}}
+    kinds = ("room", "waiters", "broken", "sent", "lost")
+    others: dict[str, dict[str, bytes]] = {kind: {} for kind in kinds}
     for page in Looking(server).scan(lock_pattern(prefix)):
         slots = {}
         for key in page:
@@ -169,7 +199,7 @@ def _scan(server: Server, prefix: str) -> tuple[dict[bytes, Found], dict[str, di
 
 def one_lock(locks: AppLocks, name: str, app: Any = None) -> list[Found]:
     """The rows of the lock with this name, as `all_locks`. Empty if nobody holds or waits for the
-    lock, and nobody has broken it lately.
+    lock, and nobody has broken it lately or goes on without it.
 
     Raises:
         LockUnavailable: the server did not answer, or does not allow it.
@@ -181,8 +211,10 @@ def one_lock(locks: AppLocks, name: str, app: Any = None) -> list[Found]:
     found = [dataclasses.replace(each, waiting=count) for each in found]
     if not found:
         found = [*_free(locks, {name: count} if count else {}, app)]
-        found += read_slots(server, [(keys.broken.encode(), name)], "broken").values()
-    return [*_untaken(server, {name: keys.sent.encode()}, found)]
+        found += read_slots(server, [(keys.broken.encode(), name)], is_broken=True).values()
+    else:
+        found = [*_untaken(server, {name: keys.sent.encode()}, found)]
+    return [*found, *read_lost(server, [(name, keys.lost.encode())])]
 
 
 def meant_by(locks: AppLocks, meant: Target, app: Any = None) -> list[Found]:
@@ -192,7 +224,7 @@ def meant_by(locks: AppLocks, meant: Target, app: Any = None) -> list[Found]:
         LockUnavailable: the server did not answer, or does not allow it.
     """
     found = one_lock(locks, meant.keys.name, app)
-    return [each for each in found if meant.slot in ("", each.key)]
+    return [each for each in found if meant.slot in ("", each.key) or each.lost_because is not None]
 
 
 def _batches(items: Iterable[T]) -> Iterator[list[T]]:
@@ -202,35 +234,43 @@ def _batches(items: Iterable[T]) -> Iterator[list[T]]:
 
 
 def read_slots(
-    server: Server, slots: list[tuple[bytes, str]], state: str | None = None
+    server: Server, slots: list[tuple[bytes, str]], is_broken: bool = False
 ) -> dict[bytes, Found]:
-    """What is stored under these keys. A key that has gone since is left out."""
+    """What is stored under these keys. A key that has gone since is left out.
+
+    Args:
+        server: the server.
+        slots: the keys, with the names of their locks.
+        is_broken: the keys have notes that operators broke these locks.
+    """
     now, stored = Looking(server).stored([key for key, _ in slots])
     return {
-        key: _found(key, name, each, now, state)
+        key: _found(key, name, each, now, is_broken)
         for (key, name), each in zip(slots, stored, strict=True)
         if each.exists
     }
 
 
-def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None) -> Found:
+def _found(key: bytes, name: str, stored: Stored, now: float, is_broken: bool) -> Found:
     text, lives_for = key.decode(), stored.left / 1000 if stored.left >= 0 else None
     expires_at = None if lives_for is None else now + lives_for
     common: dict[str, Any] = {"name": name, "lives_for": lives_for, "expires_at": expires_at}
-    if state == "broken":
+    if is_broken:
         text = text.replace("}:broken:", "}:lock:", 1)
         by = holders.last_breaker(stored.value or b"")
-        return Found(key=text, state=state, broken_by=by, **common)
+        return Found(key=text, state="broken", broken_by=by, **common)
     value = stored.value
     record, holder = (None, None) if value is None else holders.read(value, lives_for)
     if value is None or record is None:
         return Found(key=text, state="foreign", **common)
     since = None if holder is None else holder.acquired_at
-    state = _state(holder)
+    ttl = _ttl(record)
+    state = state_of_holder(holder, lives_for, ttl)
     return Found(
         key=text,
         state=state,
-        ttl=_ttl(record) if state in RUNNING else None,
+        kept_for=kept_for(holder) if state == "kept" else None,
+        ttl=ttl if state in RUNNING else None,
         turned_away=past.turned_away_by(value),
         holder=holder,
         token=record["token"],
@@ -244,20 +284,30 @@ def _ttl(record: dict[str, Any]) -> float | None:
     return ms / 1000 if isinstance(ms, int) and 0 < ms < LONGEST_TTL else None
 
 
-def _state(holder: Holder | None) -> str:
-    if holder is None:
-        return "reserved"
-    if holder.held_for_retry:
-        return "held for retry"
-    if holder.cooling_down:
-        return "cooling down"
-    if holder.queued:
-        return "queued"
-    return "replaced" if holder.replaced_by is not None else "held"
+def read_lost(server: Server, keys: Sequence[tuple[str, bytes]]) -> list[Found]:
+    """The runs that go on without their lock, from the locks' names and the keys that have them."""
+    now, all_lost = Looking(server).lost([key for _, key in keys])
+    return [
+        _lost(f"{key.decode()}#{each.fence}", name, each, now)
+        for (name, key), lost in zip(keys, all_lost, strict=True)
+        for each in lost
+    ]
 
 
-def _untaken(server: Server, sent: dict[str, bytes], found: list[Found]) -> Iterator[Found]:
-    """The same rows, with the number of tasks that no worker takes."""
+def _lost(key: str, name: str, lost: Lost, now: float) -> Found:
+    since = lost.holder.acquired_at
+    return Found(
+        key=key,
+        name=name,
+        state="without its lock",
+        holder=lost.holder,
+        held_for=None if since is None else max(now - since, 0.0),
+        lost_because=lost.why,
+    )
+
+
+def _untaken(server: Server, sent: dict[str, bytes], found: Sequence[Found]) -> Iterator[Found]:
+    """The same rows of locks that somebody has, with the number of tasks that no worker takes."""
     counts: dict[str, int] = {}
     for batch in _batches(sent.items()):
         untaken = Looking(server).untaken([key for _, key in batch])

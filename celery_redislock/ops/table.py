@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..app.canonical import digest, parts_of
+from .states import AWAITED, IN_TROUBLE, NO_LOCK
 from .terminal import (
     Column,
     by_cutting,
@@ -120,8 +121,8 @@ def _empty(found: Sequence[Found]) -> set[str]:
 
 
 def is_trouble(each: Found) -> bool:
-    """Whether somebody should look at this lock: its key is blocked, or nobody takes its tasks."""
-    return each.state == "foreign" or bool(each.untaken)
+    """Whether somebody should look at this lock."""
+    return each.state in IN_TROUBLE or bool(each.untaken)
 
 
 def _picked(row: Mapping[str, str], head: Iterable[str]) -> list[str]:
@@ -134,7 +135,7 @@ def _row(each: Found, ids: Mapping[str, str], digests: Mapping[str, str]) -> dic
     return {
         "TASK": task or "-",
         "KEY": telling_of(each.name, task, holder.label if holder else None, digests),
-        "STATE": each.state,
+        "STATE": in_words(each),
         "ID": ids.get((holder and holder.task_id) or "", "-"),
         "NODE": (holder and holder.node) or "-",
         "HELD": "-" if each.held_for is None else in_units(each.held_for),
@@ -149,7 +150,7 @@ def _wide_row(each: Found) -> dict[str, str]:
     return {
         "TASK": each.task or "-",
         "KEY": each.key,
-        "STATE": each.state,
+        "STATE": in_words(each),
         "TASK ID": (holder and holder.task_id) or "-",
         "NODE": (holder and holder.node) or "-",
         "PID": str((holder and holder.pid) or "-"),
@@ -202,9 +203,19 @@ def shortened(texts: Iterable[str]) -> dict[str, str]:
     }
 
 
+def in_words(each: Found) -> str:
+    """The state, and what is known of it."""
+    if each.kept_for is not None:
+        return f"kept for {each.kept_for}"
+    if each.due_in is not None:
+        return f"{each.state}, {in_units(each.due_in)}"
+    is_replaced = each.holder is not None and each.holder.replaced_by is not None
+    return f"{each.state}, replaced" if is_replaced else each.state
+
+
 def lives(each: Found, ever: str = "for ever") -> str:
     """How long the lock lives if its holder dies now."""
-    if each.state in ("free", "broken"):
+    if each.state in (*AWAITED, *NO_LOCK):
         return "-"
     return ever if each.lives_for is None else in_units(each.lives_for)
 
@@ -265,6 +276,7 @@ def described(each: Found) -> list[str]:
         "acquired_at": each.holder and each.holder.acquired_at and moment(each.holder.acquired_at),
         "held_for": None if each.held_for is None else in_units(each.held_for),
         "lives_for": None if lives(each) == "-" else lives(each),
+        "due_in": None if each.due_in is None else in_units(each.due_in),
         "turned_away": each.turned_away or None,
         "untaken": each.untaken or None,
         "attempt": each.holder.attempt if each.holder and each.holder.task_id else None,
@@ -277,10 +289,14 @@ def count_of(locks: Collection[Any]) -> str:
 
 
 def summary(found: Sequence[Found], with_broken: bool = True) -> str:
-    """How many locks there are, how many tasks no worker takes, how many locks were broken."""
+    """How many locks there are, how many tasks no worker takes, how many runs go on without their
+    lock, how many locks were broken.
+    """
     untaken = sum({each.name: each.untaken for each in found}.values())
     broken = sum(each.state == "broken" for each in found)
     text = count_of([each for each in found if each.is_lock])
     text += f", {untaken} waiting that no worker takes" if untaken else ""
+    lost = sum(each.state == "without its lock" for each in found)
+    text += f", {lost} {'run' if lost == 1 else 'runs'} without a lock" if lost else ""
     hint = "" if with_broken else " (--all shows them)"
     return text + (f", {broken} broken lately{hint}" if broken else "")

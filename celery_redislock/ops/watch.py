@@ -23,6 +23,7 @@ from .table import (
     described,
     in_order,
     in_units,
+    in_words,
     is_trouble,
     locks_lines,
     summary,
@@ -246,7 +247,7 @@ class Watch:
 def text_of(each: Found) -> str:
     """What the filter looks at."""
     holder = each.holder or Holder()
-    texts = (each.task, each.name, each.state, holder.label, holder.node, holder.task_id)
+    texts = (each.task, each.name, in_words(each), holder.label, holder.node, holder.task_id)
     return " ".join(text for text in texts if text)
 
 

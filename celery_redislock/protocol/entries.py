@@ -23,10 +23,27 @@ def slot_of(task: str) -> str:
     return f"={task}"
 
 
+#: How a pending slot begins. So may an id that a sender chose, but that has no `quiet_until`.
+PENDING: Final = b"="
+
+
 def id_in(state: object, member: bytes) -> str:
     """The id of the entry that this member of a room stands for, from its state as Redis has it."""
     text = state if isinstance(state, bytes) else b""
     return (text.split(b"|", 3)[3:] or [member])[0].decode(errors="replace")
+
+
+def quiet_until(state: object) -> float | None:
+    """Unix time until which a pending slot waits for no newer call to come (`Debounce`), from its
+    state as Redis has it; None if its calls do not wait for that. What was published is past it.
+    """
+    head = re.match(rb"(\d{1,16})\|\d+\|", state if isinstance(state, bytes) else b"")
+    return int(head[1]) / 1000 if head else None
+
+
+def is_passed_over(state: object) -> bool:
+    """Whether those who looked last at the entry with this state could not publish it."""
+    return isinstance(state, bytes) and state.startswith(b"1|")
 
 
 def task_id_of(entry_id: str) -> str:

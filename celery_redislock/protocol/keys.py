@@ -49,6 +49,11 @@ class LockKeys(NamedTuple):
     turned: str
     slots: tuple[str, ...] = ()
 
+    @property
+    def lost(self) -> str:
+        """The key that has the runs that lost this lock and go on, see `lost`."""
+        return f"{head_of(self.lock)}}}:lost:{self.name}"
+
     def done_by(self, entry_id: str) -> str:
         """The key of a done note: this attempt of this task has run under this lock."""
         return NOTE_KEY % (self.done, entry_id)
@@ -117,9 +122,14 @@ def keys_of_lock_id(prefix: str, lock_id: str) -> LockKeys:
     return lock_keys(prefix, name, limit)
 
 
+def name_of_lock_id(lock_id: str) -> str:
+    """The name in a lock's id."""
+    return lock_id.partition("|")[2]
+
+
 def lock_pattern(prefix: str) -> str:
     """A pattern for `SCAN`. It matches the keys that say who holds a lock or waits for it, which
-    tasks of a waiting room are under way, and which locks were broken.
+    tasks of a waiting room are under way, which locks were broken, and which runs go on without.
     """
     return f"{_literal(prefix)}:{{*}}:[blrsw]*"
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ..errors import LockUnavailable
 from ..protocol.claims import Stored
 from ..protocol.clock import clock
-from ..protocol.entries import id_in
-from ..protocol.keys import LockKeys
+from ..protocol.entries import PENDING, id_in, is_passed_over, quiet_until
+from ..protocol.keys import LockKeys, name_of_lock_id
+from ..protocol.lost import Lost, marks_in
 from ..protocol.rooms import UNTAKEN_AFTER, pairs_in
 from .restarts import info
 from .server import Server
 
+#: How many tasks at the front of a waiting room are looked at to learn what they wait for.
+FRONT: Final = 16
 #: Keys that one step of a scan looks at: well below a millisecond of the server's time.
 SCAN_COUNT: Final = 500
 
@@ -29,6 +32,7 @@ class Room(NamedTuple):
         total: how many wait.
         entries: the first that wait: members and stored entries.
         sent: for each of these, the Unix time of its first publication, if it is under way.
+        passed_over: for each of these, whether no worker that has looked can publish it.
         untaken: how many no worker takes.
     """
 
@@ -36,7 +40,23 @@ class Room(NamedTuple):
     total: int
     entries: list[tuple[str, str]]
     sent: list[float | None]
+    passed_over: list[bool]
     untaken: int
+
+
+class Turn(NamedTuple):
+    """What the tasks at the front of a waiting room wait for, while the lock is free.
+
+    Attributes:
+        quiet_in: seconds until the first of them has had its quiet time; None if one of them does
+            not wait for that, or there is none.
+        untaken: how many tasks no worker takes.
+        overdue: seconds since a worker should have looked at the room; 0 if none should have.
+    """
+
+    quiet_in: float | None
+    untaken: int
+    overdue: float
 
 
 class Looking:
@@ -87,7 +107,7 @@ class Looking:
             *(("ZCARD", key) for key in sets),
         ]
         replies = self._server.replies(commands, wrong_type=True)
-        return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
+        return [_count(reply) for reply in replies]
 
     def room(self, keys: LockKeys, most: int) -> Room:
         """The first entries of a waiting room.
@@ -104,17 +124,23 @@ class Looking:
         wanted = [
             *(("HGET", keys.entries, each) for each in members),
             *(("ZSCORE", keys.sent, each) for each in members),
+            *(("HGET", keys.entries, b"#" + each) for each in members),
         ]
         count, *found = self._server.replies([_untaken(keys.sent, now), *wanted], wrong_type=True)
-        texts = [text if isinstance(text, bytes) else b"" for text in found[: len(members)]]
-        sent = [score if isinstance(score, bytes) else None for score in found[len(members) :]]
+        texts, scores, states = (found[n * len(members) : (n + 1) * len(members)] for n in range(3))
+        texts = [text if isinstance(text, bytes) else b"" for text in texts]
+        passed_over = [is_passed_over(each) for each in states]
         flat = [part for pair in zip(members, texts, strict=True) for part in pair]
         return Room(
             now=now,
             total=total or 0,
             entries=list(pairs_in(flat)),
-            sent=[None if score is None else float(score) / 1000 for score in sent],
-            untaken=0 if isinstance(count, ResponseError) else int(count),
+            sent=[
+                float(score) / 1000 if isinstance(score, bytes) and not is_passed else None
+                for score, is_passed in zip(scores, passed_over, strict=True)
+            ],
+            passed_over=passed_over,
+            untaken=_count(count),
         )
 
     def untaken(self, sent: Sequence[bytes | str]) -> list[int]:
@@ -127,7 +153,54 @@ class Looking:
         (now,) = self._server.replies([("TIME",)])
         commands = [_untaken(key, _unix(now)) for key in sent]
         replies = self._server.replies(commands, wrong_type=True)
-        return [0 if isinstance(reply, ResponseError) else int(reply) for reply in replies]
+        return [_count(reply) for reply in replies]
+
+    def lost(self, keys: Sequence[bytes | str]) -> tuple[float, list[list[Lost]]]:
+        """The server's time in Unix seconds, and for each of these keys the runs that go on without
+        their lock.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        commands = [("HGETALL", key) for key in keys]
+        at, *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
+        return _unix(at), [list(marks_in(reply, _unix(at))) for reply in replies]
+
+    def turns(self, rooms: Sequence[LockKeys]) -> tuple[float, list[Turn]]:
+        """The server's time in Unix seconds, and what the tasks in each of these waiting rooms wait
+        for, besides the lock.
+
+        Raises:
+            LockUnavailable: the server did not answer, or does not allow it.
+        """
+        commands = [("LRANGE", keys.room, 0, FRONT - 1) for keys in rooms]
+        at, *fronts = self._server.replies([("TIME",), *commands], wrong_type=True)
+        now = _unix(at)
+        pending = [
+            (keys, members)
+            for keys, members in zip(rooms, fronts, strict=True)
+            if isinstance(members, list) and all(each.startswith(PENDING) for each in members)
+        ]
+        buckets = list(dict.fromkeys(keys.rooms for keys in rooms))
+        asked: list[tuple[Any, ...]] = [
+            *(_untaken(keys.sent, now) for keys in rooms),
+            *(("ZRANGEBYSCORE", each, "-inf", int(now * 1000), "WITHSCORES") for each in buckets),
+            *(("HGET", keys.entries, b"#" + each) for keys, members in pending for each in members),
+            *(("ZSCORE", keys.sent, each) for keys, members in pending for each in members),
+        ]
+        replies = iter(self._server.replies(asked, wrong_type=True))
+        counts = [_count(next(replies)) for _ in rooms]
+        due = [each for _ in buckets for each in _pairs(next(replies))]
+        names = {name_of_lock_id(lock_id): now - float(ms) / 1000 for lock_id, ms in due}
+        states, sent = ([[next(replies) for _ in each] for _, each in pending] for _ in range(2))
+        quiet = {
+            keys.room: _quiet_in(now, *each)
+            for (keys, _), *each in zip(pending, states, sent, strict=True)
+        }
+        return now, [
+            Turn(quiet.get(keys.room), count, max(names.get(keys.name, 0.0), 0.0))
+            for keys, count in zip(rooms, counts, strict=True)
+        ]
 
     def members(self, rooms: Sequence[LockKeys], most: int) -> list[list[str] | None]:
         """For each of these waiting rooms, the entry ids of all who wait; None if they are more
@@ -266,6 +339,23 @@ def _unix(time_reply: Sequence[bytes]) -> float:
     """The reply to TIME in Unix seconds."""
     seconds, micros = time_reply
     return int(seconds) + int(micros) / 1e6
+
+
+def _quiet_in(now: float, states: Sequence[Any], sent: Sequence[Any]) -> float | None:
+    """Seconds until the first of these pending slots is published, if all wait for quiet."""
+    ends = [quiet_until(each) for each in states]
+    if not ends or any(isinstance(each, bytes) for each in sent):
+        return None  # one was published
+    known = [each - now for each in ends if each is not None and each > now]
+    return min(known) if len(known) == len(ends) else None
+
+
+def _count(reply: Any) -> int:
+    return 0 if isinstance(reply, ResponseError) else int(reply)
+
+
+def _pairs(reply: Any) -> Iterator[tuple[str, str]]:
+    return pairs_in(() if isinstance(reply, ResponseError) else reply)
 
 
 def _untaken(sent: bytes | str, now: float) -> tuple[str | bytes | int, ...]:

@@ -9,6 +9,7 @@ ends with an error result.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from functools import partial
 from typing import Any, Final
@@ -31,7 +32,7 @@ from ..protocol.entries import task_id_of, task_of
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
-from ..protocol.rooms import UNTAKEN_AFTER, drop, forget_ended, look
+from ..protocol.rooms import UNTAKEN_AFTER, drop, forget_ended, look, server_time
 from ..protocol.tokens import new_token
 from .limits import only_logged
 from .locked import LockedTask
@@ -56,8 +57,8 @@ def look_after(app: Any, keys: LockKeys, ttl: float) -> bool:
     reply = _look(app, keys, ttl, [])
     if reply.offered is None:
         return False
-    publish(app, keys, ttl, reply.offered, looks=True)
-    return reply.due_in == 0
+    last = publish(app, keys, ttl, reply.offered, looks=True)
+    return (last or reply).due_in == 0
 
 
 def _look(app: Any, keys: LockKeys, ttl: float, passed_over: list[str]) -> Look:
@@ -85,44 +86,51 @@ def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> Non
         housekeeper.add(partial(look_after, app, keys, ttl), after=reply.due_in)
 
 
-def publish(app: Any, keys: LockKeys, ttl: float, offered: Offered, looks: bool = False) -> None:
+def publish(
+    app: Any, keys: LockKeys, ttl: float, offered: Offered, looks: bool = False
+) -> Settled | Look | None:
     """Publish the task that is next; or, if it has ended or only others can publish it, the one
     behind it. `looks` says that the room was looked after: this is the time to report those that
     this process cannot publish.
+
+    Returns:
+        What the server said last of the room, if it was asked again.
     """
     following: Offered | None = offered
     passed_over: list[str] = []
+    last: Settled | Look | None = None
     try:
         while following is not None:
-            following = _publish_one(app, keys, ttl, following, passed_over, looks)
+            reply = _publish_one(app, keys, ttl, following, passed_over, looks)
+            last, following = reply or last, reply and reply.offered
     except LockUnavailable as exc:
         logger.warning("redislock: could not hand over %s yet: %s", keys.lock, exc.reason)
+    return last
 
 
 def _publish_one(
     app: Any, keys: LockKeys, ttl: float, offered: Offered, passed_over: list[str], looks: bool
-) -> Offered | None:
-    """Publish one task. If it was not published, return the next. A task that this process cannot
-    publish is added to `passed_over`.
+) -> Settled | Look | None:
+    """Publish one task. If it was not published, return what the server said of the next. A task
+    that this process cannot publish is added to `passed_over`.
     """
     member, entry_id = offered.place
     try:
         if _send(app, keys, offered):
             if offered.since > UNTAKEN_AFTER:
-                _say_untaken(offered, keys, "it is published again")
+                _say_untaken(app, offered, keys, "it is published again")
             return None
         claim = Claim(keys, new_token(), ttl, "")
-        left = app_locks(app).server.run(settle(claim, Release(leaves=offered.place)))
-        return left.offered
+        return app_locks(app).server.run(settle(claim, Release(leaves=offered.place)))
     except SoftTimeLimitExceeded:
         raise  # it is the limit of the task that released
     except (NotOurs, CorruptEntry) as exc:
         text = "redislock: another worker must publish %s, which waits for %s: %s"
         logger.debug(text, entry_id, keys.lock, exc)
         if looks and offered.since > UNTAKEN_AFTER:
-            _say_untaken(offered, keys, f"this worker cannot publish it: {exc}")
+            _say_untaken(app, offered, keys, f"this worker cannot publish it: {exc}")
         passed_over.append(member)
-        return _look(app, keys, ttl, passed_over).offered
+        return _look(app, keys, ttl, passed_over)
     except Exception:
         text = "redislock: could not publish %s, which waits for %s; will try again"
         logger.exception(text, entry_id, keys.lock)
@@ -179,14 +187,20 @@ def _has_ended(task: Any, entry: Entry, header: dict[str, Any]) -> bool:
     return parked_at is not None and ended_since(task, entry.task_id, parked_at)
 
 
-def _say_untaken(offered: Offered, keys: LockKeys, what: str) -> None:
-    """Report that no worker takes a task. The app may not know it."""
+def _say_untaken(app: Any, offered: Offered, keys: LockKeys, what: str) -> None:
+    """Report that no worker takes a task. The app may not know it, and then nobody has published
+    it: it may wait behind a holder. So this says for how long it has waited, and not for what.
+    """
+    age = ""
+    if offered.arrived is not None:
+        with contextlib.suppress(LockUnavailable):
+            now = app_locks(app).server.ask(server_time(keys.lock), once=True)
+            age = f", for {max(now - offered.arrived, 0.0):.0f} s since it came"
     whose = Whose(keys.lock, task_of(offered.entry), task_id_of(offered.place.entry_id))
     tell(
         Outcome.UNTAKEN, whose,
-        "redislock: no worker has taken %s, which waits for %s, since it was first published %.0f"
-        " s ago: %s",
-        _called(whose), keys.lock, offered.since, what, reason=what,
+        "redislock: no worker has taken %s, which waits for %s%s: %s",
+        _called(whose), keys.lock, age, what, reason=what,
     )  # fmt: skip
 
 

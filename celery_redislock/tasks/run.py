@@ -26,7 +26,7 @@ from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..verbs import Decision
 from . import body as bodies
-from . import room
+from . import lost, room
 from .abort import Abort
 from .asking import Asking
 from .conflict import TaskConflict, decide
@@ -199,6 +199,8 @@ class Run(Asking):
             self._release_or_keep(lease)
         if not lease.is_over:
             lease.abandon()
+        if lease.is_lost:
+            lost.has_ended(lease)
 
     def _release_or_keep(self, lease: Lease) -> None:
         ran = self.ran
@@ -223,6 +225,8 @@ class Run(Asking):
 
     def _on_lost(self, lease: Lease) -> None:
         """Report that the lock was lost. The heartbeat calls this."""
+        if self.ran is BEGUN:
+            lost.goes_on(lease)
         by, reason = lease.replaced_by, lease.lost_because
         try:
             details = {"fence": lease.fence, "reason": reason, "replaced": by is not None}

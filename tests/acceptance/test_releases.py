@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import time
 
 import pytest
 from celery.exceptions import NotRegistered
 
 from tests.acceptance.apps.releases import release
-from tests.acceptance.looking import Room, listed, starts, untaken
+from tests.acceptance.looking import Room, listed, redislock, starts, untaken
 from tests.support.waiting import eventually, never
 
 ONE = "tests.acceptance.apps.release_one"
@@ -78,6 +80,33 @@ def test_what_waits_under_a_name_that_nobody_knows_is_said_and_runs_if_all_know_
     start_worker(app=TWO, conf={**lock_conf, "test_change": "alias"}, queues=queue)
     eventually(lambda: all(each.state == "SUCCESS" for each in waits), "they have run", 60)
     eventually(room.is_empty, "the room is empty", 60)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("waiting", ["killed"], indirect=True)
+def test_what_is_said_of_a_task_that_no_worker_knows_is_so_behind_a_living_holder(
+    waiting, sender, conf, lock_conf, journal, label, queue
+):
+    new, results, _ = waiting("name")
+    settings = {**conf, **lock_conf, "test_change": "name"}
+    holder = sender.send_task("renamed_job", [label, "stand"], queue=queue)
+    eventually(lambda: starts(journal, label, holder.id), "they do not block it")
+    began = time.monotonic()
+    eventually(lambda: all(untaken(new.log(), each.id) for each in results), "it is said", 90)
+    for each in results:
+        lines = untaken(new.log(), each.id)
+        ages = [int(re.search(r"for (\d+) s since it came", line)[1]) for line in lines]
+        assert len(set(ages)) == len(ages), "it is said once, not twice in a row"
+        assert ages[0] < time.monotonic() - began + 60
+        assert not any("published" in line for line in lines), "nobody has published it"
+    (row,) = [row for row in listed(TWO, settings) if label in row["key"]]
+    assert (row["state"], row["untaken"]) == ("held", len(results))
+    shown = redislock(TWO, settings, "show", row["key"]).stdout
+    assert "published again" not in shown
+    assert "can publish 2" in " ".join(shown.split())
+    assert "published" not in redislock(TWO, settings, "doctor").stdout
+    journal.let_go(holder.id)
+    assert holder.get(timeout=20) == label
 
 
 @pytest.mark.timeout(240)

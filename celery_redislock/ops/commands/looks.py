@@ -20,11 +20,12 @@ from ..command import (
     with_kwargs,
     with_lock,
 )
+from ..states import KEPT, RUNNING, STATES
 from ..table import ORDERS, described, in_order, locks_table, show_lines, summary, waiting_table
 from ..terminal import named_values, paragraph
 
 if TYPE_CHECKING:
-    from ..rooms import Waiting
+    from ..rooms import Room, Waiting
 
 #: How many waiting tasks are shown.
 SHOWN: Final = 100
@@ -35,6 +36,13 @@ SHOWN: Final = 100
 
 @click.command("list", short_help="List the locks that are held, kept or waited for.")
 @with_filters
+@click.option(
+    "--state",
+    "states",
+    type=click.Choice(STATES),
+    multiple=True,
+    help="Only locks in this state. May be given again.",
+)
 @click.option("--sort", type=click.Choice(list(ORDERS)), default="held", show_default=True)
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
 @click.option("--limit", type=click.IntRange(1), help="Show at most this many.")
@@ -47,6 +55,7 @@ def list_(
     task: str | None,
     node: str | None,
     older: float,
+    states: tuple[str, ...],
     sort: str,
     reverse: bool,
     limit: int | None,
@@ -54,7 +63,9 @@ def list_(
     wide: bool,
     as_json: bool,
 ) -> None:
-    """List all locks: held, kept or waited for, and foreign values that block a key."""
+    """List all locks: held, kept or waited for, and foreign values that block a key; and runs that
+    go on without the lock that they lost.
+    """
     from ..pick import chosen, require_task
     from ..survey import all_locks
 
@@ -62,6 +73,8 @@ def list_(
         every = all_locks(locks, app)
         require_task(app, task, chosen(every, task))
         found = in_order(chosen(every, task, node, older), sort, reverse)
+        found = [each for each in found if not states or each.state in states]
+        all_ = all_ or "broken" in states
         if as_json:
             print_json([each.to_dict() for each in found[:limit]])
             return
@@ -123,7 +136,19 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
     if (in_slots := max(counts, default=0) - room.total) > 0:
         click.echo(f"\nwaiting in pool slots: {in_slots}")
     if room.untaken:
-        click.echo(f"\nno worker takes {room.untaken} of them: they are published again and again")
+        is_held = any(each.state in (*RUNNING, *KEPT) for each in found)
+        show_lines(["", *paragraph(_about_untaken(room, is_held))])
+
+
+def _about_untaken(room: Room, is_held: bool) -> str:
+    """What is so of the tasks that no worker takes."""
+    text = f"no worker takes {room.untaken} of them"
+    if passed_over := sum(each.passed_over for each in room.waiting):
+        text += f"; no worker that looks after the room can publish {passed_over}: is one missing?"
+    if room.untaken > passed_over:
+        when = "once the lock is free" if is_held else "again and again"
+        text += f"; what was published is published again, {when}"
+    return text
 
 
 def _showed_unknown(app: Any, task: str, as_json: bool) -> bool:

@@ -18,6 +18,7 @@ from ..command import (
     with_json,
     with_lock_or_filters,
 )
+from ..states import AWAITED
 from ..table import count_of, locks_table, show_lines
 from ..terminal import paragraph
 
@@ -63,7 +64,7 @@ def break_(
     """
     found, nobody = _to_break(app, naming, (task, node, older), all_)
     if not drop_waiting:
-        found = [each for each in found if each.state != "free"]
+        found = [each for each in found if each.state not in (*AWAITED, "without its lock")]
     held = [each for each in found if each.token is not None]
     if not held and not (drop_waiting and any(each.waiting for each in found)):
         raise problem(f"no such lock: {nobody}")

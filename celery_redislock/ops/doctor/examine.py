@@ -60,9 +60,8 @@ def examine(app: Any, with_workers: bool = False) -> list[tuple[str, Finding]]:
     reached = _of_each(patient)
     findings += reached
     if all(check != "server" or finding.level == OK for check, finding in reached):
-        findings += _run(OF_SERVER, patient)
-        if with_workers:
-            findings += _run({"workers": workers.check_workers}, patient)
+        of_runs: Check = workers.check_workers if with_workers else workers.check_lost
+        findings += _run({**OF_SERVER, "workers" if with_workers else "runs": of_runs}, patient)
     return findings + _run(OF_SETTINGS, patient)
 
 

@@ -64,8 +64,7 @@ def check_untaken(patient: Patient) -> Iterator[Finding]:
     first = next(iter(rooms.values()))
     yield Finding(
         WARNING,
-        f"{tasks} of {count_of(rooms)}, such as {first.key!r}: published again and again, and no"
-        " worker takes them",
+        f"{tasks} of {count_of(rooms)}, such as {first.key!r}: no worker takes them",
         "does a worker with a free slot read their queue, and know the task? `celery redislock show"
         " KEY` names them; `drop-waiting KEY` ends them; after redislock_offer_for they end",
     )  # fmt: skip

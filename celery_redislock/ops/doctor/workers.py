@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from ...protocol.holders import one_line
 from ...protocol.keys import name_of
-from ..survey import RUNNING, Found, all_locks
+from ..states import RUNNING
+from ..survey import Found, all_locks
 from .finding import ERROR, OK, UNKNOWN, WARNING, Finding, some
 from .patient import Patient
 
@@ -26,29 +27,70 @@ class Compared(NamedTuple):
 
     Attributes:
         answered: the names of the workers that answered.
+        held: the runs that hold a lock, as the server says.
         agreed: how many runs hold a lock, as both say.
         only_worker: runs that hold a lock as their worker says, by its name, and not on the server.
         only_server: what the server has of runs on these workers that know nothing of them.
+        without: runs that go on without their lock.
+        only_told: those of which only their worker says so, by its name.
         silent: the nodes of other runs.
     """
 
     answered: frozenset[str]
+    held: list[Found]
     agreed: int
     only_worker: dict[Run, str]
     only_server: dict[Run, Found]
+    without: list[Found]
+    only_told: dict[Run, str]
     silent: frozenset[str]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two do not agree."""
+        return bool(self.only_worker or self.only_server or self.only_told)
+
+
+def check_lost(patient: Patient) -> Iterator[Finding]:
+    """Whether runs go on without their lock, as they tell the server."""
+    findings = list(_lost(patient.survey))
+    yield from findings or [Finding(OK, "no run goes on without the lock that it lost")]
+
+
+def _lost(found: list[Found]) -> Iterator[Finding]:
+    for each in found:
+        if each.state == "without its lock":
+            others = [
+                f"{other.holder} {'has' if other.state in RUNNING else 'also runs without'} it"
+                for other in found
+                if other.name == each.name
+                and other is not each
+                and other.state in (*RUNNING, "without its lock")
+            ]
+            why = f" ({each.lost_because})" if each.lost_because else ""
+            yield _without(f"{each.holder}", f"{each.name}, which it lost{why}", *others)
+
+
+def _without(who: str, lost: str, *others: str) -> Finding:
+    what = "; ".join([f"{who} runs on without {lost}", *others])
+    return Finding(
+        ERROR, one_line(what),
+        "two runs may overlap: let it end, or end one, as Operations, LOST in the logs, says",
+    )  # fmt: skip
 
 
 def check_workers(patient: Patient) -> Iterator[Finding]:
     """Whether each worker holds what the server has, and only that."""
     compared = _compare(patient)
-    if compared.only_worker or compared.only_server:
+    if compared.differs:
         time.sleep(APART)
         again = _compare(patient)
         compared = again._replace(
             only_worker={k: v for k, v in again.only_worker.items() if k in compared.only_worker},
             only_server={k: v for k, v in again.only_server.items() if k in compared.only_server},
+            only_told={k: v for k, v in again.only_told.items() if k in compared.only_told},
         )
+    yield from _lost([*compared.without, *compared.held])
     if not compared.answered:
         yield Finding(
             UNKNOWN, "no worker answered",
@@ -59,6 +101,8 @@ def check_workers(patient: Patient) -> Iterator[Finding]:
 
 
 def _findings(compared: Compared) -> Iterator[Finding]:
+    for (name, task_id), node in compared.only_told.items():
+        yield _without(f"{task_id} on {node}", f"{name}, which it lost", "the server cannot tell")
     for (name, task_id), node in compared.only_worker.items():
         yield Finding(
             ERROR, f"{node} holds {one_line(name)} for {one_line(task_id)}, and the server says no",
@@ -77,7 +121,7 @@ def _findings(compared: Compared) -> Iterator[Finding]:
             UNKNOWN, f"locks are held on nodes that did not answer: {some(silent)}",
             "senders and RedisLocks do not answer; workers should",
         )  # fmt: skip
-    if not compared.only_worker and not compared.only_server:
+    if not compared.differs and not compared.without:
         workers = len(compared.answered)
         count = f"{workers} worker{'' if workers == 1 else 's'}"
         yield Finding(OK, f"{count} and the server agree on {compared.agreed} held locks")
@@ -92,17 +136,24 @@ def _compare(patient: Patient) -> Compared:
         for report in reports
         if report.get("task_id")
     }
+    found = all_locks(patient.locks)
+    without = [each for each in found if each.state == "without its lock"]
+    known = {(each.name, each.holder.task_id) for each in without if each.holder is not None}
     held = {
         (each.name, each.holder.task_id): each
-        for each in all_locks(patient.locks)
+        for each in found
         if each.state in RUNNING and each.holder is not None and each.holder.task_id
     }
+    lost = {run: node for run, (node, report) in claimed.items() if report.get("lost")}
     sure = {run: node for run, (node, report) in claimed.items() if report.get("held")}
     nodes = {run: str(each.holder and each.holder.node) for run, each in held.items()}
     return Compared(
         answered=frozenset(told),
+        held=list(held.values()),
+        without=without,
+        only_told={run: node for run, node in lost.items() if run not in known},
         agreed=len(claimed.keys() & held.keys()),
-        only_worker={run: node for run, node in sure.items() if run not in held},
+        only_worker={run: node for run, node in sure.items() if run not in {*held, *known}},
         only_server={
             run: each for run, each in held.items() if nodes[run] in told and run not in claimed
         },

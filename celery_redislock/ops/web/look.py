@@ -116,5 +116,5 @@ def mark(found: Found) -> str | None:
     """
     if found.token is None:
         return None
-    text = f"{found.key}\n{found.token}\n{found.state == 'reserved'}"
+    text = f"{found.key}\n{found.token}\n{found.kept_for == 'a waiter'}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -18,7 +18,8 @@ from ...protocol.holders import one_line
 from ...protocol.keys import name_of
 from ...protocol.log import get_logger
 from ..orders import break_slot, drop_waiting
-from ..survey import RUNNING, Found, one_lock
+from ..states import RUNNING
+from ..survey import Found, one_lock
 from .guard import checked_token, has_token
 from .look import mark
 

@@ -15,6 +15,7 @@ from ...protocol.keys import name_of
 from ...protocol.past import SUCCEEDED
 from ..hear import EVENTS
 from ..history import PastRun
+from ..states import KEPT, RUNNING, State
 from ..survey import Found
 from . import waits
 from .items import UNSEEN, Item, Items, lasts
@@ -39,9 +40,8 @@ ENDS: Final = {
     "task-revoked": "revoked",
     "task-rejected": "rejected",
 }
-#: The states of a lock while a body runs, and the states in which it is kept without a run.
-RUNS: Final = frozenset({"held", "replaced"})
-KEPT: Final = frozenset({"held for retry", "cooling down", "queued"})
+#: The states in which a body runs.
+RUNS: Final[tuple[State, ...]] = (*RUNNING, "without its lock")
 #: Our events after which a task waits no more, and those that count as turned away.
 ENDED: Final = frozenset({"skipped", "raised", "replaced", "revoked"})
 TURNED_AWAY: Final = ENDED - {"revoked"}
@@ -96,13 +96,16 @@ class Past:
         self._note_gap(seen.now)
         there = set()
         for each in seen.found:
-            if each.state in RUNS | KEPT and each.holder is not None:
+            if each.state in (*RUNS, *KEPT) and each.holder is not None:
                 there.add(each.key)
                 self._see(each, seen.now)
-        for key, item in list(self._slots.items()):
-            if key not in there:
+        gone = {key: item for key, item in self._slots.items() if key not in there}
+        for key in gone:
+            del self._slots[key]
+        lasting = {item["id"] for item in self._slots.values()}  # one may go on without its lock
+        for item in gone.values():
+            if item["id"] not in lasting:
                 self._items.close(item, seen.now)
-                del self._slots[key]
         self._waits.take_in(seen)
         self.prune(seen.now)
 

@@ -1,0 +1,73 @@
+"""The marks of runs that go on without the lock that they have lost, for operators. Does no I/O.
+
+Each lock has them in the hash `lost:<name>`, which no script reads:
+    fence of the run's acquisition -> <ms until which the mark counts>|<the lock's value, and why>
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from .claims import to_ms
+from .exchange import Query, nothing
+from .holders import Holder, cut, parse
+from .keys import LockKeys
+
+#: Seconds for which a mark counts, if the run's process does not write it anew.
+MARK_LIVES: Final = 15.0
+
+
+class Lost(NamedTuple):
+    """A run that goes on without its lock.
+
+    Attributes:
+        fence: the fence of its acquisition, as text.
+        holder: who it is.
+        why: why it lost the lock; "" if not known.
+    """
+
+    fence: str
+    holder: Holder
+    why: str
+
+
+def mark(of: LockKeys, fence: int, value: str, why: str, now: float) -> Query[None]:
+    """Say that this run goes on without its lock.
+
+    Args:
+        of: the lock's keys.
+        fence: the fence of the run's acquisition.
+        value: the lock's value, as it was stored.
+        why: why the lock was lost.
+        now: the server's time, a Unix time in seconds.
+    """
+    text = f'{(now + MARK_LIVES) * 1000:.0f}|{value[:-1]},"lost":{json.dumps(why)}}}'
+    commands = [("HSET", of.lost, fence, text), ("PEXPIRE", of.lost, to_ms(MARK_LIVES))]
+    return Query(commands, nothing, of.lock)
+
+
+def unmark(of: LockKeys, fence: int) -> Query[None]:
+    """Say that the run with this fence has ended."""
+    return Query([("HDEL", of.lost, fence)], nothing, of.lock)
+
+
+def marks_in(reply: Any, now: float) -> Iterator[Lost]:
+    """The runs in a reply to HGETALL. Anybody may have written it."""
+    flat: Sequence[bytes] = reply if isinstance(reply, list) else ()
+    for fence, text in zip(flat[::2], flat[1::2], strict=True):
+        until, _, value = text.partition(b"|")
+        holder = parse(value, None)
+        if holder is None or not re.fullmatch(rb"\d{1,16}", until) or int(until) <= now * 1000:
+            continue
+        yield Lost(fence.decode(errors="replace"), holder, _why(value))
+
+
+def _why(value: bytes) -> str:
+    try:
+        why = json.loads(value)["lost"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+    return cut(why) if isinstance(why, str) else ""
