@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from celery_redislock.app.outcomes import Outcome
+from celery_redislock.ops.states import STATES
 from tests.support.promtool import promtool
 from tests.support.workers import ROOT
 from tests.test_pages import anchors
@@ -40,10 +41,7 @@ SUFFIXES = {
 VALUES = {
     "outcome": {each.value[0] for each in Outcome},
     "how": {"retaken", "freed"},
-    "state": {
-        *("held", "replaced", "held for retry", "cooling down", "queued", "reserved", "free"),
-        "foreign",
-    },
+    "state": set(STATES) - {"broken"},
     "job": {"redislock"},
 }
 

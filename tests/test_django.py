@@ -211,7 +211,7 @@ def test_the_admin_shows_who_holds_the_rows_locks_and_takes_them_away() -> None:
     done = python("-m", "tests.recipes.django_admin", f"redis://127.0.0.1:{free_port()}/0")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    held = r"product 1, waits in the queue, since \w+\.? \d+, \d{4}, .+, on \S+"
+    held = r"product 1, queued, since \w+\.? \d+, \d{4}, .+, on \S+"
     assert said["column"][1:] == ["-", "-"]
     assert re.fullmatch(held, said["column"][0])
     assert said["exchanges"] == 1, "for the whole page"

@@ -21,7 +21,6 @@ from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..tasks.task import SingletonTask
 from .backlog import Figures, backlog
-from .states import State
 
 logger = get_logger()
 
@@ -43,6 +42,10 @@ PER_TASK: Final[dict[str, tuple[str, Callable[[Figures], float | None]]]] = {
         "Tasks of waiting rooms that no worker has taken for a minute or more",
         lambda each: each.untaken,
     ),
+    "redislock_runs_without_lock": (
+        "Runs whose bodies go on after they lost their lock",
+        lambda each: each.locks["without its lock"],
+    ),
     # Workers have these two as well.
     "redislock_last_success_timestamp_seconds": (
         metrics.LAST_SUCCESS.text,
@@ -54,8 +57,6 @@ LOCKS: Final = (
     "redislock_locks",
     "Locks, and runs that lost theirs, by the state that `celery redislock list` shows",
 )
-#: The states that each task has from the start: alerts and dashboards ask for them.
-SHOWN: Final[tuple[State, ...]] = ("held", "free", "without its lock")
 UP: Final = ("redislock_up", "Whether the last survey of the lock server succeeded")
 WHEN: Final = (
     "redislock_survey_timestamp_seconds", "Unix time of the last survey that succeeded"
@@ -114,7 +115,7 @@ class Collector(registry.Collector):
         for name, task in list(self._app.tasks.items()):
             if isinstance(task, SingletonTask):
                 each = figures.setdefault(name, Figures())
-                each.locks.update(dict.fromkeys(SHOWN, 0))  # a Counter adds these
+                each.locks.update(held=0, free=0)  # a Counter adds these
                 each.warn_after = task.lock_options and task.lock_options.lock_warn_after
         for name, each in figures.items():
             known = (each.last_success, self._successes.get(name))

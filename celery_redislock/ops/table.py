@@ -292,7 +292,7 @@ def summary(found: Sequence[Found], with_broken: bool = True) -> str:
     """How many locks there are, how many tasks no worker takes, how many runs go on without their
     lock, how many locks were broken.
     """
-    untaken = sum({each.name: each.untaken for each in found}.values())
+    untaken = sum({each.name: each.untaken for each in found if each.is_lock}.values())
     broken = sum(each.state == "broken" for each in found)
     text = count_of([each for each in found if each.is_lock])
     text += f", {untaken} waiting that no worker takes" if untaken else ""

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from celery import Celery
 
-from celery_redislock import ConfigError
+from celery_redislock import ConfigError, SingletonTask
 from celery_redislock.app.entries import Entry
 from celery_redislock.app.settings import app_locks
 from celery_redislock.ops.backlog import backlog
@@ -21,6 +21,7 @@ from celery_redislock.ops.survey import BATCH, all_locks
 from celery_redislock.protocol import calls, holders, past, rooms
 from celery_redislock.protocol.claims import Parking
 from celery_redislock.protocol.clock import clock
+from celery_redislock.protocol.entries import slot_of
 from celery_redislock.protocol.holders import successor_text
 from celery_redislock.protocol.keys import lock_keys
 from tests.support.looking import ROOT, claim, make_app, take
@@ -98,11 +99,11 @@ def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app, client,
 
     found = figures(app)
     assert {task: dict(each.locks) for task, each in found.items()} == {
-        "sync": {"held": 1, "held for retry": 1, "cooling down": 1, "replaced": 1},
+        "sync": {"held": 2, "kept": 2},
         "unique": {"queued": 1},
         "several": {"held": 2},
         "report": {"held": 1, "free": 1},
-        "unknown": {"foreign": 2, "reserved": 1},
+        "unknown": {"foreign": 2, "kept": 1},
     }
     assert (found["report"].waiting, found["sync"].waiting) == (3, 1)
     assert 600 <= found["report"].oldest_waiter < 660
@@ -110,6 +111,27 @@ def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app, client,
     assert 0 < found["several"].oldest_holder < 60
     assert found["unique"].oldest_holder == 0, "nobody runs"
     assert (found["sync"].untaken, found["report"].untaken) == (0, 1)
+
+
+def test_calls_that_wait_for_quiet_are_neither_free_nor_old(app):
+    def burst(label):
+        """Nothing."""
+
+    options = {"base": SingletonTask, "lock_key": ["label"], "on_conflict": "debounce"}
+    app.task(name="burst", shared=False, **options)(burst)
+    for each, quiet in (("quiet", 3600.0), ("over", 0.001)):
+        park(
+            app, "burst", each, each, member=slot_of("burst"), quiet=(quiet, quiet),
+            received=clock() - 600,
+        )  # fmt: skip
+    eventually(lambda: figures(app)["burst"].locks["free"] == 1, "the quiet time of one is over")
+    found = figures(app)["burst"]
+    assert dict(found.locks) == {"waits for quiet": 1, "free": 1}
+    assert 600 <= found.oldest_waiter < 660
+    rest = app_locks(app).server
+    rest.run(rooms.drop(claim(app, "burst", "over").keys, 60, "", 60))
+    found = figures(app)["burst"]
+    assert (dict(found.locks), found.oldest_waiter) == ({"waits for quiet": 1}, 0.0)
 
 
 def test_list_and_the_figures_agree_on_whose_a_lock_is(app, client, label):

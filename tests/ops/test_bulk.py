@@ -118,7 +118,7 @@ def test_break_node_takes_the_locks_of_its_runs_and_leaves_what_messages_keep(ap
     assert ids(json.loads(result.output)["broken"]) == {"runs", "hangs"}
     rest = json.loads(run(app, "list", "--json").output)
     states = sorted(each["state"] for each in rest if each["state"] != "broken")
-    assert states == ["held", "held for retry", "queued"]
+    assert states == ["held", "kept", "queued"]
 
 
 def test_break_takes_globs_and_all_and_leaves_foreign_values(app, client, label):
@@ -257,7 +257,7 @@ def test_the_same_from_python(app, client, label):
     both_nodes(app)
     left(app, client)
     assert {each.state for each in list_locks(app, node="w@gone")} == {
-        *("held", "held for retry", "queued"),
+        *("held", "kept", "queued"),
     }
     assert list_locks(app, older=3600) == []
     broken = break_locks(app, node="w@g*", task="sync")

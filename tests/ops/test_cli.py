@@ -91,8 +91,7 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     found = listed(app, "--sort", "key")
     states = {(each["task"], each["task_id"]): each for each in found if each["task_id"]}
     assert {each["state"] for each in found} == {
-        *("held", "held for retry", "cooling down", "queued", "replaced", "reserved", "foreign"),
-        *("broken", "free"),
+        *("held", "kept", "queued", "foreign", "broken", "free"),
     }
     assert states["sync", "id-of-held"]["state"] == "held"
     assert states["sync", "id-of-held"]["node"] == "w@one"
@@ -100,8 +99,8 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     assert states["sync", "id-of-held"]["fence"] > 10**15
     assert 50 < states["sync", "id-of-held"]["lives_for"] <= 60
     assert 0 <= states["sync", "id-of-held"]["held_for"] < 30
-    assert states["sync", "id-of-retries"]["state"] == "held for retry"
-    assert states["sync", "id-of-cools"]["state"] == "cooling down"
+    kept = {each["task_id"]: each["kept_for"] for each in found if each["state"] == "kept"}
+    assert kept == {"id-of-retries": "its retry", "id-of-cools": "a pause", None: "a waiter"}
     assert states["unique", "id-of-sent"]["state"] == "queued"
     assert states["sync", "id-of-ends"]["replaced_by"] == "newer"
     awaited = states["report", "id-of-awaited"]
@@ -121,9 +120,34 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
         assert table[-1] == (
             f"{len(found) - 1} locks, 2 waiting that no worker takes, 1 broken lately"
         )
+        words = " ".join(" ".join(table).split())
+        for each in (
+            "kept for its retry",
+            "kept for a pause",
+            "kept for a waiter",
+            "held, replaced",
+        ):
+            assert each in words
+    for state in {each["state"] for each in found}:
+        keys = [each["key"] for each in listed(app, "--state", state, "--sort", "key")]
+        assert keys == [each["key"] for each in found if each["state"] == state], "and no others"
+    assert len(listed(app, "--state", "kept", "--state", "queued")) == 4
+    assert run(app, "list", "--state", "taken").exit_code == 2
+    assert len(run(app, "list", "--state", "broken").output.splitlines()) == 3
     table = run(app, "list").output.splitlines()
     assert len(table) == len(found) + 1, "what was broken is no lock"
     assert table[-1].endswith("1 broken lately (--all shows them)")
+
+
+def test_a_holder_that_does_not_extend_its_lock_is_silent(app, client):
+    made, _ = take(app, "sync", "dies")  # for 60 s: an extension is due after 20
+    take(app, "sync", "lives")
+    client.pexpire(made.keys.lock, 40_000)
+    assert [each["state"] for each in listed(app)] == ["held", "held"], "it may be a little late"
+    client.pexpire(made.keys.lock, 30_000)
+    assert [each["task_id"] for each in listed(app, "--state", "silent")] == ["id-of-dies"]
+    broken = run(app, "break", "--task", "sync", "--force", "--json").output
+    assert len(json.loads(broken)["broken"]) == 2, "a run holds both"
 
 
 def test_list_filters_sorts_and_limits(app, client):
@@ -225,7 +249,9 @@ def test_show_shows_every_slot_of_a_lock_or_the_one_that_was_named(app):
     assert [each["task_id"] for each in one] == ["another"]
 
 
-def test_a_debounced_call_is_shown_and_explained_as_one_that_waits_though_the_lock_is_free(app):
+def test_a_debounced_call_is_shown_and_explained_as_one_that_waits_though_the_lock_is_free(
+    app, client
+):
     def burst(label):
         """Nothing."""
 
@@ -237,8 +263,27 @@ def test_a_debounced_call_is_shown_and_explained_as_one_that_waits_though_the_lo
     options = {"task_id": "the-newest", "headers": {"redislock": {}}}
     entry = Entry.of(app.tasks["burst"], ["x"], {}, options).dump()
     store_of(app).run(rooms.park(made, Parking(entry, slot_of("burst"), quiet=(60.0, 60.0))))
-    (waits,) = json.loads(run(app, "show", "burst", "x", "--json").output)["room"]
+    shown = json.loads(run(app, "show", "burst", "x", "--json").output)
+    (waits,), (lock,) = shown["room"], shown["locks"]
     assert (waits["task"], waits["task_id"]) == ("burst", "the-newest")
+    assert (lock["task"], lock["state"]) == ("burst", "waits for quiet")
+    assert 30 < lock["due_in"] <= 60
+    in_words = r"waits for quiet, (\d+s|1m00s)\b"
+    for command in (["list"], ["list", "--wide"], ["watch", "--times", "1"]):
+        assert re.search(in_words, run(app, *command).output), command
+    explained = run(app, "explain", "burst", "x").output
+    assert re.search(rf"nobody holds the lock; the last call {in_words}: it would wait", explained)
+    (text,) = re.findall(r"due_in +(.+)", run(app, "show", "burst", "x").output)
+    assert re.fullmatch(r"\d+s|1m00s", text)
+    past = time.time() - 5
+    client.hset(made.keys.entries, f"#{slot_of('burst')}", f"{past * 1000:.0f}|1||the-newest:0.0")
+    (lock,) = listed(app)
+    assert (lock["state"], lock["due_in"]) == ("free", None), "it is to be published"
+    client.zadd(made.keys.sent, {slot_of("burst"): (past - 120) * 1000})
+    (lock,) = listed(app)
+    assert (lock["state"], lock["untaken"]) == ("not taken", 1)
+    client.zadd(made.keys.rooms, {made.keys.lock_id: (past - 60) * 1000})
+    assert listed(app)[0]["state"] == "free", "nobody looks after it"
 
 
 def test_show_tells_which_tasks_no_worker_takes(app, client):
@@ -253,7 +298,16 @@ def test_show_tells_which_tasks_no_worker_takes(app, client):
     assert second["published_for"] is None
     assert (shown["room_total"], shown["untaken"]) == (2, 1)
     text = run(app, "show", made.keys.lock).output
-    assert "no worker takes 1 of them: they are published again and again" in text
+    assert "no worker takes 1 of them; what was published is published again, once the" in text
+    client.hset(made.keys.entries, "#next:0.0", "1|||next:0.0")  # who looked could not publish it
+    first, _ = json.loads(run(app, "show", "report", "x", "--json").output)["room"]
+    assert (first["published_for"], first["passed_over"]) == (None, True)
+    text = run(app, "show", made.keys.lock).output
+    assert "no worker that looks after the room can publish 1" in text
+    assert "published again" not in text
+    client.hset(made.keys.entries, "#next:0.0", "0|||next:0.0")
+    client.delete(made.keys.lock)
+    assert "published again, again and again" in run(app, "show", made.keys.lock).output
     client.set(lock_keys(app.conf.redislock_prefix, "text").sent, "not ours")
     assert run(app, "list").exit_code == 0
 

@@ -14,7 +14,7 @@ Row = dict[str, Any]
 #: Seconds by which the end of a lease may differ between two looks that saw the same lease.
 SLACK: Final = 0.3
 #: Fields that change with each look. Points in time are sent instead.
-RELATIVE: Final = ("held_for", "lives_for")
+RELATIVE: Final = ("held_for", "lives_for", "due_in")
 
 
 class Change(NamedTuple):
@@ -66,7 +66,12 @@ class Present:
         plain = {k: v for k, v in slot.to_dict().items() if v is not None and k not in RELATIVE}
         row: Row = {**plain, "id": old["id"] if old else next(self._ids)}
         away = self._away_of(slot.name)
-        more = {"holder": mark(slot), "next": _next(slot, seen, old), "away": away}
+        more = {
+            "holder": mark(slot),
+            "next": _next(slot, seen, old),
+            "away": away,
+            "due_at": slot.due_at,
+        }
         row.update({name: value for name, value in more.items() if value})
         # What expires after a break is the note who did it: that is no lease.
         if slot.expires_at is not None and slot.is_lock:

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_redislock import Policy, Queue, SingletonTask, Skip, Wait
+from celery_redislock import Debounce, Policy, Queue, SingletonTask, Skip, Wait
 
 from .bodies import CONF, new_app, run
 
@@ -34,6 +34,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "waits": {"on_conflict": Wait(), "lock_key": "shared:{label}"},
     "retries_and_waits": {"on_conflict": Wait(), "lock_across_retries": "hold"},
     "forgets": {"on_conflict": Forgetful()},
+    "settles": {"on_conflict": Debounce(quiet=60, max_wait=600)},
     "two_queue": {"on_conflict": "queue", "lock_limit": 2},
     "cools_wait": {"on_conflict": Wait(), "lock_min_hold": 1.2},
     "cools_queue": {"on_conflict": "queue", "lock_min_hold": 1.2},

@@ -131,11 +131,11 @@ def test_a_deferred_task_waits_in_no_room_and_until_it_should_have_come_back(cou
 
 def test_while_nobody_looked_nothing_is_drawn(course):
     """The same cool-down was stretched over nine runs."""
-    course.look(0, held("x", "a"), to=3).look(4, held("x", "a", state="cooling down"), to=6)
-    course.look(LONG, held("x", "i", 9, began=LONG - 1, state="cooling down"))
+    course.look(0, held("x", "a"), to=3).look(4, held("x", "a", state="kept"), to=6)
+    course.look(LONG, held("x", "i", 9, began=LONG - 1, state="kept"))
     assert course.drawn() == [
-        *("x run a 0 4 -", "x cooling down a 4 6 unseen"),
-        f"x cooling down i {LONG} - -",
+        *("x run a 0 4 -", "x kept a 4 6 unseen"),
+        f"x kept i {LONG} - -",
     ]
     assert course.past.gaps == [(T0 + 6, T0 + LONG)]
 
@@ -161,8 +161,8 @@ def test_the_history_tells_what_ran_while_nobody_looked(course):
 
 def test_a_pause_begins_when_its_run_ended_as_the_history_tells(course):
     course.look(0, held("x", "a"), to=3).remember(kept("x", "a", 1, T0, T0 + 3.4))
-    course.look(5, held("x", "a", state="cooling down"))
-    assert course.drawn() == ["x run a 0 3.4 succeeded", "x cooling down a 3.4 - -"]
+    course.look(5, held("x", "a", state="kept"))
+    assert course.drawn() == ["x run a 0 3.4 succeeded", "x kept a 3.4 - -"]
 
 
 def test_a_machine_that_looks_seldom_has_no_gaps(course):

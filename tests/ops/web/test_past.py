@@ -81,10 +81,10 @@ def test_a_run_that_takes_its_vanished_lock_again_is_one_run(past):
 
 def test_a_lock_that_is_kept_is_no_run(past):
     past.take_in(Seen(T0 + 1, [found("x", "a")], {}))
-    past.take_in(Seen(T0 + 2, [found("x", "a", state="cooling down")], {}))
+    past.take_in(Seen(T0 + 2, [found("x", "a", state="kept")], {}))
     (run,), (kept,) = only(past, "run"), only(past, "kept")
     assert run["ended"] == kept["began"] == T0 + 2
-    assert kept["state"] == "cooling down"
+    assert kept["state"] == "kept"
 
 
 def test_celerys_events_say_when_and_how_a_run_has_ended(past):

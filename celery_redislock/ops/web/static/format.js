@@ -36,6 +36,13 @@ export function zone() {
   return `${Intl.DateTimeFormat().resolvedOptions().timeZone}, ${value}`;
 }
 
+// The state of a row, and what is known of it: as in the terminal.
+export function inWords(row, now) {
+  if (row.kept_for) return `kept for ${row.kept_for}`;
+  if (row.due_at !== undefined) return `${row.state}, ${units(row.due_at - now)}`;
+  return row.replaced_by ? `${row.state}, replaced` : row.state;
+}
+
 // A task's id, short where it is a UUID.
 export function shortId(id) {
   return /^[0-9a-f]{8}-[0-9a-f-]{27}$/.test(id) ? id.slice(0, 8) : cut(plain(id), 28);

@@ -1,5 +1,5 @@
 // A lock's own page: who has it, who waits, what happened as far back as that is kept.
-import { arrange, clock, count, el, mark, plain, quoted, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
+import { arrange, clock, count, el, inWords, mark, plain, quoted, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
 import { askToBreak, askToDrop, askToEnd } from "./orders.js";
 import { Lease, about, argumentsOf, whoWaits } from "./rows.js";
 import { Timeline, how, saidOf } from "./timeline.js";
@@ -105,7 +105,8 @@ export class LockPage {
     const shown = room.map((each) => {
       const who = whoWaits(each, row), given = argumentsOf(each);
       const facts = [given === who ? "" : given, `id ${plain(each.task_id)}`, each.age === undefined ? "" : `for ${units(each.age)}`,
-        each.published_for === undefined ? "" : `published ${units(each.published_for)} ago, not taken`];
+        each.published_for === undefined ? "" : `published ${units(each.published_for)} ago, not taken`,
+        each.passed_over ? "no worker that looked can publish it" : ""];
       return el("li", {}, el("strong", {}, who), el("span.note", {}, facts.filter(Boolean).join(" · ")));
     });
     if (waiting > room.length) shown.push(el("li.more", {}, `${(waiting - room.length).toLocaleString("en")} more, in the room or in pool slots`));
@@ -182,14 +183,14 @@ class Slot {
 
   update(row) {
     this.row = row;
-    say(this.state, row.state);
     mark(this.state, "data-state", row.state);
     this.button.hidden = !(this.model.about.may_break && row.holder);
     this.end.hidden = this.button.hidden || !isHeld(row) || !row.task_id;
     const task = taskOf(row), usual = this.model.usual[task], warn = this.model.about.warn_after?.[task];
     const facts = { Arguments: argumentsOf(row), Task: row.task_id, Attempt: row.attempt || null, Node: row.node, Process: row.pid,
       Since: row.acquired_at && clock(row.acquired_at), Usually: usual && units(usual), "Warns after": warn && units(warn),
-      Fence: row.fence, "Replaced by": row.replaced_by, "Broken by": row.broken_by };
+      Fence: row.fence, "Replaced by": row.replaced_by, "Broken by": row.broken_by,
+      "Lost because": row.lost_because };
     const shown = Object.entries(facts).filter(([, value]) => value !== undefined && value !== null && value !== "");
     this.facts.replaceChildren(...shown.map(([name, value]) => {
       const said = el("dd");
@@ -201,6 +202,7 @@ class Slot {
 
   tick() {
     const now = this.model.now(), since = this.row.acquired_at;
+    say(this.state, inWords(this.row, now));
     say(this.held, since === undefined ? "" : `for ${units(now - since)}`);
     say(this.trouble, told(this.row, this.model, now));
     this.lease.update(this.row, now);

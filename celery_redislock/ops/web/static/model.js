@@ -1,4 +1,6 @@
 // What the server has told: the rows of the present, and the items of the past.
+import { isHeld } from "./trouble.js";
+
 export const TURNED_AWAY = new Set(["skipped", "raised", "replaced"]);
 
 export class Model {
@@ -95,9 +97,10 @@ export class Model {
     const totals = { held: 0, waiting: 0, untaken: 0, ...this.#counted };
     const waiting = new Map(), untaken = new Map();
     for (const row of this.rows.values()) {
+      if (row.state === "without its lock") continue; // the lock's own rows count
       waiting.set(row.name, row.waiting);
       untaken.set(row.name, row.untaken ?? 0);
-      if (row.state === "held" || row.state === "replaced") totals.held += 1;
+      if (isHeld(row)) totals.held += 1;
     }
     for (const each of waiting.values()) totals.waiting += each;
     for (const each of untaken.values()) totals.untaken += each;

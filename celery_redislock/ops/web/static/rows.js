@@ -1,9 +1,10 @@
 // The table: what is held and waited for now. A lock with several slots is one row of it.
-import { arrange, clock, count, cut, el, href, mark, plain, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
+import { arrange, clock, count, cut, el, href, inWords, mark, plain, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
 import { isHeld, rankOf, silence, told } from "./trouble.js";
 
 export const PER_PAGE = 20;
 const MOST_SLOTS = 5;
+const NO_SLOT = new Set(["free", "waits for quiet", "not taken", "broken", "without its lock"]);
 
 // Of two rows, each with its rank of trouble.
 const heldFor = (a, b) => (a.row.acquired_at ?? Infinity) - (b.row.acquired_at ?? Infinity);
@@ -74,7 +75,7 @@ class Lock {
     wrap(this.label, what(row));
     mark(this.label, "title", plain(row.key));
     const limit = model.about.limits?.[taskOf(row)];
-    const held = rows.filter((each) => each.state !== "free" && each.state !== "broken").length;
+    const held = rows.filter((each) => !NO_SLOT.has(each.state)).length;
     const more = rows.length > seen.length ? `, ${count(rows.length - seen.length, "more slot")}` : "";
     say(this.slotsNote, limit ? `${held} of ${count(limit, "slot")}${more}` : rows.length > 1 ? count(held, "slot") + more : "");
     this.#ages = [];
@@ -112,7 +113,6 @@ class Line {
   update(row, model) {
     this.row = row;
     mark(this.element, "data-state", row.state);
-    say(this.state, row.state);
     mark(this.state, "data-state", row.state);
     this.where.replaceChildren(...whereOf(row));
     const usual = isHeld(row) && model.usual[taskOf(row)];
@@ -122,6 +122,7 @@ class Line {
 
   tick(model) {
     const now = model.now(), since = this.row.acquired_at;
+    say(this.state, inWords(this.row, now));
     say(this.held, since === undefined ? "" : units(now - since));
     if (since !== undefined) mark(this.held, "title", `since ${clock(since)}`);
     say(this.trouble, told(this.row, model, now));

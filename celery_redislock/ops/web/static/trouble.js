@@ -1,23 +1,18 @@
 // What is wrong with a row, the worst first: what somebody on call looks for.
-import { count, taskOf, units } from "./format.js";
+import { count, plain, taskOf, units } from "./format.js";
 
-const RUNS = new Set(["held", "replaced"]);
-// The heartbeat comes after a third of the ttl. A look, and the page, may be some seconds late.
-const BEAT = 0.34, LATE = 3;
+const RUNS = new Set(["held", "silent"]);
 const SILENT = 4;
 
 export const isHeld = (row) => RUNS.has(row.state);
 
 // Seconds since the holder's last sign, if that is longer than it should be; else 0.
-export function silence(row, now) {
-  if (!isHeld(row) || !row.ttl || taskOf(row) === "RedisLock") return 0;
-  const since = now - (row.expires_at - row.ttl);
-  return since > BEAT * row.ttl + LATE ? since : 0;
-}
+export const silence = (row, now) => (row.state === "silent" ? now - (row.expires_at - row.ttl) : 0);
 
 // Pairs of a rank and a text, the worst first. `model` has what is known of the tasks.
 export function troubles(row, model, now) {
   const found = [], silent = silence(row, now);
+  if (row.state === "without its lock") found.push([6, plain(row.lost_because || "it lost the lock")]);
   if (row.untaken) found.push([5, `no worker takes ${count(row.untaken, "task")}`]);
   if (silent) found.push([SILENT, `no sign for ${units(silent)}`]);
   if (isHeld(row) && row.acquired_at !== undefined) {

@@ -1,4 +1,6 @@
-"""A run that goes on after it lost its lock is seen in each tool, until it ends."""
+"""A lock's state, as each tool shows it: of a run that goes on after it lost its lock, and of a call
+that waits for quiet.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +49,39 @@ class Tools:
         found = json.loads(done.stdout)
         return done.exit_code, [each["what"] for each in found if each["level"] == "error"]
 
-    def count(self, task: str) -> float | None:
-        """How many runs of the task go on without their lock, as the exporter says."""
+    def value(self, name: str, task: str, **labels: str) -> float:
+        """What the exporter has of a task; 0 if it has nothing."""
         registry = CollectorRegistry()
         registry.register(Collector(self.app, every=0.1))
-        return registry.get_sample_value("redislock_locks", {"task": task, "state": WITHOUT})
+        return registry.get_sample_value(f"redislock_{name}", {"task": task, **labels}) or 0.0
+
+    def count(self, task: str) -> float:
+        """How many runs of the task go on without their lock, as the exporter says."""
+        count = self.value("runs_without_lock", task)
+        assert self.value("locks", task, state=WITHOUT) == count
+        return count
 
 
 @pytest.fixture
 def tools(tasks):
     return Tools(tasks["job"].app)
+
+
+def test_a_call_that_waits_for_quiet_is_shown_as_that_and_alarms_nobody(
+    start_house, tools, sender, room, tasks, label, queue
+):
+    start_house(concurrency=1)
+    result = sender.send_task("settles", [label, 0.0], queue=queue)
+    eventually(lambda: room(tasks["settles"], label).ids() == [result.id], "it waits")
+    (row,) = json.loads(run(tools.app, "list", "--json").stdout)
+    assert (row["task"], row["state"], row["waiting"]) == ("settles", "waits for quiet", 1)
+    assert 0 < row["due_in"] <= 60
+    for command in (["list"], ["watch", "--times", "1"], ["explain", "settles", label, "0.0"]):
+        assert "waits for quiet, " in " ".join(run(tools.app, *command).output.split()), command
+    assert tools.value("locks", "settles", state="waits for quiet") == 1
+    assert tools.value("locks", "settles", state="free") == 0, "the alert is for this"
+    assert tools.value("oldest_waiter_seconds", "settles") == 0, "it waits for no lock"
+    assert tools.value("room_tasks", "settles") == 1
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
