@@ -80,7 +80,6 @@ class Lease(Held):
             "pid": self.pid,
             "fence": self.fence,
             "held": not self.is_lost and now < self.deadline,
-            "lost": self.is_lost,
             "held_for": round(now - self.acquired_at, 3),
             "confirmed_ago": round(now - (self.deadline - self.ttl), 3),
             "ttl": self.ttl,

@@ -33,11 +33,6 @@ def has_ended(lease: Lease) -> None:
         housekeeper.add(partial(lease.server.ask, query), most=MARK_LIVES)
 
 
-def lost_runs() -> list[Lease]:
-    """The leases of the runs that go on without their lock, as far as this process knows."""
-    return [lease for lease in list(_lost.values()) if lease.is_lost and not lease.inherited]
-
-
 def _mark_all() -> None:
     for lease in list(_lost.values()):
         if lease.is_over or lease.inherited:

@@ -18,7 +18,6 @@ from ..lock.lease import Lease
 from ..protocol import calls
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
-from ..tasks.lost import lost_runs
 from ..tasks.target import TargetError, locate, word
 from .child_lease import ChildLease
 
@@ -29,8 +28,7 @@ def locks(state: Any, **kwargs: Any) -> list[dict[str, Any]]:
 
     Returns:
         Plain data for each. `held` is True, False (the server has said that this run does not have
-        the lock: it waits, or has lost it), or None: prefork's main process has not asked yet. With
-        `lost` the body goes on without the lock; in prefork only the child knows that.
+        the lock: it waits, or has lost it), or None: prefork's main process has not asked yet.
     """
     reports = [report for _, report in _reports()]
     return sorted(reports, key=lambda report: -report["held_for"])
@@ -72,11 +70,8 @@ def _break(keys: LockKeys, by: str) -> Iterator[Holder]:
 
 
 def _reports() -> Iterator[tuple[Lease | ChildLease, dict[str, Any]]]:
-    lost = lost_runs()
-    for lease in lost:
-        yield lease, lease.report()
     for kept in heartbeat.live():
-        if isinstance(kept, Lease) and kept not in lost:
+        if isinstance(kept, Lease):
             yield kept, kept.report()
         elif isinstance(kept, ChildLease) and (report := kept.report()) is not None:
             yield kept, report

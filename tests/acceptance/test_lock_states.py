@@ -1,5 +1,5 @@
-"""A lock's state, as each tool shows it: of a run that goes on after it lost its lock, and of a call
-that waits for quiet.
+"""A lock's state, as each tool shows it: of a run that goes on after it lost its lock, of a call that
+waits for quiet.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def examine(app: Any, with_workers: bool = False) -> list[tuple[str, Finding]]:
     findings += reached
     if all(check != "server" or finding.level == OK for check, finding in reached):
         of_runs: Check = workers.check_workers if with_workers else workers.check_lost
-        findings += _run({**OF_SERVER, "workers" if with_workers else "runs": of_runs}, patient)
+        findings += _run({**OF_SERVER, "workers": of_runs}, patient)
     return findings + _run(OF_SETTINGS, patient)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from ...errors import LockUnavailable
 from ...protocol.holders import one_line
 from ...protocol.keys import name_of
 from ..states import RUNNING
@@ -31,8 +33,7 @@ class Compared(NamedTuple):
         agreed: how many runs hold a lock, as both say.
         only_worker: runs that hold a lock as their worker says, by its name, and not on the server.
         only_server: what the server has of runs on these workers that know nothing of them.
-        without: runs that go on without their lock.
-        only_told: those of which only their worker says so, by its name.
+        without: runs that go on without their lock, as they tell the server.
         silent: the nodes of other runs.
     """
 
@@ -42,19 +43,18 @@ class Compared(NamedTuple):
     only_worker: dict[Run, str]
     only_server: dict[Run, Found]
     without: list[Found]
-    only_told: dict[Run, str]
     silent: frozenset[str]
 
     @property
     def differs(self) -> bool:
         """Whether the two do not agree."""
-        return bool(self.only_worker or self.only_server or self.only_told)
+        return bool(self.only_worker or self.only_server)
 
 
 def check_lost(patient: Patient) -> Iterator[Finding]:
     """Whether runs go on without their lock, as they tell the server."""
-    findings = list(_lost(patient.survey))
-    yield from findings or [Finding(OK, "no run goes on without the lock that it lost")]
+    with contextlib.suppress(LockUnavailable):  # the check of the prefix says so
+        yield from _lost(patient.survey)
 
 
 def _lost(found: list[Found]) -> Iterator[Finding]:
@@ -68,15 +68,12 @@ def _lost(found: list[Found]) -> Iterator[Finding]:
                 and other.state in (*RUNNING, "without its lock")
             ]
             why = f" ({each.lost_because})" if each.lost_because else ""
-            yield _without(f"{each.holder}", f"{each.name}, which it lost{why}", *others)
-
-
-def _without(who: str, lost: str, *others: str) -> Finding:
-    what = "; ".join([f"{who} runs on without {lost}", *others])
-    return Finding(
-        ERROR, one_line(what),
-        "two runs may overlap: let it end, or end one, as Operations, LOST in the logs, says",
-    )  # fmt: skip
+            what = f"{each.holder} runs on without {each.name}, which it lost{why}"
+            yield Finding(
+                ERROR, one_line("; ".join([what, *others])),
+                "two runs may overlap: let them end, or end one: `celery control terminate SIGTERM"
+                " ID`; see Operations, It runs twice",
+            )  # fmt: skip
 
 
 def check_workers(patient: Patient) -> Iterator[Finding]:
@@ -88,7 +85,6 @@ def check_workers(patient: Patient) -> Iterator[Finding]:
         compared = again._replace(
             only_worker={k: v for k, v in again.only_worker.items() if k in compared.only_worker},
             only_server={k: v for k, v in again.only_server.items() if k in compared.only_server},
-            only_told={k: v for k, v in again.only_told.items() if k in compared.only_told},
         )
     yield from _lost([*compared.without, *compared.held])
     if not compared.answered:
@@ -101,8 +97,6 @@ def check_workers(patient: Patient) -> Iterator[Finding]:
 
 
 def _findings(compared: Compared) -> Iterator[Finding]:
-    for (name, task_id), node in compared.only_told.items():
-        yield _without(f"{task_id} on {node}", f"{name}, which it lost", "the server cannot tell")
     for (name, task_id), node in compared.only_worker.items():
         yield Finding(
             ERROR, f"{node} holds {one_line(name)} for {one_line(task_id)}, and the server says no",
@@ -144,14 +138,12 @@ def _compare(patient: Patient) -> Compared:
         for each in found
         if each.state in RUNNING and each.holder is not None and each.holder.task_id
     }
-    lost = {run: node for run, (node, report) in claimed.items() if report.get("lost")}
     sure = {run: node for run, (node, report) in claimed.items() if report.get("held")}
     nodes = {run: str(each.holder and each.holder.node) for run, each in held.items()}
     return Compared(
         answered=frozenset(told),
         held=list(held.values()),
         without=without,
-        only_told={run: node for run, node in lost.items() if run not in known},
         agreed=len(claimed.keys() & held.keys()),
         only_worker={run: node for run, node in sure.items() if run not in {*held, *known}},
         only_server={
