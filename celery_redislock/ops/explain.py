@@ -101,7 +101,8 @@ def _now(task: SingletonTask, slots: Sequence[Found]) -> str:
         )
     quiet = next((each.due_in for each in slots if each.due_in is not None), None)
     if quiet is not None:
-        return f"nobody holds the lock; the last call waits for quiet, {in_units(quiet)}: {what}"
+        how = what if options.on_conflict.admits else "it would run"
+        return f"nobody holds the lock; the last call waits for quiet, {in_units(quiet)}: {how}"
     if len(taken) < options.lock_limit:
         return f"the lock is free, but others wait before it ({waiting}): {what}"
     return f"{_who(taken)}: {what}"

@@ -288,7 +288,7 @@ def read_lost(server: Server, keys: Sequence[tuple[str, bytes]]) -> list[Found]:
     """The runs that go on without their lock, from the locks' names and the keys that have them."""
     now, all_lost = Looking(server).lost([key for _, key in keys])
     return [
-        _lost(f"{key.decode()}#{each.fence}", name, each, now)
+        _lost(f"{key.decode()}#{each.holder.fence}", name, each, now)
         for (name, key), lost in zip(keys, all_lost, strict=True)
         for each in lost
     ]

@@ -24,12 +24,10 @@ class Lost(NamedTuple):
     """A run that goes on without its lock.
 
     Attributes:
-        fence: the fence of its acquisition, as text.
-        holder: who it is.
+        holder: who it is, with the fence of its acquisition.
         why: why it lost the lock; "" if not known.
     """
 
-    fence: str
     holder: Holder
     why: str
 
@@ -54,15 +52,21 @@ def unmark(of: LockKeys, fence: int) -> Query[None]:
     return Query([("HDEL", of.lost, fence)], nothing, of.lock)
 
 
-def marks_in(reply: Any, now: float) -> Iterator[Lost]:
-    """The runs in a reply to HGETALL. Anybody may have written it."""
+def marks_in(reply: Any, now: float) -> list[Lost]:
+    """The runs in a reply to HGETALL, in the order of their acquisitions. Anybody may have written
+    it.
+    """
+    return sorted(_marks(reply, now), key=lambda each: each.holder.fence or 0)
+
+
+def _marks(reply: Any, now: float) -> Iterator[Lost]:
     flat: Sequence[bytes] = reply if isinstance(reply, list) else ()
-    for fence, text in zip(flat[::2], flat[1::2], strict=True):
+    for text in flat[1::2]:
         until, _, value = text.partition(b"|")
-        holder = parse(value, None)
-        if holder is None or not re.fullmatch(rb"\d{1,16}", until) or int(until) <= now * 1000:
-            continue
-        yield Lost(fence.decode(errors="replace"), holder, _why(value))
+        if re.fullmatch(rb"\d{1,16}", until) and int(until) > now * 1000:
+            holder = parse(value, None)
+            if holder is not None and holder.fence is not None:
+                yield Lost(holder, _why(value))
 
 
 def _why(value: bytes) -> str:

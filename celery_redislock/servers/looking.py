@@ -164,7 +164,7 @@ class Looking:
         """
         commands = [("HGETALL", key) for key in keys]
         at, *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
-        return _unix(at), [list(marks_in(reply, _unix(at))) for reply in replies]
+        return _unix(at), [marks_in(reply, _unix(at)) for reply in replies]
 
     def turns(self, rooms: Sequence[LockKeys]) -> tuple[float, list[Turn]]:
         """The server's time in Unix seconds, and what the tasks in each of these waiting rooms wait

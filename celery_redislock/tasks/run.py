@@ -225,8 +225,6 @@ class Run(Asking):
 
     def _on_lost(self, lease: Lease) -> None:
         """Report that the lock was lost. The heartbeat calls this."""
-        if self.ran is BEGUN:
-            lost.goes_on(lease)
         by, reason = lease.replaced_by, lease.lost_because
         try:
             details = {"fence": lease.fence, "reason": reason, "replaced": by is not None}
@@ -234,6 +232,8 @@ class Run(Asking):
         finally:
             if self._abort is not None:
                 self._abort.fire()
+            if self.ran is BEGUN:
+                lost.goes_on(lease)
 
     def _on_extended(self, lease: Lease, late: float, retaken: bool) -> None:
         self.facts.tell(Outcome.EXTENDED, details={"late": late})

@@ -1,6 +1,4 @@
-"""A lock's state, as each tool shows it: of a run that goes on after it lost its lock, of a call that
-waits for quiet.
-"""
+"""States of a lock, as each tool shows them: a run goes on without it, a call waits for quiet."""
 
 from __future__ import annotations
 

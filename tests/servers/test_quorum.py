@@ -16,7 +16,7 @@ from hypothesis.strategies import sampled_from
 
 from celery_redislock import LockUnavailable, RedisLock, SingletonTask
 from celery_redislock.errors import ConfigError
-from celery_redislock.protocol import calls, rooms
+from celery_redislock.protocol import calls, lost, rooms
 from celery_redislock.protocol.claims import (
     EXTENDED,
     NOT_OURS,
@@ -30,6 +30,7 @@ from celery_redislock.protocol.claims import (
 from celery_redislock.servers import quorum
 from celery_redislock.servers.connections import pools_like
 from celery_redislock.servers.factory import server_at
+from celery_redislock.servers.looking import Looking
 from celery_redislock.servers.quorum import Quorum
 from celery_redislock.servers.urls import source_from_url
 from celery_redislock.testing import MemoryServer
@@ -61,6 +62,19 @@ def holding(servers: list[RedisServer], key: str) -> int:
 
 
 # -- taking, keeping, giving back ---------------------------------------------------------------
+
+
+def test_a_run_without_its_lock_tells_all_servers_until_it_ends(store, servers, label) -> None:
+    claim = make_claim(label, task_id="goes on")
+    held, keys = taken(store.run(calls.acquire(claim))), claim.keys
+    store.run(calls.break_lock(keys, 30))
+    now = store.ask(rooms.server_time(keys.lock))
+    store.ask(lost.mark(keys, held.fence, held.value, "", now))
+    assert holding(servers, keys.lost) == 3
+    _, (found,) = Looking(store).lost([keys.lost])
+    assert [each.holder.task_id for each in found] == ["goes on"]
+    store.ask(lost.unmark(keys, held.fence))
+    assert holding(servers, keys.lost) == 0
 
 
 def test_a_lock_is_taken_extended_and_released_on_all_servers(store, servers, label) -> None:

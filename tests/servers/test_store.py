@@ -22,7 +22,7 @@ import pytest
 import redis
 
 from celery_redislock import Holder, LockUnavailable
-from celery_redislock.protocol import calls, entries, holders, rooms
+from celery_redislock.protocol import calls, entries, holders, lost, rooms
 from celery_redislock.protocol.calls import RESERVE, WAITER_TTL
 from celery_redislock.protocol.claims import (
     EXTENDED,
@@ -1475,3 +1475,37 @@ def test_one_that_no_worker_has_taken_for_a_minute_counts_from_the_first_millise
     since = seconds * 1000 + micros // 1000 - UNTAKEN_AFTER * 1000
     client.zadd(keys.sent, {"a": since, "b": since + 30_000})
     assert Looking(store).untaken([keys.sent]) == [1]
+
+
+def test_a_run_without_its_lock_is_told_until_it_ends_or_nobody_says_so(
+    store, client, label
+) -> None:
+    claims = [make_claim(label, task_id=each) for each in ("first", "second")]
+    keys, runs = claims[0].keys, []
+    for claim in claims:
+        runs.append(taken(store.run(calls.acquire(claim))))
+        store.run(calls.break_lock(keys, 30))
+
+    def mark(run: Acquired, ago: float = 0.0) -> None:
+        now = store.ask(rooms.server_time(keys.lock)) - ago
+        store.ask(lost.mark(keys, run.fence, run.value, 'it said "no"', now))
+
+    def told() -> list[tuple[str | None, str]]:
+        _, (found,) = Looking(store).lost([keys.lost])
+        return [(each.holder.task_id, each.why) for each in found]
+
+    assert told() == []
+    for run in runs:
+        mark(run)
+    assert told() == [("first", 'it said "no"'), ("second", 'it said "no"')]
+    mark(runs[0], ago=lost.MARK_LIVES)
+    assert [task_id for task_id, _ in told()] == ["second"], "nobody says so of the first any more"
+    assert 0 < client.ttl(keys.lost) <= lost.MARK_LIVES
+    client.hset(keys.lost, "5", "x")
+    client.hset(keys.lost, "6", "9999999999999|not a lock's value")
+    assert [task_id for task_id, _ in told()] == ["second"]
+    store.ask(lost.unmark(keys, runs[1].fence))
+    assert told() == []
+    client.delete(keys.lost)
+    client.set(keys.lost, "of another type")
+    assert told() == []

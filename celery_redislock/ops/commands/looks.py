@@ -144,7 +144,7 @@ def _about_untaken(room: Room, is_held: bool) -> str:
     """What is so of the tasks that no worker takes."""
     text = f"no worker takes {room.untaken} of them"
     if passed_over := sum(each.passed_over for each in room.waiting):
-        text += f"; no worker that looks after the room can publish {passed_over}: is one missing?"
+        text += f"; no worker that looks after the room can publish {passed_over}: do they know it?"
     if room.untaken > passed_over:
         when = "once the lock is free" if is_held else "again and again"
         text += f"; what was published is published again, {when}"
@@ -214,4 +214,5 @@ def explain(
 
 def _slot_in_words(slot: dict[str, Any]) -> str:
     task_id = slot["task_id"]
-    return f"{slot['state']}, task {task_id}" if task_id else str(slot["state"])
+    state = f"kept for {slot['kept_for']}" if slot["kept_for"] else str(slot["state"])
+    return f"{state}, task {task_id}" if task_id else state
