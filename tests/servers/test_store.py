@@ -1498,7 +1498,7 @@ def test_a_run_without_its_lock_is_told_until_it_ends_or_nobody_says_so(
     for run in runs:
         mark(run)
     assert told() == [("first", 'it said "no"'), ("second", 'it said "no"')]
-    mark(runs[0], ago=lost.MARK_LIVES)
+    mark(runs[0], ago=lost.MARK_LIVES + 1)
     assert [task_id for task_id, _ in told()] == ["second"], "nobody says so of the first any more"
     assert 0 < client.ttl(keys.lost) <= lost.MARK_LIVES
     client.hset(keys.lost, "5", "x")
