@@ -16,8 +16,11 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from celery_redislock import SingletonTask
+from celery_redislock.app.entries import Entry
 from celery_redislock.ops.web import look, past
-from celery_redislock.protocol import calls, holders, rooms
+from celery_redislock.protocol import calls, holders, lost, rooms
+from celery_redislock.protocol.claims import Parking
+from celery_redislock.protocol.entries import slot_of
 from celery_redislock.protocol.keys import lock_keys
 from tests.support.looking import claim, make_app, park, take
 from tests.support.site import TOKEN, Site
@@ -287,6 +290,28 @@ def test_trouble_comes_first_and_says_what_it_is(page, app, client):
         expect(lines.nth(2)).to_have_attribute("data-trouble", "false")
         page.locator("#query").fill("is:trouble")
         expect(page.locator("#count")).to_have_text("2 of 3 locks")
+
+
+def test_a_call_that_waits_for_quiet_and_a_run_without_its_lock_are_shown_as_that(page, app):
+    store = store_of(app)
+    waits = claim(app, "report", "bursts", task_id="the-last")
+    entry = Entry.of(app.tasks["report"], ["bursts"], {}, {"task_id": "the-last", "headers": {}})
+    store.run(rooms.park(waits, Parking(entry.dump(), slot_of("report"), quiet=(600.0, 600.0))))
+    made, reply = take(app, "sync", "first")
+    store.run(calls.break_lock(made.keys, 60))
+    take(app, "sync", "first", token="another", task_id="the-second")
+    now = store.ask(rooms.server_time(made.keys.lock))
+    store.ask(lost.mark(made.keys, reply.fence, reply.value, "it was broken", now))
+    with opened(page, app):
+        row = page.locator("#rows tr", has_text="report")
+        expect(row.locator(".state")).to_have_text(re.compile(r"waits for quiet, 9m\d\ds"))
+        expect(row.locator(".trouble")).to_have_text("")
+        states = page.locator("#rows tr", has_not_text="report").locator(".state")
+        expect(states).to_have_text(["held", "without its lock"])
+        expect(page.locator("#rows .trouble", has_text="it was broken")).to_have_count(1)
+        expect(tile(page, "held")).to_have_text("1")
+        store.ask(lost.unmark(made.keys, reply.fence))
+        expect(states).to_have_text(["held"])
 
 
 def test_a_lock_of_several_is_one_row_with_its_slots(page, app):
