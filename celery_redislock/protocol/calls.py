@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from . import holders, notes, past
+from . import holders, lost, notes, past
 from .claims import (
     NOT_OURS,
     Acquired,
@@ -348,6 +348,28 @@ def turn_away(claim: Claim, fence: int | None) -> Call[None]:
     of = claim.keys
     keys = (of.lock, claim.runs_key, of.turned, *of.slots)
     return Call("turn_away", keys, (fence or "",), nothing_of, claim.ttl)
+
+
+def mark_lost(of: LockKeys, fence: int, value: str, why: str, now: float) -> Query[None]:
+    """Tell operators that a run goes on without its lock, for `lost.MARK_LIVES` seconds.
+
+    Args:
+        of: the lock's keys.
+        fence: the fence of the run's acquisition.
+        value: the lock's value, as it was stored.
+        why: why the lock was lost.
+        now: the server's time, a Unix time in seconds.
+    """
+    commands = [
+        ("HSET", of.lost, fence, lost.mark_text(value, why, now)),
+        ("PEXPIRE", of.lost, to_ms(lost.MARK_LIVES)),
+    ]
+    return Query(commands, nothing, of.lock)
+
+
+def unmark_lost(of: LockKeys, fence: int) -> Query[None]:
+    """Tell operators that the run with this fence has ended."""
+    return Query([("HDEL", of.lost, fence)], nothing, of.lock)
 
 
 # -- who holds a lock -------------------------------------------------------------------------

@@ -11,10 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from .claims import to_ms
-from .exchange import Query, nothing
 from .holders import Holder, cut, parse
-from .keys import LockKeys
 
 #: Seconds for which a mark counts, if the run's process does not write it anew.
 MARK_LIVES: Final = 15.0
@@ -32,24 +29,15 @@ class Lost(NamedTuple):
     why: str
 
 
-def mark(of: LockKeys, fence: int, value: str, why: str, now: float) -> Query[None]:
-    """Say that this run goes on without its lock.
+def mark_text(value: str, why: str, now: float) -> str:
+    """The mark of a run with this value.
 
     Args:
-        of: the lock's keys.
-        fence: the fence of the run's acquisition.
         value: the lock's value, as it was stored.
         why: why the lock was lost.
         now: the server's time, a Unix time in seconds.
     """
-    text = f'{(now + MARK_LIVES) * 1000:.0f}|{value[:-1]},"lost":{json.dumps(why)}}}'
-    commands = [("HSET", of.lost, fence, text), ("PEXPIRE", of.lost, to_ms(MARK_LIVES))]
-    return Query(commands, nothing, of.lock)
-
-
-def unmark(of: LockKeys, fence: int) -> Query[None]:
-    """Say that the run with this fence has ended."""
-    return Query([("HDEL", of.lost, fence)], nothing, of.lock)
+    return f'{(now + MARK_LIVES) * 1000:.0f}|{value[:-1]},"lost":{json.dumps(why)}}}'
 
 
 def marks_in(reply: Any, now: float) -> list[Lost]:

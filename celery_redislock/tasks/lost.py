@@ -13,7 +13,8 @@ from typing import Final
 from ..app.housekeeper import Chore, housekeeper
 from ..errors import LockUnavailable
 from ..lock.lease import Lease
-from ..protocol.lost import MARK_LIVES, mark, unmark
+from ..protocol.calls import mark_lost, unmark_lost
+from ..protocol.lost import MARK_LIVES
 from ..protocol.rooms import server_time
 
 #: The leases of lost runs. Adding and removing one is one operation.
@@ -29,7 +30,7 @@ def goes_on(lease: Lease) -> None:
 def has_ended(lease: Lease) -> None:
     """The run that lost this lock has ended."""
     if _lost.pop(id(lease), None) is not None and lease.is_lost and not lease.inherited:
-        query = unmark(lease.claim.keys, lease.fence)
+        query = unmark_lost(lease.claim.keys, lease.fence)
         housekeeper.add(partial(lease.server.ask, query), most=MARK_LIVES)
 
 
@@ -45,7 +46,7 @@ def _mark_all() -> None:
 def _mark(lease: Lease) -> None:
     keys = lease.claim.keys
     now = lease.server.ask(server_time(keys.lock), once=True)
-    query = mark(keys, lease.fence, lease.stored, lease.lost_because, now)
+    query = mark_lost(keys, lease.fence, lease.stored, lease.lost_because, now)
     lease.server.ask(query, once=True)
 
 

@@ -16,7 +16,7 @@ from hypothesis.strategies import sampled_from
 
 from celery_redislock import LockUnavailable, RedisLock, SingletonTask
 from celery_redislock.errors import ConfigError
-from celery_redislock.protocol import calls, lost, rooms
+from celery_redislock.protocol import calls, rooms
 from celery_redislock.protocol.claims import (
     EXTENDED,
     NOT_OURS,
@@ -69,11 +69,11 @@ def test_a_run_without_its_lock_tells_all_servers_until_it_ends(store, servers, 
     held, keys = taken(store.run(calls.acquire(claim))), claim.keys
     store.run(calls.break_lock(keys, 30))
     now = store.ask(rooms.server_time(keys.lock))
-    store.ask(lost.mark(keys, held.fence, held.value, "", now))
+    store.ask(calls.mark_lost(keys, held.fence, held.value, "", now))
     assert holding(servers, keys.lost) == 3
     _, (found,) = Looking(store).lost([keys.lost])
     assert [each.holder.task_id for each in found] == ["goes on"]
-    store.ask(lost.unmark(keys, held.fence))
+    store.ask(calls.unmark_lost(keys, held.fence))
     assert holding(servers, keys.lost) == 0
 
 

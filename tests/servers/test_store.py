@@ -1488,7 +1488,7 @@ def test_a_run_without_its_lock_is_told_until_it_ends_or_nobody_says_so(
 
     def mark(run: Acquired, ago: float = 0.0) -> None:
         now = store.ask(rooms.server_time(keys.lock)) - ago
-        store.ask(lost.mark(keys, run.fence, run.value, 'it said "no"', now))
+        store.ask(calls.mark_lost(keys, run.fence, run.value, 'it said "no"', now))
 
     def told() -> list[tuple[str | None, str]]:
         _, (found,) = Looking(store).lost([keys.lost])
@@ -1504,7 +1504,7 @@ def test_a_run_without_its_lock_is_told_until_it_ends_or_nobody_says_so(
     client.hset(keys.lost, "5", "x")
     client.hset(keys.lost, "6", "9999999999999|not a lock's value")
     assert [task_id for task_id, _ in told()] == ["second"]
-    store.ask(lost.unmark(keys, runs[1].fence))
+    store.ask(calls.unmark_lost(keys, runs[1].fence))
     assert told() == []
     client.delete(keys.lost)
     client.set(keys.lost, "of another type")

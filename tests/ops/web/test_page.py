@@ -18,7 +18,7 @@ from playwright.sync_api import expect, sync_playwright
 from celery_redislock import SingletonTask
 from celery_redislock.app.entries import Entry
 from celery_redislock.ops.web import look, past
-from celery_redislock.protocol import calls, holders, lost, rooms
+from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import Parking
 from celery_redislock.protocol.entries import slot_of
 from celery_redislock.protocol.keys import lock_keys
@@ -301,7 +301,7 @@ def test_a_call_that_waits_for_quiet_and_a_run_without_its_lock_are_shown_as_tha
     store.run(calls.break_lock(made.keys, 60))
     take(app, "sync", "first", token="another", task_id="the-second")
     now = store.ask(rooms.server_time(made.keys.lock))
-    store.ask(lost.mark(made.keys, reply.fence, reply.value, "it was broken", now))
+    store.ask(calls.mark_lost(made.keys, reply.fence, reply.value, "it was broken", now))
     with opened(page, app):
         row = page.locator("#rows tr", has_text="report")
         expect(row.locator(".state")).to_have_text(re.compile(r"waits for quiet, 9m\d\ds"))
@@ -310,7 +310,7 @@ def test_a_call_that_waits_for_quiet_and_a_run_without_its_lock_are_shown_as_tha
         expect(states).to_have_text(["held", "without its lock"])
         expect(page.locator("#rows .trouble", has_text="it was broken")).to_have_count(1)
         expect(tile(page, "held")).to_have_text("1")
-        store.ask(lost.unmark(made.keys, reply.fence))
+        store.ask(calls.unmark_lost(made.keys, reply.fence))
         expect(states).to_have_text(["held"])
 
 
