@@ -66,9 +66,8 @@ def exporter(
 ) -> Iterator[Exporter]:
     """One for the module, with the rights of those who only look."""
     url = as_user(way.in_front_of(server.url), "watchers")
-    exporter = Exporter("--every", "0.1", conf={**conf, "redislock_url": f"{url}/0"})
-    yield exporter
-    exporter.close()
+    with Exporter("--every", "0.1", conf={**conf, "redislock_url": f"{url}/0"}) as exporter:
+        yield exporter
 
 
 def test_the_queue_behind_a_dead_holder_is_seen(
