@@ -185,6 +185,13 @@ def test_without_prometheus_client_it_says_what_to_install(redis_server, label):
     )
 
 
+def test_who_starts_it_is_warned_before_anybody_scrapes(conf, server, entry_point):
+    refused = server.url.replace("://", "://watchers:wrong@")
+    with Exporter(conf={**conf, "redislock_url": f"{refused}/0"}) as exporter:
+        said = "WARNING redislock: nothing to export: the lock server refuses this user or password"
+        eventually(lambda: said in exporter.log(), "it warns", 30)
+
+
 def test_promtool_finds_no_fault_in_the_names(exporter):
     assert promtool("check", "metrics", text=exporter.text()) == ""
 
