@@ -46,6 +46,7 @@ class Found:
         expires_at: the Unix time at which it expires, by the lock server's clock.
         ttl: seconds to which its holder extends it, again and again; None if nobody does.
         broken_by: who broke the lock, if its state is "broken" and that is known.
+        queue: the queue that the call named whose message has the lock, if it named one.
         turned_away: how many duplicates ended without a run because of this holder.
         waiting: how many tasks wait for the lock, in its room and in pool slots.
         untaken: how many of them are published from the room, again and again, and no worker takes
@@ -62,6 +63,7 @@ class Found:
     expires_at: float | None = None
     ttl: float | None = None
     broken_by: str | None = None
+    queue: str | None = None
     turned_away: int = 0
     waiting: int = 0
     untaken: int = 0
@@ -101,6 +103,7 @@ class Found:
             "fence": holder.fence,
             "replaced_by": holder.replaced_by,
             "broken_by": self.broken_by,
+            "queue": self.queue,
         }
 
 
@@ -231,6 +234,7 @@ def _found(key: bytes, name: str, stored: Stored, now: float, state: str | None)
         key=text,
         state=state,
         ttl=_ttl(record) if state in RUNNING else None,
+        queue=queue if isinstance(queue := record.get("queue"), str) else None,
         turned_away=past.turned_away_by(value),
         holder=holder,
         token=record["token"],

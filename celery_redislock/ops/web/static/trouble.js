@@ -1,5 +1,5 @@
 // What is wrong with a row, the worst first: what somebody on call looks for.
-import { count, taskOf, units } from "./format.js";
+import { count, plain, taskOf, units } from "./format.js";
 
 const RUNS = new Set(["held", "replaced"]);
 // The heartbeat comes after a third of the ttl. A look, and the page, may be some seconds late.
@@ -19,6 +19,8 @@ export function silence(row, now) {
 export function troubles(row, model, now) {
   const found = [], silent = silence(row, now);
   if (row.untaken) found.push([5, `no worker takes ${count(row.untaken, "task")}`]);
+  const unread = model.unreadOf(row);
+  if (unread) found.push([5, `no worker reads ${plain(unread.queue)}`]);
   if (silent) found.push([SILENT, `no sign for ${units(silent)}`]);
   if (isHeld(row) && row.acquired_at !== undefined) {
     const held = now - row.acquired_at, task = taskOf(row);
