@@ -257,12 +257,12 @@ def test_programs_get_all_of_it(app: Celery) -> None:
 def test_skips_are_drawn_by_the_hour(app: Celery) -> None:
     result = run(app, "history", "--skips")
     first, bars, hours = result.output.splitlines()
-    assert first.startswith("sync: 3 turned away, at most 3 in an hour (")
+    assert first.startswith("sync: 3 skipped or refused, at most 3 in an hour (")
     assert bars.count("█") == 1
     assert len(bars) == len(hours) == 52
     long = run(app, "history", "--skips", columns=60).output.splitlines()
     assert max(map(len, long)) <= 60
-    assert "no duplicates were turned away" in run(app, "history", "--skips", "report").output
+    assert "no duplicates were skipped or refused" in run(app, "history", "--skips", "report").output
     assert "takes a task" in run(app, "history", "--skips", "sync", "a").output
 
 

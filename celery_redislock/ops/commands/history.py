@@ -53,7 +53,7 @@ BARS: Final = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS: Final = " .:-=+*#@"
 
 
-@click.command(short_help="Show the last runs, and what was turned away.")
+@click.command(short_help="Show the last runs, and how many duplicates were skipped.")
 @with_lock_or_filters
 @click.option("--since", callback=duration, default="0", help="Only of the last 90, 5m, 2h or 1d.")
 @click.option(
@@ -68,7 +68,7 @@ PLAIN_BARS: Final = " .:-=+*#@"
     type=click.IntRange(1),
     help=f"Show at most this many.  [default: {SHOWN}; with --since all]",
 )
-@click.option("--skips", is_flag=True, help="Show the duplicates turned away in each hour instead.")
+@click.option("--skips", is_flag=True, help="Show instead how many duplicates were skipped or refused in each hour.")
 @click.option("--wide", is_flag=True, help="Show all of it, however wide the terminal is.")
 @with_json
 @with_app
@@ -84,7 +84,7 @@ def history(
 ) -> None:
     """Show the last runs of all locks, of a TASK (or a glob), or of one lock: named by its KEY or
     name, by a TASK and a call's arguments, or by what the table shows of it. SKIPS counts the
-    duplicates that each run turned away.
+    duplicates that were skipped or refused because of each run.
 
     An ARG is read as JSON, or else as plain text.
     """
@@ -245,12 +245,12 @@ def _show_skips(locks: AppLocks, task: str | None, as_json: bool) -> None:
         begins, ends = _hour(last[0]), _hour(now)
         click.echo(f"  {begins}{ends.rjust(HOURS + 2 - len(begins))}")
     else:
-        click.echo(f"no duplicates were turned away in the last {HOURS} hours")
+        click.echo(f"no duplicates were skipped or refused in the last {HOURS} hours")
 
 
 def _told(counts: Mapping[int, int]) -> str:
     hour, most = max(counts.items(), key=lambda each: each[1])
-    return f"{sum(counts.values())} turned away, at most {most} in an hour ({_hour(hour)})"
+    return f"{sum(counts.values())} skipped or refused, at most {most} in an hour ({_hour(hour)})"
 
 
 def _hour(at: float) -> str:
