@@ -68,7 +68,7 @@ PLAIN_BARS: Final = " .:-=+*#@"
     type=click.IntRange(1),
     help=f"Show at most this many.  [default: {SHOWN}; with --since all]",
 )
-@click.option("--skips", is_flag=True, help="Show instead how many duplicates were skipped or refused in each hour.")
+@click.option("--skips", is_flag=True, help="Show the skipped and refused duplicates of each hour.")
 @click.option("--wide", is_flag=True, help="Show all of it, however wide the terminal is.")
 @with_json
 @with_app
@@ -139,7 +139,8 @@ def _found(
         return past_runs(locks, task=target, **whole, limit=limit), False
     name = pick_past(locks, naming.text)
     runs = past_runs(locks, name=name, **whole)
-    if not runs and target not in app.tasks and not past_runs(locks, name=name, limit=1):
+    is_known = bool(runs) or target in app.tasks
+    if not is_known and not past_runs(locks, name=name, limit=1, running=True):
         show_lines([str(nothing_called(app, naming.text))], err=True)
     return runs, True
 
