@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -22,7 +23,7 @@ from tests.support.journal import Journal
 from tests.support.rights import as_user, cluster_rights, denials, grant
 from tests.support.servers import SQS, Proxy, RabbitMQ, RedisServer, shared_rabbitmq
 from tests.support.tls import Certificate
-from tests.support.workers import Process, Worker, make_app, running
+from tests.support.workers import Worker, make_app, running
 
 #: Where Celery has what it does for `shared_task`, and for `app.task` unless `shared=False`.
 SHARING = ("celery.app", "celery.app.base")
@@ -89,6 +90,16 @@ def pytest_runtest_makereport() -> Iterator[None]:
             tail = process.log().rpartition("[tasks]")[2].splitlines()[-60:]
             report.sections.append((f"Log of pid {pid}", "\n".join(tail)))
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_runs_on() -> Iterator[None]:
+    """What a fixture has started and not ended is ended here, and is an error."""
+    yield
+    left = list(running.values())
+    for process in left:
+        process.close()
+    assert not left, f"left running: {[process.log_path for process in left]}"
 
 
 @pytest.fixture(autouse=True)
@@ -296,19 +307,16 @@ StartWorker = Callable[..., Worker]
 
 
 def _starter(conf: dict[str, Any]) -> Iterator[StartWorker]:
-    started: list[Process] = []
+    with contextlib.ExitStack() as started:
 
-    def start(*arguments: str, wait: bool = True, **options: Any) -> Worker:
-        overrides = options.pop("conf", {})
-        worker = Worker(*arguments, conf={**conf, **overrides}, **options)
-        started.append(worker)
-        return worker.ready() if wait else worker
+        def start(*arguments: str, wait: bool = True, **options: Any) -> Worker:
+            overrides = options.pop("conf", {})
+            worker = started.enter_context(
+                Worker(*arguments, conf={**conf, **overrides}, **options)
+            )
+            return worker.ready() if wait else worker
 
-    try:
         yield start
-    finally:
-        for process in started:
-            process.close()
 
 
 @pytest.fixture

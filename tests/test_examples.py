@@ -78,10 +78,11 @@ def composed(tmp_path: Path) -> Iterator[list[Process]]:
         [*celery_command("beat"), "-s", str(tmp_path / "schedule-1")],
         [*celery_command("beat"), "-s", str(tmp_path / "schedule-2")],
     ]
-    started = [Process(*command, conf={}, app="examples.beat_job") for command in commands]
-    yield started
-    for process in started:
-        process.close()
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(Process(*command, conf={}, app="examples.beat_job"))
+            for command in commands
+        ]
 
 
 def test_beat_jobs_neither_overlap_themselves_nor_run_twice_for_a_tick(

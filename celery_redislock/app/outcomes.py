@@ -87,6 +87,11 @@ class Outcome(enum.Enum):
         self.details = details
 
 
+#: The outcomes of a duplicate that is turned away: skipped, or refused. The scripts, the history
+#: and the page count these, and not those that are replaced.
+TURNED_AWAY: Final = (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
+
+
 class Whose(NamedTuple):
     """The lock and the run that a report is about, as far as they are known. If the app does not
     know the task, `task` is only the task's name.

@@ -15,12 +15,13 @@ from prometheus_client.core import GaugeMetricFamily
 from ..app import metrics
 from ..app.internals import real_app
 from ..app.settings import app_locks
-from ..errors import LockError
+from ..errors import LockError, LockUnavailable
 from ..protocol.checks import checked, ttl
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..tasks.task import SingletonTask
 from .backlog import Figures, backlog
+from .why import why
 
 logger = get_logger()
 
@@ -196,9 +197,9 @@ class _Surveys:
         try:
             figures = self._survey()
         except (LockError, OSError) as exc:
-            self._trouble = str(exc)
+            self._trouble = why(exc) if isinstance(exc, LockUnavailable) else str(exc)
             if self._trouble != before:
-                logger.warning("redislock: nothing to export: %s", exc)
+                logger.warning("redislock: nothing to export: %s", self._trouble)
         except BaseException as exc:  # nobody else reports an error of a thread
             self._trouble = repr(exc)
             if self._trouble != before:

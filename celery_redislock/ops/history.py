@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -75,6 +75,7 @@ def past_runs(
     task: str | None = None,
     name: str | None = None,
     since: float | None = None,
+    ended: Collection[str] = (),
     limit: int | None = None,
     running: bool = False,
 ) -> list[PastRun]:
@@ -86,6 +87,7 @@ def past_runs(
             outside tasks.
         name: only runs of the lock with this name.
         since: only runs that ended later than this Unix time, or began later.
+        ended: only runs that ended in one of these ways, see `PastRun.how`; empty for all.
         limit: how many runs at most.
         running: also the runs that still have their lock.
 
@@ -100,7 +102,7 @@ def past_runs(
         for each in tasks
         if task is None or matches(each or OUTSIDE, task)
     ]
-    most = limit if name is None and since is None else None
+    most = None if name or since is not None or ended else limit
     runs, alive = _read(History(server), prefix, lists, most)
     wanted = [
         run
@@ -108,6 +110,7 @@ def past_runs(
         if (name is None or run.name == name)
         and (running or run.how != past.RUNNING)
         and (since is None or (run.ended or run.began) >= since)
+        and (not ended or run.how in ended)
     ]
     return sorted(wanted, key=lambda run: -run.began)[:limit]
 

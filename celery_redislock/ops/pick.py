@@ -78,12 +78,17 @@ def require_task(app: Any, task: str | None, found: Collection[Any]) -> None:
 
 
 def nothing_called(app: Any, text: str) -> TargetError:
-    """The error for a text that names no lock, with what is called nearly so.
+    """The error for a text that names no lock that is held or waited for: the history may know it;
+    else with what is called nearly so.
 
     Raises:
+        TargetError: several locks of the history match.
         LockUnavailable: the server did not answer, or does not allow it.
     """
-    shown = {_Shown.present(each).telling for each in all_locks(app_locks(app), app)}
+    locks = app_locks(app)
+    if past_runs(locks, name=pick_past(locks, text), limit=1):
+        return TargetError(f"nobody holds {one_line(text)} or waits for it: the lock is free")
+    shown = {_Shown.present(each).telling for each in all_locks(locks, app)}
     nearly = _nearly(text, {*_names(app), *shown})
     return TargetError(f"no such lock: nothing here is called {one_line(text)}{nearly}")
 

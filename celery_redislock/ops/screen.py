@@ -133,7 +133,7 @@ class Screen:
         self._offset = max(min(self._offset, len(body) - page), 0)
         shown = body[self._offset : self._offset + page]
         last = self._offset + len(shown)
-        where = f"{self._offset + 1}-{last} of {len(body)} lines   " if shown else ""
+        where = f"{self._offset + 1}-{last} of {len(body)} lines  " if shown else ""
         empty = [Line("")] * (page - len(shown))
         lines = [*map(Line, head), *shown, *empty, Line(f"{where}{foot}")]
         self._output.cursor_goto()

@@ -56,6 +56,7 @@ class Found:
         ttl: seconds to which its holder extends it, again and again; None if nobody does.
         broken_by: who broke the lock, if its state is "broken" and that is known.
         lost_because: why the run lost the lock, if it goes on without it.
+        queue: the queue that the call named whose message has the lock, if it named one.
         turned_away: how many duplicates ended without a run because of this holder.
         waiting: how many tasks wait for the lock, in its room and in pool slots.
         untaken: how many of them no worker has taken, for a minute or more since they were offered.
@@ -75,6 +76,7 @@ class Found:
     ttl: float | None = None
     broken_by: str | None = None
     lost_because: str | None = None
+    queue: str | None = None
     turned_away: int = 0
     waiting: int = 0
     untaken: int = 0
@@ -117,6 +119,7 @@ class Found:
             "replaced_by": holder.replaced_by,
             "broken_by": self.broken_by,
             "lost_because": self.lost_because,
+            "queue": self.queue,
         }
 
 
@@ -271,6 +274,7 @@ def _found(key: bytes, name: str, stored: Stored, now: float, is_broken: bool) -
         state=state,
         kept_for=kept_for(holder) if state == "kept" else None,
         ttl=ttl if state in RUNNING else None,
+        queue=queue if isinstance(queue := record.get("queue"), str) else None,
         turned_away=past.turned_away_by(value),
         holder=holder,
         token=record["token"],

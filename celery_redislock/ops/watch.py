@@ -29,12 +29,16 @@ from .table import (
     summary,
     waiting_table,
 )
-from .terminal import plain, terminal_width, wrap
+from .terminal import cut, plain, terminal_width, wrap
 from .why import is_denied, why
 
-#: What the keys do, in the table and in a lock that is open.
-HELP: Final = "arrows: scroll   /: filter   s, r: sort   Tab, Enter: open   q: quit"
-OPEN_HELP: Final = "arrows: scroll   Esc: back"
+#: What the keys do: in the table, as a filter is typed or set, and in a lock that is open. Beside
+#: the numbers of the lines, and a filter of `FILTER` columns, each fits a terminal of 80 columns.
+HELP: Final = "/ filter  s r sort  Tab Enter open  q quit"
+TYPING_HELP: Final = "Enter keep  Esc clear"
+FILTER_HELP: Final = "/ change  q quit"
+OPEN_HELP: Final = "arrows scroll  Esc back"
+FILTER: Final = 20
 #: The ends of the types of our events that mean neither a conflict nor a lost lock.
 NO_CONFLICT: Final = ("acquired", "recovered", "revoked")
 
@@ -145,7 +149,7 @@ class Watch:
             lines = [Line(plain(each)) for each in self._opened]
             return Picture(first, lines, OPEN_HELP, self._open)
         head, body = self._table()
-        return Picture([*first, *head], body, f"{self._typed()}{HELP}")
+        return Picture([*first, *head], body, self._foot())
 
     def _counts(self) -> str:
         found, rates = self._found, self._counted
@@ -177,15 +181,18 @@ class Watch:
         return "trouble" if is_trouble(each) else ""
 
     def _wanted(self) -> list[Found]:
-        """The locks in order, those that the filter matches."""
+        """The locks that the filter matches: those with trouble first, and each part in order."""
         text = self._filter.lower()
         matching = [each for each in self._found if text in text_of(each).lower()]
-        return in_order(matching, self._order, self._reverse)
-
-    def _typed(self) -> str:
-        return f"filter: {self._filter}{'_' if self._typing else ''}   " * bool(
-            self._filter or self._typing
+        return sorted(
+            in_order(matching, self._order, self._reverse), key=lambda each: not is_trouble(each)
         )
+
+    def _foot(self) -> str:
+        if not self._filter and not self._typing:
+            return HELP
+        shown, cursor = cut(plain(self._filter), FILTER, 0.0), "_" * self._typing
+        return f"filter: {shown}{cursor}  {TYPING_HELP if self._typing else FILTER_HELP}"
 
     def _troubles(self) -> Iterator[str]:
         if self.trouble is None:

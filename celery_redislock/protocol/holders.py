@@ -321,6 +321,7 @@ def encode(
     nesting: int = 0,
     node: str | None = None,
     queued: bool = False,
+    queue: str | None = None,
     arrived: float | None = None,
     age: float | None = None,
     receipt: str = "",
@@ -341,6 +342,8 @@ def encode(
     )
     if queued:
         value += ',"queued":true'
+    if queue is not None:
+        value += f',"queue":{_text(queue)}'
     if arrived is not None:
         value += f',"arrived_ms":{arrived * 1000:.3f}'
     elif age is not None:

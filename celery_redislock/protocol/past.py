@@ -33,6 +33,11 @@ RELEASED: Final = "released"
 #: How we show runs without a recorded end: the run still has the lock; or nobody released it.
 RUNNING: Final = "running"
 LAPSED: Final = "lapsed"
+#: All of these.
+ENDS: Final = (
+    *(SUCCEEDED, FAILED, RETRIED, IGNORED, REJECTED, REPLACED, LOST, BROKEN, DIED, TERMINATED),
+    *(NOT_RUN, RELEASED, RUNNING, LAPSED),
+)
 
 #: If a run has two recorded ends, the one with the lower number is right: a release that is sent
 #: twice finds the lock gone the second time. All other ends have 1.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ..app.delivery import Delivery, Kept, attempt_of
 from ..app.events import events
-from ..app.outcomes import Outcome, Whose, tell
+from ..app.outcomes import TURNED_AWAY, Outcome, Whose, tell
 from ..app.settings import AppLocks
 from ..protocol import holders
 from ..protocol.claims import Claim, to_ms
@@ -20,8 +20,6 @@ from .locked import LockedTask
 
 #: Another copy of a message may exist once a worker has had it waiting for so many seconds.
 COPIED_FROM: Final = 1.0
-#: Outcomes of a duplicate that is turned away.
-_AWAY: Final = (Outcome.SKIPPED, Outcome.SKIPPED_WITH_RESULT, Outcome.RAISED)
 
 
 class Facts:
@@ -157,7 +155,7 @@ class Facts:
     ) -> None:
         """Report how a conflict ended."""
         age = None
-        if holder is not None and outcome in _AWAY:
+        if holder is not None and outcome in TURNED_AWAY:
             age = _remarkable_age(holder, self.options.lock_warn_after)
         after = f" for {countdown:.1f} s" if countdown is not None else ""
         # The holder becomes text only if the line is logged.

@@ -213,7 +213,7 @@ class Sending:
         token = self._reservation.token
         value = holders.encode(
             token, ttl_ms=to_ms(ttl), task=self._task.name, task_id=self._task_id,
-            attempt=self._attempt, nesting=self._nesting, queued=True,
+            attempt=self._attempt, nesting=self._nesting, queued=True, queue=self._queue,
             label=self._label,
         )  # fmt: skip
         return Claim(self._keys, token, ttl, value, self._task_id, self._attempt, self._nesting)
@@ -300,6 +300,13 @@ class Sending:
     @property
     def _attempt(self) -> int:
         return int(self._options.get("retries") or 0)
+
+    @property
+    def _queue(self) -> str | None:
+        """The queue that the call names, for people: who looks knows the routes of other calls."""
+        queue = self._options.get("queue")
+        name = getattr(queue, "name", queue)
+        return name if isinstance(name, str) else None
 
     @property
     def _nesting(self) -> int:

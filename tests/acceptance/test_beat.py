@@ -4,6 +4,7 @@ run for a late one, and a job that hangs is noticed.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from itertools import pairwise
@@ -19,19 +20,19 @@ COMMON = ("--max-interval", "1", "-l", "INFO")
 @pytest.fixture
 def start_beats(conf, queue, label, tmp_path):
     """Starts beats that send a job of the label's, each with a schedule of its own."""
-    started = []
+    started, stack = [], contextlib.ExitStack()
 
     def start(task, every, seconds, beats=2, **options):
         job = {"task": task, "label": label, "every": every, "seconds": seconds, "options": options}
         beat_conf = {**conf, "task_default_queue": queue, "test_beat": job}
         for number in range(beats):
             schedule = str(tmp_path / f"schedule-{number}")
-            started.append(Process("beat", "-s", schedule, *COMMON, conf=beat_conf))
+            beat = Process("beat", "-s", schedule, *COMMON, conf=beat_conf)
+            started.append(stack.enter_context(beat))
         return started
 
-    yield start
-    for beat in started:
-        beat.close()
+    with stack:
+        yield start
 
 
 def starts(journal, label):

@@ -10,7 +10,8 @@ import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError, WorkerLostError
 
-from celery_redislock.ops.web import orders
+from celery_redislock.ops.web import hub, orders, queues
+from celery_redislock.servers import looking
 from tests.support.site import TOKEN, Site, messages
 from tests.support.waiting import eventually
 from tests.support.workers import is_running
@@ -108,3 +109,32 @@ def test_a_run_is_ended_by_who_says_so(
     assert "was revoked and terminated by anna at 127.0.0.1" in caplog.text
     again = site.http.post("/api/locks/end", json=order, headers=allowed)
     assert again.status_code == 409
+
+
+def test_a_queue_that_nobody_reads_is_named_until_a_worker_reads_it(
+    site, start_worker, sender, journal, label, queue, monkeypatch
+):
+    monkeypatch.setattr(looking, "UNTAKEN_AFTER", 1)
+    monkeypatch.setattr(queues, "WAITED", 1.0)
+    monkeypatch.setattr(hub, "LOOK_AT_QUEUES", 0.5)
+    start_worker(queues=f"{queue}-other", concurrency=1)
+    own = start_worker(queues=queue, concurrency=1)
+    holder = sender.send_task("queued_named", [label, 60.0], queue=f"{queue}-other")
+    eventually(lambda: journal.read(label, "start"), "it runs")
+    result = sender.send_task("queued_named", [label, 0.1], queue=queue)
+
+    def waits():
+        return site.http.get("/api/lock", params={"name": f"named:{label}"}).json()["room"]
+
+    (waiting,) = eventually(waits, "the other waits")
+    own.close()
+    holder.revoke(terminate=True)
+    told = (each["unread"] for each in messages(site) if "unread" in each)
+    (unread,) = next(each for each in told if each)
+    assert (unread["task"], unread["queue"], unread["count"]) == ("queued_named", queue, 1)
+    assert unread["since"] > journal.read(label, "start")[0].at
+    assert waiting["task_id"] == result.id
+
+    start_worker(queues=queue, concurrency=1)
+    assert result.get(timeout=60)
+    assert next(each for each in told if not each) == []

@@ -66,9 +66,8 @@ def exporter(
 ) -> Iterator[Exporter]:
     """One for the module, with the rights of those who only look."""
     url = as_user(way.in_front_of(server.url), "watchers")
-    exporter = Exporter("--every", "0.1", conf={**conf, "redislock_url": f"{url}/0"})
-    yield exporter
-    exporter.close()
+    with Exporter("--every", "0.1", conf={**conf, "redislock_url": f"{url}/0"}) as exporter:
+        yield exporter
 
 
 def test_the_queue_behind_a_dead_holder_is_seen(
@@ -184,6 +183,13 @@ def test_without_prometheus_client_it_says_what_to_install(redis_server, label):
     assert done.stdout == (
         "Error: export needs prometheus-client: pip install 'celery-redislock[prometheus]'\n"
     )
+
+
+def test_who_starts_it_is_warned_before_anybody_scrapes(conf, server, entry_point):
+    refused = server.url.replace("://", "://watchers:wrong@")
+    with Exporter(conf={**conf, "redislock_url": f"{refused}/0"}) as exporter:
+        said = "WARNING redislock: nothing to export: the lock server refuses this user or password"
+        eventually(lambda: said in exporter.log(), "it warns", 30)
 
 
 def test_promtool_finds_no_fault_in_the_names(exporter):

@@ -138,6 +138,61 @@ def test_a_lock_is_named_by_what_the_table_shows_of_it(app: Celery, store: Serve
     assert "not valid text" in run(app, "history", "\udcff").output
 
 
+def test_what_is_left_out_is_said_and_a_time_leaves_nothing_out(app: Celery, store: Server) -> None:
+    for _ in range(25):
+        ran(app, store, "sync", "a")
+    ran(app, store, "sync", "b", "failed")
+    for arguments, lines, said in (
+        ([], 20, "the last 20 runs; some more are kept (--limit shows more)"),
+        (["sync"], 20, "the last 20 runs; some more are kept (--limit shows more)"),
+        (["sync", "a"], 20, "the last 20 runs; 5 more are kept (--limit shows more)"),
+        (["--limit", "26"], 26, "26 runs"),
+        (["--since", "1h"], 26, "26 runs"),
+        (["--since", "1h", "--limit", "3"], 3, "the last 3 runs; 23 more are kept (--limit shows"),
+    ):
+        *_, told = run(app, "history", *arguments).output.splitlines()
+        assert told.startswith(said), arguments
+        assert len(json.loads(run(app, "history", *arguments, "--json").stdout)) == lines, arguments
+
+
+@pytest.mark.usefixtures("some")
+def test_runs_are_found_by_how_they_ended(app: Celery) -> None:
+    def found(*arguments: str) -> list[tuple[str, str]]:
+        runs = json.loads(run(app, "history", *arguments, "--json").stdout)
+        return [(each["task"], each["how"]) for each in runs]
+
+    assert found("--ended", "failed") == [("sync", "failed")]
+    assert found("--ended", "failed", "--ended", "running", "--limit", "1") == [
+        ("report", "running")
+    ]
+    assert found("sync", "--ended", "succeeded") == [("sync", "succeeded")]
+    assert found("sync", "b", "--ended", "succeeded") == []
+    nothing = run(app, "history", "account", "--ended", "lost")
+    assert nothing.output == "no runs are kept that match\n"
+    refused = run(app, "history", "--ended", "fail")
+    assert refused.exit_code == 2
+    assert all(repr(how) in refused.output for how in past.ENDS)
+    assert run(app, "history", "--skips", "--ended", "failed").exit_code == 1
+
+
+def test_a_free_lock_that_the_history_knows_is_shown_as_free(app: Celery, store: Server) -> None:
+    made, fence = begin(app, store, "sync", "x", lock_label="order 4711")
+    store.run(calls.settle(made, calls.Release(run_end=past.end_text(fence, 2.0, past.FAILED))))
+    key = app.tasks["sync"].lock_key_for("x")
+    for named in (["order 4711"], [key], ["sync", "x"]):
+        shown = run(app, "show", *named)
+        assert shown.exit_code == 0
+        assert f"key       {key}\n" in shown.output
+        assert "state     free\n" in shown.output
+        assert "last_run  failed: began " in shown.output
+        only = json.loads(run(app, "show", *named, "--json").stdout)
+        assert (only["locks"], only["last_run"]["how"]) == ([], "failed")
+    told = run(app, "break", "--force", "order 4711")
+    assert told.exit_code == 1
+    assert told.output == "Error: nobody holds order 4711 or waits for it: the lock is free\n"
+    assert "nothing here is called" in run(app, "show", "order 4712").output
+
+
 def test_what_tells_a_lock_is_never_cut_and_ids_and_nodes_are_as_in_list(
     app: Celery, store: Server
 ) -> None:
@@ -202,12 +257,12 @@ def test_programs_get_all_of_it(app: Celery) -> None:
 def test_skips_are_drawn_by_the_hour(app: Celery) -> None:
     result = run(app, "history", "--skips")
     first, bars, hours = result.output.splitlines()
-    assert first.startswith("sync: 3 turned away, at most 3 in an hour (")
+    assert first.startswith("sync: 3 skipped or refused, at most 3 in an hour (")
     assert bars.count("█") == 1
     assert len(bars) == len(hours) == 52
     long = run(app, "history", "--skips", columns=60).output.splitlines()
     assert max(map(len, long)) <= 60
-    assert "no duplicates were turned away" in run(app, "history", "--skips", "report").output
+    assert "no duplicates were skipped" in run(app, "history", "--skips", "report").output
     assert "takes a task" in run(app, "history", "--skips", "sync", "a").output
 
 

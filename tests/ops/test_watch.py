@@ -17,6 +17,7 @@ import termios
 
 import pytest
 
+from celery_redislock.protocol.keys import lock_keys
 from tests.support.looking import ROOT, installed, make_app, park, run, take
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
@@ -170,6 +171,33 @@ def test_keys_filter_sort_and_open_a_lock(redis_server, label, open_terminal):
     assert terminal.process.wait(60) == 0
     assert terminal.is_in_order
     app.tasks["sync"].app_locks.server.close()
+
+
+def test_trouble_comes_first_and_the_foot_fits(redis_server, client, label, open_terminal):
+    app = make_app(redis_server.url, label)
+    for number in range(1200):
+        take(app, "sync", f"{number:04}", token=f"t{number}")
+    client.set(lock_keys(label, "zzz:foreign").lock, "not ours")
+    terminal = open_terminal(redis_server.url, "--sort", "task", "--reverse")
+    terminal.shows("of 1201 lines")
+    for keys in ("", "s", "r"):
+        terminal.press(keys)
+        *_, head, first = terminal.picture[: find(terminal.picture, "TASK") + 2]
+        assert ("TASK" in head, "foreign" in first) == (True, True), terminal.picture
+    terminal.press("G")
+    terminal.shows("-1201 of 1201 lines")
+    assert terminal.picture[-1].endswith("q quit"), "all of it"
+    terminal.press("/sync:v1:" + 40 * "0" + "the end")
+    terminal.shows("the end_")
+    assert "Esc clear" in terminal.picture[-1]
+    terminal.press("\r")
+    terminal.shows("the end  / change  q quit")
+    assert max(map(len, terminal.picture)) <= COLUMNS
+    app.tasks["sync"].app_locks.server.close()
+
+
+def find(lines, text):
+    return next(number for number, line in enumerate(lines) if text in line)
 
 
 def terminate(terminal):

@@ -1,4 +1,4 @@
-"""`celery redislock export` in a process of its own."""
+"""`celery redislock export` in a process of its own: enter it at once, as each `Process`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,11 +22,19 @@ from tests.support.waiting import eventually
 
 
 class Prometheus:
-    """Scrapes these addresses each second, under the jobs' names. Without Debian's package the test
-    is skipped; in CI it fails.
+    """Scrapes and evaluates each second what its configuration says. Without Debian's package the
+    test is skipped; in CI it fails.
+
+    Args:
+        config: the configuration, as `prometheus.yml` has it.
     """
 
-    def __init__(self, **jobs: Sequence[str]) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        each_second = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+        self._config = {**config, "global": each_second}
+        self._address = f"127.0.0.1:{free_port()}"
+
+    def __enter__(self) -> Prometheus:
         binary = shutil.which("prometheus")
         if binary is None:
             if os.environ.get("CI"):
@@ -34,14 +42,8 @@ class Prometheus:
             pytest.skip("no prometheus on this machine: it is a package of Debian")
         self._folder = tempfile.TemporaryDirectory(prefix="redislock-prometheus-")
         folder = Path(self._folder.name)
-        scrapes = [
-            {"job_name": name, "static_configs": [{"targets": list(targets)}]}
-            for name, targets in jobs.items()
-        ]
-        every = {"scrape_interval": "1s", "scrape_timeout": "1s"}
         config = folder / "prometheus.yml"
-        config.write_text(json.dumps({"global": every, "scrape_configs": scrapes}))
-        self._address = f"127.0.0.1:{free_port()}"
+        config.write_text(json.dumps(self._config))
         self._process = subprocess.Popen(
             [
                 *(binary, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"),
@@ -50,8 +52,6 @@ class Prometheus:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-
-    def __enter__(self) -> Prometheus:
         return self
 
     def __exit__(
@@ -70,13 +70,21 @@ class Prometheus:
         Raises:
             OSError: it does not answer, or refuses the query.
         """
-        asked = urllib.parse.urlencode({"query": query})
-        url = f"http://{self._address}/api/v1/query?{asked}"
-        with urllib.request.urlopen(url, timeout=10) as response:
-            answer = json.load(response)
-        assert answer["status"] == "success", answer
-        found: list[dict[str, Any]] = answer["data"]["result"]
+        found: list[dict[str, Any]] = self._get("query", query=query)["result"]
         return found
+
+    def rules(self) -> list[dict[str, Any]]:
+        """Its rules, each with its `health` and `lastError`."""
+        return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
+
+    def _get(self, what: str, **asked: str) -> dict[str, Any]:
+        url = f"http://{self._address}/api/v1/{what}?{urllib.parse.urlencode(asked)}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as response:
+                data: dict[str, Any] = json.load(response)["data"]
+                return data
+        except urllib.error.HTTPError as exc:
+            raise OSError(f"{asked} is refused: {exc.read().decode()}") from exc
 
     def number(self, query: str) -> float | None:
         """The value of a query that finds one series; None if it finds none."""

@@ -12,12 +12,16 @@ import sys
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
 from .template import Forked, Template, suits
 from .waiting import eventually
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ROOT = Path(__file__).parents[2]
 APP = "tests.support.tasks"
@@ -28,7 +32,7 @@ running: dict[int, Process] = {}
 
 
 class Process:
-    """A `celery` command with its log in a file."""
+    """A `celery` command with its log in a file. It runs from when it is made: enter it at once."""
 
     def __init__(self, *arguments: str, conf: dict[str, Any], app: str = APP) -> None:
         # A worker that is killed leaves its pool's files where temporary files go.
@@ -56,6 +60,17 @@ class Process:
                     start_new_session=True,
                 )
         running[self.pid] = self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
     @property
     def pid(self) -> int:

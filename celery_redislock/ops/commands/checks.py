@@ -35,7 +35,8 @@ def watch(
     limit: int | None,
     times: int | None,
 ) -> None:
-    """Show a live table of holders and waiters, with conflicts and lost locks per second.
+    """Show a live table of holders and waiters, trouble first, with conflicts and lost locks per
+    second.
 
     The arrows, PgUp and PgDn scroll; / filters; s and r sort; Tab chooses a lock, and Enter opens
     it; q ends it. While the server is away it shows what it saw last.

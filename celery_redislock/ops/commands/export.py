@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import signal
@@ -51,8 +52,8 @@ def export(app: Any, port: int, host: str, every: float) -> None:
 
     # Shows errors while it runs. Does nothing if the project has configured its log.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    registry = CollectorRegistry()
-    registry.register(Collector(app, every=every))
+    registry, collector = CollectorRegistry(), Collector(app, every=every)
+    registry.register(collector)
     with _told_to_end() as ended:
         try:
             server, _ = start_http_server(port, addr=host, registry=registry)
@@ -60,6 +61,8 @@ def export(app: Any, port: int, host: str, every: float) -> None:
             raise problem(f"cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
         shown = f"[{host}]" if ":" in host else host
         click.echo(f"Metrics: http://{shown}:{server.server_port}/metrics")
+        # Whoever starts it hears that the server is away or denies it, not only who scrapes.
+        collections.deque(collector.collect(), maxlen=0)
         ended.wait()
         server.shutdown()
         server.server_close()

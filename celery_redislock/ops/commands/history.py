@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ...protocol.past import ENDS, LAPSED
 from ..command import (
     Naming,
     duration,
@@ -45,25 +46,45 @@ COLUMNS: Final = (
 WIDE: Final = (
     *("WHEN", "TOOK", "ENDED", "TASK", "KEY", "TASK ID", "NODE", "PID", "SKIPS", "FENCE", "LABEL"),
 )
+#: How many runs are shown, if the user names neither a number nor a time.
+SHOWN: Final = 20
 #: The characters of a bar chart, from the lowest bar to the highest.
 BARS: Final = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS: Final = " .:-=+*#@"
 
 
-@click.command(short_help="Show the last runs, and what was turned away.")
+@click.command(short_help="Show the last runs, and how many duplicates were skipped.")
 @with_lock_or_filters
 @click.option("--since", callback=duration, default="0", help="Only of the last 90, 5m, 2h or 1d.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--skips", is_flag=True, help="Show the duplicates turned away in each hour instead.")
+@click.option(
+    "--ended",
+    type=click.Choice(ENDS),
+    metavar="HOW",
+    multiple=True,
+    help=f"Only those that ended so: {', '.join(ENDS)}. May be given again.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    help=f"Show at most this many.  [default: {SHOWN}; with --since all]",
+)
+@click.option("--skips", is_flag=True, help="Show the skipped and refused duplicates of each hour.")
 @click.option("--wide", is_flag=True, help="Show all of it, however wide the terminal is.")
 @with_json
 @with_app
 def history(
-    app: Any, naming: Naming, since: float, limit: int, skips: bool, wide: bool, as_json: bool
+    app: Any,
+    naming: Naming,
+    since: float,
+    ended: tuple[str, ...],
+    limit: int | None,
+    skips: bool,
+    wide: bool,
+    as_json: bool,
 ) -> None:
     """Show the last runs of all locks, of a TASK (or a glob), or of one lock: named by its KEY or
     name, by a TASK and a call's arguments, or by what the table shows of it. SKIPS counts the
-    duplicates that each run turned away.
+    duplicates that were skipped or refused because of each run.
 
     An ARG is read as JSON, or else as plain text.
     """
@@ -74,48 +95,65 @@ def history(
     if skips:
         if naming.has_arguments:
             raise problem("--skips takes a task and no arguments: duplicates are counted by task")
+        if since or ended or limit:
+            raise problem("--skips shows all of 48 hours: it takes no --since, --ended or --limit")
         with those_that_answer(app) as locks:
             _show_skips(locks, naming.target or None, as_json)
         return
     with those_that_answer(app) as locks:
         began = time.time() - since if since else None
-        runs, is_one_lock = _found(app, locks, naming, began, limit)
+        most = limit or (None if since else SHOWN)
+        runs, is_one_lock = _found(app, locks, naming, began, ended, most)
+        shown = runs[:most]
         if as_json:
-            print_json([run.to_dict() for run in runs])
-        elif runs:
-            show_lines(_wide(runs) if wide else _table(runs, is_one_lock))
-        click.echo(_summary(runs, limit), err=as_json)
+            print_json([run.to_dict() for run in shown])
+        elif shown:
+            show_lines(_wide(shown) if wide else _table(shown, is_one_lock))
+        is_counted = bool(is_one_lock or since or ended)
+        click.echo(_summary(shown, len(runs) - len(shown), is_counted), err=as_json)
 
 
 def _found(
-    app: Any, locks: AppLocks, naming: Naming, since: float | None, limit: int
+    app: Any,
+    locks: AppLocks,
+    naming: Naming,
+    since: float | None,
+    ended: tuple[str, ...],
+    most: int | None,
 ) -> tuple[list[PastRun], bool]:
-    """The runs that the user means, and whether all are runs of one lock."""
+    """The runs that the user means, and whether all are runs of one lock. Where all must be read to
+    find these, it is all of them, else one more than `most` at most.
+    """
     from ...protocol.keys import name_of
     from ..history import past_runs
     from ..pick import nothing_called, pick_past
 
     target = naming.target
-    which: dict[str, Any] = {"since": since, "limit": limit, "running": True}
+    whole: dict[str, Any] = {"since": since, "ended": ended, "running": True}
+    limit = None if since or ended or most is None else most + 1
     if not target and not naming.has_arguments:
-        return past_runs(locks, **which), False
+        return past_runs(locks, **whole, limit=limit), False
     if naming.has_arguments or name_of(locks.prefix, target) is not None:
-        return past_runs(locks, name=naming.locate(app).keys.name, **which), True
-    if runs := past_runs(locks, task=target, **which):
-        return runs, False
-    runs = past_runs(locks, name=pick_past(locks, naming.text), **which)
-    if not runs and target not in app.tasks:
+        return past_runs(locks, name=naming.locate(app).keys.name, **whole), True
+    if past_runs(locks, task=target, limit=1, running=True):
+        return past_runs(locks, task=target, **whole, limit=limit), False
+    name = pick_past(locks, naming.text)
+    runs = past_runs(locks, name=name, **whole)
+    is_known = bool(runs) or target in app.tasks
+    if not is_known and not past_runs(locks, name=name, limit=1, running=True):
         show_lines([str(nothing_called(app, naming.text))], err=True)
     return runs, True
 
 
-def _summary(runs: Sequence[PastRun], limit: int) -> str:
-    if not runs:
+def _summary(shown: Sequence[PastRun], left: int, is_counted: bool) -> str:
+    if not shown:
         return "no runs are kept that match"
-    lapsed = sum(run.how == "lapsed" for run in runs)
+    lapsed = sum(run.how == LAPSED for run in shown)
     more = f"; {lapsed} lapsed: nobody released the lock" if lapsed else ""
-    first = "the last " if len(runs) == limit else ""
-    return f"{first}{len(runs)} run{'s' if len(runs) > 1 else ''}{more}"
+    runs = f"{len(shown)} run{'s' if len(shown) > 1 else ''}{more}"
+    if not left:
+        return runs
+    return f"the last {runs}; {left if is_counted else 'some'} more are kept (--limit shows more)"
 
 
 # -- the table --------------------------------------------------------------------------------
@@ -208,12 +246,12 @@ def _show_skips(locks: AppLocks, task: str | None, as_json: bool) -> None:
         begins, ends = _hour(last[0]), _hour(now)
         click.echo(f"  {begins}{ends.rjust(HOURS + 2 - len(begins))}")
     else:
-        click.echo(f"no duplicates were turned away in the last {HOURS} hours")
+        click.echo(f"no duplicates were skipped or refused in the last {HOURS} hours")
 
 
 def _told(counts: Mapping[int, int]) -> str:
     hour, most = max(counts.items(), key=lambda each: each[1])
-    return f"{sum(counts.values())} turned away, at most {most} in an hour ({_hour(hour)})"
+    return f"{sum(counts.values())} skipped or refused, at most {most} in an hour ({_hour(hour)})"
 
 
 def _hour(at: float) -> str:

@@ -21,10 +21,22 @@ from ..command import (
     with_lock,
 )
 from ..states import KEPT, RUNNING, STATES
-from ..table import ORDERS, described, in_order, locks_table, show_lines, summary, waiting_table
+from ..table import (
+    ORDERS,
+    described,
+    in_order,
+    in_units,
+    locks_table,
+    moment,
+    show_lines,
+    summary,
+    waiting_table,
+)
 from ..terminal import named_values, paragraph
 
 if TYPE_CHECKING:
+    from ...app.settings import AppLocks
+    from ...tasks.target import Target
     from ..rooms import Room, Waiting
 
 #: How many waiting tasks are shown.
@@ -104,7 +116,7 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
     what `list` shows of it.
 
     An ARG is read as JSON, or else as plain text. Of a TASK that the app does not know, it lists
-    all that the server has.
+    all that the server has; of a lock that is free, its last run, if that is kept.
     """
     from ...app.settings import app_locks
     from ..pick import nothing_called
@@ -117,7 +129,7 @@ def show(app: Any, naming: Naming, limit: int, as_json: bool) -> None:
     meant = naming.locate(app)
     found = meant_by(locks, meant, app)
     if not found:
-        if _showed_unknown(app, naming.target, as_json):
+        if _showed_unknown(app, naming.target, as_json) or _showed_free(locks, meant, as_json):
             return
         if naming.is_name_of(meant):
             raise nothing_called(app, naming.text)
@@ -149,6 +161,26 @@ def _about_untaken(room: Room, is_held: bool) -> str:
         when = "once the lock is free" if is_held else "again and again"
         text += f"; what was published is published again, {when}"
     return text
+
+
+def _showed_free(locks: AppLocks, meant: Target, as_json: bool) -> bool:
+    """Show the last run of a lock that is free by now. False if the history does not know it."""
+    from ..history import past_runs
+    from ..pick import pick_past
+
+    runs = past_runs(locks, name=pick_past(locks, meant.keys.name), limit=1)
+    if as_json and runs:
+        nobody = {"locks": [], "room": [], "room_total": 0, "untaken": 0}
+        print_json({**nobody, "last_run": runs[0].to_dict()})
+        return True
+    for run in runs:
+        took = "" if run.took is None else f", took {in_units(run.took)}"
+        last_run = f"{run.how}: began {moment(run.began)}{took}"
+        facts = {"state": "free", "last_run": last_run, **run.to_dict()}
+        names = ("key", "name", "label", "state", "last_run", "task", "task_id", "node")
+        show_lines(named_values((name, facts[name]) for name in names if facts[name]))
+        click.echo("\nnobody holds it or waits for it; `history` shows its runs")
+    return bool(runs)
 
 
 def _showed_unknown(app: Any, task: str, as_json: bool) -> bool:

@@ -66,7 +66,7 @@ def check_beat(patient: Patient) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             f"without expires: {some(endless)}: what beat sends while no worker is there comes all"
-            " at once, and is run or turned away one by one",
+            " at once, and is run, skipped or refused one by one",
             "set 'options': {'expires': SECONDS} in the entry, about its interval",
         )
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import time
@@ -21,9 +22,11 @@ from ...protocol.log import get_logger
 from ...tasks.task import locked_tasks
 from ..hear import Ear
 from ..survey import Found
+from ..why import why
 from .look import Seen, look, look_at, look_back
-from .past import Past
+from .past import TURNED_AWAY, Past
 from .present import Present
+from .queues import unread
 from .tally import WINDOW
 
 logger = get_logger()
@@ -38,6 +41,8 @@ GATHER: Final = 0.25
 SHARE: Final = 1 / 3
 #: Seconds between two looks at the history.
 LOOK_BACK: Final = 10.0
+#: Seconds between two looks at the queues in which messages that have their locks wait.
+LOOK_AT_QUEUES: Final = 10.0
 #: Seconds for which the hub listens to events after the last viewer left: a reloaded page then has
 #: its past.
 LINGER: Final = 60.0
@@ -85,6 +90,8 @@ class Hub:
         self._viewers: set[Viewer] = set()
         self._past = Past(self.locks.prefix)
         self._present = Present(self._past.tally.away)
+        #: The queues that nobody reads, as `queues.Unread` has them.
+        self._unread: list[dict[str, Any]] = []
         #: What is told of all locks together, as of the last look.
         self._overall = self._all_together()
         self._seen: Seen | None = None
@@ -97,6 +104,8 @@ class Hub:
         self._looked_back_at = float("-inf")
         #: Why there is no history, in one line; "" if there is.
         self._forgetful = ""
+        self._asked_queues_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
         self._trouble = ""
         self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -139,6 +148,8 @@ class Hub:
         """End everything: the server shuts down."""
         for viewer in self._viewers:
             viewer.put(None)
+        if self._asking is not None:
+            self._asking.cancel()
         self._deafen()
 
     def _deafen(self) -> None:
@@ -194,12 +205,15 @@ class Hub:
                 seen = await self._look(self._every / 2)
                 await self._look_back(seen.now)
             except LockUnavailable as exc:
-                self._tell_trouble(one_line(str(exc.reason)))
+                self._tell_trouble(one_line(why(exc)))
             except Exception as exc:
                 logger.exception("redislock: the page cannot show the locks")
-                self._tell_trouble(one_line(f"{type(exc).__name__}: {exc}"))
+                told = f"the page cannot show the locks: {type(exc).__name__}: {exc}"
+                self._tell_trouble(one_line(told))
             else:
                 self._tell_seen(seen)
+                if self._asking is None or self._asking.done():
+                    self._asking = asyncio.get_running_loop().create_task(self._ask_queues(seen))
             took = time.monotonic() - began
             await asyncio.sleep(max(self._every - took, took * (1 / SHARE - 1), 0.05))
 
@@ -212,16 +226,29 @@ class Hub:
         since = max(now - WINDOW, self._known_to - LOOK_BACK)
         try:
             self._past.remember(await asyncio.to_thread(look_back, self._app, since))
-            self._known_to, self._forgetful = now, ""
+            self._known_to = now
+            self._forgetful = "" if self.locks.history else "no history: redislock_history is 0"
         except LockUnavailable as exc:
             self._forgetful = one_line(f"no history: {exc.reason}")
             logger.debug("redislock: %s", self._forgetful)
 
+    async def _ask_queues(self, seen: Seen) -> None:
+        """Now and then, see which queues nobody reads. A broker that is away makes no look late."""
+        if time.monotonic() - self._asked_queues_at < LOOK_AT_QUEUES:
+            return
+        self._asked_queues_at = time.monotonic()
+        try:
+            found = await asyncio.to_thread(unread, self._app, seen.found, seen.now)
+        except Exception as exc:  # whatever the broker's driver raises; the ear tells people
+            logger.debug("redislock: who reads the queues is not known: %r", exc)
+            found = []
+        self._unread = [dataclasses.asdict(each) for each in found]
+
     # -- telling ------------------------------------------------------------------------------
 
-    def _tell_trouble(self, why: str) -> None:
-        self._trouble = why
-        self._send({"trouble": why})
+    def _tell_trouble(self, trouble: str) -> None:
+        self._trouble = trouble
+        self._send({"trouble": trouble})
 
     def _tell_seen(self, seen: Seen) -> None:
         self._trouble, self._looked = "", True
@@ -254,6 +281,7 @@ class Hub:
             "totals": past.tally.totals(),
             "gaps": past.gaps,
             "usual": past.usual.of_tasks(),
+            "unread": self._unread,
         }
 
     def _past_changes(self) -> dict[str, Any]:
@@ -287,6 +315,7 @@ class Hub:
         now = round(time.time() + self._ahead, 3)
         return {
             "now": now,
+            "as_of": None if self._seen is None else self._seen.now,
             "events": events,
             "forgetful": self._forgetful,
         }
@@ -305,6 +334,7 @@ def _about(app: Any) -> dict[str, Any]:
         "app": one_line(str(app.main or "")),
         "server": app_locks(app).describe_server(),
         "no_arguments": digest({}),
+        "turned_away": sorted(TURNED_AWAY),
         "warn_after": {name: seconds for name, seconds in warn_after.items() if seconds},
         "limits": {name: limit for name, limit in limits.items() if limit > 1},
     }

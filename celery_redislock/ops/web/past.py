@@ -1,4 +1,4 @@
-"""The last quarter of an hour, for the timeline: what ran, what waited, what was turned away.
+"""The last quarter of an hour, for the timeline: what ran, what waited, what ended without a run.
 
 It combines looks at the lock server, Celery's events, and the history that the locks keep. What was
 not seen is not shown: if nobody looked for a while, what lasted ends at the last look, unless the
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from ...app import outcomes
 from ...lock.held import BROKEN
 from ...protocol.keys import name_of
 from ...protocol.past import SUCCEEDED
@@ -42,9 +43,9 @@ ENDS: Final = {
 }
 #: The states in which a body runs.
 RUNS: Final[tuple[State, ...]] = (*RUNNING, "without its lock")
-#: Our events after which a task waits no more, and those that count as turned away.
-ENDED: Final = frozenset({"skipped", "raised", "replaced", "revoked"})
-TURNED_AWAY: Final = ENDED - {"revoked"}
+#: Our events of duplicates that are turned away, and all those after which a task waits no more.
+TURNED_AWAY: Final = frozenset(each.event for each in outcomes.TURNED_AWAY)
+ENDED: Final = TURNED_AWAY | {"replaced", "revoked"}
 
 
 class Past:
@@ -99,6 +100,8 @@ class Past:
             if each.state in (*RUNS, *KEPT) and each.holder is not None:
                 there.add(each.key)
                 self._see(each, seen.now)
+            if each.state in RUNNING:
+                self._count(each, seen.now)
         gone = {key: item for key, item in self._slots.items() if key not in there}
         for key in gone:
             del self._slots[key]
@@ -108,6 +111,12 @@ class Past:
                 self._items.close(item, seen.now)
         self._waits.take_in(seen)
         self.prune(seen.now)
+
+    def _count(self, slot: Found, now: float) -> None:
+        """Count what this run has turned away so far."""
+        holder = slot.holder
+        if holder is not None and holder.fence is not None and holder.acquired_at is not None:
+            self.tally.see(slot.name, holder.fence, now, slot.turned_away, holder.acquired_at)
 
     def _note_gap(self, now: float) -> None:
         apart = now - self._looked_at

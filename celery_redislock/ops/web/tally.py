@@ -18,7 +18,8 @@ NAMES: Final = 20_000
 TASKS: Final = 1_000
 FEWEST, RUNS = 3, 30
 
-#: What is counted: calls that were turned away, and runs that lost their lock.
+#: What is counted: calls that were turned away, that is skipped or refused, and runs that lost
+#: their lock.
 AWAY: Final = "away"
 LOST: Final = "lost"
 
@@ -47,8 +48,8 @@ class _Counts:
 
 
 class Tally:
-    """The counts. Events tell of each; the history tells it of each run, also where no worker sends
-    events. The larger of the two is right: an event may be lost, and the history forgets.
+    """The counts. Events tell of each; the locks and the history tell it of each run, also where no
+    worker sends events. The larger of the two is right: an event may be lost, the history forgets.
     """
 
     def __init__(self) -> None:
@@ -69,6 +70,14 @@ class Tally:
             self._kept.add(LOST, name, at, 1)
         if away or lost:
             self._of_runs[name, fence] = (at, max(away, counted), lost or was_lost)
+
+    def see(self, name: str, fence: int, at: float, away: int, began: float) -> None:
+        """A look saw how many this run has turned away so far. Of one that is older than what is
+        counted, nobody knows when: those that come from now on count.
+        """
+        if began < at - WINDOW:
+            self._of_runs.setdefault((name, fence), (at, away, False))
+        self.keep(name, fence, at, away, False)
 
     def away(self, name: str) -> int:
         """How many calls were turned away from this lock."""

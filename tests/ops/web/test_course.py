@@ -229,3 +229,20 @@ def test_what_happened_is_counted_for_all_locks_and_from_both_sources(course):
     assert course.past.tally.totals()["lost"] == 2
     course.look(1000, held("x", "a"))
     assert course.past.tally.totals() == {"away": 0, "lost": 0}, "a quarter of an hour later"
+
+
+def test_duplicates_that_only_the_lock_tells_of_are_counted_and_those_of_long_ago_are_not(course):
+    def seen(at, new, old):
+        course.look(
+            at,
+            held("new", "a", turned_away=new),
+            held("old", "b", 2, began=-7200, turned_away=old),
+        )
+        return [course.past.tally.away(name) for name in ("new", "old")]
+
+    assert seen(1, 0, 500) == [0, 0]
+    assert seen(2, 3, 501) == [3, 1]
+    course.hear(3, "replaced", "new", "older").hear(3, "raised", "new", "twin")
+    assert seen(4, 4, 501) == [4, 1], "the event and the lock tell of the same"
+    course.remember(kept("new", "a", 1, T0, T0 + 5, turned_away=4))
+    assert course.past.tally.totals() == {"away": 5, "lost": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,7 +18,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from celery_redislock import SingletonTask
 from celery_redislock.app.entries import Entry
-from celery_redislock.ops.web import look, past
+from celery_redislock.ops.web import hub, look, past, queues
 from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import Parking
 from celery_redislock.protocol.entries import slot_of
@@ -29,6 +30,8 @@ from tests.support.waiting import eventually
 #: A text that becomes a script wherever it becomes HTML.
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 PATIENCE = 20_000  # ms
+#: What is said while nobody looks.
+AS_OF = re.compile(r"^as of \d\d:\d\d:\d\d$", re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
@@ -425,13 +428,16 @@ def test_a_server_that_is_away_greys_the_last_picture_and_comes_back(page, own_r
     with opened(page, app):
         expect(page.locator("#rows tr")).to_have_count(1)
         own_redis.kill()
-        expect(page.locator("#live")).to_have_text("Redis does not answer")
-        expect(page.locator("#trouble")).to_be_visible()
+        expect(page.locator("#live")).to_have_text(AS_OF)
+        expect(page.locator("#trouble")).to_contain_text("The lock server does not answer: ")
+        expect(page.locator("#list-title")).to_have_text(AS_OF)
         expect(page.locator("body")).to_have_class("stale")
         expect(page.locator("#rows tr")).to_have_count(1)
+        expect(page.locator("#axis .now")).to_have_text(re.compile(r"[\d:]{8}$"))
         own_redis.start()
         expect(page.locator("#live")).to_have_text("live")
         expect(page.locator("#rows tr")).to_have_count(0)
+        expect(page.locator("#list-title")).to_have_text("Now")
         expect(page.locator("#trouble")).to_be_hidden()
     store_of(app).close()
 
@@ -441,12 +447,143 @@ def test_a_server_that_never_answered_is_not_said_to_have_no_locks(page, own_red
     own_redis.kill()
     with Site(app) as site:
         page.goto(site.url)
-        expect(page.locator("#live")).to_have_text("Redis does not answer")
+        expect(page.locator("#live")).to_have_text("nothing known yet")
         expect(page.locator("#none")).to_have_text("Waiting for the first look.")
-        expect(page.locator("#trouble")).not_to_contain_text("said last")
+        expect(page.locator("#trouble")).to_contain_text("Nothing is known yet.")
+        assert {*page.locator("#tiles strong").all_text_contents()} == {"\u2013"}
+        expect(page.locator("#count")).to_be_empty()
+        expect(page.locator("#lanes-note")).not_to_contain_text("Nothing has happened")
+        page.evaluate("location.hash = '#/lock/sync'")
+        expect(page.locator("#lock > p.note").first).to_have_text("Not known yet.")
+        expect(page.locator("#lock")).not_to_contain_text(re.compile("Nobody|Nothing"))
+        page.evaluate("location.hash = '#/'")
         own_redis.start()
         expect(page.locator("#none")).to_contain_text("Nobody holds a lock")
         page.goto("about:blank")
+    store_of(app).close()
+
+
+def test_ages_stand_still_while_nobody_looks(page, redis_server, proxy, label):
+    app = make_app(proxy.in_front_of(redis_server.url), label)
+    take(app, "sync", "x")
+    park(app, "sync", "x", "waits")
+    with opened(page, app):
+        expect(page.locator("#rows .age")).to_have_count(1)
+        proxy.cut_off()
+        expect(page.locator("#live")).to_have_text(AS_OF)
+        shown = """[...document.querySelectorAll("#rows .held, #rows .left, #rows .age")]
+            .map((each) => each.textContent)
+            .concat([...document.querySelectorAll("#lanes rect")].map((each) => each.outerHTML))"""
+        before = page.evaluate(shown)
+        # The server tells the trouble again and again, and all is shown anew.
+        page.evaluate(
+            """new Promise((done) => {
+                const heard = new EventSource("api/stream"); let count = 0;
+                heard.onmessage = () => { if ((count += 1) > 5) { heard.close(); done(); } };
+            })"""
+        )
+        assert page.evaluate(shown) == before
+        proxy.reconnect()
+        expect(page.locator("#live")).to_have_text("live")
+        page.wait_for_function(f"JSON.stringify({shown}) !== {json.dumps(json.dumps(before))}")
+    store_of(app).close()
+
+
+def test_a_server_that_refuses_the_password_is_not_called_silent(page, redis_server, label):
+    app = make_app(redis_server.url.replace("://", "://somebody:wrong@"), label)
+    with Site(app) as site:
+        page.goto(site.url)
+        expect(page.locator("#trouble")).to_contain_text("refuses this user or password")
+        expect(page.locator("#trouble")).not_to_contain_text("does not answer")
+        page.goto("about:blank")
+    store_of(app).close()
+
+
+def test_a_search_without_a_match_is_not_said_to_mean_that_nothing_happened(page, app):
+    with opened(page, app):
+        expect(page.locator("#lanes-note")).to_contain_text("Nothing has happened yet.")
+        take(app, "sync", "x")
+        expect(page.locator("#lanes li")).to_have_count(1)
+        page.locator("#query").fill("nobody")
+        expect(page.locator("#lanes-note")).to_contain_text("Nothing that matches has happened.")
+        expect(page.locator("#none")).to_have_text("No lock matches.")
+
+
+def test_what_waits_in_a_queue_is_one_row_and_a_queue_that_nobody_reads_is_named(
+    page, redis_server, label, monkeypatch
+):
+    monkeypatch.setattr(queues, "WAITED", 0.5)
+    monkeypatch.setattr(hub, "LOOK_AT_QUEUES", 0.5)
+    own, other = f"reports-{label}", f"typo-{label}"
+    broker = f"{redis_server.url}/4"
+    app = make_app(redis_server.url, label, broker_url=broker)
+    app.conf.task_routes = {"unique": {"queue": own}}
+    for number in range(15):
+        app.tasks["unique"].delay(str(number))
+    app.tasks["unique"].apply_async(("other",), queue=other)
+    take(app, "sync", "x")
+    with opened(page, app):
+        expect(page.locator("#rows tr")).to_have_count(2)
+        expect(page.locator("#count")).to_have_text("17 locks")
+        row = page.locator("#rows tr", has_text="unique")
+        expect(row).to_contain_text("16 locks, kept for messages in a queue")
+        expect(row).to_contain_text(f"no worker reads {own}")
+        expect(page.locator("#lanes li")).to_have_count(1)
+        told = page.locator("#unread li")
+        expect(told).to_have_count(2)
+        expect(told.nth(0)).to_have_text(
+            re.compile(f"queue {own}: 15 calls of unique wait in it, since [\\d:]{{8}}.$")
+        )
+        expect(told.nth(1)).to_contain_text(f"queue {other}: 1 call of unique waits in it")
+        row.locator("a").click()
+        expect(page.locator("#count")).to_have_text("16 of 17 locks")
+        expect(page.locator("#rows tr")).to_have_count(16)
+        page.locator("#query").fill("")
+        # A worker that reads the queue answers, and is busy.
+        with app.connection_for_write() as connection, connection.channel() as channel:
+            replies = app.control.mailbox.Node("reader", channel=channel)
+            replies.handlers["active_queues"] = lambda state: [{"name": own}, {"name": other}]
+            with replies.Consumer(channel=channel, on_message=None) as consumer:
+                consumer.register_callback(replies.handle_message)
+                deadline = time.monotonic() + 30
+                while told.count() and time.monotonic() < deadline:
+                    page.wait_for_timeout(100)
+                    with contextlib.suppress(TimeoutError):
+                        connection.drain_events(timeout=0.2)
+        expect(told).to_have_count(0)
+        expect(row).not_to_contain_text("no worker reads")
+    store_of(app).close()
+
+
+def test_skipped_and_refused_count_alike_everywhere_and_replaced_ones_do_not(
+    page, redis_server, label
+):
+    app = make_app(redis_server.url, label, broker_url=f"{redis_server.url}/4")
+    made, _ = take(app, "sync", "x")
+    about = {"redislock_key": made.keys.lock, "redislock_task": "sync", "name": "sync"}
+    for number in range(3):  # no event tells of these
+        twin = claim(app, "sync", "x", token=f"t{number}", task_id=f"twin{number}")
+        twin = dataclasses.replace(twin, task="sync", history=50, turned_away=True)
+        store_of(app).run(calls.acquire(twin))
+    with opened(page, app) as site, app.events.default_dispatcher() as events:
+        row = page.locator("#rows td.number")
+        expect(row).to_have_text("3")
+        assert [each["turned_away"] for each in site.http.get("/api/locks").json()] == [3]
+        marks = page.locator("#lanes path.mark")
+
+        def is_heard():
+            events.send("task-lock-deferred", uuid="heard", **about)
+            page.wait_for_timeout(300)
+            return marks.count()
+
+        eventually(is_heard, "events are heard")
+        for _ in range(5):
+            events.send("task-lock-replaced", uuid="older", **about)
+        expect(page.locator("#lanes path.mark.replaced")).to_have_count(1)
+        for kind in ("skipped", "raised", "skipped", "raised"):
+            events.send(f"task-lock-{kind}", uuid="twin", **about)
+        expect(tile(page, "away")).to_have_text("4")
+        expect(row).to_have_text("4")
     store_of(app).close()
 
 

@@ -13,7 +13,7 @@ export class LockPage {
   #place = document.getElementById("lock");
   #name = null;
   #detail = null;
-  #history = [];
+  #history = null; // not known yet
   #lookedBack = -Infinity;
   #asked = 0;
   #answered = 0; // the newest question whose answer is shown
@@ -37,7 +37,7 @@ export class LockPage {
       el("div.columns", {},
         el("section", {}, el("div.head", {}, part.waiting, part.drop), part.room, part.deferred),
         el("section", {}, el("h3", {}, "What happened"), el("table.past", {},
-          el("thead", {}, el("tr", {}, ...["At", "What", "How long", "Turned away", "Who"].map((text) => el("th", { scope: "col" }, text)))),
+          el("thead", {}, el("tr", {}, ...["At", "What", "How long", "Skipped, refused", "Who"].map((text) => el("th", { scope: "col" }, text)))),
           part.past))),
       el("p.note", {}, "In a terminal: ", part.command));
     this.#timeline = new Timeline(model, part.lanes, part.axis);
@@ -49,7 +49,7 @@ export class LockPage {
     if (name === this.#name) return;
     this.#name = name;
     this.#detail = null;
-    this.#history = [];
+    this.#history = null;
     this.#lookedBack = -Infinity;
     mark(this.#parts.back, "href", back);
     if (name !== null) this.ask();
@@ -77,12 +77,13 @@ export class LockPage {
     if (this.#name === null) return;
     const part = this.#parts, items = [...(this.#model.lanes.get(this.#name)?.values() ?? [])];
     const rows = this.#model.locks().get(this.#name) ?? [];
-    const thing = { ...this.#history.find((run) => run.task), ...items.findLast((item) => item.task), ...rows[0], name: this.#name };
+    const thing = { ...this.#history?.find((run) => run.task), ...items.findLast((item) => item.task), ...rows[0], name: this.#name };
     tail(part.title, plain(taskOf(thing) || "Lock"));
     wrap(part.label, what(thing));
     wrap(part.key, plain(rows[0]?.key ?? this.#name));
     say(part.command, `celery -A ${quoted(plain(this.#model.about.app || "proj"))} redislock show ${quoted(plain(this.#name))}`);
-    say(part.state, rows.length ? "" : "Nobody holds it and nobody waits for it now.");
+    const { live, looked } = this.#model;
+    say(part.state, rows.length ? "" : looked ? `Nobody ${live ? "holds it and nobody waits for it now" : "held it or waited for it"}.` : "Not known yet.");
     this.#showSlots(rows);
     this.#timeline.show(items.length ? [this.#name] : []);
     this.#showRoom(rows[0] ?? {});
@@ -100,7 +101,7 @@ export class LockPage {
   #showRoom(row) {
     const { room = [] } = this.#detail ?? {};
     const waiting = row.waiting ?? 0;
-    say(this.#parts.waiting, waiting ? `${count(waiting, "waits", "wait")} behind it` : "Nobody waits behind it");
+    say(this.#parts.waiting, waiting ? `${count(waiting, "waits", "wait")} behind it` : this.#model.looked ? "Nobody waits behind it" : "Who waits is not known yet");
     this.#parts.drop.hidden = !(this.#model.about.may_break && waiting);
     const shown = room.map((each) => {
       const who = whoWaits(each, row), given = argumentsOf(each);
@@ -122,10 +123,10 @@ export class LockPage {
 
   // The runs that the history has, and what events told beside them.
   #showPast(items) {
-    const fences = new Set(this.#history.map((run) => run.fence));
+    const runs = this.#history ?? [], fences = new Set(runs.map((run) => run.fence));
     const others = items.filter((item) => item.kind !== "wait" && !(item.kind === "run" && fences.has(item.fence)));
-    const all = [...this.#history.map(asItem), ...others].sort((a, b) => b.began - a.began).slice(0, MOST);
-    this.#parts.past.replaceChildren(...all.map((item) => {
+    const all = [...runs.map(asItem), ...others].sort((a, b) => b.began - a.began);
+    this.#parts.past.replaceChildren(...all.slice(0, MOST).map((item) => {
       const isMark = item.kind === "mark";
       const said = isMark ? `${item.count > 1 ? `${item.count} × ` : ""}${saidOf(item)}` : how(item).replace(/ (for|after)$/, "");
       const long = isMark ? "" : units((item.ended ?? this.#model.now()) - item.began);
@@ -134,7 +135,9 @@ export class LockPage {
       return el("tr", { class: isMark ? item.what : item.how ?? item.kind }, el("td", {}, clock(item.began)),
         el("td", {}, said), el("td", {}, long), el("td", {}, item.turned_away ? count(item.turned_away, "call") : ""), who);
     }));
-    if (!all.length) this.#parts.past.append(el("tr", {}, el("td", { colspan: 5 }, "Nothing that is kept")));
+    const rest = !this.#history ? "What was before is not known yet" : !all.length ? plain(this.#model.forgetful) || "Nothing that is kept"
+      : all.length >= MOST ? `The last ${MOST}: in a terminal, history shows more` : "";
+    if (rest) this.#parts.past.append(el("tr", {}, el("td", { colspan: 5 }, rest)));
   }
 
   // Names those who wait now: the last answer may be older, or not there yet.

@@ -1,8 +1,6 @@
 // What the server has told: the rows of the present, and the items of the past.
 import { isHeld } from "./trouble.js";
 
-export const TURNED_AWAY = new Set(["skipped", "raised", "replaced"]);
-
 export class Model {
   rows = new Map();
   items = new Map();
@@ -13,6 +11,9 @@ export class Model {
   forgetful = "";
   version = 0;
   looked = false; // whether the rows are what somebody has seen
+  connected = false; // to the page's server
+  asOf = null; // when the last look was
+  unread = []; // queues that nobody reads
   gaps = []; // from when until when nobody looked
   usual = {}; // how many seconds the tasks' runs take
   #counted = { away: 0, lost: 0 };
@@ -21,8 +22,14 @@ export class Model {
   #locks = new Map();
   #locksOf = -1;
 
-  // Unix time by the lock server's clock, between two messages too.
+  // Whether what it says is so now.
+  get live() {
+    return this.connected && !this.trouble;
+  }
+
+  // Unix time by the lock server's clock, between two messages too. It stands still while nobody looks.
   now() {
+    if (!this.live && this.asOf !== null) return this.asOf;
     return performance.now() / 1000 + (this.#offset ?? 0);
   }
 
@@ -47,8 +54,10 @@ export class Model {
     for (const id of message.dropped ?? []) this.#drop(id);
     this.gaps = message.gaps ?? this.gaps;
     this.usual = message.usual ?? this.usual;
+    this.unread = message.unread ?? this.unread;
     this.#counted = message.totals ?? this.#counted;
     if (message.trouble !== undefined) this.trouble = message.trouble;
+    this.asOf = message.as_of;
     this.events = message.events;
     this.forgetful = message.forgetful;
     this.version += 1;
@@ -83,17 +92,26 @@ export class Model {
 
   hasLost = (name) => this.#lost.get(name) > 0;
 
-  // How many were turned away from this lock in the window, as far as its lane shows.
+  // Whether this is the mark of calls that were skipped or refused.
+  isAway = (item) => item.kind === "mark" && this.about.turned_away.includes(item.what);
+
+  // The queue that nobody reads in which the message waits that has this lock.
+  unreadOf = (row) => row.state === "queued" && this.unread.find((each) => each.task === row.task
+    && (row.queue ? each.queue === row.queue : !each.is_named));
+
+  // How many calls were skipped or refused in the window, as far as this lock's lane shows.
   turnedAway(name) {
     let told = 0, kept = 0;
     for (const item of this.lanes.get(name)?.values() ?? []) {
-      if (item.kind === "mark" && TURNED_AWAY.has(item.what)) told += item.count;
+      if (this.isAway(item)) told += item.count;
       kept += item.turned_away ?? 0;
     }
     return Math.max(told, kept);
   }
 
+  // Those that nobody can know are missing.
   totals() {
+    if (!this.looked) return {};
     const totals = { held: 0, waiting: 0, untaken: 0, ...this.#counted };
     const waiting = new Map(), untaken = new Map();
     for (const row of this.rows.values()) {
@@ -104,6 +122,10 @@ export class Model {
     }
     for (const each of waiting.values()) totals.waiting += each;
     for (const each of untaken.values()) totals.untaken += each;
+    if (this.forgetful && !this.events.any) {
+      if (!totals.away) delete totals.away;
+      if (!totals.lost) delete totals.lost;
+    }
     return totals;
   }
 

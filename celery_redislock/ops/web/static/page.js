@@ -1,5 +1,5 @@
 // The page: hears what the server tells, and shows it.
-import { count, el, mark, plain, say, setNoArguments, taskOf, zone } from "./format.js";
+import { arrange, clock, count, el, mark, plain, say, setNoArguments, taskOf, zone } from "./format.js";
 import { LockPage } from "./lock.js";
 import { Model } from "./model.js";
 import { Rows } from "./rows.js";
@@ -17,7 +17,7 @@ const APART = 200; // ms between two times that everything is shown anew
 const HIDDEN_FOR = 60_000; // ms after which a page that nobody sees hears no more
 // What each tile counts, since when, and the word that finds it.
 const TILES = [["held", "held", "now"], ["waiting", "waiting", "now"], ["untaken", "not taken", "now"],
-  ["away", "turned away", "last 15 min"], ["lost", "lost", "last 15 min"]];
+  ["away", "skipped or refused", "last 15 min"], ["lost", "lost", "last 15 min"]];
 
 let view = { ...BEGIN };
 let allLanes = false;
@@ -26,22 +26,21 @@ let pending = false;
 let shownAt = 0;
 let ticks = 0;
 let source = null;
-let connected = false;
 let hiding = null;
 
 // -- hearing --------------------------------------------------------------------------------------
 
 function listen() {
   source = new EventSource("api/stream");
-  source.onopen = () => { connected = true; soon(); };
+  source.onopen = () => { model.connected = true; soon(); };
   source.onerror = () => {
-    connected = false;
+    model.connected = false;
     // Where the server refused, the browser does not try again by itself.
     if (source?.readyState === EventSource.CLOSED) setTimeout(() => { source?.close(); listen(); }, 3000);
     soon();
   };
   source.onmessage = (event) => {
-    connected = true;
+    model.connected = true;
     model.apply(JSON.parse(event.data));
     setNoArguments(model.about.no_arguments);
     soon();
@@ -109,15 +108,21 @@ function show() {
 }
 
 function showState() {
-  const { about, trouble } = model;
-  const live = connected && !trouble;
-  say(at("live"), live ? "live" : connected ? "Redis does not answer" : model.version ? "reconnecting" : "connecting");
+  const { about, live, trouble } = model;
+  const asOf = model.asOf === null ? "" : clock(model.asOf);
+  say(at("live"), live ? "live" : !model.version ? "connecting" : asOf ? `as of ${asOf}` : "nothing known yet");
   mark(at("live"), "data-live", live);
   document.body.classList.toggle("stale", model.version > 0 && !live);
-  const why = trouble ? `The lock server does not answer${model.looked ? ", so this is what it said last" : ""}. ${trouble}`
-    : "The page's server does not answer, so this is what it said last.";
+  const why = model.connected ? trouble : "the page's server does not answer";
+  const shown = asOf ? `What is shown was so at ${asOf}; ages stand still.` : "Nothing is known yet.";
+  say(at("list-title"), live || !asOf ? "Now" : `As of ${asOf}`);
   at("trouble").hidden = live || !model.version;
-  if (!at("trouble").hidden) say(at("trouble"), plain(why));
+  if (!at("trouble").hidden) say(at("trouble"), plain(`${why.charAt(0).toUpperCase()}${why.slice(1).replace(/\.$/, "")}. ${shown}`));
+  arrange(at("unread"), model.unread.map((each, place) => {
+    const item = at("unread").children[place] ?? el("li");
+    say(item, plain(`No worker that answers reads the queue ${each.queue}: ${count(each.count, "call")} of ${each.task} ${each.count === 1 ? "waits" : "wait"} in it, since ${clock(each.since)}.`));
+    return item;
+  }));
   say(at("where"), plain([about.app, about.server].filter(Boolean).join(" · ")));
 }
 
@@ -127,9 +132,11 @@ function showTiles() {
     box.append(...TILES.map(([id, text, when]) => el("button", { type: "button", id: `tile-${id}`, onclick: () => toggle(`is:${id}`) },
       el("strong"), el("span", {}, text), el("span.when", {}, when))));
   }
-  for (const [id] of TILES) {
+  for (const [id, , when] of TILES) {
     const tile = at(`tile-${id}`);
-    say(tile.firstChild, totals[id].toLocaleString("en"));
+    say(tile.firstChild, totals[id]?.toLocaleString("en") ?? "–");
+    mark(tile, "title", totals[id] === undefined ? "not known" : "");
+    say(tile.lastChild, when === "now" && !model.live ? "then" : when);
     mark(tile, "data-some", totals[id] > 0);
     mark(tile, "aria-pressed", view.q.split(/\s+/).includes(`is:${id}`));
   }
@@ -158,9 +165,10 @@ function showAll() {
   // What was broken, and nobody has, is no lock: its own page shows it, and who asks for it.
   const isLock = (it) => it.state !== "broken" || view.q.includes("state:");
   const matches = (it) => isLock(it) && asked(it);
-  const { found, pages, at: shown } = rows.show(matches, view.order, Number(view.page) - 1);
+  const grouped = !view.q.includes("state:");
+  const { found, pages, at: shown } = rows.show(matches, view.order, Number(view.page) - 1, grouped);
   const total = [...model.locks().values()].filter((each) => each.some(isLock)).length;
-  say(at("count"), found === total ? count(total, "lock") : `${found.toLocaleString("en")} of ${count(total, "lock")}`);
+  say(at("count"), !model.looked ? "" : found === total ? count(total, "lock") : `${found.toLocaleString("en")} of ${count(total, "lock")}`);
   at("none").hidden = found > 0;
   say(at("none"), !model.looked ? "Waiting for the first look." : total ? "No lock matches." : "Nobody holds a lock, and nobody waits for one.");
   document.querySelector("#list table").hidden = found === 0;
@@ -168,22 +176,25 @@ function showAll() {
   say(at("page"), `page ${shown + 1} of ${pages}`);
   at("previous").disabled = shown === 0;
   at("next").disabled = shown === pages - 1;
-  showLanes(matches);
+  showLanes(matches, grouped);
 }
 
 // The lanes go to the locks that are in trouble, or that most happened to.
-function showLanes(matches) {
+// Those whose messages only wait in a queue show nothing, and are left out where they are one row.
+function showLanes(matches, grouped) {
   const names = [], now = model.now(), locks = model.locks();
   for (const name of new Set([...model.lanes.keys(), ...locks.keys()])) {
     const its = locks.get(name) ?? [], items = model.lanes.get(name)?.values() ?? [];
     let latest = 0, busy = its[0]?.waiting ?? 0, found = its.some(matches);
+    let happened = !grouped || !its.length || !its.every((row) => row.state === "queued");
     for (const item of items) {
       latest = Math.max(latest, item.began);
       if (item.kind === "mark" || item.kind === "wait") busy += item.count ?? 1;
       found ||= matches(item);
+      happened ||= item.kind !== "kept";
     }
     const rank = Math.max(model.hasLost(name) ? 3 : 0, ...its.map((row) => rankOf(row, model, now)));
-    if (found && latest) names.push({ name, rank, busy, latest });
+    if (found && latest && happened) names.push({ name, rank, busy, latest });
   }
   names.sort((a, b) => b.rank - a.rank || b.busy - a.busy || b.latest - a.latest || (a.name < b.name ? -1 : 1));
   const most = allLanes ? MANY_LANES : FEW_LANES;
@@ -199,9 +210,9 @@ function showLanes(matches) {
 
 function sayOfLanes(hidden, all) {
   const note = at("lanes-note"), said = [];
-  if (!all) said.push("Nothing has happened yet. ");
+  if (!all && model.looked) said.push(view.q || view.task || view.node ? "Nothing that matches has happened. " : "Nothing has happened yet. ");
   if (model.events.trouble) said.push(plain(model.events.trouble));
-  else if (!model.events.any) said.push("No events of workers yet: with -E they tell who was turned away, and how runs end.");
+  else if (!model.events.any) said.push("No events of workers yet: with -E they tell who was skipped or refused, and how runs end.");
   if (model.forgetful) said.push(` ${plain(model.forgetful)}`);
   const key = JSON.stringify([said, hidden, allLanes]);
   if (note.dataset.key === key) return;
@@ -251,7 +262,7 @@ setInterval(() => {
   if (readView().lock === undefined && (ticks += 1) % 2) timeline.draw();
 }, 500);
 setInterval(() => {
-  if (!document.hidden && readView().lock !== undefined && connected) lockPage.ask();
+  if (!document.hidden && readView().lock !== undefined && model.connected) lockPage.ask();
 }, 2000);
 
 listen();

@@ -1,10 +1,13 @@
 // The table: what is held and waited for now. A lock with several slots is one row of it.
 import { arrange, clock, count, cut, el, href, inWords, mark, plain, say, shortId, tail, taskOf, units, what, wrap } from "./format.js";
+import { BEGIN, addressOf } from "./search.js";
 import { isHeld, rankOf, silence, told } from "./trouble.js";
 
 export const PER_PAGE = 20;
 const MOST_SLOTS = 5;
 const NO_SLOT = new Set(["free", "waits for quiet", "not taken", "broken", "without its lock"]);
+// From how many on the locks of a task become one row whose messages wait in a queue.
+const GROUPED = 4;
 
 // Of two rows, each with its rank of trouble.
 const heldFor = (a, b) => (a.row.acquired_at ?? Infinity) - (b.row.acquired_at ?? Infinity);
@@ -27,24 +30,79 @@ export class Rows {
     this.#model = model;
   }
 
-  // Show that page of the locks that match; how many match, and how many pages they are.
-  show(matches, order, page) {
+  // Show that page of the locks that match; how many match, and how many pages they are. With
+  // `grouped`, those of a task whose messages wait in a queue are one row.
+  show(matches, order, page, grouped) {
     const now = this.#model.now(), by = ORDERS[order] ?? ORDERS.trouble;
     const worst = (rows) => rows.map((row) => ({ row, rank: rankOf(row, this.#model, now) })).sort(by)[0];
     const found = [...this.#model.locks().values()].filter((rows) => rows.some(matches)).map(worst);
-    found.sort((a, b) => by(a, b) || a.row.id - b.row.id);
-    const pages = Math.max(Math.ceil(found.length / PER_PAGE), 1);
+    const entries = grouped ? gathered(found) : found;
+    entries.sort((a, b) => by(a, b) || a.row.id - b.row.id);
+    const pages = Math.max(Math.ceil(entries.length / PER_PAGE), 1);
     const at = Math.min(Math.max(page, 0), pages - 1);
-    const shown = found.slice(at * PER_PAGE, (at + 1) * PER_PAGE);
+    const shown = entries.slice(at * PER_PAGE, (at + 1) * PER_PAGE);
     const before = this.#made;
-    this.#made = new Map(shown.map(({ row }) => [row.name, before.get(row.name) ?? new Lock()]));
-    for (const [name, lock] of this.#made) lock.update(this.#model.locks().get(name), this.#model);
+    this.#made = new Map(shown.map(({ row, group }) => {
+      const key = group ? `\n${row.task}` : row.name; // no name has a line
+      const made = before.get(key) ?? (group ? new Group() : new Lock());
+      made.update(group ?? this.#model.locks().get(row.name), this.#model);
+      return [key, made];
+    }));
     arrange(this.#body, [...this.#made.values()].flatMap((each) => each.elements));
     return { found: found.length, pages, at };
   }
 
   tick() {
     for (const each of this.#made.values()) each.tick(this.#model);
+  }
+}
+
+// The same, with one entry for those of a task that only wait in a queue, if these are many.
+function gathered(found) {
+  const of = new Map();
+  for (const each of found) {
+    const { row } = each;
+    if (row.state !== "queued" || row.waiting || !row.task) continue;
+    if (!of.has(row.task)) of.set(row.task, []);
+    of.get(row.task).push(each);
+  }
+  const groups = [...of.values()].filter((each) => each.length >= GROUPED);
+  const inGroups = new Set(groups.flat());
+  return [...found.filter((each) => !inGroups.has(each)), ...groups.map((each) => {
+    const rows = each.map(({ row }) => row).sort((a, b) => heldFor({ row: a }, { row: b }));
+    return { row: rows[0], rank: Math.max(...each.map(({ rank }) => rank)), group: rows };
+  })];
+}
+
+// The locks of a task whose messages wait in a queue, the oldest first.
+class Group {
+  task = el("a.task");
+  label = el("span.label");
+  held = el("span.held");
+  trouble = el("span.trouble");
+  away = el("td.number", { "data-title": "Skipped, refused" });
+  element = el("tr", { "data-state": "queued" }, el("th", { scope: "row" }, this.task, this.label),
+    el("td", { "data-title": "State" }, el("span.state", { "data-state": "queued" }, "queued")),
+    el("td.since", { "data-title": "Held for" }, this.held, this.trouble),
+    el("td"), el("td.where"), el("td.behind"), this.away);
+  elements = [this.element];
+
+  update(rows, model) {
+    this.row = rows[0];
+    mark(this.task, "href", addressOf({ ...BEGIN, q: `task:"${this.row.task}" state:queued` }));
+    mark(this.task, "title", "show each");
+    tail(this.task, plain(this.row.task));
+    say(this.label, `${count(rows.length, "lock")}, kept for messages in a queue`);
+    const away = rows.reduce((sum, row) => sum + (row.away ?? 0), 0);
+    say(this.away, away ? away.toLocaleString("en") : "");
+    this.tick(model);
+  }
+
+  tick(model) {
+    const now = model.now(), since = this.row.acquired_at;
+    say(this.held, since === undefined ? "" : `up to ${units(now - since)}`);
+    say(this.trouble, told(this.row, model, now));
+    mark(this.element, "data-trouble", rankOf(this.row, model, now) > 0);
   }
 }
 
@@ -55,7 +113,7 @@ class Lock {
   slotsNote = el("span.note.slots-note");
   name = el("th", { scope: "row" }, this.task, this.label, this.slotsNote);
   behind = el("td.behind", { "data-title": "Waiting" });
-  away = el("td.number", { "data-title": "Turned away" });
+  away = el("td.number", { "data-title": "Skipped, refused" });
   elements = [];
   #lines = [];
   #shown = "";

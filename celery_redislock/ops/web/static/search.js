@@ -1,6 +1,5 @@
 // What is looked for, and how the address says it: a colleague who opens it sees the same.
 import { taskOf, what } from "./format.js";
-import { TURNED_AWAY } from "./model.js";
 import { isHeld, troubles } from "./trouble.js";
 
 const FIELDS = { task: taskOf, label: what, node: (it) => it.node ?? "", state: (it) => it.state ?? "",
@@ -11,7 +10,7 @@ const IS = {
   held: (it) => isHeld(it) && it.ended === undefined,
   waiting: (it) => it.waiting > 0 || (it.kind === "wait" && it.ended === undefined),
   untaken: (it) => it.untaken > 0,
-  away: (it) => it.away > 0 || (it.kind === "mark" && TURNED_AWAY.has(it.what)),
+  away: (it, model) => it.away > 0 || model.isAway(it),
   lost: (it, model) => (it.kind ? it.what === "lost" || it.how === "lost" : model.hasLost(it.name)),
   trouble: (it, model) => !it.kind && troubles(it, model, model.now()).length > 0,
 };

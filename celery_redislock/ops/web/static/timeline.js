@@ -18,7 +18,7 @@ const SHAPES = {
   recovered: "M-5-1.5h3.5v-3.5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5z",
 };
 const SAID = {
-  skipped: "skipped", raised: "failed with LockConflict", replaced: "replaced by a newer one",
+  skipped: "skipped", raised: "refused", replaced: "replaced by a newer one",
   revoked: "revoked while it waited", deferred: "deferred", coalesced: "waits as the newest",
   queued: "waits for its turn", debounced: "waits for quiet", replacing: "told the holder to end",
   lost: "lost its lock", broken: "an operator took its lock",
@@ -27,7 +27,7 @@ const SAID = {
 const LEGEND = [["bar running", "runs"], ["bar succeeded", "succeeded"], ["bar ended", "ended"], ["bar failed", "failed, died or lost its lock"],
   ["bar retried", "is tried again"], ["bar replaced", "replaced or revoked"], ["bar kept", "kept, without a run"],
   ["bar unseen", "until nobody looked"], ["waiting open", "waits"], ["waiting", "waited"], ["skipped", "skipped"],
-  ["raised", "failed with LockConflict"], ["replaced", "replaced"], ["revoked", "revoked"], ["deferred", "deferred"],
+  ["raised", "refused: LockConflict"], ["replaced", "replaced"], ["revoked", "revoked"], ["deferred", "deferred"],
   ["lost", "lost its lock"], ["broken", "taken away by an operator"], ["recovered", "recovered"], ["gap", "nobody looked"]];
 
 export class Timeline {
@@ -58,18 +58,18 @@ export class Timeline {
     const until = this.#model.now(), since = until - span[0];
     const x = (time) => ((Math.max(time, since) - since) / (until - since)) * this.#width;
     for (const lane of this.#lanes.values()) lane.draw(this.#model, x, since, until, this.#width);
-    if (this.#axis) this.#drawAxis(x, since, until);
+    if (this.#axis) this.#drawAxis(x, since, until, this.#model.live);
   }
 
-  #drawAxis(x, since, until) {
+  #drawAxis(x, since, until, live) {
     const step = span[1] * (this.#width < 500 ? 2 : 1);
     const ticks = [];
     for (let at = Math.ceil(since / step) * step; at < until; at += step) {
       const tick = el("span", {}, clock(at, span[0] < 100));
       tick.style.left = `${x(at)}px`;
-      if (x(at) > 14 && x(at) < this.#width - 44) ticks.push(tick);
+      if (x(at) > 14 && x(at) < this.#width - (live ? 44 : 80)) ticks.push(tick);
     }
-    const now = el("span.now", {}, "now");
+    const now = el("span.now", {}, live ? "now" : clock(until));
     now.style.left = `${this.#width}px`;
     this.#axis.replaceChildren(el("div", {}, ...ticks, now));
   }
@@ -134,7 +134,7 @@ class Lane {
     mark(this.title, "title", plain(this.lock));
     const runs = items.filter((item) => item.kind === "run").length;
     const waits = items.filter((item) => item.kind === "wait" && item.ended === undefined).length;
-    const said = `${count(runs, "run")}, ${count(model.turnedAway(this.lock), "call")} turned away, ${waits} waiting`;
+    const said = `${count(runs, "run")}, ${count(model.turnedAway(this.lock), "call")} skipped or refused, ${waits} waiting`;
     mark(this.track, "aria-label", said);
   }
 
@@ -208,7 +208,7 @@ export function lines(item, model) {
     said.push(`${clock(item.began)} – ${item.ended === undefined ? "now" : clock(item.ended)}`);
     if (item.how === "unseen") said.push("then nobody looked");
     if (item.kind === "wait" && item.back_at && item.ended === undefined) said.push(`deferred until ${clock(item.back_at)}`);
-    if (item.turned_away) said.push(`${count(item.turned_away, "call")} turned away meanwhile`);
+    if (item.turned_away) said.push(`${count(item.turned_away, "call")} skipped or refused meanwhile`);
   }
   if (id) said.push(id);
   if (item.node) said.push(plain(item.node) + (item.pid ? ` · ${item.pid}` : ""));
