@@ -11,6 +11,7 @@ from ..protocol.holders import one_line
 from ..protocol.keys import is_slot, key_parts, lock_keys, lock_pattern
 from ..servers.history import History
 from ..servers.looking import Looking
+from ..servers.turns import turns_of
 from .rooms import heads_of
 from .states import RUNNING, state_of_turn
 from .survey import BATCH, awaited_in, read_lost, read_slots
@@ -102,7 +103,7 @@ class _Count:
         free = [name for name in free if hash(name) not in self._taken]
         for first in range(0, len(free), ROOMS):
             some = free[first : first + ROOMS]
-            _, turns = Looking(self._server).turns([lock_keys(self._prefix, each) for each in some])
+            _, turns = turns_of(self._server, [lock_keys(self._prefix, each) for each in some])
             for name, turn in zip(some, turns, strict=True):
                 self.of(self._awaited[name]).locks[state_of_turn(turn)] += 1
 
@@ -130,7 +131,7 @@ class _Count:
     def _read_rooms(self, rooms: list[tuple[bytes, str]]) -> None:
         keys = [lock_keys(self._prefix, name) for _, name in rooms]
         heads = heads_of(self._server, keys)
-        _, turns = Looking(self._server).turns(keys)
+        _, turns = turns_of(self._server, keys)
         for (_, name), (count, first), turn in zip(rooms, heads, turns, strict=True):
             if not count:
                 continue

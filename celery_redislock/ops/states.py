@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
     from ..protocol.holders import Holder
-    from ..servers.looking import Turn
+    from ..servers.turns import Turn
 
 #: held: a run holds it. silent: a run holds it, and has not extended it when it should have.
 #: without its lock: no lock, but a body that runs on after it lost its lock. kept: no run holds it,

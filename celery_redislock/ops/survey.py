@@ -16,6 +16,7 @@ from ..protocol.keys import MAX_LIMIT, is_slot, key_parts, lock_keys, lock_patte
 from ..protocol.lost import Lost
 from ..servers.looking import Looking
 from ..servers.server import Server
+from ..servers.turns import turns_of
 from ..tasks.target import Target
 from .rooms import heads_of
 from .states import (
@@ -157,7 +158,7 @@ def _free(locks: AppLocks, waiting: dict[str, int], app: Any) -> Iterator[Found]
     """
     for batch in _batches(waiting.items()):
         keys = [lock_keys(locks.prefix, name) for name, _ in batch]
-        now, turns = Looking(locks.server).turns(keys)
+        now, turns = turns_of(locks.server, keys)
         heads = heads_of(locks.server, keys, app)
         for each, (name, count), (room_count, first), turn in zip(
             keys, batch, heads, turns, strict=True

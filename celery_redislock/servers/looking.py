@@ -11,15 +11,13 @@ from redis.exceptions import NoPermissionError, ResponseError
 from ..errors import LockUnavailable
 from ..protocol.claims import Stored
 from ..protocol.clock import clock
-from ..protocol.entries import PENDING, id_in, is_passed_over, quiet_until
-from ..protocol.keys import LockKeys, name_of_lock_id
+from ..protocol.entries import id_in, is_passed_over
+from ..protocol.keys import LockKeys
 from ..protocol.lost import Lost, marks_in
 from ..protocol.rooms import UNTAKEN_AFTER, pairs_in
 from .restarts import info
 from .server import Server
 
-#: How many tasks at the front of a waiting room are looked at to learn what they wait for.
-FRONT: Final = 16
 #: Keys that one step of a scan looks at: well below a millisecond of the server's time.
 SCAN_COUNT: Final = 500
 
@@ -42,21 +40,6 @@ class Room(NamedTuple):
     sent: list[float | None]
     passed_over: list[bool]
     untaken: int
-
-
-class Turn(NamedTuple):
-    """What the tasks at the front of a waiting room wait for, while the lock is free.
-
-    Attributes:
-        quiet_in: seconds until the first of them has had its quiet time; None if one of them does
-            not wait for that, or there is none.
-        untaken: how many tasks no worker takes.
-        overdue: seconds since a worker should have looked at the room; 0 if none should have.
-    """
-
-    quiet_in: float | None
-    untaken: int
-    overdue: float
 
 
 class Looking:
@@ -94,7 +77,7 @@ class Looking:
             Stored(value is not None, None if isinstance(value, ResponseError) else value, left)
             for value, left in zip(replies[::2], replies[1::2], strict=True)
         ]
-        return _unix(now), all_stored
+        return unix_time(now), all_stored
 
     def lengths(self, lists: Sequence[bytes | str], sets: Sequence[bytes | str]) -> list[int]:
         """The lengths of these lists and sorted sets; 0 for a key of another type.
@@ -107,7 +90,7 @@ class Looking:
             *(("ZCARD", key) for key in sets),
         ]
         replies = self._server.replies(commands, wrong_type=True)
-        return [_count(reply) for reply in replies]
+        return [count_in(reply) for reply in replies]
 
     def room(self, keys: LockKeys, most: int) -> Room:
         """The first entries of a waiting room.
@@ -120,13 +103,15 @@ class Looking:
         ]
         now, *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
         total, ids = [None if isinstance(reply, ResponseError) else reply for reply in replies]
-        now, members = _unix(now), ids or []
+        now, members = unix_time(now), ids or []
         wanted = [
             *(("HGET", keys.entries, each) for each in members),
             *(("ZSCORE", keys.sent, each) for each in members),
             *(("HGET", keys.entries, b"#" + each) for each in members),
         ]
-        count, *found = self._server.replies([_untaken(keys.sent, now), *wanted], wrong_type=True)
+        count, *found = self._server.replies(
+            [untaken_command(keys.sent, now), *wanted], wrong_type=True
+        )
         texts, scores, states = (found[n * len(members) : (n + 1) * len(members)] for n in range(3))
         texts = [text if isinstance(text, bytes) else b"" for text in texts]
         passed_over = [is_passed_over(each) for each in states]
@@ -140,7 +125,7 @@ class Looking:
                 for score, is_passed in zip(scores, passed_over, strict=True)
             ],
             passed_over=passed_over,
-            untaken=_count(count),
+            untaken=count_in(count),
         )
 
     def untaken(self, sent: Sequence[bytes | str]) -> list[int]:
@@ -151,9 +136,9 @@ class Looking:
             LockUnavailable: the server did not answer, or does not allow it.
         """
         (now,) = self._server.replies([("TIME",)])
-        commands = [_untaken(key, _unix(now)) for key in sent]
+        commands = [untaken_command(key, unix_time(now)) for key in sent]
         replies = self._server.replies(commands, wrong_type=True)
-        return [_count(reply) for reply in replies]
+        return [count_in(reply) for reply in replies]
 
     def lost(self, keys: Sequence[bytes | str]) -> tuple[float, list[list[Lost]]]:
         """The server's time in Unix seconds, and for each of these keys the runs that go on without
@@ -164,43 +149,7 @@ class Looking:
         """
         commands = [("HGETALL", key) for key in keys]
         at, *replies = self._server.replies([("TIME",), *commands], wrong_type=True)
-        return _unix(at), [marks_in(reply, _unix(at)) for reply in replies]
-
-    def turns(self, rooms: Sequence[LockKeys]) -> tuple[float, list[Turn]]:
-        """The server's time in Unix seconds, and what the tasks in each of these waiting rooms wait
-        for, besides the lock.
-
-        Raises:
-            LockUnavailable: the server did not answer, or does not allow it.
-        """
-        commands = [("LRANGE", keys.room, 0, FRONT - 1) for keys in rooms]
-        at, *fronts = self._server.replies([("TIME",), *commands], wrong_type=True)
-        now = _unix(at)
-        pending = [
-            (keys, members)
-            for keys, members in zip(rooms, fronts, strict=True)
-            if isinstance(members, list) and all(each.startswith(PENDING) for each in members)
-        ]
-        buckets = list(dict.fromkeys(keys.rooms for keys in rooms))
-        asked: list[tuple[Any, ...]] = [
-            *(_untaken(keys.sent, now) for keys in rooms),
-            *(("ZRANGEBYSCORE", each, "-inf", int(now * 1000), "WITHSCORES") for each in buckets),
-            *(("HGET", keys.entries, b"#" + each) for keys, members in pending for each in members),
-            *(("ZSCORE", keys.sent, each) for keys, members in pending for each in members),
-        ]
-        replies = iter(self._server.replies(asked, wrong_type=True))
-        counts = [_count(next(replies)) for _ in rooms]
-        due = [each for _ in buckets for each in _pairs(next(replies))]
-        names = {name_of_lock_id(lock_id): now - float(ms) / 1000 for lock_id, ms in due}
-        states, sent = ([[next(replies) for _ in each] for _, each in pending] for _ in range(2))
-        quiet = {
-            keys.room: _quiet_in(now, *each)
-            for (keys, _), *each in zip(pending, states, sent, strict=True)
-        }
-        return now, [
-            Turn(quiet.get(keys.room), count, max(names.get(keys.name, 0.0), 0.0))
-            for keys, count in zip(rooms, counts, strict=True)
-        ]
+        return unix_time(at), [marks_in(reply, unix_time(at)) for reply in replies]
 
     def members(self, rooms: Sequence[LockKeys], most: int) -> list[list[str] | None]:
         """For each of these waiting rooms, the entry ids of all who wait; None if they are more
@@ -243,7 +192,7 @@ class Looking:
         firsts = [each[0] if each and isinstance(each, list) else b"" for each in replies[1::2]]
         entries = self.entries(list(zip(rooms, firsts, strict=True)))
         ids = [each.decode(errors="replace") for each in firsts]
-        return _unix(now), list(zip(lengths, ids, entries, strict=True))
+        return unix_time(now), list(zip(lengths, ids, entries, strict=True))
 
     def entries(self, wanted: Sequence[tuple[LockKeys, bytes | str]]) -> list[str]:
         """The stored entries with these rooms and ids; "" for an entry that is lost.
@@ -319,7 +268,7 @@ class Looking:
             (now,) = self._server.replies([("TIME",)])
             took.append(clock() - began)
             if took[-1] == min(took):
-                ahead = _unix(now) - before - took[-1] / 2
+                ahead = unix_time(now) - before - took[-1] / 2
         return took, ahead
 
     def eviction_policy(self, ttl: float) -> str | None:
@@ -335,29 +284,17 @@ class Looking:
         return fields.get("maxmemory_policy")
 
 
-def _unix(time_reply: Sequence[bytes]) -> float:
+def unix_time(time_reply: Sequence[bytes]) -> float:
     """The reply to TIME in Unix seconds."""
     seconds, micros = time_reply
     return int(seconds) + int(micros) / 1e6
 
 
-def _quiet_in(now: float, states: Sequence[Any], sent: Sequence[Any]) -> float | None:
-    """Seconds until the first of these pending slots is published, if all wait for quiet."""
-    ends = [quiet_until(each) for each in states]
-    if not ends or any(isinstance(each, bytes) for each in sent):
-        return None  # one was published
-    known = [each - now for each in ends if each is not None and each > now]
-    return min(known) if len(known) == len(ends) else None
-
-
-def _count(reply: Any) -> int:
+def count_in(reply: Any) -> int:
+    """The number in a reply; 0 for a key of another type."""
     return 0 if isinstance(reply, ResponseError) else int(reply)
 
 
-def _pairs(reply: Any) -> Iterator[tuple[str, str]]:
-    return pairs_in(() if isinstance(reply, ResponseError) else reply)
-
-
-def _untaken(sent: bytes | str, now: float) -> tuple[str | bytes | int, ...]:
+def untaken_command(sent: bytes | str, now: float) -> tuple[str | bytes | int, ...]:
     """The command that counts the tasks that no worker takes."""
     return "ZCOUNT", sent, "-inf", int((now - UNTAKEN_AFTER) * 1000)

@@ -194,6 +194,14 @@ def say_acquired(run: Record) -> None:
     )  # fmt: skip
 
 
+def say_lost(run: Record) -> None:
+    """Report that the lock is lost, or that the run must end for another one."""
+    lease = run.lease
+    by, reason = lease.replaced_by, lease.lost_because
+    details = {"fence": lease.fence, "reason": reason, "replaced": by is not None}
+    run.facts.tell(Outcome.LOST, emits=by is None, details=details, reason=reason)
+
+
 def say_released(run: Record, owned: bool, is_kept: bool) -> None:
     """Report that the lock is released, or kept for the next message."""
     held = clock() - run.lease.acquired_at

@@ -225,10 +225,8 @@ class Run(Asking):
 
     def _on_lost(self, lease: Lease) -> None:
         """Report that the lock was lost. The heartbeat calls this."""
-        by, reason = lease.replaced_by, lease.lost_because
         try:
-            details = {"fence": lease.fence, "reason": reason, "replaced": by is not None}
-            self.facts.tell(Outcome.LOST, emits=by is None, details=details, reason=reason)
+            bodies.say_lost(self)
         finally:
             if self._abort is not None:
                 self._abort.fire()
