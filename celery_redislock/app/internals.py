@@ -132,6 +132,15 @@ def tasks_so_far(app: Any) -> Mapping[str, Any]:
     return tasks
 
 
+def is_completing(app: Any) -> bool:
+    """Whether this thread completes the app, or gives a shared task to it. An error then would keep
+    the tasks that come next from being registered.
+    """
+    # Celery holds this lock meanwhile, and tells nobody else.
+    owned: bool = app._finalize_mutex._is_owned()
+    return owned
+
+
 class _Pending:
     """Looks to Celery like a task that it has not made yet."""
 

@@ -47,6 +47,10 @@ class NoServer(ConfigError):
     """No setting says where the locks are."""
 
 
+class Elsewhere(NoServer):
+    """The same, of an app that has the task only because Celery gives shared tasks to every app."""
+
+
 class AppLocks:
     """The settings of an app, checked, and its lock server, connected at first use.
 
@@ -62,7 +66,9 @@ class AppLocks:
         names = [*setting_names(app)]
         refuse_unknown_settings(names)
         refuse_leftover_settings(app.conf, names)
-        self.settings = _settings(app.conf)
+        given = given_settings(app.conf)
+        refuse_unknown_settings(given)
+        self.settings = {name: given[name] for name in SETTINGS if name in given}
         for name, value in translated(app.conf).items():
             if self.settings.get(name) is None:
                 self.settings[name] = value
@@ -224,16 +230,15 @@ def _not_celerys(conf: Any) -> Iterator[str]:
     return (key for key in conf if key not in CELERYS_SETTINGS)
 
 
-def _settings(conf: Any) -> dict[str, Any]:
-    """The `redislock_*` settings that are set, whatever their namespace and case."""
+def given_settings(conf: Any) -> dict[str, Any]:
+    """The `redislock_*` settings that are set, whatever their namespace and case. Unchecked."""
     settings = {}
     for key in _not_celerys(conf):
         name = str(key).lower()
         start = name.find("redislock_")
         if start == 0 or (start > 0 and name[start - 1] == "_" and str(key).isupper()):
             settings[name[start:]] = conf[key]
-    refuse_unknown_settings(settings)
-    return {name: settings[name] for name in SETTINGS if name in settings}
+    return settings
 
 
 def default_prefix(conf: Any) -> str:

@@ -14,7 +14,7 @@ from ..app.internals import is_decorated, is_nobodys_app
 from ..app.labels import LabelMaker
 from ..app.names import KeyMaker
 from ..app.options import OPTIONS, UNSET, LockOptions, resolve
-from ..app.settings import AppLocks, app_locks
+from ..app.settings import AppLocks, Elsewhere, app_locks
 from ..app.signatures import is_async
 from ..app.unknown import refuse_unknown_option, refuse_unknown_options
 from ..errors import ConfigError
@@ -25,6 +25,8 @@ from .locked import LockedTask
 OUTERMOST: Final = "_redislock_outermost"
 #: The names of another package's options that a class of ours translates.
 TRANSLATES: Final = "_redislock_translates"
+#: Where a class that `redislock_tasks` made keeps what is wrong with its entry, if anything.
+REFUSED: Final = "_redislock_refused"
 #: What a task may override with a value: Celery's own attributes, and the options.
 _SETTABLE: Final = frozenset(dir(Task)).union(OPTIONS)
 
@@ -45,6 +47,8 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
         ConfigError: an option or a setting is unknown or wrong.
     """
     where = f"task {cls.name}"
+    if (refused := getattr(cls, REFUSED, None)) is not None:
+        raise refused
     _require_our_tracer(where, cls, door)
     refuse_unknown_options(where, _own_attributes(cls, door), _taken(door))
     locks = app_locks(app, refresh=True)
@@ -128,7 +132,8 @@ def _require_server(cls: type[LockedTask], app: Any, locks: AppLocks) -> None:
     except ConfigError as exc:
         if not _is_fallback(app) and function not in _at_home:
             raise
-        cls._redislock_error = exc  # the task must not run there as if it needed no lock
+        # The task must not run there as if it needed no lock.
+        cls._redislock_error = Elsewhere(str(exc))
     else:
         _at_home.add(function)
 

@@ -11,6 +11,7 @@ from celery.result import AsyncResult, EagerResult
 from celery.utils.imports import instantiate, symbol_by_name
 
 from ..app.delivery import KEY, VERSION
+from ..app.internals import is_completing
 from ..app.options import UNSET
 from ..errors import ConfigError
 from ..protocol.tokens import new_token
@@ -70,7 +71,7 @@ class SingletonTask(LockedTask):
             if it failed.
         lock_limit: how many runs may hold the lock at once. Default: 1.
         on_conflict: what a duplicate does: a policy, or "skip", "defer", "wait", "queue",
-            "coalesce", "replace", "raise". Default: `redislock_on_conflict`, "skip".
+            "coalesce", "debounce", "replace", "raise". Default: `redislock_on_conflict`, "skip".
         on_lock_lost: "flag" sets `self.lock.lost`; "abort" also raises `LockLost` in the body.
             Default: `redislock_on_lock_lost`, "flag".
         lock_across_retries: "release" before a retry's countdown, the default, or "hold".
@@ -126,7 +127,7 @@ class SingletonTask(LockedTask):
         except ConfigError as exc:
             # Celery keeps the task registered. It must not run as if it needed no lock.
             cls._redislock_error = exc
-            if not is_collecting():
+            if not is_collecting() and not is_completing(app):
                 raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,10 +142,12 @@ class SingletonTask(LockedTask):
         """Send the task, as Celery's `apply_async`. `delay` and canvas come here too.
 
         Raises:
+            ConfigError: the task's options are wrong.
             LockConflict: it is a duplicate, and `on_queued_conflict` is "raise".
             LockUnavailable: `lock_scope` is not "running", `on_redis_error` is "raise", and the
                 lock server did not answer in time. Nothing was sent.
         """
+        self._refuse_use()
         publish = super().apply_async
         if not self._reserves(options):
             if more or options.get("task_id"):
@@ -175,7 +178,12 @@ class SingletonTask(LockedTask):
         return locks.enabled and (locks.eager or not self.app.conf.task_always_eager)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task here and now, as Celery's `apply`. A skipped duplicate is REVOKED."""
+        """Run the task here and now, as Celery's `apply`. A skipped duplicate is REVOKED.
+
+        Raises:
+            ConfigError: the task's options are wrong.
+        """
+        self._refuse_use()
         result = super().apply(*args, **kwargs)
         if isinstance(result, EagerResult) and isinstance(result.result, Skipped):
             return EagerResult(result.id, *result.result.args, "REVOKED", name=self.name)
