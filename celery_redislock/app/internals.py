@@ -12,6 +12,7 @@ need is imported here by the function that needs it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -139,6 +140,24 @@ def is_completing(app: Any) -> bool:
     # Celery holds this lock meanwhile, and tells nobody else.
     owned: bool = app._finalize_mutex._is_owned()
     return owned
+
+
+def before_send_task(app: Any, check: Callable[[str, Mapping[str, Any]], None]) -> None:
+    """Call this with the task's name and the options whenever `app.send_task` is called, except by
+    a task's `apply_async`. No signal can refuse a call: Celery only logs what a receiver raises.
+    """
+    app = real_app(app)
+    if "send_task" in vars(app):
+        return
+
+    @functools.wraps(app.send_task)
+    def send_task(name: str, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("task_type") is None:
+            check(name, kwargs)
+        # By its class: what tools put there later is called too.
+        return type(app).send_task(app, name, *args, **kwargs)
+
+    app.send_task = send_task
 
 
 class _Pending:

@@ -13,6 +13,7 @@ from ..app.labels import LabelMaker
 from ..app.names import NO_HEADERS, KeyMaker
 from ..app.options import LockOptions
 from ..app.settings import ATTRIBUTE, AppLocks, Elsewhere, NoServer, app_locks
+from ..app.unknown import refuse_options_of_call
 from ..errors import ConfigError
 from ..protocol.calls import break_lock, holder_of
 from ..protocol.holders import Holder
@@ -195,10 +196,12 @@ class LockedTask(Task):
             return False
         return locks.enabled and (not is_eager or locks.eager)
 
-    def _refuse_use(self) -> None:
-        """Raise what is wrong with the options. An app that has the task from another app, and
-        knows no lock server, may send it.
+    def _refuse_use(self, options: Mapping[str, Any]) -> None:
+        """Raise what is wrong with the task's options, or with those of a call. An app that has the
+        task from another app, and knows no lock server, may send it.
         """
+        if options:
+            refuse_options_of_call(self.name, options)
         if self._redislock_error is not None and not isinstance(self._redislock_error, Elsewhere):
             self._refuse_if_misconfigured()
 

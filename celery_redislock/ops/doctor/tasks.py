@@ -9,6 +9,7 @@ from celery import Task
 
 from ...app.brokers import Redelivery
 from ...app.documents import page
+from ...app.unknown import refuse_options_of_call
 from ...errors import ConfigError
 from ...tasks.decisions import longest_countdown
 from ...tasks.deeds import SPREAD
@@ -62,8 +63,14 @@ def check_forgotten(patient: Patient) -> Iterator[Finding]:
 
 
 def check_beat(patient: Patient) -> Iterator[Finding]:
-    """Whether a task that beat sends expires if no worker takes it in time."""
+    """Whether beat can send the tasks, and they expire if no worker takes them in time."""
     tasks = {task.name: task for task in patient.tasks}
+    for name, entry in sorted((patient.app.conf.beat_schedule or {}).items()):
+        if isinstance(entry, Mapping) and entry.get("task") in tasks:
+            try:
+                refuse_options_of_call(entry["task"], entry.get("options") or {})
+            except ConfigError as exc:
+                yield Finding(ERROR, f"{name}: {exc}", "take it out of the entry's 'options'")
     endless = [
         f"{name} ({entry['task']})"
         for name, entry in sorted((patient.app.conf.beat_schedule or {}).items())
