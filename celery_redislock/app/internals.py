@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -123,6 +124,17 @@ def is_nobodys_app(app: Any) -> bool:
     from celery import _state
 
     return app is _state.default_app and app.main == "default"
+
+
+def hide_setting(pattern: str) -> None:
+    """Have Celery mask the settings whose names match wherever it shows them: `report`, `inspect
+    conf`, and Flower, which asks for the latter. The values stay as they are.
+    """
+    from celery.app import utils
+
+    # All of a URL is masked: a password may be in several places of it.
+    hidden = utils.HIDDEN_SETTINGS
+    utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|{pattern}", hidden.flags)
 
 
 def tasks_so_far(app: Any) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from ..servers import stand_in
 from ..servers.address import address_of
 from ..servers.urls import QUORUM, TRANSPORT_OPTIONS, is_redis_url, source_from_url
 from .brokers import redelivery_of
-from .internals import CELERYS_SETTINGS, real_app
+from .internals import CELERYS_SETTINGS, hide_setting, real_app
 from .leftovers import refuse_leftover_settings, translated
 from .options import SETTINGS
 from .unknown import refuse_unknown_settings
@@ -36,11 +36,17 @@ HISTORY: Final = 50
 OFFER_FOR: Final = 86400.0
 
 
+hide_setting("redislock_url")
+
+
 class Address(NamedTuple):
     """Where the locks of an app are."""
 
     url: str
     options: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return "Address(...)"  # error trackers show variables, and here are passwords
 
 
 class NoServer(ConfigError):
@@ -256,7 +262,8 @@ def _server(conf: Any, settings: Mapping[str, Any]) -> Address | None:
     options = settings.get("redislock_transport_options") or {}
     if not isinstance(options, Mapping):
         raise ConfigError(
-            f"app: redislock_transport_options={options!r} is not accepted; it must be a dict"
+            f"app: redislock_transport_options: a {type(options).__name__} is not accepted; it must"
+            " be a dict"
         )
     url = settings.get("redislock_url")
     if url is not None:

@@ -107,7 +107,7 @@ def test_a_near_miss_of_a_namespaces_setting_is_refused_and_others_are_not_ours(
         ("redislock_eager", None, "redislock_eager=None"),
         ("redislock_prefix", "", "redislock_prefix=''"),
         ("redislock_prefix", "a{b}", "redislock_prefix='a{b}'"),
-        ("redislock_transport_options", ["db"], "redislock_transport_options=['db']"),
+        ("redislock_transport_options", ["db"], "redislock_transport_options: a list is not"),
         ("redislock_transport_options", {"socket_timeout": 5}, "'socket_timeout'. Accepted: "),
         ("redislock_url", "amqp://host", "redislock_url: amqp is not accepted"),
         ("redislock_url", "localhost:6379", "one of: redis://, rediss://, unix://"),
@@ -156,6 +156,7 @@ def test_a_near_miss_of_a_setting_ends_a_worker_without_any_locked_task(make_app
     [
         "redis://user:sec/ret@host/0",
         "redis://user:sec#ret@host/0",
+        "redis://user:12/secret@host/0",
         "user:secret@host:6379",
         "http://user:secret@host",
         "redis://:secret@host:99999/0",

@@ -89,17 +89,20 @@ def test_a_near_miss_and_another_packages_option_are_refused_too(app, option, va
 @pytest.mark.parametrize("base", [QueueOnce, Singleton])
 def test_the_classes_for_other_packages_refuse_them_too(app, base) -> None:
     task = app.task(base=base, name="calls.compat", shared=False)(app.tasks["plain"].run)
-    with pytest.raises(ConfigError, match="a call of task calls.compat: lock_ttl=5"):
+    with pytest.raises(ConfigError, match=r"task calls\.compat: lock_ttl=5"):
         task.apply_async((5,), lock_ttl=5)
 
 
 def test_what_is_to_be_sent_on_commit_is_refused_before(app) -> None:
     task = app.task(base=LockedTask, name="calls.django", shared=False)(app.tasks["plain"].run)
-    with pytest.raises(ConfigError, match="a call of task calls.django: lock_ttl=5"):
+    with pytest.raises(ConfigError, match=r"task calls\.django: lock_ttl=5"):
         task.apply_async_on_commit((5,), lock_ttl=5)
-    task = app.task(base=LockedTask, name="calls.wrong", shared=False, lock_ttl=0)(task.run)
+    wrong = {"name": "calls.wrong", "base": LockedTask, "lock_ttl": 0}
+    with pytest.raises(ConfigError):
+        app.task(shared=False, **wrong)(task.run)
+    task = app.tasks["calls.wrong"]
     for send in (task.apply_async_on_commit, task.delay_on_commit):
-        with pytest.raises(ConfigError, match="task calls.wrong: lock_ttl=0"):
+        with pytest.raises(ConfigError, match=r"task calls\.wrong: lock_ttl=0"):
             send()
 
 
@@ -140,7 +143,7 @@ def test_a_retry_with_such_an_option_fails_the_task_and_loses_nothing(app) -> No
 
     with (
         start_worker(app, pool="solo", perform_ping_check=False),
-        pytest.raises(ConfigError, match="a call of task calls.retries: lock_ttl=5"),
+        pytest.raises(ConfigError, match=r"task calls\.retries: lock_ttl=5"),
     ):
         retries.delay().get(timeout=20)
 
