@@ -60,7 +60,7 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
         if given[name] is UNSET:
             given[name] = _plain(value)
     given.update(cls._redislock_translated(app, given))
-    cls.lock_options = resolve(where, given, locks.settings)
+    options = resolve(where, given, locks.settings)
     function = inspect.getattr_static(cls, "run").__get__(object(), cls)
     if is_async(function) and not _has_own_call(cls):
         raise ConfigError(
@@ -68,7 +68,6 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
             " would be released before the body runs. Use a plain function that calls"
             " asyncio.run"
         )
-    options = cls.lock_options
     headers = options.lock_headers
     key_maker = KeyMaker(cls.name, function, options.lock_key, cls._normalise, headers=headers)
     cls._redislock_key_maker = key_maker
@@ -76,15 +75,16 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
     cls._redislock_label_maker = (
         None if label is None else LabelMaker(cls.name, function, label, cls._normalise, headers)
     )
-    if cls.lock_options.lock_scope != "running" and not cls.typing and key_maker.binds:
+    if options.lock_scope != "running" and not cls.typing and key_maker.binds:
         raise ConfigError(
             f"{where}: typing={cls.typing!r} contradicts"
-            f" lock_scope={cls.lock_options.lock_scope!r}, which needs the real arguments where"
+            f" lock_scope={options.lock_scope!r}, which needs the real arguments where"
             " the task is sent; accepted are typing=True, or a lock_key that is a callable or"
             " has no fields"
         )
     if locks.is_quorum:
         _require_no_room(where, options)
+    cls.lock_options = options  # not before: without them it counts as a task without a lock
     if locks.enabled and (locks.eager or not app.conf.task_always_eager):
         _require_server(cls, app, locks)
 

@@ -355,6 +355,28 @@ def test_an_option_that_another_package_left_is_refused_with_the_one_to_use_here
             assert name in message
 
 
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("key", "use lock_key, such as lock_key=['account_id']"),
+        ("timeout", "time_limit for the longest run, or on_conflict=Wait(timeout=...) for waiting"),
+        ("expiry", "or expires for the time in which a message must be taken"),
+        ("lock_timeout", "a heartbeat extends it), or time_limit for the longest run"),
+    ],
+)
+def test_what_other_locks_call_an_option_is_refused_with_what_is_meant(
+    make_app, option, meant
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        define(make_app(), **{option: 5})
+    message = str(caught.value)
+    assert message.startswith(f"task options.task: {option!r} is not an option of a locked task")
+    assert meant in message
+    if option != "key":
+        assert "use lock_ttl for the time that a lock outlives a dead holder" in message
+    assert not hasattr(define(make_app()), option)
+
+
 def test_an_option_that_another_package_left_on_a_class_is_refused(make_app) -> None:
     class Old(SingletonTask):
         abstract = True
