@@ -92,7 +92,8 @@ class SingletonTask(LockedTask):
             the lock is called in logs, events, errors and commands, beside its key. Default: none.
 
     Raises:
-        ConfigError: when the task is bound to its app, for an option that is unknown or wrong.
+        ConfigError: an option is unknown or wrong: where the task is defined or bound; where that
+            would harm other tasks, only at each use of the task. A worker does not start.
     """
 
     abstract = True
