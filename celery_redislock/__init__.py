@@ -30,7 +30,7 @@ from .signals import (
 )
 from .tasks.current import current_lock
 from .tasks.task import SingletonTask
-from .verbs import Conflict
+from .verbs import NO_RESULT, Conflict, Decision, NoResult
 from .worker import start as _start  # noqa: F401  connects receivers for a worker's start
 
 if TYPE_CHECKING:
@@ -38,18 +38,21 @@ if TYPE_CHECKING:
     from .lock.async_redis_lock import AsyncRedisLock
     from .lock.redis_lock import RedisLock
 
-__all__ = [
+__all__ = [  # noqa: RUF022  in the plain order of names
     "AsyncRedisLock",
     "Coalesce",
     "ConfigError",
     "Conflict",
     "Debounce",
+    "Decision",
     "Defer",
     "Holder",
     "LockConflict",
     "LockError",
     "LockLost",
     "LockUnavailable",
+    "NO_RESULT",
+    "NoResult",
     "Policy",
     "Queue",
     "Raise",
@@ -71,11 +74,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return version("celery-redislock")
-    module = {"RedisLock": "redis_lock", "AsyncRedisLock": "async_redis_lock"}.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f".lock.{module}", __name__), name)
-    return found
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return version("celery-redislock")
+        module = {"RedisLock": "redis_lock", "AsyncRedisLock": "async_redis_lock"}.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(f".lock.{module}", __name__), name)
+        return found

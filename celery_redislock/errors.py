@@ -118,7 +118,7 @@ class TaskReplaced(TaskSkipped):
 
 
 class ConfigError(LockError, ImproperlyConfigured, ValueError):
-    """An option or a setting is wrong. Raised when the task is bound to its app.
+    """An option or a setting is wrong. Raised where the task is defined, and at each of its uses.
 
     The message names the task, the option, and what is accepted.
     """

@@ -123,6 +123,10 @@ class Skip(Policy):
     parks = False
     turns_away = True
 
+    def __repr__(self) -> str:
+        result = "" if self.result is NO_RESULT else f"result={self.result!r}"
+        return f"{type(self).__qualname__}({result})"
+
     def describe(self, waiting: int = 0) -> str:
         ends = "REVOKED" if self.result is NO_RESULT else f"SUCCESS with {self.result!r}"
         return f"it would be skipped: {ends}"
@@ -333,8 +337,12 @@ _NAMED: Final[dict[str, type[Policy]]] = {
 }
 
 
+#: The short names of the policies, for messages.
+POLICY_NAMES: Final = tuple(sorted(_NAMED))
+
+
 def policy_named(name: str) -> Policy:
     """The policy with this short name and default arguments. A `ValueError` lists the names."""
     if name in _NAMED:
         return _NAMED[name]()
-    raise ValueError(f"unknown policy {name!r}; accepted: {', '.join(sorted(_NAMED))}")
+    raise ValueError(f"unknown policy {name!r}; accepted: {', '.join(POLICY_NAMES)}")

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from .protocol.holders import Holder
 
 
-class _NoResult:
+class NoResult:
     """The type of `NO_RESULT`, which means that no result was given: None is a result."""
 
     def __repr__(self) -> str:
@@ -18,7 +18,7 @@ class _NoResult:
         return "NO_RESULT"  # pickle gives the same object
 
 
-NO_RESULT: Final = _NoResult()
+NO_RESULT: Final = NoResult()
 
 
 class Decision:

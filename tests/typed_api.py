@@ -17,11 +17,14 @@ from starlette.types import ASGIApp
 from typing_extensions import assert_type
 
 from celery_redislock import (
+    NO_RESULT,
     Conflict,
+    Decision,
     Defer,
     Holder,
     LockConflict,
     LockLost,
+    NoResult,
     Policy,
     Queue,
     RedisLock,
@@ -164,8 +167,18 @@ def policies() -> list[Policy]:
 
 
 class Log(Policy):
-    def act(self, conflict: Conflict) -> Any:
-        return conflict.holder
+    def act(self, conflict: Conflict) -> Decision:
+        assert_type(conflict.holder, Holder | None)
+        assert_type(conflict.wait(1.0), bool)
+        return conflict.skip()
+
+
+class SkipWith(Policy):
+    def __init__(self, result: str | NoResult = NO_RESULT) -> None:
+        self.result = result
+
+    def act(self, conflict: Conflict) -> Decision:
+        return conflict.skip(self.result)
 
 
 # -- outside of tasks -------------------------------------------------------------------------

@@ -12,7 +12,9 @@ need is imported here by the function that needs it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -124,12 +126,50 @@ def is_nobodys_app(app: Any) -> bool:
     return app is _state.default_app and app.main == "default"
 
 
+def hide_setting(pattern: str) -> None:
+    """Have Celery mask the settings whose names match wherever it shows them: `report`, `inspect
+    conf`, and Flower, which asks for the latter. The values stay as they are.
+    """
+    from celery.app import utils
+
+    # All of a URL is masked: a password may be in several places of it.
+    hidden = utils.HIDDEN_SETTINGS
+    utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|{pattern}", hidden.flags)
+
+
 def tasks_so_far(app: Any) -> Mapping[str, Any]:
     """The tasks that the app has by now. `app.tasks` would complete the app, which Celery may be
     doing already.
     """
     tasks: Mapping[str, Any] = app._tasks
     return tasks
+
+
+def is_completing(app: Any) -> bool:
+    """Whether this thread completes the app, or gives a shared task to it. An error then would keep
+    the tasks that come next from being registered.
+    """
+    # Celery holds this lock meanwhile, and tells nobody else.
+    owned: bool = app._finalize_mutex._is_owned()
+    return owned
+
+
+def before_send_task(app: Any, check: Callable[[str, Mapping[str, Any]], None]) -> None:
+    """Call this with the task's name and the options whenever `app.send_task` is called, except by
+    a task's `apply_async`. No signal can refuse a call: Celery only logs what a receiver raises.
+    """
+    app = real_app(app)
+    if "send_task" in vars(app):
+        return
+
+    @functools.wraps(app.send_task)
+    def send_task(name: str, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("task_type") is None:
+            check(name, kwargs)
+        # By its class: what tools put there later is called too.
+        return type(app).send_task(app, name, *args, **kwargs)
+
+    app.send_task = send_task
 
 
 class _Pending:

@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ..errors import ConfigError
-
-#: The page that says what to write instead.
-PAGE: Final = "docs/migrating.md"
+from .documents import page
 
 _ONCE: Final = "celery-once"
 _SINGLETON: Final = "celery-singleton"
+_TTL: Final = "lock_ttl for the time that a lock outlives a dead holder (a heartbeat extends it)"
+_LIMIT: Final = "time_limit for the longest run"
 _SEE: Final = "use lock_key, lock_scope and on_queued_conflict"
 
-#: For each option of another package: the package, and what to use here.
+#: For each option of another package: the package, or None for a name of nobody's, and what to use
+#: here.
 _OPTIONS: Final = {
     "unique_on": (_SINGLETON, "use lock_key, such as lock_key=['account_id']"),
     "raise_on_duplicate": (
@@ -34,10 +35,14 @@ _OPTIONS: Final = {
     "heimdall": ("celery-heimdall", _SEE),
     "unique_for": (
         "another package",
-        "use lock_min_hold for a pause after a run, or lock_ttl for the time that a lock outlives"
-        " a dead holder",
+        f"use lock_min_hold for a pause after a run, or {_TTL}",
     ),
-    "ttl": ("another package", "use lock_ttl"),
+    "ttl": ("another package", f"use {_TTL}"),
+    # Names that other locks have for what these options do.
+    "lock_timeout": (None, f"use {_TTL}, or {_LIMIT}"),
+    "timeout": (None, f"use {_TTL}, {_LIMIT}, or on_conflict=Wait(timeout=...) for waiting"),
+    "expiry": (None, f"use {_TTL}, or expires for the time in which a message must be taken"),
+    "key": (None, "use lock_key, such as lock_key=['account_id']"),
 }
 
 #: The settings of the packages that `compat` has a module for.
@@ -60,21 +65,22 @@ translators: Final[dict[str, Translator]] = {}
 
 
 def section(package: str) -> str:
-    """Where the migration page writes about the package."""
-    known = package in SETTINGS_OF or package in {of for of, _ in _OPTIONS.values()}
-    return f"{PAGE}#from-{package}" if known and package.startswith("celery-") else PAGE
+    """Where the migration page writes about the package, as a phrase."""
+    return page("migrating", f"From {package}" if package.startswith("celery-") else "")
 
 
 def is_leftover(name: str) -> bool:
-    """Whether another package has an option with this name."""
+    """Whether another package has an option with this name, or a lock of another kind."""
     return name in _OPTIONS
 
 
 def replacement(name: str) -> str:
-    """The package that has the option, and what to use here, in words."""
+    """The package that has the option, if one does, and what to use here, in words."""
     package, use = _OPTIONS[name]
+    if package is None:
+        return f"not an option of a locked task; {use}."
     kept = f" The old name works with {_door(package)}." if package in SETTINGS_OF else ""
-    return f"an option of {package}; {use}, as {section(package)} says.{kept}"
+    return f"an option of {package}; {use} (see {section(package)}).{kept}"
 
 
 def translated(conf: Any) -> dict[str, Any]:
@@ -109,7 +115,7 @@ def refuse_leftover_settings(conf: Any, names: Iterable[str]) -> None:
         if package not in translators and package.replace("-", "_") not in sys.modules:
             raise ConfigError(
                 f"app: {name!r} is a setting of {package}, and does nothing here; accepted are"
-                f" redislock_url and the task's own options, as {section(package)} says. The old"
+                f" redislock_url and the task's own options (see {section(package)}). The old"
                 f" name works with {_door(package)}"
             )
 

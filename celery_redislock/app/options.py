@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from ..errors import ConfigError
-from ..policies import Policy, policy_named
+from ..policies import POLICY_NAMES, Policy, policy_named
 from ..protocol import checks
 from ..protocol.keys import MAX_LIMIT
 from .delivery import KEY
@@ -164,8 +164,8 @@ _CHECKS: Final[dict[str, tuple[Callable[[Any], Any], str]]] = {
     "lock_limit": (_limit, f"a whole number from 1 to {MAX_LIMIT}"),
     "on_conflict": (
         _policy,
-        "a policy object (an instance, not a class) or one of 'coalesce', 'defer', 'queue',"
-        " 'raise', 'replace', 'skip', 'wait'",
+        "a policy object (an instance, not a class) or one of "
+        + ", ".join(map(repr, POLICY_NAMES)),
     ),
     "on_lock_lost": (_one_of("flag", "abort"), "'flag' or 'abort'"),
     "lock_across_retries": (_one_of("release", "hold"), "'release' or 'hold'"),

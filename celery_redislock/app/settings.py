@@ -21,7 +21,7 @@ from ..servers import stand_in
 from ..servers.address import address_of
 from ..servers.urls import QUORUM, TRANSPORT_OPTIONS, is_redis_url, source_from_url
 from .brokers import redelivery_of
-from .internals import CELERYS_SETTINGS, real_app
+from .internals import CELERYS_SETTINGS, hide_setting, real_app
 from .leftovers import refuse_leftover_settings, translated
 from .options import SETTINGS
 from .unknown import refuse_unknown_settings
@@ -36,15 +36,25 @@ HISTORY: Final = 50
 OFFER_FOR: Final = 86400.0
 
 
+hide_setting("redislock_url")
+
+
 class Address(NamedTuple):
     """Where the locks of an app are."""
 
     url: str
     options: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        return "Address(...)"  # error trackers show variables, and here are passwords
+
 
 class NoServer(ConfigError):
     """No setting says where the locks are."""
+
+
+class Elsewhere(NoServer):
+    """The same, of an app that has the task only because Celery gives shared tasks to every app."""
 
 
 class AppLocks:
@@ -62,7 +72,9 @@ class AppLocks:
         names = [*setting_names(app)]
         refuse_unknown_settings(names)
         refuse_leftover_settings(app.conf, names)
-        self.settings = _settings(app.conf)
+        given = given_settings(app.conf)
+        refuse_unknown_settings(given)
+        self.settings = {name: given[name] for name in SETTINGS if name in given}
         for name, value in translated(app.conf).items():
             if self.settings.get(name) is None:
                 self.settings[name] = value
@@ -224,16 +236,15 @@ def _not_celerys(conf: Any) -> Iterator[str]:
     return (key for key in conf if key not in CELERYS_SETTINGS)
 
 
-def _settings(conf: Any) -> dict[str, Any]:
-    """The `redislock_*` settings that are set, whatever their namespace and case."""
+def given_settings(conf: Any) -> dict[str, Any]:
+    """The `redislock_*` settings that are set, whatever their namespace and case. Unchecked."""
     settings = {}
     for key in _not_celerys(conf):
         name = str(key).lower()
         start = name.find("redislock_")
         if start == 0 or (start > 0 and name[start - 1] == "_" and str(key).isupper()):
             settings[name[start:]] = conf[key]
-    refuse_unknown_settings(settings)
-    return {name: settings[name] for name in SETTINGS if name in settings}
+    return settings
 
 
 def default_prefix(conf: Any) -> str:
@@ -251,7 +262,8 @@ def _server(conf: Any, settings: Mapping[str, Any]) -> Address | None:
     options = settings.get("redislock_transport_options") or {}
     if not isinstance(options, Mapping):
         raise ConfigError(
-            f"app: redislock_transport_options={options!r} is not accepted; it must be a dict"
+            f"app: redislock_transport_options: a {type(options).__name__} is not accepted; it must"
+            " be a dict"
         )
     url = settings.get("redislock_url")
     if url is not None:

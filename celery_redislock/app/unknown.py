@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, NoReturn
 
 from ..errors import ConfigError
@@ -57,11 +58,51 @@ def refuse_unknown_option(where: str, name: str) -> NoReturn:
     Raises:
         ConfigError: always.
     """
+    raise ConfigError(_unknown_option(where, name))
+
+
+def _unknown_option(where: str, name: str) -> str:
     if is_leftover(name):
+        return f"{where}: {name!r} is {replacement(name)} Accepted: {', '.join(sorted(OPTIONS))}"
+    return _unknown(where, "option", name, OPTIONS)
+
+
+def refuse_options_of_call(task: str, options: Mapping[str, Any]) -> None:
+    """Refuse options of a task that are given to one call: nobody would read them there.
+
+    Args:
+        task: the task's name, for messages.
+        options: the options of the call. Those that Celery and kombu know are left alone, as are
+            stamps.
+
+    Raises:
+        ConfigError: there is an option of ours, a near miss, or an option of another package.
+    """
+    celerys = _celerys_of_call()
+    for name, value in options.items():
+        if name in celerys or name in (options.get("stamped_headers") or ()):
+            continue
+        if name in OPTIONS:
+            what = f"a call of task {task}: {name}={value!r} is not accepted"
+        elif is_leftover(name) or _looks_like_an_option(name.lower(), value):
+            what = _unknown_option(f"a call of task {task}", name)
+        else:
+            continue
         raise ConfigError(
-            f"{where}: {name!r} is {replacement(name)} Accepted: {', '.join(sorted(OPTIONS))}"
+            f"{what}. Options belong to the task, not to one of its calls: set them where the task"
+            " is defined, in task_annotations or in redislock_tasks"
         )
-    raise ConfigError(_unknown(where, "option", name, OPTIONS))
+
+
+@functools.cache
+def _celerys_of_call() -> frozenset[str]:
+    """The options of a call that Celery and kombu know."""
+    from celery import Celery, Task
+    from kombu import Producer
+
+    calls = (Celery.send_task, Task.apply_async, Task.apply, Producer.publish)
+    named = {name for call in calls for name in inspect.signature(call).parameters}
+    return frozenset({*named, "exchange_type", "ignore_result", "queue", "stamped_headers"})
 
 
 def _looks_like_an_option(name: str, value: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 from celery import states
 from celery.result import AsyncResult, EagerResult
 
+from ..app.internals import hide_setting
 from ..app.leftovers import section, translators
 from ..app.options import check_option
 from ..errors import ConfigError, LockConflict
@@ -203,3 +204,4 @@ def _settings_of(conf: Any) -> dict[str, Any]:
 
 
 translators[_PACKAGE] = _settings_of
+hide_setting("^url$")  # ONCE["settings"]["url"]

@@ -32,14 +32,13 @@ class TranslatedTask(SingletonTask):
         """Check the options, as `SingletonTask.on_bound`. The error also names the page to read."""
         try:
             super().on_bound(app)
-        except ConfigError as exc:
-            page = section(cls._redislock_package)
-            if page not in str(exc):
-                # The task keeps this very error, and raises it whenever it is called.
-                exc.args = (
-                    f"{exc}. Its base has the options of {cls._redislock_package}: see {page}",
+        finally:
+            page, error = section(cls._redislock_package), cls._redislock_error
+            if error is not None and page not in str(error):
+                # The task keeps this very error, and raises it whenever it is used.
+                error.args = (
+                    f"{error}. Its base has the options of {cls._redislock_package}: see {page}",
                 )
-            raise
 
     @classmethod
     def _redislock_translated(cls, app: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["LockAdminMixin", "LockedTask", "locks_page"]
 
 
-def __getattr__(name: str) -> Any:
-    # A worker needs neither, and Django wants its apps to be loaded before its admin.
-    module = {"LockAdminMixin": "admin", "locks_page": "page"}.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f".{module}", __name__), name)
-    return found
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        # A worker needs neither, and Django wants its apps to be loaded before its admin.
+        module = {"LockAdminMixin": "admin", "locks_page": "page"}.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(f".{module}", __name__), name)
+        return found

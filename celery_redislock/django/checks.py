@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from django.core import checks
 
-from ..app.internals import tasks_so_far
+from ..app.documents import page
 from ..app.settings import app_locks
 from ..errors import ConfigError
 from ..ops.doctor.examine import examine_settings
@@ -26,7 +26,7 @@ NUMBERS: Final = {
     "visibility": 6,
     "limits": 7,
 }
-_OPTIONS: Final = "The options and settings are in docs/options.md of celery-redislock."
+_OPTIONS: Final = f"The options and settings: {page('options')}."
 
 
 def check_locks() -> list[checks.CheckMessage]:
@@ -57,20 +57,9 @@ def _messages(app: Any) -> Iterator[checks.CheckMessage]:
             id="redislock.E002",
         )
         return
-    errors = _errors(app)
-    yield from map(_wrong, errors)
     for check, finding in examine_settings(app):
-        # Without the tasks that are wrong, there may be none.
-        if finding.level != OK and not (errors and check == "tasks"):
+        if finding.level != OK:
             yield _found(check, finding)
-
-
-def _errors(app: Any) -> list[ConfigError]:
-    """What is wrong with tasks. What is wrong for all of them, such as no server, comes once."""
-    kept = (
-        getattr(task, "_redislock_error", None) for _, task in sorted(tasks_so_far(app).items())
-    )
-    return [*{str(error): error for error in kept if error is not None}.values()]
 
 
 def _wrong(error: ConfigError) -> checks.CheckMessage:

@@ -26,8 +26,10 @@ class LockedTask(SingletonTask, DjangoTask):
 
     def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
         """Send the task as `delay` does, once the transaction has committed."""
+        self._refuse_use({})
         super().delay_on_commit(*args, **kwargs)
 
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
         """Send the task as `apply_async` does, once the transaction has committed."""
+        self._refuse_use(kwargs)
         super().apply_async_on_commit(*args, **kwargs)

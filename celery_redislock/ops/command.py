@@ -101,6 +101,7 @@ def with_app(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             app = _app(ctx)
             _say_server(ctx, app)
+            _say_wrong_tasks(ctx, app)
             return function(app, **options)
         except LockUnavailable as exc:
             from .why import why
@@ -154,6 +155,15 @@ def _say_server(ctx: click.Context, app: Any) -> None:
     if locks.knows_server:
         color = False if ctx.obj.no_color else None
         click.secho(f"Redis: {locks.describe_server()}", err=True, dim=True, color=color)
+
+
+def _say_wrong_tasks(ctx: click.Context, app: Any) -> None:
+    """Say on stderr which tasks have wrong options. The other tasks' locks can be seen."""
+    from ..tasks.protect import errors_of
+
+    if ctx.info_name != "doctor":  # it has them among its findings
+        for error in errors_of(app):
+            click.echo(f"Warning: {one_line(str(error))}", err=True)
 
 
 class Naming(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ from ..app.canonical import parts_of
 from ..app.settings import AppLocks, app_locks
 from ..protocol.holders import Holder, one_line
 from ..protocol.keys import lock_keys
-from ..tasks.target import Target, TargetError
+from ..tasks.target import Target, TargetError, nearly
 from ..tasks.task import locked_tasks
 from .history import OUTSIDE, PastRun, matches, past_runs
 from .rooms import heads_of
@@ -74,7 +73,7 @@ def require_task(app: Any, task: str | None, found: Collection[Any]) -> None:
     """
     if found or task is None or any(matches(name, task) for name in (*app.tasks, OUTSIDE)):
         return
-    raise TargetError(f"no such task: {one_line(task)}{_nearly(task, _names(app))}")
+    raise TargetError(f"no such task: {one_line(task)}{nearly(task, _names(app))}")
 
 
 def nothing_called(app: Any, text: str) -> TargetError:
@@ -89,19 +88,12 @@ def nothing_called(app: Any, text: str) -> TargetError:
     if past_runs(locks, name=pick_past(locks, text), limit=1):
         return TargetError(f"nobody holds {one_line(text)} or waits for it: the lock is free")
     shown = {_Shown.present(each).telling for each in all_locks(locks, app)}
-    nearly = _nearly(text, {*_names(app), *shown})
-    return TargetError(f"no such lock: nothing here is called {one_line(text)}{nearly}")
+    near = nearly(text, {*_names(app), *shown})
+    return TargetError(f"no such lock: nothing here is called {one_line(text)}{near}")
 
 
 def _names(app: Any) -> list[str]:
     return [task.name for task in locked_tasks(app)]
-
-
-def _nearly(text: str, known: Iterable[str]) -> str:
-    """The known names that are similar, as the rest of an error."""
-    found = difflib.get_close_matches(text, list(known), 3, 0.75)
-    found += [name for name in sorted(known) if text in name.split(".") and name not in found]
-    return f"; did you mean {' or '.join(map(one_line, found[:3]))}?" if found else ""
 
 
 def pick_past(locks: AppLocks, text: str) -> str:

@@ -122,7 +122,9 @@ def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Sourc
         )
     try:
         for part in url.replace(",", ";").split(";"):
-            _ = urlsplit(part if "://" in part else f"//{part}").port
+            split = urlsplit(part if "://" in part else f"//{part}")
+            if split.port and "@" in split.path:
+                raise ValueError
     except ValueError:  # its message shows the URL, which may have a password
         raise ConfigError(
             "redislock_url: a port must be a number up to 65535; percent-encode special"

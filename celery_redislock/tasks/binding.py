@@ -14,7 +14,7 @@ from ..app.internals import is_decorated, is_nobodys_app
 from ..app.labels import LabelMaker
 from ..app.names import KeyMaker
 from ..app.options import OPTIONS, UNSET, LockOptions, resolve
-from ..app.settings import AppLocks, app_locks
+from ..app.settings import AppLocks, Elsewhere, app_locks
 from ..app.signatures import is_async
 from ..app.unknown import refuse_unknown_option, refuse_unknown_options
 from ..errors import ConfigError
@@ -25,6 +25,8 @@ from .locked import LockedTask
 OUTERMOST: Final = "_redislock_outermost"
 #: The names of another package's options that a class of ours translates.
 TRANSLATES: Final = "_redislock_translates"
+#: Where a class that `redislock_tasks` made keeps what is wrong with its entry, if anything.
+REFUSED: Final = "_redislock_refused"
 #: What a task may override with a value: Celery's own attributes, and the options.
 _SETTABLE: Final = frozenset(dir(Task)).union(OPTIONS)
 
@@ -45,6 +47,8 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
         ConfigError: an option or a setting is unknown or wrong.
     """
     where = f"task {cls.name}"
+    if (refused := getattr(cls, REFUSED, None)) is not None:
+        raise refused
     _require_our_tracer(where, cls, door)
     refuse_unknown_options(where, _own_attributes(cls, door), _taken(door))
     locks = app_locks(app, refresh=True)
@@ -56,7 +60,7 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
         if given[name] is UNSET:
             given[name] = _plain(value)
     given.update(cls._redislock_translated(app, given))
-    cls.lock_options = resolve(where, given, locks.settings)
+    options = resolve(where, given, locks.settings)
     function = inspect.getattr_static(cls, "run").__get__(object(), cls)
     if is_async(function) and not _has_own_call(cls):
         raise ConfigError(
@@ -64,7 +68,6 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
             " would be released before the body runs. Use a plain function that calls"
             " asyncio.run"
         )
-    options = cls.lock_options
     headers = options.lock_headers
     key_maker = KeyMaker(cls.name, function, options.lock_key, cls._normalise, headers=headers)
     cls._redislock_key_maker = key_maker
@@ -72,15 +75,16 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
     cls._redislock_label_maker = (
         None if label is None else LabelMaker(cls.name, function, label, cls._normalise, headers)
     )
-    if cls.lock_options.lock_scope != "running" and not cls.typing and key_maker.binds:
+    if options.lock_scope != "running" and not cls.typing and key_maker.binds:
         raise ConfigError(
             f"{where}: typing={cls.typing!r} contradicts"
-            f" lock_scope={cls.lock_options.lock_scope!r}, which needs the real arguments where"
+            f" lock_scope={options.lock_scope!r}, which needs the real arguments where"
             " the task is sent; accepted are typing=True, or a lock_key that is a callable or"
             " has no fields"
         )
     if locks.is_quorum:
         _require_no_room(where, options)
+    cls.lock_options = options  # not before: without them it counts as a task without a lock
     if locks.enabled and (locks.eager or not app.conf.task_always_eager):
         _require_server(cls, app, locks)
 
@@ -128,7 +132,8 @@ def _require_server(cls: type[LockedTask], app: Any, locks: AppLocks) -> None:
     except ConfigError as exc:
         if not _is_fallback(app) and function not in _at_home:
             raise
-        cls._redislock_error = exc  # the task must not run there as if it needed no lock
+        # The task must not run there as if it needed no lock.
+        cls._redislock_error = Elsewhere(str(exc))
     else:
         _at_home.add(function)
 

@@ -12,7 +12,8 @@ from ..app.internals import check_arguments, without_models
 from ..app.labels import LabelMaker
 from ..app.names import NO_HEADERS, KeyMaker
 from ..app.options import LockOptions
-from ..app.settings import ATTRIBUTE, AppLocks, NoServer, app_locks
+from ..app.settings import ATTRIBUTE, AppLocks, Elsewhere, NoServer, app_locks
+from ..app.unknown import refuse_options_of_call
 from ..errors import ConfigError
 from ..protocol.calls import break_lock, holder_of
 from ..protocol.holders import Holder
@@ -195,10 +196,20 @@ class LockedTask(Task):
             return False
         return locks.enabled and (not is_eager or locks.eager)
 
+    def _refuse_use(self, options: Mapping[str, Any]) -> None:
+        """Raise what is wrong with the task's options, or with those of a call. An app that has the
+        task from another app, and knows no lock server, may send it.
+        """
+        if options:
+            refuse_options_of_call(self.name, options)
+        if self._redislock_error is not None and not isinstance(self._redislock_error, Elsewhere):
+            self._refuse_if_misconfigured()
+
     def _refuse_if_misconfigured(self) -> None:
         error = self._redislock_error
         if error is not None and not (isinstance(error, NoServer) and stand_in.current):
-            raise error
+            # Without the frames of its last use, which would grow with each.
+            raise error.with_traceback(None)
 
 
 class Calls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import partial
@@ -9,22 +10,25 @@ from typing import Any, Final
 
 from ..app.internals import after_registration, on_app_complete, tasks_so_far
 from ..app.options import OPTIONS
-from ..app.settings import app_locks
+from ..app.settings import Elsewhere, given_settings
 from ..app.unknown import refuse_unknown_option
 from ..errors import ConfigError
+from .binding import REFUSED
 from .task import SingletonTask
 
 _PROTECTED: Final = "_redislock_protected"
 
 
 def protect_tasks(app: Any) -> list[tuple[str, str]]:
-    """Lock the tasks that `redislock_tasks` names, with the options that it gives.
+    """Lock the tasks that `redislock_tasks` names, with the options that it gives. A task whose
+    entry is wrong gets that error.
 
     Returns:
         The names and globs that protect no task, each with the reason.
 
     Raises:
-        ConfigError: the setting is not a dict of dicts, or has an unknown option.
+        ConfigError: the setting is not a dict of dicts, or has an unknown option. The tasks that
+            other entries name are locked by then.
     """
     wanted = _wanted(app)
     idle = dict.fromkeys(wanted, "matches no task of this app")
@@ -39,26 +43,47 @@ def protect_tasks(app: Any) -> list[tuple[str, str]]:
             used.add(pattern)
         else:
             idle[pattern] = f"is ignored: {name} is a SingletonTask and has options of its own"
+    for pattern, options in wanted.items():
+        _refuse_wrong(pattern, options)
     return sorted((pattern, why) for pattern, why in idle.items() if pattern not in used)
 
 
-def _wanted(app: Any) -> dict[str, Mapping[str, Any]]:
-    setting = app_locks(app).settings.get("redislock_tasks") if has_setting(app) else None
+def errors_of(app: Any) -> list[ConfigError]:
+    """What is wrong with `redislock_tasks`, and with the options of the app's tasks in the order of
+    their names. What is wrong for all of them, such as a setting, comes once.
+    """
+    errors: list[ConfigError] = []
+    try:
+        protect_tasks(app)
+    except ConfigError as exc:
+        errors.append(exc)
+    for _, task in sorted(tasks_so_far(app).items()):
+        error = task._redislock_error if isinstance(task, SingletonTask) else None
+        if error is not None and not isinstance(error, Elsewhere):
+            errors.append(error)
+    return [*{str(error): error for error in errors}.values()]
+
+
+def _wanted(app: Any) -> dict[str, Any]:
+    # Not by way of `app_locks`: what other settings have wrong is said by each locked task.
+    setting = given_settings(app.conf).get("redislock_tasks") if has_setting(app) else None
     if setting is None:
         return {}
-    if not isinstance(setting, Mapping):
+    if not isinstance(setting, Mapping) or not all(isinstance(name, str) for name in setting):
         raise ConfigError(
             f"app: redislock_tasks={setting!r} is not accepted; it must be a dict of task names"
             " or globs to dicts of options"
         )
-    for pattern, options in setting.items():
-        where = f"redislock_tasks[{pattern!r}]"
-        if not isinstance(options, Mapping):
-            raise ConfigError(f"{where}={options!r} is not accepted; it must be a dict of options")
-        for option in options:
-            if option not in OPTIONS:
-                refuse_unknown_option(where, str(option))
     return dict(setting)
+
+
+def _refuse_wrong(pattern: str, options: Any) -> None:
+    where = f"redislock_tasks[{pattern!r}]"
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{where}={options!r} is not accepted; it must be a dict of options")
+    for option in options:
+        if option not in OPTIONS:
+            refuse_unknown_option(where, str(option))
 
 
 def has_setting(app: Any, name: str = "redislock_tasks") -> bool:
@@ -79,16 +104,28 @@ def pattern_of(task: Any) -> str | None:
     return pattern
 
 
-def _protect(task: Any, options: Mapping[str, Any], pattern: str) -> None:
-    cls = type(task)
-    given = {k: staticmethod(v) if callable(v) else v for k, v in options.items()}
-    namespace = {**given, _PROTECTED: pattern, "__module__": cls.__module__, "__doc__": cls.__doc__}
+def _protect(task: Any, options: Any, pattern: str) -> None:
+    cls, given, refused = type(task), {}, None
+    try:
+        _refuse_wrong(pattern, options)
+        given = {k: staticmethod(v) if callable(v) else v for k, v in options.items()}
+    except ConfigError as exc:
+        refused = exc
+    about = {_PROTECTED: pattern, REFUSED: refused}
+    namespace = {**given, **about, "__module__": cls.__module__, "__doc__": cls.__doc__}
     task.__class__ = type(cls.__name__, (SingletonTask, cls), namespace)
 
 
 def _on_app_complete(app: Any) -> None:
     if has_setting(app):
-        after_registration(app, partial(protect_tasks, app))  # Celery binds every task next
+        after_registration(app, partial(_protect_pending, app))  # Celery binds every task next
+
+
+def _protect_pending(app: Any) -> None:
+    # An error would keep other tasks from being bound. The tasks that it is about have it; a
+    # worker, which calls this again, ends with it, and the checks tell it.
+    with contextlib.suppress(ConfigError):
+        protect_tasks(app)
 
 
 on_app_complete(_on_app_complete)

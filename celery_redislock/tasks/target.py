@@ -10,7 +10,7 @@ from ..app.names import NO_HEADERS
 from ..app.settings import app_locks
 from ..protocol.holders import one_line
 from ..protocol.keys import LockKeys, lock_keys, name_of
-from .task import SingletonTask, takes_lock
+from .task import SingletonTask, locked_tasks, takes_lock
 
 
 class TargetError(Exception):
@@ -52,13 +52,23 @@ def locked_task(app: Any, name: str) -> SingletonTask:
     """
     task = app.tasks.get(name)
     if task is None:
-        raise TargetError(f"no such task: {one_line(name)}")
+        near = nearly(name, [each.name for each in locked_tasks(app)])
+        raise TargetError(f"no such task: {one_line(name)}{near}")
     if not isinstance(task, SingletonTask):
         raise TargetError(
             f"{one_line(name)} takes no lock: its base is not SingletonTask, and redislock_tasks"
             " does not name it"
         )
     return task
+
+
+def nearly(text: str, known: Iterable[str]) -> str:
+    """The known names that are similar, as the rest of an error."""
+    import difflib  # only for an error
+
+    found = difflib.get_close_matches(text, list(known), 3, 0.75)
+    found += [name for name in sorted(known) if text in name.split(".") and name not in found]
+    return f"; did you mean {' or '.join(map(one_line, found[:3]))}?" if found else ""
 
 
 def keys_of_call(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,9 @@ from celery.result import AsyncResult, EagerResult
 from celery.utils.imports import instantiate, symbol_by_name
 
 from ..app.delivery import KEY, VERSION
+from ..app.internals import before_send_task, is_completing, tasks_so_far
 from ..app.options import UNSET
+from ..app.unknown import refuse_options_of_call
 from ..errors import ConfigError
 from ..protocol.tokens import new_token
 from .binding import OUTERMOST, is_celerys_own, resolve_options
@@ -70,7 +73,7 @@ class SingletonTask(LockedTask):
             if it failed.
         lock_limit: how many runs may hold the lock at once. Default: 1.
         on_conflict: what a duplicate does: a policy, or "skip", "defer", "wait", "queue",
-            "coalesce", "replace", "raise". Default: `redislock_on_conflict`, "skip".
+            "coalesce", "debounce", "replace", "raise". Default: `redislock_on_conflict`, "skip".
         on_lock_lost: "flag" sets `self.lock.lost`; "abort" also raises `LockLost` in the body.
             Default: `redislock_on_lock_lost`, "flag".
         lock_across_retries: "release" before a retry's countdown, the default, or "hold".
@@ -89,7 +92,8 @@ class SingletonTask(LockedTask):
             the lock is called in logs, events, errors and commands, beside its key. Default: none.
 
     Raises:
-        ConfigError: when the task is bound to its app, for an option that is unknown or wrong.
+        ConfigError: an option is unknown or wrong: where the task is defined or bound; where that
+            would harm other tasks, only at each use of the task. A worker does not start.
     """
 
     abstract = True
@@ -120,13 +124,14 @@ class SingletonTask(LockedTask):
         if cls.name is None or is_celerys_own(cls):
             return
         _call_under_lock(cls)
+        before_send_task(app, partial(_refuse_in_send_task, app))
         try:
             cls._redislock_error = None
             resolve_options(cls, SingletonTask, app)
         except ConfigError as exc:
             # Celery keeps the task registered. It must not run as if it needed no lock.
             cls._redislock_error = exc
-            if not is_collecting():
+            if not is_collecting() and not is_completing(app):
                 raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,10 +146,12 @@ class SingletonTask(LockedTask):
         """Send the task, as Celery's `apply_async`. `delay` and canvas come here too.
 
         Raises:
+            ConfigError: the task's options are wrong, or the call has options that belong to it.
             LockConflict: it is a duplicate, and `on_queued_conflict` is "raise".
             LockUnavailable: `lock_scope` is not "running", `on_redis_error` is "raise", and the
                 lock server did not answer in time. Nothing was sent.
         """
+        self._refuse_use(options)
         publish = super().apply_async
         if not self._reserves(options):
             if more or options.get("task_id"):
@@ -175,11 +182,29 @@ class SingletonTask(LockedTask):
         return locks.enabled and (locks.eager or not self.app.conf.task_always_eager)
 
     def apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task here and now, as Celery's `apply`. A skipped duplicate is REVOKED."""
+        """Run the task here and now, as Celery's `apply`. A skipped duplicate is REVOKED.
+
+        Raises:
+            ConfigError: the task's options are wrong, or the call has options that belong to it.
+        """
+        self._refuse_use(kwargs)
         result = super().apply(*args, **kwargs)
         if isinstance(result, EagerResult) and isinstance(result.result, Skipped):
             return EagerResult(result.id, *result.result.args, "REVOKED", name=self.name)
         return result
+
+    def signature(self, *args: Any, **kwargs: Any) -> Any:
+        """A signature of the task, as Celery's. `s`, `si` and `retry` come here too.
+
+        Raises:
+            ConfigError: it has options that belong to the task.
+        """
+        made = super().signature(*args, **kwargs)
+        if made.options:
+            refuse_options_of_call(self.name, made.options)
+        return made
+
+    subtask = signature
 
     def start_strategy(self, app: Any, consumer: Any, **kwargs: Any) -> Any:
         """Prepare the task where Celery calls this: in the main process, which mints the tokens."""
@@ -187,6 +212,13 @@ class SingletonTask(LockedTask):
             # By name, as Celery does: only workers need what that module imports.
             symbol_by_name("celery_redislock.worker.strategy:prepare")(self, consumer)
         return instantiate(self.Strategy, self, app, consumer, **kwargs)
+
+
+def _refuse_in_send_task(app: Any, name: str, options: Mapping[str, Any]) -> None:
+    task = tasks_so_far(app).get(name)
+    # With our header it is a message that is published again.
+    if isinstance(task, SingletonTask) and KEY not in (options.get("headers") or ()):
+        task._refuse_use(options)
 
 
 # -- what Celery's call of a task does: the body runs under the lock -------------------------

@@ -4,6 +4,7 @@ always imports this module, so it imports what only workers need when one starts
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import weakref
@@ -18,7 +19,7 @@ from ..app.unknown import refuse_unknown_settings
 from ..errors import ConfigError, LockUnavailable
 from ..protocol.log import get_logger
 from ..tasks.forgotten import untold
-from ..tasks.protect import has_setting, protect_tasks
+from ..tasks.protect import errors_of, has_setting, protect_tasks
 from ..tasks.task import SingletonTask, locked_tasks
 
 logger = get_logger()
@@ -37,10 +38,7 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
     app = sender.app
     try:
         refuse_unknown_settings(setting_names(app))
-        idle = protect_tasks(app)
-        for task in app.tasks.values():
-            if isinstance(task, SingletonTask) and task.lock_options is None:
-                task.bind(app)
+        idle = _prepare_tasks(app)
     except Exception as exc:
         # Celery only logs a receiver's ordinary errors: the worker would go on without locks.
         if not isinstance(exc, ConfigError):
@@ -56,6 +54,26 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
 
     if not isinstance(sender, Worker):  # a worker within another program, whose log is set up
         _on_log_is_there(sender, sender)
+
+
+def _prepare_tasks(app: Any) -> list[tuple[str, str]]:
+    """Lock what `redislock_tasks` names, and bind what is not bound yet. Returns the names and
+    globs that protect no task, each with the reason.
+
+    Raises:
+        ConfigError: something is wrong with the setting, or with tasks: all of it, a line each.
+    """
+    with contextlib.suppress(ConfigError):  # `errors_of` finds it again
+        protect_tasks(app)
+    for task in app.tasks.values():
+        if isinstance(task, SingletonTask) and (
+            task.lock_options is None or task._redislock_error is not None
+        ):
+            with contextlib.suppress(ConfigError):  # the task keeps it
+                task.bind(app)
+    if errors := errors_of(app):
+        raise ConfigError("\nredislock: ".join(map(str, errors)))
+    return protect_tasks(app)
 
 
 def _on_log_is_there(sender: Any, instance: Any, **kwargs: Any) -> None:

@@ -222,9 +222,10 @@ def test_a_message_in_the_queue_is_replaced_before_it_runs(worker, send, conf, j
 
 def test_it_makes_no_sense_for_a_lock_that_several_hold(conf):
     app = make_sender(conf)
-    define(app, "contradicts", lock_limit=2, on_conflict=Replace())
+    task = define(app, "contradicts", lock_limit=2, on_conflict=Replace())
+    app.finalize()
     with pytest.raises(ConfigError, match="lock_limit=2"):
-        app.finalize()
+        task.delay()
     app.close()
 
 

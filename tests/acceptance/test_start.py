@@ -72,3 +72,20 @@ def test_that_locks_are_switched_off_is_said(log_of):
         r"INFO/\w+\] redislock: redislock_enabled is False: \d+ tasks without locks",
         log_of("solo", redislock_enabled=False),
     )
+
+
+def test_a_worker_with_wrong_options_does_not_start_and_names_all_of_them(start_worker, queue):
+    worker = start_worker(queues=queue, app="tests.acceptance.apps.wrong", wait=False)
+    assert worker.wait(60) != 0
+    log = worker.log()
+    for what in (
+        *("task negative0: lock_ttl=-1 is not accepted", "task negative2: lock_ttl=-1"),
+        "task no_argument1: lock_key names 'account', which is not an argument of the task",
+        "task singleton0: lock_key names 'account'",
+        "redislock_tasks['theirs']: unknown option 'lock_tll'; did you mean lock_ttl?",
+        "task fits.not: lock_key names 'account'",
+    ):
+        assert log.count(what) == 1, log
+    assert "Traceback" not in log
+    assert "plain" not in log
+    assert "locked" not in log

@@ -49,6 +49,7 @@ def app() -> Iterator[Celery]:
 def singleton(app: Celery, function: Callable[..., Any], **options: Any) -> SingletonTask:
     # Not shared: Celery would hand it to every app of the process.
     task = app.task(base=SingletonTask, name="keys.task", shared=False, **options)(function)
+    _ = task.name  # binds it
     app.finalize()
     return app.tasks[task.name]
 

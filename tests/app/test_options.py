@@ -11,8 +11,10 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery, Task
+from celery import Celery, Task, group
+from celery.app.trace import build_tracer
 
+import celery_redislock
 from celery_redislock import (
     Coalesce,
     ConfigError,
@@ -44,7 +46,8 @@ def define(app: Celery, **options: Any) -> SingletonTask:
     """Define a task and bind it, as a worker's start does. Not shared with other apps."""
     # A function of its own: one that is at home in another app may lack a server in this one.
     own = FunctionType(body.__code__, globals(), body.__name__, body.__defaults__)
-    app.task(base=SingletonTask, name="options.task", shared=False, **options)(own)
+    task = app.task(base=SingletonTask, name="options.task", shared=False, **options)(own)
+    _ = task.name  # binds it
     app.finalize()
     return app.tasks["options.task"]
 
@@ -204,8 +207,9 @@ def test_an_option_that_is_only_annotated_with_a_type_is_refused_too(make_app) -
 
     app = make_app()
     app.task(base=Mistyped, name="options.typed", shared=False)(body)
+    app.finalize()
     with pytest.raises(ConfigError, match="lock_tll"):
-        app.finalize()
+        app.tasks["options.typed"].delay()
 
 
 def test_an_unknown_option_of_a_plain_mixin_is_refused_too(make_app) -> None:
@@ -217,8 +221,9 @@ def test_an_unknown_option_of_a_plain_mixin_is_refused_too(make_app) -> None:
 
     app = make_app()
     app.task(base=Mixed, name="options.mixed", shared=False)(body)
+    app.finalize()
     with pytest.raises(ConfigError, match="lock_tll"):
-        app.finalize()
+        app.tasks["options.mixed"].delay()
 
 
 def test_an_argument_of_the_tasks_function_is_no_option(make_app) -> None:
@@ -318,7 +323,7 @@ LEFTOVERS = [
     ("raise_on_duplicate", False, "on_queued_conflict='raise'"),
     ("lock_expiry", 60, "celery-singleton; use lock_ttl"),
     ("once", {"graceful": True}, "celery-once; use lock_key, lock_scope and on_queued_conflict"),
-    ("once", {}, "docs/migrating.md"),
+    ("once", {}, "page 'Migrating from another library', section 'From celery-once'"),
     ("heimdall", {"unique": True}, "celery-heimdall; use lock_key"),
     ("unique_for", 60, "use lock_min_hold"),
     ("ttl", 60, "use lock_ttl"),
@@ -335,8 +340,10 @@ def test_an_option_that_another_package_left_is_refused_with_the_one_to_use_here
     with pytest.raises(ConfigError) as in_annotation:
         define(make_app(task_annotations={"options.task": {option: value}}))
     assert str(in_annotation.value) == str(on_task.value)
+    app = make_app(redislock_tasks={"other.*": {option: value}})
+    app.task(name="other.task", shared=False)(body)
     with pytest.raises(ConfigError) as for_others:
-        define(make_app(redislock_tasks={"other.*": {option: value}}))
+        app.tasks["other.task"].delay()
     for caught, where in (
         (on_task, "task options.task"),
         (for_others, "redislock_tasks['other.*']"),
@@ -348,6 +355,28 @@ def test_an_option_that_another_package_left_is_refused_with_the_one_to_use_here
             assert name in message
 
 
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("key", "use lock_key, such as lock_key=['account_id']"),
+        ("timeout", "time_limit for the longest run, or on_conflict=Wait(timeout=...) for waiting"),
+        ("expiry", "or expires for the time in which a message must be taken"),
+        ("lock_timeout", "a heartbeat extends it), or time_limit for the longest run"),
+    ],
+)
+def test_what_other_locks_call_an_option_is_refused_with_what_is_meant(
+    make_app, option, meant
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        define(make_app(), **{option: 5})
+    message = str(caught.value)
+    assert message.startswith(f"task options.task: {option!r} is not an option of a locked task")
+    assert meant in message
+    if option != "key":
+        assert "use lock_ttl for the time that a lock outlives a dead holder" in message
+    assert not hasattr(define(make_app()), option)
+
+
 def test_an_option_that_another_package_left_on_a_class_is_refused(make_app) -> None:
     class Old(SingletonTask):
         abstract = True
@@ -355,8 +384,9 @@ def test_an_option_that_another_package_left_on_a_class_is_refused(make_app) -> 
 
     app = make_app()
     app.task(base=Old, name="options.old", shared=False)(body)
+    app.finalize()
     with pytest.raises(ConfigError, match=r"task options\.old: 'unique_on' is an option"):
-        app.finalize()
+        app.tasks["options.old"].delay()
 
 
 def test_a_method_or_an_argument_may_have_the_name_of_another_packages_option(make_app) -> None:
@@ -391,6 +421,7 @@ def test_what_has_nothing_to_do_with_locks_is_left_alone(make_app) -> None:
     assert task.account == "x"
 
 
+POLICIES = ["Coalesce", "Debounce", "Defer", "Queue", "Raise", "Replace", "Skip", "Wait"]
 BAD_OPTIONS = [
     *[("lock_ttl", value) for value in (0, -1, 0.05, "30", None, True, [], float("inf"))],
     *[("lock_ttl", value) for value in (float("nan"), 10**400, 1e300)],
@@ -406,7 +437,7 @@ ACCEPTED = {
     "lock_ttl": "a number of seconds",
     "lock_max_hold": "None or a number of seconds",
     "lock_warn_after": "None or a number of seconds",
-    "on_conflict": "'coalesce', 'defer', 'queue', 'raise', 'replace', 'skip', 'wait'",
+    "on_conflict": ", ".join(repr(each.lower()) for each in POLICIES),
     "on_lock_lost": "'flag' or 'abort'",
     "lock_across_retries": "'release' or 'hold'",
     "on_redis_error": "'defer', 'run' or 'raise'",
@@ -484,8 +515,20 @@ def test_a_quiet_time_that_cannot_be_kept_is_refused(options, why) -> None:
 def test_a_bad_value_for_a_task_of_somebody_else_is_refused(make_app, options) -> None:
     app = make_app(redislock_tasks={"other.*": options})
     app.task(name="other.task", shared=False)(body)
+    app.finalize()
     with pytest.raises(ConfigError, match=r"task other\.task: "):
-        app.finalize()
+        app.tasks["other.task"].delay()
+
+
+def test_each_policy_has_a_short_name_that_messages_and_documents_tell() -> None:
+    concrete = [name for name, each in vars(celery_redislock).items() if is_policy(each)]
+    assert sorted(concrete) == POLICIES
+    for name in POLICIES:
+        assert f'"{name.lower()}"' in (SingletonTask.__doc__ or "")
+
+
+def is_policy(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Policy) and value is not Policy
 
 
 def test_the_options_for_a_task_of_somebody_else_are_taken(make_app) -> None:
@@ -533,7 +576,7 @@ def test_options_for_a_task_that_has_its_own_are_said_to_be_ignored(make_app, ca
     assert "redislock_tasks['options.task'] is ignored: options.task is a Singleton" in lines[2]
 
 
-def test_a_misconfigured_task_fails_and_never_runs_unlocked(make_app) -> None:
+def test_a_misconfigured_task_is_refused_at_each_use_and_never_runs_unlocked(make_app) -> None:
     app = make_app()
     ran = []
 
@@ -541,17 +584,31 @@ def test_a_misconfigured_task_fails_and_never_runs_unlocked(make_app) -> None:
     def bad() -> None:
         ran.append(1)
 
-    with pytest.raises(ConfigError):
-        app.finalize()
-    task = app.tasks["options.bad"]  # Celery keeps it registered
-    result = task.apply()
-    assert result.state == "FAILURE"
-    assert isinstance(result.result, ConfigError)
-    assert "lock_tll" in str(result.result)
-    for call in (task.lock_key_for, task.lock_holder, task.break_lock):
-        with pytest.raises(ConfigError):
-            call()
+    app.finalize()
+    task = app.tasks["options.bad"]
+    for use in (
+        *(bad.delay, bad.apply_async, bad.apply, bad.s().delay, group(bad.s()).apply_async),
+        *(task.lock_key_for, task.lock_holder, task.break_lock),
+    ):
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="unknown option 'lock_tll'"):
+                use()
+    app.conf.task_always_eager = True
+    with pytest.raises(ConfigError, match="lock_tll"):
+        bad.delay()
+    task.__trace__ = build_tracer(task.name, task, app=app)  # as a worker runs it
+    assert "lock_tll" in str(task.__trace__("an id", (), {}, {"id": "an id"}))
     assert not ran
+
+
+def test_an_error_that_is_raised_often_does_not_grow(make_app) -> None:
+    task = make_app().task(base=SingletonTask, name="options.bad", shared=False, lock_ttl=0)(body)
+    lengths = set()
+    for _ in range(5):
+        with pytest.raises(ConfigError) as caught:
+            task.delay()
+        lengths.add(len(caught.traceback))
+    assert len(lengths) <= 2, "the first is raised as the task is bound"
 
 
 # -- without locks ----------------------------------------------------------------------------

@@ -107,16 +107,13 @@ def test_a_near_miss_of_a_namespaces_setting_is_refused_and_others_are_not_ours(
         ("redislock_eager", None, "redislock_eager=None"),
         ("redislock_prefix", "", "redislock_prefix=''"),
         ("redislock_prefix", "a{b}", "redislock_prefix='a{b}'"),
-        ("redislock_transport_options", ["db"], "redislock_transport_options=['db']"),
+        ("redislock_transport_options", ["db"], "redislock_transport_options: a list is not"),
         ("redislock_transport_options", {"socket_timeout": 5}, "'socket_timeout'. Accepted: "),
         ("redislock_url", "amqp://host", "redislock_url: amqp is not accepted"),
         ("redislock_url", "localhost:6379", "one of: redis://, rediss://, unix://"),
         ("redislock_url", 6379, "redislock_url: "),
         ("redislock_url", "", "redislock_url: "),
         ("redislock_url", "sentinel://host", "redislock_transport_options: a sentinel:// URL"),
-        ("redislock_tasks", ["other.task"], "redislock_tasks=['other.task']"),
-        ("redislock_tasks", {"other.task": 60}, "redislock_tasks['other.task']=60"),
-        ("redislock_tasks", {"o.*": {"lock_tll": 1}}, "redislock_tasks['o.*']: unknown option"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(make_app, setting, value, says) -> None:
@@ -124,6 +121,25 @@ def test_a_bad_setting_is_refused_by_name(make_app, setting, value, says) -> Non
         define(make_app(**{setting: value}))
     assert says in str(caught.value)
     assert str(caught.value).count("redislock_transport_options") <= 1
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (["other.task"], "redislock_tasks=['other.task'] is not accepted"),
+        ({5: {}}, "redislock_tasks={5: {}} is not accepted; it must be a dict of task names"),
+        ({"other.task": 60}, "redislock_tasks['other.task']=60"),
+        ({"o.*": {"lock_tll": 1}}, "redislock_tasks['o.*']: unknown option 'lock_tll'; did you me"),
+        ({"o.*": {"expires": 1}}, "redislock_tasks['o.*']: unknown option 'expires'"),
+    ],
+)
+def test_what_is_wrong_with_redislock_tasks_ends_a_workers_start(make_app, value, says) -> None:
+    app = make_app(redislock_tasks=value)
+    task = define(app)
+    with pytest.raises(SystemExit) as caught:
+        start_worker_of(app)
+    assert says in str(caught.value)
+    assert task.lock_key_for(), "it harms no other task"
 
 
 @pytest.mark.parametrize("setting", ["redis_lock_tasks", "redislock_task"])
@@ -140,6 +156,7 @@ def test_a_near_miss_of_a_setting_ends_a_worker_without_any_locked_task(make_app
     [
         "redis://user:sec/ret@host/0",
         "redis://user:sec#ret@host/0",
+        "redis://user:12/secret@host/0",
         "user:secret@host:6379",
         "http://user:secret@host",
         "redis://:secret@host:99999/0",

@@ -419,8 +419,8 @@ def test_a_body_that_is_async_is_refused_when_the_task_is_bound(
     assert message.startswith("task keys.task: ")
     assert "async def" in message
     assert "asyncio.run" in message
-    result = app.tasks["keys.task"].apply()
-    assert isinstance(result.result, ConfigError)
+    with pytest.raises(ConfigError, match="async def"):
+        app.tasks["keys.task"].apply()
 
 
 def test_a_partial_of_an_async_function_is_refused_too(app: Celery) -> None:
@@ -444,8 +444,9 @@ def test_an_async_method_is_refused_too(app: Celery) -> None:
 def test_an_async_task_of_somebody_else_is_refused_too(app: Celery) -> None:
     app.conf.redislock_tasks = {"other.*": {}}
     app.task(name="other.task", shared=False)(coroutine)
+    app.finalize()
     with pytest.raises(ConfigError, match=r"task other\.task: .*async def"):
-        app.finalize()
+        app.tasks["other.task"].delay()
 
 
 @pytest.mark.parametrize("decorator", [runs_it, runs_it_within, runs_what_is_async])

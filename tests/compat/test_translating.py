@@ -12,14 +12,15 @@ import pytest
 from celery import Celery
 
 from celery_redislock import ConfigError, RedisLock, SingletonTask, Skip, Wait
+from celery_redislock.app.leftovers import section
 from celery_redislock.app.settings import app_locks
 from celery_redislock.compat.celery_once import QueueOnce
 from celery_redislock.compat.celery_singleton import Singleton
 from tests.support.pages import ROOT
 
 URL = "redis://127.0.0.1:1/7"  # never asked
-ONCE = "docs/migrating.md#from-celery-once"
-SINGLETON = "docs/migrating.md#from-celery-singleton"
+ONCE = section("celery-once")
+SINGLETON = section("celery-singleton")
 
 
 def define(app: Celery, base: type[Any], **options: Any) -> Any:
@@ -27,7 +28,8 @@ def define(app: Celery, base: type[Any], **options: Any) -> Any:
 
     def body(a, b=1): ...
 
-    app.task(base=base, name="compat.task", shared=False, **options)(body)
+    task = app.task(base=base, name="compat.task", shared=False, **options)(body)
+    _ = task.name  # binds it
     app.finalize()
     return app.tasks["compat.task"]
 

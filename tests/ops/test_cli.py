@@ -14,7 +14,7 @@ import time
 import click
 import pytest
 
-from celery_redislock import SingletonTask, TaskSkipped
+from celery_redislock import SingletonTask, Skip, TaskSkipped
 from celery_redislock.app.entries import Entry
 from celery_redislock.protocol import calls, holders, rooms
 from celery_redislock.protocol.claims import Parking
@@ -375,6 +375,40 @@ def test_explain_has_words_for_each_policy(redis_server, label, policy, words):
     app = make_app(redis_server.url, label, redislock_on_conflict=policy)
     take(app, "sync", "x")
     assert words in run(app, "explain", "sync", "--args", '["x"]').output
+    store_of(app).close()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["explain", "snyc"], ["explain", "snyc", "x"], ["show", "snyc", "x"]]
+)
+def test_a_misspelt_task_is_answered_with_what_is_called_nearly_so(app, arguments):
+    result = run(app, *arguments)
+    assert result.exit_code == 1
+    assert result.output == "Error: no such task: snyc; did you mean sync?\n"
+
+
+@pytest.mark.parametrize(
+    ("policy", "shown"), [("skip", "Skip()"), (Skip(result=5), "Skip(result=5)")]
+)
+def test_explain_shows_a_policy_as_it_is_written(redis_server, label, policy, shown):
+    app = make_app(redis_server.url, label, redislock_on_conflict=policy)
+    explained = json.loads(run(app, "explain", "sync", "x", "--json").output)
+    assert explained["policy"] == shown
+    store_of(app).close()
+
+
+def test_commands_tell_wrong_tasks_and_show_the_locks_of_the_others(redis_server, label):
+    wrong = {"sync": {"lock_ttl": 0}, "report": {"lock_label": "{no}"}}
+    app = make_app(redis_server.url, label, task_annotations=wrong)
+    take(app, "account", "x")
+    result = run(app, "list")
+    assert result.exit_code == 0
+    assert "1 lock" in result.output
+    for what in ("Warning: task report: lock_label names", "Warning: task sync: lock_ttl=0"):
+        assert result.output.count(what) == 1
+    refused = run(app, "explain", "sync", "x")
+    assert refused.exit_code == 1
+    assert "Error: sync: task sync: lock_ttl=0 is not accepted" in refused.output
     store_of(app).close()
 
 

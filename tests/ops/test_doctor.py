@@ -68,6 +68,21 @@ def test_a_sound_set_up_has_no_problems(own_redis, label, doctor):
     assert table[-1] == "no problems"
 
 
+def test_each_task_with_wrong_options_is_an_error(redis_server, doctor):
+    found = doctor(
+        redis_server.url,
+        status=1,
+        task_annotations={"sync": {"lock_ttl": 0}, "report": {"lock_key": ["y"]}},
+        redislock_tasks={"plain": {"lock_tll": 5}},
+    )
+    *wrong, right = found["tasks"]
+    assert {level for level, _ in wrong} == {"error"}
+    starts = ("redislock_tasks['plain']: ", "task report: lock_key ", "task sync: lock_ttl=0")
+    for (_, what), start in zip(wrong, starts, strict=True):
+        assert what.startswith(start)
+    assert right == ("ok", "3 take locks")
+
+
 def test_a_task_with_options_and_without_the_base_is_named(redis_server, doctor):
     found = doctor(redis_server.url, tasks={"shop.sync": {"base": None, "lock_key": ["x"]}})
     assert found["forgotten"] == [

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, Task
+from celery import Celery, Task, shared_task
 from celery.app.trace import build_tracer
 from celery.worker.strategy import default
 
 from celery_redislock import ConfigError, SingletonTask
+from celery_redislock.compat.celery_once import QueueOnce
 from celery_redislock.tasks.target import TargetError, keys_of_call
 
 
@@ -60,9 +61,10 @@ def define(app: Celery, **options: Any) -> Any:
     ],
 )
 def test_a_strategy_that_is_not_celerys_is_refused(app, options, named) -> None:
-    define(app, **options)
+    task = define(app, **options)
+    app.finalize()
     with pytest.raises(ConfigError) as caught:
-        app.finalize()
+        task.delay()
     assert f"task shop.batch: Strategy='{named}' is not accepted" in str(caught.value)
     assert "'celery.worker.strategy:default'" in str(caught.value)
     with pytest.raises(TargetError, match="Strategy="):
@@ -71,9 +73,10 @@ def test_a_strategy_that_is_not_celerys_is_refused(app, options, named) -> None:
 
 def test_a_strategy_that_is_not_celerys_is_refused_by_redislock_tasks(app) -> None:
     app.conf.redislock_tasks = {"shop.*": {"lock_ttl": 60}}
-    define(app, base=Batches)
+    task = define(app, base=Batches)
+    app.finalize()
     with pytest.raises(ConfigError, match=r"Strategy='Batches\.Strategy' is not accepted"):
-        app.finalize()
+        task.delay()
 
 
 @pytest.mark.parametrize(
@@ -86,9 +89,10 @@ def test_celerys_own_strategy_is_accepted_however_it_is_named(app, strategy) -> 
 
 
 def test_a_class_that_hides_where_our_tracer_is_is_refused(app) -> None:
-    define(app, base=SingletonTask, __trace__=None)
+    task = define(app, base=SingletonTask, __trace__=None)
+    app.finalize()
     with pytest.raises(ConfigError, match="__trace__ is not accepted"):
-        app.finalize()
+        task.delay()
 
 
 # -- the tracer -------------------------------------------------------------------------------
@@ -137,3 +141,92 @@ def test_a_tracer_that_is_not_celerys_is_refused(app, replace) -> None:
     task = define(app, base=SingletonTask)
     with pytest.raises(ConfigError, match=r"shop\.batch: its tracer is tests\.\w+\.test_binding's"):
         task.__trace__ = replace(build_tracer(task.name, task, app=app))
+
+
+# -- a wrong option harms no other task -------------------------------------------------------
+
+
+def a_body() -> Callable[[], str]:
+    def body() -> str:
+        return "ran"
+
+    return body
+
+
+def test_a_wrong_option_of_a_shared_task_stays_on_that_task(app, redis_server) -> None:
+    app.conf.update(redislock_url=redis_server.url, redislock_eager=True)
+    bad, good = {}, {}
+    for number in range(4):  # Celery makes shared tasks in any order
+        for tasks, name, options in (
+            (good, "plain", {}),
+            (bad, "ttl", {"base": SingletonTask, "lock_ttl": -1}),
+            (bad, "key", {"base": SingletonTask, "lock_key": ["account"]}),
+            (bad, "once", {"base": QueueOnce, "once": {"keys": ["account"]}}),
+            (good, "locked", {"base": SingletonTask}),
+        ):
+            name = f"shop.{name}{number}"
+            tasks[name] = shared_task(name=name, **options)(a_body())
+    app.finalize()
+    for name in good:
+        assert app.tasks[name].apply().get() == "ran"
+    for name in bad:
+        for use in (app.tasks[name].delay, app.tasks[name].apply, app.tasks[name].lock_key_for):
+            with pytest.raises(ConfigError, match=rf"task {name}: .*(lock_ttl|lock_key|once)"):
+                use()
+
+
+def test_a_wrong_entry_of_redislock_tasks_stays_on_the_tasks_that_it_names(app) -> None:
+    app.conf.redislock_tasks = {
+        "bad.*": {"lock_tll": 5},
+        "worse": 5,
+        "fits.not": {"lock_key": ["account"]},
+        "good": {"lock_ttl": 7},
+    }
+    names = ("bad.one", "bad.two", "worse", "fits.not", "good", "plain")
+    tasks = {name: app.task(name=name, shared=False)(a_body()) for name in names}
+    app.finalize()
+    for name in names[:4]:
+        with pytest.raises(ConfigError, match=r"redislock_tasks\['(bad\.\*|worse)'\]|fits\.not: "):
+            tasks[name].delay()
+        with pytest.raises(ConfigError):
+            tasks[name].apply()
+    assert tasks["good"].lock_options.lock_ttl == 7
+    assert tasks["plain"].apply().get() == "ran"
+
+
+def test_a_wrong_setting_stays_on_the_tasks_that_take_locks(app) -> None:
+    app.conf.update(redislock_tll=5, redislock_tasks={"theirs": {}})
+    own = app.task(name="own", shared=False, base=SingletonTask)(a_body())
+    theirs, plain = (app.task(name=each, shared=False)(a_body()) for each in ("theirs", "p"))
+    app.finalize()
+    for task in (own, theirs):
+        with pytest.raises(ConfigError, match="unknown setting 'redislock_tll'"):
+            task.delay()
+    assert plain.apply().get() == "ran"
+
+
+def test_a_wrong_option_is_raised_at_once_where_that_harms_nobody(app) -> None:
+    app.finalize()
+    with pytest.raises(ConfigError, match=r"task shop\.batch: lock_ttl=0"):
+        define(app, base=SingletonTask, lock_ttl=0)
+
+    class Report(SingletonTask):
+        name = "report"
+        lock_ttl = 0
+
+        def run(self) -> None: ...
+
+    with pytest.raises(ConfigError, match="task report: lock_ttl=0"):
+        app.register_task(Report())
+
+
+def test_a_shared_task_of_a_complete_app_reaches_the_other_apps_too(app) -> None:
+    other = Celery("other", broker="memory://", set_as_current=False)
+    other.conf.redislock_url = "redis://127.0.0.1:1/0"
+    for each in (app, other):
+        each.finalize()
+    shared_task(name="shop.bad", base=SingletonTask, lock_ttl=0)(a_body())
+    for each in (app, other):
+        with pytest.raises(ConfigError, match=r"task shop\.bad: lock_ttl=0"):
+            each.tasks["shop.bad"].delay()
+    other.close()

@@ -148,9 +148,10 @@ def test_options_of_a_base_behind_ours_count(make_app) -> None:
 
 def test_a_near_miss_of_a_protected_task_is_refused(make_app) -> None:
     app = make_app(redislock_tasks={"shop.*": {}})
-    define(app, lock_keys=["a"])
+    task = define(app, lock_keys=["a"])
+    app.finalize()
     with pytest.raises(ConfigError, match=r"shop\.sync: unknown option 'lock_keys'; did you mean"):
-        app.finalize()
+        task.delay()
 
 
 # -- when it is said --------------------------------------------------------------------------

@@ -304,9 +304,10 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize(("options", "named"), CONTRADICTIONS, ids=lambda o: str(o)[:60])
 def test_what_contradicts_a_scope_is_refused(conf, options, named):
     app = make_sender(conf)
-    define(app, "contradicts", **options)
+    task = define(app, "contradicts", **options)
+    app.finalize()
     with pytest.raises(ConfigError, match="task contradicts: ") as caught:
-        app.finalize()
+        task.delay()
     assert f"{named}=" in str(caught.value)
     app.close()
 

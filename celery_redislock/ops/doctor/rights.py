@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from ...app.documents import page
 from ...servers.rights import Rights
 from .finding import ERROR, OK, UNKNOWN, WARNING, Finding
 from .patient import Patient
@@ -48,7 +49,8 @@ def check_rights(patient: Patient) -> Iterator[Finding]:
                 UNKNOWN,
                 "a server older than Redis 7 tells rights only to who may MULTI and DISCARD;"
                 " no command that could be tried is denied",
-                "compare `ACL GETUSER` with the ACL lines in docs/operations.md",
+                "compare `ACL GETUSER` with the ACL lines: see "
+                + page("operations", "Rights: the ACL lines"),
             )
             return
     denied = [words[0] for words, may in zip(commands, allowed, strict=True) if not may]

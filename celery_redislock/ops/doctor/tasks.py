@@ -8,28 +8,39 @@ from typing import Any
 from celery import Task
 
 from ...app.brokers import Redelivery
+from ...app.documents import page
+from ...app.unknown import refuse_options_of_call
+from ...errors import ConfigError
 from ...tasks.decisions import longest_countdown
 from ...tasks.deeds import SPREAD
 from ...tasks.forgotten import WHY, forgotten
-from ...tasks.protect import protect_tasks
+from ...tasks.protect import errors_of, protect_tasks
 from ...tasks.task import SingletonTask
 from .finding import ERROR, OK, WARNING, Finding, some
 from .patient import Patient
 
 
 def check_tasks(patient: Patient) -> Iterator[Finding]:
-    """Whether any task takes locks."""
+    """Whether the tasks' options are right, and any task takes locks."""
+    errors = errors_of(patient.app)
+    for error in errors:
+        yield Finding(
+            ERROR, str(error), f"correct it: no worker starts until then. See {page('options')}"
+        )
     if not patient.locks.enabled:
         yield Finding(WARNING, "redislock_enabled is False: no task takes a lock", "set it to True")
-    elif not patient.tasks:
+    elif not patient.tasks and not errors:
         yield Finding(WARNING, "no task takes locks", "use base=SingletonTask or redislock_tasks")
-    else:
+    elif patient.tasks:
         yield Finding(OK, f"{len(patient.tasks)} take locks")
 
 
 def check_names(patient: Patient) -> Iterator[Finding]:
     """Whether each entry of `redislock_tasks` protects a task."""
-    idle = protect_tasks(patient.app)
+    try:
+        idle = protect_tasks(patient.app)
+    except ConfigError:  # `check_tasks` tells it
+        return
     for pattern, why in idle:
         yield Finding(
             WARNING, f"redislock_tasks[{pattern!r}] {why}",
@@ -52,8 +63,14 @@ def check_forgotten(patient: Patient) -> Iterator[Finding]:
 
 
 def check_beat(patient: Patient) -> Iterator[Finding]:
-    """Whether a task that beat sends expires if no worker takes it in time."""
+    """Whether beat can send the tasks, and they expire if no worker takes them in time."""
     tasks = {task.name: task for task in patient.tasks}
+    for name, entry in sorted((patient.app.conf.beat_schedule or {}).items()):
+        if isinstance(entry, Mapping) and entry.get("task") in tasks:
+            try:
+                refuse_options_of_call(entry["task"], entry.get("options") or {})
+            except ConfigError as exc:
+                yield Finding(ERROR, f"{name}: {exc}", "take it out of the entry's 'options'")
     endless = [
         f"{name} ({entry['task']})"
         for name, entry in sorted((patient.app.conf.beat_schedule or {}).items())
