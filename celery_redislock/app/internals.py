@@ -16,6 +16,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 # The stack of running tasks. `send_task` makes the task on top the parent of what it sends, and has
@@ -347,6 +348,32 @@ def is_connected_still(consumer: Any, times: int) -> bool:
     connection = consumer.connection
     is_connected = connection is not None and connection.connected
     return bool(is_connected) and times_connected(consumer) == times
+
+
+def has_ended(worker: Any) -> bool:
+    """Whether the worker has ended. One that is terminated in another program, as a test's worker
+    is, sends no `worker_shutdown`.
+    """
+    from celery.bootsteps import TERMINATE
+
+    return worker.blueprint is not None and worker.blueprint.state == TERMINATE
+
+
+def bring_forward(request: Any, seconds: float) -> None:
+    """Let a message that the worker has just received be due so many seconds sooner. Only tests
+    with a clock of their own need it.
+    """
+    if request.eta is not None:
+        request._eta -= timedelta(seconds=seconds)
+
+
+def hasten(timer: Any, seconds: float) -> None:
+    """Let all that this worker's timer counts down be due so many seconds sooner, as
+    `bring_forward` does for a message that is yet to come.
+    """
+    queue = timer.schedule._queue
+    with getattr(timer, "mutex", contextlib.nullcontext()):
+        queue[:] = [each._replace(eta=each.eta - seconds) for each in queue]
 
 
 def queues_by_tag(task_consumer: Any) -> dict[str, str]:

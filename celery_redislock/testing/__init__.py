@@ -20,7 +20,9 @@ from time import sleep  # a test may replace `time.sleep` by something that call
 from typing import Any, Final, TypeVar
 
 import redis
+from celery.backends.redis import RedisBackend
 from celery.result import EagerResult
+from celery.signals import worker_init
 
 from ..errors import ConfigError, LockUnavailable, TaskSkipped
 from ..lock.heartbeat import heartbeat
@@ -30,6 +32,7 @@ from ..protocol import checks, holders
 from ..protocol.calls import Release, break_lock, holder_of
 from ..protocol.claims import Acquired, Busy, Claim, Done, to_ms
 from ..protocol.clock import clock
+from ..protocol.exchange import Query, nothing
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..protocol.tokens import new_token
@@ -146,8 +149,8 @@ class MemoryLocks:
         """Let time pass at once: for locks that expire, cool-downs, `max_wait` and `expires`.
 
         Locks that this process holds are kept, as by the heartbeat; without a heartbeat they
-        expire. Countdowns of messages are Celery's, and not shortened. Threads that wait, and a
-        worker's waiting rooms, notice within some seconds.
+        expire. Messages with a countdown that a worker in this process receives are due sooner, of
+        other tasks too. Threads that wait, and a worker, notice within some seconds.
 
         Args:
             seconds: how many, or a timedelta.
@@ -177,12 +180,32 @@ def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
     stand_in.current = stand_in.StandIn(server, eager)
     # With the uid, as Celery 5.5 takes methods of two objects for the same receiver.
     lock_conflict.connect(locks._note, weak=False, dispatch_uid=id(locks))
+    worker_init.connect(_refuse_dead_backend)
     try:
         yield locks
     finally:
         lock_conflict.disconnect(dispatch_uid=id(locks))
         stand_in.current = before
         locks._travel.end(is_last=before is None)
+
+
+def _refuse_dead_backend(sender: Any, **kwargs: Any) -> None:
+    """Do not start a worker in this process that could not store results, if the tests replaced
+    only the broker: Celery would try for 20 s, while the test waits.
+    """
+    backend = sender.app.backend
+    if stand_in.current is None or not isinstance(backend, RedisBackend):
+        return
+    try:
+        Node(pools_like(backend.client)).ask(Query([("PING",)], nothing))
+    except LockUnavailable as exc:
+        # Celery only logs a receiver's ordinary errors.
+        raise SystemExit(
+            f"celery_redislock.testing: the result backend {backend.as_uri()} does not answer, so"
+            " no test could get a result; replace it as well as the broker, before the app is"
+            f" used: app.conf.update(broker_url='memory://', result_backend='cache+memory://')"
+            f" ({exc.reason})"
+        ) from exc
 
 
 # -- other holders ----------------------------------------------------------------------------

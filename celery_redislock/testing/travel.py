@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
+from celery import signals
+
+from ..app.housekeeper import housekeeper
+from ..app.internals import bring_forward, hasten
 from ..lock.heartbeat import heartbeat
 from ..lock.lease import Lease
 from ..protocol.clock import clock
@@ -65,6 +70,10 @@ class _Clocks:
 _clocks: Final = _Clocks()
 
 
+#: The header of a message that says how far the clocks were ahead when it was sent.
+_AHEAD: Final = "redislock_ahead"
+
+
 class Travel:
     """Moves the clocks ahead, until `end`.
 
@@ -77,9 +86,25 @@ class Travel:
         self._server = server
         self._client = client
         self._travelled = 0.0
+        #: The timers of workers in this process, which count down for messages.
+        self._timers: weakref.WeakSet[Any] = weakref.WeakSet()
+        # With the uid, see `memory_locks`.
+        signals.before_task_publish.connect(self._on_publish, dispatch_uid=id(self))
+        signals.task_received.connect(self._on_received, dispatch_uid=id(self))
+
+    def _on_publish(self, headers: Any = None, **kwargs: Any) -> None:
+        if self._travelled and isinstance(headers, dict):
+            headers[_AHEAD] = self._travelled
+
+    def _on_received(self, sender: Any, request: Any, **kwargs: Any) -> None:
+        """Shorten a message's countdown by the time that passed while it was on its way."""
+        bring_forward(request, self._travelled - request.request_dict.get(_AHEAD, 0.0))
+        self._timers.add(sender.timer)
 
     def advance(self, seconds: float) -> None:
         """Let so many seconds pass, in which the holders in this process kept their locks."""
+        for timer in list(self._timers):
+            hasten(timer, seconds)
         for lease in heartbeat.live():
             if isinstance(lease, Lease) and lease.server is self._server:
                 self._client.eval(_KEEP, 1, lease.key, lease.stored, round(seconds * 1000))
@@ -87,12 +112,15 @@ class Travel:
                 lease.next_beat += seconds
         self._travelled += seconds
         _clocks.move(seconds)
-        # Who blocks in the memory looks at the clock again, and so does the heartbeat.
+        # Who blocks in the memory looks at the clock again, and so do the background threads.
         self._client.set("redislock:time", self._travelled, px=1)
         heartbeat.call_soon(_nothing)
+        housekeeper.add(_nothing)
 
     def end(self, is_last: bool) -> None:
         """Set the clocks back. `is_last`: there is no other memory."""
+        signals.before_task_publish.disconnect(dispatch_uid=id(self))
+        signals.task_received.disconnect(dispatch_uid=id(self))
         _clocks.move(-self._travelled)
         self._travelled = 0.0
         if is_last:
@@ -100,4 +128,4 @@ class Travel:
 
 
 def _nothing() -> None:
-    """Do nothing, in the heartbeat's thread, which looks at its clock then."""
+    """Do nothing, in a background thread, which looks at its clock then."""

@@ -9,11 +9,13 @@ import logging
 import sys
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 from celery import signals
 
 from ..app.delivery import KEY, Kept
+from ..app.internals import has_ended
 from ..app.settings import app_locks, has_locks, setting_names
 from ..app.unknown import refuse_unknown_settings
 from ..errors import ConfigError, LockUnavailable
@@ -54,6 +56,7 @@ def _on_worker_init(sender: Any, **kwargs: Any) -> None:
 
     if not isinstance(sender, Worker):  # a worker within another program, whose log is set up
         _on_log_is_there(sender, sender)
+        _look_after_rooms(sender)  # Celery sends no worker_ready for it
 
 
 def _prepare_tasks(app: Any) -> list[tuple[str, str]]:
@@ -113,12 +116,16 @@ def _say_where(app: Any) -> None:
 
 
 def _on_worker_ready(sender: Any, **kwargs: Any) -> None:
-    app = sender.app
-    if not _has_rooms(app):
+    _look_after_rooms(sender.controller)
+
+
+def _look_after_rooms(worker: Any) -> None:
+    """Look after the waiting rooms of the worker's tasks until it ends."""
+    if not _has_rooms(worker.app):
         return
     from .sweeper import Sweeper  # only workers need it
 
-    Sweeper(app).start()
+    Sweeper(worker.app).start(until=partial(has_ended, worker))
 
 
 def _has_rooms(app: Any) -> bool:

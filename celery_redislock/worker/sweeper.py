@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -39,10 +40,20 @@ class Sweeper:
         fleet = hashlib.sha256("\n".join([app.main or "", *known]).encode())
         self._turn = sweep_key(prefix, broker_of(app), fleet.hexdigest()[:16])
 
-    def start(self) -> None:
-        """Look again and again, in the housekeeper's thread. An error of one stops no other."""
-        for look in (settle_revoked, self.sweep):
-            Chore(look, lambda: True, SWEEP_EVERY).begin()
+    def start(self, until: Callable[[], bool]) -> None:
+        """Look again and again, in the housekeeper's thread. An error of one stops no other.
+
+        Args:
+            until: whether to stop. A test suite may have one worker after another in its process.
+        """
+
+        def sweep() -> None:
+            # Where tests replace the lock server, there is none before and after.
+            if not until() and app_locks(self._app).knows_server:
+                self.sweep()
+
+        for look in (settle_revoked, sweep):
+            Chore(look, lambda: not until(), SWEEP_EVERY).begin()
 
     def sweep(self) -> None:
         """Look which rooms are due soon, and look after each of them at its time.

@@ -33,7 +33,12 @@ PUBLIC = {
     *("celery", "celery.signals", "celery.states", "celery.exceptions", "celery.result"),
     *("celery.app.task", "celery.bin.base", "celery.schedules", "celery.worker"),
     *("celery.worker.control", "celery.worker.request", "celery.apps.worker"),
-    *("celery.backends.base", "celery.backends.rpc", "celery.concurrency.prefork"),
+    *(
+        "celery.backends.base",
+        "celery.backends.redis",
+        "celery.backends.rpc",
+        "celery.concurrency.prefork",
+    ),
     *("celery.concurrency.solo", "celery.utils.dispatch", "celery.utils.imports"),
     *("celery.contrib.django.task", "celery.utils.saferepr"),
     *("celery.utils.time", "kombu", "kombu.common", "kombu.serialization", "kombu.transport"),

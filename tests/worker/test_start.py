@@ -6,9 +6,12 @@ import logging
 
 import pytest
 from celery import Celery, signals
+from celery.contrib.testing.worker import start_worker
 
-from celery_redislock import ConfigError, SingletonTask
+from celery_redislock import ConfigError, Queue, SingletonTask
+from celery_redislock.testing import memory_locks
 from celery_redislock.worker import start
+from tests.support.waiting import eventually, never
 
 
 class Within:
@@ -44,3 +47,36 @@ def test_a_worker_whose_tasks_cannot_be_prepared_does_not_start(monkeypatch, err
     worker.app = Celery("unprepared", set_as_current=False)
     with pytest.raises(SystemExit, match=f"redislock: {error}"):
         signals.worker_init.send(sender=worker)
+
+
+def test_a_worker_that_ended_looks_after_no_rooms():
+    """A suite may start hundreds of workers in one process."""
+    app = Celery("brief", broker="memory://", backend="cache+memory://", set_as_current=False)
+    with memory_locks() as locks:
+
+        def looks():
+            return locks.client.keys("*:sweep:*")
+
+        @app.task(base=SingletonTask, shared=False, name="brief", on_conflict=Queue())
+        def brief(): ...
+
+        with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):
+            eventually(looks, "it looks after rooms")
+        eventually(lambda: not looks(), "its turn is over")
+        never(looks, "it looks again", 2.5)
+    app.close()
+
+
+def test_a_worker_without_a_result_backend_says_so_at_once():
+    app = Celery("half", broker="memory://", set_as_current=False)
+    app.conf.result_backend = "redis://:secret@127.0.0.1:1/0"
+    does_not_answer = r"redis://.*127\.0\.0\.1:1/0 does not answer"
+    with (
+        memory_locks(),
+        pytest.raises(SystemExit, match=does_not_answer) as told,
+        start_worker(app, pool="solo", perform_ping_check=False),
+    ):
+        raise AssertionError("it started")
+    assert "secret" not in str(told.value)
+    assert "result_backend='cache+memory://'" in str(told.value)
+    app.close()
