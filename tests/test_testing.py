@@ -146,6 +146,51 @@ def test_assertions_say_who_holds_a_lock(define: Any, redislock_memory: MemoryLo
             assert_free(task, 5)
 
 
+# -- tasks that `redislock_tasks` names ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "defined",
+    ["before", "before, and looked at", "after", "when the app is complete", "as a class"],
+)
+def test_a_task_that_the_settings_name_is_locked_whenever_it_is_defined(
+    app: Celery, label: str, defined: str
+) -> None:
+    app.conf.redislock_tasks = {f"{label}.*": {"lock_ttl": 5}, f"{label}.free": None}
+
+    def define(name: str) -> Any:
+        if defined == "as a class":
+            cls = type("Plain", (app.Task,), {"name": f"{label}.{name}", "run": lambda self: "ran"})
+            return app.register_task(cls())
+        return app.task(shared=False, name=f"{label}.{name}")(runs)
+
+    if defined == "when the app is complete":
+        app.finalize()
+    early = [define("sync"), define("free")] if defined.startswith("before") else None
+    if early and defined.endswith("looked at"):  # as pytest's collection does
+        assert [each.name for each in early] == [f"{label}.sync", f"{label}.free"]
+    with memory_locks() as locks:
+        sync, free = early or [define("sync"), define("free")]
+        with hold_lock(sync) as held:
+            assert held.key == sync.lock_key_for()
+            assert_skipped(sync.apply())
+            assert free.apply().get() == "ran", "it is exempt from the glob"
+            with pytest.raises(TypeError, match=r"\.free takes no lock: .*redislock_tasks"):
+                hold_lock(free)
+        assert sync.apply().get() == "ran"
+        assert locks.outcomes() == ["skipped"]
+
+
+def test_a_lock_is_held_of_a_task_that_was_not_called_yet(
+    app: Celery, conf: Any, label: str
+) -> None:
+    app.conf.update(redislock_url=conf["redislock_url"], redislock_tasks={label: {}})
+    task = app.task(shared=False, name=label)(runs)
+    with hold_lock(task):
+        assert_locked(task)
+    assert_free(task)
+
+
 # -- losing the lock --------------------------------------------------------------------------
 
 

@@ -173,22 +173,26 @@ def before_send_task(app: Any, check: Callable[[str, Mapping[str, Any]], None]) 
     app.send_task = send_task
 
 
-class _Pending:
-    """Looks to Celery like a task that it has not made yet."""
+def on_registration(app: Any, callback: Callable[[Any], None]) -> None:
+    """Call this with each task that is registered from now on, before Celery binds it.
 
-    def __init__(self, callback: Callable[[], Any]) -> None:
-        self._callback = callback
-
-    def __maybe_evaluate__(self) -> None:
-        self._callback()
-
-
-def after_registration(app: Any, callback: Callable[[], Any]) -> None:
-    """Call this when all tasks that are pending now are registered, before any is bound.
-
-    No signal is sent at that time: `on_after_finalize` comes after the tasks were bound.
+    No signal is sent at that time, and `on_after_finalize` comes after the tasks were bound.
     """
-    app._pending.append(_Pending(callback))
+    registry = app._tasks
+
+    class Registry(type(registry)):  # type: ignore[misc]
+        def __setitem__(self, name: str, task: Any) -> None:
+            callback(task)
+            super().__setitem__(name, task)
+
+    registry.__class__ = Registry
+
+
+def apps_so_far() -> list[Any]:
+    """The apps of this process."""
+    from celery import _state
+
+    return list(_state._get_active_apps())
 
 
 def is_decorated(attributes: Mapping[str, Any]) -> bool:

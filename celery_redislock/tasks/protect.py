@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Final
 
-from ..app.internals import after_registration, on_app_complete, tasks_so_far
+from ..app.internals import on_app_complete, on_registration, tasks_so_far
 from ..app.options import OPTIONS
 from ..app.settings import Elsewhere, given_settings
 from ..app.unknown import refuse_unknown_option
@@ -17,6 +18,8 @@ from .binding import REFUSED
 from .task import SingletonTask
 
 _PROTECTED: Final = "_redislock_protected"
+#: The apps whose tasks are locked as they are registered.
+_watched: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
 def protect_tasks(app: Any) -> list[tuple[str, str]]:
@@ -34,18 +37,42 @@ def protect_tasks(app: Any) -> list[tuple[str, str]]:
     idle = dict.fromkeys(wanted, "matches no task of this app")
     used = set()
     for name, task in list(tasks_so_far(app).items()):
-        pattern = _pattern_for(name, wanted)
-        if pattern is None or name.startswith("celery."):
+        pattern = _protect_one(task, wanted)
+        if pattern is None:
             continue
-        if not isinstance(task, SingletonTask):
-            _protect(task, wanted[pattern], pattern)
-        if _PROTECTED in vars(type(task)):
+        if _PROTECTED in vars(type(task)) or (
+            wanted[pattern] is None and not isinstance(task, SingletonTask)
+        ):
             used.add(pattern)
         else:
             idle[pattern] = f"is ignored: {name} is a SingletonTask and has options of its own"
     for pattern, options in wanted.items():
         _refuse_wrong(pattern, options)
     return sorted((pattern, why) for pattern, why in idle.items() if pattern not in used)
+
+
+def protect_all(app: Any) -> None:
+    """Lock the tasks that `redislock_tasks` names, those that are registered so far and those that
+    will be, also if the app is not complete. What is wrong is kept by the tasks that it is about.
+    """
+    if app not in _watched:
+        _watched.add(app)
+        on_registration(app, partial(_protect_next, app))
+    if not tasks_so_far(app):
+        return  # the settings may not be there yet
+    with contextlib.suppress(ConfigError):
+        protect_tasks(app)
+    for task in list(tasks_so_far(app).values()):
+        if isinstance(task, SingletonTask) and task.lock_options is None:
+            with contextlib.suppress(ConfigError):
+                task.bind(app)
+
+
+def _protect_next(app: Any, task: Any) -> None:
+    # An error would keep other tasks from being bound. The tasks that it is about have it; a
+    # worker's start ends with it, and the checks tell it.
+    with contextlib.suppress(ConfigError):
+        _protect_one(task, _wanted(app))
 
 
 def errors_of(app: Any) -> list[ConfigError]:
@@ -79,8 +106,13 @@ def _wanted(app: Any) -> dict[str, Any]:
 
 def _refuse_wrong(pattern: str, options: Any) -> None:
     where = f"redislock_tasks[{pattern!r}]"
+    if options is None:
+        return
     if not isinstance(options, Mapping):
-        raise ConfigError(f"{where}={options!r} is not accepted; it must be a dict of options")
+        raise ConfigError(
+            f"{where}={options!r} is not accepted; it must be a dict of options, or None, which"
+            " exempts from a glob"
+        )
     for option in options:
         if option not in OPTIONS:
             refuse_unknown_option(where, str(option))
@@ -104,6 +136,14 @@ def pattern_of(task: Any) -> str | None:
     return pattern
 
 
+def _protect_one(task: Any, wanted: Mapping[str, Any]) -> str | None:
+    """Lock the task if it is to be locked and is not. Returns the entry that names it, if any."""
+    pattern = None if task.name.startswith("celery.") else _pattern_for(task.name, wanted)
+    if pattern is not None and wanted[pattern] is not None and not isinstance(task, SingletonTask):
+        _protect(task, wanted[pattern], pattern)
+    return pattern
+
+
 def _protect(task: Any, options: Any, pattern: str) -> None:
     cls, given, refused = type(task), {}, None
     try:
@@ -118,14 +158,7 @@ def _protect(task: Any, options: Any, pattern: str) -> None:
 
 def _on_app_complete(app: Any) -> None:
     if has_setting(app):
-        after_registration(app, partial(_protect_pending, app))  # Celery binds every task next
-
-
-def _protect_pending(app: Any) -> None:
-    # An error would keep other tasks from being bound. The tasks that it is about have it; a
-    # worker, which calls this again, ends with it, and the checks tell it.
-    with contextlib.suppress(ConfigError):
-        protect_tasks(app)
+        protect_all(app)
 
 
 on_app_complete(_on_app_complete)

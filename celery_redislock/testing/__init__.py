@@ -24,6 +24,7 @@ from celery.backends.redis import RedisBackend
 from celery.result import EagerResult
 from celery.signals import worker_init
 
+from ..app.internals import apps_so_far
 from ..errors import ConfigError, LockUnavailable, TaskSkipped
 from ..lock.heartbeat import heartbeat
 from ..lock.lease import Lease
@@ -42,7 +43,8 @@ from ..servers.node import Node
 from ..servers.server import Server
 from ..signals import ConflictDetails, lock_conflict
 from ..tasks.current import current_lock
-from ..tasks.locked import Calls
+from ..tasks.locked import Calls, LockedTask
+from ..tasks.protect import protect_all
 from ..tasks.room import follow
 from .travel import Travel
 
@@ -174,6 +176,8 @@ def memory_locks(eager: bool = True) -> Iterator[MemoryLocks]:
         eager: True: `.apply()` and `task_always_eager` take locks. False: only if
             `redislock_eager` is True.
     """
+    for app in apps_so_far():
+        protect_all(app)  # which a worker does at its start
     before = stand_in.current
     server = MemoryServer()
     locks = MemoryLocks(server)
@@ -257,6 +261,7 @@ def hold_lock(what: Any, *args: Any, **kwargs: Any) -> HeldLock:
 
     Raises:
         AssertionError: the lock is held already.
+        TypeError: the task takes no lock.
     """
     __tracebackhide__ = True
     server, keys, ttl = _lock_of(what, args, kwargs)
@@ -318,6 +323,13 @@ def lose_lock(what: Any = None, *args: Any, **kwargs: Any) -> None:
 def _lock_of(what: Any, args: Any, kwargs: Any) -> tuple[Server, LockKeys, float]:
     if isinstance(what, NamedLock):
         return what._server, what._keys, what.ttl
+    if not isinstance(what, LockedTask | Calls):
+        protect_all(what.app)
+        if not isinstance(what, LockedTask):
+            raise TypeError(
+                f"{what.name} takes no lock: its base is not SingletonTask, and redislock_tasks"
+                " does not name it"
+            )
     keys: LockKeys = what.keys_of_call(args, kwargs)
     task = what.task if isinstance(what, Calls) else what
     return task.app_locks.server, keys, task.lock_options.lock_ttl

@@ -159,7 +159,7 @@ def test_all_that_is_overridden_is_listed():
 
 def test_every_function_there_is_used():
     texts = [path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")]
-    text = "\n".join(text for text in texts if "def after_registration" not in text)
+    text = "\n".join(text for text in texts if "def on_registration" not in text)
     own = [
         name for name, value in vars(internals).items()
         if getattr(value, "__module__", None) == internals.__name__ and name[0] != "_"
