@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Final
 
-from ..app.internals import on_app_complete, on_registration, tasks_so_far
+from ..app.internals import on_app_complete, on_registration, real_app, tasks_so_far
 from ..app.options import OPTIONS
 from ..app.settings import Elsewhere, given_settings
 from ..app.unknown import refuse_unknown_option
@@ -55,6 +55,7 @@ def protect_all(app: Any) -> None:
     """Lock the tasks that `redislock_tasks` names, those that are registered so far and those that
     will be, also if the app is not complete. What is wrong is kept by the tasks that it is about.
     """
+    app = real_app(app)
     if app not in _watched:
         _watched.add(app)
         on_registration(app, partial(_protect_next, app))
