@@ -142,7 +142,7 @@ def test_the_check_warns_of_what_doctor_finds_without_a_server(check: Any) -> No
     @shared_task(base=LockedTask, lock_key="both", lock_limit=2)
     def two(): ...
 
-    @shared_task(base=LockedTask, lock_key="both", lock_limit=3)
+    @shared_task(base=LockedTask, lock_key="both", lock_limit=3, lock_max_hold=90)
     def three(): ...
     """
     settings = """
@@ -155,8 +155,103 @@ def test_the_check_warns_of_what_doctor_finds_without_a_server(check: Any) -> No
     numbers = ["E007", "W002", "W003", "W004", "W005"]
     assert sorted(ids) == [f"redislock.{number}" for number in numbers], said
     assert said.count("proj.tasks.forgotten") == 1, "the log does not say it too"
+    assert "lock_max_hold=90 and no time limit" in said
     silenced = f"SILENCED_SYSTEM_CHECKS = {[f'redislock.{number}' for number in numbers]}"
     assert check(tasks, f"{dedent(settings)}\n{silenced}")[:2] == (0, [])
+
+
+def test_that_a_body_may_hang_is_said_before_the_deployment(check: Any) -> None:
+    """And not to a newcomer at each command."""
+    settings = "CELERY_TASK_TIME_LIMIT = None"
+    tasks = """
+    @shared_task(base=LockedTask)
+    def another(): ...
+    """
+    assert check(tasks, settings) == (0, [], "")
+    _, ids, said = check(tasks, settings, more=("--deploy",))
+    assert ids == ["redislock.W005"]
+    assert "holds its lock for ever: proj.tasks.another, proj.tasks.sync" in said
+    assert check(tasks, more=("--deploy",))[1] == [], "there is a limit"
+
+
+@pytest.mark.parametrize(
+    ("settings", "number", "what"),
+    [
+        ("CELERY_REDISLOCK_TASKS = ['proj.tasks.sync']", "E001", "must be a dict of task names"),
+        ("CELERY_REDISLOCK_TASKS = {5: {}}", "E001", r"redislock_tasks\[5\]"),
+        ("CELERY_BEAT_SCHEDULE = [{'task': 'proj.tasks.sync'}]", "E004", "beat_schedule is a list"),
+        (
+            "CELERY_BEAT_SCHEDULE = {5: {'task': 'proj.tasks.sync'}, 'x': {'task': ['a']}}",
+            *("W004", "5 .proj.tasks.sync."),
+        ),
+        (
+            "CELERY_BEAT_SCHEDULE = {'x': {'task': 'proj.tasks.sync', 'options': [5]}}",
+            *("W004", "cannot tell: AttributeError"),
+        ),
+        ("CELERY_BROKER_TRANSPORT_OPTIONS = ['x']", "E001", "broker_transport_options must be"),
+        ("CELERY_RESULT_BACKEND_TRANSPORT_OPTIONS = 'x'", "E001", "not a str"),
+        ("CELERY_TASK_TIME_LIMIT = '60'", "W006", "cannot tell: TypeError"),
+    ],
+)
+def test_a_setting_of_the_wrong_type_is_a_finding(
+    check: Any, settings: str, number: str, what: str
+) -> None:
+    _, ids, said = check("LockedTask.acks_late = True", settings)
+    assert ids == [f"redislock.{number}"], said
+    assert "Traceback" not in said
+    assert re.search(what, said), said
+
+
+WITH_DATABASE = """
+DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": "{}"}}}}
+INSTALLED_APPS = ["django.contrib.contenttypes", "celery_redislock.django", "proj"]
+"""
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        "first = ContentType.objects.first()",
+        "LIMIT = ContentType.objects.get(pk=0).pk",
+        dedent(
+            """
+            try:
+                LIMIT = ContentType.objects.get().pk
+            except Exception as exc:
+                raise RuntimeError("no limit is known") from exc
+            """
+        ),
+    ],
+)
+def test_tasks_that_ask_the_database_at_import_do_not_keep_it_from_being_made(
+    check: Any, tmp_path: Path, asking: str
+) -> None:
+    tasks = f"from django.contrib.contenttypes.models import ContentType\n{asking}\n"
+    settings = WITH_DATABASE.format(tmp_path / "new.sqlite3")
+    status, ids, said = check(tasks, settings)
+    assert (status, ids) == (0, ["redislock.W009"]), said
+    for command in ("makemigrations", "migrate"):
+        done = python("-m", "django", command)
+        assert done.returncode == 0, done.stderr
+    assert check(tasks, settings)[0] == 0
+
+
+def test_the_check_names_tasks_that_lack_what_celery_gives_in_django(check: Any) -> None:
+    status, ids, said = check(
+        """
+        from celery_redislock import SingletonTask
+
+        @shared_task(base=SingletonTask)
+        def plain(): ...
+
+        @shared_task
+        def other(): ...
+        """,
+        "CELERY_REDISLOCK_TASKS = {'proj.tasks.other': {}}",
+    )
+    assert (status, ids) == (0, ["redislock.W011"]), said
+    assert "base is not LockedTask: proj.tasks.plain\n" in said
+    assert "base=LockedTask" in said
 
 
 def test_the_check_says_that_tasks_cannot_be_loaded_or_that_there_is_no_app(check: Any) -> None:

@@ -53,6 +53,8 @@ def _wanted(app: Any) -> dict[str, Mapping[str, Any]]:
         )
     for pattern, options in setting.items():
         where = f"redislock_tasks[{pattern!r}]"
+        if not isinstance(pattern, str):
+            raise ConfigError(f"{where} is not accepted; it must be a task's name or a glob, a str")
         if not isinstance(options, Mapping):
             raise ConfigError(f"{where}={options!r} is not accepted; it must be a dict of options")
         for option in options:
