@@ -333,6 +333,8 @@ def test_the_admin_shows_who_holds_the_rows_locks_and_takes_them_away() -> None:
     assert re.fullmatch(took, text)
     assert said["by"] == ["anna"]
 
+    assert said["many"] == [200, 1100, 2, [True, True]], "1,100 rows were chosen at once"
+
     status, unfit, unfit_action = said["unfit"]
     assert status == 200, "the list is shown"
     assert unfit[0].startswith("unknown: ")
