@@ -298,6 +298,20 @@ def test_a_test_of_the_project_needs_no_redis(monkeypatch: pytest.MonkeyPatch) -
     assert "Ran 2 tests" in done.stderr
 
 
+# -- transactions -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tests", ["Committed", "NeverCommitted"])
+def test_a_lock_is_held_until_the_transaction_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tests: str
+) -> None:
+    """The tests of a project's, which Django runs."""
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.recipes.transactions_settings")
+    done = python("-m", "django", "test", f"tests.recipes.django_transactions.{tests}")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Ran \d\d? tests", done.stderr)
+
+
 # -- the admin --------------------------------------------------------------------------------
 
 
