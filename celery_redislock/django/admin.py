@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -44,7 +43,9 @@ class LockAdminMixin:
     """
 
     lock_task: Any = None
-    actions: Sequence[Any] = ("break_locks",)
+    actions: Any = (
+        "break_locks",
+    )  # of no type: django-stubs' is not the one of Django's documents
 
     def lock_args(self, obj: Any) -> tuple[Any, ...]:
         """The arguments of the task's call for this row, all that have no default, also those that
