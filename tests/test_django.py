@@ -254,6 +254,68 @@ def test_the_check_names_tasks_that_lack_what_celery_gives_in_django(check: Any)
     assert "base=LockedTask" in said
 
 
+DJANGOS = "django.core.cache.backends.redis.RedisCache"
+OTHERS = "django_redis.cache.RedisCache"  # nobody imports it: no cache is used
+
+
+@pytest.mark.parametrize(
+    ("backend", "more", "url", "shared"),
+    [
+        (DJANGOS, "'LOCATION': 'redis://localhost'", "redis://127.0.0.1:6379/0", True),
+        (DJANGOS, "'LOCATION': 'redis://127.0.0.1:6379/1'", "redis://127.0.0.1:6379/0", False),
+        (DJANGOS, "'LOCATION': 'redis://a;redis://b:7/2'", "rediss://u:p@b:7/2", True),
+        (DJANGOS, "'LOCATION': ['redis://a', 'redis://b']", "redis://b:6380", False),
+        (DJANGOS, "'LOCATION': 'redis://h', 'OPTIONS': {'db': '3'}", "redis://h/3", True),
+        (DJANGOS, "'LOCATION': 'redis://h', 'OPTIONS': {'db': 3}", "redis://h/0", False),
+        (
+            *(OTHERS, "'LOCATION': 'redis://h', 'OPTIONS': {'CONNECTION_POOL_KWARGS': {'db': 3}}"),
+            *("redis://h/3", True),
+        ),
+        (
+            OTHERS,
+            "'LOCATION': 'unix:///r.sock?db=1'",
+            "redis+socket:///r.sock?virtual_host=1",
+            True,
+        ),
+        (OTHERS, "'LOCATION': 'redis://n:7000'", "redis+cluster://m:7000,n:7000", True),
+        (OTHERS, "'LOCATION': 'redis://c/1'", "redlock://a,b,c/1", True),
+        (OTHERS, "'LOCATION': 'redis://c:port'", "redis://c/1", False),
+        ("django.core.cache.backends.locmem.LocMemCache", "'LOCATION': 'h'", "redis://h", False),
+    ],
+)
+def test_the_check_warns_of_a_cache_in_the_database_of_the_locks(
+    check: Any, backend: str, more: str, url: str, shared: bool
+) -> None:
+    _, ids, said = check(
+        settings=f"CELERY_REDISLOCK_URL = {url!r}\n"
+        f"CACHES = {{'default': {{'BACKEND': 'django.core.cache.backends.dummy.DummyCache'}},"
+        f" 'pages': {{'BACKEND': {backend!r}, {more}}}}}",
+        more=("--tag", "redislock"),
+    )
+    assert ids == (["redislock.W010"] if shared else []), said
+    assert ("Django's cache pages: its clear() flushes it" in said) is shared
+
+
+def test_a_worker_and_doctor_warn_of_a_cache_in_the_database_of_the_locks(
+    check: Any, redis_server: RedisServer
+) -> None:
+    cache = {"BACKEND": DJANGOS, "LOCATION": f"{redis_server.url}/{DB}"}
+    urls = "CELERY_BROKER_URL = CELERY_RESULT_BACKEND = CELERY_REDISLOCK_URL"
+    check(settings=f"{urls} = '{redis_server.url}/{DB}'\nCACHES = {{'default': {cache}}}")
+    warning = "the locks are in the database of Django's cache default"
+    command = [sys.executable, "-m", "celery", "-A", "proj"]
+    assert warning in " ".join(python(*command[1:], "redislock", "doctor").stdout.split())
+    with subprocess.Popen(
+        [*command, "worker", "-P", "solo", "-l", "WARNING"],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as worker:  # fmt: skip
+        assert worker.stderr is not None
+        try:
+            assert any(warning in line for line in worker.stderr)
+        finally:
+            worker.kill()
+
+
 def test_the_check_says_that_tasks_cannot_be_loaded_or_that_there_is_no_app(check: Any) -> None:
     status, ids, said = check("import nothing_at_all")
     assert (status, ids) == (1, ["redislock.E002"])

@@ -43,9 +43,7 @@ class LockAdminMixin:
     """
 
     lock_task: Any = None
-    actions: Any = (
-        "break_locks",
-    )  # of no type: django-stubs' is not the one of Django's documents
+    actions: Any = ("break_locks",)  # Any, as type checkers compare it with ModelAdmin's
 
     def lock_args(self, obj: Any) -> tuple[Any, ...]:
         """The arguments of the task's call for this row, all that have no default, also those that

@@ -29,6 +29,7 @@ NUMBERS: Final = {
     "max hold": 5,
     "visibility": 6,
     "limits": 7,
+    "cache": 10,
 }
 _OPTIONS: Final = "The options and settings are in docs/options.md of celery-redislock."
 

@@ -28,6 +28,7 @@ OF_SERVER: Final[dict[str, Check]] = {
     "cluster": server.check_cluster,
     "rights": rights.check_rights,
     "prefix": keys.check_prefix,
+    "database": keys.check_neighbours,
     "not taken": keys.check_untaken,
 }
 #: The checks that read only settings.
@@ -38,6 +39,7 @@ OF_SETTINGS: Final[dict[str, Check]] = {
     "max hold": tasks.check_hold,
     "visibility": tasks.check_visibility,
     "limits": tasks.check_limits,
+    "cache": keys.check_caches,
 }
 #: What of these a project may leave open until it is deployed. `doctor` always looks.
 FOR_PRODUCTION: Final[dict[str, Check]] = {"max hold": tasks.check_endless}
