@@ -172,6 +172,8 @@ def test_that_a_body_may_hang_is_said_before_the_deployment(check: Any) -> None:
     assert ids == ["redislock.W005"]
     assert "holds its lock for ever: proj.tasks.another, proj.tasks.sync" in said
     assert check(tasks, more=("--deploy",))[1] == [], "there is a limit"
+    wrong = check(tasks, "CELERY_REDISLOCK_TTL = 'long'", more=("--deploy",))
+    assert wrong[1] == ["redislock.E001"], "and it is said once"
 
 
 @pytest.mark.parametrize(
@@ -280,6 +282,7 @@ OTHERS = "django_redis.cache.RedisCache"  # nobody imports it: no cache is used
         (OTHERS, "'LOCATION': 'redis://n:7000'", "redis+cluster://m:7000,n:7000", True),
         (OTHERS, "'LOCATION': 'redis://c/1'", "redlock://a,b,c/1", True),
         (OTHERS, "'LOCATION': 'redis://c:port'", "redis://c/1", False),
+        (OTHERS, "'LOCATION': 5, 'OPTIONS': []", "redis://c/1", False),
         ("django.core.cache.backends.locmem.LocMemCache", "'LOCATION': 'h'", "redis://h", False),
     ],
 )

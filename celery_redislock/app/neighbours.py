@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from ..errors import ConfigError
@@ -56,21 +56,22 @@ def caches_beside(locks: AppLocks) -> list[str]:
     if django is None or not django.settings.configured or locks.address is None:
         return []
     ours = databases_of(source_from_url(*locks.address))
-    caches = django.settings.CACHES
-    return [name for name, cache in caches.items() if not ours.isdisjoint(_databases(cache))]
+    try:
+        caches = django.settings.CACHES.items()
+        return [name for name, cache in caches if not ours.isdisjoint(_databases(cache))]
+    except (AttributeError, TypeError):
+        return []  # of the wrong type: Django says so when a cache is used
 
 
 def _databases(cache: Any) -> Iterator[str]:
     """The databases of a cache of Django's, in whichever class's form."""
-    if not isinstance(cache, Mapping):
-        return
     urls, options = cache.get("LOCATION"), cache.get("OPTIONS") or {}
     pool = options.get("CONNECTION_POOL_KWARGS") or {}  # as django-redis has it
     database = options.get("db", pool.get("db"))
-    for url in re.split("[;,]", urls) if isinstance(urls, str) else urls or ():
-        if is_redis_url(url):
-            try:
-                source = source_from_url(url, {} if database is None else {"db": database})
-            except ConfigError:
-                continue  # the cache itself will say so
-            yield from databases_of(source)
+    urls = re.split("[;,]", urls) if isinstance(urls, str) else urls
+    for url in filter(is_redis_url, urls or ()):
+        try:
+            source = source_from_url(url, {} if database is None else {"db": database})
+        except ConfigError:
+            continue  # the cache itself will say so
+        yield from databases_of(source)

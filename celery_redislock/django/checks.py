@@ -54,6 +54,7 @@ def check_for_production() -> list[checks.CheckMessage]:
     if app is None:
         return []
     try:
+        app_locks(app, refresh=True)
         load_tasks(app)
     except Exception:
         return []  # `check_locks` says so

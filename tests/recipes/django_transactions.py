@@ -55,6 +55,14 @@ class Names:
     def prices(self):
         return [each.price for each in Product.objects.all()]
 
+    def test_a_request_holds_it_until_its_transaction_has_ended(self):
+        client = Client(raise_request_exception=False)
+        for end, status, left in (("raise", 500, 1), ("set_rollback", 204, 1), ("commit", 204, 2)):
+            answer = client.get(f"/price/{end}", {"name": self.name})
+            assert answer.status_code == status, end
+            assert not self.locked, end
+            assert self.prices() == [left], end
+
 
 class Committed(Names, TransactionTestCase):
     databases = ALIASES
@@ -285,14 +293,6 @@ class Committed(Names, TransactionTestCase):
         eventually(lambda: lock.lost, "it is known to be lost", 30)
         return thief
 
-    def test_a_request_holds_it_until_its_transaction_has_ended(self):
-        client = Client(raise_request_exception=False)
-        for end, status, left in (("raise", 500, 1), ("set_rollback", 204, 1), ("commit", 204, 2)):
-            answer = client.get(f"/price/{end}", {"name": self.name})
-            assert answer.status_code == status, end
-            assert not self.locked, end
-            assert self.prices() == [left], end
-
     def test_arguments_are_those_of_a_lock(self):
         with transaction_lock(self.name, ttl=7, label="the lamp") as lock:
             assert lock.ttl == 7
@@ -355,14 +355,6 @@ class NeverCommitted(Names, TestCase):
         with transaction.atomic(), transaction_lock(self.name, timeout=0) as second:
             assert second is not first
         assert not self.locked
-
-    def test_requests_in_a_row_do_not_wait_for_each_other(self):
-        client = Client(raise_request_exception=False)
-        for end, status, left in (("raise", 500, 1), ("set_rollback", 204, 1), ("commit", 204, 2)):
-            answer = client.get(f"/price/{end}", {"name": self.name})
-            assert answer.status_code == status, end
-            assert not self.locked, end
-            assert self.prices() == [left], end
 
     def test_a_lost_lock_rolls_its_block_back(self):
         with pytest.raises(LockLost), transaction.atomic():
