@@ -142,7 +142,7 @@ def test_the_check_warns_of_what_doctor_finds_without_a_server(check: Any) -> No
     @shared_task(base=LockedTask, lock_key="both", lock_limit=2)
     def two(): ...
 
-    @shared_task(base=LockedTask, lock_key="both", lock_limit=3)
+    @shared_task(base=LockedTask, lock_key="both", lock_limit=3, lock_max_hold=90)
     def three(): ...
     """
     settings = """
@@ -155,8 +155,168 @@ def test_the_check_warns_of_what_doctor_finds_without_a_server(check: Any) -> No
     numbers = ["E007", "W002", "W003", "W004", "W005"]
     assert sorted(ids) == [f"redislock.{number}" for number in numbers], said
     assert said.count("proj.tasks.forgotten") == 1, "the log does not say it too"
+    assert "lock_max_hold=90 and no time limit" in said
     silenced = f"SILENCED_SYSTEM_CHECKS = {[f'redislock.{number}' for number in numbers]}"
     assert check(tasks, f"{dedent(settings)}\n{silenced}")[:2] == (0, [])
+
+
+def test_that_a_body_may_hang_is_said_before_the_deployment(check: Any) -> None:
+    """And not to a newcomer at each command."""
+    settings = "CELERY_TASK_TIME_LIMIT = None"
+    tasks = """
+    @shared_task(base=LockedTask)
+    def another(): ...
+    """
+    assert check(tasks, settings) == (0, [], "")
+    _, ids, said = check(tasks, settings, more=("--deploy",))
+    assert ids == ["redislock.W005"]
+    assert "holds its lock for ever: proj.tasks.another, proj.tasks.sync" in said
+    assert check(tasks, more=("--deploy",))[1] == [], "there is a limit"
+    wrong = check(tasks, "CELERY_REDISLOCK_TTL = 'long'", more=("--deploy",))
+    assert wrong[1] == ["redislock.E001"], "and it is said once"
+
+
+@pytest.mark.parametrize(
+    ("settings", "number", "what"),
+    [
+        ("CELERY_REDISLOCK_TASKS = ['proj.tasks.sync']", "E001", "must be a dict of task names"),
+        ("CELERY_REDISLOCK_TASKS = {5: {}}", "E001", r"redislock_tasks\[5\]"),
+        ("CELERY_BEAT_SCHEDULE = [{'task': 'proj.tasks.sync'}]", "E004", "beat_schedule is a list"),
+        (
+            "CELERY_BEAT_SCHEDULE = {5: {'task': 'proj.tasks.sync'}, 'x': {'task': ['a']}}",
+            *("W004", "5 .proj.tasks.sync."),
+        ),
+        (
+            "CELERY_BEAT_SCHEDULE = {'x': {'task': 'proj.tasks.sync', 'options': [5]}}",
+            *("W004", "cannot tell: AttributeError"),
+        ),
+        ("CELERY_BROKER_TRANSPORT_OPTIONS = ['x']", "E001", "broker_transport_options must be"),
+        ("CELERY_RESULT_BACKEND_TRANSPORT_OPTIONS = 'x'", "E001", "not a str"),
+        ("CELERY_TASK_TIME_LIMIT = '60'", "W006", "cannot tell: TypeError"),
+    ],
+)
+def test_a_setting_of_the_wrong_type_is_a_finding(
+    check: Any, settings: str, number: str, what: str
+) -> None:
+    _, ids, said = check("LockedTask.acks_late = True", settings)
+    assert ids == [f"redislock.{number}"], said
+    assert "Traceback" not in said
+    assert re.search(what, said), said
+
+
+WITH_DATABASE = """
+DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": "{}"}}}}
+INSTALLED_APPS = ["django.contrib.contenttypes", "celery_redislock.django", "proj"]
+"""
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        "first = ContentType.objects.first()",
+        "LIMIT = ContentType.objects.get(pk=0).pk",
+        dedent(
+            """
+            try:
+                LIMIT = ContentType.objects.get().pk
+            except Exception as exc:
+                raise RuntimeError("no limit is known") from exc
+            """
+        ),
+    ],
+)
+def test_tasks_that_ask_the_database_at_import_do_not_keep_it_from_being_made(
+    check: Any, tmp_path: Path, asking: str
+) -> None:
+    tasks = f"from django.contrib.contenttypes.models import ContentType\n{asking}\n"
+    settings = WITH_DATABASE.format(tmp_path / "new.sqlite3")
+    status, ids, said = check(tasks, settings)
+    assert (status, ids) == (0, ["redislock.W009"]), said
+    for command in ("makemigrations", "migrate"):
+        done = python("-m", "django", command)
+        assert done.returncode == 0, done.stderr
+    assert check(tasks, settings)[0] == 0
+
+
+def test_the_check_names_tasks_that_lack_what_celery_gives_in_django(check: Any) -> None:
+    status, ids, said = check(
+        """
+        from celery_redislock import SingletonTask
+
+        @shared_task(base=SingletonTask)
+        def plain(): ...
+
+        @shared_task
+        def other(): ...
+        """,
+        "CELERY_REDISLOCK_TASKS = {'proj.tasks.other': {}}",
+    )
+    assert (status, ids) == (0, ["redislock.W011"]), said
+    assert "base is not LockedTask: proj.tasks.plain\n" in said
+    assert "base=LockedTask" in said
+
+
+DJANGOS = "django.core.cache.backends.redis.RedisCache"
+OTHERS = "django_redis.cache.RedisCache"  # nobody imports it: no cache is used
+
+
+@pytest.mark.parametrize(
+    ("backend", "more", "url", "shared"),
+    [
+        (DJANGOS, "'LOCATION': 'redis://localhost'", "redis://127.0.0.1:6379/0", True),
+        (DJANGOS, "'LOCATION': 'redis://127.0.0.1:6379/1'", "redis://127.0.0.1:6379/0", False),
+        (DJANGOS, "'LOCATION': 'redis://a;redis://b:7/2'", "rediss://u:p@b:7/2", True),
+        (DJANGOS, "'LOCATION': ['redis://a', 'redis://b']", "redis://b:6380", False),
+        (DJANGOS, "'LOCATION': 'redis://h', 'OPTIONS': {'db': '3'}", "redis://h/3", True),
+        (DJANGOS, "'LOCATION': 'redis://h', 'OPTIONS': {'db': 3}", "redis://h/0", False),
+        (
+            *(OTHERS, "'LOCATION': 'redis://h', 'OPTIONS': {'CONNECTION_POOL_KWARGS': {'db': 3}}"),
+            *("redis://h/3", True),
+        ),
+        (
+            OTHERS,
+            "'LOCATION': 'unix:///r.sock?db=1'",
+            "redis+socket:///r.sock?virtual_host=1",
+            True,
+        ),
+        (OTHERS, "'LOCATION': 'redis://n:7000'", "redis+cluster://m:7000,n:7000", True),
+        (OTHERS, "'LOCATION': 'redis://c/1'", "redlock://a,b,c/1", True),
+        (OTHERS, "'LOCATION': 'redis://c:port'", "redis://c/1", False),
+        (OTHERS, "'LOCATION': 5, 'OPTIONS': []", "redis://c/1", False),
+        ("django.core.cache.backends.locmem.LocMemCache", "'LOCATION': 'h'", "redis://h", False),
+    ],
+)
+def test_the_check_warns_of_a_cache_in_the_database_of_the_locks(
+    check: Any, backend: str, more: str, url: str, shared: bool
+) -> None:
+    _, ids, said = check(
+        settings=f"CELERY_REDISLOCK_URL = {url!r}\n"
+        f"CACHES = {{'default': {{'BACKEND': 'django.core.cache.backends.dummy.DummyCache'}},"
+        f" 'pages': {{'BACKEND': {backend!r}, {more}}}}}",
+        more=("--tag", "redislock"),
+    )
+    assert ids == (["redislock.W010"] if shared else []), said
+    assert ("Django's cache pages: its clear() flushes it" in said) is shared
+
+
+def test_a_worker_and_doctor_warn_of_a_cache_in_the_database_of_the_locks(
+    check: Any, redis_server: RedisServer
+) -> None:
+    cache = {"BACKEND": DJANGOS, "LOCATION": f"{redis_server.url}/{DB}"}
+    urls = "CELERY_BROKER_URL = CELERY_RESULT_BACKEND = CELERY_REDISLOCK_URL"
+    check(settings=f"{urls} = '{redis_server.url}/{DB}'\nCACHES = {{'default': {cache}}}")
+    warning = "the locks are in the database of Django's cache default"
+    command = [sys.executable, "-m", "celery", "-A", "proj"]
+    assert warning in " ".join(python(*command[1:], "redislock", "doctor").stdout.split())
+    with subprocess.Popen(
+        [*command, "worker", "-P", "solo", "-l", "WARNING"],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as worker:  # fmt: skip
+        assert worker.stderr is not None
+        try:
+            assert any(warning in line for line in worker.stderr)
+        finally:
+            worker.kill()
 
 
 def test_the_check_says_that_tasks_cannot_be_loaded_or_that_there_is_no_app(check: Any) -> None:
@@ -203,6 +363,20 @@ def test_a_test_of_the_project_needs_no_redis(monkeypatch: pytest.MonkeyPatch) -
     assert "Ran 2 tests" in done.stderr
 
 
+# -- transactions -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tests", ["Committed", "NeverCommitted"])
+def test_a_lock_is_held_until_the_transaction_has_ended(
+    monkeypatch: pytest.MonkeyPatch, tests: str
+) -> None:
+    """The tests of a project's, which Django runs."""
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.recipes.transactions_settings")
+    done = python("-m", "django", "test", f"tests.recipes.django_transactions.{tests}")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Ran \d\d? tests", done.stderr)
+
+
 # -- the admin --------------------------------------------------------------------------------
 
 
@@ -237,6 +411,8 @@ def test_the_admin_shows_who_holds_the_rows_locks_and_takes_them_away() -> None:
     assert (who, row) == ("anna", "<lamp>")
     assert re.fullmatch(took, text)
     assert said["by"] == ["anna"]
+
+    assert said["many"] == [200, 1100, 2, [True, True]], "1,100 rows were chosen at once"
 
     status, unfit, unfit_action = said["unfit"]
     assert status == 200, "the list is shown"

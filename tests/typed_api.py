@@ -8,6 +8,7 @@ Each line that ends in "ignore" must be an error: one that is not needed is an e
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from celery import Celery, current_app, shared_task
@@ -40,7 +41,7 @@ from celery_redislock import (
 )
 from celery_redislock.compat.celery_once import AlreadyQueued, QueueOnce
 from celery_redislock.compat.celery_singleton import DuplicateTaskError, Singleton, clear_locks
-from celery_redislock.django import LockAdminMixin, LockedTask, locks_page
+from celery_redislock.django import LockAdminMixin, LockedTask, locks_page, transaction_lock
 from celery_redislock.operations import Found, break_locks, drop_waiting, list_locks
 from celery_redislock.signals import ConflictDetails, LostDetails
 from celery_redislock.testing import (
@@ -245,6 +246,11 @@ asgi_app(app, alow_break=True)  # type: ignore[call-arg]  # pyright: ignore[repo
 # -- Django -----------------------------------------------------------------------------------
 
 staff_page: ASGIApp = locks_page(app, permission="shop.view_product", every=2)
+with transaction_lock("account:5", "other", ttl=30, timeout=None, label="a") as in_transaction:
+    assert_type(in_transaction, RedisLock)
+with transaction_lock("account:5", source=app, timeout=timedelta(seconds=5)):
+    pass
+transaction_lock("account:5", name="other")  # type: ignore[misc]  # pyright: ignore[reportCallIssue]
 locks_page(app, allow_break=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 

@@ -251,8 +251,11 @@ def default_prefix(conf: Any) -> str:
     """The prefix if none is set. Projects that share a Redis, and have different key prefixes in
     the broker or the result backend, have different prefixes in the lock server too.
     """
-    for options in (conf.broker_transport_options, conf.result_backend_transport_options):
-        prefix = (options or {}).get("global_keyprefix")
+    for name in ("broker_transport_options", "result_backend_transport_options"):
+        options = conf[name] or {}
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"app: {name} must be a dict, not a {type(options).__name__}")
+        prefix = options.get("global_keyprefix")
         if prefix:
             return f"{re.sub('[{}]', '', str(prefix))}redislock"  # braces would be a hash tag
     return "redislock"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
+from django.contrib.admin.utils import quote, unquote
 from django.core import checks
 from django.template.response import TemplateResponse
 
@@ -43,7 +43,7 @@ class LockAdminMixin:
     """
 
     lock_task: Any = None
-    actions: Sequence[Any] = ("break_locks",)
+    actions: Any = ("break_locks",)  # Any, as type checkers compare it with ModelAdmin's
 
     def lock_args(self, obj: Any) -> tuple[Any, ...]:
         """The arguments of the task's call for this row, all that have no default, also those that
@@ -82,10 +82,14 @@ class LockAdminMixin:
         """Take the locks of the chosen rows away from those who hold them, once the user has seen
         and confirmed who that is. Who took a lock meanwhile keeps it.
         """
+        confirmed = bool(request.POST.get("post"))
         try:
+            if confirmed:
+                chosen = map(unquote, request.POST.get("rows", "").split(","))
+                queryset = queryset.filter(pk__in=[*filter(None, chosen)])
             task = locked_task(self.lock_task)
             slots = self._slots(task, queryset)
-            if request.POST.get("post"):
+            if confirmed:
                 self._break(request, task, slots)
                 return None
         except LockUnavailable as exc:
@@ -117,14 +121,15 @@ class LockAdminMixin:
             "opts": model_admin.opts,
             "media": model_admin.media,
             "rows": rows,
-            "marks": [mark(each) for _, found in slots for each in found if each.token is not None],
             "action_checkbox_name": helpers.ACTION_CHECKBOX_NAME,
+            "chosen": ",".join(quote(str(obj.pk)) for obj, _ in slots),
+            "marks": ",".join(filter(None, (mark(each) for _, found in slots for each in found))),
         }
         request.current_app = model_admin.admin_site.name
         return TemplateResponse(request, "celery_redislock/break_locks.html", context)
 
     def _break(self, request: Any, task: LockedTask, slots: list[tuple[Any, list[Found]]]) -> None:
-        shown, by = set(request.POST.getlist("held")), request.user.get_username()
+        shown, by = {*request.POST.get("held", "").split(",")}, request.user.get_username()
         for obj, found in slots:
             chosen = [each for each in found if mark(each) in shown]
             broken = operations.break_locks(task.app, chosen, by=by) if chosen else []

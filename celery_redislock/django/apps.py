@@ -11,7 +11,7 @@ from .project import is_celery_command
 
 
 class LocksConfig(AppConfig):
-    """Registers the check."""
+    """Registers the checks."""
 
     name = "celery_redislock.django"
     label = "celery_redislock"
@@ -19,6 +19,7 @@ class LocksConfig(AppConfig):
 
     def ready(self) -> None:
         register(_check_locks, "redislock")
+        register(_check_for_production, "redislock", deploy=True)
 
 
 def _check_locks(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
@@ -27,3 +28,9 @@ def _check_locks(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
     from .checks import check_locks  # imports much, and a server never checks
 
     return check_locks()
+
+
+def _check_for_production(app_configs: Any, **kwargs: Any) -> list[CheckMessage]:
+    from .checks import check_for_production
+
+    return check_for_production()

@@ -7,13 +7,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from celery.contrib.django.task import DjangoTask
 from django.core import checks
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import DatabaseError, InterfaceError
 
 from ..app.documents import page
 from ..app.settings import app_locks
 from ..errors import ConfigError
-from ..ops.doctor.examine import examine_settings
+from ..ops.doctor.examine import examine_for_production, examine_settings
 from ..ops.doctor.finding import ERROR, OK, Finding
+from ..tasks.task import locked_tasks
 from .project import load_tasks, project_app
 
 #: The number of each check of `doctor`, by which a project may silence it.
@@ -25,6 +29,7 @@ NUMBERS: Final = {
     "max hold": 5,
     "visibility": 6,
     "limits": 7,
+    "cache": 10,
 }
 _OPTIONS: Final = f"The options and settings: {page('options')}."
 
@@ -43,6 +48,19 @@ def check_locks() -> list[checks.CheckMessage]:
     return [*_messages(app)]
 
 
+def check_for_production() -> list[checks.CheckMessage]:
+    """What `manage.py check --deploy` says beside that. Connects to nothing."""
+    app = project_app()
+    if app is None:
+        return []
+    try:
+        app_locks(app, refresh=True)
+        load_tasks(app)
+    except Exception:
+        return []  # `check_locks` says so
+    return [_found(*each) for each in examine_for_production(app)]
+
+
 def _messages(app: Any) -> Iterator[checks.CheckMessage]:
     try:
         app_locks(app, refresh=True)
@@ -51,15 +69,51 @@ def _messages(app: Any) -> Iterator[checks.CheckMessage]:
         yield _wrong(exc)
         return
     except Exception as exc:
-        yield checks.Error(
-            f"The tasks cannot be loaded: {type(exc).__name__}: {exc}",
-            hint="`celery worker` fails likewise: it imports the same modules.",
-            id="redislock.E002",
-        )
+        yield _not_loaded(exc)
         return
     for check, finding in examine_settings(app):
         if finding.level != OK:
             yield _found(check, finding)
+    yield from _without_commit(app)
+
+
+def _without_commit(app: Any) -> Iterator[checks.CheckMessage]:
+    """Tasks that lack what Celery gives the other tasks of a Django project."""
+    names = [task.name for task in locked_tasks(app) if not isinstance(task, DjangoTask)]
+    if names:
+        yield checks.Warning(
+            f"Tasks without delay_on_commit, as their base is not LockedTask: {', '.join(names)}",
+            hint="Write base=LockedTask, from celery_redislock.django, in place of SingletonTask. A"
+            " base of your own has DjangoTask, from celery.contrib.django.task, as its last base.",
+            id="redislock.W011",
+        )
+
+
+def _not_loaded(exc: BaseException) -> checks.CheckMessage:
+    what = f"The tasks cannot be loaded: {type(exc).__name__}: {exc}"
+    if _is_of_database(exc):
+        return checks.Warning(
+            f"{what}. So no task was looked at.",
+            hint="A module of tasks asks the database when it is imported, as before the first"
+            " `migrate`. Ask it in the body of the task.",
+            id="redislock.W009",
+        )
+    return checks.Error(
+        what,
+        hint="`celery worker` fails likewise: it imports the same modules.",
+        id="redislock.E002",
+    )
+
+
+def _is_of_database(exc: BaseException | None) -> bool:
+    """Whether it comes from a database that has no tables or rows yet, or that is away. Another
+    error may have taken its place.
+    """
+    while exc is not None:
+        if isinstance(exc, DatabaseError | InterfaceError | ObjectDoesNotExist):
+            return True
+        exc = exc.__cause__ or exc.__context__
+    return False
 
 
 def _wrong(error: ConfigError) -> checks.CheckMessage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from redis.connection import SSLConnection, UnixDomainSocketConnection
@@ -40,6 +41,16 @@ def address_of(source: Source) -> str:
         scheme = "rediss" if issubclass(kind, SSLConnection) else "redis"
         text = f"{scheme}://{_host(options)}/{database}"
     return one_line(text)
+
+
+def databases_of(source: Source) -> set[str]:
+    """The databases that have this source's keys, in a form that is the same for each URL that
+    leads to one: host, port and number of each server. Opens no connection.
+    """
+    scheme, _, where = address_of(source).partition("://")
+    parts = [where] if scheme in ("unix", "sentinel") else where.split(",")
+    parts = [part if "/" in part else f"{part}/0" for part in parts]  # a cluster has one
+    return {re.sub(r"^(localhost|\[::1\]):", "127.0.0.1:", part) for part in parts}
 
 
 def _host(options: dict[str, Any]) -> str:

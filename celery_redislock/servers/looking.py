@@ -16,10 +16,13 @@ from ..protocol.keys import LockKeys
 from ..protocol.lost import Lost, marks_in
 from ..protocol.rooms import UNTAKEN_AFTER, pairs_in
 from .restarts import info
-from .server import Server
+from .rights import Rights
+from .server import LOOKING_TTL, Server
 
 #: Keys that one step of a scan looks at: well below a millisecond of the server's time.
 SCAN_COUNT: Final = 500
+#: The types of keys that are no broker's queue.
+NO_QUEUES: Final = ("string", "hash", "set", "zset")
 
 
 class Room(NamedTuple):
@@ -64,6 +67,22 @@ class Looking:
                 yield keys
                 if cursor == b"0":
                     break
+
+    def sample(self, ttl: float = LOOKING_TTL) -> list[bytes]:
+        """Some of the keys of one Redis server, but for lists and streams, which may be queues of
+        any name. Empty if this user may not look.
+
+        Raises:
+            LockUnavailable: the server did not answer.
+        """
+        rights, asked = Rights(self._server), [("SCAN", "0")]
+        # Who may not, is not to be in the server's log of denials.
+        allowed = rights.may(asked) or rights.may_queue(asked)
+        if not allowed or not all(allowed):
+            return []
+        commands = [("SCAN", 0, "COUNT", SCAN_COUNT, "TYPE", each) for each in NO_QUEUES]
+        pages = self._server.replies(commands, ttl, errors=True)
+        return [key for page in pages if not isinstance(page, ResponseError) for key in page[1]]
 
     def stored(self, keys: Sequence[bytes | str]) -> tuple[float, list[Stored]]:
         """What is stored under these keys, and the server's time in Unix seconds.

@@ -45,6 +45,9 @@ _CANVAS: Final = (
 )
 #: Other options that tie the call to this very message: an id that is known, or callbacks.
 _BINDING: Final = ("task_id", "link", "link_error")
+#: Headers that say that a schedule sends the call: Celery's beat; django-celery-beat, whose admin
+#: sends too. Nobody there catches a LockConflict.
+_SCHEDULES: Final = ("celery_beat_task", "periodic_task_name")
 #: The option of a call that has its own `CallOptions`. Never sent.
 CALL: Final = "_redislock_call"
 
@@ -247,6 +250,9 @@ class Sending:
         if self._is_in_canvas or existing == self._task_id:
             answer = "publish"
         call = self._call_options
+        raises = answer == "raise" if call is None else call.raises
+        if raises and answer != "publish" and self._is_scheduled:
+            return self._not_sent(holder)
         if call is not None and answer != "publish" and (call.raises or existing is not None):
             self._ended(Outcome.RAISED if call.raises else Outcome.NOT_SENT, holder)
             return call.refuse(LockConflict(self._keys.lock, holder))
@@ -255,8 +261,14 @@ class Sending:
             raise LockConflict(self._keys.lock, holder)
         if answer == "publish" or existing is None or self._is_bound or self._is_eager:
             return self._publish(**self._options)  # the worker's policy decides
+        return self._not_sent(holder)
+
+    def _not_sent(self, holder: Holder | None) -> Any:
+        """Send nothing. Returns the result of the task that has the lock; None if no task has."""
         self._ended(Outcome.NOT_SENT, holder)
-        result = self._task.AsyncResult(existing)
+        if holder is None or holder.task_id is None:
+            return None
+        result = self._task.AsyncResult(holder.task_id)
         # As Celery's `apply_async` does: nothing is to wait for a result that nobody stores.
         result.ignored = bool(self._options.get("ignore_result", self._task.ignore_result))
         return result
@@ -296,6 +308,11 @@ class Sending:
         return result
 
     # -- what the options say -------------------------------------------------------------
+
+    @property
+    def _is_scheduled(self) -> bool:
+        headers = self._options.get("headers") or {}
+        return any(headers.get(name) for name in _SCHEDULES)
 
     @property
     def _attempt(self) -> int:

@@ -160,15 +160,20 @@ def _on_task_rejected(sender: Any, message: Any, **kwargs: Any) -> None:
 
 
 def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
-    """Warnings about each Redis server that does not answer, or may evict locks. The pool's
-    processes inherit the servers' identities, and so notice a restart.
+    """Warnings about each Redis server that does not answer, may evict locks, or has them in a
+    database that others may flush. The pool's processes inherit the servers' identities, and so
+    notice a restart.
     """
+    from ..app.neighbours import BESIDE_OTHERS, IN_CACHE, REMEDY, caches_beside, strangers
     from ..protocol.exchange import UNKNOWN_TTL
     from ..servers.looking import Looking
 
     locks = app_locks(app)
     if locks.address is None:
         return
+    caches = caches_beside(locks)
+    if caches:
+        yield f"redislock: {IN_CACHE}. {REMEDY}", ", ".join(caches)
     try:
         primaries = locks.server.primaries()
     except LockUnavailable as exc:
@@ -178,6 +183,7 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
         which = f"lock server {name}".rstrip()
         try:
             policy = Looking(server).eviction_policy(UNKNOWN_TTL)
+            keys = [] if caches else Looking(server).sample(UNKNOWN_TTL)
         except LockUnavailable as exc:
             yield "redislock: the %s does not answer yet: %s", which, exc.reason
             continue
@@ -188,6 +194,8 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
                 which,
                 policy,
             )
+        if others := strangers(locks, app.conf, keys):
+            yield f"redislock: {BESIDE_OTHERS}. {REMEDY}", which, others[0]
 
 
 signals.worker_init.connect(_on_worker_init, weak=False)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import POOLS
 from tests.support.clusters import ClusterSet
+from tests.support.rights import as_user, denials, grant
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 
@@ -49,6 +50,22 @@ def test_it_says_where_the_locks_are_and_what_is_wrong_with_that(log_of, own_red
     assert found, where
     assert int(found[1]) > 50, "all that tests/support/tasks.py has"
     assert "secret" not in log
+
+
+@pytest.mark.parametrize("user", ["default", "workers"])
+def test_that_others_may_flush_the_database_is_said_if_the_user_may_look(log_of, own_redis, user):
+    with own_redis.client() as client:
+        client.set("views:17", "4")
+        grant(client, "workers")
+        is_workers = user == "workers"
+        url = as_user(own_redis.url, user) if is_workers else own_redis.url
+        said = re.findall(
+            r"WARNING/MainProcess\] redislock: (.*)", log_of("solo", redislock_url=url)
+        )
+        assert denials(client, "workers") == []
+    assert len(said) == (0 if is_workers else 1)
+    for each in said:
+        assert "neither ours nor Celery's, such as 'views:17': if their program flushes" in each
 
 
 def test_a_server_that_is_away_is_said_and_so_is_where_it_should_be(log_of):

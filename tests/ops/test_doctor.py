@@ -287,6 +287,31 @@ def test_values_and_tasks_of_others_under_the_prefix_are_told(client, redis_serv
     assert "error" in {level for level, _ in doctor(redis_server.url, status=1)["prefix"]}
 
 
+def test_keys_of_others_in_the_database_are_told_as_somebody_may_flush_it(own_redis, doctor):
+    brokers = {
+        "broker_transport_options": {"global_keyprefix": "a:", "unacked_key": "taken"},
+        "broker_url": own_redis.url,
+    }
+    with own_redis.client() as client:
+        for name in ("b:celery-task-meta-1", "redbeat:nightly", "qo_sync", "b:unacked_mutex"):
+            client.set(name, "")
+        client.set("other:{5}:lock:sync", "")
+        client.set("other:sweep:1:2", "")
+        client.hset("a:taken", "1", "")
+        client.zadd("unacked_index", {"1": 1})
+        client.sadd("b:_kombu.binding.mails", "")
+        client.rpush("mails", "a queue of any name")
+        assert "database" not in doctor(own_redis.url, **brokers)
+        client.set(":1:page", "")
+        ((level, what),) = doctor(own_redis.url, **brokers)["database"]
+        assert level == "warning"
+        assert "neither ours nor Celery's, such as ':1:page'" in what
+        client.delete(":1:page")
+        client.zadd("asgi:group", {"1": 1})
+        assert "'asgi:group'" in doctor(own_redis.url, **brokers)["database"][0][1]
+        assert "database" not in doctor(f"{own_redis.url}/1", **brokers)
+
+
 def test_workers_of_another_broker_under_the_same_prefix_are_told(redis_server, label, doctor):
     server = f"{redis_server.url}/0"
 

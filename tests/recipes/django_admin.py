@@ -92,6 +92,7 @@ out["new"] = re.findall(
 ProductAdmin.list_editable = ("price",)
 out["editable"] = column(anna.get(f"{LIST}?o=1"))
 ProductAdmin.list_editable = ()
+ProductAdmin.search_fields = ("name",)
 
 rows = {"_selected_action": [lamp.pk, desk.pk], "action": "break_locks"}
 confirmation = anna.post(LIST, rows)
@@ -116,6 +117,24 @@ out["log"] = [
     for entry in LogEntry.objects.all()
 ]
 out["by"] = [each.broken_by for each in list_locks(app)]
+
+# More rows than Django takes fields.
+Product.objects.bulk_create(Product(name=f"many {n}", price=1) for n in range(1100))
+many = list(Product.objects.filter(name__startswith="many "))
+for each in many[:2]:
+    index_product.delay(each.pk)
+rows_of_all = {**rows, "_selected_action": [many[0].pk], "select_across": "1"}
+confirmation = anna.post(f"{LIST}?q=many", rows_of_all)
+Product.objects.create(name="many later", price=1)
+answer = anna.post(f"{LIST}?q=many", fields(confirmation), follow=True)
+told = said(answer)
+out["many"] = (
+    answer.status_code,
+    len(told),
+    sum("Took the lock away" in each for each in told),
+    [index_product.lock_holder(each.pk) is None for each in many[:2]],
+)
+Product.objects.filter(name__startswith="many ").delete()
 
 lock_args, ProductAdmin.lock_args = ProductAdmin.lock_args, lambda self, obj: ()
 unfit = anna.get(f"{LIST}?o=1")

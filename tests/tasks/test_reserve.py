@@ -16,10 +16,12 @@ from celery_redislock import (
     LockConflict,
     LockUnavailable,
     Queue,
+    RedisLock,
     SingletonTask,
     lock_conflict,
 )
 from celery_redislock.app.delivery import KEY, Delivery, Kept
+from celery_redislock.protocol.keys import name_of
 from celery_redislock.tasks import reserve
 from tests.support.interrupts import interrupted
 from tests.support.lateness import elapsed
@@ -67,6 +69,21 @@ def test_a_duplicate_may_be_told(tasks, label, length):
         tasks.send("unique_or_raise", label)
     assert caught.value.holder.task_id == first.id
     assert caught.value.key == tasks.unique_or_raise.lock_key_for(label)
+    assert length() == 1
+
+
+@pytest.mark.parametrize("header", ["celery_beat_task", "periodic_task_name"])
+def test_a_schedule_is_not_told_by_an_error(tasks, redis_server, label, length, heard, header):
+    """As beat sends, and the action "Run selected tasks" of django-celery-beat's admin."""
+    options = {"headers": {header: "nightly"}}
+    first = tasks.send("unique_or_raise", label, **options)
+    assert tasks.send("unique_or_raise", label, **options).id == first.id
+    assert [said.outcome for said in heard] == ["not sent"]
+    assert length() == 1
+    tasks.unique_or_raise.break_lock(label)
+    name = name_of("redislock", tasks.unique_or_raise.lock_key_for(label))
+    with RedisLock(tasks.unique_or_raise.app, name):
+        assert tasks.send("unique_or_raise", label, **options) is None, "no task has the lock"
     assert length() == 1
 
 

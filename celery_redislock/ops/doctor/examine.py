@@ -28,6 +28,7 @@ OF_SERVER: Final[dict[str, Check]] = {
     "cluster": server.check_cluster,
     "rights": rights.check_rights,
     "prefix": keys.check_prefix,
+    "database": keys.check_neighbours,
     "not taken": keys.check_untaken,
 }
 #: The checks that read only settings.
@@ -38,7 +39,10 @@ OF_SETTINGS: Final[dict[str, Check]] = {
     "max hold": tasks.check_hold,
     "visibility": tasks.check_visibility,
     "limits": tasks.check_limits,
+    "cache": keys.check_caches,
 }
+#: What of these a project may leave open until it is deployed. `doctor` always looks.
+FOR_PRODUCTION: Final[dict[str, Check]] = {"max hold": tasks.check_endless}
 
 
 def examine(app: Any, with_workers: bool = False) -> list[tuple[str, Finding]]:
@@ -66,12 +70,24 @@ def examine(app: Any, with_workers: bool = False) -> list[tuple[str, Finding]]:
 
 
 def examine_settings(app: Any) -> list[tuple[str, Finding]]:
-    """Run the checks that ask no server. Returns the same as `examine`.
+    """Run the checks that ask no server, but those of `examine_for_production`. Returns the same as
+    `examine`.
 
     Raises:
         ConfigError: the settings are wrong.
     """
-    return _run({"tasks": tasks.check_tasks, **OF_SETTINGS}, Patient(app))
+    now = {"tasks": tasks.check_tasks, **OF_SETTINGS, "max hold": tasks.check_outlived}
+    return _run(now, Patient(app))
+
+
+def examine_for_production(app: Any) -> list[tuple[str, Finding]]:
+    """Run the checks that ask no server, and that a project may leave open until it is deployed.
+    Returns the same as `examine`.
+
+    Raises:
+        ConfigError: the settings are wrong.
+    """
+    return _run(FOR_PRODUCTION, Patient(app))
 
 
 def _of_each(patient: Patient) -> list[tuple[str, Finding]]:
@@ -107,4 +123,9 @@ def _run(checks: dict[str, Check], patient: Patient) -> list[tuple[str, Finding]
         except LockUnavailable as exc:
             todo = "allow this user the command, or use another user"
             findings.append((name, Finding(UNKNOWN, exc.reason, todo)))
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+            # Celery checks few of its settings, and takes any value for an option of a task.
+            what = f"cannot tell: {type(exc).__name__}: {exc}"
+            todo = "a setting or an option of a task is of the wrong type: correct it"
+            findings.append((name, Finding(UNKNOWN, what, todo)))
     return findings

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...app.brokers import broker_of
+from ...app.neighbours import BESIDE_OTHERS, IN_CACHE, REMEDY, caches_beside, strangers
 from ...protocol.keys import broker_of_sweep, sweep_pattern
 from ...servers.looking import Looking
 from ..table import count_of
@@ -51,6 +52,24 @@ def _other_brokers(patient: Patient) -> int:
     pattern = sweep_pattern(patient.locks.prefix)
     pages = Looking(patient.locks.server).scan(pattern)
     return len({broker_of_sweep(key) for page in pages for key in page} - {broker_of(patient.app)})
+
+
+def check_neighbours(patient: Patient) -> Iterator[Finding]:
+    """Whether other programs have keys in the same database, which they may flush."""
+    if caches_beside(patient.locks):
+        return  # `check_caches` says so
+    for name, server in patient.locks.server.primaries().items():
+        others = strangers(patient.locks, patient.app.conf, Looking(server).sample())
+        if others:
+            which = f"lock server {name}".rstrip()
+            yield Finding(WARNING, BESIDE_OTHERS % (which, others[0]), REMEDY)
+
+
+def check_caches(patient: Patient) -> Iterator[Finding]:
+    """Whether a cache of Django's is in the same database."""
+    caches = caches_beside(patient.locks)
+    if caches:
+        yield Finding(WARNING, IN_CACHE % ", ".join(caches), REMEDY)
 
 
 def check_untaken(patient: Patient) -> Iterator[Finding]:

@@ -64,19 +64,28 @@ def check_forgotten(patient: Patient) -> Iterator[Finding]:
 
 def check_beat(patient: Patient) -> Iterator[Finding]:
     """Whether beat can send the tasks, and they expire if no worker takes them in time."""
+    schedule = patient.app.conf.beat_schedule or {}
+    if not isinstance(schedule, Mapping):
+        yield Finding(
+            ERROR, f"beat_schedule is a {type(schedule).__name__}, which beat cannot read",
+            "make it a dict of names to entries",
+        )  # fmt: skip
+        return
     tasks = {task.name: task for task in patient.tasks}
-    for name, entry in sorted((patient.app.conf.beat_schedule or {}).items()):
-        if isinstance(entry, Mapping) and entry.get("task") in tasks:
-            try:
-                refuse_options_of_call(entry["task"], entry.get("options") or {})
-            except ConfigError as exc:
-                yield Finding(ERROR, f"{name}: {exc}", "take it out of the entry's 'options'")
+    entries = {
+        name: (entry, task)
+        for name, entry in sorted(schedule.items(), key=lambda each: str(each[0]))
+        if isinstance(entry, Mapping) and (task := tasks.get(str(entry.get("task")))) is not None
+    }
+    for name, (entry, task) in entries.items():
+        try:
+            refuse_options_of_call(task.name, entry.get("options") or {})
+        except ConfigError as exc:
+            yield Finding(ERROR, f"{name}: {exc}", "take it out of the entry's 'options'")
     endless = [
-        f"{name} ({entry['task']})"
-        for name, entry in sorted((patient.app.conf.beat_schedule or {}).items())
-        if isinstance(entry, Mapping)
-        and (task := tasks.get(entry.get("task"))) is not None
-        and task.lock_options.lock_scope == "running"  # else beat sends no second message
+        f"{name} ({task.name})"
+        for name, (entry, task) in entries.items()
+        if task.lock_options.lock_scope == "running"  # else beat sends no second message
         and (entry.get("options") or {}).get("expires", task.expires) is None
     ]
     if endless:
@@ -94,16 +103,24 @@ def check_beat(patient: Patient) -> Iterator[Finding]:
 
 def check_hold(patient: Patient) -> Iterator[Finding]:
     """Whether a body that hangs ends, and its lock with it."""
-    findings = [finding for task in patient.tasks for finding in _outlives(task, patient.app)]
+    findings = [*check_outlived(patient), *check_endless(patient)]
+    yield from findings or [Finding(OK, "every lock ends with a time limit or lock_max_hold")]
+
+
+def check_outlived(patient: Patient) -> Iterator[Finding]:
+    """Whether a body may outlive its lock."""
+    for task in patient.tasks:
+        yield from _outlives(task, patient.app)
+
+
+def check_endless(patient: Patient) -> Iterator[Finding]:
+    """Whether a body that hangs holds its lock for ever."""
     endless = [task.name for task in patient.tasks if _is_endless(task, patient.app)]
-    yield from findings
     if endless:
         yield Finding(
             WARNING, f"a body that hangs holds its lock for ever: {some(endless)}",
             "set time_limit or lock_max_hold",
         )  # fmt: skip
-    elif not findings:
-        yield Finding(OK, "every lock ends with a time limit or lock_max_hold")
 
 
 def _outlives(task: SingletonTask, app: Any) -> Iterator[Finding]:

@@ -1,0 +1,216 @@
+"""`transaction_lock`: a lock that is held until the transaction has committed or rolled back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+import redis
+from django.db import transaction
+
+from ..errors import ConfigError, LockLost
+from ..lock.redis_lock import RedisLock
+from ..lock.sources import CeleryApp
+from .project import project_app
+
+#: The attribute in which a connection keeps its `_Locks`.
+_LOCKS: Final = "_redislock_locks"
+
+
+@contextmanager
+def transaction_lock(
+    name: str,
+    using: str | None = None,
+    *,
+    source: redis.Redis | redis.RedisCluster | str | CeleryApp | None = None,
+    ttl: float | timedelta = 30,
+    timeout: float | timedelta | None = 10,
+    label: str | None = None,
+) -> Iterator[RedisLock]:
+    """Hold a `RedisLock` until the outermost transaction has committed or rolled back, or until the
+    block ends if no transaction is open then. So the next holder reads what this one wrote.
+
+        with transaction.atomic():
+            with transaction_lock(f"account:{pk}") as lock:
+                account = Account.objects.get(pk=pk)
+                ...
+        # the lock is free here, and before the callbacks of `on_commit`
+
+    Take it before the transaction's first query: at REPEATABLE READ, MySQL's default, a transaction
+    goes on to see the rows as they were then. A transaction that has the lock gets the same lock
+    again. The blocks that Django's `TestCase` opens do not count. The lock belongs to the thread
+    that took it, as a connection does.
+
+    If the lock was lost, the commit raises `LockLost` and rolls back.
+
+    Args:
+        name: the lock's name, as `RedisLock` takes it.
+        using: the database; None for "default".
+        source: what `RedisLock` takes; None for the project's Celery app.
+        ttl: seconds that the lock outlives a dead holder.
+        timeout: seconds to wait for the lock; None for ever.
+        label: what people see instead of the key.
+
+    Returns:
+        A context manager, which gives the lock: `fence`, `lost`, `ensure()`.
+
+    Raises:
+        ConfigError: an argument is not accepted, or the project has no Celery app.
+        LockConflict: the lock was not taken in time.
+        LockLost: the transaction already had the lock, and lost it.
+        LockUnavailable: the lock server did not answer in time.
+    """
+    source = project_app() if source is None else source
+    if source is None:
+        raise ConfigError(
+            "transaction_lock: the project has no Celery app; import it in the project's"
+            " __init__.py, or pass source="
+        )
+    connection = transaction.get_connection(using)
+    locks: _Locks = vars(connection).setdefault(_LOCKS, _Locks(connection))
+    held = locks.enter(RedisLock(source, name, ttl, timeout=timeout, label=label))
+    try:
+        yield held.lock
+    finally:
+        locks.leave(held)
+
+
+class _Held:
+    """A lock, and how many blocks it is used in."""
+
+    def __init__(self, lock: RedisLock) -> None:
+        self.lock = lock
+        self.blocks = 1
+
+
+class _Locks:
+    """The locks that are held for the transactions of a connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._held: list[_Held] = []
+
+    def enter(self, lock: RedisLock) -> _Held:
+        self.settle()
+        for held in self._held:
+            if held.lock.key == lock.key and held.lock._server is lock._server:
+                held.lock.ensure()
+                held.blocks += 1
+                return held
+        lock.__enter__()
+        held = _Held(lock)
+        self._held.append(held)
+        _watch(self._connection)
+        return held
+
+    def leave(self, held: _Held) -> None:
+        held.blocks -= 1
+        self.settle()
+
+    def settle(self, has_ended: bool = False) -> None:
+        """Release what no block uses, if the transaction has ended, or none is open."""
+        if has_ended or not _is_in_transaction(self._connection):
+            over = [held for held in self._held if not held.blocks]
+            self._held = [held for held in self._held if held.blocks]
+            if not self._held:
+                _unwatch(self._connection)
+            with ExitStack() as stack:  # all of them, even if one raises
+                for held in over:
+                    stack.callback(held.lock.release)
+
+    def ensure(self) -> None:
+        """Return if no lock is known to be lost.
+
+        Raises:
+            LockLost: one is.
+        """
+        for held in self._held:
+            if held.lock.lost:
+                held.lock.ensure()
+
+
+# Django tells nobody that a transaction is rolled back: `on_commit` drops its callbacks. But each
+# way out of a transaction leads through one of these methods of the connection. So while locks are
+# held for a connection, its class is one with these methods. Django has no public hook for that.
+
+
+class _Watched:
+    """The methods that end a transaction, of a connection for whose transaction locks are held."""
+
+    def commit(self: Any) -> None:
+        locks: _Locks = vars(self)[_LOCKS]
+        try:
+            locks.ensure()
+        except LockLost:
+            # Atomic rolls back only for errors of the database.
+            self.rollback()
+            raise
+        super().commit()  # type: ignore[misc]
+        locks.settle(has_ended=True)
+
+    def rollback(self: Any) -> None:
+        super().rollback()  # type: ignore[misc]
+        vars(self)[_LOCKS].settle(has_ended=True)
+
+    def close(self: Any) -> None:
+        try:
+            super().close()  # type: ignore[misc]
+        finally:
+            vars(self)[_LOCKS].settle(has_ended=True)
+
+    def set_autocommit(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().set_autocommit(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            vars(self)[_LOCKS].settle()
+
+    # Within a TestCase an atomic block of the code under test ends with its savepoint. At the
+    # latest it has ended when the next one begins.
+
+    def savepoint(self: Any) -> Any:
+        savepoint = super().savepoint  # type: ignore[misc]
+        vars(self)[_LOCKS].settle()  # and the class may be Django's again
+        return savepoint()
+
+    def savepoint_commit(self: Any, sid: Any) -> None:
+        locks: _Locks = vars(self)[_LOCKS]
+        if not _is_in_transaction(self):
+            try:
+                locks.ensure()
+            except LockLost:
+                self.savepoint_rollback(sid)
+                raise
+        super().savepoint_commit(sid)  # type: ignore[misc]
+        locks.settle()
+
+    def savepoint_rollback(self: Any, sid: Any) -> None:
+        super().savepoint_rollback(sid)  # type: ignore[misc]
+        vars(self)[_LOCKS].settle()
+
+
+@functools.cache
+def _watched(cls: Any) -> type[Any]:
+    return type(cls.__name__, (_Watched, cls), {"__module__": cls.__module__})
+
+
+def _watch(connection: Any) -> None:
+    if not isinstance(connection, _Watched):
+        connection.__class__ = _watched(connection.__class__)
+
+
+def _unwatch(connection: Any) -> None:
+    if isinstance(connection, _Watched):
+        connection.__class__ = type(connection).__bases__[1]
+
+
+def _is_in_transaction(connection: Any) -> bool:
+    """Whether the connection is in a transaction of the project's, which has not ended."""
+    if connection.connection is None or connection.closed_in_transaction:
+        return False
+    if connection.atomic_blocks:
+        return not all(block._from_testcase for block in connection.atomic_blocks)
+    # While the outermost block ends; or without autocommit, where each query may begin one.
+    return connection.in_atomic_block or not connection.autocommit
