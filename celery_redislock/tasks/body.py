@@ -30,6 +30,7 @@ _NEVER_AWAITED: Final = (CoroutineType, AsyncGeneratorType)
 
 def guarded(run: Record, body: Callable[[], Any], abort: Abort | None) -> Any:
     """Run the body. If the lock is lost, the heartbeat's thread may raise `LockLost` in it."""
+    __tracebackhide__ = True
     if abort is None:
         result = body()
     else:

@@ -72,6 +72,7 @@ def publish_reserved(
     own: Lease | None,
 ) -> Any:
     """Send a task, and acquire its lock before. See `Sending`."""
+    __tracebackhide__ = True  # in eager mode the body runs here
     call_options = options.pop(CALL, None)
     is_in_canvas = any(options.get(name) for name in _CANVAS)
     send = partial(publish, args, kwargs)
@@ -154,6 +155,7 @@ class Sending:
             LockUnavailable: the lock server could not be asked, and the task says to raise that.
             Exception: what Celery's `apply_async` raises.
         """
+        __tracebackhide__ = True
         if self._continues_own():
             return self._pass_on()
         claim = self._claim()
@@ -219,6 +221,7 @@ class Sending:
         return Claim(self._keys, token, ttl, value, self._task_id, self._attempt, self._nesting)
 
     def _publish_reserved(self) -> Any:
+        __tracebackhide__ = True
         header = {"v": VERSION, **self._reservation.header}
         if self._is_bound:  # the id may be the caller's own, who may send the task again under it
             header["sent"] = self._reservation.token

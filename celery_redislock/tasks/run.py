@@ -3,13 +3,16 @@
 The lock is acquired before Celery's tracer is entered, so that nothing of the task runs without it.
 It is released as the body ends: after that Celery publishes callbacks and chain links, which may
 need the lock, and stores the result.
+
+The functions around the body have a local `__tracebackhide__`: tools such as Sentry and pytest leave
+out their frames, which would hide the body's own where errors are grouped by their first frames.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
@@ -42,6 +45,11 @@ from .settle import End, settle_kept
 logger = get_logger()
 
 
+def _raise(error: Exception) -> NoReturn:
+    """Raise an error of ours in a frame that tools show: they group errors by frames."""
+    raise error
+
+
 class Run(Asking):
     """The run of a delivery, from its facts to its end."""
 
@@ -65,8 +73,10 @@ class Run(Asking):
             trace: Celery's part, which calls `call` where the body is to run.
             request: the request of an eager run.
         """
+        __tracebackhide__ = True
 
         def life() -> Any:
+            __tracebackhide__ = True
             try:
                 locks = self._task.app_locks
                 if not self._task._takes_lock(locks, is_eager=request is not None):
@@ -153,9 +163,10 @@ class Run(Asking):
         """Do what Celery's call of the task should do: run the body, if it is to run, and then
         release the lock.
         """
+        __tracebackhide__ = True
         course = self.course
         if isinstance(course, Fails):
-            raise course.error
+            _raise(course.error)
         if isinstance(course, Returns):
             return course.value
         if self.facts is None:
@@ -164,6 +175,7 @@ class Run(Asking):
         return surely(partial(self._run, body), self._release, self.lease)
 
     def _run(self, body: Callable[[], Any]) -> Any:
+        __tracebackhide__ = True
         lease = self.lease
         if not lease.fence:
             return body()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
+from unittest import mock
 
 import pytest
 from celery import Celery
@@ -90,6 +92,27 @@ def break_step(monkeypatch: pytest.MonkeyPatch, step: str, fault: Exception) -> 
         return run(server, asked, **options)
 
     monkeypatch.setattr(Server, "ask" if step == "query" else "run", fails)
+
+
+def test_the_tracer_is_an_attribute_like_a_plain_tasks(app, label, client):
+    """Celery's own tests delete it, and others replace it for a while."""
+    task = define(app)
+    ours = task.__trace__
+    with mock.patch.object(task, "__trace__", build_tracer(task.name, task, app=app)):
+        assert task.__trace__ is not ours
+        assert trace(task, f"{label}-patched") == "SUCCESS"
+    assert task.__trace__ is ours
+    wrapped = wraps(ours)(lambda *args: ours(*args))
+    task.__trace__ = wrapped
+    assert task.__trace__ is wrapped, "it takes the lock already"
+    client.set(task.lock_key_for(label, "return"), '{"token":"somebody"}', px=60_000)
+    assert trace(task, label) == "IGNORED"
+    del task.__trace__
+    assert task.__trace__ is None
+    with pytest.raises(AttributeError, match="__trace__"):
+        del task.__trace__
+    task.__trace__ = build_tracer(task.name, task, app=app)
+    assert trace(task, label) == "IGNORED"
 
 
 @pytest.mark.parametrize("step", ["settle", "hold", "query"])
