@@ -92,7 +92,9 @@ class Run(Asking):
                                 answer = self._meet(answer)
                             self.course = carry_out(self, answer)
             except (Ignore, Reject) as exc:  # raised by a policy of the user's
-                self.course = Ends(exc, End.CANNOT_RUN)
+                # What was acknowledged already cannot come back.
+                comes_back = isinstance(exc, Reject) and exc.requeue and self._task.acks_late
+                self.course = Ends(exc, End.COMES_BACK if comes_back else End.CANNOT_RUN)
             except Exception as exc:
                 self._fail(exc)
             except BaseException as exc:

@@ -11,7 +11,9 @@ from celery.app.trace import build_tracer
 
 from celery_redislock import (
     ConfigError,
+    Defer,
     LockConflict,
+    Queue,
     Raise,
     SingletonTask,
     Skip,
@@ -120,6 +122,21 @@ def test_an_eager_duplicate_is_skipped_where_it_would_be_deferred(eager):
     @eager.task(shared=False, base=SingletonTask, on_conflict="defer")
     def task(outer=True):
         with pytest.raises(TaskSkipped):
+            task.apply().get()
+        return "ran"
+
+    assert task.apply().get() == "ran"
+
+
+@pytest.mark.parametrize("base", [Defer, Queue])
+def test_an_eager_duplicate_asks_a_subclass_that_has_an_act_of_its_own(eager, base):
+    class Mine(base):
+        def act(self, conflict):
+            return conflict.fail()
+
+    @eager.task(shared=False, base=SingletonTask, on_conflict=Wait(timeout=0, then=Mine()))
+    def task():
+        with pytest.raises(LockConflict):
             task.apply().get()
         return "ran"
 

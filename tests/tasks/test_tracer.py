@@ -11,8 +11,9 @@ from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from celery_redislock import Defer, Queue, Raise, SingletonTask, Skip
+from celery_redislock import Defer, Policy, Queue, Raise, SingletonTask, Skip
 from celery_redislock.app.delivery import KEY
+from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks.locked import LockedTask
 from celery_redislock.tasks.run import Run
@@ -83,6 +84,11 @@ def trace(task: Any, label: str, how: str = "return", **raw: Any) -> str:
     return "SUCCESS" if traced.info is None else traced.info.state
 
 
+def from_queue() -> dict[str, Any]:
+    """What a worker adds to a message: a token, and the queue from which it came."""
+    return {"properties": {KEY: {"token": new_token(), "queue": "q"}}}
+
+
 def break_step(monkeypatch: pytest.MonkeyPatch, step: str, fault: Exception) -> None:
     run = Server.run
 
@@ -151,6 +157,80 @@ def test_a_duplicate_ends_whatever_fails(app, client, label, name, step, fault, 
     break_step(monkeypatch, step, fault)
     kept = {KEY: {"v": 2, "kept": [f"1|dup:{label}", "token"]}}
     assert trace(task, label, **kept) in ("IGNORED", "FAILURE")
+
+
+def catches(conflict: Any) -> Any:
+    try:
+        return conflict.park() and conflict.run()
+    except Exception:
+        return conflict.skip()
+
+
+def catches_all(conflict: Any) -> Any:
+    try:
+        return conflict.park() and conflict.run()
+    except BaseException:
+        return conflict.skip()
+
+
+def fails_at_last(conflict: Any) -> Any:
+    try:
+        return conflict.park() and conflict.run()
+    finally:
+        raise Reject("a bug of the user's", requeue=False)
+
+
+def skips_at_last(conflict: Any) -> Any:
+    try:
+        return conflict.park() and conflict.run()
+    finally:
+        return conflict.skip()  # noqa: B012
+
+
+def asks_again(conflict: Any) -> Any:
+    try:
+        return conflict.park() and conflict.run()
+    except BaseException:
+        return conflict.replace(0) and conflict.run()
+
+
+@pytest.mark.parametrize("act", [catches, catches_all, fails_at_last, skips_at_last, asks_again])
+def test_what_a_policy_has_decided_stands_whatever_it_does_then(app, client, label, act):
+    """It would wait in the room, and be REVOKED or fail too."""
+
+    class Mine(Policy):
+        def act(self, conflict: Any) -> Any:
+            return act(conflict)
+
+    task = define(app, on_conflict=Mine(), lock_key="stands:{label}")
+    client.set(task.lock_key_for(label, ""), '{"token":"somebody"}', px=60_000)
+    assert trace(task, label, **from_queue()) == "IGNORED"
+    keys = task.keys_of_call((label, ""), {})
+    assert client.llen(keys.room) == 1
+    assert app.AsyncResult(label).state == "PENDING"
+
+
+@pytest.mark.parametrize(("requeue", "acks_late", "stays"), [
+    (True, True, True), (True, False, False), (False, True, False),
+])  # fmt: skip
+def test_a_policy_that_rejects_keeps_what_is_kept_for_a_message_that_comes_back(
+    app, client, label, requeue, acks_late, stays
+):
+    class Mine(Policy):
+        def act(self, conflict: Any) -> Any:
+            if turn:
+                raise Reject("not now", requeue=requeue)
+            return conflict.park() and conflict.run()
+
+    turn: list[str] = []
+    task = define(app, on_conflict=Mine(), lock_key="rejects:{label}", acks_late=acks_late)
+    client.set(task.lock_key_for(label, ""), '{"token":"somebody"}', px=60_000)
+    trace(task, label, **from_queue())
+    keys = task.keys_of_call((label, ""), {})
+    turn += client.lrange(keys.room, 0, -1)
+    kept = {KEY: {"v": 2, "kept": [keys.lock_id, ""], "parked": turn[0]}}
+    assert trace(task, label, **kept, **from_queue()) == "IGNORED"
+    assert client.lrange(keys.room, 0, -1) == (turn if stays else [])
 
 
 @pytest.mark.parametrize("scope", ["running", "queued"])
