@@ -2,7 +2,7 @@
 
 The worker's main process sends them by its own dispatcher, which batches them, in the thread that
 owns the connection. A pool process sends them by `Task.send_event`, as a task's own code would, but
-in the housekeeper's thread: the task must neither wait nor fail because the broker is away.
+in the background: the task must neither wait nor fail because the broker is away.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Events:
             call_in_consumer(self._consumer, _dispatch, self._consumer, kind, task_id, event)
         else:
             request = Context(id=task_id, hostname=self._node)
-            housekeeper.add(partial(_send, of, request, kind, event), most=0.0)
+            send = partial(_send, of, request, kind, event)
+            housekeeper.add(send, most=0.0, talks=True)
 
 
 def _dispatch(consumer: Any, kind: str, task_id: str, event: dict[str, Any]) -> None:

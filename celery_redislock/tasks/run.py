@@ -4,8 +4,8 @@ The lock is acquired before Celery's tracer is entered, so that nothing of the t
 It is released as the body ends: after that Celery publishes callbacks and chain links, which may
 need the lock, and stores the result.
 
-The functions around the body have a local `__tracebackhide__`: tools such as Sentry and pytest leave
-out their frames, which would hide the body's own where errors are grouped by their first frames.
+The functions around the body have a local `__tracebackhide__`: tools such as Sentry and pytest
+leave their frames out. Else all errors would begin with these, by which they are grouped.
 """
 
 from __future__ import annotations

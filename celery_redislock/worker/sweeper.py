@@ -40,7 +40,7 @@ class Sweeper:
         self._turn = sweep_key(prefix, broker_of(app), fleet.hexdigest()[:16])
 
     def start(self) -> None:
-        """Look again and again, in the housekeeper's thread. An error of one stops no other."""
+        """Look again and again, in the background. An error of one stops no other."""
         for look in (settle_revoked, self.sweep):
             Chore(look, lambda: True, SWEEP_EVERY).begin()
 
@@ -65,7 +65,7 @@ class Sweeper:
             for seconds, lock_id in due:
                 after = max(began + seconds - clock(), 0.0)
                 look = partial(self._look_after, lock_id, clock() + after + PUBLISHES_FOR)
-                housekeeper.add(look, most=0.0, after=after)
+                housekeeper.add(look, most=0.0, after=after, talks=True)
         if failure is not None:
             raise failure
 
@@ -80,4 +80,4 @@ class Sweeper:
             logger.exception("redislock: could not check the waiting room of %r", lock_id)
             return
         if goes_on and clock() < until:
-            housekeeper.add(partial(self._look_after, lock_id, until), most=0.0)
+            housekeeper.add(partial(self._look_after, lock_id, until), most=0.0, talks=True)

@@ -184,7 +184,7 @@ def skips_at_last(conflict: Any) -> Any:
     try:
         return conflict.park() and conflict.run()
     finally:
-        return conflict.skip()  # noqa: B012
+        return conflict.skip()  # noqa: B012, SIM107
 
 
 def asks_again(conflict: Any) -> Any:
