@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
 from . import room
 from .abort import Abort
+from .limits import surely
 from .record import NOT_RUN, Ran, Record
 
 logger = get_logger()
@@ -35,11 +37,7 @@ def guarded(run: Record, body: Callable[[], Any], abort: Abort | None) -> Any:
         result = body()
     else:
         try:
-            try:
-                abort.arm()
-                result = body()
-            finally:
-                abort.disarm()
+            result = surely(partial(_armed, abort, body), abort.disarm, abort)
         except LockLost as exc:
             abort.disarm()
             if exc.key is not None:
@@ -49,6 +47,12 @@ def guarded(run: Record, body: Callable[[], Any], abort: Abort | None) -> Any:
     if isinstance(result, _NEVER_AWAITED):
         _refuse_async(run, result)
     return result
+
+
+def _armed(abort: Abort, body: Callable[[], Any]) -> Any:
+    __tracebackhide__ = True
+    abort.arm()
+    return body()
 
 
 def _refuse_async(run: Record, result: Any) -> None:

@@ -18,6 +18,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from ..app.delivery import take_header
 from ..app.housekeeper import housekeeper
+from ..app.internals import Running
 from ..app.outcomes import Outcome, is_heard
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
@@ -53,6 +54,7 @@ def _raise(error: Exception) -> NoReturn:
 class Run(Asking):
     """The run of a delivery, from its facts to its end."""
 
+    _running: Running
     _abort: Abort | None = None
     #: The server's reply to the release, until the next message has been published.
     _following: Settled | None = None
@@ -74,6 +76,7 @@ class Run(Asking):
             request: the request of an eager run.
         """
         __tracebackhide__ = True
+        self._running = Running(self._task)
 
         def life() -> Any:
             __tracebackhide__ = True
@@ -185,8 +188,9 @@ class Run(Asking):
             bodies.say_acquired(self)
         setattr(self._request, LEASE, lease)
         self.ran = BEGUN
-        before = lock_of_body.set(lease)
+        before = lock_of_body.get()
         try:
+            lock_of_body.set(lease)
             result = bodies.guarded(self, body, self._abort)
         except BaseException as exc:
             self.ran = bodies.ran_into(self, exc)
@@ -195,7 +199,7 @@ class Run(Asking):
             assert lease.replaced_by is not None
             raise end_replaced(self, lease.replaced_by) from exc
         finally:
-            lock_of_body.reset(before)
+            lock_of_body.set(before)
         self.ran = bodies.ran_to_its_end(self)
         return result
 
@@ -269,6 +273,7 @@ class Run(Asking):
                 self._is_settled = True
             if self._following is not None:
                 self._hand_over()
+            self._running.restore()
             self.is_over = True
         except SoftTimeLimitExceeded as exc:
             if self.facts is not None and self.facts.is_eager:

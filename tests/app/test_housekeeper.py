@@ -6,6 +6,7 @@ import os
 import subprocess
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from celery_redislock.app import housekeeper as module
 from celery_redislock.app import processes
 from celery_redislock.app.housekeeper import Chore, Housekeeper
 from celery_redislock.app.processes import is_alive
+from tests.support.interrupts import each_place, in_a_child
 from tests.support.lateness import elapsed
 from tests.support.waiting import eventually
 
@@ -173,6 +175,43 @@ def test_what_is_to_be_done_when_a_process_is_gone_is_done_then(housekeeper, pro
     eventually(lambda: threads() <= before, "the thread ends")
     housekeeper.when_gone(process.pid, lambda: done.append("at once"), most=1.0)
     eventually(lambda: done[2:] == ["at once"], "it is gone already")
+
+
+def test_wherever_an_errand_is_interrupted_later_ones_are_done():
+    def check() -> None:
+        housekeeper = Housekeeper()
+        housekeeper.add(lambda: None)  # from here on nothing is done for the first time
+        done: list[str] = []
+
+        def add() -> None:
+            nonlocal housekeeper
+            housekeeper = Housekeeper()
+            housekeeper.add(lambda: None)
+
+        for where, _ in each_place(add, ("celery_redislock", "threading")):
+            housekeeper.add(partial(done.append, where))
+            eventually(lambda where=where: done[-1:] == [where], where, 5)
+
+    in_a_child(check)
+
+
+def test_wherever_a_chore_is_interrupted_it_begins_again():
+    def check() -> None:
+        rounds: list[str] = []
+
+        def begin() -> None:
+            nonlocal chore
+            chore = Chore(lambda: rounds.append(""), lambda: False, every=0.0)
+            chore.begin()
+
+        begin()
+        for where, _ in each_place(begin, ("celery_redislock.app", "celery_redislock.protocol")):
+            rounds.clear()
+            chore.begin()
+            eventually(lambda: rounds, where, 5)
+
+    chore: Any = None
+    in_a_child(check)
 
 
 def test_an_error_of_the_thread_itself_is_logged_and_does_not_end_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import wraps
 from typing import Any
 from unittest import mock
@@ -10,13 +11,16 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.utils import uuid
 
-from celery_redislock import Defer, Policy, Queue, Raise, SingletonTask, Skip
+from celery_redislock import Defer, Policy, Queue, Raise, SingletonTask, Skip, current_lock
 from celery_redislock.app.delivery import KEY
+from celery_redislock.app.internals import running_task
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks.locked import LockedTask
 from celery_redislock.tasks.run import Run
+from tests.support.interrupts import each_place
 
 #: What is asked of the server: scripts, and queries.
 STEPS = ("acquire", "settle", "hold", "query", "park")
@@ -290,6 +294,32 @@ def test_a_time_limit_while_it_is_settled_changes_nothing(app, label, client, mo
     assert trace(task, label) == "SUCCESS"
     assert not limits
     assert not client.exists(task.lock_key_for(label, "return"))
+
+
+@pytest.mark.parametrize("options", [{}, {"on_lock_lost": "abort"}, {"on_conflict": Defer()}])
+def test_wherever_a_time_limit_comes_it_leaves_nothing_behind(app, client, label, options, caplog):
+    """It is raised once, at any bytecode, also ours."""
+    task = define(app, lock_key="limited:{label}", **options)
+    key = task.lock_key_for(label, "return")
+    caplog.set_level(logging.CRITICAL)
+
+    def deliver() -> str:
+        client.delete(key)
+        if "on_conflict" in options:  # it is published again, and receivers know it as running
+            client.set(key, '{"token":"somebody"}', px=60_000)
+        return trace(task, label, id=uuid(), **from_queue())
+
+    deliver()
+    modules = ("celery_redislock.tasks", "celery_redislock.app.internals", "celery_redislock.lock")
+    places = set()
+    for where, _ in each_place(deliver, modules, SoftTimeLimitExceeded):
+        places.add(where.partition(",")[0])
+        assert running_task() is None, where
+        assert not len(task.request_stack), where
+        assert current_lock() is None, where
+        if "on_conflict" not in options:
+            assert not client.exists(key), where
+    assert {"live", "life", "trace", "_settle"} <= places
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
