@@ -169,12 +169,12 @@ def call_off(run: Record, retry: Retry, by: Holder) -> None:
         logger.warning("redislock: could not cancel the retry of %s: %s", run, exc.reason)
 
 
-def release_again(run: Record, release: Release) -> None:
+def release_again(run: Record, release: Release, until: float) -> None:
     """Repeat the release that the server did not answer. Otherwise the lock would stay until it
-    expires. Once it has expired, we repeat nothing: the lock may have had other holders since.
+    expires, which is at `until`. Then we repeat nothing: it may have had other holders since.
     """
     facts, copies, note = run.facts, run.may_have_copies, run.ran.note
-    if clock() >= run.lease.deadline:
+    if clock() >= until:
         return
     release = release._replace(note=run.note_of(note), always=copies)
     settled = facts.locks.server.run(settle(facts.claim, release))

@@ -30,7 +30,7 @@ from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
 from .locked import LockedTask
 from .room import publish as publish_next
-from .settle import End, settle_kept
+from .settle import End, settle_beside, settle_kept
 
 logger = get_logger()
 
@@ -183,11 +183,13 @@ class Sending:
 
     def _reserve(self, claim: Claim) -> Reserved | Busy | None:
         """Ask for the lock. None if the server did not answer; the task is sent all the same."""
+        call = reserve(claim, min(self._seconds, PUBLISHING))
         try:
-            server = self._task.app_locks.server
-            return server.run(reserve(claim, min(self._seconds, PUBLISHING)), hold_off=0)
+            return self._task.app_locks.server.run(call, hold_off=0)
         except LockUnavailable as exc:
             if self._lock_options.on_redis_error == "raise" and not self._is_in_canvas:
+                if call.in_doubt:  # nothing is sent, and the lock may be kept for it
+                    settle_beside(self._task.app, self._reservation, End.CANNOT_RUN)
                 raise
             logger.warning("redislock: %s is sent without a reservation: %s", self, exc)
             return None  # perhaps only the answer was lost: send the token along

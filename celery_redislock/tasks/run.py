@@ -94,12 +94,11 @@ class Run(Asking):
                             if not isinstance(answer, Decision):
                                 answer = self._meet(answer)
                             self.course = carry_out(self, answer)
-            except (Ignore, Reject) as exc:  # raised by a policy of the user's
-                # What was acknowledged already cannot come back.
-                comes_back = isinstance(exc, Reject) and exc.requeue and self._task.acks_late
-                self.course = Ends(exc, End.COMES_BACK if comes_back else End.CANNOT_RUN)
             except Exception as exc:
-                self._fail(exc)
+                try:
+                    self._end_by(exc)
+                except SoftTimeLimitExceeded as limit:
+                    self.course = Fails(limit)
             except BaseException as exc:
                 self.course = Ends(exc, End.COMES_BACK)  # the worker ends
                 raise
@@ -155,12 +154,21 @@ class Run(Asking):
             self.leave_room()
         return decide(self.facts.policy, TaskConflict(self, busy, self.understand))
 
-    def _fail(self, error: Exception) -> None:
-        self.course = Fails(error)
-        if isinstance(error, SoftTimeLimitExceeded) and self.facts is not None:
-            # It ended the task while that was put off: its next message may already be on its way.
+    def _end_by(self, error: Exception) -> None:
+        """End the task before its body, by an error: also by one that a policy raised."""
+        if isinstance(error, Ignore | Reject):
+            # What was acknowledged already cannot come back.
+            comes_back = isinstance(error, Reject) and error.requeue and self._task.acks_late
+            self.course = Ends(error, End.COMES_BACK if comes_back else End.CANNOT_RUN)
+        else:
+            self.course = Fails(error)
+        if self.facts is None or self.course.end.passes_on:
+            return
+        # A limit ended the task while that was put off: its next message may be on its way.
+        if isinstance(error, SoftTimeLimitExceeded) or self.parks_as:
+            ends = isinstance(self.course, Ends) or self.facts.acks_failures
             with only_logged("redislock: could not tell the copies of %s under %r", *self.name):
-                self.call_off_copies()
+                self.call_off_copies(ends)
 
     # -- the body -------------------------------------------------------------------------
 
@@ -233,9 +241,10 @@ class Run(Asking):
                 owned = settled.ours
                 if settled.offered is not None or settled.due_in is not None:
                     self._following = settled
-            elif lease.unheard is not None and lease.fence:
-                again = partial(bodies.release_again, self, lease.unheard)
-                housekeeper.add(again, most=lease.deadline - clock())
+            elif lease.unheard is not None and (lease.fence or lease.in_doubt):
+                until = lease.deadline if lease.fence else clock() + lease.ttl
+                again = partial(bodies.release_again, self, lease.unheard, until)
+                housekeeper.add(again, most=until - clock())
         if lease.fence and ran is not NOT_RUN and is_heard(Outcome.RELEASED):
             bodies.say_released(self, owned, isinstance(how, Heir))
 

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from celery_redislock import LockUnavailable
+from celery_redislock.servers.scripts import sha_of, text_of
 from tests.acceptance.looking import starts
 from tests.support.servers import Proxy
 from tests.support.waiting import eventually, never
@@ -56,6 +57,32 @@ def test_what_failed_for_an_outage_at_its_turn_does_not_run_later(turn_comes, jo
     eventually(here.is_empty, "the room is empty", 40)
     assert result.state == "FAILURE"
     assert starts(journal, label, result.id) == 0
+
+
+@pytest.mark.parametrize(("name", "runs"), [("runs_unlocked", 1), ("raises_unlocked", 0)])
+def test_what_was_parked_without_an_answer_ends_once(
+    start_house, sender, own_redis, journal, tasks, room, label, queue, hold, name, runs
+):
+    elsewhere = f"{queue}-holder"
+    with Proxy(own_redis.port) as way:
+        start_house(queues=elsewhere)
+        start_house(concurrency=1, conf={"redislock_url": f"{way.url}/0"})
+        holder = hold(name, queue=elsewhere)
+        with own_redis.client() as to_load:  # else it would be sent as a text
+            to_load.script_load(text_of("park"))
+        way.lose_replies(to=sha_of("park").encode())
+        result = sender.send_task(name, [label, 0.1], queue=queue)
+        eventually(result.ready, "it has ended")
+        assert way.lost
+        way.heal()
+        here = room(tasks[name], label)
+        eventually(here.is_empty, "it does not wait")
+        journal.let_go(holder.id)
+        holder.get(timeout=20)
+        after = sender.send_task(name, [label, 0.1], queue=queue)
+        after.get(timeout=30)
+        never(lambda: starts(journal, label, result.id) > runs, "it ran from the room", 3)
+    assert result.state == ("SUCCESS" if runs else "FAILURE")
 
 
 def test_the_lock_of_a_dead_child_does_not_wait_for_a_broker_that_hangs(
