@@ -31,7 +31,7 @@ class Policy(abc.ABC):
         # The parent's attributes do not describe a subclass that has its own `act`.
         parents = [each for each in cls.__bases__ if issubclass(each, Policy)]
         if any(each.act not in (cls.act, Policy.act) for each in parents):
-            for name in {"parks", "turns_away", "describe"} - {*vars(cls)}:
+            for name in {"parks", "turns_away", "describe", "eager"} - {*vars(cls)}:
                 setattr(cls, name, vars(Policy)[name])
 
     @property

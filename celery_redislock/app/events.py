@@ -2,7 +2,7 @@
 
 The worker's main process sends them by its own dispatcher, which batches them, in the thread that
 owns the connection. A pool process sends them by `Task.send_event`, as a task's own code would, but
-in the housekeeper's thread: the task must neither wait nor fail because the broker is away.
+in the background: the task must neither wait nor fail because the broker is away.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Events:
     """The events of this process.
 
     Attributes:
-        wanted: whether this worker sends events, as of the last message that arrived.
+        wanted: whether this worker sends events, as of the last message that arrived. A task may
+            still send none.
     """
 
     def __init__(self) -> None:
@@ -39,19 +40,19 @@ class Events:
         #: The worker's name, in a pool process.
         self._node: str | None = None
 
-    def wanted_by(self, request: Any, consumer: Any) -> bool:
-        """Whether this worker sends events for that request's task. The main process asks."""
-        eventer = request.eventer
-        if eventer is None or not eventer.enabled or not request.task.send_events:
-            self.wanted = False
-        else:
-            self.wanted = not eventer.groups or "task" in eventer.groups
+    def wanted_by(self, eventer: Any, consumer: Any) -> bool:
+        """Whether this worker sends events of tasks. The main process asks."""
+        is_on = eventer is not None and eventer.enabled
+        self.wanted = is_on and (not eventer.groups or "task" in eventer.groups)
         self._consumer = consumer
         return self.wanted
 
     def learn(self, wanted: bool, node: str | None) -> None:
-        """Remember what a message says of the worker that runs its task."""
-        self.wanted, self._node = wanted, node
+        """Remember what a message says of the worker that runs its task. The main process knows
+        better: the message may have arrived before an operator switched events on or off.
+        """
+        if self._consumer is None:
+            self.wanted, self._node = wanted, node
 
     def emit(
         self, kind: str, outcome: str, key: str, of: Any, task_id: str | None, **content: Any
@@ -62,11 +63,12 @@ class Events:
             kind: the event's type, after "task-lock-".
             outcome: as in the log.
             key: the lock's key.
-            of: the task. No event is sent for one that the app does not know.
+            of: the task. No event is sent for one that the app does not know, or that has
+                `send_events=False`.
             task_id: the task's id.
             content: more fields, as `log.fields` takes them.
         """
-        if not isinstance(of, Task) or not task_id:
+        if not isinstance(of, Task) or not of.send_events or not task_id:
             return
         values = fields(outcome, key, task_id=task_id, **content)
         event = {name: value for name, value in values.items() if value is not None}
@@ -81,7 +83,8 @@ class Events:
             call_in_consumer(self._consumer, _dispatch, self._consumer, kind, task_id, event)
         else:
             request = Context(id=task_id, hostname=self._node)
-            housekeeper.add(partial(_send, of, request, kind, event), most=0.0)
+            send = partial(_send, of, request, kind, event)
+            housekeeper.add(send, most=0.0, talks=True)
 
 
 def _dispatch(consumer: Any, kind: str, task_id: str, event: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
-"""Does background work on locks in one thread, one errand after another: soon, at a given time, or
-when a process is gone. It tries each again until the lock server answers.
+"""Does background work on locks in threads of its own: soon, at a given time, or when a process is
+gone. It tries each errand again until the lock server answers.
 
 Code that adds an errand must not wait: it may run in a task, or in the worker's own thread.
 """
@@ -22,6 +22,7 @@ from ..lock.greenlets import Alarm
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..protocol.platform import at_fork
+from ..protocol.turns import Turn
 from .internals import at_pool_process_exit
 from .processes import LOOK_EVERY, Pollable, Watched, can_poll, is_alive
 
@@ -37,7 +38,11 @@ LAST_WAIT: Final = 3.0
 LONGEST: Final = 3600.0
 #: The least seconds from the end of a chore's round to the next.
 PAUSE: Final = 0.1
-#: The one key of `Housekeeper._bells` and of `Chore._begun`.
+#: Seconds within which a thread that was started begins to run.
+STARTS_WITHIN: Final = 5.0
+#: Seconds by which a chore's round may be late, behind other errands.
+LATEST: Final = 60.0
+#: The one key of `Lane._bells`.
 _ONE: Final = "one"
 
 
@@ -62,63 +67,49 @@ class Bell(Protocol):
         """
 
 
-class Housekeeper:
-    """The background work of this process, with a thread that ends when no work is left.
+class Lane:
+    """Errands that are done one after another, in a thread that ends when none is left.
 
     It has no `queue.Queue`: an unpatched one would block all greenlets. And it has no mutex: an
     exception from outside, such as a soft time limit, could leave it locked. Each step on the heap
     and on the dicts is one operation, which no other thread can interrupt.
+
+    Args:
+        name: the thread's name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._watched: dict[int, Watched] = {}
         self._forget()
-        atexit.register(self.finish)
         at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        self._finishes_in: int | None = None
         self._heap: list[Errand] = []
         self._numbers = itertools.count()
         self._doing: Errand | None = None
-        #: What wakes the thread, if there is one.
+        #: What wakes the thread, if there is one. The thread puts it in.
         self._bells: dict[str, Bell] = {}
+        self._start_turn = Turn()
         for process in self._watched.values():
             process.close()
         #: The processes that are watched, and what to do when they are gone.
         self._watched = {}
         self._when_gone: dict[int, tuple[Callable[[], Any], float]] = {}
 
-    def add(self, do: Callable[[], Any], most: float = GIVE_UP, after: float = 0.0) -> None:
-        """Do this soon, and try again until the lock server answers.
-
-        Args:
-            do: what to do.
-            most: seconds, from when the work is due, after which it is given up.
-            after: seconds until the work is due.
-        """
+    def add(self, do: Callable[[], Any], most: float, after: float = 0.0) -> None:
+        """See `Housekeeper.add`."""
         self._push(clock() + after, most, do)
-        self._see_to_it()
+        self.see_to_it()
 
     def when_gone(self, pid: int, do: Callable[[], Any], most: float) -> None:
-        """Do this, as `add` does, when no code of the process can run any more, and not before. It
-        replaces what an earlier call gave for that process.
-
-        We ask the kernel, not the pool: Celery may take five seconds to notice a killed child, and
-        reports a hard time limit some 100 ms early, while the child's `finally` blocks still run.
-        """
+        """See `Housekeeper.when_gone`."""
         # Store, then watch; `_look_at_processes` does the reverse. So no order of steps loses it.
         self._when_gone[pid] = do, most
         # A worker calls this for each task: the thread need not wake for a process that it watches.
         if pid not in self._watched:
             self._watched[pid] = Watched(pid, wakes=can_poll())
-            self._see_to_it()
-
-    def finish(self) -> None:
-        """Wait for what is due to be done, for at most `LAST_WAIT`. The rest is dropped."""
-        give_up = time.monotonic() + LAST_WAIT
-        while self.is_busy and time.monotonic() < give_up:
-            time.sleep(0.01)
+            self.see_to_it()
 
     @property
     def is_busy(self) -> bool:
@@ -132,41 +123,37 @@ class Housekeeper:
 
     # -- the thread -----------------------------------------------------------------------
 
-    def _see_to_it(self) -> None:
+    def see_to_it(self) -> None:
         """Wake the thread, or start it."""
-        if self._finishes_in != os.getpid():
-            self._finishes_in = os.getpid()
-            at_pool_process_exit(self.finish)
         if (bell := self._bells.get(_ONE)) is not None:
             bell.ring()
         else:
             self._start()
 
     def _start(self) -> None:
-        bell: Bell = Pollable(self._watched) if can_poll() else Alarm(threading.Lock())
-        if (other := self._bells.setdefault(_ONE, bell)) is not bell:
-            other.ring()
-            return
-        run = partial(self._run, bell)
+        """Start the thread, unless somebody is doing so."""
+        mine = object()
         try:
-            threading.Thread(target=run, name="redislock-housekeeper", daemon=True).start()
+            if self._start_turn.take(mine, STARTS_WITHIN):
+                threading.Thread(target=self._run, name=self._name, daemon=True).start()
         except BaseException:
-            self._bells.pop(_ONE, None)  # the next errand starts it
+            # The next errand starts it. If this one runs all the same, one of the two ends.
+            self._start_turn.give_back(mine)
             raise
 
-    def _run(self, bell: Bell) -> None:
-        while True:
-            if self._heap or self._watched:
+    def _run(self) -> None:
+        bell: Bell = Pollable(self._watched) if can_poll() else Alarm(threading.Lock())
+        while self._bells.setdefault(_ONE, bell) is bell:
+            self._start_turn = Turn()
+            while self._heap or self._watched:
                 try:
                     self._look_at_processes(bell.wait(self._do_next()) or ())
                 except Exception:  # without this thread, the locks of dead processes would stay
                     logger.exception("redislock: unexpected error in the housekeeper; continuing")
                     time.sleep(TRY_AGAIN)
-                continue
             self._bells.pop(_ONE, None)
             # A caller that still saw this thread may have added an errand in between.
-            is_done = not self._heap and not self._watched
-            if is_done or self._bells.setdefault(_ONE, bell) is not bell:
+            if not self._heap and not self._watched:
                 return
 
     def _look_at_processes(self, ready: Collection[int]) -> None:
@@ -215,6 +202,61 @@ class Housekeeper:
         return True
 
 
+class Housekeeper:
+    """The background work of this process, in two lanes: what talks to brokers or result backends,
+    which may hang, never holds up what frees locks.
+    """
+
+    def __init__(self) -> None:
+        self._frees, self._talks = Lane("redislock-housekeeper"), Lane("redislock-courier")
+        self._finishes_in: int | None = None
+        atexit.register(self.finish)
+
+    def add(
+        self,
+        do: Callable[[], Any],
+        most: float = GIVE_UP,
+        after: float = 0.0,
+        *,
+        talks: bool = False,
+    ) -> None:
+        """Do this soon, and try again until the lock server answers.
+
+        Args:
+            do: what to do.
+            most: seconds, from when the work is due, after which it is given up.
+            after: seconds until the work is due.
+            talks: it talks to a broker or a result backend.
+        """
+        if self._finishes_in != os.getpid():
+            at_pool_process_exit(self.finish)
+            self._finishes_in = os.getpid()
+        (self._talks if talks else self._frees).add(do, most, after)
+
+    def when_gone(self, pid: int, do: Callable[[], Any], most: float) -> None:
+        """Do this, as `add` does, when no code of the process can run any more, and not before. It
+        replaces what an earlier call gave for that process.
+
+        We ask the kernel, not the pool: Celery may take five seconds to notice a killed child, and
+        reports a hard time limit some 100 ms early, while the child's `finally` blocks still run.
+        """
+        self._frees.when_gone(pid, do, most)
+
+    def finish(self) -> None:
+        """Wait for what is due to be done, for at most `LAST_WAIT`. The rest is dropped."""
+        give_up = time.monotonic() + LAST_WAIT
+        while self.is_busy and time.monotonic() < give_up:
+            for lane in (self._frees, self._talks):
+                if lane.is_busy:
+                    lane.see_to_it()
+            time.sleep(0.01)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being done, or is due."""
+        return self._frees.is_busy or self._talks.is_busy
+
+
 #: The process's housekeeper.
 housekeeper: Final = Housekeeper()
 
@@ -236,20 +278,26 @@ class Chore:
         at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        #: Has an item while a round is to come. One operation says who puts it in.
-        self._begun: dict[str, object] = {}
+        #: Is taken while a round is to come.
+        self._turn = Turn()
 
     def begin(self, after: float = 0.0) -> None:
         """Do it after so many seconds, unless a round is to come anyway."""
         mine = object()
-        if self._begun.setdefault(_ONE, mine) is mine:
-            housekeeper.add(self._round, most=0.0, after=after)
+        try:
+            if self._turn.take(mine, after + LATEST):
+                housekeeper.add(partial(self._round, mine), most=0.0, after=after)
+        except BaseException:
+            self._turn.give_back(mine)
+            raise
 
-    def _round(self) -> None:
+    def _round(self, mine: object) -> None:
+        if not self._turn.is_of(mine):
+            return  # it was so late that another one has begun
         began = clock()
         try:
             self._do()
         finally:
-            self._begun.clear()
+            self._turn.give_back(mine)
             if self._has_more():
                 self.begin(max(began + self._every - clock(), PAUSE))

@@ -15,7 +15,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -77,28 +77,55 @@ HOOKS: Final = (
 # -- the task that runs here ------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def outside_of_tasks() -> Iterator[None]:
+class Running:
+    """What runs now, to be restored: a time limit may come at any bytecode, so a `with` that
+    changes it may never be left, or never be entered.
+
+    Args:
+        task: the task whose requests count.
+    """
+
+    def __init__(self, task: Any) -> None:
+        self._before = [(stack, list(stack.stack)) for stack in (_task_stack, task.request_stack)]
+
+    def restore(self) -> None:
+        """Let the same run as when this was made. Safe to repeat."""
+        for stack, before in self._before:
+            if stack.stack != before:
+                while len(stack):
+                    stack.pop()
+                for each in before:
+                    stack.push(each)
+
+
+# Classes: an interrupted generator would end at any time, and pop what somebody else has pushed.
+
+
+class outside_of_tasks:  # noqa: N801  a context manager
     """Hide the running task: `send_task` would make it the parent of what it sends."""
-    task = _task_stack.pop()
-    try:
-        yield
-    finally:
-        if task is not None:
-            _task_stack.push(task)
+
+    def __enter__(self) -> None:
+        self._task = _task_stack.pop() if len(_task_stack) else None
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._task is not None:
+            _task_stack.push(self._task)
 
 
-@contextlib.contextmanager
-def as_running(task: Any, request: Any) -> Iterator[None]:
+class as_running:  # noqa: N801  a context manager
     """Make this the running task, with this request, before Celery's tracer does: receivers,
     policies and log lines need it.
     """
-    _task_stack.push(task)
-    task.request_stack.push(request)
-    try:
-        yield
-    finally:
-        task.request_stack.pop()
+
+    def __init__(self, task: Any, request: Any) -> None:
+        self._task, self._request = task, request
+
+    def __enter__(self) -> None:
+        _task_stack.push(self._task)
+        self._task.request_stack.push(self._request)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._task.request_stack.pop()
         _task_stack.pop()
 
 

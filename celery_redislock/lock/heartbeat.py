@@ -19,6 +19,7 @@ from ..protocol.calls import extend
 from ..protocol.claims import Extended, Extension
 from ..protocol.clock import clock
 from ..protocol.platform import at_fork
+from ..protocol.turns import Turn
 from ..protocol.waiting import RETRY_EVERY
 from ..servers.server import Server
 from .forks import between_forks
@@ -28,6 +29,8 @@ from .greenlets import AT_ONCE, Alarm, native_lock, start_native, teller_here
 EARLY: Final = 0.25
 #: Seconds between two looks at whether an extension is still under way.
 IN_FLIGHT: Final = 0.001
+#: Seconds within which a thread that was started begins to run.
+STARTS_WITHIN: Final = 1.0
 #: The longest sleep, in seconds, so that a thread without locks costs almost nothing.
 IDLE: Final = 60.0
 
@@ -77,22 +80,27 @@ class Heartbeat:
         self._alarm = Alarm(native_lock())
         self._sleeping_until = 0.0
         self._idle = IDLE
-        self._thread_id: int | None = None
+        #: Is there once the thread runs. The thread puts it in, and a second one finds it.
+        self._thread: dict[str, object] = {}
         self._in_flight: frozenset[_Ref] = frozenset()
         #: Leases with an unanswered extension, which may reach the server at any time.
         self._unanswered: frozenset[_Ref] = frozenset()
-        self._starting = native_lock()
+        self._start_turn = Turn()
         self._calls: deque[Callable[[], None]] = deque()
         self._teller = AT_ONCE
 
     def add(self, lease: Extendable) -> None:
         """Keep this lease alive, from a third of its ttl on."""
         self._leases.add(weakref.ref(lease))
-        if self._thread_id is None:
-            with self._starting:
-                if self._thread_id is None:
+        if not self._thread:
+            mine = object()
+            try:
+                if self._start_turn.take(mine, STARTS_WITHIN):
                     self._teller = teller_here()
-                    self._thread_id = start_native(self._run, "redislock-heartbeat")
+                    start_native(self._run, "redislock-heartbeat")
+            except BaseException:
+                self._start_turn.give_back(mine)  # the next lock starts it
+                raise
         if lease.next_beat < self._sleeping_until:
             self._idle = max(lease.next_beat - clock(), IN_FLIGHT)
             self._alarm.ring()
@@ -131,6 +139,9 @@ class Heartbeat:
         self._alarm.ring()
 
     def _run(self) -> None:
+        me = object()
+        if self._thread.setdefault("one", me) is not me:
+            return  # whoever started the first one was interrupted, and could not know that it runs
         while True:
             try:
                 with between_forks:

@@ -42,13 +42,14 @@ class Lease(Held):
             not (Kleppmann, "How to do distributed locking", 2016). 0 while not acquired.
         heir: the task's next message, to which the lock is left instead of being released.
         asked: we have asked for the lock, so the server may have given it to us.
+        in_doubt: the server may have carried out a request for the lock whose reply got lost.
         unheard: the release to repeat, if the server did not answer it; else None.
         tried_to_release: the server may have given the lock back already.
     """
 
     heir: Heir | None = None
     unheard: Release | None = None
-    asked = tried_to_release = False
+    asked = in_doubt = tried_to_release = False
 
     def __repr__(self) -> str:
         return f"<Lease of {self.key} fence={self.fence} lost={self.is_lost}>"
@@ -96,7 +97,11 @@ class Lease(Held):
             LockUnavailable: the server did not answer in time.
         """
         self.asked = True
-        answer = self.server.run(acquire(self.claim, "try", again, note), hold_off=hold_off)
+        call = acquire(self.claim, "try", again, note)
+        try:
+            answer = self.server.run(call, hold_off=hold_off)
+        finally:
+            self.in_doubt = call.in_doubt
         if isinstance(answer, Acquired):
             self.begin(answer, answer.sent_at)
         else:
@@ -138,7 +143,7 @@ class Lease(Held):
 
     def _do(self, step: Step) -> Answer | None:
         """Take one step of a wait."""
-        self.asked = True
+        self.asked = self.in_doubt = True
         if isinstance(step, Try):
             return self._heard(step, self.server.run(step.call, hold_off=step.hold_off))
         if isinstance(step, Block):
@@ -148,6 +153,7 @@ class Lease(Held):
 
     def _heard(self, step: Try | Block, answer: Answer) -> Answer | None:
         """Take the answer to a step of a wait. Returns None if it came too late to rely on."""
+        self.in_doubt = False
         if not isinstance(answer, Acquired):
             self.asked = False
             return answer

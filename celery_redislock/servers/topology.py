@@ -12,6 +12,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.platform import at_fork
+from ..protocol.turns import Turn
 from .hash_slots import COMMANDS, SlotMap, slot_map
 from .node import Node
 from .talk import unavailable
@@ -21,6 +22,9 @@ from .urls import Host, Nodes
 LOOK_EVERY: Final = 0.1
 #: How many nodes one look asks.
 ASKED: Final = 3
+#: The most seconds that one look may take. Each node has a second to be connected to, and another
+#: one for its answer.
+LONGEST_LOOK: Final = 10.0
 
 
 class Topology:
@@ -41,9 +45,8 @@ class Topology:
 
     def _begin(self) -> None:
         self._looked_at = -LOOK_EVERY
-        #: Who looks at the slots takes this out. No mutex: native threads and greenlets come here,
-        #: and one that another thread holds at a fork stays locked in the child.
-        self._turn = ["to look"]
+        #: Whose turn it is to look at the slots.
+        self._turn = Turn()
 
     @property
     def known(self) -> SlotMap | None:
@@ -105,15 +108,14 @@ class Topology:
         Raises:
             LockUnavailable: no node answered.
         """
+        mine = object()
         try:
-            turn = self._turn.pop()
-        except IndexError:
-            if self._map is not None:
-                return self._map
-            why = "another thread is asking which nodes there are"
-            failure = RedisConnectionError(why)
-            raise unavailable(key, failure) from failure
-        try:
+            if not self._turn.take(mine, LONGEST_LOOK):
+                if self._map is not None:
+                    return self._map
+                why = "another thread is asking which nodes there are"
+                failure = RedisConnectionError(why)
+                raise unavailable(key, failure) from failure
             self._looked_at = clock()
             found = self._newest(ttl, key, self._to_ask(asked, said_so))
             if self._map is not None:
@@ -124,7 +126,7 @@ class Topology:
                 del self._nodes[host]
             return found
         finally:
-            self._turn.append(turn)
+            self._turn.give_back(mine)
 
     def _to_ask(self, asked: Host | None, said_so: bool) -> list[Host]:
         known = self._map

@@ -22,7 +22,13 @@ _SIGNAL: Final[Any] = getattr(signal, "SIGUSR2", None)
 
 
 class Abort:
-    """Raises in the body that the current thread, or greenlet, is about to run."""
+    """Raises in the body that the current thread, or greenlet, is about to run.
+
+    Attributes:
+        is_over: the body has ended, and nothing will be raised.
+    """
+
+    is_over = False
 
     def __init__(self) -> None:
         self._mutex = native_lock()
@@ -45,6 +51,7 @@ class Abort:
                 self._target.call_off()
             except LockLost:
                 pass
+        self.is_over = True
 
     def fire(self) -> None:
         """Raise `LockLost` in the body. Does nothing before `arm` and after `disarm`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
 from . import room
 from .abort import Abort
+from .limits import surely
 from .record import NOT_RUN, Ran, Record
 
 logger = get_logger()
@@ -30,15 +32,12 @@ _NEVER_AWAITED: Final = (CoroutineType, AsyncGeneratorType)
 
 def guarded(run: Record, body: Callable[[], Any], abort: Abort | None) -> Any:
     """Run the body. If the lock is lost, the heartbeat's thread may raise `LockLost` in it."""
+    __tracebackhide__ = True
     if abort is None:
         result = body()
     else:
         try:
-            try:
-                abort.arm()
-                result = body()
-            finally:
-                abort.disarm()
+            result = surely(partial(_armed, abort, body), abort.disarm, abort)
         except LockLost as exc:
             abort.disarm()
             if exc.key is not None:
@@ -48,6 +47,12 @@ def guarded(run: Record, body: Callable[[], Any], abort: Abort | None) -> Any:
     if isinstance(result, _NEVER_AWAITED):
         _refuse_async(run, result)
     return result
+
+
+def _armed(abort: Abort, body: Callable[[], Any]) -> Any:
+    __tracebackhide__ = True
+    abort.arm()
+    return body()
 
 
 def _refuse_async(run: Record, result: Any) -> None:
@@ -164,19 +169,19 @@ def call_off(run: Record, retry: Retry, by: Holder) -> None:
         logger.warning("redislock: could not cancel the retry of %s: %s", run, exc.reason)
 
 
-def release_again(run: Record, release: Release) -> None:
+def release_again(run: Record, release: Release, until: float) -> None:
     """Repeat the release that the server did not answer. Otherwise the lock would stay until it
-    expires. Once it has expired, we repeat nothing: the lock may have had other holders since.
+    expires, which is at `until`. Then we repeat nothing: it may have had other holders since.
     """
     facts, copies, note = run.facts, run.may_have_copies, run.ran.note
-    if clock() >= run.lease.deadline:
+    if clock() >= until:
         return
     release = release._replace(note=run.note_of(note), always=copies)
     settled = facts.locks.server.run(settle(facts.claim, release))
     if note != run.ran.note and copies:  # Celery did all that follows the body meanwhile
         facts.locks.server.run(mark_done(facts.claim, run.note_of(run.ran.note)), once=True)
     logger.info("redislock: %s is released now", facts.key)
-    room.follow(facts.task.app, facts.claim.keys, facts.claim.ttl, settled)
+    room.follow_beside(facts.task.app, facts.claim.keys, facts.claim.ttl, settled)
 
 
 # -- what is reported of the lock -------------------------------------------------------------

@@ -7,34 +7,55 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, NoReturn
 
+from celery.exceptions import SoftTimeLimitExceeded
+
 from ..app.outcomes import Outcome
 from ..errors import ConfigError
 from ..policies import Policy
 from ..protocol.checks import plain
 from ..protocol.claims import Busy, Full
 from ..protocol.holders import Holder
+from ..protocol.log import get_logger
 from ..verbs import NO_RESULT, Decision
 from .decisions import Await, Go, GoUnlocked, Park, PutOff, Question, TurnedAway, backoff
 from .record import Record
+
+logger = get_logger()
 
 #: Seconds that are left to a task whose time in the waiting room is over.
 NO_TIME: Final = 0.001
 
 
-class Decided(Exception):
-    """Ends a policy that asked to wait: meanwhile, something else was decided."""
-
-    def __init__(self, decision: Decision) -> None:
-        super().__init__(decision)
-        self.decision = decision
+class Decided(BaseException):
+    """Ends a policy that asked to wait: meanwhile, something else was decided. Not an `Exception`,
+    which policies of users may catch.
+    """
 
 
 def admit(policy: Policy, conflict: TaskConflict) -> Decision | None:
     """What the policy decides before the lock is asked for; None: ask for it."""
+    return _outcome(policy.admit, conflict)
+
+
+def _outcome(
+    act: Callable[[TaskConflict], Decision | None], conflict: TaskConflict
+) -> Decision | None:
+    """What the policy decides. What a verb has decided stands, whatever the policy does then: the
+    task may be in the waiting room already, and must not end too.
+    """
+    decision = None
     try:
-        return policy.admit(conflict)
-    except Decided as exc:
-        return exc.decision
+        decision = act(conflict)
+    except Decided:
+        pass
+    except SoftTimeLimitExceeded:
+        raise  # the task's: what was decided is undone
+    except Exception:
+        if conflict.decided is None:
+            raise
+        text = "redislock: %s: its policy failed after this was decided, which stands: %s"
+        logger.exception(text, conflict._run, conflict.decided)
+    return decision if conflict.decided is None else conflict.decided
 
 
 def decide(policy: Policy, conflict: TaskConflict) -> Decision:
@@ -43,10 +64,7 @@ def decide(policy: Policy, conflict: TaskConflict) -> Decision:
     Raises:
         ConfigError: the policy decided nothing.
     """
-    try:
-        decision = policy.act(conflict)
-    except Decided as exc:
-        return exc.decision
+    decision = _outcome(policy.act, conflict)
     if isinstance(decision, Decision):
         return decision
     raise ConfigError(
@@ -63,13 +81,17 @@ class TaskConflict:
     Args:
         run: the task's run.
         busy: the answer of the lock server.
-        ask: asks the lock server again, and returns what the answer means.
+        understand: asks the lock server again, and returns what the answer means.
+
+    Attributes:
+        decided: what a verb has decided that asked the server, and so has ended the conflict.
     """
 
     _run: Record
     _busy: Busy
-    _ask: Callable[[Question], Decision | Busy | Full]
+    _understand: Callable[[Question], Decision | Busy | Full]
     _go: Decision | None = None
+    decided: Decision | None = None
 
     @property
     def key(self) -> str:
@@ -178,5 +200,11 @@ class TaskConflict:
         self._go = answer
         return True
 
+    def _ask(self, question: Question) -> Decision | Busy | Full:
+        if self.decided is not None:
+            raise Decided  # a policy that caught the first one asks again
+        return self._understand(question)
+
     def _leave(self, decision: Decision) -> NoReturn:
-        raise Decided(decision)
+        self.decided = self.decided or decision
+        raise Decided

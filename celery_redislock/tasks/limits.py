@@ -31,6 +31,7 @@ def surely(work: Callable[[], T], end: Callable[[], object], what: Ending) -> T:
     A soft time limit is raised once, but at any bytecode, even in the inner `finally`. So the outer
     `finally` completes what the limit cut short.
     """
+    __tracebackhide__ = True
     try:
         try:
             return work()

@@ -172,20 +172,25 @@ class Record:
         member = self.parks_as or claim.member or claim.entry_id
         self.kept = Kept(claim.keys.lock_id, claim.kept, Place(member, claim.entry_id))
         self.give_up_kept()
+        self.parks_as = ""
 
-    def call_off_copies(self) -> None:
+    def call_off_copies(self, ends: bool) -> None:
         """Let no copy run of a task that failed while it was put off; or before it asked for the
-        lock, as a room may have published it twice.
+        lock, as a room may have published it twice. The same for one that goes on, or ends, though
+        the server may have put it into the room: its answer was lost.
+
+        Args:
+            ends: the delivery ends the task's message.
         """
-        if (self.copied or self.delivery.parked) and self.facts.acks_failures:
+        if (self.copied or self.delivery.parked) and ends:
             self.note_end()
         if self.parks_as or self.delivery.gave_up:
             self.leave_room()
 
     def give_up_kept(self) -> None:
         """Give up what is kept for the message: the task will not take it."""
-        kept, self.kept = self.kept, None
-        settle_kept(self._task.app, kept, End.CANNOT_RUN)
+        settle_kept(self._task.app, self.kept, End.CANNOT_RUN)
+        self.kept = None  # not before: a time limit would leave it to nobody
 
     def note_arrival(self) -> None:
         """Note when the task arrived, by the lock server's clock, for its next message."""

@@ -30,7 +30,7 @@ from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
 from .locked import LockedTask
 from .room import publish as publish_next
-from .settle import End, settle_kept
+from .settle import End, settle_beside, settle_kept
 
 logger = get_logger()
 
@@ -75,6 +75,7 @@ def publish_reserved(
     own: Lease | None,
 ) -> Any:
     """Send a task, and acquire its lock before. See `Sending`."""
+    __tracebackhide__ = True  # in eager mode the body runs here
     call_options = options.pop(CALL, None)
     is_in_canvas = any(options.get(name) for name in _CANVAS)
     send = partial(publish, args, kwargs)
@@ -157,6 +158,7 @@ class Sending:
             LockUnavailable: the lock server could not be asked, and the task says to raise that.
             Exception: what Celery's `apply_async` raises.
         """
+        __tracebackhide__ = True
         if self._continues_own():
             return self._pass_on()
         claim = self._claim()
@@ -184,11 +186,13 @@ class Sending:
 
     def _reserve(self, claim: Claim) -> Reserved | Busy | None:
         """Ask for the lock. None if the server did not answer; the task is sent all the same."""
+        call = reserve(claim, min(self._seconds, PUBLISHING))
         try:
-            server = self._task.app_locks.server
-            return server.run(reserve(claim, min(self._seconds, PUBLISHING)), hold_off=0)
+            return self._task.app_locks.server.run(call, hold_off=0)
         except LockUnavailable as exc:
             if self._lock_options.on_redis_error == "raise" and not self._is_in_canvas:
+                if call.in_doubt:  # nothing is sent, and the lock may be kept for it
+                    settle_beside(self._task.app, self._reservation, End.CANNOT_RUN)
                 raise
             logger.warning("redislock: %s is sent without a reservation: %s", self, exc)
             return None  # perhaps only the answer was lost: send the token along
@@ -222,6 +226,7 @@ class Sending:
         return Claim(self._keys, token, ttl, value, self._task_id, self._attempt, self._nesting)
 
     def _publish_reserved(self) -> Any:
+        __tracebackhide__ = True
         header = {"v": VERSION, **self._reservation.header}
         if self._is_bound:  # the id may be the caller's own, who may send the task again under it
             header["sent"] = self._reservation.token

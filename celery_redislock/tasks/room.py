@@ -83,7 +83,14 @@ def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> Non
     if reply.offered is not None:
         publish(app, keys, ttl, reply.offered)
     if reply.due_in is not None and reply.due_in < SOON:
-        housekeeper.add(partial(look_after, app, keys, ttl), after=reply.due_in)
+        look = partial(look_after, app, keys, ttl)
+        housekeeper.add(look, after=reply.due_in, talks=True)
+
+
+def follow_beside(app: Any, keys: LockKeys, ttl: float, reply: Settled) -> None:
+    """Do the same in the background: the broker may hang, and the caller has locks to free."""
+    if reply.offered is not None or reply.due_in is not None:
+        housekeeper.add(partial(follow, app, keys, ttl, reply), most=0.0, talks=True)
 
 
 def publish(

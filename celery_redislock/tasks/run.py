@@ -3,18 +3,22 @@
 The lock is acquired before Celery's tracer is entered, so that nothing of the task runs without it.
 It is released as the body ends: after that Celery publishes callbacks and chain links, which may
 need the lock, and stores the result.
+
+The functions around the body have a local `__tracebackhide__`: tools such as Sentry and pytest
+leave their frames out. Else all errors would begin with these, by which they are grouped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from ..app.delivery import take_header
 from ..app.housekeeper import housekeeper
+from ..app.internals import Running
 from ..app.outcomes import Outcome, is_heard
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
@@ -42,9 +46,15 @@ from .settle import End, settle_kept
 logger = get_logger()
 
 
+def _raise(error: Exception) -> NoReturn:
+    """Raise an error of ours in a frame that tools show: they group errors by frames."""
+    raise error
+
+
 class Run(Asking):
     """The run of a delivery, from its facts to its end."""
 
+    _running: Running
     _abort: Abort | None = None
     #: The server's reply to the release, until the next message has been published.
     _following: Settled | None = None
@@ -65,8 +75,11 @@ class Run(Asking):
             trace: Celery's part, which calls `call` where the body is to run.
             request: the request of an eager run.
         """
+        __tracebackhide__ = True
+        self._running = Running(self._task)
 
         def life() -> Any:
+            __tracebackhide__ = True
             try:
                 locks = self._task.app_locks
                 if not self._task._takes_lock(locks, is_eager=request is not None):
@@ -81,10 +94,11 @@ class Run(Asking):
                             if not isinstance(answer, Decision):
                                 answer = self._meet(answer)
                             self.course = carry_out(self, answer)
-            except (Ignore, Reject) as exc:  # raised by a policy of the user's
-                self.course = Ends(exc, End.CANNOT_RUN)
             except Exception as exc:
-                self._fail(exc)
+                try:
+                    self._end_by(exc)
+                except SoftTimeLimitExceeded as limit:
+                    self.course = Fails(limit)
             except BaseException as exc:
                 self.course = Ends(exc, End.COMES_BACK)  # the worker ends
                 raise
@@ -140,12 +154,21 @@ class Run(Asking):
             self.leave_room()
         return decide(self.facts.policy, TaskConflict(self, busy, self.understand))
 
-    def _fail(self, error: Exception) -> None:
-        self.course = Fails(error)
-        if isinstance(error, SoftTimeLimitExceeded) and self.facts is not None:
-            # It ended the task while that was put off: its next message may already be on its way.
+    def _end_by(self, error: Exception) -> None:
+        """End the task before its body, by an error: also by one that a policy raised."""
+        if isinstance(error, Ignore | Reject):
+            # What was acknowledged already cannot come back.
+            comes_back = isinstance(error, Reject) and error.requeue and self._task.acks_late
+            self.course = Ends(error, End.COMES_BACK if comes_back else End.CANNOT_RUN)
+        else:
+            self.course = Fails(error)
+        if self.facts is None or self.course.end.passes_on:
+            return
+        # A limit ended the task while that was put off: its next message may be on its way.
+        if isinstance(error, SoftTimeLimitExceeded) or self.parks_as:
+            ends = isinstance(self.course, Ends) or self.facts.acks_failures
             with only_logged("redislock: could not tell the copies of %s under %r", *self.name):
-                self.call_off_copies()
+                self.call_off_copies(ends)
 
     # -- the body -------------------------------------------------------------------------
 
@@ -153,9 +176,10 @@ class Run(Asking):
         """Do what Celery's call of the task should do: run the body, if it is to run, and then
         release the lock.
         """
+        __tracebackhide__ = True
         course = self.course
         if isinstance(course, Fails):
-            raise course.error
+            _raise(course.error)
         if isinstance(course, Returns):
             return course.value
         if self.facts is None:
@@ -164,6 +188,7 @@ class Run(Asking):
         return surely(partial(self._run, body), self._release, self.lease)
 
     def _run(self, body: Callable[[], Any]) -> Any:
+        __tracebackhide__ = True
         lease = self.lease
         if not lease.fence:
             return body()
@@ -171,8 +196,9 @@ class Run(Asking):
             bodies.say_acquired(self)
         setattr(self._request, LEASE, lease)
         self.ran = BEGUN
-        before = lock_of_body.set(lease)
+        before = lock_of_body.get()
         try:
+            lock_of_body.set(lease)
             result = bodies.guarded(self, body, self._abort)
         except BaseException as exc:
             self.ran = bodies.ran_into(self, exc)
@@ -181,7 +207,7 @@ class Run(Asking):
             assert lease.replaced_by is not None
             raise end_replaced(self, lease.replaced_by) from exc
         finally:
-            lock_of_body.reset(before)
+            lock_of_body.set(before)
         self.ran = bodies.ran_to_its_end(self)
         return result
 
@@ -217,9 +243,10 @@ class Run(Asking):
                 owned = settled.ours
                 if settled.offered is not None or settled.due_in is not None:
                     self._following = settled
-            elif lease.unheard is not None and lease.fence:
-                again = partial(bodies.release_again, self, lease.unheard)
-                housekeeper.add(again, most=lease.deadline - clock())
+            elif lease.unheard is not None and (lease.fence or lease.in_doubt):
+                until = lease.deadline if lease.fence else clock() + lease.ttl
+                again = partial(bodies.release_again, self, lease.unheard, until)
+                housekeeper.add(again, most=until - clock())
         if lease.fence and ran is not NOT_RUN and is_heard(Outcome.RELEASED):
             bodies.say_released(self, owned, isinstance(how, Heir))
 
@@ -257,6 +284,7 @@ class Run(Asking):
                 self._is_settled = True
             if self._following is not None:
                 self._hand_over()
+            self._running.restore()
             self.is_over = True
         except SoftTimeLimitExceeded as exc:
             if self.facts is not None and self.facts.is_eager:

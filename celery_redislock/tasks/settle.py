@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import keys_of_lock_id
 from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
-from .room import follow
+from .room import follow, follow_beside
 
 logger = get_logger()
 
@@ -66,14 +67,14 @@ def settle_kept(app: Any, kept: Kept | None, end: End) -> None:
 
 
 def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
-    """Do the same in the housekeeper's thread: it may wait for the lock server and the broker. It
-    tries as long as the process lives: until what is kept is gone, sends count as duplicates.
+    """Do the same in the background: it may wait for the lock server and the broker. It tries as
+    long as the process lives: until what is kept is gone, sends count as duplicates.
     """
     if kept is not None and not end.passes_on:
-        housekeeper.add(partial(_give_up, app, kept), most=math.inf)
+        housekeeper.add(partial(_give_up, app, kept, follow_beside), most=math.inf)
 
 
-def _give_up(app: Any, kept: Kept) -> None:
+def _give_up(app: Any, kept: Kept, then: Callable[..., None] = follow) -> None:
     locks = app_locks(app)
     if not locks.knows_server:
         return
@@ -85,4 +86,4 @@ def _give_up(app: Any, kept: Kept) -> None:
     # A new token if none is kept: an empty one would match a lock that cools down, without one.
     claim = Claim(keys, kept.token or new_token(), UNKNOWN_TTL, "")
     reply = locks.server.run(settle(claim, Release(leaves=kept.place)))
-    follow(app, keys, UNKNOWN_TTL, reply)
+    then(app, keys, UNKNOWN_TTL, reply)

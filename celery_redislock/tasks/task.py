@@ -26,7 +26,6 @@ from .locked import LockedTask
 if TYPE_CHECKING:
     from .run import Run
 
-_TRACER: Final = "_redislock_tracer"
 #: Set in the request until the body begins, whichever `__call__` Celery enters.
 _DUE: Final = "_redislock_due"
 #: The parameters of Celery's `apply_async` after the task's own arguments.
@@ -34,18 +33,26 @@ _POSITIONAL: Final = ("task_id", "producer", "link", "link_error", "shadow")
 
 
 class _TracerAttribute:
-    """`__trace__` of a locked task: Celery's tracer, with ours around it."""
+    """`__trace__` of a locked task: Celery's tracer, with ours around it. It is kept where a plain
+    task has it, so that what saves and restores a plain task's tracer does the same here.
+    """
 
     def __get__(self, task: Any, owner: type[Any]) -> Callable[..., Any] | None:
         if task is None:
             return None
-        tracer: Callable[..., Any] | None = task.__dict__.get(_TRACER)
+        tracer: Callable[..., Any] | None = task.__dict__.get("__trace__")
         return tracer
 
     def __set__(self, task: Any, inner: Callable[..., Any] | None) -> None:
         from .tracer import around  # only what runs tasks needs it
 
-        task.__dict__[_TRACER] = None if inner is None else around(task, inner)
+        task.__dict__["__trace__"] = None if inner is None else around(task, inner)
+
+    def __delete__(self, task: Any) -> None:
+        try:
+            del task.__dict__["__trace__"]
+        except KeyError:
+            raise AttributeError("__trace__") from None
 
 
 class SingletonTask(LockedTask):
@@ -135,6 +142,7 @@ class SingletonTask(LockedTask):
                 raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         if self.request.__dict__.pop(_DUE, False):
             return _next_call(self)(*args, **kwargs)
         # A plain call, from outside of a task or from within its body.
@@ -151,6 +159,7 @@ class SingletonTask(LockedTask):
             LockUnavailable: `lock_scope` is not "running", `on_redis_error` is "raise", and the
                 lock server did not answer in time. Nothing was sent.
         """
+        __tracebackhide__ = True
         self._refuse_use(options)
         publish = super().apply_async
         if not self._reserves(options):
@@ -187,6 +196,7 @@ class SingletonTask(LockedTask):
         Raises:
             ConfigError: the task's options are wrong, or the call has options that belong to it.
         """
+        __tracebackhide__ = True
         self._refuse_use(kwargs)
         result = super().apply(*args, **kwargs)
         if isinstance(result, EagerResult) and isinstance(result.result, Skipped):
@@ -235,7 +245,8 @@ def _call_under_lock(cls: type[Any]) -> None:
         return
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        return _run_under_lock(self, lambda: inner(self, *args, **kwargs), args, kwargs)
+        __tracebackhide__ = True
+        return _run_under_lock(self, partial(inner, self, *args, **kwargs), args, kwargs)
 
     setattr(__call__, OUTERMOST, inner)
     cls.__call__ = __call__
@@ -258,6 +269,7 @@ def _next_call(task: LockedTask) -> Callable[..., Any]:
 
 def _run_under_lock(task: LockedTask, body: Callable[[], Any], args: Any, kwargs: Any) -> Any:
     """What the outermost `__call__` does."""
+    __tracebackhide__ = True
     request = task.request
     if request.called_directly or LEASE in request.__dict__:
         return body()  # a plain call, from outside of a task or from within its body
@@ -282,6 +294,7 @@ def _run_of(request: Any) -> Run | None:
 def _run_eagerly(
     task: LockedTask, request: Any, body: Callable[[], Any], args: Any, kwargs: Any
 ) -> Any:
+    __tracebackhide__ = True
     task._refuse_if_misconfigured()
     if not task._takes_lock(task.app_locks, is_eager=True):
         return body()
@@ -289,6 +302,7 @@ def _run_eagerly(
     from .run import Run
 
     def go(run: Run) -> Any:
+        __tracebackhide__ = True
         if isinstance(run.course, Ends):
             raise run.course.error
         return run.call(body, request)

@@ -40,17 +40,22 @@ from .run import Run
 logger = get_logger()
 
 Tracer = Callable[..., Any]
+#: The attribute of our tracers, and of functions that wrap them, that has their task.
+_OF: Final = "_redislock_of"
 
 #: The task's outcome is stored: what fails from then on is only logged.
 _NOT_TOLD: Final = "redislock: %s has ended, but not all were told"
 
 
 def around(task: LockedTask, inner: Tracer) -> Tracer:
-    """A tracer that takes the task's lock, and then calls Celery's.
+    """A tracer that takes the task's lock, and then calls Celery's. One that we made for this task
+    is returned as it is: somebody has put it back.
 
     Raises:
         ConfigError: the inner one is not Celery's.
     """
+    if getattr(inner, _OF, None) is task:
+        return inner
     if not is_celerys_tracer(inner):
         raise ConfigError(
             f"task {task.name}: its tracer is {getattr(inner, '__module__', inner)}'s, not"
@@ -59,10 +64,12 @@ def around(task: LockedTask, inner: Tracer) -> Tracer:
         )
 
     def trace(uuid: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
+        __tracebackhide__ = True
         raw = {} if request is None else request
 
         def celerys(run: Run) -> Any:
             """Celery's part of the delivery's life."""
+            __tracebackhide__ = True
             course = run.course
             if isinstance(course, Ends):
                 return _ended(task, run, course.error, uuid)
@@ -76,6 +83,7 @@ def around(task: LockedTask, inner: Tracer) -> Tracer:
         with _scope():
             return Run(task, raw).live(args, kwargs, celerys)
 
+    setattr(trace, _OF, task)
     return trace
 
 

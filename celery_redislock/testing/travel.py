@@ -115,7 +115,8 @@ class Travel:
         # Who blocks in the memory looks at the clock again, and so do the background threads.
         self._client.set("redislock:time", self._travelled, px=1)
         heartbeat.call_soon(_nothing)
-        housekeeper.add(_nothing)
+        for talks in (False, True):
+            housekeeper.add(_nothing, talks=talks)
 
     def end(self, is_last: bool) -> None:
         """Set the clocks back. `is_last`: there is no other memory."""

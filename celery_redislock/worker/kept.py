@@ -54,8 +54,8 @@ class KeptRequest(Request):
 
     @contained
     def settle(self, end: End) -> None:
-        """Settle what is kept for the message, in the housekeeper's thread: it may wait for the
-        lock server and the broker, and this thread serves all requests.
+        """Settle what is kept for the message, in the background: that may wait for the lock server
+        and the broker, and this thread serves all requests.
         """
         kept, self._kept = self._kept, None
         settle_beside(self.task.app, kept, end)

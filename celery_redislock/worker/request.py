@@ -77,7 +77,7 @@ class LockRequest(KeptRequest):
         consumer = self.task.worker_consumer
         #: The connection to the broker on which the message came: how many there were before it.
         self._came_on = times_connected(consumer)
-        wants_events = events.wanted_by(self, consumer)
+        wants_events = events.wanted_by(self.eventer, consumer)
         origin = AS_CELERY_READS_IT
         if not self.task.hears_acks:
             origin = origin_of(self.message, self.task.app_locks.redelivery)

@@ -41,7 +41,7 @@ class Sweeper:
         self._turn = sweep_key(prefix, broker_of(app), fleet.hexdigest()[:16])
 
     def start(self, until: Callable[[], bool]) -> None:
-        """Look again and again, in the housekeeper's thread. An error of one stops no other.
+        """Look again and again, in the background. An error of one stops no other.
 
         Args:
             until: whether to stop. A test suite may have one worker after another in its process.
@@ -76,7 +76,7 @@ class Sweeper:
             for seconds, lock_id in due:
                 after = max(began + seconds - clock(), 0.0)
                 look = partial(self._look_after, lock_id, clock() + after + PUBLISHES_FOR)
-                housekeeper.add(look, most=0.0, after=after)
+                housekeeper.add(look, most=0.0, after=after, talks=True)
         if failure is not None:
             raise failure
 
@@ -91,4 +91,4 @@ class Sweeper:
             logger.exception("redislock: could not check the waiting room of %r", lock_id)
             return
         if goes_on and clock() < until:
-            housekeeper.add(partial(self._look_after, lock_id, until), most=0.0)
+            housekeeper.add(partial(self._look_after, lock_id, until), most=0.0, talks=True)

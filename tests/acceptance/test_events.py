@@ -258,6 +258,28 @@ def test_other_pools_send_them_too(monitor, start_worker, sender, journal, queue
     monitor.await_kind(second, "task-lock-skipped")
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_task_that_sends_no_events_switches_off_only_its_own(
+    monitor, start_worker, sender, journal, locks_of, client, queue, label, pool
+):
+    start_worker("-E", queues=queue, pool=pool, concurrency=3)
+    name = "long_ttl" if pool == "prefork" else "watches_lock"
+    first = sender.send_task(name, [label, 60.0], queue=queue)
+    (entry,) = eventually(lambda: journal.read(label, "start"), "it runs")
+    holder = sender.send_task("quiet", [f"{label}-quiet", 2.0], queue=queue)
+    eventually(lambda: journal.read(f"{label}-quiet", "start"), "the other one runs")
+    second = sender.send_task("quiet", [f"{label}-quiet"], queue=queue)
+    assert second.get(timeout=20, propagate=False) is not None
+    if pool == "prefork":
+        os.kill(entry.pid, signal.SIGKILL)
+        monitor.await_kind(first, "task-lock-recovered")
+    else:
+        client.set(*locks_of(first.id), "another's", px=3000)
+        monitor.await_kind(first, "task-lock-lost")
+    assert not [kind for each in (holder, second) for kind in monitor.kinds(each)
+                if kind.startswith("task-lock")]  # fmt: skip
+
+
 def test_a_worker_that_sends_no_events_sends_none(
     monitor, start_worker, sender, journal, queue, label
 ):

@@ -85,6 +85,28 @@ def test_a_run_looks_like_that_of_a_plain_task(tools, label, how, runs):
     assert sorted(map(str, told("skips"))) == sorted(map(str, told("plain")))
 
 
+def test_an_error_has_the_frames_of_a_plain_tasks(tools, label):
+    """Sentry groups errors by these."""
+    told = {}
+    for name in ("plain", "skips"):
+        result = tools.send(name, f"{label}{name}", "fails")
+        result.get(timeout=20, propagate=False)
+        tools.ends(result.id)
+        told[name] = {row["kind"]: row for row in tools.told(result.id, "error", "traceback")}
+    ours = [
+        is_hidden for module, is_hidden in told["skips"]["traceback"]["frames"]
+        if module.startswith("celery_redislock")
+    ]  # fmt: skip
+    assert ours
+    assert all(ours)
+    if "sentry" in tools.tools:
+        frames = {name: each["error"]["frames"] for name, each in told.items()}
+        in_app = {name: [f for f in each if f[2]] for name, each in frames.items()}
+        assert in_app["skips"] == in_app["plain"]
+        assert in_app["skips"][0] == ["tests.acceptance.apps.traced", "job", True]
+        assert not [f for f in frames["skips"] if f[0].startswith("celery_redislock")]
+
+
 def test_a_duplicate_leaves_nothing_behind(tools, journal, label):
     holder = tools.send("skips", label, "stand")
     eventually(lambda: starts(journal, label, holder.id), "it holds")

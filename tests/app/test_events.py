@@ -57,7 +57,7 @@ def test_celery_sends_it_for_the_task_in_another_thread(task, monkeypatch):
     events.emit("skipped", "skipped", "a key", "a name only", "an id", task="a name only")
     eventually(lambda: sent and not housekeeper.is_busy, "it is sent")
     ((thread, kind, task_id, node, fields),) = sent
-    assert (thread, kind) == ("redislock-housekeeper", "task-lock-skipped")
+    assert (thread, kind) == ("redislock-courier", "task-lock-skipped")
     assert (task_id, node) == ("an id", "w@h")
     assert (fields["name"], fields["redislock_key"]) == (task.name, "a key")
     assert fields["exception"] == "skipped: a key is held by an unknown holder"

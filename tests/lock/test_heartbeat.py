@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import pytest
 
 from celery_redislock import LockUnavailable, RedisLock
-from celery_redislock.lock.heartbeat import heartbeat
+from celery_redislock.lock.heartbeat import Heartbeat, heartbeat
 from celery_redislock.lock.lease import Heir, Lease
 from celery_redislock.protocol import holders
 from celery_redislock.protocol.claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Extended
@@ -16,6 +17,7 @@ from celery_redislock.protocol.clock import clock
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.urls import source_from_url
 from tests.servers.test_store import make_claim
+from tests.support.interrupts import each_place, in_a_child
 from tests.support.waiting import eventually, never
 
 
@@ -225,3 +227,41 @@ def test_a_question_that_fails_is_no_error_if_the_heartbeat_extends_the_lock_mea
     lease.ensure()
     monkeypatch.undo()
     lease.release()
+
+
+class Beats:
+    """What is extended, but for a server: it is told when it is due."""
+
+    ttl, next_beat = 6.0, 0.0
+    server: Any = None
+
+    def __init__(self) -> None:
+        self.beat: set[int] = set()
+
+    def extension(self, now: float) -> None:
+        self.next_beat = now + 60
+        self.beat.add(threading.get_ident())
+
+
+def test_wherever_the_start_is_interrupted_one_thread_extends_later_locks():
+    """Two would not know what the other one has under way."""
+
+    def check() -> None:
+        mine, given = Heartbeat(), Beats()
+        mine.add(given)
+
+        def add() -> None:
+            nonlocal mine, given
+            given = Beats()
+            mine = Heartbeat()
+            mine.add(given)
+
+        for where, _ in each_place(add, ("celery_redislock.lock", "threading")):
+            one, two = Beats(), Beats()
+            mine.add(one)
+            eventually(lambda one=one: one.beat, where, 5)
+            mine.add(two)
+            eventually(lambda two=two: two.beat, where, 5)
+            assert len(given.beat | one.beat | two.beat) == 1, where
+
+    in_a_child(check)

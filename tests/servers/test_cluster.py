@@ -19,6 +19,7 @@ from celery_redislock.errors import ConfigError
 from celery_redislock.protocol import calls, rooms
 from celery_redislock.protocol.claims import EXTENDED, Acquired, Parked, Parking
 from celery_redislock.protocol.keys import in_all_buckets, lock_keys
+from celery_redislock.servers import topology
 from celery_redislock.servers.cluster import Cluster
 from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.hash_slots import SlotMap, slot_map
@@ -28,6 +29,7 @@ from celery_redislock.servers.topology import Topology
 from celery_redislock.servers.urls import Nodes, source_from_url
 from tests.servers.test_store import busy, extended, extension, make_claim, outcomes, taken
 from tests.support.clusters import ClusterSet, free_port_with_bus
+from tests.support.interrupts import each_place
 from tests.support.lateness import elapsed
 from tests.support.rights import as_user, grant
 from tests.support.servers import RedisServer
@@ -552,3 +554,18 @@ def test_while_no_node_has_a_slot_locks_are_unavailable(label) -> None:
         with pytest.raises(LockUnavailable, match="a hash slot has no node"):
             store.replies([("TIME",)])
         store.close()
+
+
+def test_wherever_a_look_at_the_slots_is_interrupted_a_later_one_looks(store, monkeypatch):
+    monkeypatch.setattr(topology, "LONGEST_LOOK", 0.5)
+    nodes, asked = store.nodes, Counter()
+
+    def look() -> SlotMap:
+        return nodes.look(6.0, "")
+
+    look()
+    for where, _ in each_place(look, ("celery_redislock.servers.topology",)):
+        before = nodes.known
+        eventually(lambda before=before: look() is not before, where)
+        asked[where.partition(",")[0]] += 1
+    assert {"look", "_newest"} <= asked.keys()

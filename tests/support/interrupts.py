@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dis
+import os
 import signal
+import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
+#: After these bytecodes Python looks whether a signal's handler is to be called.
+CHECKED = ("CALL", "RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 #: Seconds between looks at where the main thread is.
 EVERY = 0.2
 
@@ -34,3 +40,87 @@ def interrupted(error: type[BaseException], within: str) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, left)
         signal.signal(signal.SIGALRM, handler)
+
+
+class Interrupt(Exception):
+    """What a handler of a signal raises, such as a soft time limit's."""
+
+
+def each_place(
+    call: Callable[[], Any],
+    modules: tuple[str, ...],
+    error: type[BaseException] = Interrupt,
+    step: int = 1,
+) -> Iterator[tuple[str, Any]]:
+    """Make a call again and again, and raise an error in it once each time: at the first place
+    where Python may call a signal's handler, at the second, and so on, until there is none more.
+
+    These places are the beginning of a function, the end of a call, and a jump back. Elsewhere no
+    handler is called: not between the body of a `with` and the call of its `__exit__`, say.
+
+    Args:
+        call: the call.
+        modules: the modules whose places count, by the beginning of their names.
+        error: what is raised.
+        step: try only each so manieth place.
+
+    Yields:
+        Where it was raised, and what the call returned or raised.
+    """
+    number = 0
+    while True:
+        where, ended = _interrupted_at(number, call, modules, error)
+        if where is None:
+            assert number, "none of it was reached"
+            return
+        yield where, ended
+        number += step
+
+
+def _interrupted_at(
+    number: int, call: Callable[[], Any], modules: tuple[str, ...], error: type[BaseException]
+) -> tuple[str | None, Any]:
+    left, where = number, None
+
+    def begin(frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_globals.get("__name__", "").startswith(modules):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        before = "RESUME"
+
+        def count(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal left, where, before
+            if event == "opcode" and where is None:
+                is_place = before.startswith(CHECKED)
+                before = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+                if is_place and not left:
+                    where = f"{frame.f_code.co_name}, line {frame.f_lineno}, {before}"
+                    raise error(where)
+                left -= is_place
+            return count
+
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(begin)
+    try:
+        ended = call()
+    except Exception as exc:
+        ended = exc
+    finally:
+        sys.settrace(before)
+    return where, ended
+
+
+def in_a_child(check: Callable[[], None]) -> None:
+    """Make this check in a process of its own: what it interrupts may leave threads that stand."""
+    if not (pid := os.fork()):
+        status = 1
+        try:
+            check()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -121,6 +121,7 @@ def singleton(**options: Any) -> Any:
 
 
 skip = singleton(name="skip")(body)
+quiet = singleton(name="quiet", send_events=False)(body)
 skip_warned = singleton(name="skip_warned", lock_warn_after=2)(body)
 skip_result = singleton(name="skip_result", on_conflict=Skip(result="skipped"))(body)
 defer = singleton(name="defer", on_conflict=Defer(delay=0.2, backoff=1.0))(body)

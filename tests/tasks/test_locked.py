@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 
 import pytest
 from celery import Celery, Task
@@ -10,7 +11,9 @@ from celery.app.trace import build_tracer
 
 from celery_redislock import (
     ConfigError,
+    Defer,
     LockConflict,
+    Queue,
     Raise,
     SingletonTask,
     Skip,
@@ -119,6 +122,21 @@ def test_an_eager_duplicate_is_skipped_where_it_would_be_deferred(eager):
     @eager.task(shared=False, base=SingletonTask, on_conflict="defer")
     def task(outer=True):
         with pytest.raises(TaskSkipped):
+            task.apply().get()
+        return "ran"
+
+    assert task.apply().get() == "ran"
+
+
+@pytest.mark.parametrize("base", [Defer, Queue])
+def test_an_eager_duplicate_asks_a_subclass_that_has_an_act_of_its_own(eager, base):
+    class Mine(base):
+        def act(self, conflict):
+            return conflict.fail()
+
+    @eager.task(shared=False, base=SingletonTask, on_conflict=Wait(timeout=0, then=Mine()))
+    def task():
+        with pytest.raises(LockConflict):
             task.apply().get()
         return "ran"
 
@@ -261,6 +279,37 @@ def test_the_front_door_is_small_and_sorted():
     assert celery_redislock.__all__ == sorted(celery_redislock.__all__)
     for name in celery_redislock.__all__:
         assert hasattr(celery_redislock, name)
+
+
+@pytest.mark.parametrize("settings", [{}, {"redislock_enabled": False}, {"redislock_eager": True}])
+@pytest.mark.parametrize("options", [{}, {"on_lock_lost": "abort"}, {"lock_scope": "queued"}])
+def test_tools_are_asked_to_leave_our_frames_out_of_a_traceback(app, label, settings, options):
+    """Sentry groups errors by their first frames, and pytest shows them."""
+
+    class Mixin:
+        def __call__(self, *args, **kwargs):
+            return super().__call__(*args, **kwargs)
+
+    class Base(Mixin, SingletonTask):
+        abstract = True
+
+    def fails(label):
+        raise ValueError(label)
+
+    app.conf.update(settings, task_always_eager=True, task_eager_propagates=True)
+    for base in (SingletonTask, Base):
+        task = app.task(name=f"{base.__name__}.{label}", base=base, shared=False, **options)(fails)
+        with pytest.raises(ValueError, match=label) as direct:
+            task(label)
+        with pytest.raises(ValueError, match=label) as applied:
+            task.apply((label,), throw=True)
+        with pytest.raises(ValueError, match=label) as sent:
+            task.delay(label)
+        for error in (direct.value, applied.value, sent.value):
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            ours = [f for f in frames if f.f_globals["__name__"].startswith("celery_redislock")]
+            assert ours
+            assert not [f.f_code for f in ours if not f.f_locals.get("__tracebackhide__")]
 
 
 def test_what_a_failure_sends_through_the_pool_is_little_more_than_a_plain_tasks(app, label):

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+from functools import wraps
 from typing import Any
+from unittest import mock
 
 import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.utils import uuid
 
-from celery_redislock import Defer, Queue, Raise, SingletonTask, Skip
+from celery_redislock import Defer, Policy, Queue, Raise, SingletonTask, Skip, current_lock
 from celery_redislock.app.delivery import KEY
+from celery_redislock.app.internals import running_task
+from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks.locked import LockedTask
 from celery_redislock.tasks.run import Run
+from tests.support.interrupts import each_place
 
 #: What is asked of the server: scripts, and queries.
 STEPS = ("acquire", "settle", "hold", "query", "park")
@@ -81,6 +88,11 @@ def trace(task: Any, label: str, how: str = "return", **raw: Any) -> str:
     return "SUCCESS" if traced.info is None else traced.info.state
 
 
+def from_queue() -> dict[str, Any]:
+    """What a worker adds to a message: a token, and the queue from which it came."""
+    return {"properties": {KEY: {"token": new_token(), "queue": "q"}}}
+
+
 def break_step(monkeypatch: pytest.MonkeyPatch, step: str, fault: Exception) -> None:
     run = Server.run
 
@@ -90,6 +102,27 @@ def break_step(monkeypatch: pytest.MonkeyPatch, step: str, fault: Exception) -> 
         return run(server, asked, **options)
 
     monkeypatch.setattr(Server, "ask" if step == "query" else "run", fails)
+
+
+def test_the_tracer_is_an_attribute_like_a_plain_tasks(app, label, client):
+    """Celery's own tests delete it, and others replace it for a while."""
+    task = define(app)
+    ours = task.__trace__
+    with mock.patch.object(task, "__trace__", build_tracer(task.name, task, app=app)):
+        assert task.__trace__ is not ours
+        assert trace(task, f"{label}-patched") == "SUCCESS"
+    assert task.__trace__ is ours
+    wrapped = wraps(ours)(lambda *args: ours(*args))
+    task.__trace__ = wrapped
+    assert task.__trace__ is wrapped, "it takes the lock already"
+    client.set(task.lock_key_for(label, "return"), '{"token":"somebody"}', px=60_000)
+    assert trace(task, label) == "IGNORED"
+    del task.__trace__
+    assert task.__trace__ is None
+    with pytest.raises(AttributeError, match="__trace__"):
+        del task.__trace__
+    task.__trace__ = build_tracer(task.name, task, app=app)
+    assert trace(task, label) == "IGNORED"
 
 
 @pytest.mark.parametrize("step", ["settle", "hold", "query"])
@@ -128,6 +161,80 @@ def test_a_duplicate_ends_whatever_fails(app, client, label, name, step, fault, 
     break_step(monkeypatch, step, fault)
     kept = {KEY: {"v": 2, "kept": [f"1|dup:{label}", "token"]}}
     assert trace(task, label, **kept) in ("IGNORED", "FAILURE")
+
+
+def catches(conflict: Any) -> Any:
+    try:
+        return conflict.park() and conflict.run()
+    except Exception:
+        return conflict.skip()
+
+
+def catches_all(conflict: Any) -> Any:
+    try:
+        return conflict.park() and conflict.run()
+    except BaseException:
+        return conflict.skip()
+
+
+def fails_at_last(conflict: Any) -> Any:
+    try:
+        return conflict.park() and conflict.run()
+    finally:
+        raise Reject("a bug of the user's", requeue=False)
+
+
+def skips_at_last(conflict: Any) -> Any:
+    try:
+        return conflict.park() and conflict.run()
+    finally:
+        return conflict.skip()  # noqa: B012, SIM107
+
+
+def asks_again(conflict: Any) -> Any:
+    try:
+        return conflict.park() and conflict.run()
+    except BaseException:
+        return conflict.replace(0) and conflict.run()
+
+
+@pytest.mark.parametrize("act", [catches, catches_all, fails_at_last, skips_at_last, asks_again])
+def test_what_a_policy_has_decided_stands_whatever_it_does_then(app, client, label, act):
+    """It would wait in the room, and be REVOKED or fail too."""
+
+    class Mine(Policy):
+        def act(self, conflict: Any) -> Any:
+            return act(conflict)
+
+    task = define(app, on_conflict=Mine(), lock_key="stands:{label}")
+    client.set(task.lock_key_for(label, ""), '{"token":"somebody"}', px=60_000)
+    assert trace(task, label, **from_queue()) == "IGNORED"
+    keys = task.keys_of_call((label, ""), {})
+    assert client.llen(keys.room) == 1
+    assert app.AsyncResult(label).state == "PENDING"
+
+
+@pytest.mark.parametrize(("requeue", "acks_late", "stays"), [
+    (True, True, True), (True, False, False), (False, True, False),
+])  # fmt: skip
+def test_a_policy_that_rejects_keeps_what_is_kept_for_a_message_that_comes_back(
+    app, client, label, requeue, acks_late, stays
+):
+    class Mine(Policy):
+        def act(self, conflict: Any) -> Any:
+            if turn:
+                raise Reject("not now", requeue=requeue)
+            return conflict.park() and conflict.run()
+
+    turn: list[str] = []
+    task = define(app, on_conflict=Mine(), lock_key="rejects:{label}", acks_late=acks_late)
+    client.set(task.lock_key_for(label, ""), '{"token":"somebody"}', px=60_000)
+    trace(task, label, **from_queue())
+    keys = task.keys_of_call((label, ""), {})
+    turn += client.lrange(keys.room, 0, -1)
+    kept = {KEY: {"v": 2, "kept": [keys.lock_id, ""], "parked": turn[0]}}
+    assert trace(task, label, **kept, **from_queue()) == "IGNORED"
+    assert client.lrange(keys.room, 0, -1) == (turn if stays else [])
 
 
 @pytest.mark.parametrize("scope", ["running", "queued"])
@@ -187,6 +294,32 @@ def test_a_time_limit_while_it_is_settled_changes_nothing(app, label, client, mo
     assert trace(task, label) == "SUCCESS"
     assert not limits
     assert not client.exists(task.lock_key_for(label, "return"))
+
+
+@pytest.mark.parametrize("options", [{}, {"on_lock_lost": "abort"}, {"on_conflict": Defer()}])
+def test_wherever_a_time_limit_comes_it_leaves_nothing_behind(app, client, label, options, caplog):
+    """It is raised once, at any bytecode, also ours."""
+    task = define(app, lock_key="limited:{label}", **options)
+    key = task.lock_key_for(label, "return")
+    caplog.set_level(logging.CRITICAL)
+
+    def deliver() -> str:
+        client.delete(key)
+        if "on_conflict" in options:  # it is published again, and receivers know it as running
+            client.set(key, '{"token":"somebody"}', px=60_000)
+        return trace(task, label, id=uuid(), **from_queue())
+
+    deliver()
+    modules = ("celery_redislock.tasks", "celery_redislock.app.internals", "celery_redislock.lock")
+    places = set()
+    for where, _ in each_place(deliver, modules, SoftTimeLimitExceeded):
+        places.add(where.partition(",")[0])
+        assert running_task() is None, where
+        assert not len(task.request_stack), where
+        assert current_lock() is None, where
+        if "on_conflict" not in options:
+            assert not client.exists(key), where
+    assert {"live", "life", "trace", "_settle"} <= places
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
