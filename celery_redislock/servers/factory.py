@@ -8,7 +8,7 @@ import redis
 import redis.asyncio as aio
 
 from .cluster import Cluster
-from .connections import pools_like
+from .connections import pools_like, pools_with_options_of
 from .node import Node
 from .quorum import Quorum
 from .server import Server
@@ -38,12 +38,10 @@ def server_like(client: Client) -> Server:
         return Node(pools_like(client))
     manager: Any = client.nodes_manager
     known = list(manager.nodes_cache.values()) or list(manager.startup_nodes.values())
-    template = getattr(known[0], "redis_connection", known[0])
-    remap = manager.remap_host_port
+    first = tuple((node.host, node.port) for node in known)
+    options = ("redis_connection", "valkey_connection")
+    template = next(filter(None, (getattr(known[0], name, None) for name in options)), known[0])
+    pools = pools_with_options_of(template)
     return Cluster(
-        Nodes(
-            tuple((node.host, node.port) for node in known),
-            lambda host, port: pools_like(template, host=host, port=port),
-            lambda host: remap(*host),
-        )
+        Nodes(first, lambda host, port: pools(host=host, port=port), manager.address_remap)
     )

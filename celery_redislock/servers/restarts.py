@@ -78,6 +78,10 @@ class ServerWatch:
         self.is_broken = False
         self.last_contact = now
 
+    def tells_id(self) -> bool:
+        """Whether the server has told its id, by which a restart is noticed."""
+        return self._run_id is not None
+
     def _came_back(self, run_id: str) -> bool:
         return self.is_broken if self._run_id is None else run_id != self._run_id
 

@@ -194,6 +194,15 @@ def ends_connection(error: BaseException) -> bool:
     return not (is_answer or isinstance(error, HeldOff))
 
 
+def may_repeat(error: BaseException, begin: Begin[Any]) -> bool:
+    """Whether an exchange that ended with this error is to be had again, on a new connection: the
+    old one was cut, perhaps while nobody used it, so this was no try. A block may have lasted, and
+    its caller knows for how long it may wait.
+    """
+    is_cut = isinstance(error, RedisConnectionError | OSError)
+    return is_cut and not isinstance(error, TimeoutError) and begin is not block
+
+
 def unavailable(key: str, error: BaseException, hint: str = "") -> LockUnavailable:
     """A failure, as callers get it. `hint` is added to its text."""
     failure = LockUnavailable(key, None, f"{type(error).__name__}: {error}{hint}")
