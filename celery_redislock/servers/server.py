@@ -148,8 +148,7 @@ class Server(ABC):
         """
 
     def shards(self) -> dict[str, Server]:
-        """The servers among which the keys are divided, by their hosts and ports; by "" if there is
-        only one.
+        """The servers that have all keys together, by their hosts and ports; by "" if it is one.
 
         Raises:
             LockUnavailable: nobody says which ones these are.
