@@ -94,7 +94,7 @@ _last_of_urls: deque[Server] = deque(maxlen=KEPT)
 def _store_for(kind: str, source: Any, options: Mapping[str, Any] | None) -> Server:
     """The lock server of this client or URL: all locks of one source share connections."""
     from ..servers.factory import (  # a program that only sends needs none
-        Client,
+        is_client,
         server_at,
         server_like,
     )
@@ -106,10 +106,10 @@ def _store_for(kind: str, source: Any, options: Mapping[str, Any] | None) -> Ser
             known = _stores_of_urls.setdefault(key, server_at(source_from_url(source, options)))
             _last_of_urls.append(known)
         return known
-    if not isinstance(source, Client):
+    if not is_client(source):
         raise ConfigError(
             f"{kind}: {source!r} is not accepted; it must be a redis.Redis or"
-            " redis.RedisCluster client, a URL or a Celery app"
+            " redis.RedisCluster client, one of valkey-py, a URL or a Celery app"
         )
     if options is not None:
         raise ConfigError(f"{kind}: transport_options are not accepted beside a client's")

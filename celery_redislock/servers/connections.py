@@ -82,7 +82,7 @@ def pools_with_options_of(client: Any) -> Callable[..., PoolFactory]:
         name: value
         for name, value in pool.connection_kwargs.items()
         if name in known
-        and not (name.startswith(("_", "orig_", "redis_connect")) or "maint" in name)
+        and not (name.startswith(("_", "lib_", "orig_", "redis_connect")) or "maint" in name)
     }
     service = getattr(pool, "service_name", None)
     manager = pool.sentinel_manager if service is not None else None

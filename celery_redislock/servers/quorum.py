@@ -169,7 +169,8 @@ class Quorum(Server):
         Args:
             ask: asks one of them.
             gives_back: the calls that it makes, if these give something back. A server that is not
-                heard may have what it was asked for: a thread tries on.
+                heard may have what it was asked for: a thread goes on, and tries once if they are
+                many.
         """
         heard: dict[Node, T] = {}
         failures, left_alone = [], []
@@ -191,7 +192,7 @@ class Quorum(Server):
         for node in self._nodes if gives_back else ():
             if node not in heard:
                 for call in gives_back:
-                    give_back(node, call, patient=True)
+                    give_back(node, call, patient=len(gives_back) == 1)
         return [*heard.values()], failures
 
     def _first(self, ask: Callable[[Node], T]) -> T:

@@ -43,6 +43,16 @@ class _Threads:
         self._executor = None
         _to_give_back.clear()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the interpreter is at its end, and waits for the threads."""
+        try:
+            if self._executor is not None:
+                self._executor.submit(int)
+        except RuntimeError:
+            return True
+        return False
+
     def submit(self, ask: Callable[[], T]) -> Future[T]:
         """Have this done by a thread. At the interpreter's end it is done at once."""
         if self._executor is None:
@@ -169,7 +179,9 @@ def _send(server: Server, part: list[_Return]) -> LockUnavailable | None:
                 part.append(each)
             else:
                 each.unheard(failure)
-        if not part:
+        if not part or threads.is_ending:
+            for each in part:
+                each.unheard(failed[-1][1])
             break
         try:
             tries = tries or Tries(server, part[0].call.keys[0], ttl, False, 0.0, began)
