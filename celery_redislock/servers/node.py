@@ -21,7 +21,6 @@ from .talk import (
     ends_connection,
     make_calls,
     may_repeat,
-    moved_to,
     operation_timeout,
     replies_to,
     unavailable,
@@ -126,8 +125,7 @@ class Node(Server):
     def failed(self, key: str, exc: Exception) -> LockUnavailable:
         """Note a failure of an exchange. Returns it as callers get it."""
         self.watch.failed(exc)
-        hint = "; the URL of a Redis Cluster begins with redis+cluster://" if moved_to(exc) else ""
-        return unavailable(key, exc, hint)
+        return unavailable(key, exc)
 
     def _new_connections(self, purpose: str, timeout: float) -> Connections:
         # No mutex: one that another thread holds at a fork stays locked in the child.
