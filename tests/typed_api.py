@@ -16,6 +16,7 @@ from celery.result import AsyncResult
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 from typing_extensions import assert_type
+from valkey import Valkey, ValkeyCluster
 
 from celery_redislock import (
     NO_RESULT,
@@ -193,6 +194,8 @@ def outside(url: str) -> int:
         RedisLock(url, 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         RedisLock(5, "name")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         RedisLock(url, "name", transport_options={"master_name": "main"})
+        RedisLock(Valkey(), "name")
+        RedisLock(ValkeyCluster(url=url), "name")
         assert_type(RedisLock(app, "account:5", label="api: adjust").lost, bool)
         RedisLock(current_app, "account:5", prefix="shop", history=0)
         return lock.fence

@@ -16,8 +16,9 @@ from ..protocol.claims import Claim
 from ..protocol.clock import clock
 from ..protocol.log import get_logger
 from ..protocol.waiting import Answer, Block, Step, Try, waiting
-from ..servers.async_server import AsyncServer, threads
+from ..servers.async_server import AsyncServer
 from ..servers.server import Server
+from ..servers.threads import give_back
 from .heartbeat import heartbeat
 from .held import (
     extension_of,
@@ -196,13 +197,9 @@ class AsyncLease(Lease):
     def _give_back_in_thread(self, release: Release) -> None:
         self.is_over = True
         if self.asked and not self.inherited:
-            threads.submit(partial(self._give_back_now, release))
-
-    def _give_back_now(self, release: Release) -> None:
-        try:
-            self.server.run(settle(self.claim, release), once=not self.fence)
-        except LockUnavailable as exc:
-            say_not_released(self, exc)
+            call = settle(self.claim, release)
+            unheard = partial(say_not_released, self)
+            give_back(self.server, call, patient=self.fence > 0, unheard=unheard)
 
 
 class Lost:

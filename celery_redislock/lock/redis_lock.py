@@ -11,7 +11,6 @@ from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import redis
-import redis.asyncio as aio
 
 from ..errors import ConfigError, LockConflict, LockLost
 from ..protocol import holders, past
@@ -20,6 +19,7 @@ from ..protocol.claims import Acquired, Claim
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
 from ..protocol.log import get_logger
+from ..servers.factory import ValkeyClient, is_for_asyncio
 from ..servers.server import Server
 from .heartbeat import heartbeat
 from .lease import Lease
@@ -103,8 +103,9 @@ class RedisLock(NamedLock):
     Args:
         source: a Celery app: the lock uses the app's server, `redislock_prefix` and
             `redislock_history`, so the app's tasks share the lock. These settings are read when
-            the lock is used. Or a URL as `redislock_url` takes it. Or a client of redis-py, for
-            its settings: the lock makes its own connections, with timeouts that fit the ttl.
+            the lock is used. Or a URL as `redislock_url` takes it. Or a client of redis-py or
+            valkey-py, for its settings: the lock makes its own connections, with timeouts that fit
+            the ttl.
         name: the lock's name. A task whose `lock_key` template or callable gives the same
             text shares the lock.
         ttl: seconds that the lock outlives a dead holder, at least 0.1. Wherever seconds are
@@ -128,7 +129,7 @@ class RedisLock(NamedLock):
 
     def __init__(
         self,
-        source: redis.Redis | redis.RedisCluster | str | CeleryApp,
+        source: redis.Redis | redis.RedisCluster | ValkeyClient | str | CeleryApp,
         name: str,
         ttl: float | timedelta = 30,
         heartbeat: bool = True,
@@ -340,10 +341,11 @@ class RedisLock(NamedLock):
 
 
 def _refuse_asyncio(source: Any) -> None:
-    if isinstance(source, aio.Redis | aio.RedisCluster):
+    if is_for_asyncio(source):
         raise ConfigError(
             f"RedisLock: {source!r} is not accepted; it must be a redis.Redis or"
-            " redis.RedisCluster client, a URL or a Celery app; AsyncRedisLock is for asyncio"
+            " redis.RedisCluster client, one of valkey-py, a URL or a Celery app; AsyncRedisLock is"
+            " for asyncio"
         )
 
 

@@ -6,8 +6,9 @@ This layer imports no Celery: `app.settings` provides the function that reads an
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..errors import ConfigError
 from ..servers.urls import source_from_url
@@ -82,26 +83,33 @@ def reader_of(kind: str, source: Any, options: Mapping[str, Any] | None) -> Call
 
 
 _stores_of_clients: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
-_stores_of_urls: dict[tuple[str, str], Server] = {}
+_stores_of_urls: weakref.WeakValueDictionary[tuple[str, str], Server] = (
+    weakref.WeakValueDictionary()
+)
+#: Of the servers of URLs the last ones are kept also while no lock uses them.
+KEPT: Final = 8
+_last_of_urls: deque[Server] = deque(maxlen=KEPT)
 
 
 def _store_for(kind: str, source: Any, options: Mapping[str, Any] | None) -> Server:
     """The lock server of this client or URL: all locks of one source share connections."""
     from ..servers.factory import (  # a program that only sends needs none
-        Client,
+        is_client,
         server_at,
         server_like,
     )
 
     if isinstance(source, str):
         key = source, repr(sorted((options or {}).items()))
-        return _stores_of_urls.get(key) or _stores_of_urls.setdefault(
-            key, server_at(source_from_url(source, options))
-        )
-    if not isinstance(source, Client):
+        known = _stores_of_urls.get(key)
+        if known is None:
+            known = _stores_of_urls.setdefault(key, server_at(source_from_url(source, options)))
+            _last_of_urls.append(known)
+        return known
+    if not is_client(source):
         raise ConfigError(
             f"{kind}: {source!r} is not accepted; it must be a redis.Redis or"
-            " redis.RedisCluster client, a URL or a Celery app"
+            " redis.RedisCluster client, one of valkey-py, a URL or a Celery app"
         )
     if options is not None:
         raise ConfigError(f"{kind}: transport_options are not accepted beside a client's")

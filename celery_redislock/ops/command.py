@@ -143,7 +143,7 @@ def those_that_answer(app: Any) -> Iterator[AppLocks]:
     away = Looking(locks.server).away()
     yield locks.at(locks.server.without(away)) if away else locks
     if away:
-        reasons = "; ".join(f"{name} does not answer: {exc.reason}" for name, exc in away.items())
+        reasons = "; ".join(f"{name} {what}" for name, what in away.items())
         raise problem(f"what some nodes have is not shown: {reasons}")
 
 

@@ -26,4 +26,6 @@ def why(exc: LockUnavailable) -> str:
         return f"no rights: {exc.reason}"
     if is_refused(exc):
         return f"the lock server refuses this user or password: {exc.reason}"
-    return f"the lock server does not answer: {exc.reason}"
+    from ..servers.talk import said_of  # not at the start of each command
+
+    return f"the lock server {said_of(exc)}"

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
-from .claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Extended, Settled
+from . import holders
+from .claims import EXTENDED, NOT_OURS, RETAKEN, Acquired, Busy, Extended, Settled
 from .holders import Holder
 
 T = TypeVar("T")
@@ -62,8 +63,32 @@ def _agreeing(answers: Sequence[Any]) -> int:
 
 def commonest(answers: Sequence[T]) -> T:
     """The first of the answers that most servers gave."""
-    likeness, _ = Counter(map(_likeness, answers)).most_common(1)[0]
-    return next(each for each in answers if _likeness(each) == likeness)
+    return answers[_commonest(answers)]
+
+
+def busy(answers: Sequence[Busy]) -> Busy:
+    """What most servers say of who has the lock, and of the latest time until which it is held."""
+    said = _likeness(commonest(answers))
+    return max((each for each in answers if _likeness(each) == said), key=lambda b: b.remaining)
+
+
+def replies(commands: Sequence[Sequence[Any]], answers: Sequence[Sequence[Any]]) -> list[Any]:
+    """For each of these commands, the reply that most servers gave. How long a value lives is told
+    by the server that told the value, in the command before.
+    """
+    told: list[Any] = []
+    which = 0
+    for i, command in enumerate(commands):
+        if i == 0 or (command[0], *commands[i - 1][1:]) != ("PTTL", *command[1:]):
+            which = _commonest([each[i] for each in answers])
+        told.append(answers[which][i])
+    return told
+
+
+def _commonest(answers: Sequence[Any]) -> int:
+    likenesses = [*map(_likeness, answers)]
+    ((first, _),) = Counter(likenesses).most_common(1)
+    return likenesses.index(first)
 
 
 def _likeness(answer: Any) -> Any:
@@ -72,4 +97,10 @@ def _likeness(answer: Any) -> Any:
     """
     if isinstance(answer, Holder):
         return (answer.task, answer.task_id, answer.attempt, answer.node, answer.pid)
+    if isinstance(answer, Busy):
+        kept = answer.reservation
+        return answer.relation, kept and kept.token, _likeness(answer.holder)
+    if isinstance(answer, bytes) and answer.startswith(b"{"):
+        record = holders.decode(answer)
+        return answer if record is None else record["token"]
     return repr(answer)

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 from ..errors import LockUnavailable
 from ..protocol.exchange import Call
 from .async_node import AsyncNode
-from .async_server import OnConnections, Undo, in_thread
+from .async_server import OnConnections, Undo
 from .cluster import Cluster
 from .hash_slots import SlotMap
 from .talk import Begin
+from .threads import in_thread
 from .urls import Host
 
 T = TypeVar("T")
@@ -27,8 +28,13 @@ class AsyncCluster(OnConnections):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
-        self._cluster = cluster
         self._nodes: dict[Host, AsyncNode] = {}
+        self._map: SlotMap | None = None
+
+    @property
+    def _cluster(self) -> Cluster:
+        assert isinstance(self._server, Cluster)
+        return self._server
 
     async def exchange(
         self,
@@ -38,14 +44,14 @@ class AsyncCluster(OnConnections):
         begin: Begin[T],
         *args: Any,
     ) -> T:
-        redirects = 0
+        redirects, cluster = 0, self._cluster
         while True:
             slots = await self._slots(ttl, key)
             ask = lambda node: node.exchange(key, ttl, undo, begin, *args)  # noqa: E731
             try:
                 return await self._ask(slots, key, ttl, ask)
             except LockUnavailable as exc:
-                redirects = self._cluster.redirected(exc, key, redirects)
+                redirects = cluster.redirected(exc, key, redirects)
 
     async def block(self, call: Call[T], wake: str, seconds: float) -> T:
         slots = await self._slots(call.ttl, wake)
@@ -57,26 +63,28 @@ class AsyncCluster(OnConnections):
 
     async def _slots(self, ttl: float, key: str) -> SlotMap:
         nodes = self._cluster.nodes
-        known = nodes.known
-        return known if known is not None else await in_thread(partial(nodes.slots, ttl, key))
+        slots = nodes.known
+        if slots is None:
+            slots = await in_thread(partial(nodes.slots, ttl, key))
+        if slots is not self._map:
+            self._map = slots
+            for host in {*self._nodes} - {*slots.primaries}:
+                self._nodes.pop(host).close()
+        return slots
 
     async def _ask(
         self, slots: SlotMap, key: str, ttl: float, ask: Callable[[AsyncNode], Awaitable[T]]
     ) -> T:
         """Ask the node of this key. If it fails, learn whether slots were moved."""
-        host = slots.owner_of(key)
+        cluster, host = self._cluster, slots.owner_of(key)
         try:
             if host is None:
-                raise self._cluster.no_node(key)
-            return await ask(self._node(host))
+                raise cluster.no_node(key)
+            node = cluster.nodes.node(host)
+            known = self._nodes.get(host)
+            if known is None or not known.is_of(node):  # one that left came back as another one
+                known = self._nodes[host] = AsyncNode(node)
+            return await ask(known)
         except LockUnavailable as exc:
-            await in_thread(partial(self._cluster.learn_from, exc, slots, ttl, host))
+            await in_thread(partial(cluster.learn_from, exc, slots, ttl, host))
             raise
-
-    def _node(self, host: Host) -> AsyncNode:
-        node, known = self._cluster.nodes.node(host), self._nodes.get(host)
-        if known is None or known.node is not node:  # a node that left came back as another one
-            if known is not None:
-                known.close()
-            known = self._nodes[host] = AsyncNode(node)
-        return known

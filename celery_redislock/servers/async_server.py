@@ -10,26 +10,22 @@ import asyncio
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ..errors import LockUnavailable
 from ..protocol.clock import clock
 from ..protocol.exchange import Call, Query
-from ..protocol.platform import at_fork
 from .line import Line
 from .restarts import HeldOff
 from .server import Server, Tries
 from .talk import Begin, make_call, replies_to
+from .threads import give_back, in_thread, threads
 
 T = TypeVar("T")
 
 #: Makes the call that gives back what an exchange takes, should the exchange be cancelled.
 Undo: TypeAlias = Callable[[], Call[Any]] | None
-
-#: The most threads that ask lock servers for coroutines.
-THREADS: Final = 32
 
 
 class AsyncServer(ABC):
@@ -45,9 +41,16 @@ class AsyncServer(ABC):
     """
 
     def __init__(self, server: Server) -> None:
-        self._server = server
+        # Who asks has the server. With a reference of ours `loops` would keep it for ever.
+        self._ref = weakref.ref(server)
         self._lines: weakref.WeakValueDictionary[str, Line] = weakref.WeakValueDictionary()
         self.asking = 0
+
+    @property
+    def _server(self) -> Server:
+        server = self._ref()
+        assert server is not None, "who asks has the server"
+        return server
 
     def line_for(self, key: str) -> Line:
         """The coroutines that wait for this lock. Only the first asks the server."""
@@ -149,39 +152,6 @@ class InThreads(AsyncServer):
             return await asyncio.wrap_future(asked)
         except asyncio.CancelledError:
             if not asked.cancelled() and call.undo is not None:
-                undo = partial(self._server.run, call.undo(), once=True)
-                asked.add_done_callback(lambda done: threads.submit(undo))
+                undo = partial(give_back, self._server, call.undo())
+                asked.add_done_callback(lambda done: undo())
             raise
-
-
-async def in_thread(ask: Callable[[], T]) -> T:
-    """What this function returns in a thread of ours."""
-    return await asyncio.wrap_future(threads.submit(ask))
-
-
-class _Threads:
-    """Threads for what would block an event loop. At its end the interpreter waits for them."""
-
-    def __init__(self) -> None:
-        self._executor: ThreadPoolExecutor | None = None
-        at_fork(after_in_child=self._begin_again)
-
-    def _begin_again(self) -> None:
-        self._executor = None
-
-    def submit(self, ask: Callable[[], T]) -> Future[T]:
-        """Have this done by a thread. At the interpreter's end it is done at once."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(THREADS, "redislock-async")
-        try:
-            return self._executor.submit(ask)
-        except RuntimeError:  # "cannot schedule new futures after shutdown"
-            done: Future[T] = Future()
-            try:
-                done.set_result(ask())
-            except Exception as exc:
-                done.set_exception(exc)
-            return done
-
-
-threads: Final = _Threads()

@@ -18,6 +18,7 @@ from ..errors import LockUnavailable
 from ..protocol.exchange import Call
 from .hash_slots import SlotMap
 from .node import Node
+from .restarts import Unusable
 from .server import LOOKING_TTL, Server
 from .talk import (
     IS_MOVING,
@@ -149,8 +150,15 @@ class Cluster(Server):
         return {host_port(*host): self.nodes.node(host) for host in slots.primaries}
 
     def shards(self) -> dict[str, Server]:
-        left_out = self._left_out or ()
+        left_out, uncovered = self._left_out, self.uncovered()
+        if left_out is None:
+            if uncovered:
+                raise unavailable("", Unusable(f"{uncovered} hash slots have no node"))
+            left_out = frozenset()
         return {name: node for name, node in self.primaries().items() if name not in left_out}
+
+    def uncovered(self) -> int:
+        return self.topology()[1]
 
     def without(self, names: Collection[str]) -> Cluster:
         view = copy.copy(self)

@@ -6,6 +6,7 @@ So timeouts come from the lock's ttl, and the caller decides whether to try agai
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import os
@@ -37,6 +38,11 @@ except ImportError:
 #: the next exchange fails.
 TRUSTED: Final = 0.5
 
+#: Seconds after which a connection that nobody uses is closed. Firewalls and load balancers forget
+#: idle ones without a word, seldom in less than a minute. It stays open if the server does not tell
+#: its id: then only a broken connection tells of a restart.
+IDLE_FOR: Final = 30.0
+
 #: Makes a connection pool. Its arguments are a timeout in seconds, for connecting and for each
 #: command, and what to call with each new connection.
 PoolFactory = Callable[[float, Callable[[Any], None]], redis.ConnectionPool]
@@ -52,35 +58,57 @@ KINDS: Final[dict[Any, Any]] = {
 }
 
 
-def pools_like(client: Any, **instead: Any) -> PoolFactory:
+def pools_like(client: Any) -> PoolFactory:
     """A factory of connection pools for the server that this client is connected to.
 
     The client's own pool is left alone: its timeouts and retries are not fit for a lock.
 
     Args:
         client: the client, also one for asyncio; or a node of a client for a cluster.
-        instead: options to use instead of the client's.
+    """
+    return pools_with_options_of(client)()
+
+
+def pools_with_options_of(client: Any) -> Callable[..., PoolFactory]:
+    """What makes factories of connection pools for servers that this client could be connected to,
+    from the options to use instead of the client's. It does not keep the client alive.
     """
     pool: Any = getattr(client, "connection_pool", client)
-    kwargs = {**pool.connection_kwargs, **instead}
-    for name in ("connection_pool", "parser_class", "decode_responses", "event_dispatcher"):
-        kwargs.pop(name, None)
-    for name in [name for name in kwargs if name.startswith(("maint_", "_"))]:
-        del kwargs[name]
-
-    blocking = {for_asyncio: kind for kind, for_asyncio in KINDS.items()}
-    kwargs["connection_class"] = blocking.get(pool.connection_class, pool.connection_class)
+    kind = _blocking(pool.connection_class)
+    known = {name for each in kind.__mro__ for name in inspect.signature(each.__init__).parameters}
+    # Without what belongs to the client, and what only valkey-py knows.
+    known -= {"connection_pool", "parser_class", "decode_responses", "event_dispatcher"}
+    kwargs = {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if name in known
+        and not (name.startswith(("_", "lib_", "orig_", "redis_connect")) or "maint" in name)
+    }
     service = getattr(pool, "service_name", None)
     manager = pool.sentinel_manager if service is not None else None
-    del pool  # `make` lives as long as the pool does, and must not keep the pool alive
 
-    def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
-        fitted = {**kwargs, **fit(timeout, on_connect)}
-        if service is not None:
-            return SentinelConnectionPool(service, _sentinel_like(manager, timeout), **fitted)
-        return redis.ConnectionPool(**fitted)
+    def pools(**instead: Any) -> PoolFactory:
+        def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
+            fitted = {**kwargs, **instead, **fit(timeout, on_connect), "connection_class": kind}
+            if service is not None:
+                return SentinelConnectionPool(service, _sentinel_like(manager, timeout), **fitted)
+            return redis.ConnectionPool(**fitted)
 
-    return make
+        return make
+
+    return pools
+
+
+def _blocking(kind: Any) -> Any:
+    """redis-py's class of connections that block their thread and are otherwise like these, which
+    may be for asyncio, or of valkey-py, a fork of redis-py; the same class if it is one.
+    """
+    names = {each.__name__: each for each in KINDS}
+    for each in kind.__mro__:
+        module = each.__module__
+        if module.startswith(("redis.asyncio.", "valkey.")) and each.__name__ in names:
+            return names[each.__name__]
+    return kind
 
 
 def _sentinel_like(manager: Any, timeout: float) -> Any:
@@ -123,10 +151,20 @@ class Connections:
     For each exchange redis-py's pool takes a mutex, updates metrics and checks the socket, which
     costs as much as the exchange itself. Here a connection that was used a moment ago is used again
     as it is; any other goes through the pool, which checks whether it is still alive.
+
+    Args:
+        make_pool: makes the pool.
+        may_close: whether idle connections may be closed; see `IDLE_FOR`.
     """
 
-    def __init__(self, make_pool: Callable[[], redis.ConnectionPool]) -> None:
+    def __init__(
+        self,
+        make_pool: Callable[[], redis.ConnectionPool],
+        may_close: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._make_pool = make_pool
+        self._may_close = may_close
+        self._is_closed = False
         self._begin()
         _all_connections.add(self)
 
@@ -156,7 +194,15 @@ class Connections:
     def put_back(self, connection: Any) -> float:
         """Put back a connection whose exchange is complete. Returns the time, on `clock`."""
         now = clock()
+        if self._is_closed:
+            self.drop(connection)
+            return now
         self._idle.append((connection, now))
+        try:
+            if self._idle[0][1] < now - IDLE_FOR and self._may_close():
+                self.drop(self._idle.pop(0)[0])
+        except IndexError:
+            pass  # other threads have taken them
         return now
 
     def drop(self, connection: Any) -> None:
@@ -164,10 +210,17 @@ class Connections:
         connection.disconnect()
         self.pool.release(connection)
 
-    def disconnect(self) -> None:
-        """Close all connections."""
-        self._idle.clear()
-        self.pool.disconnect()
+    def close_idle(self) -> None:
+        """Close the connections that nobody uses."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self.drop(self._idle.pop()[0])
+        self.pool.disconnect(inuse_connections=False)
+
+    def close(self) -> None:
+        """Close all connections, those that are in use as soon as they are put back."""
+        self._is_closed = True
+        self.close_idle()
 
 
 _all_connections: Final[weakref.WeakSet[Connections]] = weakref.WeakSet()

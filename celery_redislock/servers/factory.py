@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import redis
 import redis.asyncio as aio
 
 from .cluster import Cluster
-from .connections import pools_like
+from .connections import pools_like, pools_with_options_of
 from .node import Node
 from .quorum import Quorum
 from .server import Server
 from .urls import Independent, Nodes, Source
 
-#: redis-py's clients.
-Client: TypeAlias = redis.Redis | redis.RedisCluster | aio.Redis | aio.RedisCluster
+
+class ValkeyClient(Protocol):
+    """A client of valkey-py, a fork of redis-py that need not be installed. This is one of its few
+    methods that redis-py's clients have not.
+    """
+
+    def flush_cache(self) -> Any: ...
+
+
+#: redis-py's clients, and valkey-py's.
+Client: TypeAlias = redis.Redis | redis.RedisCluster | aio.Redis | aio.RedisCluster | ValkeyClient
+
+
+def is_client(source: Any) -> bool:
+    """Whether this is one of these clients."""
+    return bool(_classes_of(source))
+
+
+def is_for_asyncio(source: Any) -> bool:
+    """Whether this is one of these clients, for asyncio."""
+    return any(".asyncio." in each.__module__ for each in _classes_of(source))
+
+
+def _classes_of(source: Any) -> list[type]:
+    names = ("Redis", "RedisCluster", "Valkey", "ValkeyCluster")
+    return [
+        each
+        for each in type(source).__mro__
+        if each.__name__ in names and each.__module__.startswith(("redis.", "valkey."))
+    ]
 
 
 def server_at(source: Source, min_replicas: int = 0) -> Server:
@@ -32,18 +60,16 @@ def server_at(source: Source, min_replicas: int = 0) -> Server:
     )
 
 
-def server_like(client: Client) -> Server:
-    """A driver for the server, or the cluster, of this client."""
-    if isinstance(client, redis.Redis | aio.Redis):
+def server_like(client: Any) -> Server:
+    """A driver for the server, or the cluster, of this client. See `Client`."""
+    if not hasattr(client, "nodes_manager"):
         return Node(pools_like(client))
-    manager: Any = client.nodes_manager
+    manager = client.nodes_manager
     known = list(manager.nodes_cache.values()) or list(manager.startup_nodes.values())
-    template = getattr(known[0], "redis_connection", known[0])
-    remap = manager.remap_host_port
+    first = tuple((node.host, node.port) for node in known)
+    options = ("redis_connection", "valkey_connection")
+    template = next(filter(None, (getattr(known[0], name, None) for name in options)), known[0])
+    pools = pools_with_options_of(template)
     return Cluster(
-        Nodes(
-            tuple((node.host, node.port) for node in known),
-            lambda host, port: pools_like(template, host=host, port=port),
-            lambda host: remap(*host),
-        )
+        Nodes(first, lambda host, port: pools(host=host, port=port), manager.address_remap)
     )

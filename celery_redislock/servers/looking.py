@@ -18,6 +18,7 @@ from ..protocol.rooms import UNTAKEN_AFTER, pairs_in
 from .restarts import info
 from .rights import Rights
 from .server import LOOKING_TTL, Server
+from .talk import said_of
 
 #: Keys that one step of a scan looks at: well below a millisecond of the server's time.
 SCAN_COUNT: Final = 500
@@ -257,23 +258,26 @@ class Looking:
             if not isinstance(exc.__cause__, NoPermissionError):
                 raise
 
-    def away(self) -> dict[str, LockUnavailable]:
-        """Why some of the Redis servers among which the keys are divided do not answer, by their
-        hosts and ports.
+    def away(self) -> dict[str, str]:
+        """What is wrong with some of the Redis servers among which the keys are divided, by their
+        hosts and ports, and with hash slots that none of them has.
 
         Raises:
-            LockUnavailable: none of them answers.
+            LockUnavailable: none of them can be asked.
         """
-        failures: dict[str, LockUnavailable] = {}
-        shards = self._server.shards()
+        wrong: dict[str, str] = {}
+        shards = self._server.without(()).shards()
         for name, shard in shards.items():
             try:
                 Looking(shard).reach()
             except LockUnavailable as exc:
-                failures[name] = exc
-        if failures and len(failures) == len(shards):
-            raise next(iter(failures.values()))
-        return failures
+                if len(wrong) == len(shards) - 1:
+                    raise
+                wrong[name] = said_of(exc)
+        uncovered = self._server.uncovered()
+        if uncovered:
+            wrong[f"{uncovered} hash slots"] = "have no node"
+        return wrong
 
     def round_trips(self, count: int) -> tuple[list[float], float]:
         """The seconds that each of this many round trips took, and the server's clock minus ours.

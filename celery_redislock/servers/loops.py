@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator
 from typing import Final
 
@@ -20,7 +21,8 @@ class _Loop:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.servers: dict[Server, AsyncServer] = {}
+        #: A server goes when nobody else has it, such as the client that it was made from.
+        self.servers: weakref.WeakKeyDictionary[Server, AsyncServer] = weakref.WeakKeyDictionary()
         self._end = self._at_its_end()
 
     async def begin(self) -> None:
@@ -31,7 +33,7 @@ class _Loop:
             yield
         finally:
             _loops.pop(self._loop, None)
-            for server in self.servers.values():
+            for server in [*self.servers.values()]:
                 server.close()
 
 

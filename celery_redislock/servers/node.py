@@ -20,7 +20,7 @@ from .talk import (
     block,
     ends_connection,
     make_calls,
-    moved_to,
+    may_repeat,
     operation_timeout,
     replies_to,
     unavailable,
@@ -98,40 +98,46 @@ class Node(Server):
         connections = self._connections.get((purpose, timeout))
         if connections is None:
             connections = self._new_connections(purpose, timeout)
-        try:
-            connection = connections.take()
-        except (RedisError, OSError) as exc:
-            raise self.failed(key, exc) from exc
-        try:
-            result = _hold(begin(self.watch, *args), connection, timeout)
-        except BaseException as exc:
-            if ends_connection(exc):
-                connections.drop(connection)
-            else:
-                connections.put_back(connection)
-            if isinstance(exc, RedisError | OSError):
+        was_cut = False
+        while True:
+            try:
+                connection = connections.take()
+            except (RedisError, OSError) as exc:
                 raise self.failed(key, exc) from exc
-            raise
-        self.watch.last_contact = connections.put_back(connection)
-        return result
+            try:
+                result = _hold(begin(self.watch, *args), connection, timeout)
+            except BaseException as exc:
+                if not ends_connection(exc):
+                    connections.put_back(connection)
+                else:
+                    connections.drop(connection)
+                if not isinstance(exc, RedisError | OSError):
+                    raise
+                failure = self.failed(key, exc)
+                if was_cut or not may_repeat(exc, begin):
+                    raise failure from exc
+                was_cut = True
+                connections.close_idle()  # what has cut this one may have cut them
+                continue
+            self.watch.last_contact = connections.put_back(connection)
+            return result
 
     def failed(self, key: str, exc: Exception) -> LockUnavailable:
         """Note a failure of an exchange. Returns it as callers get it."""
         self.watch.failed(exc)
-        hint = "; the URL of a Redis Cluster begins with redis+cluster://" if moved_to(exc) else ""
-        return unavailable(key, exc, hint)
+        return unavailable(key, exc)
 
     def _new_connections(self, purpose: str, timeout: float) -> Connections:
         # No mutex: one that another thread holds at a fork stays locked in the child.
         # Without a reference to this object, so that its connections end with it.
         set_up = partial(_set_up, self.watch, timeout)
-        made = Connections(partial(self.pools, timeout, set_up))
+        made = Connections(partial(self.pools, timeout, set_up), self.watch.tells_id)
         return self._connections.setdefault((purpose, timeout), made)
 
     def close(self) -> None:
         closing, self._connections = list(self._connections.values()), {}
         for connections in closing:
-            connections.disconnect()
+            connections.close()
 
 
 def _set_up(watch: ServerWatch, timeout: float, connection: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any, Final, TypeVar
 
 from ..errors import LockUnavailable
@@ -23,6 +24,7 @@ from .connections import PoolFactory
 from .node import Node
 from .server import LOOKING_TTL, Server
 from .talk import Begin, transient
+from .threads import give_back
 
 T = TypeVar("T")
 
@@ -30,6 +32,8 @@ T = TypeVar("T")
 TIMEOUT: Final = 0.2
 #: Seconds for which a server that did not answer is not asked again, while others are.
 LEFT_ALONE: Final = 1.0
+#: The script that gives back a lock, or a reservation.
+GIVES_BACK: Final = "settle"
 #: Between so many seconds a waiter asks again: two that ask at once must not do so for ever.
 ASK_AGAIN: Final = (0.05, 0.15)
 
@@ -72,7 +76,7 @@ class Quorum(Server):
 
     def _run_once(self, call: Call[T], purpose: str) -> T:
         was_in_doubt = call.in_doubt
-        answers, failures = self._all(_run, call, purpose)
+        answers, failures = self._ask_all(call, purpose)
         try:
             answer: T = self._decide(call, answers, failures, purpose)
             call.in_doubt = was_in_doubt or majority.is_split(answers, self._majority)
@@ -87,7 +91,8 @@ class Quorum(Server):
     def run_all(
         self, calls: Sequence[Call[T]], *, ttl: float, purpose: str = "main"
     ) -> list[T | LockUnavailable]:
-        answers, failures = self._all(lambda node: node.run_all(calls, ttl=ttl, purpose=purpose))
+        ask = methodcaller("run_all", calls, ttl=ttl, purpose=purpose)
+        answers, failures = self._all(ask, calls if calls[0].script == GIVES_BACK else ())
         decided: list[Any] = []
         for i, call in enumerate(calls):
             own = [each[i] for each in answers]
@@ -123,12 +128,24 @@ class Quorum(Server):
         errors: bool = False,
         wrong_type: bool = False,
     ) -> list[Any]:
-        return self._first(
+        if not commands:
+            return []
+        answers, failures = self._all(
             lambda node: node.replies(commands, ttl, errors=errors, wrong_type=wrong_type)
         )
+        if len(answers) < self._majority:
+            raise self._unavailable("", answers, failures)
+        return majority.replies(commands, answers)
 
     def primaries(self) -> dict[str, Server]:
         return dict(zip(self._names, self._nodes, strict=True))
+
+    def shards(self) -> dict[str, Server]:
+        """Those that answer: each key is in a majority of all, and so in one of these."""
+        there, failures = self._all(_there)
+        if len(there) < self._majority:
+            raise self._unavailable("", there, failures)
+        return {name: node for name, node in self.primaries().items() if node in there}
 
     def exchange(self, key: str, ttl: float, purpose: str, begin: Begin[T], *args: Any) -> T:
         return self._first(lambda node: node.exchange(key, ttl, purpose, begin, *args))
@@ -139,25 +156,44 @@ class Quorum(Server):
 
     # -- servers --------------------------------------------------------------------------
 
-    def _all(self, ask: Callable[..., T], *args: Any) -> tuple[list[T], list[LockUnavailable]]:
-        """What this function answers for the servers, and the failures of the others."""
-        answers, failures, left_alone = [], [], []
+    def _ask_all(self, call: Call[Any], purpose: str) -> tuple[list[Any], list[LockUnavailable]]:
+        """The answers of the servers to this call, and the failures of the others."""
+        ask = methodcaller("run", call, once=True, hold_off=0, purpose=purpose)
+        return self._all(ask, [call] if call.script == GIVES_BACK else ())
+
+    def _all(
+        self, ask: Callable[[Node], T], gives_back: Sequence[Call[Any]] = ()
+    ) -> tuple[list[T], list[LockUnavailable]]:
+        """What this function answers for the servers, and the failures of the others.
+
+        Args:
+            ask: asks one of them.
+            gives_back: the calls that it makes, if these give something back. A server that is not
+                heard may have what it was asked for: a thread goes on, and tries once if they are
+                many.
+        """
+        heard: dict[Node, T] = {}
+        failures, left_alone = [], []
         for i, node in enumerate(self._nodes):
             if clock() < self._failed_at[i] + LEFT_ALONE:
                 left_alone.append(node)
                 continue
             try:
-                answers.append(ask(node, *args))
+                heard[node] = ask(node)
             except LockUnavailable as exc:
                 failures.append(exc)
                 if transient(exc.__cause__):
                     self._failed_at[i] = clock()
-        for node in left_alone if len(answers) < self._majority else ():
+        for node in left_alone if len(heard) < self._majority else ():
             try:
-                answers.append(ask(node, *args))
+                heard[node] = ask(node)
             except LockUnavailable as exc:
                 failures.append(exc)
-        return answers, failures
+        for node in self._nodes if gives_back else ():
+            if node not in heard:
+                for call in gives_back:
+                    give_back(node, call, patient=len(gives_back) == 1)
+        return [*heard.values()], failures
 
     def _first(self, ask: Callable[[Node], T]) -> T:
         """The answer of the first server that gives one."""
@@ -190,7 +226,7 @@ class Quorum(Server):
         if answer is None:
             raise self._unavailable(call.keys[0], answers, failures)
         if answer.outcome != NOT_OURS and any(each.outcome == NOT_OURS for each in answers):
-            self._all(_run, retaking(call), purpose)
+            self._ask_all(retaking(call), purpose)
         return answer
 
     def _taken(
@@ -214,11 +250,11 @@ class Quorum(Server):
             except LockUnavailable as exc:
                 unavailable, busy = exc, []
         if got or failures:
-            self._all(_run, undo(), purpose)
+            self._ask_all(undo(), purpose)
         if done is not None:
             return done
         if busy and len(answers) >= self._majority:
-            return max(busy, key=lambda each: each.remaining)
+            return majority.busy(busy)
         raise unavailable
 
     def _with_fence(self, call: Call[Any], got: list[Any], purpose: str) -> Any:
@@ -228,7 +264,7 @@ class Quorum(Server):
         if isinstance(got[0], Reserved):
             return got[0]
         taken = majority.acquired(got, call.ttl)
-        answers, failures = self._all(_run, raise_fence(call, taken.fence), purpose)
+        answers, failures = self._ask_all(raise_fence(call, taken.fence), purpose)
         if len(answers) < self._majority:
             raise self._unavailable(call.keys[0], answers, failures)
         if clock() >= taken.sent_at + call.ttl:
@@ -246,5 +282,7 @@ class Quorum(Server):
         return found
 
 
-def _run(node: Node, call: Call[T], purpose: str) -> T:
-    return node.run(call, once=True, hold_off=0, purpose=purpose)
+def _there(node: Node) -> Node:
+    """The node, if it answers."""
+    node.replies([("TIME",)])
+    return node

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Generator
 from typing import Any, Final
 
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 from redis.exceptions import BusyLoadingError, ClusterDownError, ResponseError
 
 from ..errors import LockUnavailable
@@ -46,9 +47,24 @@ class ServerWatch:
 
         Raises:
             ClusterDownError: a node of a cluster has restarted, and does not work yet.
+            Unusable: the server cannot keep locks.
         """
         (reply,) = yield pack(("INFO", "server")), 1, 0.0
         fields = _fields(reply)
+        # Valkey has another name for it.
+        mode = fields.get("redis_mode") or fields.get("server_mode")
+        if mode == "sentinel":
+            raise Unusable(
+                "this is a sentinel, which keeps no locks; a URL that begins with"
+                " redis+sentinel:// asks it where the server is"
+            )
+        if mode == "cluster" and not self._in_cluster:
+            (reply,) = yield pack(("CLUSTER", "SLOTS")), 1, 0.0
+            if not _has_all_slots(reply):
+                raise Unusable(
+                    "this is one node of a Redis Cluster, and has not all of its locks; the URL of"
+                    " a Redis Cluster begins with redis+cluster://"
+                )
         run_id, uptime = fields.get("run_id"), float(fields.get("uptime_in_seconds", 0))
         # The uptime may be a second too long: it is the difference of two whole numbers.
         late = 1.0
@@ -78,6 +94,10 @@ class ServerWatch:
         self.is_broken = False
         self.last_contact = now
 
+    def tells_id(self) -> bool:
+        """Whether the server has told its id, by which a restart is noticed."""
+        return self._run_id is not None
+
     def _came_back(self, run_id: str) -> bool:
         return self.is_broken if self._run_id is None else run_id != self._run_id
 
@@ -99,6 +119,14 @@ class ServerWatch:
             raise HeldOff(left)
 
 
+def _has_all_slots(reply: Any) -> bool:
+    """Whether one node has all of a cluster's hash slots, as the reply to CLUSTER SLOTS says."""
+    if isinstance(reply, ResponseError):
+        return True  # we may not ask; requests will be told where their slot is
+    count = sum(last + 1 - first for first, last, *_ in reply)
+    return count == REDIS_CLUSTER_HASH_SLOTS and len({tuple(each[2][:2]) for each in reply}) == 1
+
+
 def _fields(reply: Any) -> dict[str, str]:
     """What a reply says; nothing if it is a refusal: an ACL may deny the command."""
     return {} if isinstance(reply, ResponseError) else info(reply)
@@ -106,6 +134,10 @@ def _fields(reply: Any) -> dict[str, str]:
 
 def info(reply: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)
+
+
+class Unusable(ResponseError):
+    """A server answers, but cannot keep the locks, or not all of them. The text says why."""
 
 
 class HeldOff(Exception):

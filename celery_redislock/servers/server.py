@@ -148,13 +148,21 @@ class Server(ABC):
         """
 
     def shards(self) -> dict[str, Server]:
-        """The servers among which the keys are divided, by their hosts and ports; by "" if there is
-        only one.
+        """The servers that have all keys together, by their hosts and ports; by "" if it is one.
 
         Raises:
-            LockUnavailable: nobody says which ones these are.
+            LockUnavailable: nobody says which ones these are; or they do not have all keys, and
+                this is no view `without` some.
         """
         return {"": self}
+
+    def uncovered(self) -> int:
+        """How many hash slots no server has. What was in them cannot be read.
+
+        Raises:
+            LockUnavailable: nobody says so.
+        """
+        return 0
 
     def without(self, names: Collection[str]) -> Server:
         """A view without some of the shards, given by their hosts and ports: for their keys,

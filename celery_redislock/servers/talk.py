@@ -7,6 +7,7 @@ is the same for a connection that blocks its thread and for one of asyncio.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias, TypeVar
@@ -29,7 +30,7 @@ from ..protocol.claims import Acquired, Busy, Reserved
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
 from .connections import pack
-from .restarts import HeldOff, ServerWatch
+from .restarts import HeldOff, ServerWatch, Unusable
 from .scripts import packed, packed_text
 
 T = TypeVar("T")
@@ -42,6 +43,8 @@ _CODES: Final = (
     (MasterDownError, "MASTERDOWN"),
     (ClusterDownError, "CLUSTERDOWN"),
 )
+#: What a server says of a command that it does not have, also to a script.
+_UNKNOWN_COMMAND: Final = re.compile("unknown (redis )?command", re.IGNORECASE)
 #: The most seconds in which replicas must confirm that a lock was taken.
 CONFIRMED_WITHIN: Final = 0.1
 #: A node of a cluster says that the hash slot is just being moved; it still has the slot.
@@ -194,11 +197,40 @@ def ends_connection(error: BaseException) -> bool:
     return not (is_answer or isinstance(error, HeldOff))
 
 
-def unavailable(key: str, error: BaseException, hint: str = "") -> LockUnavailable:
-    """A failure, as callers get it. `hint` is added to its text."""
-    failure = LockUnavailable(key, None, f"{type(error).__name__}: {error}{hint}")
+def may_repeat(error: BaseException, begin: Begin[Any]) -> bool:
+    """Whether an exchange that ended with this error is to be had again, on a new connection: the
+    old one was cut, perhaps while nobody used it, so this was no try. A block may have lasted, and
+    its caller knows for how long it may wait.
+    """
+    is_cut = isinstance(error, RedisConnectionError | OSError)
+    return is_cut and not isinstance(error, TimeoutError) and begin is not block
+
+
+def unavailable(key: str, error: BaseException) -> LockUnavailable:
+    """A failure, as callers get it."""
+    kind = "" if isinstance(error, Unusable) else f"{type(error).__name__}: "
+    failure = LockUnavailable(key, None, f"{kind}{error}{_hint(error)}")
     failure.__cause__ = error
     return failure
+
+
+def _hint(error: BaseException) -> str:
+    if moved_to(error):
+        return "; the URL of a Redis Cluster begins with redis+cluster://"
+    if isinstance(error, ResponseError) and _UNKNOWN_COMMAND.search(str(error)):
+        return "; this server's configuration has renamed or removed the command, or it is no Redis"
+    return ""
+
+
+def said_of(failure: LockUnavailable) -> str:
+    """What is wrong with a server, behind its name."""
+    return f"{'cannot be used' if refuses(failure) else 'does not answer'}: {failure.reason}"
+
+
+def refuses(failure: LockUnavailable) -> bool:
+    """Whether the server was reached and refuses: nothing is wrong with the network."""
+    error = failure.__cause__
+    return isinstance(error, ResponseError) and not transient(error)
 
 
 def code_of(error: Any) -> str:

@@ -121,9 +121,10 @@ class Topology:
             if self._map is not None:
                 self._hold_off(self._map, found)
             self._map = found
-            # A node that left may come back as another one.
-            for host in {*self._nodes} - {*self._source.first, *found.primaries, *found.replicas}:
-                del self._nodes[host]
+            for host in {*self._nodes} - {*found.primaries, *found.replicas}:
+                self._nodes[host].close()
+                if host not in self._source.first:
+                    del self._nodes[host]  # one that comes back is another one
             return found
         finally:
             self._turn.give_back(mine)

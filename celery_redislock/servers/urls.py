@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -33,14 +35,18 @@ CONNECTION_OPTIONS: Final = (
     "username",
 )
 TRANSPORT_OPTIONS: Final = (*CONNECTION_OPTIONS, "master_name", "sentinel_kwargs")
+#: What a URL's query cannot say: it is no text.
+_NO_TEXT: Final = ("credential_provider", "socket_keepalive_options")
 #: For the servers of a cluster, and for sentinels in the form of other clients.
 _CLUSTER: Final = ("redis+cluster", "rediss+cluster")
-_SENTINEL: Final = "redis+sentinel"
+_SENTINEL: Final = ("redis+sentinel", "rediss+sentinel")
 #: For independent servers, of which a majority decides.
 QUORUM: Final = "redlock"
 SCHEMES: Final = (
     *("redis", "rediss", "unix", "redis+socket", "socket", "sentinel"),
-    *(_SENTINEL, *_CLUSTER, QUORUM),
+    *(*_SENTINEL, *_CLUSTER, QUORUM),
+    *("valkey", "valkeys", "valkey+sentinel", "valkeys+sentinel"),
+    *("valkey+cluster", "valkeys+cluster"),
 )
 
 #: redis-py's names for values that the `ssl` module and Celery's URLs name otherwise.
@@ -52,6 +58,9 @@ _CERT_REQS: Final = {
     ssl.CERT_OPTIONAL: "optional",
     ssl.CERT_NONE: "none",
 }
+
+#: The port of a sentinel whose URL names none.
+SENTINEL_PORT: Final = 26379
 
 #: A host and a port.
 Host = tuple[str, int]
@@ -98,11 +107,13 @@ def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Sourc
     Args:
         url: one of
             `redis://`, `rediss://`, `unix://` (also `redis+socket://`);
+            `valkey://` and `valkeys://`, here and below, for `redis://` and `rediss://`;
             `sentinel://a;b/0`, Celery's form, with `master_name` in `options`;
             `redis+sentinel://a,b/master_name/0`;
             `redis+cluster://a,b` and `rediss+cluster://a,b`: some nodes of a Redis Cluster;
             `redlock://a,b,c`: independent servers, of which a majority decides.
-            User and password come before the first host.
+            User and password come before the first host, in a quorum also before others. TLS is
+            what `rediss`, `?ssl=true` or an option that begins with `ssl_` asks for.
         options: some of `TRANSPORT_OPTIONS`.
 
     Raises:
@@ -130,13 +141,15 @@ def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Sourc
             "redislock_url: a port must be a number up to 65535; percent-encode special"
             " characters in the password"
         ) from None
+    if url.startswith("valkey"):
+        url = f"redis{url.removeprefix('valkey')}"
     kwargs = _translated({k: v for k, v in options.items() if k in CONNECTION_OPTIONS})
     try:
         if _scheme(url) in _CLUSTER:
             source: Source = _cluster_nodes(url, options, kwargs)
         elif _scheme(url) == QUORUM:
             source = _independent(url, options, kwargs)
-        elif _scheme(url) == _SENTINEL:
+        elif _scheme(url) in _SENTINEL:
             source = _sentinel_pools(*_in_celerys_form(url, options), kwargs)
         elif _scheme(url) == "sentinel":
             source = _sentinel_pools(url, options, kwargs)
@@ -193,14 +206,45 @@ def _for_redis_py(url: str) -> str:
         # kombu calls the database virtual_host, as with every transport.
         scheme, rest = "unix", rest.replace("virtual_host=", "db=")
     base, _, query = rest.partition("?")
-    # In redis-py a URL's options win over arguments, and this may be the result backend's URL, with
-    # timeouts that suit results: keep only what says how to connect.
-    pairs = [
-        (name, str(_CERT_REQS.get(value, value)))
-        for name, value in parse_qsl(query)
-        if name in CONNECTION_OPTIONS
-    ]
+    pairs, tls = _kept(query)
+    if tls is not None and scheme != ("rediss" if tls else "redis"):
+        if scheme != "redis":
+            raise ConfigError(f"redislock_url: ssl={str(tls).lower()} does not fit {scheme}://")
+        scheme = "rediss"
     return f"{scheme}://{base}" + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+def _kept(query: str) -> tuple[list[tuple[str, str]], bool | None]:
+    """What a URL's query says of how to connect, and whether with TLS; None if it does not say.
+
+    In redis-py a URL's options win over arguments, and this may be the result backend's URL, with
+    timeouts that suit results: those are left out.
+    """
+    pairs, tls = [], None
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name == "ssl":
+            tls = {"true": True, "1": True, "false": False, "0": False}.get(value.lower())
+            if tls is None:
+                raise ConfigError("redislock_url: ssl must be true or false")
+        elif name in _NO_TEXT:
+            raise ConfigError(
+                f"redislock_url: {name} cannot be given in a URL; set it in"
+                " redislock_transport_options"
+            )
+        elif name in CONNECTION_OPTIONS or name.startswith("ssl_"):
+            pairs.append((name, str(_CERT_REQS.get(value, value))))
+    return pairs, tls
+
+
+def _refuse_unknown(query: str) -> None:
+    """Refuse options in the query of a URL of a form that only lock servers have."""
+    known = {*CONNECTION_OPTIONS, "ssl"} - {*_NO_TEXT}
+    for name, _ in parse_qsl(query, keep_blank_values=True):
+        if name not in known and name not in _NO_TEXT:
+            raise ConfigError(
+                f"redislock_url: unknown option {name!r} in the query."
+                f" Accepted: {', '.join(sorted(known))}"
+            )
 
 
 def _translated(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -210,43 +254,95 @@ def _translated(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
+class _Several(NamedTuple):
+    """A URL of several servers.
+
+    Attributes:
+        credentials: user and password of each of them, with "@"; or "".
+        hosts: where they are.
+        path: what comes behind them.
+        query: the options.
+    """
+
+    credentials: list[str]
+    hosts: list[Host]
+    path: str
+    query: str
+
+
+def _several(url: str, port: int = 6379) -> _Several:
+    """Read a URL whose servers are separated by commas. `port` is that of a host without one."""
+    scheme, rest = url.split("://", 1)
+    base, _, query = rest.partition("?")
+    names, _, path = base.partition("/")
+    parts = [part.rpartition("@") for part in names.split(",")]
+    split = [urlsplit(f"//{name}") for _, _, name in parts]
+    if not all(each.hostname for each in split):
+        raise ConfigError(
+            f"redislock_url: a host is missing; {scheme}:// needs at least one, and none of those"
+            " between commas may be empty"
+        )
+    _refuse_unknown(query)
+    first = parts[0][0] + parts[0][1]
+    return _Several(
+        [user + at or first for user, at, _ in parts],
+        [
+            (_plain_host(each.hostname or ""), port if each.port is None else each.port)
+            for each in split
+        ],
+        path,
+        query,
+    )
+
+
+def _plain_host(host: str) -> str:
+    """One way to write this host, or address."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host))
+    return host.rstrip(".") or host
+
+
+def _one_user(several: _Several) -> str:
+    """The user and the password that all servers share."""
+    if len({*several.credentials}) > 1:
+        raise ConfigError(
+            "redislock_url: the servers must have one user and password, before the first host"
+        )
+    return several.credentials[0]
+
+
 def _cluster_nodes(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -> Nodes:
     unfit = sorted({"db", "master_name", "sentinel_kwargs"} & {*options})
     if unfit:
         raise ConfigError(f"redislock_transport_options: {unfit[0]!r} does not fit a cluster")
-    scheme, rest = url.split("://", 1)
-    credentials, hosts, database, query = _parts(rest)
+    several = _several(url)
+    credentials, database = _one_user(several), several.path
     if database not in ("", "0"):
         raise ConfigError(f"redislock_url: database {database!r}: a cluster has only database 0")
-    split = [urlsplit(f"//{host}") for host in hosts]
-    first = tuple((each.hostname or "localhost", each.port or 6379) for each in split)
+    scheme = _scheme(url).removesuffix("+cluster")
 
     def pools(host: str, port: int) -> PoolFactory:
-        one = scheme.removesuffix("+cluster")
-        return _url_pools(f"{one}://{credentials}{host_port(host, port)}?{query}", kwargs)
+        one = f"{scheme}://{credentials}{host_port(host, port)}?{several.query}"
+        return _url_pools(one, kwargs)
 
-    return Nodes(first, pools)
+    return Nodes(tuple(several.hosts), pools)
 
 
 def _independent(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -> Independent:
     unfit = sorted({"master_name", "sentinel_kwargs"} & {*options})
     if unfit:
         raise ConfigError(f"redislock_transport_options: {unfit[0]!r} does not fit a quorum")
-    credentials, hosts, database, query = _parts(url.removeprefix(f"{QUORUM}://"))
-    if len(hosts) < 3 or len({*hosts}) < len(hosts):
-        raise ConfigError(f"redislock_url: {QUORUM}:// needs at least three different servers")
-    made = (f"redis://{credentials}{host}/{database}?{query}" for host in hosts)
-    return Independent(tuple(hosts), tuple(_url_pools(each, kwargs) for each in made))
-
-
-def _parts(rest: str) -> tuple[str, list[str], str, str]:
-    """Of a URL of several servers, without its scheme: user and password with "@", or ""; the
-    hosts with their ports; the database; the query.
-    """
-    base, _, query = rest.partition("?")
-    hosts, _, database = base.partition("/")
-    first, *others = (part.rpartition("@") for part in hosts.split(","))
-    return first[0] + first[1], [first[2], *(each[2] for each in others)], database, query
+    several = _several(url)
+    names = [host_port(*host) for host in several.hosts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if len(names) < 3 or twice is not None:
+        why = f"; {twice} is named twice" if twice is not None else ""
+        raise ConfigError(f"redislock_url: {QUORUM}:// needs at least three different servers{why}")
+    pools = tuple(
+        _url_pools(f"redis://{user}{name}/{several.path}?{several.query}", kwargs)
+        for user, name in zip(several.credentials, names, strict=True)
+    )
+    return Independent(tuple(names), pools)
 
 
 def host_port(host: str, port: int) -> str:
@@ -256,12 +352,13 @@ def host_port(host: str, port: int) -> str:
 
 def _in_celerys_form(url: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """`redis+sentinel://a,b/master/0` as `sentinel://a;b/0`, and `master_name` in the options."""
-    hosts, _, path = url.removeprefix(f"{_SENTINEL}://").partition("/")
-    master, _, database = path.strip("/").partition("/")
+    several = _several(url, SENTINEL_PORT)
+    master, _, database = several.path.strip("/").partition("/")
+    master = unquote(master)
     if not master and not options.get("master_name"):
         raise ConfigError(
-            f"redislock_url: a {_SENTINEL}:// URL needs the name that the sentinels have for the"
-            f" master, as in {_SENTINEL}://host:26379,host:26379/mymaster/0"
+            f"redislock_url: a {_scheme(url)}:// URL needs the name that the sentinels have for the"
+            f" master, as in {_scheme(url)}://host:26379,host:26379/mymaster/0"
         )
     if master and options.get("master_name", master) != master:
         raise ConfigError(
@@ -269,7 +366,13 @@ def _in_celerys_form(url: str, options: dict[str, Any]) -> tuple[str, dict[str, 
             f" {master!r} of redislock_url"
         )
     options = {**options, **({"master_name": master} if master else {})}
-    return f"sentinel://{hosts.replace(',', ';')}/{database}", options
+    hosts = ";".join(host_port(*host) for host in several.hosts)
+    query = [*parse_qsl(several.query, keep_blank_values=True)]
+    if url.startswith("rediss"):
+        if _kept(several.query)[1] is False:
+            raise ConfigError(f"redislock_url: ssl=false does not fit {_scheme(url)}://")
+        query = [*(each for each in query if each[0] != "ssl"), ("ssl", "true")]
+    return f"sentinel://{_one_user(several)}{hosts}/{database}?{urlencode(query)}", options
 
 
 def _sentinel_pools(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -> PoolFactory:
@@ -279,19 +382,26 @@ def _sentinel_pools(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -
             "redislock_transport_options: a sentinel:// URL needs 'master_name', the name that the"
             " sentinels have for the master; a RedisLock has it in transport_options"
         )
-    hosts = []
+    url, _, query = url.partition("?")
+    pairs, tls = _kept(query)
+    in_query = redis.connection.parse_url(f"redis://?{urlencode(pairs)}")
+    tls = tls or _wants_tls(kwargs) or _wants_tls(in_query)
+    hosts: list[Host] = []
+    users: dict[str, Any] = {}
     for part in url.split(";"):
         split = urlsplit(part if "://" in part else f"sentinel://{part}")
-        hosts.append((split.hostname or "localhost", split.port or 26379))
-        if split.password:
-            kwargs.setdefault("password", unquote(split.password))
-        if split.username:
-            kwargs.setdefault("username", unquote(split.username))
-        db = split.path.strip("/")
-        if db:
-            if not db.isdigit():
-                raise ConfigError(f"redislock_url: database {db!r} must be a number")
-            kwargs.setdefault("db", int(db))
+        if not split.hostname and ";" in url:
+            raise ConfigError("redislock_url: a host is missing between the semicolons")
+        hosts.append((split.hostname or "localhost", split.port or SENTINEL_PORT))
+        said = {"username": split.username, "password": split.password, "db": split.path.strip("/")}
+        for name, value in said.items():
+            if value and users.setdefault(name, unquote(value)) != unquote(value):
+                raise ConfigError(f"redislock_url: the sentinels' parts have more than one {name}")
+    if "db" in users:
+        if not users["db"].isdigit():
+            raise ConfigError(f"redislock_url: database {users['db']!r} must be a number")
+        users["db"] = int(users["db"])
+    kwargs = {**users, **in_query, **kwargs}
 
     sentinel_kwargs = options.get("sentinel_kwargs") or {}
     if not isinstance(sentinel_kwargs, Mapping):
@@ -302,9 +412,7 @@ def _sentinel_pools(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -
 
     def make(timeout: float, on_connect: Callable[[Any], None]) -> redis.ConnectionPool:
         sentinel = sentinel_of(hosts, sentinel_kwargs, timeout)
-        tls = {"ssl": True} if _wants_tls(kwargs) else {}
-        return SentinelConnectionPool(
-            master, sentinel, **{**kwargs, **fit(timeout, on_connect), **tls}
-        )
+        fitted = {**kwargs, **fit(timeout, on_connect)}
+        return SentinelConnectionPool(master, sentinel, **fitted, ssl=bool(tls))
 
     return make

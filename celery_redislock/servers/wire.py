@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import math
 import os
+import select
+import socket
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import SentinelConnectionPool
 
@@ -20,11 +25,14 @@ from ..protocol.clock import clock
 from .connections import KINDS, PoolFactory
 from .restarts import ServerWatch
 from .talk import Talk
+from .threads import in_thread
 
 T = TypeVar("T")
 
 #: Seconds by which a timer is late if the loop stood still. A reply may have come meanwhile.
 STOOD_STILL: Final = 0.05
+#: Seconds after which certificates are read again: they may have been renewed.
+TLS_FOR: Final = 30.0
 
 
 class Wires:
@@ -38,6 +46,8 @@ class Wires:
     def __init__(self, pools: PoolFactory, watch: ServerWatch) -> None:
         self._pool: Any = pools(1.0, _unused)
         self._watch = watch
+        self._tls: Any = None
+        self._tls_since = -math.inf
         kind = self._pool.connection_class
         kwargs = self._pool.connection_kwargs
         self._of_sentinel = isinstance(self._pool, SentinelConnectionPool)
@@ -77,16 +87,28 @@ class Wires:
     async def _made(self, timeout: float) -> Wire:
         where = {}
         if self._of_sentinel:
-            found = asyncio.get_running_loop().run_in_executor(None, self._pool.get_master_address)
-            where = dict(zip(("host", "port"), await found, strict=True))
+            found = await in_thread(self._pool.get_master_address)
+            where = dict(zip(("host", "port"), found, strict=True))
         wire = Wire(self._kind(**self._kwargs, **where))
+        self._share_tls(wire.connection)
         try:
-            await wire.connection.connect()
+            await wire.connect()
             await wire.hold(self._watch.meet(wire.connection), timeout)
         except BaseException:
             wire.close()
             raise
         return wire
+
+    def _share_tls(self, connection: Any) -> None:
+        """Read the certificates for many connections at a time: that takes tens of milliseconds, in
+        which the loop stands still.
+        """
+        own = getattr(connection, "ssl_context", None)
+        if own is None:
+            return
+        if clock() > self._tls_since + TLS_FOR:
+            self._tls, self._tls_since = own, clock()
+        connection.ssl_context = self._tls
 
 
 class Wire:
@@ -105,10 +127,43 @@ class Wire:
         self.used_at = clock()
 
     @property
-    def is_open(self) -> bool:
-        """Whether it may be used, as far as we know."""
+    def is_ours(self) -> bool:
+        """Whether we have not closed it, nor inherited it in a fork."""
         writer = self.connection._writer
         return writer is not None and not writer.is_closing() and self._pid == os.getpid()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may be used for another exchange, as far as can be seen: the server has not
+        closed it, nor sent what nobody asked for.
+        """
+        if not self.is_ours:
+            return False
+        reader = self.connection._reader
+        if reader.at_eof() or reader.exception() is not None:
+            return False
+        # What the loop has not read yet, because it was busy with others.
+        return not _is_readable(self.connection._writer.get_extra_info("socket").fileno())
+
+    async def connect(self) -> None:
+        """Connect it. Its host is looked up in a thread of ours: the loop's own threads may all be
+        at work.
+
+        Raises:
+            redis.RedisError, OSError: the server cannot be reached, or refuses.
+        """
+        *others, last = await _addresses_of(self.connection)
+        for address in others:
+            with contextlib.suppress(RedisConnectionError):
+                await self._connect_to(address)
+                return
+        await self._connect_to(last)
+
+    async def _connect_to(self, address: str | None) -> None:
+        connection = self.connection
+        if address is not None:
+            connection._connection_arguments = partial(_arguments, connection, address)
+        await connection.connect()
 
     async def hold(self, talk: Talk[T], timeout: float) -> T:
         """Hold an exchange, and return its result.
@@ -154,7 +209,7 @@ class Wire:
         """Send a last command, behind those that are not answered, and close the connection. The
         server carries out all of them, or none if it did not get the first.
         """
-        if self.is_open:
+        if self.is_ours:
             self.connection._writer.write(command)
         self.close()
 
@@ -201,6 +256,38 @@ async def _in_time(work: Coroutine[Any, Any, T], timeout: float) -> T:
     finally:
         task.cancel()
     raise RedisTimeoutError("no connection within the time")
+
+
+def _is_readable(descriptor: int) -> bool:
+    """Whether a socket has something to read, be it only its end."""
+    if not hasattr(select, "poll"):  # Windows
+        return bool(select.select([descriptor], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+async def _addresses_of(connection: Any) -> list[str | None]:
+    """The addresses of this connection's host; None if it is an address, or there is no host."""
+    host = getattr(connection, "host", None)
+    if host is None:
+        return [None]
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError, ValueError):
+            socket.inet_pton(family, host)
+            return [None]
+    look_up = partial(socket.getaddrinfo, host, connection.port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in await in_thread(look_up)]
+
+
+def _arguments(connection: Any, address: str) -> dict[str, Any]:
+    """What redis-py passes to `asyncio.open_connection`, with this address in place of the host.
+    The server's certificate is for the host.
+    """
+    arguments = dict(type(connection)._connection_arguments(connection), host=address)
+    if arguments.get("ssl"):
+        arguments["server_hostname"] = connection.host
+    return arguments
 
 
 def _options_of(kind: Any) -> set[str]:

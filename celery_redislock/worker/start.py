@@ -177,7 +177,7 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
     try:
         primaries = locks.server.primaries()
     except LockUnavailable as exc:
-        yield "redislock: the lock server does not answer yet: %s", exc.reason
+        yield "redislock: the lock server %s: %s", _what(exc), exc.reason
         return
     for name, server in primaries.items():
         which = f"lock server {name}".rstrip()
@@ -185,7 +185,7 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
             policy = Looking(server).eviction_policy(UNKNOWN_TTL)
             keys = [] if caches else Looking(server).sample(UNKNOWN_TTL)
         except LockUnavailable as exc:
-            yield "redislock: the %s does not answer yet: %s", which, exc.reason
+            yield "redislock: the %s %s: %s", which, _what(exc), exc.reason
             continue
         if policy not in (None, "noeviction"):
             yield (
@@ -196,6 +196,12 @@ def _look_at_server(app: Any) -> Iterator[tuple[Any, ...]]:
             )
         if others := strangers(locks, app.conf, keys):
             yield f"redislock: {BESIDE_OTHERS}. {REMEDY}", which, others[0]
+
+
+def _what(failure: LockUnavailable) -> str:
+    from ..servers.talk import refuses
+
+    return "cannot be used" if refuses(failure) else "does not answer yet"
 
 
 signals.worker_init.connect(_on_worker_init, weak=False)

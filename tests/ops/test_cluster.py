@@ -7,8 +7,10 @@ import json
 
 import pytest
 
+from celery_redislock import LockUnavailable, RedisLock
 from celery_redislock.app.entries import Entry
 from celery_redislock.app.settings import app_locks
+from celery_redislock.operations import list_locks
 from celery_redislock.protocol import calls, past, rooms
 from celery_redislock.protocol.claims import Parking
 from tests.support.clusters import ClusterSet
@@ -95,3 +97,54 @@ def test_while_a_node_is_away_what_the_others_have_is_shown_and_the_node_is_name
             node.kill()
         assert "the lock server does not answer" in run(app, "history").stderr
         server.close()
+
+
+def test_a_cluster_with_slots_that_no_node_has_is_not_shown_as_empty(label):
+    with ClusterSet(primaries=3, replicas=0) as own:
+        app = make_app(own.url, label, redislock_history=50)
+        server = app_locks(app).server
+        keys = {take(app, "sync", each)[0].keys.lock for each in LABELS}
+        node = own.primary_of(next(iter(keys)))
+        there = {key for key in keys if own.primary_of(key) is not node}
+        ((first, last, _),) = [each for each in own.ranges(node) if each[2] == node.port]
+        for each in own.nodes:
+            with each.client() as client:
+                client.execute_command("CLUSTER", "DELSLOTSRANGE", first, last)
+
+        def listed(*arguments: str):
+            server.primaries()  # looks at the slots again
+            return run(app, *arguments)
+
+        for arguments in (["list", "--json"], ["history", "--json"]):
+            told = listed(*arguments)
+            assert told.exit_code == 1
+            assert f"{last + 1 - first} hash slots have no node" in told.stderr
+        assert {each["key"] for each in json.loads(listed("list", "--json").stdout)} == there
+        with pytest.raises(LockUnavailable, match="hash slots have no node"):
+            list_locks(app)
+        server.close()
+
+
+def test_one_node_of_a_cluster_behind_a_url_for_one_server_is_called_that(label):
+    with ClusterSet(primaries=3, replicas=0) as own:
+        for node in own.nodes:
+            app = make_app(node.url, label)
+            for arguments in (["list"], ["doctor"], ["show", "no-matter"]):
+                told = run(app, *arguments)
+                assert told.exit_code != 0, arguments
+                assert "one node of a Redis Cluster" in told.output
+                assert "redis+cluster://" in told.output
+                assert "does not answer" not in told.output
+            with pytest.raises(LockUnavailable, match=r"redis\+cluster://"):
+                RedisLock(app, label).acquire(timeout=5)
+    with ClusterSet(primaries=1, replicas=0) as whole:
+        app = make_app(whole.nodes[0].url, label)
+        with RedisLock(app, label):
+            assert run(app, "list").exit_code == 0, "one node has it all"
+        app = make_app(whole.url, label)
+        with whole.nodes[0].client() as client:
+            client.flushall()
+            client.execute_command("CLUSTER", "FLUSHSLOTS")
+        told = run(app, "list")
+        assert told.exit_code == 1
+        assert "16384 hash slots have no node" in told.stderr

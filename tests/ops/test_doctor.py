@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
-from celery_redislock import Defer, LockUnavailable, SingletonTask
+from celery_redislock import AsyncRedisLock, Defer, LockUnavailable, RedisLock, SingletonTask
 from celery_redislock.app.settings import app_locks
 from celery_redislock.ops.doctor.patient import Patient
 from celery_redislock.ops.doctor.rights import COMMANDS
@@ -18,7 +19,7 @@ from celery_redislock.worker.sweeper import Sweeper
 from tests.support.clusters import ClusterSet
 from tests.support.looking import make_app, run, take
 from tests.support.rights import as_user, grant
-from tests.support.servers import SentinelSet, free_port
+from tests.support.servers import RedisServer, SentinelSet, free_port
 from tests.support.waiting import eventually
 
 CHECKS = {
@@ -462,8 +463,12 @@ def test_a_node_of_a_cluster_that_does_not_answer_is_named(doctor):
 
 
 def test_a_node_of_a_cluster_is_no_server_of_its_own(cluster, doctor):
-    found = doctor(cluster.nodes[0].url, 1)
-    assert ("error", "the server is a node of a Redis Cluster") in found["replication"]
+    ((level, what),) = doctor(cluster.nodes[0].url, 1)["server"]
+    assert level == "error"
+    assert what.startswith("cannot be used: this is one node of a Redis Cluster")
+    with ClusterSet(primaries=1, replicas=0) as own:
+        found = doctor(own.nodes[0].url, 1)
+        assert ("error", "the server is a node of a Redis Cluster") in found["replication"]
 
 
 def test_replicas_are_compared_with_what_is_asked_of_them(doctor):
@@ -499,3 +504,37 @@ def test_a_wrong_password_is_called_that(own_redis, doctor):
     assert listed.output.startswith("Error: the lock server refuses this user or password: ")
     away = run(make_app(f"redis://127.0.0.1:{free_port()}", "redislock"), "list")
     assert away.output.startswith("Error: the lock server does not answer: ")
+
+
+def test_a_sentinel_that_is_taken_for_a_server_is_called_that(label):
+    with SentinelSet(sentinels=1) as servers:
+        url = servers.url.replace("sentinel://", "redis://").split(";")[0]
+        app = make_app(url, label)
+        for command in ("doctor", "list"):
+            told = run(app, command)
+            assert told.exit_code != 0
+            assert "this is a sentinel" in told.output
+            assert "redis+sentinel://" in told.output
+            assert "network" not in told.output
+        with pytest.raises(LockUnavailable, match="this is a sentinel"):
+            RedisLock(app, label).acquire(timeout=5)
+
+        async def main():
+            with pytest.raises(LockUnavailable, match="this is a sentinel"):
+                await AsyncRedisLock(app, label).acquire(timeout=5)
+
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("command", ["TIME", "EVALSHA"])
+def test_a_command_that_the_server_does_not_know_is_called_that(label, command):
+    with RedisServer("--rename-command", command, "") as server:
+        app = make_app(server.url, label)
+        with pytest.raises(LockUnavailable, match=r"renamed or removed the command"):
+            RedisLock(app, label).acquire(timeout=5)
+        if command == "TIME":
+            told = run(app, "doctor")
+            assert told.exit_code != 0
+            assert "cannot be used: " in told.output
+            assert "renamed or removed the command" in told.output
+            assert "network" not in told.output

@@ -6,11 +6,14 @@ import pytest
 import redis
 from redis.sentinel import Sentinel
 
+from celery_redislock import ConfigError
 from celery_redislock.servers.address import address_of
 from celery_redislock.servers.connections import pools_like
 from celery_redislock.servers.urls import source_from_url
 
 MASTER = {"master_name": "mymaster"}
+TWO = "sentinel://one:26379;two:26379/0 master 'mymaster'"
+ONE = "sentinel://one:26379/0 master 'mymaster'"
 
 
 @pytest.mark.parametrize(
@@ -37,10 +40,59 @@ MASTER = {"master_name": "mymaster"}
             "sentinel://one:26379/0 master 'mymaster' with TLS",
         ),
         ("redis://a\x1bhost", {}, "redis://a\\x1bhost:6379/0"),
+        # What asks for TLS gets it.
+        ("redis://cache?ssl=true", {}, "rediss://cache:6379/0"),
+        ("redis://cache?ssl=false", {}, "redis://cache:6379/0"),
+        ("redis://cache?ssl_min_version=771", {}, "rediss://cache:6379/0"),
+        ("redis+cluster://one,two?ssl=1", {}, "rediss+cluster://one:6379,two:6379"),
+        ("sentinel://one;two?ssl=true", MASTER, f"{TWO} with TLS"),
+        ("redis+sentinel://one,two/mymaster/0?ssl=true", {}, f"{TWO} with TLS"),
+        ("redis+sentinel://one/mymaster?ssl_cert_reqs=none", {}, f"{ONE} with TLS"),
+        ("redis+sentinel://one/mymaster?db=3", {}, ONE.replace("/0", "/3")),
+        ("rediss+sentinel://one/my%6daster", {}, f"{ONE} with TLS"),
+        ("redis+sentinel://user:secret@one,TWO:26379/mymaster/0", {}, TWO),
+        # Valkey's names.
+        ("valkey://:secret@cache/2", {}, "redis://cache:6379/2"),
+        ("valkeys://cache", {}, "rediss://cache:6379/0"),
+        ("valkeys+cluster://one,two", {}, "rediss+cluster://one:6379,two:6379"),
+        ("valkey+sentinel://one/mymaster", {}, ONE),
+        ("redlock://:a@one,:b@two,THREE:06379", {}, "redlock://one:6379/0,two:6379/0,three:6379/0"),
     ],
 )  # fmt: skip
 def test_a_url_and_options_are_told_without_user_and_password(url, options, expected):
     assert address_of(source_from_url(url, options)) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "reason"),
+    [
+        ("redlock://a,b,a", {}, "a:6379 is named twice"),
+        ("redlock://a,b,A:6379", {}, "a:6379 is named twice"),
+        ("redlock://a:7,b,a:07", {}, "a:7 is named twice"),
+        ("redlock://a,b,a.", {}, "a:6379 is named twice"),
+        ("redlock://[::1],[0:0::1],b", {}, r"\[::1\]:6379 is named twice"),
+        ("redlock://a,b,,c", {}, "a host is missing"),
+        ("redis+cluster://,b", {}, "a host is missing"),
+        ("redis+sentinel://a,,b/mymaster", {}, "a host is missing"),
+        ("redis+sentinel:///mymaster", {}, "a host is missing"),
+        ("sentinel://a;;b", MASTER, "a host is missing"),
+        ("redis+sentinel://a/mymaster?tls=on", {}, "unknown option 'tls'.*Accepted: .* ssl,"),
+        ("redis+cluster://a?sssl=true", {}, "unknown option 'sssl'"),
+        ("redlock://a,b,c?ssl_cert=none", {}, "unknown option 'ssl_cert'"),
+        ("redis+sentinel://a/mymaster?ssl=maybe", {}, "ssl must be true or false"),
+        ("rediss+sentinel://a/mymaster?ssl=false", {}, "does not fit"),
+        ("rediss://a?ssl=false", {}, "does not fit rediss://"),
+        ("unix:///run/redis.sock?ssl=true", {}, "does not fit unix://"),
+        ("redis://a?credential_provider=x", {}, "set it in redislock_transport_options"),
+        ("redis+cluster://:a@one,:b@two", {}, "must have one user and password"),
+        ("redis+sentinel://:a@one,:b@two/mymaster", {}, "must have one user and password"),
+        ("sentinel://:a@one;sentinel://:b@two", MASTER, "more than one password"),
+        ("sentinel://one/1;sentinel://two/2", MASTER, "more than one db"),
+    ],
+)  # fmt: skip
+def test_what_would_be_dropped_is_refused(url, options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        source_from_url(url, options)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import threading
 import time
 from collections import Counter
@@ -16,6 +18,7 @@ from hypothesis.strategies import sampled_from
 
 from celery_redislock import LockUnavailable, RedisLock, SingletonTask
 from celery_redislock.errors import ConfigError
+from celery_redislock.operations import holders, list_locks
 from celery_redislock.protocol import calls, rooms
 from celery_redislock.protocol.claims import (
     EXTENDED,
@@ -32,13 +35,14 @@ from celery_redislock.servers.connections import pools_like
 from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.looking import Looking
 from celery_redislock.servers.quorum import Quorum
+from celery_redislock.servers.scripts import sha_of
 from celery_redislock.servers.urls import source_from_url
 from celery_redislock.testing import MemoryServer
 from tests.servers.test_store import busy, extended, extension, make_claim, outcomes, taken
 from tests.support.clusters import url_of_quorum
 from tests.support.lateness import elapsed
 from tests.support.looking import run
-from tests.support.servers import RedisServer
+from tests.support.servers import Proxy, RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import make_app
 
@@ -256,12 +260,74 @@ def test_a_lock_that_an_operator_breaks_is_told(store, servers, label) -> None:
     assert (reply.outcome, reply.broken_by) == (NOT_OURS, "ops")
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_server_whose_answer_was_lost_gets_its_lock_back(servers, label, lost) -> None:
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(each.port)) for each in servers]
+        lock = RedisLock("redlock://" + ",".join(f"127.0.0.1:{p.port}" for p in proxies), label)
+        with lock:
+            pass  # the servers know the scripts
+        for proxy in proxies[-lost:]:
+            proxy.lose_replies(to=sha_of("acquire").encode())
+
+        if lost == 1:
+            assert lock.acquire(timeout=0)
+            assert holding(servers, lock.key) == 3
+            assert lock.release(), "while it is left alone"
+        else:
+            with pytest.raises(LockUnavailable, match="1 of 3 servers answered"):
+                lock.acquire(timeout=0)
+
+        eventually(lambda: not holding(servers, lock.key), "all have their lock back", 10)
+
+
+def test_a_server_that_stood_still_gives_its_lock_back(servers, label) -> None:
+    lock = RedisLock(url_of_quorum(servers), label)
+    with lock:
+        pass
+    servers[2].stop()
+    with lock:
+        servers[2].resume()
+        eventually(lambda: holding(servers, lock.key) == 3, "it carried out what it was sent")
+    eventually(lambda: not holding(servers, lock.key), "it has its lock back", 10)
+
+
+def test_what_a_minority_has_is_not_shown(servers, label) -> None:
+    """Neither what the first server has alone, nor what it has forgotten."""
+    with make_app({"redislock_url": url_of_quorum(servers), "redislock_prefix": label}) as app:
+
+        @app.task(base=SingletonTask, shared=False, name="sync", lock_key="{account}")
+        def sync(account: str) -> None:
+            """Nothing."""
+
+        app.finalize()
+        ours, theirs = (RedisLock(app, name) for name in ("ours", "theirs"))
+        assert ours.acquire(timeout=0)
+        with servers[0].client() as first:
+            first.delete(ours.key)
+            assert RedisLock(servers[0].url, "theirs", prefix=label, heartbeat=False).acquire(0)
+
+            def shown() -> list[Any]:
+                listed = [each.key for each in list_locks(app)]
+                held = [each and each.pid for each in holders(app, [(sync, ("ours",))])]
+                return [listed, held, holders(app, [(sync, ("theirs",))])]
+
+            assert shown() == [[ours.key], [os.getpid()], [None]]
+            assert [each.lives_for is not None for each in list_locks(app)] == [True]
+            assert theirs.holder() is None
+            assert sync.lock_holder("ours").pid == os.getpid()
+        servers[2].kill()
+        servers[1].kill()
+        with pytest.raises(LockUnavailable, match="1 of 3 servers answered"):
+            list_locks(app)
+
+
 def test_there_are_no_waiting_rooms(store, label) -> None:
     with pytest.raises(LockUnavailable, match="no waiting rooms"):
         store.run(rooms.park(make_claim(label, task_id="x"), Parking("{}", "x:0.0")))
 
 
-def test_commands_show_what_a_server_that_answers_has(servers, label, monkeypatch) -> None:
+def test_commands_show_what_the_servers_that_answer_have(servers, label, monkeypatch) -> None:
     # A server has 0.2 s to answer. A machine that stands still for longer is no matter of this.
     monkeypatch.setattr(quorum, "TIMEOUT", 2.0)
     with make_app({"redislock_url": url_of_quorum(servers), "redislock_prefix": label}) as app:

@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -544,6 +545,7 @@ class Proxy:
         self._lose: tuple[float, bytes] = (0, b"")
         #: The clients whose next reply is to be lost.
         self._marked: set[socket.socket] = set()
+        self._forgotten: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -562,6 +564,10 @@ class Proxy:
 
     def reconnect(self) -> None:
         self._open = True
+
+    def forget(self) -> None:
+        """Forget every connection without a word, as a firewall does. Who sends on one is reset."""
+        self._forgotten.update(self._partners)
 
     def lose_replies(self, count: float = float("inf"), to: bytes = b"") -> None:
         """Let commands be executed, and break the connection instead of passing on the reply.
@@ -623,6 +629,10 @@ class Proxy:
             way = self.to_server if to_server else self.to_client
             while data := source.recv(65536):
                 way.pass_through()
+                if source in self._forgotten:
+                    source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    source.close()
+                    break
                 if to_server:
                     self._note_request(source, data)
                 elif self._loses_reply(self._partners.get(source)):
@@ -652,6 +662,7 @@ class Proxy:
             if each is not None:
                 self._partners.pop(each, None)
                 self._marked.discard(each)
+                self._forgotten.discard(each)
                 _shut(each)
 
 

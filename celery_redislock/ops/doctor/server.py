@@ -9,7 +9,7 @@ from ...app.options import LockOptions
 from ...errors import LockUnavailable
 from ...servers.cluster import Cluster
 from ...servers.looking import Looking
-from ...servers.talk import operation_timeout
+from ...servers.talk import operation_timeout, refuses, said_of
 from ..why import is_refused
 from .finding import ERROR, OK, UNKNOWN, UNTOLD, WARNING, Finding, some
 from .patient import Patient
@@ -36,10 +36,8 @@ def unreachable(exc: LockUnavailable) -> Finding:
             ERROR, f"refuses this user or password: {exc.reason}",
             "check the user and the password in redislock_url; until then on_redis_error applies",
         )  # fmt: skip
-    return Finding(
-        ERROR, f"does not answer: {exc.reason}",
-        "check redislock_url and the network; until then on_redis_error applies",
-    )  # fmt: skip
+    what = "what redislock_url names" if refuses(exc) else "redislock_url and the network"
+    return Finding(ERROR, said_of(exc), f"check {what}; until then on_redis_error applies")
 
 
 def check_cluster(patient: Patient) -> Iterator[Finding]:
@@ -132,7 +130,7 @@ def check_replication(patient: Patient) -> Iterator[Finding]:
     """Whether a failover could forget locks."""
     info = patient.info
     server = patient.locks.require_address()
-    sentinel = server.url.startswith(("sentinel", "redis+sentinel"))
+    sentinel = "sentinel" in server.url.partition("://")[0]
     if not info:
         yield UNTOLD
         return

@@ -1,0 +1,450 @@
+"""The lock servers of an event loop: connections that end while nobody uses them, hosts that are
+looked up, and what is given back in an outage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+import redis.asyncio as aio
+import uvloop
+
+from celery_redislock import AsyncRedisLock, LockUnavailable, RedisLock
+from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.servers import async_node
+from tests.support.clusters import ClusterSet
+from tests.support.lateness import elapsed
+from tests.support.servers import Proxy, RedisServer, SentinelServer, free_port
+from tests.support.tls import Certificate
+from tests.support.waiting import eventually
+
+#: So many ask at a time, so that so many connections are left behind.
+BURST = 16
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    return uvloop.run if request.param == "uvloop" else asyncio.run
+
+
+@pytest.fixture
+def persistent(certificate: Certificate) -> Iterator[RedisServer]:
+    """A server of this test's own, with TLS too, that keeps its locks when it restarts."""
+    tls_port = free_port()
+    arguments = ("--tls-port", str(tls_port), *certificate.arguments("no"))
+    with RedisServer(*arguments, persistent=True) as server:
+        server.tls_port = tls_port
+        yield server
+
+
+async def burst(url: str, label: str) -> None:
+    """Use as many connections at a time as a loop has."""
+    locks = [AsyncRedisLock(url, f"{label}-burst-{n}", ttl=9) for n in range(BURST)]
+    # A server that has restarted gives no lock for a third of the ttl.
+    assert all(await asyncio.gather(*(each.acquire(10) for each in locks)))
+    assert all(await asyncio.gather(*(each.release() for each in locks)))
+
+
+async def soon(condition: Callable[[], Any], what: str, timeout: float = 20.0) -> None:
+    give_up = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < give_up, f"not in {timeout} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+def sockets_to(*ports: int) -> list[str]:
+    """The states of this process's connections to these ports."""
+    found = psutil.Process().net_connections("tcp")
+    return [each.status for each in found if each.raddr and each.raddr.port in ports]
+
+
+# -- connections that have ended while nobody used them -------------------------------------------
+
+
+def idles(server: RedisServer) -> None:
+    with server.client() as client:
+        client.config_set("timeout", 1)
+        eventually(lambda: len(client.client_list(_type="normal")) == 1, "the others are closed")
+
+
+def kills(server: RedisServer) -> None:
+    with server.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+
+
+def restarts(server: RedisServer) -> None:
+    server.restart()
+
+
+@pytest.mark.parametrize("cuts", [idles, kills, restarts])
+@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
+def test_connections_that_the_server_has_closed_cost_nothing(
+    run, persistent, certificate, label, cuts, tls
+) -> None:
+    url = persistent.url
+    if tls:
+        url = f"rediss://localhost:{persistent.tls_port}?ssl_ca_certs={certificate.path}"
+
+    noticed = itertools.cycle([False, True])
+
+    async def breaks() -> None:
+        if next(noticed):
+            await asyncio.to_thread(cuts, persistent)
+        else:
+            cuts(persistent)  # the loop stands still meanwhile
+        with persistent.client() as client:
+            client.config_set("timeout", 0)
+
+    async def main() -> None:
+        held, other = (AsyncRedisLock(url, f"{label}-{n}", ttl=9) for n in range(2))
+        async with held:
+            await burst(url, label)
+            await breaks()
+            assert await held.extend()
+            await burst(url, label)
+            await breaks()
+            await held.ensure()
+        with persistent.client() as client:
+            assert not client.exists(held.key), "it was released"
+        await burst(url, label)
+        await breaks()
+        assert await other.acquire(10)
+        await burst(url, label)
+        await breaks()
+        assert await other.release()
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["cut_off", "forget"])
+def test_connections_that_a_proxy_has_dropped_cost_nothing(run, own_redis, label, how) -> None:
+    with Proxy(own_redis.port) as proxy:
+
+        def breaks() -> None:
+            getattr(proxy, how)()
+            proxy.reconnect()
+
+        async def main() -> None:
+            held = AsyncRedisLock(proxy.url, label, ttl=9)
+            for _ in range(3):
+                await burst(proxy.url, label)
+                breaks()
+                assert await held.acquire(0)
+                breaks()
+                assert await held.extend()
+                breaks()
+                assert await held.release()
+            blocking = RedisLock(proxy.url, label, ttl=9)
+            breaks()
+            assert blocking.acquire(0)
+            breaks()
+            assert blocking.extend()
+            breaks()
+            assert blocking.release()
+
+        run(main())
+
+
+def test_a_release_on_a_connection_that_was_cut_is_no_proof_of_a_loss(
+    own_redis, label, caplog
+) -> None:
+    """The script was carried out, and nobody heard of it."""
+
+    async def main() -> None:
+        with Proxy(own_redis.port) as proxy:
+            held = AsyncRedisLock(proxy.url, label, ttl=60)
+            assert await held.acquire(0)
+            proxy.lose_replies(1)
+            await held.release()
+            assert proxy.lost == 1
+
+    asyncio.run(main())
+    assert "LOST" not in caplog.text
+    with own_redis.client() as client:
+        assert not client.exists(lock_keys("redislock", label).lock)
+
+
+def test_what_a_burst_opened_is_closed_later(run, own_redis, label, monkeypatch) -> None:
+    monkeypatch.setattr(async_node, "IDLE_FOR", 0.3)
+
+    async def main() -> None:
+        await burst(own_redis.url, label)
+        assert len(sockets_to(own_redis.port)) >= BURST
+        await soon(lambda: len(sockets_to(own_redis.port)) <= 2, "nobody uses them")
+        await burst(own_redis.url, label)
+        own_redis.kill()
+        await soon(lambda: "CLOSE_WAIT" not in sockets_to(own_redis.port), "they are closed")
+
+    run(main())
+
+
+def test_a_server_that_tells_no_id_is_taken_for_another_one_after_a_cut(own_redis, label) -> None:
+    """Then only the broken connection tells of a restart, which may have forgotten locks."""
+    with own_redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", "-info")
+
+    async def main() -> None:
+        await burst(own_redis.url, label)
+        with own_redis.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+        with pytest.raises(LockUnavailable, match="no new locks for"):
+            await AsyncRedisLock(own_redis.url, label, ttl=60).acquire(0)
+
+    asyncio.run(main())
+
+
+# -- nodes that leave a cluster -------------------------------------------------------------------
+
+
+def test_connections_to_a_node_that_left_the_cluster_are_closed(label) -> None:
+    with ClusterSet(replicas=1) as own:
+        key = lock_keys("redislock", label).lock
+        port = own.primary_of(key).port
+        #: Locks in this node.
+        names = (f"{label}-{n}" for n in range(10_000))
+        wanted = (n for n in names if own.primary_of(lock_keys("redislock", n).lock).port == port)
+        there = [next(wanted) for _ in range(BURST)]
+
+        async def main() -> None:
+            locks = [AsyncRedisLock(own.url, name, ttl=3) for name in there]
+            assert all(await asyncio.gather(*(each.acquire(0) for each in locks)))
+            assert all(await asyncio.gather(*(each.release() for each in locks)))
+            with ThreadPoolExecutor(BURST) as threads:
+                together = threading.Barrier(BURST)
+
+                def use(name: str) -> None:
+                    lock = RedisLock(own.url, name, ttl=3)
+                    together.wait(20)
+                    with lock:
+                        together.wait(20)
+
+                await asyncio.gather(
+                    *(
+                        asyncio.get_running_loop().run_in_executor(threads, use, name)
+                        for name in there
+                    )
+                )
+            assert len(sockets_to(port)) >= BURST
+            await asyncio.to_thread(own.kill_primary_of, key)
+            for lock in locks:
+                assert await lock.acquire(30)
+                assert await lock.release()
+            assert await asyncio.to_thread(RedisLock(own.url, there[0], ttl=3).acquire, 30)
+            await soon(lambda: not sockets_to(port), "its connections are closed")
+
+        asyncio.run(main())
+
+
+# -- what nobody uses any more --------------------------------------------------------------------
+
+
+def test_what_belongs_to_a_client_goes_with_it(run, own_redis, label) -> None:
+    async def main() -> None:
+        for n in range(20):
+            client: Any = aio.Redis(port=own_redis.port)
+            async with AsyncRedisLock(client, f"{label}-{n}", ttl=9):
+                pass
+            await client.aclose()
+            del client
+        gc.collect()
+        await soon(lambda: not sockets_to(own_redis.port), "their connections are closed")
+
+    run(main())
+
+
+def test_what_belongs_to_a_client_of_a_cluster_goes_with_it(cluster, label) -> None:
+    ports = [each.port for each in cluster.nodes]
+
+    async def main() -> None:
+        before = len(sockets_to(*ports))
+        for n in range(5):
+            client: Any = aio.RedisCluster(host="127.0.0.1", port=ports[0])
+            async with client, AsyncRedisLock(client, f"{label}-{n}", ttl=9):
+                pass
+            del client
+        gc.collect()
+        await soon(lambda: len(sockets_to(*ports)) <= before, "their connections are closed")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [RedisLock, AsyncRedisLock])
+def test_of_many_urls_only_the_last_ones_keep_connections(own_redis, label, kind) -> None:
+    async def main() -> None:
+        for n in range(40):
+            lock: Any = kind(f"{own_redis.url}?client_name=n{n}", label, ttl=9)
+            if kind is RedisLock:
+                with lock:
+                    pass
+            else:
+                async with lock:
+                    pass
+        del lock
+        gc.collect()
+        most = 24
+        await soon(lambda: len(sockets_to(own_redis.port)) <= most, "the others are closed")
+
+    asyncio.run(main())
+
+
+# -- where a host is looked up --------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def full_executor() -> Iterator[None]:
+    """The threads of the loop that runs are all at work."""
+    executor, done = ThreadPoolExecutor(1), threading.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(executor)
+    loop.run_in_executor(None, done.wait)
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def test_a_host_is_looked_up_while_the_loops_threads_are_at_work(run, own_redis, label) -> None:
+    async def main() -> None:
+        with full_executor():
+            url = f"redis://localhost:{own_redis.port}"
+            async with AsyncRedisLock(url, label, ttl=9, timeout=0) as lock:
+                assert lock.fence
+            with SentinelServer({"main": own_redis.port}) as sentinel:
+                options = {"master_name": "main"}
+                for host in ("localhost", "127.0.0.1"):
+                    url = f"sentinel://{host}:{sentinel.port}"
+                    async with AsyncRedisLock(url, label, ttl=9, transport_options=options):
+                        pass
+
+    run(main())
+
+
+def test_a_certificate_is_for_the_host_and_not_for_its_address(
+    run, persistent, certificate, label, tmp_path
+) -> None:
+    """The server listens on one of localhost's addresses only."""
+    url = f"rediss://localhost:{persistent.tls_port}?ssl_ca_certs={certificate.path}"
+
+    async def main() -> None:
+        async with AsyncRedisLock(url, label, ttl=9, timeout=0):
+            pass
+        tls_port = free_port()
+        elsewhere = Certificate.make(tmp_path, "DNS:elsewhere")
+        arguments = ("--tls-port", str(tls_port), *elsewhere.arguments("no"))
+        with RedisServer(*arguments):
+            wrong = f"rediss://localhost:{tls_port}?ssl_ca_certs={elsewhere.path}"
+            with pytest.raises(LockUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+                await AsyncRedisLock(wrong, label, ttl=9).acquire(0)
+
+    run(main())
+
+
+def test_a_host_that_nobody_knows_is_named(label) -> None:
+    async def main() -> None:
+        lock = AsyncRedisLock("redis://nowhere.invalid:6379", label, ttl=1)
+        with pytest.raises(LockUnavailable, match=r"known|resol"):
+            await lock.acquire(0)
+
+    asyncio.run(main())
+
+
+# -- the end of a process in an outage ------------------------------------------------------------
+
+#: Waits for a thousand locks that others hold. When it reads a line, all are cancelled.
+_WAITS = """
+import asyncio, sys, time
+from celery_redislock import AsyncRedisLock
+
+async def main(url, label):
+    locks = [AsyncRedisLock(url, f"{label}-{n}") for n in range(1000)]
+    tasks = [asyncio.create_task(each.acquire()) for each in locks]
+    await asyncio.sleep(0)
+    print("waits", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    print(time.time(), flush=True)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["one", "quorum", "cluster"])
+def test_a_process_ends_soon_after_a_thousand_were_cancelled_in_an_outage(label, kind) -> None:
+    with contextlib.ExitStack() as stack:
+        if kind == "cluster":
+            servers = stack.enter_context(ClusterSet(replicas=0)).nodes
+            url = "redis+cluster://" + ",".join(f"127.0.0.1:{each.port}" for each in servers)
+        else:
+            servers = [stack.enter_context(RedisServer()) for _ in range(1 if kind == "one" else 3)]
+            url = servers[0].url
+            if kind == "quorum":
+                url = "redlock://" + ",".join(f"127.0.0.1:{each.port}" for each in servers)
+        holders = [RedisLock(url, f"{label}-{n}", ttl=60, heartbeat=False) for n in range(1000)]
+        assert all(each.acquire(0) for each in holders)
+        program = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", _WAITS, url, label],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        stack.callback(program.kill)
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stdout.readline() == "waits\n"
+
+        def asked() -> int:
+            total = 0
+            for server in servers:
+                with server.client() as client:
+                    total += client.info("stats")["total_commands_processed"]
+            return total
+
+        before = asked()
+        eventually(lambda: asked() > before + 2000, "they wait")
+        for server in servers:
+            server.stop()
+        program.stdin.write("\n")
+        program.stdin.flush()
+        began, cancelled_at = time.monotonic(), float(program.stdout.readline())
+        program.wait(60)
+        took = time.time() - cancelled_at
+        print(f"{kind}: ended after {took:.1f} s")
+        assert elapsed(began) < 10
+        for server in servers:
+            server.resume()
+
+
+def test_what_was_cancelled_in_an_outage_is_given_back_after_it(own_redis, label) -> None:
+    """As long as the server is back before the tries are used up."""
+
+    async def main() -> None:
+        locks = [AsyncRedisLock(own_redis.url, f"{label}-{n}", ttl=60) for n in range(200)]
+        assert all(await asyncio.gather(*(each.acquire(0) for each in locks)))
+        own_redis.stop()
+        ends = [asyncio.create_task(each.release()) for each in locks]
+        await asyncio.sleep(0.1)
+        for each in ends:
+            each.cancel()
+        await asyncio.wait(ends)
+        own_redis.resume()
+        with own_redis.client() as client:
+            free = lambda: not client.exists(*(each.key for each in locks))  # noqa: E731
+            await soon(free, "all are free")
+
+    asyncio.run(main())
