@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar
 
 import redis
 import redis.asyncio as aio
@@ -19,11 +21,12 @@ from ..protocol.calls import Release, holder_of
 from ..protocol.claims import Acquired, Claim
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
+from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
 from ..servers.server import Server
 from .heartbeat import heartbeat
 from .lease import Lease
-from .named import NamedLock, check_decorated
+from .named import Name, NamedLock, check_decorated
 from .sources import CeleryApp
 
 logger = get_logger()
@@ -32,21 +35,38 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+#: The event loops that were told that a `RedisLock` may block them.
+_told: Final[weakref.WeakSet[asyncio.AbstractEventLoop]] = weakref.WeakSet()
+
+
 class _ThreadLease(Lease):
     """A thread's acquisition of a `RedisLock`. Only that thread has a reference to it.
 
     Attributes:
         thread: the thread's name.
+        task: the task of asyncio that acquired it, or None. See `is_mine`.
+        count: how often it was acquired, and not released.
         last: what other threads know of this acquisition.
         stray_release_is_told: the warning that another thread tried to release it was logged.
     """
 
     stray_release_is_told = False
+    count = 1
 
     def __init__(self, server: Server, claim: Claim, *, beats: bool) -> None:
         super().__init__(server, claim, beats=beats)
         self.thread = threading.current_thread().name
+        task = _this_task()
+        self.task = None if task is None else weakref.ref(task)
         self.last = _Last()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether it belongs to what runs now in this thread. In an event loop it is its task's,
+        until the task ends.
+        """
+        task = None if self.task is None else self.task()
+        return task is None or task.done() or task is _this_task()
 
     def __del__(self) -> None:
         if self.is_over:
@@ -56,6 +76,10 @@ class _ThreadLease(Lease):
         # the heartbeat's thread logs the warning.
         if self._beats and self.is_held:
             heartbeat.call_soon(partial(_say_dropped, self.key, self.ttl, self.thread))
+
+
+def _this_task() -> asyncio.Task[Any] | None:
+    return None if asyncio._get_running_loop() is None else asyncio.current_task()
 
 
 def _say_dropped(key: str, ttl: float, thread: str) -> None:
@@ -100,19 +124,25 @@ class RedisLock(NamedLock):
     lock expires within the ttl. `asyncio.to_thread` may run each call in another thread: acquire
     and release a lock in one function, or in an executor of one thread.
 
+    In a coroutine use an `AsyncRedisLock`: a `RedisLock` blocks the event loop while it waits, and
+    says so once in a warning. There it belongs to the task that acquired it, as long as the task
+    runs; another task of the thread does not wait for it, as the holder could not go on meanwhile.
+
     Args:
         source: a Celery app: the lock uses the app's server, `redislock_prefix` and
             `redislock_history`, so the app's tasks share the lock. These settings are read when
             the lock is used. Or a URL as `redislock_url` takes it. Or a client of redis-py, for
             its settings: the lock makes its own connections, with timeouts that fit the ttl.
         name: the lock's name. A task whose `lock_key` template or callable gives the same
-            text shares the lock.
+            text shares the lock. As a decorator of a function the lock also takes a template with
+            fields, such as "account:{account_id}", or a callable: like `lock_key` they are filled
+            from each call's arguments. Elsewhere such a name is a `ConfigError`.
         ttl: seconds that the lock outlives a dead holder, at least 0.1. Wherever seconds are
             taken, a timedelta is too.
         heartbeat: extend the lock every third of the ttl while it is held. Without it the
             lock is lost after the ttl, unless `extend` is called.
-        reentrant: the thread that holds the lock may acquire it again, and must release it as
-            often. The count ends with the lock.
+        reentrant: the thread that holds the lock (in an event loop: the task) may acquire it again,
+            and must release it as often. The count ends with the lock.
         timeout: seconds that `with` waits before it raises `LockConflict`; None for ever. The
             default is from Redis in Action, 6.2.3.
         prefix: what every key begins with. Default: the app's, else "redislock".
@@ -129,7 +159,7 @@ class RedisLock(NamedLock):
     def __init__(
         self,
         source: redis.Redis | redis.RedisCluster | str | CeleryApp,
-        name: str,
+        name: Name,
         ttl: float | timedelta = 30,
         heartbeat: bool = True,
         reentrant: bool = False,
@@ -210,32 +240,48 @@ class RedisLock(NamedLock):
 
         Raises:
             LockConflict: this thread itself holds the lock, so it would wait for ever.
-            LockUnavailable: the server did not answer in time.
+            LockUnavailable: the server did not answer in time. An outage is no wait for a holder:
+                without an end it would hide that the server is gone, or wrongly configured.
         """
-        timeout = self._seconds(timeout)
-        held = self._lease
-        if held is not None and held.lost:
-            _release(held)
-            held = self._mine.lease = None
-        if held is not None and self._reentrant:
-            self._mine.count += 1
-            return True
-        if held is not None and timeout is None:
-            raise LockConflict(self.key, self.holder())
-        lease = _ThreadLease(self._server, self._claim(), beats=self._beats)
+        return self._take(self._keys, self._seconds(timeout)) is not None
+
+    def _take(self, keys: LockKeys, timeout: float | None) -> _ThreadLease | None:
+        """Take this lock within so many seconds. See `acquire`."""
+        if timeout != 0:
+            _warn_of_blocking(self)
+        held = self._held(keys)
+        if held is not None and held.is_mine:
+            if held.lost:
+                _release(held)
+                self._forget(held)
+                held = None
+            elif self._reentrant:
+                held.count += 1
+                return held
+        elif held is not None and not held.is_held:
+            held = None
+        if held is not None and self._beats:
+            if timeout is None:
+                raise LockConflict(keys.lock, held.holder)
+            if not held.is_mine:
+                timeout = 0  # its task cannot go on while this one blocks their loop
+        lease = _ThreadLease(self._server, self._claim(keys), beats=self._beats)
         last = lease.last
         last.lease = weakref.ref(lease)
         try:
             reply = lease.acquire(hold_off=0) if timeout == 0 else lease.wait(timeout)
-            taken = isinstance(reply, Acquired)
+            if not isinstance(reply, Acquired):
+                return None
+            if held is not None and held.is_mine:
+                self._forget(held)  # it has expired
+            self._mine.leases = [*getattr(self._mine, "leases", ()), lease]
         except BaseException:
             # The server may have given us the lock, and the reply got lost.
             _release(lease)
             raise
-        if taken:
-            self._mine.lease, self._mine.count = lease, 1
+        if not self._is_filled:
             self._last = last
-        return taken
+        return lease
 
     def release(self) -> bool:
         """Release the lock, or with `reentrant` undo one `acquire`.
@@ -250,8 +296,12 @@ class RedisLock(NamedLock):
         if lease is None:
             self._warn_of_stray_release()
             return False
-        if self._mine.count > 1 and not lease.lost:
-            self._mine.count -= 1
+        return self._give_back(lease)
+
+    def _give_back(self, lease: _ThreadLease) -> bool:
+        """Release the lock, or undo one `acquire`. Returns whether this thread still held it."""
+        if lease.count > 1 and not lease.lost:
+            lease.count -= 1
             return True
         try:
             try:
@@ -260,7 +310,7 @@ class RedisLock(NamedLock):
                 if not lease.is_over:
                     _release(lease)  # again, if an exception from outside interrupted it
         finally:
-            self._mine.lease = None
+            self._forget(lease)
 
     def extend(self) -> bool:
         """Extend the lock to a whole ttl from now. Any thread may call this while the thread that
@@ -283,28 +333,56 @@ class RedisLock(NamedLock):
         return True
 
     def __enter__(self) -> RedisLock:
-        if not self.acquire(self._timeout):
-            raise LockConflict(self.key, self.holder())
+        self._enter(self._keys)
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.release()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        lease = self._lease
+        if lease is None:
+            self._warn_of_stray_release()
+        else:
+            self._leave(lease, kind)
+
+    def _leave(self, lease: _ThreadLease, kind: type[BaseException] | None) -> None:
+        """Release the lock at the end of a block.
+
+        Raises:
+            LockLost: it was lost, and the block ended without an error of its own.
+        """
+        if not lease.is_over:
+            self._give_back(lease)
+            if lease.is_lost and kind is None:
+                raise lease.lost_error()
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Decorate a function: each call takes the lock, as `with` does.
 
         Raises:
             ConfigError: the function would return before its body runs: it is a coroutine
-                function, for `AsyncRedisLock`, or a generator.
+                function, for `AsyncRedisLock`, or a generator. Or a template or callable does not
+                fit its arguments.
         """
         check_decorated(self, function, is_async=False)
+        keys_of = self._keys_of_calls(function)
 
         @wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> T:
-            with self:
+            with _Holding(self, keys_of(args, kwargs)):
                 return function(*args, **kwargs)
 
         return locked
+
+    def _enter(self, keys: LockKeys) -> _ThreadLease:
+        """Take this lock as `with` does."""
+        lease = self._take(keys, self._timeout)
+        if lease is None:
+            raise LockConflict(keys.lock, self._server.ask(holder_of(keys, self.ttl)))
+        return lease
 
     def _warn_of_stray_release(self) -> None:
         """Warn once that another thread holds the lock, so that this thread cannot release it."""
@@ -312,16 +390,32 @@ class RedisLock(NamedLock):
         if lease is None or lease.stray_release_is_told or not lease.is_held:
             return
         lease.stray_release_is_told = True
+        owner, here, same = lease.thread, threading.current_thread().name, "thread"
+        task, other = None if lease.task is None else lease.task(), _this_task()
+        if task is not None and other is not None and owner == here:
+            owner, here, same = task.get_name(), other.get_name(), "task"
         logger.warning(
-            "redislock: did not release %s: it belongs to the thread %r that acquired it, and this"
-            " is %r. Acquire and release it in the same thread, or in an executor of one thread",
-            self.key, lease.thread, threading.current_thread().name,
-        )  # fmt: skip
+            "redislock: did not release %s: it belongs to the %s %r that acquired it, and this is"
+            " %r. Acquire and release it in the same %s%s",
+            *(lease.key, same, owner, here, same),
+            ", or in an executor of one thread" if same == "thread" else "",
+        )
+
+    def _held(self, keys: LockKeys | None = None) -> _ThreadLease | None:
+        """What this thread acquired last, and has not released. What is this task's comes first."""
+        found = None
+        for lease in getattr(self._mine, "leases", ()):
+            if not (lease.is_over or lease.inherited) and keys in (None, lease.claim.keys):
+                found = lease if found is None or lease.is_mine else found
+        return found
+
+    def _forget(self, lease: _ThreadLease) -> None:
+        self._mine.leases = [each for each in self._mine.leases if each is not lease]
 
     @property
-    def _lease(self) -> Lease | None:
-        lease: Lease | None = getattr(self._mine, "lease", None)
-        return None if lease is None or lease.inherited else lease
+    def _lease(self) -> _ThreadLease | None:
+        lease = self._held()
+        return lease if lease is not None and lease.is_mine else None
 
     @property
     def _others_lease(self) -> _ThreadLease | None:
@@ -337,6 +431,37 @@ class RedisLock(NamedLock):
             return lease
         known = self._last.lease() or self._last
         return None if known.is_over or known.pid != os.getpid() else known
+
+
+class _Holding:
+    """A block in which the thread holds a lock: a call of a function that the lock decorates.
+
+    Args:
+        lock: the lock.
+        keys: which one, if its name is filled from the call's arguments.
+    """
+
+    def __init__(self, lock: RedisLock, keys: LockKeys) -> None:
+        self._lock = lock
+        self._keys = keys
+
+    def __enter__(self) -> None:
+        self._lease = self._lock._enter(self._keys)
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._lock._leave(self._lease, kind)
+
+
+def _warn_of_blocking(lock: RedisLock) -> None:
+    """Warn, once for each event loop, that waiting for this lock blocks the loop that runs."""
+    loop = asyncio._get_running_loop()
+    if loop is None or loop in _told:
+        return
+    _told.add(loop)
+    logger.warning(
+        "redislock: %r is acquired in a coroutine and may block the event loop; use AsyncRedisLock",
+        lock,
+    )
 
 
 def _refuse_asyncio(source: Any) -> None:

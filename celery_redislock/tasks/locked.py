@@ -10,13 +10,13 @@ from kombu import serialization
 
 from ..app.internals import check_arguments, without_models
 from ..app.labels import LabelMaker
-from ..app.names import NO_HEADERS, KeyMaker
 from ..app.options import LockOptions
 from ..app.settings import ATTRIBUTE, AppLocks, NoServer, app_locks
 from ..errors import ConfigError
 from ..protocol.calls import break_lock, holder_of
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys, lock_keys
+from ..protocol.names import NO_HEADERS, KeyMaker
 from ..servers import stand_in
 from .ends import LEASE, UNLOCKED, Unlocked
 

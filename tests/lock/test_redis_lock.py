@@ -570,16 +570,18 @@ def test_a_lock_whose_thread_ended_is_told_by_its_right_and_not_kept_alive(lock,
 
 
 def test_another_thread_may_extend_the_lock_and_never_revives_it(lock, client, pool) -> None:
-    with lock(ttl=2, heartbeat=False) as mine:
-        time.sleep(0.2)
-        before = client.pttl(mine.key)
-        assert pool.submit(mine.extend).result() is True
-        assert client.pttl(mine.key) > before
-        client.delete(mine.key)
-        with pytest.raises(LockLost):
-            pool.submit(mine.extend).result()
-        assert not client.exists(mine.key)
-        assert mine.lost
+    mine = lock(ttl=2, heartbeat=False)
+    mine.acquire()
+    time.sleep(0.2)
+    before = client.pttl(mine.key)
+    assert pool.submit(mine.extend).result() is True
+    assert client.pttl(mine.key) > before
+    client.delete(mine.key)
+    with pytest.raises(LockLost):
+        pool.submit(mine.extend).result()
+    assert not client.exists(mine.key)
+    assert mine.lost
+    assert mine.release() is False
 
 
 def test_in_a_forked_child_no_thread_claims_the_parents_lock(script) -> None:
@@ -940,7 +942,7 @@ def test_a_waiter_that_stands_still_does_not_start_with_a_right_that_has_ended(
         """
 lock = RedisLock(url, name, ttl=2)
 lock.acquire(timeout=30)
-say({"lost": lock.lost, "holds": client.get(lock.key) == lock._mine.lease.stored})
+say({"lost": lock.lost, "holds": client.get(lock.key) == lock._lease.stored})
 """
     )
     eventually(lambda: client.info("clients")["blocked_clients"], "it sleeps")
@@ -957,7 +959,7 @@ say({"lost": lock.lost, "holds": client.get(lock.key) == lock._mine.lease.stored
 FORKS = """
 lock = RedisLock(url, name, ttl=12, reentrant={reentrant})
 lock.acquire()
-lease = lock._mine.lease  # what a task has as self.lock
+lease = lock._lease  # what a task has as self.lock
 child = os.fork()
 if child == 0:
     said = {{}}
@@ -1004,7 +1006,7 @@ def test_a_forked_child_does_not_keep_its_dead_parents_lock(lock, script, client
         """
 lock = RedisLock(url, name, ttl=2)
 lock.acquire()
-lease = lock._mine.lease  # what a task has as self.lock
+lease = lock._lease  # what a task has as self.lock
 child = os.fork()
 if child == 0:
     while not (lock.lost or lease.lost):
@@ -1342,6 +1344,19 @@ def test_a_release_that_is_cut_short_frees_the_lock_all_the_same(lock) -> None:
         assert other.acquire(timeout=0) is True, f"step {step}"
         other.release()
     assert step > 50
+
+
+def test_an_extension_that_is_cut_short_does_not_bring_a_released_lock_back(
+    proxy, client, label
+) -> None:
+    with RedisLock(proxy.url, label, ttl=60) as mine:
+        mine.extend()
+        came, goes_on = proxy.to_server.hold_back_one()
+        with interrupted(CutShort, "extend_now"), pytest.raises(CutShort):
+            mine.extend()
+        assert came.is_set()
+    goes_on.set()
+    never(lambda: client.exists(mine.key), "it is locked", 0.5)
 
 
 def test_who_is_interrupted_while_waiting_waits_no_more(lock) -> None:
