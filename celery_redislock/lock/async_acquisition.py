@@ -16,6 +16,9 @@ class AsyncAcquisition:
             await save(balance, fence=held.fence)
 
     Any coroutine of its event loop may use it.
+
+    Raises:
+        RuntimeError: a method is called in another event loop.
     """
 
     def __init__(self, lease: AsyncLease) -> None:
@@ -49,7 +52,8 @@ class AsyncAcquisition:
         Raises:
             LockLost: it was lost, or released.
         """
-        if self._lease.is_ended or not await self._lease.confirm():
+        lease = self._usable()
+        if lease.is_ended or not await lease.confirm():
             raise self._error()
 
     async def extend(self) -> bool:
@@ -62,7 +66,7 @@ class AsyncAcquisition:
             LockLost: it was lost, or released.
             LockUnavailable: the server did not answer in time.
         """
-        lease = self._lease
+        lease = self._usable()
         if lease.is_ended or lease.is_lost or not await lease.extend_soon():
             raise self._error()
         return True
@@ -74,7 +78,12 @@ class AsyncAcquisition:
         Returns:
             Whether the lock was still held.
         """
-        return self._lease.give_back()
+        return self._usable().give_back()
+
+    def _usable(self) -> AsyncLease:
+        if self._lease.is_of_another_loop:
+            raise RuntimeError(f"{self!r} belongs to another event loop, in which it was acquired")
+        return self._lease
 
     def _error(self) -> LockLost:
         return self._lease.lost_error() if self._lease.is_lost else LockLost(self.key)

@@ -68,7 +68,17 @@ class AsyncLease(Lease):
     @property
     def is_ended(self) -> bool:
         """Whether nothing is held here: it was released, its loop is closed, or this is a fork."""
-        return self.is_over or self.inherited or self._loop.is_closed()
+        return self.is_over or self.inherited or self.is_loop_closed
+
+    @property
+    def is_of_another_loop(self) -> bool:
+        """Whether another event loop runs here than its own."""
+        return asyncio._get_running_loop() not in (None, self._loop)
+
+    @property
+    def is_loop_closed(self) -> bool:
+        """Whether its event loop is closed."""
+        return self._loop.is_closed()
 
     # -- acquiring ------------------------------------------------------------------------
 

@@ -14,16 +14,14 @@ from ..errors import LockConflict, LockLost
 from ..protocol.calls import holder_of
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
-from ..protocol.log import get_logger
 from ..servers.factory import Client
 from ..servers.loops import for_this_loop
 from .async_acquisition import AsyncAcquisition, Lost
 from .async_lease import AsyncLease
+from .async_owners import Acquisitions
 from .named import Name, NamedLock, check_decorated
-from .ownership import Request, Task, note_request, out_of_sight, requests_here, this_task
+from .ownership import Request, out_of_sight
 from .sources import CeleryApp
-
-logger = get_logger()
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,13 +89,7 @@ class AsyncRedisLock(NamedLock):
             transport_options=transport_options,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ref = weakref.ref(self)
-        #: What was acquired for each request.
-        self._leases: weakref.WeakKeyDictionary[Request, AsyncLease] = weakref.WeakKeyDictionary()
-        #: What the blocks of `async with` hold that have not ended, and which task entered them.
-        self._entered: list[tuple[Task, AsyncLease]] = []
-        #: The last acquisition, for a warning.
-        self._last: Callable[[], AsyncLease | None] = lambda: None
+        self._acquired = Acquisitions(self)
 
     @property
     def fence(self) -> int:
@@ -160,7 +152,7 @@ class AsyncRedisLock(NamedLock):
         """
         # Not in a coroutine: a context variable that another task sets does not come back, and in
         # Python 3.10 and 3.11 `wait_for` makes such a task.
-        request, own = self._request()
+        request, own = self._acquired.request()
         work = self._acquire(request, own, timeout)
         request.work = weakref.ref(work)
         return work
@@ -181,7 +173,7 @@ class AsyncRedisLock(NamedLock):
 
     async def _release_nothing(self) -> bool:
         self._bind()
-        self._warn_of_stray_release()
+        self._acquired.warn_of_stray_release()
         return False
 
     async def extend(self) -> bool:
@@ -199,7 +191,7 @@ class AsyncRedisLock(NamedLock):
     async def __aenter__(self) -> AsyncAcquisition:
         self._bind()
         lease = await self._enter(self._keys)
-        self._entered.append((this_task(), lease))
+        self._acquired.enter(lease)
         return AsyncAcquisition(lease)
 
     async def __aexit__(
@@ -208,15 +200,9 @@ class AsyncRedisLock(NamedLock):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        task = this_task()
-        blocks = [each for each in self._entered if each[0] is task]
-        if not blocks and len(self._entered) == 1:
-            blocks = list(self._entered)  # another task entered it, as that of a generator may be
-        if not blocks:
-            self._warn_of_stray_release()
-            return
-        self._entered.remove(blocks[-1])
-        await _leave(blocks[-1][1], kind)
+        lease = self._acquired.leave()
+        if lease is not None:
+            await _leave(lease, kind)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Decorate a coroutine function: each call takes the lock, as `async with` does.
@@ -235,26 +221,9 @@ class AsyncRedisLock(NamedLock):
 
         return locked
 
-    # -- whose it is ----------------------------------------------------------------------
-
-    def _request(self) -> tuple[Request, list[Request]]:
-        return note_request(self._ref, self._held_by)
-
-    def _held_by(self, request: Request) -> AsyncLease | None:
-        """What was acquired for this request and not released, even if it was lost."""
-        lease = self._leases.get(request)
-        return None if lease is None or lease.is_ended else lease
-
     @property
     def _lease(self) -> AsyncLease | None:
-        """What this task acquired last and has not released; if it has not asked, what the task
-        acquired from which it has its context.
-        """
-        for each in requests_here(self._ref):
-            lease = self._held_by(each)
-            if lease is not None:
-                return lease
-        return None
+        return self._acquired.here
 
     def _acquisition(self) -> AsyncAcquisition:
         """What this task acquired.
@@ -268,24 +237,11 @@ class AsyncRedisLock(NamedLock):
             raise LockLost(self.key)
         return AsyncAcquisition(lease)
 
-    def _warn_of_stray_release(self) -> None:
-        """Warn once that another task holds the lock, so that this one cannot release it."""
-        lease = self._last()
-        if lease is None or lease.stray_release_is_told or not lease.is_held:
-            return
-        lease.stray_release_is_told = True
-        task = asyncio.current_task()
-        logger.warning(
-            "redislock: did not release %s: it belongs to the task %r that acquired it, and this is"
-            " %r. Release it there, or by what `async with lock as held` gives",
-            lease.key, lease.task, task and task.get_name(),
-        )  # fmt: skip
-
     # -- acquiring ------------------------------------------------------------------------
 
     async def _enter(self, keys: LockKeys) -> AsyncLease:
         """Take this lock as `async with` does."""
-        lease = await self._take(*self._request(), self._timeout, keys)
+        lease = await self._take(*self._acquired.request(), self._timeout, keys)
         if lease is None:
             raise LockConflict(keys.lock, await self._holder_of(keys))
         return lease
@@ -294,11 +250,9 @@ class AsyncRedisLock(NamedLock):
         self, request: Request, own: list[Request], timeout: float | None, keys: LockKeys
     ) -> AsyncLease | None:
         """Take this lock within so many seconds. See `acquire`."""
-        self._running_loop()
+        _running_loop(self)
         server = await for_this_loop(self._server)
-        held = next(
-            (each for each in map(self._held_by, own) if each and each.claim.keys == keys), None
-        )
+        held = self._acquired.held(own, keys)
         if held is not None and held.is_lost:
             await held.give_back()
         elif held is not None and timeout is None and self._beats:
@@ -309,35 +263,19 @@ class AsyncRedisLock(NamedLock):
         if held is not None:
             held.abandon()  # it had no heartbeat, and has expired
             held.tell()
-        task = request.task and request.task()
-        lease.task = task.get_name() if task else ""
-        self._leases[request] = lease
-        if not self._is_filled:
-            self._last = weakref.ref(lease)
+        self._acquired.add(request, lease, is_known=not self._is_filled)
         return lease
-
-    # -- the event loop -------------------------------------------------------------------
 
     def _bind(self) -> None:
         """Bind the object to the loop that runs."""
-        loop = self._running_loop()
+        loop = _running_loop(self)
         if self._loop is None or self._loop.is_closed():
             self._loop = loop
-            self._entered = [each for each in self._entered if not each[1].is_ended]
         elif self._loop is not loop:
             raise RuntimeError(
                 f"{self!r} belongs to another event loop, which first used it; make one for each"
                 " loop. The locks exclude each other all the same"
             )
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        try:
-            return asyncio.get_running_loop()
-        except RuntimeError:
-            raise RuntimeError(
-                f"{self!r} needs an event loop of asyncio: use it in a coroutine that asyncio (or"
-                " uvloop) runs. Trio has a loop of its own, which is not supported"
-            ) from None
 
 
 class _Holding:
@@ -369,3 +307,13 @@ async def _leave(lease: AsyncLease, kind: type[BaseException] | None) -> None:
         await lease.give_back()
         if lease.is_lost and kind is None:
             raise lease.lost_error()
+
+
+def _running_loop(lock: AsyncRedisLock) -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            f"{lock!r} needs an event loop of asyncio: use it in a coroutine that asyncio (or"
+            " uvloop) runs. Trio has a loop of its own, which is not supported"
+        ) from None

@@ -76,8 +76,7 @@ class Held:
         deadline: when the right ends, on `clock`.
         next_beat: when to extend the lock next, on `clock`.
         counter: the bucket's fence counter when the lock was last known to be ours.
-        unanswered: how many extensions of ours, which may take the lock again, have had no reply:
-            each may reach the server at any time.
+        unanswered: how many extensions may reach the server at any time, and retake the lock.
         is_over: the lock was given back, or we tried to give it back.
         is_released: a release is on its way, or was: what revives the lock is to be undone.
         is_lost: ownership can no longer be confirmed. It stays True.
@@ -276,7 +275,7 @@ class Held:
             LockUnavailable: the server did not answer, and the right has not yet ended.
         """
         call, sent_at = extension_of(self, retake)
-        self.unanswered += retake  # it stays so if we are interrupted
+        self.unanswered += retake  # and stays so if we are interrupted
         try:
             reply = self.server.run(call, once=True)
         except LockUnavailable as exc:
@@ -335,9 +334,8 @@ def unheard(held: Held, failure: LockUnavailable) -> bool:
 
 
 def revives(held: Held, reply: Extended) -> bool:
-    """Whether this extension, whose reply came after the lock was given back, may have brought the
-    lock back: it had vanished; or the release went by it, on some of a quorum's servers.
-    """
+    """Whether this extension may have brought back a lock that was given back meanwhile."""
+    # It had vanished; or the release overtook the extension on some of a quorum's servers.
     return reply.outcome == RETAKEN or (held.is_released and reply.outcome != NOT_OURS)
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import partial, wraps
+from functools import wraps
 from types import TracebackType
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -16,18 +14,17 @@ import redis
 import redis.asyncio as aio
 
 from ..errors import ConfigError, LockConflict, LockLost
-from ..protocol import holders, past
-from ..protocol.calls import Release, holder_of
-from ..protocol.claims import Acquired, Claim
+from ..protocol import holders
+from ..protocol.calls import holder_of
+from ..protocol.claims import Acquired
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
-from ..servers.server import Server
-from .heartbeat import heartbeat
 from .lease import Lease
 from .named import Name, NamedLock, check_decorated
 from .sources import CeleryApp
+from .thread_lease import ThreadLease, ThreadLeases, release
 
 logger = get_logger()
 
@@ -37,78 +34,6 @@ T = TypeVar("T")
 
 #: The event loops that were told that a `RedisLock` may block them.
 _told: Final[weakref.WeakSet[asyncio.AbstractEventLoop]] = weakref.WeakSet()
-
-
-class _ThreadLease(Lease):
-    """A thread's acquisition of a `RedisLock`. Only that thread has a reference to it.
-
-    Attributes:
-        thread: the thread's name.
-        task: the task of asyncio that acquired it, or None. See `is_mine`.
-        count: how often it was acquired, and not released.
-        last: what other threads know of this acquisition.
-        stray_release_is_told: the warning that another thread tried to release it was logged.
-    """
-
-    stray_release_is_told = False
-    count = 1
-
-    def __init__(self, server: Server, claim: Claim, *, beats: bool) -> None:
-        super().__init__(server, claim, beats=beats)
-        self.thread = threading.current_thread().name
-        task = _this_task()
-        self.task = None if task is None else weakref.ref(task)
-        self.last = _Last()
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether it belongs to what runs now in this thread. In an event loop it is its task's,
-        until the task ends.
-        """
-        task = None if self.task is None else self.task()
-        return task is None or task.done() or task is _this_task()
-
-    def __del__(self) -> None:
-        if self.is_over:
-            return
-        self.last.ended(self)
-        # The garbage collector may call this anywhere, also while a log handler's lock is held. So
-        # the heartbeat's thread logs the warning.
-        if self._beats and self.is_held:
-            heartbeat.call_soon(partial(_say_dropped, self.key, self.ttl, self.thread))
-
-
-def _this_task() -> asyncio.Task[Any] | None:
-    return None if asyncio._get_running_loop() is None else asyncio.current_task()
-
-
-def _say_dropped(key: str, ttl: float, thread: str) -> None:
-    logger.warning(
-        "redislock: %s was never released: the thread %r that acquired it ended, or dropped the"
-        " RedisLock. It is no longer extended and expires within %g s", key, thread, ttl,
-    )  # fmt: skip
-
-
-class _Last:
-    """The last acquisition of a `RedisLock` in any thread, for the other threads.
-
-    Attributes:
-        lease: a weak reference, so that the lease ends with its thread.
-        fence, deadline, is_lost, is_over, pid, stored, lost_because: as `Held` has them, once the
-            thread has ended without a release.
-    """
-
-    fence, deadline, pid, stored, lost_because = 0, 0.0, 0, "", ""
-    is_lost, is_over = False, True
-
-    def __init__(self) -> None:
-        self.lease: Callable[[], _ThreadLease | None] = lambda: None
-
-    def ended(self, lease: _ThreadLease) -> None:
-        """Keep what the lease knew when its thread ended. A finalizer calls this: do not wait."""
-        self.fence, self.deadline, self.pid = lease.fence, lease.deadline, lease.pid
-        self.is_lost, self.is_over, self.stored = lease.is_lost, False, lease.stored
-        self.lost_because = lease.lost_because
 
 
 class RedisLock(NamedLock):
@@ -180,21 +105,20 @@ class RedisLock(NamedLock):
             transport_options=transport_options,
         )
         self._reentrant = reentrant
-        self._mine = threading.local()
-        self._last: _Last | None = None
+        self._acquired = ThreadLeases()
 
     @property
     def fence(self) -> int:
         """The fencing token of this thread's acquisition; if it has none, that of the thread which
         holds the lock; 0 if no thread of this process does. See `Lease`.
         """
-        known = self._known
+        known = self._acquired.known
         return 0 if known is None else known.fence
 
     @property
     def lost(self) -> bool:
         """True if the acquisition with this `fence` can no longer be confirmed."""
-        known = self._known
+        known = self._acquired.known
         if isinstance(known, Lease):
             return known.lost
         # The thread that acquired the lock has ended.
@@ -206,7 +130,7 @@ class RedisLock(NamedLock):
         Raises:
             LockLost: no thread holds the lock, or this thread's acquisition was lost.
         """
-        known = self._known
+        known = self._acquired.known
         if known is None:
             raise LockLost(self.key)
         if self.lost:
@@ -245,15 +169,15 @@ class RedisLock(NamedLock):
         """
         return self._take(self._keys, self._seconds(timeout)) is not None
 
-    def _take(self, keys: LockKeys, timeout: float | None) -> _ThreadLease | None:
+    def _take(self, keys: LockKeys, timeout: float | None) -> ThreadLease | None:
         """Take this lock within so many seconds. See `acquire`."""
         if timeout != 0:
             _warn_of_blocking(self)
-        held = self._held(keys)
+        held = self._acquired.held(keys)
         if held is not None and held.is_mine:
             if held.lost:
-                _release(held)
-                self._forget(held)
+                release(held)
+                self._acquired.forget(held)
                 held = None
             elif self._reentrant:
                 held.count += 1
@@ -265,22 +189,20 @@ class RedisLock(NamedLock):
                 raise LockConflict(keys.lock, held.holder)
             if not held.is_mine:
                 timeout = 0  # its task cannot go on while this one blocks their loop
-        lease = _ThreadLease(self._server, self._claim(keys), beats=self._beats)
-        last = lease.last
-        last.lease = weakref.ref(lease)
+        lease = ThreadLease(self._server, self._claim(keys), beats=self._beats)
         try:
             reply = lease.acquire(hold_off=0) if timeout == 0 else lease.wait(timeout)
             if not isinstance(reply, Acquired):
                 return None
             if held is not None and held.is_mine:
-                self._forget(held)  # it has expired
-            self._mine.leases = [*getattr(self._mine, "leases", ()), lease]
+                self._acquired.forget(held)  # it has expired
+            self._acquired.add(lease)
         except BaseException:
             # The server may have given us the lock, and the reply got lost.
-            _release(lease)
+            release(lease)
             raise
         if not self._is_filled:
-            self._last = last
+            self._acquired.tell_others(lease)
         return lease
 
     def release(self) -> bool:
@@ -294,23 +216,9 @@ class RedisLock(NamedLock):
         """
         lease = self._lease
         if lease is None:
-            self._warn_of_stray_release()
+            self._acquired.warn_of_stray_release()
             return False
-        return self._give_back(lease)
-
-    def _give_back(self, lease: _ThreadLease) -> bool:
-        """Release the lock, or undo one `acquire`. Returns whether this thread still held it."""
-        if lease.count > 1 and not lease.lost:
-            lease.count -= 1
-            return True
-        try:
-            try:
-                return _release(lease)
-            finally:
-                if not lease.is_over:
-                    _release(lease)  # again, if an exception from outside interrupted it
-        finally:
-            self._forget(lease)
+        return self._acquired.give_back(lease)
 
     def extend(self) -> bool:
         """Extend the lock to a whole ttl from now. Any thread may call this while the thread that
@@ -324,7 +232,7 @@ class RedisLock(NamedLock):
             LockUnavailable: the server did not answer in time.
         """
         self.ensure()
-        own, others = self._lease, self._others_lease
+        own, others = self._lease, self._acquired.others
         lease = own or others
         # Only the lock's own thread may take a vanished lock again: it may just have released it.
         if lease is None or not lease.extend_now(retake=own is not None):
@@ -344,20 +252,9 @@ class RedisLock(NamedLock):
     ) -> None:
         lease = self._lease
         if lease is None:
-            self._warn_of_stray_release()
+            self._acquired.warn_of_stray_release()
         else:
-            self._leave(lease, kind)
-
-    def _leave(self, lease: _ThreadLease, kind: type[BaseException] | None) -> None:
-        """Release the lock at the end of a block.
-
-        Raises:
-            LockLost: it was lost, and the block ended without an error of its own.
-        """
-        if not lease.is_over:
-            self._give_back(lease)
-            if lease.is_lost and kind is None:
-                raise lease.lost_error()
+            _leave(self._acquired, lease, kind)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Decorate a function: each call takes the lock, as `with` does.
@@ -377,60 +274,28 @@ class RedisLock(NamedLock):
 
         return locked
 
-    def _enter(self, keys: LockKeys) -> _ThreadLease:
+    def _enter(self, keys: LockKeys) -> ThreadLease:
         """Take this lock as `with` does."""
         lease = self._take(keys, self._timeout)
         if lease is None:
             raise LockConflict(keys.lock, self._server.ask(holder_of(keys, self.ttl)))
         return lease
 
-    def _warn_of_stray_release(self) -> None:
-        """Warn once that another thread holds the lock, so that this thread cannot release it."""
-        lease = self._others_lease
-        if lease is None or lease.stray_release_is_told or not lease.is_held:
-            return
-        lease.stray_release_is_told = True
-        owner, here, same = lease.thread, threading.current_thread().name, "thread"
-        task, other = None if lease.task is None else lease.task(), _this_task()
-        if task is not None and other is not None and owner == here:
-            owner, here, same = task.get_name(), other.get_name(), "task"
-        logger.warning(
-            "redislock: did not release %s: it belongs to the %s %r that acquired it, and this is"
-            " %r. Acquire and release it in the same %s%s",
-            *(lease.key, same, owner, here, same),
-            ", or in an executor of one thread" if same == "thread" else "",
-        )
-
-    def _held(self, keys: LockKeys | None = None) -> _ThreadLease | None:
-        """What this thread acquired last, and has not released. What is this task's comes first."""
-        found = None
-        for lease in getattr(self._mine, "leases", ()):
-            if not (lease.is_over or lease.inherited) and keys in (None, lease.claim.keys):
-                found = lease if found is None or lease.is_mine else found
-        return found
-
-    def _forget(self, lease: _ThreadLease) -> None:
-        self._mine.leases = [each for each in self._mine.leases if each is not lease]
-
     @property
-    def _lease(self) -> _ThreadLease | None:
-        lease = self._held()
-        return lease if lease is not None and lease.is_mine else None
+    def _lease(self) -> ThreadLease | None:
+        return self._acquired.here
 
-    @property
-    def _others_lease(self) -> _ThreadLease | None:
-        return None if self._last is None else self._last.lease()
 
-    @property
-    def _known(self) -> Lease | _Last | None:
-        """What this thread acquired and has not released, even if it was lost: with the fence of
-        another thread, its late writes would be accepted. Else what the last thread acquired.
-        """
-        lease = self._lease
-        if lease is not None or self._last is None:
-            return lease
-        known = self._last.lease() or self._last
-        return None if known.is_over or known.pid != os.getpid() else known
+def _leave(acquired: ThreadLeases, lease: ThreadLease, kind: type[BaseException] | None) -> None:
+    """Release the lock at the end of a block.
+
+    Raises:
+        LockLost: it was lost, and the block ended without an error of its own.
+    """
+    if not lease.is_over:
+        acquired.give_back(lease)
+        if lease.is_lost and kind is None:
+            raise lease.lost_error()
 
 
 class _Holding:
@@ -449,7 +314,7 @@ class _Holding:
         self._lease = self._lock._enter(self._keys)
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._lock._leave(self._lease, kind)
+        _leave(self._lock._acquired, self._lease, kind)
 
 
 def _warn_of_blocking(lock: RedisLock) -> None:
@@ -470,9 +335,3 @@ def _refuse_asyncio(source: Any) -> None:
             f"RedisLock: {source!r} is not accepted; it must be a redis.Redis or"
             " redis.RedisCluster client, a URL or a Celery app; AsyncRedisLock is for asyncio"
         )
-
-
-def _release(lease: Lease) -> bool:
-    """Release the lock. Returns whether it was still ours."""
-    settled = lease.release(Release(publishes=False), past.RELEASED)
-    return settled is not None and settled.ours

@@ -438,6 +438,27 @@ def test_what_it_acquired_says_what_it_is(lock):
     asyncio.run(main())
 
 
+def test_in_another_loop_nobody_may_use_it(lock, is_free):
+    async def main():
+        shared = lock()
+
+        async def elsewhere():
+            assert shared.fence == 0
+            for use in (shared.ensure, shared.extend, shared.release, shared.acquire):
+                with pytest.raises(RuntimeError, match="belongs to another event loop"):
+                    await use()
+            for use in (held.ensure, held.extend, held.release):
+                with pytest.raises(RuntimeError, match="belongs to another event loop"):
+                    await use()
+
+        async with shared as held:
+            await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
+            assert not is_free()
+            await shared.ensure()
+
+    asyncio.run(main())
+
+
 # -- nothing is kept ------------------------------------------------------------------------------
 
 

@@ -714,6 +714,125 @@ def test_a_thread_that_would_wait_for_itself_for_ever_is_refused(lock) -> None:
     assert is_free(lock)
 
 
+# -- in an event loop -----------------------------------------------------------------------------
+
+
+def test_in_an_event_loop_a_reentrant_lock_counts_for_each_task(lock, caplog) -> None:
+    async def main() -> None:
+        mine = lock(reentrant=True)
+
+        async def other() -> None:
+            began = time.monotonic()
+            assert mine.acquire(timeout=5) is False
+            with pytest.raises(LockConflict):
+                mine.acquire()  # it would wait for ever: it blocks the holder
+            with pytest.raises(LockConflict), mine:
+                raise AssertionError("not reached")
+            assert elapsed(began) < 3
+            assert mine.release() is False
+            assert mine.fence == fence
+
+        with mine:
+            fence = mine.fence
+            with mine:
+                await asyncio.gather(other(), other())
+            assert not is_free(lock)
+        assert is_free(lock)
+        await asyncio.gather(*map(alone, [mine] * 3))
+
+    async def alone(mine: RedisLock) -> None:
+        with mine, mine:
+            assert mine.fence > 0
+
+    asyncio.run(main())
+    (told,) = said_by(caplog, "did not release")
+    assert "the task 'Task-" in told
+
+
+def test_in_an_event_loop_what_an_ended_task_left_is_its_threads(lock) -> None:
+    """As in the cells of a notebook."""
+
+    async def main() -> None:
+        mine = lock()
+
+        async def take() -> bool:
+            return mine.acquire(0)
+
+        assert await asyncio.create_task(take())
+        assert mine.fence > 0
+        assert mine.release() is True
+        assert is_free(lock)
+
+    asyncio.run(main())
+
+
+def test_in_an_event_loop_it_is_said_once_that_the_lock_blocks(lock, caplog) -> None:
+    async def main() -> None:
+        for _ in range(2):
+            with lock():
+                pass
+
+    for _ in range(2):
+        asyncio.run(main())
+    (told, _) = said_by(caplog, "AsyncRedisLock")  # once for each loop
+    assert "may block the event loop" in told
+
+
+def test_outside_of_an_event_loop_nothing_is_said(lock, caplog) -> None:
+    async def main() -> None:
+        assert await asyncio.to_thread(lambda: lock().acquire(1))
+        assert not lock().acquire(timeout=0)
+
+    asyncio.run(main())
+    with lock(timeout=20):
+        pass
+    assert not said_by(caplog, "AsyncRedisLock")
+
+
+# -- a loss, an expiry, an outage -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body_fails", [False, True])
+def test_a_block_that_lost_the_lock_says_so_at_its_end(lock, client, body_fails) -> None:
+    mine = lock(ttl=60)
+
+    def body() -> None:
+        client.delete(mine.key)
+        if body_fails:
+            raise KeyError
+
+    with pytest.raises(KeyError if body_fails else LockLost), mine:
+        body()
+    with pytest.raises(KeyError if body_fails else LockLost):
+        mine(body)()
+    with mine:
+        client.delete(mine.key)
+        assert mine.release() is False  # who releases it is told by that
+    assert is_free(lock)
+
+
+def test_without_a_heartbeat_its_own_thread_waits_until_it_expires(lock) -> None:
+    mine = lock(ttl=1, heartbeat=False)
+    assert mine.acquire()
+    fence = mine.fence
+    assert mine.acquire(timeout=0) is False
+    assert mine.acquire() is True
+    assert mine.fence > fence
+    assert mine.release() is True
+    assert mine.fence == 0
+    assert is_free(lock)
+
+
+def test_who_waits_for_ever_is_told_of_an_outage(own_redis, label) -> None:
+    held, waits = (RedisLock(own_redis.url, label, ttl=3) for _ in range(2))
+    assert held.acquire(0)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(waits.acquire)
+        own_redis.kill()
+        with pytest.raises(LockUnavailable):
+            waiting.result(30)
+
+
 def test_threads_that_share_one_object_exclude_each_other(lock) -> None:
     shared = lock(ttl=10)
     inside: list[int] = []
