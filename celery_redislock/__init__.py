@@ -35,10 +35,12 @@ from .worker import start as _start  # noqa: F401  connects receivers for a work
 
 if TYPE_CHECKING:
     __version__: str
+    from .lock.async_acquisition import AsyncAcquisition
     from .lock.async_redis_lock import AsyncRedisLock
     from .lock.redis_lock import RedisLock
 
 __all__ = [  # noqa: RUF022  in the plain order of names
+    "AsyncAcquisition",
     "AsyncRedisLock",
     "Coalesce",
     "ConfigError",
@@ -75,11 +77,16 @@ __all__ = [  # noqa: RUF022  in the plain order of names
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+    _LOCKS = {
+        "AsyncAcquisition": "async_acquisition",
+        "AsyncRedisLock": "async_redis_lock",
+        "RedisLock": "redis_lock",
+    }
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":
             return version("celery-redislock")
-        module = {"RedisLock": "redis_lock", "AsyncRedisLock": "async_redis_lock"}.get(name)
+        module = _LOCKS.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = globals()[name] = getattr(import_module(f".lock.{module}", __name__), name)

@@ -121,7 +121,11 @@ def with_index_entries(docname: str, text: str) -> str:
 
 #: The headings of the front door, in order.
 HEADINGS = ["Tasks", "Locks outside of tasks", "Policies", "Errors", "Signals"]
-LOCKS = (celery_redislock.RedisLock, celery_redislock.AsyncRedisLock)
+LOCKS = (
+    celery_redislock.RedisLock,
+    celery_redislock.AsyncRedisLock,
+    celery_redislock.AsyncAcquisition,
+)
 #: Modules with names of their own. One that is not there is left out.
 MODULES = ["signals", "operations", "testing", "prometheus", "otel", "web", "django"]
 MODULES += ["compat.celery_once", "compat.celery_singleton"]

@@ -67,9 +67,9 @@ def start_settle(account_id: int):
 @api.post("/accounts/{account_id}/adjust")
 async def adjust(account_id: int, seconds: float = 0):
     label = f"api: adjust {account_id}"
-    async with AsyncRedisLock(app, f"account:{account_id}", timeout=2, label=label) as lock:
+    async with AsyncRedisLock(app, f"account:{account_id}", timeout=2, label=label) as held:
         await asyncio.sleep(seconds)  # the work
-        return {"fence": lock.fence}
+        return {"fence": held.fence}
 
 
 @api.exception_handler(LockConflict)

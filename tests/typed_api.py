@@ -7,6 +7,7 @@ Each line that ends in "ignore" must be an error: one that is not needed is an e
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,8 @@ from valkey import Valkey, ValkeyCluster
 
 from celery_redislock import (
     NO_RESULT,
+    AsyncAcquisition,
+    AsyncRedisLock,
     Conflict,
     Decision,
     Defer,
@@ -199,6 +202,42 @@ def outside(url: str) -> int:
         assert_type(RedisLock(app, "account:5", label="api: adjust").lost, bool)
         RedisLock(current_app, "account:5", prefix="shop", history=0)
         return lock.fence
+
+
+@RedisLock(app, "account:{account_id}")
+def adjust(account_id: int, amount: int = 0) -> str:
+    return f"{account_id}"
+
+
+def key_of(account_id: int) -> str:
+    return f"account:{account_id}"
+
+
+@AsyncRedisLock(app, key_of)
+async def adjust_soon(account_id: int) -> int:
+    return account_id
+
+
+async def outside_for_coroutines(url: str) -> AsyncAcquisition:
+    assert_type(adjust(5), str)
+    adjust("five")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(await adjust_soon(5), int)
+    lock = AsyncRedisLock(url, "account:5")
+    async with lock as held:
+        assert_type(held, AsyncAcquisition)
+        assert_type(held.key, str)
+        assert_type(held.fence, int)
+        assert_type(await held.lost, bool)
+        assert_type(await held.lost.wait(), bool)
+        assert_type(bool(held.lost or lock.lost), bool)
+        assert_type(await held.ensure(), None)
+        assert_type(await held.extend(), bool)
+        assert_type(await held.release(), bool)
+    assert_type(await lock.acquire(timeout=5), bool)
+    assert_type(await asyncio.wait_for(lock.acquire(), 5), bool)
+    assert_type(await asyncio.wait_for(lock.release(), 5), bool)
+    assert_type(await lock.holder(), Holder | None)
+    return held
 
 
 def errors() -> None:

@@ -29,7 +29,7 @@ from celery._state import _task_stack, connect_on_app_finalize
 # The names of Celery's own settings. Without them a misspelt one of ours would not be found.
 from celery.app.defaults import DEFAULTS
 
-from .signatures import own_signature
+from ..protocol.signatures import own_signature
 
 CELERYS_SETTINGS: Final = DEFAULTS
 on_app_complete: Final = connect_on_app_finalize

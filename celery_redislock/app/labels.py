@@ -9,7 +9,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from ..protocol.holders import label_text
 from ..protocol.log import get_logger
-from .names import NO_HEADERS, KeyMaker, Normalise
+from ..protocol.names import NO_HEADERS, KeyMaker, Normalise
 
 logger = get_logger()
 

@@ -5,28 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Generator
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final
 
 from ..errors import LockUnavailable
 from ..protocol import past
 from ..protocol.calls import Release, acquire, settle
-from ..protocol.claims import Claim
+from ..protocol.claims import Claim, Extended
 from ..protocol.clock import clock
+from ..protocol.exchange import Call
 from ..protocol.log import get_logger
 from ..protocol.waiting import Answer, Block, Step, Try, waiting
-from ..servers.async_server import AsyncServer
+from ..servers.async_server import AsyncServer, InThreads
 from ..servers.server import Server
-from ..servers.threads import give_back
+from ..servers.threads import give_back, in_thread
 from .heartbeat import heartbeat
-from .held import (
-    extension_of,
-    heard,
-    say_not_released,
-    unheard,
-)
+from .held import extension_of, heard, revives, say_not_released, unheard
 from .lease import Lease
+from .ownership import out_of_sight
 
 logger = get_logger()
 
@@ -46,7 +43,12 @@ class AsyncLease(Lease):
 
     Attributes:
         ended: set once the lease is lost, or over.
+        task: the name of the task that acquired it.
+        stray_release_is_told: the warning that another task tried to release it was logged.
     """
+
+    task = ""
+    stray_release_is_told = False
 
     def __init__(self, server: Server, claim: Claim, asks: AsyncServer, *, beats: bool) -> None:
         super().__init__(server, claim, beats=beats, on_lost=_tell)
@@ -64,6 +66,21 @@ class AsyncLease(Lease):
         """Whether ownership cannot be confirmed without asking the server."""
         return self.is_lost or (not self.is_over and self.fence > 0 and clock() >= self.deadline)
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing is held here: it was released, its loop is closed, or this is a fork."""
+        return self.is_over or self.inherited or self.is_loop_closed
+
+    @property
+    def is_of_another_loop(self) -> bool:
+        """Whether another event loop runs here than its own."""
+        return asyncio._get_running_loop() not in (None, self._loop)
+
+    @property
+    def is_loop_closed(self) -> bool:
+        """Whether its event loop is closed."""
+        return self._loop.is_closed()
+
     # -- acquiring ------------------------------------------------------------------------
 
     async def acquire_in_time(self, timeout: float | None) -> bool:
@@ -76,13 +93,14 @@ class AsyncLease(Lease):
             LockUnavailable: the server did not answer in time.
         """
         try:
-            if timeout == 0:
-                await self._take(Try(acquire(self.claim), 0.0))
-            else:
-                await self._wait_in_line(timeout)
+            with out_of_sight():
+                if timeout == 0:
+                    await self._take(Try(acquire(self.claim), 0.0))
+                else:
+                    await self._wait_in_line(timeout)
         except BaseException:
             # The server may have given us the lock, or count us among those who wait for it.
-            self._give_back_in_thread(_RELEASE)
+            self.give_back_in_thread(_RELEASE)
             raise
         return self.fence > 0
 
@@ -141,11 +159,27 @@ class AsyncLease(Lease):
 
     async def extend_soon(self) -> bool:
         """See `Held.extend_now`."""
+        if self.is_over:
+            return False
         call, sent_at = extension_of(self, retake=True)
+        self.unanswered += 1  # it stays so if this is cancelled
         try:
-            return heard(self, await self._asks.run(call, once=True), sent_at)
+            if isinstance(self._asks, InThreads):  # a thread goes on when this is cancelled
+                reply = await in_thread(partial(self._extend_in_thread, call))
+            else:
+                with out_of_sight():
+                    reply = await self._asks.run(call, once=True)
         except LockUnavailable as exc:
             return unheard(self, exc)
+        self.unanswered -= 1
+        return heard(self, reply, sent_at) and not self.is_over
+
+    def _extend_in_thread(self, call: Call[Extended]) -> Extended:
+        """The reply to an extension, which is undone if the lock was released meanwhile."""
+        reply = self.server.run(call, once=True)
+        if self.is_released and revives(self, reply):
+            self.give_back_in_thread(_RELEASE)
+        return reply
 
     async def ends(self) -> bool:
         """Wait until the lock is released or lost. Returns whether it was lost."""
@@ -165,25 +199,31 @@ class AsyncLease(Lease):
 
     # -- giving the lock back -------------------------------------------------------------
 
-    async def give_back(self) -> bool:
-        """Release the lock. If this is cancelled, a thread goes on with it.
+    def give_back(self) -> Coroutine[Any, Any, bool]:
+        """Release the lock: from this call on, even if its task is cancelled before it begins. If
+        it is cancelled, a thread goes on with it.
 
         Returns:
             Whether it was still ours.
         """
         if self.is_over or self.inherited:
-            return False
+            return _false()
         release = self._to_release(_RELEASE, past.RELEASED, wait=False)
         self.is_over = True
         self.ended.set()
+        return self._give_back(release, _Begin(self, release))
+
+    async def _give_back(self, release: Release, begin: _Begin) -> bool:
+        begin.has_begun = True
         call = settle(self.claim, release)
         try:
-            settled = await self._asks.run(call)
+            with out_of_sight():
+                settled = await self._asks.run(call)
         except LockUnavailable as exc:
             say_not_released(self, exc)
             return False
         except BaseException:
-            self._give_back_in_thread(release)
+            self.give_back_in_thread(release)
             raise
         question, reply = None if settled.ours else self._question_why_gone(call), None
         if question is not None:
@@ -194,43 +234,42 @@ class AsyncLease(Lease):
                 self._lose_at_release(reply)
         return settled.ours and not self.is_lost
 
-    def _give_back_in_thread(self, release: Release) -> None:
+    def give_back_in_thread(self, release: Release) -> None:
+        """Release the lock without a coroutine."""
         self.is_over = True
         if self.asked and not self.inherited:
             call = settle(self.claim, release)
             unheard = partial(say_not_released, self)
             give_back(self.server, call, patient=self.fence > 0, unheard=unheard)
 
+    def give_back_soon(self, release: Release) -> None:
+        """Release the lock without a coroutine. Safe in a finalizer: this waits for no mutex."""
+        try:
+            self._loop.call_soon_threadsafe(self.give_back_in_thread, release)
+        except RuntimeError:  # the loop is closed
+            self.give_back_in_thread(release)
 
-class Lost:
-    """Whether a lock was lost: true or false, and something to wait for.
 
-        if lock.lost: ...
-        await lock.lost.wait()
+class _Begin:
+    """Notices that a coroutine is dropped that was to release a lock, and has not begun: a task was
+    cancelled first. Only that coroutine refers to it.
 
-    Args:
-        lease: the acquisition; None if there is none, which is not lost.
+    Attributes:
+        has_begun: the coroutine has begun.
     """
 
-    def __init__(self, lease: AsyncLease | None) -> None:
+    def __init__(self, lease: AsyncLease, release: Release) -> None:
         self._lease = lease
+        self._release = release
+        self.has_begun = False
 
-    def __bool__(self) -> bool:
-        return self._lease is not None and self._lease.is_in_doubt
+    def __del__(self) -> None:
+        if not self.has_begun:
+            self._lease.give_back_soon(self._release)
 
-    def __repr__(self) -> str:
-        return f"<Lost {bool(self)}>"
 
-    async def wait(self) -> bool:
-        """Wait until the lock is lost, or released.
-
-        Returns:
-            Whether it was lost.
-        """
-        return self._lease is not None and await self._lease.ends()
-
-    def __await__(self) -> Generator[Any, None, bool]:
-        return self.wait().__await__()
+async def _false() -> bool:
+    return False
 
 
 def _tell(lease: AsyncLease) -> None:
@@ -239,6 +278,6 @@ def _tell(lease: AsyncLease) -> None:
 
 def _say_dropped(key: str, ttl: float) -> None:
     logger.warning(
-        "redislock: %s was never released: its AsyncRedisLock was dropped. It is no longer extended"
-        " and expires within %g s", key, ttl,
+        "redislock: %s was never released: its AsyncRedisLock was dropped, or the task ended that"
+        " acquired it. It is no longer extended and expires within %g s", key, ttl,
     )  # fmt: skip

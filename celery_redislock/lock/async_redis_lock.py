@@ -7,16 +7,20 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import timedelta
 from functools import wraps
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from ..errors import LockConflict, LockLost
 from ..protocol.calls import holder_of
 from ..protocol.holders import Holder
-from ..servers.async_server import AsyncServer
+from ..protocol.keys import LockKeys
 from ..servers.factory import Client
 from ..servers.loops import for_this_loop
-from .async_lease import AsyncLease, Lost
-from .named import NamedLock, check_decorated
+from .async_acquisition import AsyncAcquisition, Lost
+from .async_lease import AsyncLease
+from .async_owners import Acquisitions
+from .named import Name, NamedLock, check_decorated
+from .ownership import Request, out_of_sight
 from .sources import CeleryApp
 
 P = ParamSpec("P")
@@ -24,24 +28,30 @@ T = TypeVar("T")
 
 
 class AsyncRedisLock(NamedLock):
-    """A lock in Redis, held by this object, kept alive while it is held.
+    """A lock in Redis, held by a task of asyncio, kept alive while it is held.
 
-        async with AsyncRedisLock(app, "account:5") as lock:
-            await save(balance, fence=lock.fence)
+        async with AsyncRedisLock(app, "account:5") as held:
+            await save(balance, fence=held.fence)
 
     It is the same lock as a `RedisLock`, or a task's, of that name: they exclude each other. The
-    lock is extended by a thread, so also while the event loop is blocked. Coroutines may share the
-    object: one of them holds the lock, and the others wait. A coroutine that is cancelled while it
-    waits or asks leaves nothing behind. Any coroutine may release the lock.
+    lock is extended by a thread, so also while the event loop is blocked. A coroutine that is
+    cancelled while it waits or asks leaves nothing behind.
 
-    The object belongs to the event loop that first uses it. Coroutines that wait for one lock in
-    one loop wait for each other, in order of arrival, and only the first asks the server.
+    Coroutines may share the object: one of them holds the lock, and the others wait. `async with`
+    gives the acquisition, an `AsyncAcquisition`, which any coroutine may use. The object itself
+    speaks for what the task acquired that calls it, or the task that started that one while it had
+    the lock (by a context variable). To all other tasks `fence` is 0, `lost` is false, `ensure`
+    raises `LockLost`, and `release` returns False and logs a warning. A task that asks for the lock
+    itself speaks for no other one any more. If the task ends without a release, the lock expires.
+
+    The object belongs to the event loop that first uses it; as a decorator it works in every loop.
+    Coroutines that wait for one lock in one loop wait for each other, in order of arrival, and only
+    the first asks the server.
 
     Args:
         source: as for `RedisLock`: a Celery app, a URL, or a client of redis-py; also one of
             redis-py's clients for asyncio.
-        name: the lock's name. A task whose `lock_key` template or callable gives the same
-            text shares the lock.
+        name: as for `RedisLock`; with fields only as a decorator.
         ttl: seconds that the lock outlives a dead holder, at least 0.1. Wherever seconds are
             taken, a timedelta is too.
         heartbeat: extend the lock every third of the ttl while it is held. Without it the
@@ -60,7 +70,7 @@ class AsyncRedisLock(NamedLock):
     def __init__(
         self,
         source: Client | str | CeleryApp,
-        name: str,
+        name: Name,
         ttl: float | timedelta = 30,
         heartbeat: bool = True,
         *,
@@ -79,15 +89,11 @@ class AsyncRedisLock(NamedLock):
             transport_options=transport_options,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: What each task acquired: a task that lost the lock must not release another's.
-        self._leases: weakref.WeakKeyDictionary[Any, AsyncLease] = weakref.WeakKeyDictionary()
-        self._last: AsyncLease | None = None
+        self._acquired = Acquisitions(self)
 
     @property
     def fence(self) -> int:
-        """The fencing token of this task's acquisition; if it has none, that of the task which
-        holds the lock; 0 if none does. See `Lease`.
-        """
+        """The fencing token of this task's acquisition; 0 if it has none. See `Lease`."""
         lease = self._lease
         return 0 if lease is None else lease.fence
 
@@ -99,16 +105,12 @@ class AsyncRedisLock(NamedLock):
         return Lost(self._lease)
 
     async def ensure(self) -> None:
-        """Return if the lock is held.
+        """Return if this task holds the lock.
 
         Raises:
-            LockLost: the lock is not held, or it was lost.
+            LockLost: it does not, or the lock was lost.
         """
-        lease = self._bound_lease()
-        if lease is None:
-            raise LockLost(self.key)
-        if not await lease.confirm():
-            raise lease.lost_error()
+        await self._acquisition().ensure()
 
     async def holder(self) -> Holder | None:
         """Who holds the lock, or None.
@@ -116,8 +118,14 @@ class AsyncRedisLock(NamedLock):
         Raises:
             LockUnavailable: the server did not answer in time.
         """
-        server = await self._bound_server()
-        return await server.ask(holder_of(self._keys, self.ttl))
+        if self._lease is None:
+            self._bind()
+        return await self._holder_of(self._keys)
+
+    async def _holder_of(self, keys: LockKeys) -> Holder | None:
+        with out_of_sight():
+            server = await for_this_loop(self._server)
+            return await server.ask(holder_of(keys, self.ttl))
 
     async def locked(self) -> bool:
         """Whether anybody holds the lock.
@@ -127,8 +135,10 @@ class AsyncRedisLock(NamedLock):
         """
         return await self.holder() is not None
 
-    async def acquire(self, timeout: float | timedelta | None = None) -> bool:
-        """Take the lock. If this is cancelled, the lock is not taken, or given back.
+    def acquire(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, bool]:
+        """Take the lock, for the task that calls this. `await` it, or what holds it, such as
+        `asyncio.wait_for(lock.acquire(), 5)`. If it is cancelled, the lock is not taken, or given
+        back.
 
         Args:
             timeout: seconds to wait; None waits for ever, 0 tries once.
@@ -138,31 +148,33 @@ class AsyncRedisLock(NamedLock):
 
         Raises:
             LockConflict: this task itself holds the lock, so it would wait for ever.
-            LockUnavailable: the server did not answer in time.
+            LockUnavailable: the server did not answer in time. See `RedisLock.acquire`.
         """
-        timeout = self._seconds(timeout)
-        server = await self._bound_server()
-        task: Any = asyncio.current_task()
-        held = self._leases.get(task)
-        if held is not None and held.is_lost:
-            await held.give_back()
-        elif held is not None and not held.is_over and timeout is None:
-            raise LockConflict(self.key, held.holder)
-        lease = AsyncLease(self._server, self._claim(), server, beats=self._beats)
-        if not await lease.acquire_in_time(timeout):
-            return False
-        self._leases[task] = self._last = lease
-        return True
+        # Not in a coroutine: a context variable that another task sets does not come back, and in
+        # Python 3.10 and 3.11 `wait_for` makes such a task.
+        request, own = self._acquired.request()
+        work = self._acquire(request, own, timeout)
+        request.work = weakref.ref(work)
+        return work
 
-    async def release(self) -> bool:
-        """Release the lock: the acquisition of this task, if it has one, else that of another. If
-        this is cancelled, a thread goes on with it.
+    async def _acquire(self, request: Request, own: list[Request], timeout: Any) -> bool:
+        self._bind()
+        return await self._take(request, own, self._seconds(timeout), self._keys) is not None
+
+    def release(self) -> Coroutine[Any, Any, bool]:
+        """Release the lock that this task acquired, or the task that started this one. See
+        `AsyncAcquisition.release`. If another task holds it, a warning is logged.
 
         Returns:
             Whether the lock was still held.
         """
-        lease = self._bound_lease()
-        return lease is not None and await lease.give_back()
+        lease = self._lease
+        return self._release_nothing() if lease is None else lease.give_back()
+
+    async def _release_nothing(self) -> bool:
+        self._bind()
+        self._acquired.warn_of_stray_release()
+        return False
 
     async def extend(self) -> bool:
         """Extend the lock to a whole ttl from now.
@@ -171,75 +183,137 @@ class AsyncRedisLock(NamedLock):
             True.
 
         Raises:
-            LockLost: the lock is not held, or it was lost.
+            LockLost: this task does not hold the lock, or it was lost.
             LockUnavailable: the server did not answer in time.
         """
-        lease = self._bound_lease()
-        if lease is None:
-            raise LockLost(self.key)
-        if lease.is_lost or not await lease.extend_soon():
-            raise lease.lost_error()
-        return True
+        return await self._acquisition().extend()
 
-    async def __aenter__(self) -> AsyncRedisLock:
-        if not await self.acquire(self._timeout):
-            raise LockConflict(self.key, await self.holder())
-        return self
+    async def __aenter__(self) -> AsyncAcquisition:
+        self._bind()
+        lease = await self._enter(self._keys)
+        self._acquired.enter(lease)
+        return AsyncAcquisition(lease)
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.release()
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        lease = self._acquired.leave()
+        if lease is not None:
+            await _leave(lease, kind)
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Decorate a coroutine function: each call takes the lock, as `async with` does.
 
         Raises:
-            ConfigError: it is no coroutine function; `RedisLock` decorates other functions.
+            ConfigError: it is no coroutine function; `RedisLock` decorates other functions. Or a
+                template or callable does not fit its arguments.
         """
         check_decorated(self, function, is_async=True)
+        keys_of = self._keys_of_calls(function)
 
         @wraps(function)
         async def locked(*args: P.args, **kwargs: P.kwargs) -> T:
-            async with self:
+            async with _Holding(self, keys_of(args, kwargs)):
                 return await function(*args, **kwargs)
 
         return locked
 
     @property
     def _lease(self) -> AsyncLease | None:
-        """What this task acquired and has not released, even if it was lost; else what the last
-        task acquired.
+        return self._acquired.here
+
+    def _acquisition(self) -> AsyncAcquisition:
+        """What this task acquired.
+
+        Raises:
+            LockLost: it has none.
         """
-        try:
-            task = asyncio.current_task()
-        except RuntimeError:  # no loop runs in this thread
-            task = None
-        for lease in (self._leases.get(task) if task else None, self._last):
-            if lease is not None and not lease.is_over and not lease.inherited:
-                return lease
-        return None
+        lease = self._lease
+        if lease is None:
+            self._bind()
+            raise LockLost(self.key)
+        return AsyncAcquisition(lease)
 
-    def _bound_lease(self) -> AsyncLease | None:
-        self._bind()
-        return self._lease
+    # -- acquiring ------------------------------------------------------------------------
 
-    async def _bound_server(self) -> AsyncServer:
-        self._bind()
-        return await for_this_loop(self._server)
+    async def _enter(self, keys: LockKeys) -> AsyncLease:
+        """Take this lock as `async with` does."""
+        lease = await self._take(*self._acquired.request(), self._timeout, keys)
+        if lease is None:
+            raise LockConflict(keys.lock, await self._holder_of(keys))
+        return lease
+
+    async def _take(
+        self, request: Request, own: list[Request], timeout: float | None, keys: LockKeys
+    ) -> AsyncLease | None:
+        """Take this lock within so many seconds. See `acquire`."""
+        _running_loop(self)
+        server = await for_this_loop(self._server)
+        held = self._acquired.held(own, keys)
+        if held is not None and held.is_lost:
+            await held.give_back()
+        elif held is not None and timeout is None and self._beats:
+            raise LockConflict(keys.lock, held.holder)
+        lease = AsyncLease(self._server, self._claim(keys), server, beats=self._beats)
+        if not await lease.acquire_in_time(timeout):
+            return None
+        if held is not None:
+            held.abandon()  # it had no heartbeat, and has expired
+            held.tell()
+        self._acquired.add(request, lease, is_known=not self._is_filled)
+        return lease
 
     def _bind(self) -> None:
         """Bind the object to the loop that runs."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            raise RuntimeError(
-                f"{self!r} needs an event loop of asyncio: use it in a coroutine that asyncio (or"
-                " uvloop) runs. Trio has a loop of its own, which is not supported"
-            ) from None
+        loop = _running_loop(self)
         if self._loop is None or self._loop.is_closed():
-            self._loop, self._last = loop, None
-            self._leases.clear()
+            self._loop = loop
         elif self._loop is not loop:
             raise RuntimeError(
                 f"{self!r} belongs to another event loop, which first used it; make one for each"
                 " loop. The locks exclude each other all the same"
             )
+
+
+class _Holding:
+    """A block in which a task holds a lock: a call of a function that the lock decorates.
+
+    Args:
+        lock: the lock.
+        keys: which one, if its name is filled from the call's arguments.
+    """
+
+    def __init__(self, lock: AsyncRedisLock, keys: LockKeys) -> None:
+        self._lock = lock
+        self._keys = keys
+
+    async def __aenter__(self) -> None:
+        self._lease = await self._lock._enter(self._keys)
+
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        await _leave(self._lease, kind)
+
+
+async def _leave(lease: AsyncLease, kind: type[BaseException] | None) -> None:
+    """Release a lock at the end of a block.
+
+    Raises:
+        LockLost: it was lost, and the block ended without an error of its own.
+    """
+    if not lease.is_ended:
+        await lease.give_back()
+        if lease.is_lost and kind is None:
+            raise lease.lost_error()
+
+
+def _running_loop(lock: AsyncRedisLock) -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(
+            f"{lock!r} needs an event loop of asyncio: use it in a coroutine that asyncio (or"
+            " uvloop) runs. Trio has a loop of its own, which is not supported"
+        ) from None

@@ -76,8 +76,9 @@ class Held:
         deadline: when the right ends, on `clock`.
         next_beat: when to extend the lock next, on `clock`.
         counter: the bucket's fence counter when the lock was last known to be ours.
-        unanswered: an extension may reach the server at any time.
+        unanswered: how many extensions may reach the server at any time, and retake the lock.
         is_over: the lock was given back, or we tried to give it back.
+        is_released: a release is on its way, or was: what revives the lock is to be undone.
         is_lost: ownership can no longer be confirmed. It stays True.
         replaced_by: the task for which the run must end, or None.
         lost_because: why the lock was lost, for people.
@@ -87,10 +88,10 @@ class Held:
     """
 
     # Defaults are on the class: each task that runs makes one such object, and few change them.
-    fence = counter = 0
+    fence = counter = unanswered = 0
     stored = lost_because = ""
     acquired_at = deadline = next_beat = 0.0
-    unanswered = is_over = is_lost = loss_is_told = False
+    is_over = is_released = is_lost = loss_is_told = False
     replaced_by: Holder | None = None
     teller = AT_ONCE
     _is_troubled = False
@@ -201,8 +202,8 @@ class Held:
         """Take the reply to an extension. See `Extendable`."""
         if discarded:
             # The lock was released while we asked: the release stopped waiting for this reply.
-            if isinstance(reply, Extended) and reply.outcome == RETAKEN:
-                _undo_retake(self)
+            if isinstance(reply, Extended) and revives(self, reply):
+                _undo(self)
         elif isinstance(reply, LockUnavailable):
             self._failed(reply)
         elif reply.outcome == NOT_OURS:
@@ -274,10 +275,13 @@ class Held:
             LockUnavailable: the server did not answer, and the right has not yet ended.
         """
         call, sent_at = extension_of(self, retake)
+        self.unanswered += retake  # and stays so if we are interrupted
         try:
-            return heard(self, self.server.run(call, once=True), sent_at)
+            reply = self.server.run(call, once=True)
         except LockUnavailable as exc:
             return unheard(self, exc)
+        self.unanswered -= retake
+        return heard(self, reply, sent_at)
 
     # -- losing the lock ------------------------------------------------------------------
 
@@ -323,17 +327,20 @@ def unheard(held: Held, failure: LockUnavailable) -> bool:
     Raises:
         LockUnavailable: the right has not yet ended.
     """
-    held.unanswered = True
     if clock() < held.deadline:
         raise failure
     held._lose(failure.reason)
     return False
 
 
-def _undo_retake(held: Held) -> None:
-    """Release a lock that an extension took again: when it was to be released, or left to the next
-    attempt, it had vanished.
-    """
+def revives(held: Held, reply: Extended) -> bool:
+    """Whether this extension may have brought back a lock that was given back meanwhile."""
+    # It had vanished; or the release overtook the extension on some of a quorum's servers.
+    return reply.outcome == RETAKEN or (held.is_released and reply.outcome != NOT_OURS)
+
+
+def _undo(held: Held) -> None:
+    """Release a lock that an extension brought back."""
     try:
         held.server.run(settle(held.claim, Release(publishes=False)), purpose="heartbeat")
     except LockUnavailable as exc:

@@ -198,8 +198,9 @@ class Lease(Held):
     def _to_release(self, release: Release, how: str, wait: bool = True) -> Release:
         """How to release the lock, which is no longer extended. See `release`."""
         # Stop the heartbeat first: an extension sent after the release could revive the key.
-        self.unanswered = heartbeat.discard(self, wait) or self.unanswered
-        return release._replace(run_end=self._end(how), stray=self.unanswered)
+        self.unanswered += heartbeat.discard(self, wait)
+        self.is_released = True
+        return release._replace(run_end=self._end(how), stray=self.unanswered > 0)
 
     def leave_at_end(self, heir: Heir) -> None:
         """Note that the lock is left to this message when the run ends."""
@@ -213,7 +214,7 @@ class Lease(Held):
         """
         if self.given_back or self.inherited:
             return False
-        self.unanswered = heartbeat.discard(self) or self.unanswered
+        self.unanswered += heartbeat.discard(self)
         try:
             value, end = heir.value(self.stored), self._end(how)
             call = hold(self.claim, value, heir.seconds, end)

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
 
 from ..errors import ConfigError
 from ..protocol import checks, holders
 from ..protocol.claims import Claim, to_ms
 from ..protocol.keys import LockKeys, lock_keys
+from ..protocol.names import KeyMaker, has_fields
 from ..protocol.tokens import new_token
 from ..servers import stand_in
 from ..servers.factory import Client
 from ..servers.server import Server
+from .lease import Lease
 from .sources import CeleryApp, Fixed, reader_of
 
+#: A lock's name, or what makes it from the arguments of a decorated function's call.
+Name: TypeAlias = str | Callable[..., str]
 
-class NamedLock:
+
+class NamedLock(ABC):
     """A lock by its name. See `RedisLock` for the arguments.
 
     Attributes:
-        name: the lock's name.
+        name: the lock's name, its template, or the callable.
         ttl: seconds that the lock outlives a dead holder.
     """
 
     def __init__(
         self,
         source: Client | str | CeleryApp,
-        name: str,
+        name: Name,
         ttl: float | timedelta,
         heartbeat: bool,
         *,
@@ -40,7 +46,11 @@ class NamedLock:
         transport_options: Mapping[str, Any] | None,
     ) -> None:
         self._kind = kind = type(self).__name__
-        self.name = name = _check_text(kind, "name", name, "a non-empty str")
+        self.name = name
+        self._is_filled = callable(name)  # from a call's arguments
+        if not callable(name):
+            _check_text(kind, "name", name, "a non-empty str, or a callable that returns one")
+            self._is_filled = "{" in name and has_fields(name)
         self.ttl: float = checks.checked(kind, "ttl", ttl, checks.ttl, checks.TTL)
         self._timeout = self._seconds(timeout)
         if label is not None:
@@ -54,31 +64,73 @@ class NamedLock:
         if history is not None:
             history = checks.checked(kind, "history", history, checks.history, checks.HISTORY)
         self._history = history
-        self._fixed_keys = None if prefix is None else lock_keys(checks.check_prefix(prefix), name)
+        self._prefix = None if prefix is None else checks.check_prefix(prefix)
+        self._fixed_keys: LockKeys | None = None
+        if self._prefix is not None and isinstance(name, str):
+            self._fixed_keys = lock_keys(self._prefix, name)
 
     def __repr__(self) -> str:
         return f"<{self._kind} {self.name!r} ttl={self.ttl:g}>"
 
     @property
     def key(self) -> str:
-        """The lock's whole key in Redis."""
+        """The lock's whole key in Redis.
+
+        Raises:
+            ConfigError: the name has fields, and this is not called in the function that the lock
+                decorates.
+        """
         return self._keys.lock
 
     @property
     def _keys(self) -> LockKeys:
         """The lock's keys in Redis."""
-        return self._fixed_keys or lock_keys(self._read().prefix, self.name)
+        if self._is_filled:
+            lease = self._lease
+            return self._refuse_fields() if lease is None else lease.claim.keys
+        return self._fixed_keys or self._keys_named(str(self.name))
+
+    def _keys_named(self, name: str) -> LockKeys:
+        prefix = self._read().prefix if self._prefix is None else self._prefix
+        return lock_keys(prefix, name)
+
+    @property
+    @abstractmethod
+    def _lease(self) -> Lease | None:
+        """The acquisition for which the lock answers here."""
+
+    def _refuse_fields(self) -> NoReturn:
+        what = "is a callable" if callable(self.name) else "has fields"
+        raise ConfigError(
+            f"{self._kind}: the name {self.name!r} {what}, which only the call of a function that"
+            " the lock decorates can fill; accepted here is the lock's whole name, such as"
+            " f'account:{account_id}'"
+        )
+
+    def _keys_of_calls(self, function: Any) -> Callable[[Any, Any], LockKeys]:
+        """The keys of the lock for a call of this function, by its arguments.
+
+        Raises:
+            ConfigError: the name does not fit the function's signature.
+        """
+        called = getattr(function, "__qualname__", repr(function))
+        maker = None
+        if not isinstance(self.name, str) or not {"{", "}"}.isdisjoint(self.name):
+            maker = KeyMaker(called, function, self.name, None, "name", kind="function")
+        if maker is None or not self._is_filled:
+            return lambda args, kwargs: self._keys
+        return lambda args, kwargs: self._keys_named(maker.name(args, kwargs))
 
     @property
     def _server(self) -> Server:
         """The lock server; in tests what replaces it."""
         return self._read().server if stand_in.current is None else stand_in.current.server
 
-    def _claim(self) -> Claim:
+    def _claim(self, keys: LockKeys) -> Claim:
         token = new_token()
         value = holders.encode(token, ttl_ms=to_ms(self.ttl), label=self._label)
         history = self._read().history if self._history is None else self._history
-        return Claim(self._keys, token, self.ttl, value, history=history)
+        return Claim(keys, token, self.ttl, value, history=history)
 
     def _seconds(self, timeout: Any) -> float | None:
         """A timeout as a number, or None."""

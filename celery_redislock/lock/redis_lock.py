@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import threading
+import asyncio
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import wraps
+from types import TracebackType
+from typing import Any, Final, ParamSpec, TypeVar
 
 import redis
 
 from ..errors import ConfigError, LockConflict, LockLost
-from ..protocol import holders, past
-from ..protocol.calls import Release, holder_of
-from ..protocol.claims import Acquired, Claim
+from ..protocol import holders
+from ..protocol.calls import holder_of
+from ..protocol.claims import Acquired
 from ..protocol.clock import clock
 from ..protocol.holders import Holder
+from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
 from ..servers.factory import ValkeyClient, is_for_asyncio
-from ..servers.server import Server
-from .heartbeat import heartbeat
 from .lease import Lease
-from .named import NamedLock, check_decorated
+from .named import Name, NamedLock, check_decorated
 from .sources import CeleryApp
+from .thread_lease import ThreadLease, ThreadLeases, release
 
 logger = get_logger()
 
@@ -32,59 +32,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class _ThreadLease(Lease):
-    """A thread's acquisition of a `RedisLock`. Only that thread has a reference to it.
-
-    Attributes:
-        thread: the thread's name.
-        last: what other threads know of this acquisition.
-        stray_release_is_told: the warning that another thread tried to release it was logged.
-    """
-
-    stray_release_is_told = False
-
-    def __init__(self, server: Server, claim: Claim, *, beats: bool) -> None:
-        super().__init__(server, claim, beats=beats)
-        self.thread = threading.current_thread().name
-        self.last = _Last()
-
-    def __del__(self) -> None:
-        if self.is_over:
-            return
-        self.last.ended(self)
-        # The garbage collector may call this anywhere, also while a log handler's lock is held. So
-        # the heartbeat's thread logs the warning.
-        if self._beats and self.is_held:
-            heartbeat.call_soon(partial(_say_dropped, self.key, self.ttl, self.thread))
-
-
-def _say_dropped(key: str, ttl: float, thread: str) -> None:
-    logger.warning(
-        "redislock: %s was never released: the thread %r that acquired it ended, or dropped the"
-        " RedisLock. It is no longer extended and expires within %g s", key, thread, ttl,
-    )  # fmt: skip
-
-
-class _Last:
-    """The last acquisition of a `RedisLock` in any thread, for the other threads.
-
-    Attributes:
-        lease: a weak reference, so that the lease ends with its thread.
-        fence, deadline, is_lost, is_over, pid, stored, lost_because: as `Held` has them, once the
-            thread has ended without a release.
-    """
-
-    fence, deadline, pid, stored, lost_because = 0, 0.0, 0, "", ""
-    is_lost, is_over = False, True
-
-    def __init__(self) -> None:
-        self.lease: Callable[[], _ThreadLease | None] = lambda: None
-
-    def ended(self, lease: _ThreadLease) -> None:
-        """Keep what the lease knew when its thread ended. A finalizer calls this: do not wait."""
-        self.fence, self.deadline, self.pid = lease.fence, lease.deadline, lease.pid
-        self.is_lost, self.is_over, self.stored = lease.is_lost, False, lease.stored
-        self.lost_because = lease.lost_because
+#: The event loops that were told that a `RedisLock` may block them.
+_told: Final[weakref.WeakSet[asyncio.AbstractEventLoop]] = weakref.WeakSet()
 
 
 class RedisLock(NamedLock):
@@ -100,6 +49,10 @@ class RedisLock(NamedLock):
     lock expires within the ttl. `asyncio.to_thread` may run each call in another thread: acquire
     and release a lock in one function, or in an executor of one thread.
 
+    In a coroutine use an `AsyncRedisLock`: a `RedisLock` blocks the event loop while it waits, and
+    says so once in a warning. There it belongs to the task that acquired it, as long as the task
+    runs; another task of the thread does not wait for it, as the holder could not go on meanwhile.
+
     Args:
         source: a Celery app: the lock uses the app's server, `redislock_prefix` and
             `redislock_history`, so the app's tasks share the lock. These settings are read when
@@ -107,13 +60,15 @@ class RedisLock(NamedLock):
             valkey-py, for its settings: the lock makes its own connections, with timeouts that fit
             the ttl.
         name: the lock's name. A task whose `lock_key` template or callable gives the same
-            text shares the lock.
+            text shares the lock. As a decorator of a function the lock also takes a template with
+            fields, such as "account:{account_id}", or a callable: like `lock_key` they are filled
+            from each call's arguments. Elsewhere such a name is a `ConfigError`.
         ttl: seconds that the lock outlives a dead holder, at least 0.1. Wherever seconds are
             taken, a timedelta is too.
         heartbeat: extend the lock every third of the ttl while it is held. Without it the
             lock is lost after the ttl, unless `extend` is called.
-        reentrant: the thread that holds the lock may acquire it again, and must release it as
-            often. The count ends with the lock.
+        reentrant: the thread that holds the lock (in an event loop: the task) may acquire it again,
+            and must release it as often. The count ends with the lock.
         timeout: seconds that `with` waits before it raises `LockConflict`; None for ever. The
             default is from Redis in Action, 6.2.3.
         prefix: what every key begins with. Default: the app's, else "redislock".
@@ -130,7 +85,7 @@ class RedisLock(NamedLock):
     def __init__(
         self,
         source: redis.Redis | redis.RedisCluster | ValkeyClient | str | CeleryApp,
-        name: str,
+        name: Name,
         ttl: float | timedelta = 30,
         heartbeat: bool = True,
         reentrant: bool = False,
@@ -151,21 +106,20 @@ class RedisLock(NamedLock):
             transport_options=transport_options,
         )
         self._reentrant = reentrant
-        self._mine = threading.local()
-        self._last: _Last | None = None
+        self._acquired = ThreadLeases()
 
     @property
     def fence(self) -> int:
         """The fencing token of this thread's acquisition; if it has none, that of the thread which
         holds the lock; 0 if no thread of this process does. See `Lease`.
         """
-        known = self._known
+        known = self._acquired.known
         return 0 if known is None else known.fence
 
     @property
     def lost(self) -> bool:
         """True if the acquisition with this `fence` can no longer be confirmed."""
-        known = self._known
+        known = self._acquired.known
         if isinstance(known, Lease):
             return known.lost
         # The thread that acquired the lock has ended.
@@ -177,7 +131,7 @@ class RedisLock(NamedLock):
         Raises:
             LockLost: no thread holds the lock, or this thread's acquisition was lost.
         """
-        known = self._known
+        known = self._acquired.known
         if known is None:
             raise LockLost(self.key)
         if self.lost:
@@ -211,32 +165,46 @@ class RedisLock(NamedLock):
 
         Raises:
             LockConflict: this thread itself holds the lock, so it would wait for ever.
-            LockUnavailable: the server did not answer in time.
+            LockUnavailable: the server did not answer in time. An outage is no wait for a holder:
+                without an end it would hide that the server is gone, or wrongly configured.
         """
-        timeout = self._seconds(timeout)
-        held = self._lease
-        if held is not None and held.lost:
-            _release(held)
-            held = self._mine.lease = None
-        if held is not None and self._reentrant:
-            self._mine.count += 1
-            return True
-        if held is not None and timeout is None:
-            raise LockConflict(self.key, self.holder())
-        lease = _ThreadLease(self._server, self._claim(), beats=self._beats)
-        last = lease.last
-        last.lease = weakref.ref(lease)
+        return self._take(self._keys, self._seconds(timeout)) is not None
+
+    def _take(self, keys: LockKeys, timeout: float | None) -> ThreadLease | None:
+        """Take this lock within so many seconds. See `acquire`."""
+        if timeout != 0:
+            _warn_of_blocking(self)
+        held = self._acquired.held(keys)
+        if held is not None and held.is_mine:
+            if held.lost:
+                release(held)
+                self._acquired.forget(held)
+                held = None
+            elif self._reentrant:
+                held.count += 1
+                return held
+        elif held is not None and not held.is_held:
+            held = None
+        if held is not None and self._beats:
+            if timeout is None:
+                raise LockConflict(keys.lock, held.holder)
+            if not held.is_mine:
+                timeout = 0  # its task cannot go on while this one blocks their loop
+        lease = ThreadLease(self._server, self._claim(keys), beats=self._beats)
         try:
             reply = lease.acquire(hold_off=0) if timeout == 0 else lease.wait(timeout)
-            taken = isinstance(reply, Acquired)
+            if not isinstance(reply, Acquired):
+                return None
+            if held is not None and held.is_mine:
+                self._acquired.forget(held)  # it has expired
+            self._acquired.add(lease)
         except BaseException:
             # The server may have given us the lock, and the reply got lost.
-            _release(lease)
+            release(lease)
             raise
-        if taken:
-            self._mine.lease, self._mine.count = lease, 1
-            self._last = last
-        return taken
+        if not self._is_filled:
+            self._acquired.tell_others(lease)
+        return lease
 
     def release(self) -> bool:
         """Release the lock, or with `reentrant` undo one `acquire`.
@@ -249,19 +217,9 @@ class RedisLock(NamedLock):
         """
         lease = self._lease
         if lease is None:
-            self._warn_of_stray_release()
+            self._acquired.warn_of_stray_release()
             return False
-        if self._mine.count > 1 and not lease.lost:
-            self._mine.count -= 1
-            return True
-        try:
-            try:
-                return _release(lease)
-            finally:
-                if not lease.is_over:
-                    _release(lease)  # again, if an exception from outside interrupted it
-        finally:
-            self._mine.lease = None
+        return self._acquired.give_back(lease)
 
     def extend(self) -> bool:
         """Extend the lock to a whole ttl from now. Any thread may call this while the thread that
@@ -275,7 +233,7 @@ class RedisLock(NamedLock):
             LockUnavailable: the server did not answer in time.
         """
         self.ensure()
-        own, others = self._lease, self._others_lease
+        own, others = self._lease, self._acquired.others
         lease = own or others
         # Only the lock's own thread may take a vanished lock again: it may just have released it.
         if lease is None or not lease.extend_now(retake=own is not None):
@@ -284,60 +242,92 @@ class RedisLock(NamedLock):
         return True
 
     def __enter__(self) -> RedisLock:
-        if not self.acquire(self._timeout):
-            raise LockConflict(self.key, self.holder())
+        self._enter(self._keys)
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.release()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        lease = self._lease
+        if lease is None:
+            self._acquired.warn_of_stray_release()
+        else:
+            _leave(self._acquired, lease, kind)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Decorate a function: each call takes the lock, as `with` does.
 
         Raises:
             ConfigError: the function would return before its body runs: it is a coroutine
-                function, for `AsyncRedisLock`, or a generator.
+                function, for `AsyncRedisLock`, or a generator. Or a template or callable does not
+                fit its arguments.
         """
         check_decorated(self, function, is_async=False)
+        keys_of = self._keys_of_calls(function)
 
         @wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> T:
-            with self:
+            with _Holding(self, keys_of(args, kwargs)):
                 return function(*args, **kwargs)
 
         return locked
 
-    def _warn_of_stray_release(self) -> None:
-        """Warn once that another thread holds the lock, so that this thread cannot release it."""
-        lease = self._others_lease
-        if lease is None or lease.stray_release_is_told or not lease.is_held:
-            return
-        lease.stray_release_is_told = True
-        logger.warning(
-            "redislock: did not release %s: it belongs to the thread %r that acquired it, and this"
-            " is %r. Acquire and release it in the same thread, or in an executor of one thread",
-            self.key, lease.thread, threading.current_thread().name,
-        )  # fmt: skip
+    def _enter(self, keys: LockKeys) -> ThreadLease:
+        """Take this lock as `with` does."""
+        lease = self._take(keys, self._timeout)
+        if lease is None:
+            raise LockConflict(keys.lock, self._server.ask(holder_of(keys, self.ttl)))
+        return lease
 
     @property
-    def _lease(self) -> Lease | None:
-        lease: Lease | None = getattr(self._mine, "lease", None)
-        return None if lease is None or lease.inherited else lease
+    def _lease(self) -> ThreadLease | None:
+        return self._acquired.here
 
-    @property
-    def _others_lease(self) -> _ThreadLease | None:
-        return None if self._last is None else self._last.lease()
 
-    @property
-    def _known(self) -> Lease | _Last | None:
-        """What this thread acquired and has not released, even if it was lost: with the fence of
-        another thread, its late writes would be accepted. Else what the last thread acquired.
-        """
-        lease = self._lease
-        if lease is not None or self._last is None:
-            return lease
-        known = self._last.lease() or self._last
-        return None if known.is_over or known.pid != os.getpid() else known
+def _leave(acquired: ThreadLeases, lease: ThreadLease, kind: type[BaseException] | None) -> None:
+    """Release the lock at the end of a block.
+
+    Raises:
+        LockLost: it was lost, and the block ended without an error of its own.
+    """
+    if not lease.is_over:
+        acquired.give_back(lease)
+        if lease.is_lost and kind is None:
+            raise lease.lost_error()
+
+
+class _Holding:
+    """A block in which the thread holds a lock: a call of a function that the lock decorates.
+
+    Args:
+        lock: the lock.
+        keys: which one, if its name is filled from the call's arguments.
+    """
+
+    def __init__(self, lock: RedisLock, keys: LockKeys) -> None:
+        self._lock = lock
+        self._keys = keys
+
+    def __enter__(self) -> None:
+        self._lease = self._lock._enter(self._keys)
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        _leave(self._lock._acquired, self._lease, kind)
+
+
+def _warn_of_blocking(lock: RedisLock) -> None:
+    """Warn, once for each event loop, that waiting for this lock blocks the loop that runs."""
+    loop = asyncio._get_running_loop()
+    if loop is None or loop in _told:
+        return
+    _told.add(loop)
+    logger.warning(
+        "redislock: %r is acquired in a coroutine and may block the event loop; use AsyncRedisLock",
+        lock,
+    )
 
 
 def _refuse_asyncio(source: Any) -> None:
@@ -347,9 +337,3 @@ def _refuse_asyncio(source: Any) -> None:
             " redis.RedisCluster client, one of valkey-py, a URL or a Celery app; AsyncRedisLock is"
             " for asyncio"
         )
-
-
-def _release(lease: Lease) -> bool:
-    """Release the lock. Returns whether it was still ours."""
-    settled = lease.release(Release(publishes=False), past.RELEASED)
-    return settled is not None and settled.ours

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..app.names import NO_HEADERS
 from ..app.options import LockOptions
+from ..protocol.names import NO_HEADERS
 from ..tasks.protect import pattern_of
 from ..tasks.target import keys_of_call, locked_task
 from ..tasks.task import SingletonTask

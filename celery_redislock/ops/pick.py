@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
-from ..app.canonical import parts_of
 from ..app.settings import AppLocks, app_locks
+from ..protocol.canonical import parts_of
 from ..protocol.holders import Holder, one_line
 from ..protocol.keys import lock_keys
 from ..tasks.target import Target, TargetError, nearly

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from ..app.canonical import parts_of
 from ..app.settings import AppLocks
 from ..protocol import holders, past
+from ..protocol.canonical import parts_of
 from ..protocol.claims import Stored
 from ..protocol.holders import Holder
 from ..protocol.keys import MAX_LIMIT, is_slot, key_parts, lock_keys, lock_pattern

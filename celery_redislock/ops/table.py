@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ..app.canonical import digest, parts_of
+from ..protocol.canonical import digest, parts_of
 from .states import AWAITED, IN_TROUBLE, NO_LOCK
 from .terminal import (
     Column,

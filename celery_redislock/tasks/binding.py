@@ -12,12 +12,12 @@ from celery import Task
 
 from ..app.internals import is_decorated, is_nobodys_app
 from ..app.labels import LabelMaker
-from ..app.names import KeyMaker
 from ..app.options import OPTIONS, UNSET, LockOptions, resolve
 from ..app.settings import AppLocks, Elsewhere, app_locks
-from ..app.signatures import is_async
 from ..app.unknown import refuse_unknown_option, refuse_unknown_options
 from ..errors import ConfigError
+from ..protocol.names import KeyMaker
+from ..protocol.signatures import is_async
 from .forgotten import options_elsewhere
 from .locked import LockedTask
 

@@ -10,7 +10,6 @@ from kombu import serialization
 
 from ..app.internals import check_arguments, without_models
 from ..app.labels import LabelMaker
-from ..app.names import NO_HEADERS, KeyMaker
 from ..app.options import LockOptions
 from ..app.settings import ATTRIBUTE, AppLocks, Elsewhere, NoServer, app_locks
 from ..app.unknown import refuse_options_of_call
@@ -18,6 +17,7 @@ from ..errors import ConfigError
 from ..protocol.calls import break_lock, holder_of
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys, lock_keys
+from ..protocol.names import NO_HEADERS, KeyMaker
 from ..servers import stand_in
 from .ends import LEASE, UNLOCKED, Unlocked
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..app.names import NO_HEADERS
 from ..app.settings import app_locks
 from ..protocol.holders import one_line
 from ..protocol.keys import LockKeys, lock_keys, name_of
+from ..protocol.names import NO_HEADERS
 from .task import SingletonTask, locked_tasks, takes_lock
 
 

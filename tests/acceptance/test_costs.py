@@ -18,9 +18,9 @@ import pytest
 from celery import Celery
 
 from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped
-from celery_redislock.app.canonical import digest
 from celery_redislock.lock.greenlets import Alarm
 from celery_redislock.protocol import calls, waiting
+from celery_redislock.protocol.canonical import digest
 from celery_redislock.protocol.claims import Claim, to_ms
 from celery_redislock.protocol.holders import encode
 from celery_redislock.protocol.keys import lock_keys

@@ -10,10 +10,10 @@ import pytest
 from celery import Celery
 
 from celery_redislock import RedisLock
-from celery_redislock.app.canonical import digest
 from celery_redislock.app.settings import AppLocks, app_locks
 from celery_redislock.ops.history import PastRun, past_runs, turned_away
 from celery_redislock.protocol import calls
+from celery_redislock.protocol.canonical import digest
 from celery_redislock.protocol.keys import lock_keys
 from tests.support.rights import acl_lines, as_user
 from tests.support.servers import RedisServer

@@ -31,7 +31,7 @@ from celery_redislock import (
 from celery_redislock.testing import assert_free, assert_locked, hold_lock, lose_lock, memory_locks
 from tests.support.clusters import url_of_quorum
 from tests.support.lateness import elapsed
-from tests.support.servers import RedisServer, SentinelSet
+from tests.support.servers import Proxy, RedisServer, SentinelSet
 from tests.support.waiting import eventually, never
 
 
@@ -91,10 +91,12 @@ class cancelled_at:
 
 def test_it_excludes_everybody_else_and_says_what_it_holds(run, lock, blocking):
     async def main() -> None:
-        async with lock() as held:
-            assert held.fence > 0
+        mine = lock()
+        async with mine as held:
+            assert held.fence == mine.fence > 0
+            assert held.key == mine.key
             assert not held.lost
-            assert await held.locked()
+            assert await mine.locked()
             await held.ensure()
             assert await held.extend() is True
             assert not blocking().acquire(timeout=0)
@@ -103,14 +105,16 @@ def test_it_excludes_everybody_else_and_says_what_it_holds(run, lock, blocking):
             with pytest.raises(LockConflict) as conflict:
                 async with lock(timeout=0):
                     raise AssertionError("not reached")
-            assert conflict.value.holder.pid == (await held.holder()).pid == os.getpid()
-        assert not await held.locked()
-        assert held.fence == 0
-        assert await held.release() is False
-        with pytest.raises(LockLost):
-            await held.ensure()
-        with pytest.raises(LockLost):
-            await held.extend()
+            assert conflict.value.holder.pid == (await mine.holder()).pid == os.getpid()
+        assert not await mine.locked()
+        for over in (mine, held):
+            assert over.fence == 0
+            assert not over.lost
+            assert await over.release() is False
+            with pytest.raises(LockLost):
+                await over.ensure()
+            with pytest.raises(LockLost):
+                await over.extend()
 
     run(main())
 
@@ -201,47 +205,12 @@ def test_coroutines_that_share_it_come_one_after_another_in_order(run, lock):
 
 def test_a_task_that_holds_it_does_not_wait_for_itself(lock):
     async def main() -> None:
-        async with lock() as held:
+        mine = lock()
+        async with mine:
             with pytest.raises(LockConflict):
-                await held.acquire()
-            assert not await held.acquire(timeout=0)
-
-    asyncio.run(main())
-
-
-def test_any_task_may_release_it(lock):
-    async def main() -> None:
-        held = lock()
-        assert await held.acquire()
-        assert await asyncio.create_task(held.release())
-        assert await held.acquire(timeout=0)
-        assert await held.release()
-
-    asyncio.run(main())
-
-
-def test_a_task_that_lost_the_lock_does_not_release_that_of_the_next(redis_server, lock):
-    async def main() -> None:
-        shared = lock(ttl=2, heartbeat=False)
-        fences: list[int] = []
-
-        async def loses() -> None:
-            async with shared:
-                fences.append(shared.fence)
-                await soon(lambda: len(fences) == 2, "another task has it")
-                assert shared.lost
-                assert shared.fence == fences[0]
-            with redis_server.client() as client:
-                assert client.exists(shared.key)
-
-        async def next_one() -> None:
-            await soon(lambda: fences, "the first has it")
-            async with shared:
-                fences.append(shared.fence)
-                await first
-
-        first = asyncio.create_task(loses())
-        await asyncio.gather(first, next_one())
+                await mine.acquire()
+            assert not await mine.acquire(timeout=0)
+            await mine.ensure()
 
     asyncio.run(main())
 
@@ -430,6 +399,83 @@ def test_a_release_that_is_cancelled_is_carried_out(redis_server, lock, at):
 
     asyncio.run(main())
     leaves_nothing(redis_server, lock())
+
+
+@pytest.mark.parametrize("by", ["the lock", "what it acquired"])
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_release_whose_task_is_cancelled_before_it_runs_is_carried_out(
+    redis_server, lock, by, ends
+):
+    async def main() -> None:
+        mine = lock(ttl=60)  # not by expiring
+        async with mine as held:
+            releases = (mine if by == "the lock" else held).release
+            if ends:
+                asyncio.create_task(releases())  # noqa: RUF006  the end of `run` cancels it
+                raise KeyError
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(releases(), 0)
+            assert held.fence == mine.fence == 0
+            await asyncio.to_thread(leaves_nothing, redis_server, lock())
+
+    with pytest.raises(KeyError) if ends else contextlib.nullcontext():
+        asyncio.run(main())
+    leaves_nothing(redis_server, lock())
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "while it is under way"])
+def test_an_extension_that_comes_late_does_not_bring_a_released_lock_back(
+    redis_server, proxy, label, ends
+):
+    async def main() -> str:
+        async with AsyncRedisLock(proxy.url, label, ttl=30) as held:
+            await held.extend()
+            came, goes_on = proxy.to_server.hold_back_one()
+            extends = asyncio.create_task(held.extend())
+            await soon(came.is_set, "it is under way")
+            if ends == "cancelled":
+                extends.cancel()
+                await asyncio.wait({extends})
+        goes_on.set()
+        if ends != "cancelled":
+            with pytest.raises(LockLost):
+                await extends
+        return held.key
+
+    key = asyncio.run(main())
+    with redis_server.client() as client:
+        never(lambda: client.exists(key), "it is locked", 0.5)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_extension_that_comes_late_to_one_of_a_quorum_brings_nothing_back(
+    three_servers, label, ends
+):
+    """The others have extended the lock before it was released."""
+
+    async def main(url: str, proxy: Proxy) -> None:
+        async with AsyncRedisLock(url, label, ttl=30) as held:
+            await held.extend()
+            came, goes_on = proxy.to_server.hold_back_one()
+            extends = asyncio.create_task(held.extend())
+            await soon(came.is_set, "it is under way")
+            extends.cancel()
+            await asyncio.wait({extends})
+        goes_on.set()
+        if not ends:
+            await asyncio.to_thread(free, held.key)
+
+    def free(key: str) -> None:
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(each.client()) for each in three_servers]
+            eventually(lambda: not any(each.exists(key) for each in clients), "it is free", 10)
+            never(lambda: any(each.exists(key) for each in clients), "it is locked", 0.5)
+
+    for _ in range(3):
+        with Proxy(three_servers[2].port) as proxy:
+            url = url_of_quorum(three_servers).replace(str(proxy.target_port), str(proxy.port))
+            asyncio.run(main(url, proxy))
+            free(AsyncRedisLock(url, label).key)
 
 
 def test_a_program_that_ends_at_once_leaves_nothing(redis_server, lock):
@@ -631,6 +677,65 @@ def test_without_a_heartbeat_the_loss_comes_with_the_ttl(lock):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("body_fails", [False, True])
+def test_a_block_that_lost_the_lock_says_so_at_its_end(lock, redis_server, body_fails):
+    async def main() -> None:
+        async with lock(ttl=60) as held:
+            with redis_server.client() as client:
+                client.delete(held.key)
+            if body_fails:
+                raise KeyError
+
+    @lock(ttl=60)
+    async def decorated() -> None:
+        with redis_server.client() as client:
+            client.delete(lock().key)
+        if body_fails:
+            raise KeyError
+
+    for work in (main, decorated):
+        with pytest.raises(KeyError if body_fails else LockLost):
+            asyncio.run(work())
+
+
+def test_a_block_that_has_released_a_lost_lock_ends_in_peace(lock, redis_server):
+    async def main() -> None:
+        async with lock(ttl=60) as held:
+            with redis_server.client() as client:
+                client.delete(held.key)
+            assert await held.release() is False
+
+    asyncio.run(main())
+
+
+def test_without_a_heartbeat_its_own_task_waits_until_it_expires(lock):
+    async def main() -> None:
+        mine = lock(ttl=1, heartbeat=False)
+        assert await mine.acquire()
+        fence, told = mine.fence, asyncio.create_task(mine.lost.wait())
+        assert await mine.acquire()
+        assert mine.fence > fence
+        assert not mine.lost
+        await asyncio.wait_for(told, 10)
+        assert await mine.release() is True
+        assert mine.fence == 0
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_ever_is_told_of_an_outage(own_redis, label):
+    async def main() -> None:
+        held, waits = (AsyncRedisLock(own_redis.url, label, ttl=3) for _ in range(2))
+        assert await held.acquire(0)
+        waiting = asyncio.create_task(waits.acquire())
+        await asyncio.sleep(0)
+        own_redis.kill()
+        with pytest.raises(LockUnavailable):
+            await asyncio.wait_for(waiting, 30)
+
+    asyncio.run(main())
+
+
 # -- where it does not belong ---------------------------------------------------------------------
 
 
@@ -683,10 +788,11 @@ def test_the_kit_holds_and_loses_it(redis_server, label):
         with hold_lock(lock), pytest.raises(LockConflict):
             async with lock:
                 raise AssertionError("not reached")
-        async with lock:
-            assert_locked(lock)
-            lose_lock(lock)
-            assert await asyncio.wait_for(lock.lost.wait(), 10)
+        with pytest.raises(LockLost):
+            async with lock:
+                assert_locked(lock)
+                lose_lock(lock)
+                assert await asyncio.wait_for(lock.lost.wait(), 10)
         assert_free(lock)
 
     with memory_locks():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -58,6 +59,202 @@ def test_a_decorated_coroutine_function_runs_under_the_lock(redis_server, label)
         return await asyncio.gather(*map(adjust, range(10)))
 
     assert asyncio.run(main()) == list(range(10))
+
+
+def test_a_decorator_works_in_many_loops_at_once(redis_server, label):
+    lock = AsyncRedisLock(redis_server.url, label, timeout=60)
+    inside: list[int] = []
+
+    @lock
+    async def adjust(number: int) -> int:
+        inside.append(number)
+        fence = lock.fence
+        await lock.ensure()
+        assert await lock.locked()
+        assert await lock.extend()
+        assert lock.fence == fence
+        assert inside == [number]
+        inside.clear()
+        return fence
+
+    async def main(first: int) -> list[int]:
+        return await asyncio.gather(*(adjust(first + n) for n in range(3)))
+
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(2):  # the first loops have ended then
+            fences = [
+                f for run in threads.map(lambda n: asyncio.run(main(10 * n)), range(8)) for f in run
+            ]
+            assert len(set(fences)) == 24
+            assert min(fences) > 0
+
+
+# -- names that a call fills ----------------------------------------------------------------------
+
+
+def of_account(account_id, amount=0):
+    return f"account:{account_id}"
+
+
+@pytest.fixture
+def shared(make_app, redis_server, label):
+    """A task's app, and the key of the task's lock for an account."""
+    app = make_app(redislock_url=redis_server.url, redislock_prefix=label)
+
+    @app.task(base=SingletonTask, lock_key="account:{account_id}")
+    def sync(account_id: int) -> None: ...
+
+    return app, app.tasks[sync.name].lock_key_for
+
+
+@pytest.mark.parametrize("name", ["account:{account_id}", of_account])
+def test_a_name_is_filled_from_each_calls_arguments_and_shared_with_a_task(shared, name):
+    app, key_of = shared
+    lock = RedisLock(app, name, timeout=0)
+
+    @lock
+    def adjust(account_id, amount=0):
+        assert lock.key == key_of(account_id)
+        assert lock.locked()
+        assert lock.fence > 0
+        lock.ensure()
+        lock.extend()
+        assert not RedisLock(app, f"account:{account_id}").acquire(0)
+        with RedisLock(app, "account:0", timeout=0):
+            pass
+        return amount
+
+    assert adjust(5, 2) == adjust(account_id=5, amount=2) == 2
+    with RedisLock(app, "account:6"):
+        assert adjust(5) == 0
+        with pytest.raises(LockConflict) as conflict:
+            adjust(6)
+    assert conflict.value.key == key_of(6)
+    assert lock.fence == 0
+
+
+@pytest.mark.parametrize("name", ["account:{account_id}", of_account])
+def test_a_name_is_filled_for_coroutines_too(shared, name):
+    app, key_of = shared
+    lock = AsyncRedisLock(app, name, timeout=0)
+
+    @lock
+    async def adjust(account_id, amount=0):
+        assert lock.key == key_of(account_id)
+        assert await lock.locked()
+        await lock.ensure()
+        assert not RedisLock(app, f"account:{account_id}").acquire(0)
+        await asyncio.sleep(0.01)
+        assert lock.key == key_of(account_id)
+        return lock.fence
+
+    async def main() -> None:
+        fences = await asyncio.gather(
+            *(adjust(account_id=n) for n in range(5)), adjust(5, amount=2)
+        )
+        assert min(fences) > 0
+        assert lock.fence == 0
+        with RedisLock(app, "account:6"), pytest.raises(LockConflict) as conflict:
+            await adjust(6)
+        assert conflict.value.key == key_of(6)
+
+    asyncio.run(main())
+
+
+def test_defaults_and_methods_fill_a_name(redis_server, label):
+    class Account:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        @(lock := RedisLock(redis_server.url, label + ":{self.number}:{kind}"))
+        def adjust(self, amount: int, kind: str = "main") -> str:
+            return self.lock.key
+
+    assert Account(5).adjust(1).endswith(f"{label}:5:main")
+    assert Account(6).adjust(amount=1, kind="b").endswith(f"{label}:6:b")
+
+
+def test_nested_calls_hold_each_its_own_lock(redis_server, label):
+    lock = RedisLock(redis_server.url, label + ":{n}", reentrant=True, timeout=0)
+
+    @lock
+    def walk(n: int) -> None:
+        fence, key = lock.fence, lock.key
+        if n:
+            walk(n - 1)
+            assert (lock.fence, lock.key) == (fence, key)
+        if n == 2:
+            walk_again(n)  # reentrant
+        assert lock.locked()
+
+    def walk_again(n: int) -> None:
+        with_count = lock(lambda n: lock.fence)
+        assert with_count(n) == lock.fence
+
+    walk(2)
+    for n in range(3):
+        assert not RedisLock(redis_server.url, f"{label}:{n}").locked()
+
+    both = AsyncRedisLock(redis_server.url, label + ":{n}", timeout=0)
+
+    @both
+    async def descend(n: int) -> None:
+        fence, key = both.fence, both.key
+        if n:
+            await descend(n - 1)
+            assert (both.fence, both.key) == (fence, key)
+        await both.ensure()
+
+    asyncio.run(descend(2))
+
+
+@pytest.mark.parametrize("kind", [RedisLock, AsyncRedisLock])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        (
+            "account:{acount_id}",
+            r"name names 'acount_id', which is not an argument of the function",
+        ),
+        ("account:{account_id", "not a str.format template"),
+        ("account:{}", "fields must be named"),
+        (lambda first, second: "x", "no call of the function fits that"),
+    ],
+)
+def test_a_name_that_does_not_fit_is_refused_when_it_decorates(redis_server, kind, name, says):
+    def adjust(account_id: int) -> None: ...
+
+    async def adjust_soon(account_id: int) -> None: ...
+
+    with pytest.raises(ConfigError, match=says):
+        kind(redis_server.url, name)(adjust if kind is RedisLock else adjust_soon)
+
+
+@pytest.mark.parametrize("name", ["account:{account_id}", "account:{}", of_account])
+def test_elsewhere_a_field_is_refused(redis_server, name):
+    lock, for_coroutines = RedisLock(redis_server.url, name), AsyncRedisLock(redis_server.url, name)
+
+    async def enter() -> None:
+        async with for_coroutines:
+            raise AssertionError("not reached")
+
+    for use in (
+        lambda: lock.acquire(0), lock.__enter__, lock.locked, lambda: lock.key,
+        lambda: asyncio.run(for_coroutines.acquire(0)), lambda: asyncio.run(enter()),
+        lambda: asyncio.run(for_coroutines.locked()),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match="only the call of a function that"):
+            use()
+    assert lock.fence == 0
+    assert lock.release() is False
+
+
+def test_a_call_that_lacks_what_the_name_needs_is_refused(redis_server, label):
+    @RedisLock(redis_server.url, label + ":{n}")
+    def adjust(n: int) -> None: ...
+
+    with pytest.raises(TypeError, match="'n', which this call lacks"):
+        adjust()  # type: ignore[call-arg]
 
 
 def a_generator():

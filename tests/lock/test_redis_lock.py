@@ -570,16 +570,18 @@ def test_a_lock_whose_thread_ended_is_told_by_its_right_and_not_kept_alive(lock,
 
 
 def test_another_thread_may_extend_the_lock_and_never_revives_it(lock, client, pool) -> None:
-    with lock(ttl=2, heartbeat=False) as mine:
-        time.sleep(0.2)
-        before = client.pttl(mine.key)
-        assert pool.submit(mine.extend).result() is True
-        assert client.pttl(mine.key) > before
-        client.delete(mine.key)
-        with pytest.raises(LockLost):
-            pool.submit(mine.extend).result()
-        assert not client.exists(mine.key)
-        assert mine.lost
+    mine = lock(ttl=2, heartbeat=False)
+    mine.acquire()
+    time.sleep(0.2)
+    before = client.pttl(mine.key)
+    assert pool.submit(mine.extend).result() is True
+    assert client.pttl(mine.key) > before
+    client.delete(mine.key)
+    with pytest.raises(LockLost):
+        pool.submit(mine.extend).result()
+    assert not client.exists(mine.key)
+    assert mine.lost
+    assert mine.release() is False
 
 
 def test_in_a_forked_child_no_thread_claims_the_parents_lock(script) -> None:
@@ -710,6 +712,125 @@ def test_a_thread_that_would_wait_for_itself_for_ever_is_refused(lock) -> None:
         assert mine.acquire(timeout=0.1) is False
         assert mine.lost is False
     assert is_free(lock)
+
+
+# -- in an event loop -----------------------------------------------------------------------------
+
+
+def test_in_an_event_loop_a_reentrant_lock_counts_for_each_task(lock, caplog) -> None:
+    async def main() -> None:
+        mine = lock(reentrant=True)
+
+        async def other() -> None:
+            began = time.monotonic()
+            assert mine.acquire(timeout=5) is False
+            with pytest.raises(LockConflict):
+                mine.acquire()  # it would wait for ever: it blocks the holder
+            with pytest.raises(LockConflict), mine:
+                raise AssertionError("not reached")
+            assert elapsed(began) < 3
+            assert mine.release() is False
+            assert mine.fence == fence
+
+        with mine:
+            fence = mine.fence
+            with mine:
+                await asyncio.gather(other(), other())
+            assert not is_free(lock)
+        assert is_free(lock)
+        await asyncio.gather(*map(alone, [mine] * 3))
+
+    async def alone(mine: RedisLock) -> None:
+        with mine, mine:
+            assert mine.fence > 0
+
+    asyncio.run(main())
+    (told,) = said_by(caplog, "did not release")
+    assert "the task 'Task-" in told
+
+
+def test_in_an_event_loop_what_an_ended_task_left_is_its_threads(lock) -> None:
+    """As in the cells of a notebook."""
+
+    async def main() -> None:
+        mine = lock()
+
+        async def take() -> bool:
+            return mine.acquire(0)
+
+        assert await asyncio.create_task(take())
+        assert mine.fence > 0
+        assert mine.release() is True
+        assert is_free(lock)
+
+    asyncio.run(main())
+
+
+def test_in_an_event_loop_it_is_said_once_that_the_lock_blocks(lock, caplog) -> None:
+    async def main() -> None:
+        for _ in range(2):
+            with lock():
+                pass
+
+    for _ in range(2):
+        asyncio.run(main())
+    (told, _) = said_by(caplog, "AsyncRedisLock")  # once for each loop
+    assert "may block the event loop" in told
+
+
+def test_outside_of_an_event_loop_nothing_is_said(lock, caplog) -> None:
+    async def main() -> None:
+        assert await asyncio.to_thread(lambda: lock().acquire(1))
+        assert not lock().acquire(timeout=0)
+
+    asyncio.run(main())
+    with lock(timeout=20):
+        pass
+    assert not said_by(caplog, "AsyncRedisLock")
+
+
+# -- a loss, an expiry, an outage -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body_fails", [False, True])
+def test_a_block_that_lost_the_lock_says_so_at_its_end(lock, client, body_fails) -> None:
+    mine = lock(ttl=60)
+
+    def body() -> None:
+        client.delete(mine.key)
+        if body_fails:
+            raise KeyError
+
+    with pytest.raises(KeyError if body_fails else LockLost), mine:
+        body()
+    with pytest.raises(KeyError if body_fails else LockLost):
+        mine(body)()
+    with mine:
+        client.delete(mine.key)
+        assert mine.release() is False  # who releases it is told by that
+    assert is_free(lock)
+
+
+def test_without_a_heartbeat_its_own_thread_waits_until_it_expires(lock) -> None:
+    mine = lock(ttl=1, heartbeat=False)
+    assert mine.acquire()
+    fence = mine.fence
+    assert mine.acquire(timeout=0) is False
+    assert mine.acquire() is True
+    assert mine.fence > fence
+    assert mine.release() is True
+    assert mine.fence == 0
+    assert is_free(lock)
+
+
+def test_who_waits_for_ever_is_told_of_an_outage(own_redis, label) -> None:
+    held, waits = (RedisLock(own_redis.url, label, ttl=3) for _ in range(2))
+    assert held.acquire(0)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(waits.acquire)
+        own_redis.kill()
+        with pytest.raises(LockUnavailable):
+            waiting.result(30)
 
 
 def test_threads_that_share_one_object_exclude_each_other(lock) -> None:
@@ -940,7 +1061,7 @@ def test_a_waiter_that_stands_still_does_not_start_with_a_right_that_has_ended(
         """
 lock = RedisLock(url, name, ttl=2)
 lock.acquire(timeout=30)
-say({"lost": lock.lost, "holds": client.get(lock.key) == lock._mine.lease.stored})
+say({"lost": lock.lost, "holds": client.get(lock.key) == lock._lease.stored})
 """
     )
     eventually(lambda: client.info("clients")["blocked_clients"], "it sleeps")
@@ -957,7 +1078,7 @@ say({"lost": lock.lost, "holds": client.get(lock.key) == lock._mine.lease.stored
 FORKS = """
 lock = RedisLock(url, name, ttl=12, reentrant={reentrant})
 lock.acquire()
-lease = lock._mine.lease  # what a task has as self.lock
+lease = lock._lease  # what a task has as self.lock
 child = os.fork()
 if child == 0:
     said = {{}}
@@ -1004,7 +1125,7 @@ def test_a_forked_child_does_not_keep_its_dead_parents_lock(lock, script, client
         """
 lock = RedisLock(url, name, ttl=2)
 lock.acquire()
-lease = lock._mine.lease  # what a task has as self.lock
+lease = lock._lease  # what a task has as self.lock
 child = os.fork()
 if child == 0:
     while not (lock.lost or lease.lost):
@@ -1342,6 +1463,19 @@ def test_a_release_that_is_cut_short_frees_the_lock_all_the_same(lock) -> None:
         assert other.acquire(timeout=0) is True, f"step {step}"
         other.release()
     assert step > 50
+
+
+def test_an_extension_that_is_cut_short_does_not_bring_a_released_lock_back(
+    proxy, client, label
+) -> None:
+    with RedisLock(proxy.url, label, ttl=60) as mine:
+        mine.extend()
+        came, goes_on = proxy.to_server.hold_back_one()
+        with interrupted(CutShort, "extend_now"), pytest.raises(CutShort):
+            mine.extend()
+        assert came.is_set()
+    goes_on.set()
+    never(lambda: client.exists(mine.key), "it is locked", 0.5)
 
 
 def test_who_is_interrupted_while_waiting_waits_no_more(lock) -> None:

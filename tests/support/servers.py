@@ -507,6 +507,16 @@ class Way:
         self.delay = 0.0
         self._free = threading.Event()
         self._free.set()
+        self._next: tuple[threading.Event, threading.Event] | None = None
+
+    def hold_back_one(self) -> tuple[threading.Event, threading.Event]:
+        """Hold back the next piece, and nothing else.
+
+        Returns:
+            Set once it came; to be set to let it go on.
+        """
+        self._next = threading.Event(), threading.Event()
+        return self._next
 
     def block(self) -> None:
         """Let nothing through. Connections stand, new ones are accepted, and no one is told."""
@@ -520,6 +530,11 @@ class Way:
         """Return when this may go on."""
         if self.delay:
             time.sleep(self.delay)
+        held_back, self._next = self._next, None
+        if held_back:
+            came, goes_on = held_back
+            came.set()
+            goes_on.wait(20)
         self._free.wait()
 
 

@@ -14,9 +14,9 @@ import json
 import time
 from typing import Any, Final
 
-from ...app.canonical import digest
 from ...app.settings import AppLocks, app_locks
 from ...errors import LockUnavailable
+from ...protocol.canonical import digest
 from ...protocol.holders import one_line
 from ...protocol.log import get_logger
 from ...tasks.task import locked_tasks

@@ -369,7 +369,7 @@ class LockMachine(RuleBasedStateMachine):
 
     def _release(self, client: Client, done: str, always: bool, trouble: Trouble) -> None:
         asks, once = not client.lease.given_back, not client.right.fence
-        stray = client.lease.unanswered
+        stray = client.lease.unanswered > 0
         self._expect(client.process, trouble, "settle", client.who, done, always, stray)
         how = calls.Release(note=done, always=always, publishes=False)
         settled = client.lease.release(how, past.RELEASED)

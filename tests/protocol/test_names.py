@@ -24,8 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redislock import ConfigError, RedisLock, SingletonTask
-from celery_redislock.app.names import KeyMaker
 from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.protocol.names import KeyMaker
 from celery_redislock.testing import (
     assert_free,
     assert_locked,
@@ -709,7 +709,7 @@ import json, sys
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from uuid import UUID
-from celery_redislock.app.names import KeyMaker
+from celery_redislock.protocol.names import KeyMaker
 from celery_redislock.protocol.keys import lock_keys
 
 def function(x, y=2, *rest, flag=False, **more): pass

@@ -30,9 +30,10 @@ class KeyMaker:
         function: what the task runs, for its signature.
         lock_key: the value of the option.
         normalise: carries a value through the task's serializer and back, so that a default in the
-            signature looks as if it had been sent.
+            signature looks as if it had been sent; None if calls are not sent.
         option: the option's name in error messages: `lock_label` is such a template too.
         headers: the value of the option `lock_headers`.
+        kind: what is called, in error messages.
 
     Raises:
         ConfigError: `lock_key` does not fit the signature or `lock_headers`.
@@ -43,16 +44,18 @@ class KeyMaker:
         task: str,
         function: Callable[..., Any],
         lock_key: str | Sequence[str] | Callable[..., Any] | None,
-        normalise: Normalise,
+        normalise: Normalise | None,
         option: str = "lock_key",
         headers: Sequence[str] = (),
+        kind: str = "task",
     ) -> None:
         self._task = task
+        self._kind = kind
         self._option = option
         self._headers = headers
         self._parameters = parameters = call_signature(function).parameters
         self._defaults = {
-            p.name: _default(p.name, p.default, normalise)
+            p.name: _default(p.name, p.default, normalise) if normalise else p.default
             for p in parameters.values()
             if p.default is not p.empty
         }
@@ -73,7 +76,7 @@ class KeyMaker:
             self._choose(self._fields_of(lock_key))
             self._name = self._by_template
         elif callable(lock_key):
-            _check_callable(task, lock_key, own_signature(function))
+            _check_callable(f"{kind} {task}: {option}", kind, lock_key, own_signature(function))
             if headers:
                 raise self._without_headers("a callable", headers[0])
             self._callable = lock_key
@@ -176,7 +179,7 @@ class KeyMaker:
                 if name not in named and not self._may_lack(name, bound):
                     raise TypeError(
                         f"{self._task}: {self._option} names {name!r}, which this call lacks. Pass"
-                        " it by name, or use a callable lock_key that takes the call's own"
+                        f" it by name, or use a callable {self._option} that takes the call's own"
                         " arguments"
                     )
         return named
@@ -208,7 +211,7 @@ class KeyMaker:
 
     def _fields_of(self, template: str) -> list[str]:
         """The arguments that a template names."""
-        where = f"task {self._task}: {self._option}={template!r}"
+        where = f"{self._kind} {self._task}: {self._option}={template!r}"
         fields = _template_fields(where, template)
         if not fields and template in self._parameters:
             is_key = self._option == "lock_key"
@@ -252,8 +255,9 @@ class KeyMaker:
         for name in names:
             if name not in known and self._more not in known:
                 raise ConfigError(
-                    f"task {self._task}: {self._option} names {name!r}, which is not an argument of"
-                    f" the task; its arguments are: {', '.join(known) or 'none'}"
+                    f"{self._kind} {self._task}: {self._option} names {name!r}, which is not an"
+                    f" argument of the {self._kind}; its arguments are:"
+                    f" {', '.join(known) or 'none'}"
                 )
         self._chosen = tuple(dict.fromkeys(names))
 
@@ -296,6 +300,14 @@ def _values(task: str, names: Sequence[str], headers: Mapping[str, Any]) -> dict
     return values
 
 
+def has_fields(text: str) -> bool:
+    """Whether this is a template with fields. A text with a single brace is none."""
+    try:
+        return bool(list(_fields(text)))
+    except ValueError:
+        return False
+
+
 def _template_fields(where: str, template: str) -> list[str]:
     try:
         fields = list(_fields(template))
@@ -325,19 +337,19 @@ def _fields(template: str) -> Iterator[str]:
         yield from _fields(spec or "")
 
 
-def _check_callable(task: str, function: Callable[..., Any], calls: Signature) -> None:
+def _check_callable(where: str, kind: str, function: Callable[..., Any], calls: Signature) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a builtin without a signature
         return
-    if next(iter(signature.parameters), None) == "self":
+    if next(iter(signature.parameters), None) == "self" and "self" not in calls.parameters:
         raise ConfigError(
-            f"task {task}: lock_key's callable gets the call's own arguments, without self;"
+            f"{where}'s callable gets the call's own arguments, without self;"
             " remove self from its parameters"
         )
     if not _some_call_fits(calls, signature):
         raise ConfigError(
-            f"task {task}: lock_key's callable takes {signature}, but no call of the task fits"
+            f"{where}'s callable takes {signature}, but no call of the {kind} fits"
             " that; it must take the call's own arguments:"
             f" {', '.join(calls.parameters) or 'none'}"
         )

@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from kombu.utils import json as kombu_json
 
-from celery_redislock.app.canonical import canonical, digest
-from tests.app.test_names import app, key_at_worker, nested, plain, singleton
+from celery_redislock.protocol.canonical import canonical, digest
+from tests.protocol.test_names import app, key_at_worker, nested, plain, singleton
 
 __all__ = ["app"]  # fixtures
 

@@ -13,10 +13,10 @@ import pytest
 from celery import Celery
 
 from celery_redislock import ConfigError, SingletonTask
-from celery_redislock.app.names import KeyMaker
-from celery_redislock.app.signatures import call_signature
+from celery_redislock.protocol.names import KeyMaker
+from celery_redislock.protocol.signatures import call_signature
 from celery_redislock.testing import memory_locks
-from tests.app.test_names import app, key_at_worker, singleton
+from tests.protocol.test_names import app, key_at_worker, singleton
 
 __all__ = ["app"]  # a fixture
 

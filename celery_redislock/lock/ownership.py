@@ -1,0 +1,104 @@
+"""Whose an acquisition of an `AsyncRedisLock` is: the requests that a task made, and those from
+which it has its context.
+
+A request is noted when the lock is asked for, not when it is acquired: a context variable that
+another task sets does not come back, and in Python 3.10 and 3.11 `asyncio.wait_for` makes such a
+task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, TypeAlias
+
+#: A task of asyncio; None outside of tasks.
+Task: TypeAlias = "weakref.ref[asyncio.Task[Any]] | None"
+
+
+class Request:
+    """A request for a lock. The lock keeps what was acquired for it as long as a context does.
+
+    Attributes:
+        task: the task that asked.
+        work: the coroutine that asks the server; None once it is dropped.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.work: Callable[[], Coroutine[Any, Any, Any] | None] = lambda: None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the coroutine has not ended. It may never have begun."""
+        work = self.work()
+        return work is not None and getattr(work, "cr_frame", None) is not None
+
+    def is_of_another(self, task: Task) -> bool:
+        """Whether another task asked, and runs."""
+        other = None if self.task is None or self.task is task else self.task()
+        return other is not None and not other.done()
+
+
+_Requests: TypeAlias = "Mapping[weakref.ref[Any], tuple[Request, ...]]"
+
+#: By lock, the last request first. Never changed, only replaced: contexts share it.
+_requests: Final[ContextVar[_Requests]] = ContextVar("redislock_requests")
+
+
+def this_task() -> Task:
+    """The task that runs. The same task is the same object, as long as somebody has it."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop runs in this thread
+        return None
+    return None if task is None else weakref.ref(task)
+
+
+def note_request(
+    lock: weakref.ref[Any], holds: Callable[[Request], object]
+) -> tuple[Request, list[Request]]:
+    """Note in this context that its task asks for a lock from now on.
+
+    Args:
+        lock: the lock.
+        holds: whether the lock is held for a request.
+
+    Returns:
+        The request, and what the task asked for earlier and holds or may get.
+    """
+    task = this_task()
+    known = {each: requests for each, requests in _requests.get({}).items() if each() is not None}
+    kept = [
+        each
+        for each in known.get(lock, ())
+        if holds(each) or each.is_open or each.is_of_another(task)
+    ]
+    request = Request(task)
+    _requests.set({**known, lock: (request, *kept)})
+    return request, [each for each in kept if each.task is task]
+
+
+def requests_here(lock: weakref.ref[Any]) -> list[Request]:
+    """The requests for this lock that the task made; if it has made none, those of the task from
+    which it has its context. The last is the first.
+    """
+    requests, task = _requests.get({}).get(lock, ()), this_task()
+    own = [each for each in requests if each.task is task]
+    return own or [each for each in requests if each.task is requests[0].task]
+
+
+@contextlib.contextmanager
+def out_of_sight() -> Iterator[None]:
+    """A context in which no requests are seen. Connections and timers that are made here would
+    keep them, and what is held for them, after their task has ended.
+    """
+    token = _requests.set({})
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the collector ends this coroutine, elsewhere
+            _requests.reset(token)
