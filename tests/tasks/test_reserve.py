@@ -153,6 +153,16 @@ def test_a_result_from_before_the_reservation_proves_nothing(tasks, label, lengt
     assert length() == 1
 
 
+@pytest.mark.parametrize("name", ["disabled://", "rpc://"])
+def test_a_backend_without_stored_results_is_not_asked(conf, label, queue, name, caplog):
+    app = make_sender(conf, result_backend=name)
+    caplog.set_level("DEBUG", "celery_redislock")
+    first, again = (app.tasks["unique"].apply_async((label,), queue=queue) for _ in range(2))
+    assert again.id == first.id
+    assert "cannot ask" not in caplog.text
+    app.close()
+
+
 def test_a_backend_that_fails_proves_nothing(tasks, label, monkeypatch):
     def fails(*args, **kwargs):
         raise OSError("no backend")
@@ -271,6 +281,18 @@ def test_an_eager_task_that_is_unique_in_the_queue_alone_leaves_no_reservation(c
 
     assert queued.delay(label).successful()
     assert queued.lock_holder(label) is None
+    app.close()
+
+
+def test_an_eager_task_that_is_unique_in_the_queue_alone_may_send_itself(conf, label):
+    app = make_sender(conf, task_always_eager=True, redislock_eager=True)
+
+    @app.task(base=SingletonTask, lock_key=["label"], lock_scope="queued", shared=False)
+    def queued(label, again=1):
+        held = queued.lock_holder(label, again)
+        return [held, *(queued.delay(label, again=0).result if again else [])]
+
+    assert queued.delay(label).result == [None, None]
     app.close()
 
 
