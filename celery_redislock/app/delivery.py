@@ -15,23 +15,31 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from ..errors import ConfigError
 from ..protocol.claims import Place
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.tokens import new_token
 from .brokers import Origin
+from .formats import is_newer
 
 KEY: Final = "redislock"
 #: Tells this worker's deliveries from those of others. A forked copy of it has the same `clock`.
 WORKER: Final = new_token()[:16]
-#: The version of the header. A release reads its own version and all earlier ones.
+#: The version of the header, see `formats`.
 VERSION: Final = 2
 
 
 def attempt_of(raw: Mapping[str, Any]) -> tuple[str, int, int]:
     """Which attempt of a task a request is: the task's id, how many retries and replacements."""
     return raw.get("id") or "", raw.get("retries") or 0, raw.get("replaced_task_nesting") or 0
+
+
+def is_from_newer(raw: Mapping[str, Any]) -> bool:
+    """Whether a newer release wrote the message's header. We then read nothing of it."""
+    header = raw.get(KEY)
+    return isinstance(header, Mapping) and is_newer(
+        "messages, which go back to their queue", header.get("v", 1), VERSION
+    )
 
 
 class Source(NamedTuple):
@@ -52,7 +60,9 @@ def restore_route(raw: Mapping[str, Any]) -> None:
     which it was first sent: a retry is sent with these.
     """
     header = raw.get(KEY)
-    route = header.get("route") if isinstance(header, Mapping) else None
+    if not isinstance(header, Mapping) or is_from_newer(raw):
+        return
+    route = header.get("route")
     # Anybody may write a header, and no error may reach the worker's consumer.
     if isinstance(route, list | tuple) and all(isinstance(each, str) for each in route):
         raw["delivery_info"].update(zip(("exchange", "routing_key"), route, strict=False))
@@ -145,7 +155,7 @@ class Kept(NamedTuple):
     def of(cls, raw: Mapping[str, Any]) -> Kept | None:
         """What is kept for the message with these headers."""
         header = raw.get(KEY)
-        if not isinstance(header, Mapping):
+        if not isinstance(header, Mapping) or is_from_newer(raw):
             return None
         pair = header.get("kept")
         if not isinstance(pair, list | tuple) or len(pair) != 2:
@@ -206,11 +216,7 @@ class Delivery:
 
     @classmethod
     def take_from(cls, raw: dict[str, Any]) -> Delivery:
-        """Read a delivery from its request, and take our header out of the request.
-
-        Raises:
-            ConfigError: a newer release wrote the header.
-        """
+        """Read a delivery from its request, and take our header out of the request."""
         properties = raw.get("properties") or {}
         stamped = properties.get(KEY) or {}
         info = raw.get("delivery_info") or {}
@@ -233,12 +239,6 @@ class Delivery:
         return delivery
 
     def _read(self, header: Mapping[str, Any]) -> None:
-        version = header.get("v", 1)
-        if not isinstance(version, int) or version > VERSION:
-            raise ConfigError(
-                f"the message was sent by a newer celery-redislock: its header has version"
-                f" {version!r}, and this release knows versions up to {VERSION}; update this worker"
-            )
         self.redelivered = self.redelivered or bool(header.get("redelivered"))
         self.deferrals = int(header.get("deferrals", 0))
         self.outages = int(header.get("outages", 0))

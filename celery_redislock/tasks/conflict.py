@@ -102,10 +102,9 @@ class TaskConflict:
         return TurnedAway(Outcome.RAISED, self._busy.holder)
 
     def defer(self, countdown: float | timedelta) -> Decision:
-        delivery = self._run.facts.delivery
         if self._run.facts.is_eager:
             return self.skip()  # nobody would run what is published
-        if delivery.fanout and delivery.queue is None:
+        if self._run.facts.cannot_come_back:
             why = (
                 "it came through a fanout exchange, to a queue of which this broker cannot give it"
                 " back to this worker alone"

@@ -25,6 +25,9 @@ RESULT_DUE: Final = 5.0
 MOST_OUTAGE: Final = 60.0
 #: Seconds for which a task is put off at least, however soon the broker redelivers.
 SHORTEST: Final = 0.5
+#: The relations, see `acquire.lua`, of a holder whose duplicate the task need not be: it may be a
+#: run of this very task.
+NO_DUPLICATE: Final = ("own", "earlier", "newer")
 
 
 # -- decisions --------------------------------------------------------------------------------
@@ -223,6 +226,8 @@ def _busy(run: Record, asked: Question, busy: Busy) -> Decision | Question | Bus
         # holder dies, this copy is all that is left of the task. We clear `sent`: whatever the
         # message's identity, it counts as a copy of what runs under its id.
         return _behind(run, Outcome.REDELIVERED, busy, {"redelivered": True, "sent": ""})
+    if busy.relation == "newer" and not (run.facts.is_eager or run.facts.cannot_come_back):
+        return _behind(run, Outcome.DEFERRED, busy)
     if not is_earlier:
         return busy
     if isinstance(asked, Await) and asked.is_earlier:

@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from celery.app.task import Context
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 
 from ..app.again import message_options, publish_again
 from ..app.brokers import broker_of
+from ..app.delivery import KEY, Delivery
 from ..app.entries import Entry
 from ..app.internals import least_countdown
 from ..app.outcomes import Outcome
 from ..app.results import store_skipped
 from ..app.times import seconds_until
-from ..errors import LockConflict, TaskReplaced, TaskSkipped
+from ..errors import LockConflict, LockUnavailable, TaskReplaced, TaskSkipped
 from ..protocol.claims import Parking
 from ..protocol.entries import slot_of
 from ..protocol.holders import Holder, successor_text
@@ -34,6 +36,7 @@ from .decisions import (
     longest_countdown,
 )
 from .ends import AlreadyDone, Deferred, Expired, Skipped, Waiting
+from .locked import LockedTask
 from .record import RUNS, Course, Ends, Fails, Record, Returns, Runs
 from .refused import refused
 from .settle import End
@@ -47,6 +50,8 @@ SPREAD: Final = 1.25
 BEFORE_REJECTING: Final = 1.0
 #: While the lock server is away, a task comes back at least so many seconds before it expires.
 IN_TIME: Final = 1.0
+#: Seconds until a message that only a newer release can read is delivered again.
+BACK_AFTER: Final = 3.0
 
 
 def carry_out(run: Record, decision: Decision) -> Course:
@@ -145,18 +150,28 @@ def _put_off(run: Record, decision: PutOff) -> Course:
         return Ends(Expired())
     _say_put_off(run, decision)
     header = run.next_header(outage=cause is not None)
-    try:
-        _publish(run, countdown, header)
-    except SoftTimeLimitExceeded:
-        raise
-    except Exception as exc:
-        logger.exception("redislock: %s could not be published again", run)
-        # A fanout exchange would give the message to all its queues.
-        if facts.task.acks_late and not facts.delivery.fanout:
-            time.sleep(BEFORE_REJECTING)
-            return Ends(Reject(exc, requeue=True), End.COMES_BACK)
-        raise (cause or exc) from exc
-    return Ends(Deferred(), End.PUT_OFF)
+    return _publish(facts.task, facts.raw, run.request, run.delivery, header, countdown, cause)
+
+
+def give_back(task: LockedTask, raw: dict[str, Any], args: Any, kwargs: Any) -> Course:
+    """Give a message that a newer release wrote back to its queue, as it came: a newer worker can
+    read its header. Until that one comes, this is repeated.
+    """
+    request = Context(raw, args=args, kwargs=kwargs, called_directly=False)
+    delivery = Delivery.take_from({**raw, KEY: None})
+    if delivery.fanout and delivery.queue is None:
+        logger.warning("redislock: %s[%s] is left to newer workers", task.name, request.id)
+        return Ends(AlreadyDone())  # each worker of its exchange has a copy
+    longest = longest_countdown(task.app_locks.redelivery.after)
+    countdown = min(BACK_AFTER * random.uniform(1.0, SPREAD), longest)
+    left = seconds_until(raw.get("expires"))
+    if left is not None:  # RabbitMQ would drop it; Celery ends it with a result
+        countdown = max(min(countdown, left - IN_TIME), 0.0)
+    logger.info(
+        "redislock: %s[%s] goes back to its queue for %.1f s: a newer release sent it",
+        task.name, request.id, countdown,
+    )  # fmt: skip
+    return _publish(task, raw, request, delivery, {KEY: raw[KEY]}, countdown)
 
 
 def _say_put_off(run: Record, decision: PutOff) -> None:
@@ -170,11 +185,29 @@ def _say_put_off(run: Record, decision: PutOff) -> None:
         run.facts.tell_conflict(outcome, decision.holder, countdown)
 
 
-def _publish(run: Record, countdown: float, header: dict[str, Any]) -> None:
-    task, request = run.facts.task, run.request
-    options = message_options(run.facts.raw, request, header, run.delivery)
-    options["countdown"] = max(countdown, least_countdown(task.app))
-    publish_again(task.app, task.name, request.args, request.kwargs, options)
+def _publish(
+    task: LockedTask,
+    raw: dict[str, Any],
+    request: Any,
+    delivery: Delivery,
+    header: dict[str, Any],
+    countdown: float,
+    cause: LockUnavailable | None = None,
+) -> Course:
+    try:
+        options = message_options(raw, request, header, delivery)
+        options["countdown"] = max(countdown, least_countdown(task.app))
+        publish_again(task.app, task.name, request.args, request.kwargs, options)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as exc:
+        logger.exception("redislock: %s[%s] could not be published again", task.name, request.id)
+        # A fanout exchange would give the message to all its queues.
+        if task.acks_late and not delivery.fanout:
+            time.sleep(BEFORE_REJECTING)
+            return Ends(Reject(exc, requeue=True), End.COMES_BACK)
+        raise (cause or exc) from exc
+    return Ends(Deferred(), End.PUT_OFF)
 
 
 # -- it waits in the room ---------------------------------------------------------------------

@@ -221,7 +221,9 @@ class Sending:
         ended, kept, key = busy.holder, busy.reservation, self._keys.lock
         assert ended is not None
         if kept is not None:
-            logger.warning("redislock: %s is kept for %s, which has ended: freed", key, kept.task_id)
+            logger.warning(
+                "redislock: %s is kept for %s, which has ended: freed", key, kept.task_id
+            )
             settle_kept(self._task.app, Kept(self._keys.lock_id, kept.token), End.CANNOT_RUN)
             return self._reserve(claim)
         give_up = clock() + LAST_MOMENTS

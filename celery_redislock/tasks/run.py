@@ -13,7 +13,7 @@ from typing import Any
 
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from ..app.delivery import take_header
+from ..app.delivery import is_from_newer, take_header
 from ..app.housekeeper import housekeeper
 from ..app.outcomes import Outcome, is_heard
 from ..app.settings import AppLocks
@@ -32,7 +32,7 @@ from .asking import Asking
 from .conflict import TaskConflict, decide
 from .current import lock_of_body
 from .decisions import FIRST, GO
-from .deeds import carry_out, end_replaced
+from .deeds import carry_out, end_replaced, give_back
 from .ends import LEASE
 from .facts import Facts
 from .limits import only_logged, surely
@@ -69,7 +69,9 @@ class Run(Asking):
         def life() -> Any:
             try:
                 locks = self._task.app_locks
-                if not self._task._takes_lock(locks, is_eager=request is not None):
+                if locks.enabled and is_from_newer(self._raw):
+                    self.course = give_back(self._task, self._raw, args, kwargs)
+                elif not self._task._takes_lock(locks, is_eager=request is not None):
                     self._go_without()
                 else:
                     self._learn_facts(locks, args, kwargs, request)
