@@ -31,7 +31,7 @@ from .abort import Abort
 from .asking import Asking
 from .conflict import TaskConflict, decide
 from .current import lock_of_body
-from .decisions import FIRST, GO
+from .decisions import FIRST, GO, replaced_before
 from .deeds import carry_out, end_replaced, give_back
 from .ends import LEASE
 from .facts import Facts
@@ -75,7 +75,9 @@ class Run(Asking):
                     self._go_without()
                 else:
                     self._learn_facts(locks, args, kwargs, request)
-                    answer = self.admit() if self.facts.policy.admits else self.understand(FIRST)
+                    answer = replaced_before(self) or (
+                        self.admit() if self.facts.policy.admits else self.understand(FIRST)
+                    )
                     if answer is GO:
                         self.course = RUNS
                     else:
@@ -181,7 +183,10 @@ class Run(Asking):
             if self.ran.how != past.REPLACED:
                 raise
             assert lease.replaced_by is not None
-            raise end_replaced(self, lease.replaced_by) from exc
+            course = end_replaced(self, lease.replaced_by)
+            if isinstance(course, Ends):
+                raise course.error from exc
+            return course.value
         finally:
             lock_of_body.reset(before)
         self.ran = bodies.ran_to_its_end(self)
