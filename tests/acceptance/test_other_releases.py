@@ -15,7 +15,6 @@ from tests.support.waiting import eventually, never
 from tests.support.workers import ROOT
 
 APP = "tests.acceptance.apps.every_policy"
-QUEUE = "other-releases"
 #: The tasks whose calls all run, whatever they meet.
 ALL_RUN = ("defer", "wait", "queue")
 #: Those that may run beside each other: they take no lock as they run.
@@ -88,8 +87,11 @@ def told_by(worker):
 def test_beside_a_newer_release_every_task_ends_as_its_policy_says(start, send, journal, label):
     older, newer = start("older"), start("newer")
     sent = {name: [send(name, f"{label}-{name}", 0.3) for _ in range(6)] for name in OPTIONS}
-    results = [each for these in sent.values() for each in these]
-    eventually(lambda: all(each.ready() for each in results), "all have ended", 150)
+
+    def open_ones():
+        return [name for name, these in sent.items() for each in these if not each.ready()]
+
+    eventually(lambda: not open_ones(), "all have ended", 150)
     from_both = {
         each.data["from"] for name in OPTIONS for each in journal.read(f"{label}-{name}", "sent")
     }
