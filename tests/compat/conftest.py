@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-from tests.support.migrated import App
 from tests.support.rights import grant
+from tests.support.unshared import App
 from tests.support.waiting import eventually
 
 from .jobs import configure, define

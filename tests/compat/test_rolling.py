@@ -1,4 +1,4 @@
-"""A rolling deploy that changes the import: the other package and ours, side by side on one queue."""
+"""A rolling deploy that changes the import: the other package and ours, side by side."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import uuid
 import pytest
 
 from celery_redislock.compat import celery_once, celery_singleton
+from tests.acceptance.test_turns_nobody_takes import NO_PLUGINS
 from tests.support.waiting import eventually
 
-#: For both packages: a task, and the error with which a duplicate is refused.
+#: Tasks of both packages.
 TASKS = ["slow_task", "only_one", "slow_add", "unlocked_task", "do_or_raise", "do_something"]
 
 
@@ -26,8 +27,13 @@ def sides(conf, redis_server):
 def originals(redis_server):
     """The keys of the other packages' locks."""
     with redis_server.client(db=5) as client:
-        yield lambda: [*client.scan_iter("qo_*"), *client.scan_iter("SINGLETONLOCK_*")]
-        for key in [*client.scan_iter("qo_*"), *client.scan_iter("SINGLETONLOCK_*")]:
+
+        def found():
+            return {*client.scan_iter("qo_*"), *client.scan_iter("SINGLETONLOCK_*")}
+
+        before = found()
+        yield lambda: [*(found() - before)]
+        for key in found() - before:
             client.delete(key)
 
 
@@ -106,17 +112,27 @@ def test_the_order_workers_then_senders_runs_each_task_once_and_leaves_nothing(
     assert journal.overlaps(label) == []
 
 
-@pytest.mark.parametrize("name", ["slow_task", "do_something"])
+@pytest.fixture
+def old_worker(start_worker, sides, monkeypatch, queue):
+    """A worker of their side where this package is not even installed. Returns its queue."""
+    monkeypatch.setenv("PYTHONPATH", str(NO_PLUGINS))
+    start_worker(app="tests.compat.jobs", queues=queue, conf=sides["theirs"])
+    return queue
+
+
 def test_a_new_senders_message_that_an_old_worker_ran_is_in_nobodys_way_once_it_has_a_result(
-    theirs, ours, label, end, name
+    ours, old_worker, label, end
 ):
     """The wrong order."""
-    new = getattr(ours, name)
-    end(new.apply_async((label,), queue="compat-theirs"))
-    assert new.lock_holder(label).queued
-    second = new.apply_async((label,), queue="compat-ours")
-    end(second)
-    assert new.lock_holder(label) is None
+    for name in ("slow_task", "do_something"):
+        new = getattr(ours, name)
+        first = new.apply_async((label,), queue=old_worker)
+        end(first)
+        assert new.lock_holder(label).queued
+        second = new.apply_async((label,), queue="compat-ours")
+        assert second.id != first.id
+        end(second)
+        assert new.lock_holder(label) is None
 
 
 def test_both_modules_make_the_originals_keys(theirs, ours, label):
