@@ -20,7 +20,7 @@ TTL = 2
 def sides(conf, redis_server):
     """The configuration of each side. Theirs needs a user who may do anything."""
     with redis_server.client() as client:  # as docs/migrating.md has it
-        grant(client, "workers", "~qo_*", "~SINGLETONLOCK_*", "+get", "+del")
+        grant(client, "workers", "~qo_*", "~SINGLETONLOCK_*")
     return {
         "theirs": {**conf, "test_side": "theirs", "test_locks": f"{redis_server.url}/5"},
         "ours": {
