@@ -15,23 +15,33 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from ..errors import ConfigError
 from ..protocol.claims import Place
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
+from ..protocol.holders import Holder
 from ..protocol.tokens import new_token
+from ..verbs import NO_RESULT
 from .brokers import Origin
+from .formats import is_newer
 
 KEY: Final = "redislock"
 #: Tells this worker's deliveries from those of others. A forked copy of it has the same `clock`.
 WORKER: Final = new_token()[:16]
-#: The version of the header. A release reads its own version and all earlier ones.
+#: The version of the header, see `formats`.
 VERSION: Final = 2
 
 
 def attempt_of(raw: Mapping[str, Any]) -> tuple[str, int, int]:
     """Which attempt of a task a request is: the task's id, how many retries and replacements."""
     return raw.get("id") or "", raw.get("retries") or 0, raw.get("replaced_task_nesting") or 0
+
+
+def is_from_newer(raw: Mapping[str, Any]) -> bool:
+    """Whether a newer release wrote the message's header. We then read nothing of it."""
+    header = raw.get(KEY)
+    return isinstance(header, Mapping) and is_newer(
+        "messages, which go back to their queue", header.get("v", 1), VERSION
+    )
 
 
 class Source(NamedTuple):
@@ -52,7 +62,9 @@ def restore_route(raw: Mapping[str, Any]) -> None:
     which it was first sent: a retry is sent with these.
     """
     header = raw.get(KEY)
-    route = header.get("route") if isinstance(header, Mapping) else None
+    if not isinstance(header, Mapping) or is_from_newer(raw):
+        return
+    route = header.get("route")
     # Anybody may write a header, and no error may reach the worker's consumer.
     if isinstance(route, list | tuple) and all(isinstance(each, str) for each in route):
         raw["delivery_info"].update(zip(("exchange", "routing_key"), route, strict=False))
@@ -145,7 +157,7 @@ class Kept(NamedTuple):
     def of(cls, raw: Mapping[str, Any]) -> Kept | None:
         """What is kept for the message with these headers."""
         header = raw.get(KEY)
-        if not isinstance(header, Mapping):
+        if not isinstance(header, Mapping) or is_from_newer(raw):
             return None
         pair = header.get("kept")
         if not isinstance(pair, list | tuple) or len(pair) != 2:
@@ -185,6 +197,8 @@ class Delivery:
         events: the worker that runs the task sends events.
         queue, fanout: see `Source`.
         route: the exchange and the routing key with which the message was first sent.
+        replaced: the task that replaced this one, and the result with which this one therefore
+            ends; or None.
     """
 
     token: str
@@ -203,14 +217,11 @@ class Delivery:
     queue: str | None = None
     fanout: bool = False
     route: tuple[str | None, str | None] = (None, None)
+    replaced: tuple[Holder, Any] | None = None
 
     @classmethod
     def take_from(cls, raw: dict[str, Any]) -> Delivery:
-        """Read a delivery from its request, and take our header out of the request.
-
-        Raises:
-            ConfigError: a newer release wrote the header.
-        """
+        """Read a delivery from its request, and take our header out of the request."""
         properties = raw.get("properties") or {}
         stamped = properties.get(KEY) or {}
         info = raw.get("delivery_info") or {}
@@ -233,12 +244,6 @@ class Delivery:
         return delivery
 
     def _read(self, header: Mapping[str, Any]) -> None:
-        version = header.get("v", 1)
-        if not isinstance(version, int) or version > VERSION:
-            raise ConfigError(
-                f"the message was sent by a newer celery-redislock: its header has version"
-                f" {version!r}, and this release knows versions up to {VERSION}; update this worker"
-            )
         self.redelivered = self.redelivered or bool(header.get("redelivered"))
         self.deferrals = int(header.get("deferrals", 0))
         self.outages = int(header.get("outages", 0))
@@ -250,6 +255,9 @@ class Delivery:
         self.parked = bool(header.get("parked"))
         # This replaces the broker's tag, which only this copy has.
         self.sent = header.get("sent") or ""
+        by = header.get("replaced_by")
+        if isinstance(by, Mapping):
+            self.replaced = Holder.from_dict(by), header.get("result")
 
     def next_header(self, kept: Kept | None, *, copied: bool, outage: bool) -> dict[str, Any]:
         """The header of the message to which this delivery is deferred.
@@ -266,15 +274,24 @@ class Delivery:
             **({} if kept is None else kept.header),
         )
 
-    def parked_header(self, broker: str, label: str | None = None) -> dict[str, Any]:
+    def replaced_header(self, by: Holder, result: Any) -> dict[str, Any]:
+        """The header for the message of a task that was replaced, and ends with this result."""
+        return self._header(redelivered=True, result=result, replaced_by=by.to_dict())
+
+    def parked_header(
+        self, broker: str, label: str | None = None, result: Any = NO_RESULT
+    ) -> dict[str, Any]:
         """The header for the message of a task that waits in a room. The message may be published
         twice, so its header calls it a copy. The publisher adds what is kept for the message.
 
         Args:
             broker: a digest of the broker that the message belongs to.
             label: the lock's label, for people who look into the room; or None.
+            result: the result with which the task ends if it is replaced; `NO_RESULT` for none.
         """
-        more = {} if label is None else {"label": label}
+        more: dict[str, Any] = {} if label is None else {"label": label}
+        if result is not NO_RESULT:
+            more["result"] = result
         return self._header(
             deferrals=self.deferrals,
             redelivered=True,

@@ -13,14 +13,22 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.utils.saferepr import saferepr
 from kombu import serialization
 
+from . import delivery
 from .brokers import broker_of, secret_of
 from .delivery import KEY
+from .formats import is_newer
 from .internals import serializer_of
 
+#: The version of an entry, see `formats`.
+VERSION: Final = 1
 #: A content type that runs code when it is read.
 PICKLE: Final = "application/x-python-serialize"
 #: Options with which a message makes other tasks run.
 CALLBACKS: Final = ("link", "link_error", "chain", "chord")
+
+
+#: For the warning about what a newer release wrote.
+_STAYS: Final = "entries of waiting rooms, which stay there"
 
 
 class NotOurs(Exception):
@@ -79,7 +87,7 @@ class Entry(NamedTuple):
         content_type, encoding, body: arguments and options of its message, serialized as the
             message was.
         lock: the key of the lock in whose room the task waits.
-        seal: an HMAC of all other fields.
+        seal: an HMAC of all other fields. It does not cover those that a later release adds.
     """
 
     task: str
@@ -113,10 +121,14 @@ class Entry(NamedTuple):
         """The entry that `dump` wrote.
 
         Raises:
+            NotOurs: a newer release wrote it.
             CorruptEntry: `dump` did not write this.
         """
         try:
-            entry = cls(**json.loads(text))
+            fields = dict(json.loads(text))
+            if is_newer(_STAYS, fields.get("v", 1), VERSION):
+                raise NotOurs("a newer release parked it")
+            entry = cls(**{name: fields[name] for name in cls._fields if name in fields})
         except (ValueError, TypeError, RecursionError) as exc:
             raise CorruptEntry(f"{type(exc).__name__}: {exc}") from exc
         if not all(isinstance(value, str) for value in entry):
@@ -214,6 +226,8 @@ class Entry(NamedTuple):
         header = dict(headers.get(KEY) or {})
         if header.get("broker", broker_of(app)) != broker_of(app):
             raise NotOurs("its message belongs to another broker")
+        if is_newer(_STAYS, header.get("v", 1), delivery.VERSION):
+            raise NotOurs("a newer release parked it")
         return Waiter(task, args, kwargs, options, header)
 
     def request(self, args: Any, kwargs: Any, options: Mapping[str, Any]) -> Context:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from ..app.entries import CorruptEntry, Entry
+from ..app.entries import CorruptEntry, Entry, NotOurs
 from ..protocol.entries import arrived_at, parked_of, task_id_of, task_of
 from ..protocol.holders import cut
 from ..protocol.keys import LockKeys
@@ -120,7 +120,7 @@ def named(entry_id: str, entry: str, app: Any = None) -> Waiting:
     texts: dict[str, Any] = {}
     try:
         parsed = Entry.load(entry)
-    except CorruptEntry:
+    except (CorruptEntry, NotOurs):
         task, task_id = task_of(entry), task_id_of(entry_id)
     else:
         task, task_id = parsed.task, parsed.task_id  # a pending slot is not called by its task's id

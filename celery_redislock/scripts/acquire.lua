@@ -26,6 +26,7 @@
 --           if any: see room.lua}. The relation is
 --           "other" | "own" this very attempt | "earlier" this task's earlier attempt
 --           | "reserved" free, and kept for a waiter | "foreign" not a lock of ours
+--           | "newer" of a newer release: perhaps this very attempt
 
 local lock, counter, waiters, done_note, room, entries, rooms, deadlines, sent, ended = unpack(KEYS)
 local runs, history, turned = unpack(KEYS, 11)
@@ -76,7 +77,7 @@ end
 -- The reply if somebody else has the slot, with this value.
 local function busy_with(slot, value, relation, now, offered)
   local ms, note = string.match(note_if_busy, '^(%d+):(.*)$')
-  if ms and relation ~= 'own' and relation ~= 'earlier' then
+  if ms and relation ~= 'own' and relation ~= 'earlier' and relation ~= 'newer' then
     redis.pcall('SET', done_note, note, 'PX', ms)
   end
   if note_if_busy ~= '' and runs_kept ~= '0' and (relation == 'other' or relation == 'foreign') then
@@ -160,7 +161,7 @@ local mine = order(nesting, attempt)
 local function runs_itself()
   for i in ipairs(slots) do
     local holder = record_of(current[i])
-    if holder and holder.task_id == task_id
+    if holder and holder.task_id == task_id and not is_newer(holder)
         and not (holder.cooling or holder.held or holder.queued)
         and order(holder.nesting, holder.attempt) == mine then
       return true
@@ -227,6 +228,8 @@ for i, slot in ipairs(slots) do
     free = free or i
   elseif not holder then
     other, relation = other or i, relation or 'foreign'
+  elseif is_newer(holder) then
+    other, relation = other or i, 'newer'
   elseif holder.reserved then
     reserved = reserved or i
   else

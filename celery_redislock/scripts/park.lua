@@ -54,7 +54,9 @@ member = place_of(id, pending) or member
 
 local function holder_in(slot)
   local current = redis.pcall('GET', slot)
-  return current, record_of(current)
+  local holder = record_of(current)
+  -- One of a newer release may mean something else by its fields: it is only waited for.
+  return current, holder and not is_newer(holder) and holder or nil
 end
 
 -- Of a task that is in the room, and asks again because the reply was lost: ids and entries of those

@@ -12,6 +12,11 @@ local function record_of(value)
   return ok and type(record) == 'table' and type(record.token) == 'string' and record or nil
 end
 
+-- Whether a newer release wrote the record. Nothing but its token, task and id is believed then.
+local function is_newer(record)
+  return type(record.v) == 'number' and record.v > VERSION
+end
+
 local function acquired_now(time)
   return string.format(',"acquired_at":%s.%06d', time[1], time[2])
 end

@@ -23,10 +23,14 @@ local function is_run(value)
   return token_of(value) and string.find(value, ',"fence":', 1, true) ~= nil
 end
 
+-- The version of the values that we write. `protocol/holders.py` has the rule for others.
+local VERSION = 2
+
 -- Whether another task has the lock. False also if only decoding the value could tell: JSON escapes
--- some characters of an id.
+-- some characters of an id, and the value may be of another version.
 local function is_of_another_task(value, task_id)
   local id = type(value) == 'string' and token_of(value)
+    and string.find(value, ',"v":' .. VERSION .. ',', 1, true)
     and string.match(value, ',"task_id":"([^"\\]*)"')
   return id and id ~= task_id
 end

@@ -14,7 +14,7 @@ from ..protocol.rooms import park
 from ..verbs import Decision
 from . import room
 from .conflict import TaskConflict, admit
-from .decisions import FIRST, Answer, Await, Park, Question, Try, meaning
+from .decisions import FIRST, NO_DUPLICATE, Answer, Await, Park, Question, Try, meaning
 from .deeds import parking_of
 from .record import Record
 
@@ -78,7 +78,7 @@ class Asking(Record):
         )
         self.asked_at = clock()
         answer = self.lease.acquire(note=self.note_of(notes.EXPECTS_RESULT) if is_noted else "")
-        is_conflict = isinstance(answer, Busy) and answer.relation not in ("own", "earlier")
+        is_conflict = isinstance(answer, Busy) and answer.relation not in NO_DUPLICATE
         self._is_noted = is_noted and is_conflict
         self._is_counted = facts.claim.turned_away and is_conflict
         return answer

@@ -25,6 +25,9 @@ RESULT_DUE: Final = 5.0
 MOST_OUTAGE: Final = 60.0
 #: Seconds for which a task is put off at least, however soon the broker redelivers.
 SHORTEST: Final = 0.5
+#: The relations, see `acquire.lua`, of a holder whose duplicate the task need not be: it may be a
+#: run of this very task.
+NO_DUPLICATE: Final = ("own", "earlier", "newer")
 
 
 # -- decisions --------------------------------------------------------------------------------
@@ -60,7 +63,7 @@ class TurnedAway(Decision):
     Attributes:
         outcome: the outcome that is reported.
         holder: the holder that turned it away.
-        result: what the task returns, if it is skipped with a result.
+        result: what the task returns, if it is skipped or replaced with a result.
         why: the reason for a WARNING, if the policy wanted something else.
     """
 
@@ -186,6 +189,15 @@ FIRST: Final = Try()
 GO: Final = Go()
 
 
+def replaced_before(run: Record) -> Decision | None:
+    """The end of a message that was published again only to end its task, which was replaced."""
+    if run.facts.delivery.replaced is None:
+        return None
+    if not run.proves_nothing and run.has_result:
+        return TurnedAway(Outcome.ALREADY_DONE)
+    return TurnedAway(Outcome.REPLACED, *run.facts.delivery.replaced)
+
+
 # -- what an answer means ---------------------------------------------------------------------
 
 
@@ -223,6 +235,8 @@ def _busy(run: Record, asked: Question, busy: Busy) -> Decision | Question | Bus
         # holder dies, this copy is all that is left of the task. We clear `sent`: whatever the
         # message's identity, it counts as a copy of what runs under its id.
         return _behind(run, Outcome.REDELIVERED, busy, {"redelivered": True, "sent": ""})
+    if busy.relation == "newer" and not (run.facts.is_eager or run.facts.cannot_come_back):
+        return _behind(run, Outcome.DEFERRED, busy)
     if not is_earlier:
         return busy
     if isinstance(asked, Await) and asked.is_earlier:

@@ -7,21 +7,23 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from celery.app.task import Context
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 
 from ..app.again import message_options, publish_again
 from ..app.brokers import broker_of
+from ..app.delivery import KEY, Delivery
 from ..app.entries import Entry
 from ..app.internals import least_countdown
 from ..app.outcomes import Outcome
 from ..app.results import store_skipped
 from ..app.times import seconds_until
-from ..errors import LockConflict, TaskReplaced, TaskSkipped
+from ..errors import LockConflict, LockUnavailable, TaskReplaced, TaskSkipped
 from ..protocol.claims import Parking
 from ..protocol.entries import slot_of
 from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
-from ..verbs import Decision
+from ..verbs import NO_RESULT, Decision
 from . import room
 from .decisions import (
     CannotRun,
@@ -34,6 +36,7 @@ from .decisions import (
     longest_countdown,
 )
 from .ends import AlreadyDone, Deferred, Expired, Skipped, Waiting
+from .locked import LockedTask
 from .record import RUNS, Course, Ends, Fails, Record, Returns, Runs
 from .refused import refused
 from .settle import End
@@ -47,6 +50,8 @@ SPREAD: Final = 1.25
 BEFORE_REJECTING: Final = 1.0
 #: While the lock server is away, a task comes back at least so many seconds before it expires.
 IN_TIME: Final = 1.0
+#: Seconds until a message that only a newer release can read is delivered again.
+BACK_AFTER: Final = 3.0
 
 
 def carry_out(run: Record, decision: Decision) -> Course:
@@ -92,7 +97,7 @@ def _turn_away(run: Record, decision: TurnedAway) -> Course:
         return Ends(AlreadyDone())
     if outcome is Outcome.REPLACED:
         assert holder is not None
-        return Ends(end_replaced(run, holder))
+        return end_replaced(run, holder, decision.result)
     if decision.why:
         logger.warning("redislock: %s is skipped: %s", run, decision.why)
     # Note this before the result is stored: if it never is, a copy of the message runs.
@@ -107,13 +112,38 @@ def _turn_away(run: Record, decision: TurnedAway) -> Course:
     return Ends(_store_end(run, TaskSkipped(key, holder)))
 
 
-def end_replaced(run: Record, by: Holder) -> Skipped:
-    """End a task in favour of a newer run."""
+def end_replaced(run: Record, by: Holder, result: Any = NO_RESULT) -> Returns | Ends:
+    """End a task in favour of a newer run, with this result or else with its policy's."""
     run.facts.tell_conflict(Outcome.REPLACED, by)
-    ended = _store_end(run, TaskReplaced(run.facts.key, by))
+    if result is NO_RESULT:
+        result = run.facts.policy.result_if_replaced
+    if result is not NO_RESULT:
+        course: Returns | Ends = Returns(result)
+    else:
+        course = Ends(_store_end(run, TaskReplaced(run.facts.key, by)))
     if not run.has_lock:
         run.note_end()
-    return ended
+    return course
+
+
+def publish_replaced(
+    task: LockedTask, raw: dict[str, Any], request: Any, args: Any, kwargs: Any, by: Holder
+) -> bool:
+    """Publish a task that was replaced again, so that a worker ends it with its policy's result, as
+    Celery ends tasks: its chain and its callbacks go on. False if it has no such result, or cannot
+    be published.
+    """
+    result = task.lock_options.on_conflict.result_if_replaced
+    delivery = Delivery.take_from({**raw})
+    if result is NO_RESULT or delivery.fanout:
+        return False
+    try:
+        options = message_options(raw, request, delivery.replaced_header(by, result), delivery)
+        publish_again(task.app, task.name, args, kwargs, {**options, "expires": None})
+    except Exception:
+        logger.exception("redislock: %s[%s] ends without its result", task.name, request.id)
+        return False
+    return True
 
 
 def _store_end(run: Record, error: TaskSkipped) -> Skipped:
@@ -149,18 +179,28 @@ def _put_off(run: Record, decision: PutOff) -> Course:
         return Ends(Expired())
     _say_put_off(run, decision)
     header = run.next_header(outage=cause is not None)
-    try:
-        _publish(run, countdown, header)
-    except SoftTimeLimitExceeded:
-        raise
-    except Exception as exc:
-        logger.exception("redislock: %s could not be published again", run)
-        # A fanout exchange would give the message to all its queues.
-        if facts.task.acks_late and not facts.delivery.fanout:
-            time.sleep(BEFORE_REJECTING)
-            return Ends(Reject(exc, requeue=True), End.COMES_BACK)
-        raise (cause or exc) from exc
-    return Ends(Deferred(), End.PUT_OFF)
+    return _publish(facts.task, facts.raw, run.request, run.delivery, header, countdown, cause)
+
+
+def give_back(task: LockedTask, raw: dict[str, Any], args: Any, kwargs: Any) -> Course:
+    """Give a message that a newer release wrote back to its queue, as it came: a newer worker can
+    read its header. Until that one comes, this is repeated.
+    """
+    request = Context(raw, args=args, kwargs=kwargs, called_directly=False)
+    delivery = Delivery.take_from({**raw, KEY: None})
+    if delivery.fanout and delivery.queue is None:
+        logger.warning("redislock: %s[%s] is left to newer workers", task.name, request.id)
+        return Ends(AlreadyDone())  # each worker of its exchange has a copy
+    longest = longest_countdown(task.app_locks.redelivery.after)
+    countdown = min(BACK_AFTER * random.uniform(1.0, SPREAD), longest)
+    left = seconds_until(raw.get("expires"))
+    if left is not None:  # RabbitMQ would drop it; Celery ends it with a result
+        countdown = max(min(countdown, left - IN_TIME), 0.0)
+    logger.info(
+        "redislock: %s[%s] goes back to its queue for %.1f s: a newer release sent it",
+        task.name, request.id, countdown,
+    )  # fmt: skip
+    return _publish(task, raw, request, delivery, {KEY: raw[KEY]}, countdown)
 
 
 def _say_put_off(run: Record, decision: PutOff) -> None:
@@ -174,11 +214,29 @@ def _say_put_off(run: Record, decision: PutOff) -> None:
         run.facts.tell_conflict(outcome, decision.holder, countdown)
 
 
-def _publish(run: Record, countdown: float, header: dict[str, Any]) -> None:
-    task, request = run.facts.task, run.request
-    options = message_options(run.facts.raw, request, header, run.delivery)
-    options["countdown"] = max(countdown, least_countdown(task.app))
-    publish_again(task.app, task.name, request.args, request.kwargs, options)
+def _publish(
+    task: LockedTask,
+    raw: dict[str, Any],
+    request: Any,
+    delivery: Delivery,
+    header: dict[str, Any],
+    countdown: float,
+    cause: LockUnavailable | None = None,
+) -> Course:
+    try:
+        options = message_options(raw, request, header, delivery)
+        options["countdown"] = max(countdown, least_countdown(task.app))
+        publish_again(task.app, task.name, request.args, request.kwargs, options)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as exc:
+        logger.exception("redislock: %s[%s] could not be published again", task.name, request.id)
+        # A fanout exchange would give the message to all its queues.
+        if task.acks_late and not delivery.fanout:
+            time.sleep(BEFORE_REJECTING)
+            return Ends(Reject(exc, requeue=True), End.COMES_BACK)
+        raise (cause or exc) from exc
+    return Ends(Deferred(), End.PUT_OFF)
 
 
 # -- it waits in the room ---------------------------------------------------------------------
@@ -188,7 +246,8 @@ def parking_of(run: Record, question: Park) -> Parking:
     """The data that put the task into the waiting room."""
     facts, delivery, request = run.facts, run.delivery, run.request
     task, label = facts.task, facts.label
-    header = delivery.parked_header(broker_of(task.app), label)
+    result = facts.policy.result_if_replaced
+    header = delivery.parked_header(broker_of(task.app), label, result)
     options = message_options(facts.raw, request, header, delivery)
     entry = Entry.of(task, request.args, request.kwargs, options, delivery.content_type)
     grace, is_newest = question.grace, question.newest and not facts.began

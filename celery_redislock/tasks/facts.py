@@ -35,7 +35,6 @@ class Facts:
         is_eager: the task runs in its caller's process, without a worker.
 
     Raises:
-        ConfigError: a newer release sent the message.
         TypeError: the arguments do not fit the task.
         Exception: what a `lock_key` callable raises.
 
@@ -132,6 +131,11 @@ class Facts:
     def acks_failures(self) -> bool:
         """Whether a failure ends the message. A rejected message may come back, to run again."""
         return ends_message(self.task, "acks_on_failure")
+
+    @property
+    def cannot_come_back(self) -> bool:
+        """Whether the message cannot be given back to the broker for this worker alone."""
+        return self.delivery.fanout and self.delivery.queue is None
 
     def as_holder(self, fence: int) -> Holder:
         """The run as the lock's holder."""

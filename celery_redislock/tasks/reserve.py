@@ -8,15 +8,18 @@ without a message.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from celery import uuid
+from celery.app.task import Context
 
 from ..app.delivery import KEY, VERSION, Kept
 from ..app.outcomes import Outcome, Whose, tell
-from ..app.results import ended_since
+from ..app.results import ended_since, proves_nothing
 from ..app.times import seconds_until
 from ..errors import LockConflict, LockUnavailable
 from ..lock.lease import Heir, Lease
@@ -24,6 +27,7 @@ from ..protocol import holders
 from ..protocol.calls import keep_reserved, reserve
 from ..protocol.checks import MAX_SECONDS
 from ..protocol.claims import NOT_OURS, Busy, Claim, Reserved, to_ms
+from ..protocol.clock import clock
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
@@ -36,6 +40,10 @@ logger = get_logger()
 
 #: Seconds that a reservation lasts while its message is published.
 PUBLISHING: Final = 30.0
+#: Seconds for which a run that has a result may still have the lock: Celery kills its process.
+LAST_MOMENTS: Final = 2.0
+#: Seconds between two looks at that.
+LOOK_EVERY: Final = 0.02
 
 #: Options of a call for whose task something waits that does not see what the call returns: the
 #: rest of a chain, a chord, a group, or the attempt that the task continues.
@@ -164,9 +172,8 @@ class Sending:
         claim = self._claim()
         try:
             reply = self._reserve(claim)
-            if isinstance(reply, Busy) and (over := self._is_over(reply)) is not None:
-                settle_kept(self._task.app, over, End.CANNOT_RUN)
-                reply = self._reserve(claim)
+            if isinstance(reply, Busy) and self._has_ended(reply.holder):
+                reply = self._take_over(claim, reply)
             result = None if isinstance(reply, Busy) else self._publish_reserved()
         except LockUnavailable:
             raise
@@ -178,8 +185,6 @@ class Sending:
             if reply.offered is not None:
                 publish_next(self._task.app, self._keys, self._lock_options.lock_ttl, reply.offered)
             return self._meet(reply.holder)
-        if self._is_eager and self._lock_options.lock_scope == "queued":
-            settle_kept(self._task.app, self._reservation, End.UNLOCKED)  # no worker started it
         if reply is not None and self._seconds > PUBLISHING and not self._is_eager:
             self._keep(claim)
         return result
@@ -197,23 +202,49 @@ class Sending:
             logger.warning("redislock: %s is sent without a reservation: %s", self, exc)
             return None  # perhaps only the answer was lost: send the token along
 
-    def _is_over(self, busy: Busy) -> Kept | None:
-        """The reservation that keeps the lock, if its task has ended. It could not be freed then,
-        perhaps because the lock server was away, and would last until it expires.
+    def _has_ended(self, holder: Holder | None) -> bool:
+        """Whether the task that has the lock has a result. A call is not a duplicate of that one.
+
+        Only a call that would not be sent pays for this question.
         """
-        kept = busy.reservation
-        if kept is None or self._is_in_canvas or kept.task_id == self._task_id:
-            return None
+        if self._is_in_canvas or holder is None or holder.cooling_down:
+            return False
+        task, task_id, since = self._task, holder.task_id, holder.acquired_at
+        if task_id is None or since is None or task_id == self._task_id:
+            return False
         try:
-            if not ended_since(self._task, kept.task_id, kept.since):
-                return None
+            # Whether this call's own result is stored says nothing of the other's.
+            return not proves_nothing(task, Context()) and ended_since(task, task_id, since)
         except Exception as exc:  # the backend does not answer: believe the lock server
-            logger.debug("redislock: cannot ask whether %s has ended: %r", kept.task_id, exc)
-            return None
-        logger.warning(
-            "redislock: %s is kept for %s, which has ended: freed", self._keys.lock, kept.task_id
-        )
-        return Kept(self._keys.lock_id, kept.token)
+            logger.debug("redislock: cannot ask whether %s has ended: %r", task_id, exc)
+            return False
+
+    def _take_over(self, claim: Claim, busy: Busy) -> Reserved | Busy | None:
+        """Reserve the lock of a task that has ended.
+
+        A reservation may not have been freed then, perhaps because the lock server was away, and
+        would last until it expires. A run keeps the lock until its process is gone: at a hard time
+        limit Celery stores the result a moment before that.
+        """
+        ended, kept, key = busy.holder, busy.reservation, self._keys.lock
+        assert ended is not None
+        if kept is not None:
+            logger.warning(
+                "redislock: %s is kept for %s, which has ended: freed", key, kept.task_id
+            )
+            settle_kept(self._task.app, Kept(self._keys.lock_id, kept.token), End.CANNOT_RUN)
+            return self._reserve(claim)
+        give_up = clock() + LAST_MOMENTS
+        reply: Reserved | Busy | None = busy
+        while isinstance(reply, Busy) and reply.holder is not None:
+            if reply.holder.task_id != ended.task_id:
+                return reply
+            if clock() >= give_up:
+                logger.warning("redislock: %s is held by %s, which has ended: sent", key, ended)
+                return None
+            time.sleep(LOOK_EVERY)
+            reply = self._reserve(claim)
+        return reply
 
     def _claim(self) -> Claim:
         ttl = self._lock_options.lock_ttl
@@ -227,6 +258,10 @@ class Sending:
 
     def _publish_reserved(self) -> Any:
         __tracebackhide__ = True
+        if self._is_eager and self._lock_options.lock_scope == "queued":
+            # The task starts here and now, and its lock is free then.
+            settle_kept(self._task.app, self._reservation, End.UNLOCKED)
+            return self._publish(**self._options)
         header = {"v": VERSION, **self._reservation.header}
         if self._is_bound:  # the id may be the caller's own, who may send the task again under it
             header["sent"] = self._reservation.token
@@ -279,12 +314,30 @@ class Sending:
         return result
 
     def _ended(self, outcome: Outcome, holder: Holder | None) -> None:
-        key = self._keys.lock
+        key, overdue = self._keys.lock, self._overdue(holder)
+        more = "" if overdue is None else (
+            f"; no worker of this package has taken that message for {overdue:.0f} s: it was lost,"
+            " or ran elsewhere, if none of them is busy"
+        )  # fmt: skip
         tell(
             outcome, Whose(key, self._task, self._task_id, self._attempt, self._label),
-            "redislock: %s %s: %s is held by %s", self, outcome.label, key, holder,
+            "redislock: %s %s: %s is held by %s%s", self, outcome.label, key, holder, more,
             holder=holder, details={}, emits=False,
+            level=None if overdue is None else logging.WARNING,
         )  # fmt: skip
+
+    def _overdue(self, holder: Holder | None) -> float | None:
+        """For how many seconds a worker could have taken the message that the lock is kept for, if
+        that is suspiciously long; None if not.
+        """
+        if holder is None or not holder.queued or holder.acquired_at is None or holder.ttl is None:
+            return None
+        options = self._lock_options
+        # What is left tells when its countdown was over.
+        since_due = options.lock_queued_ttl - holder.ttl
+        overdue = min(time.time() - holder.acquired_at, since_due)
+        warn_after = options.lock_warn_after or 10 * options.lock_ttl
+        return overdue if overdue >= warn_after else None
 
     # -- a retry, or a replacement, from within the run -----------------------------------
 

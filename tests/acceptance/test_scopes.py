@@ -8,8 +8,8 @@ import uuid
 
 import pytest
 from celery import chain, chord, group
+from celery.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.exceptions import TimeoutError as ResultTimeout
-from celery.exceptions import WorkerLostError
 
 from celery_redislock import (
     TaskSkipped,
@@ -206,6 +206,20 @@ def test_a_dead_childs_lock_is_free_at_once(tasks, label, queue, start_worker, j
     (run,) = eventually(lambda: journal.read(label, "start"), "it runs")
     os.kill(run.pid, signal.SIGKILL)
     eventually(lambda: tasks.unique.lock_holder(label) is None, "the lock is free", 5)
+
+
+def test_a_run_that_met_its_hard_time_limit_is_nobodys_original(
+    tasks, label, queue, consume, journal
+):
+    """Celery stores the result some 100 ms before the process is dead and the lock is free."""
+    consume()
+    for _ in range(3):
+        first = tasks.send("unique_limited", label, 60.0)
+        with pytest.raises(TimeLimitExceeded):
+            first.get(timeout=30, interval=0.01)
+        second = tasks.send("unique_limited", label, 0.1)
+        assert second.id != first.id
+        assert second.get(timeout=20)[0] == label, "it ran, and met no lock"
 
 
 def test_a_child_that_dies_before_it_takes_its_lock_fails_its_task_and_frees_what_was_kept(

@@ -47,4 +47,5 @@ UNIQUE: dict[str, dict[str, Any]] = {
     "unique_short": {"lock_scope": "queued+running", "lock_ttl": 1, "lock_queued_ttl": 30},
     "unique_lost": {"lock_scope": "queued+running", "lock_ttl": 10, "lock_queued_ttl": 1},
     "unique_late": {"lock_scope": "queued+running", "acks_late": True},
+    "unique_limited": {"lock_scope": "queued+running", "time_limit": 1},
 }

@@ -170,6 +170,16 @@ def test_a_result_from_before_the_reservation_proves_nothing(tasks, label, lengt
     assert length() == 1
 
 
+@pytest.mark.parametrize("name", ["disabled://", "rpc://"])
+def test_a_backend_without_stored_results_is_not_asked(conf, label, queue, name, caplog):
+    app = make_sender(conf, result_backend=name)
+    caplog.set_level("DEBUG", "celery_redislock")
+    first, again = (app.tasks["unique"].apply_async((label,), queue=queue) for _ in range(2))
+    assert again.id == first.id
+    assert "cannot ask" not in caplog.text
+    app.close()
+
+
 def test_a_backend_that_fails_proves_nothing(tasks, label, monkeypatch):
     def fails(*args, **kwargs):
         raise OSError("no backend")
@@ -191,6 +201,23 @@ def test_a_duplicates_result_is_ignored_as_the_first_ones_is(app, tasks, label):
     assert [each.ignored for each in results] == [True, True]
     plain = [tasks.send("unique", f"{label}-plain") for _ in range(2)]
     assert not any(each.ignored for each in plain)
+
+
+def test_a_send_that_a_leftover_swallows_is_logged_with_who_and_since_when(
+    app, tasks, label, caplog
+):
+    task = define(app, "unique_warned", lock_scope="queued+running", lock_warn_after=1)
+    sent = tasks.send("unique_warned", label)
+    later = tasks.send("unique_warned", f"{label}-later", countdown=60)
+
+    def warned():
+        assert tasks.send("unique_warned", label).id == sent.id
+        assert tasks.send("unique_warned", f"{label}-later").id == later.id
+        return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+
+    (said,) = eventually(warned, "it is said")
+    assert f"not sent: {task.lock_key_for(label)} is held by unique_warned[{sent.id}]" in said
+    assert "no worker of this package has taken that message for 1 s" in said
 
 
 def test_a_message_that_was_lost_frees_the_lock_in_the_end(tasks, label):
@@ -288,6 +315,18 @@ def test_an_eager_task_that_is_unique_in_the_queue_alone_leaves_no_reservation(c
 
     assert queued.delay(label).successful()
     assert queued.lock_holder(label) is None
+    app.close()
+
+
+def test_an_eager_task_that_is_unique_in_the_queue_alone_may_send_itself(conf, label):
+    app = make_sender(conf, task_always_eager=True, redislock_eager=True)
+
+    @app.task(base=SingletonTask, lock_key=["label"], lock_scope="queued", shared=False)
+    def queued(label, again=1):
+        held = queued.lock_holder(label, again)
+        return [held, *(queued.delay(label, again=0).result if again else [])]
+
+    assert queued.delay(label).result == [None, None]
     app.close()
 
 

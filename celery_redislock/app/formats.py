@@ -1,0 +1,42 @@
+"""The formats of what other releases write too: messages' headers, and entries of waiting rooms.
+
+Each text says the version of its format as "v"; without that it is the first. A release reads its
+own version and all earlier ones, and passes over fields that it does not know: so it may get new
+fields under the same version, if it does no harm to ignore them. Else the version rises. A text of
+a later version is left to a newer worker, whatever it says.
+
+`protocol.holders` has the same rule for the values of locks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ..protocol.holders import one_line
+from ..protocol.log import get_logger
+
+logger = get_logger()
+
+#: What this process has warned of: it meets many texts of one kind, and says so once.
+_told: Final[set[tuple[str, str]]] = set()
+
+
+def is_newer(what: str, version: Any, known: int) -> bool:
+    """Whether a newer release wrote a text. Warns of each version once in a process.
+
+    Args:
+        what: the kind of the text, and what becomes of it, for the warning.
+        version: the version that the text says.
+        known: the latest version that this release reads.
+    """
+    if isinstance(version, int) and version <= known:
+        return False
+    told = (what, one_line(str(version)))
+    if told not in _told:
+        _told.add(told)
+        logger.warning(
+            "redislock: a newer celery-redislock wrote %s: its format is of version %s, and this"
+            " release reads up to version %d. Upgrade this process",
+            *told, known,
+        )  # fmt: skip
+    return True
