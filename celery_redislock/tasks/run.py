@@ -276,8 +276,7 @@ class Run(Asking):
         finally:
             if self._abort is not None:
                 self._abort.fire()
-            if self.ran is BEGUN:
-                lost.goes_on(lease)
+            lost.goes_on(self)
 
     def _on_extended(self, lease: Lease, late: float, retaken: bool) -> None:
         self.facts.tell(Outcome.EXTENDED, details={"late": late})
