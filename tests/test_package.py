@@ -20,17 +20,16 @@ def lines_of(node: ast.stmt) -> int:
     return (node.end_lineno or 0) - node.lineno + 1
 
 
-def test_nothing_in_the_package_is_too_long_to_read():
-    functions = []
-    for path in sorted((ROOT / "celery_redislock").rglob("*.py")):
-        source = path.read_text()
-        assert source.count("\n") <= 400, path
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ClassDef):
-                assert lines_of(node) <= 250, (path, node.name)
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                functions.append(lines_of(node))
+def test_functions_fit_a_screen():
+    """Classes and files are as long as their one job."""
+    functions = [
+        lines_of(node)
+        for path in (ROOT / "celery_redislock").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     assert sorted(functions)[len(functions) * 9 // 10] <= 20
+    assert max(functions) <= 60
 
 
 #: What code of `tasks` and `worker` may assign on objects that are not its own: Celery's, and
