@@ -16,6 +16,7 @@ from ..app.options import OPTIONS, UNSET, LockOptions, resolve
 from ..app.settings import AppLocks, Elsewhere, app_locks
 from ..app.unknown import refuse_unknown_option, refuse_unknown_options
 from ..errors import ConfigError
+from ..policies import Policy
 from ..protocol.names import KeyMaker
 from ..protocol.signatures import is_async
 from ..verbs import NO_RESULT
@@ -83,7 +84,7 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
             " the task is sent; accepted are typing=True, or a lock_key that is a callable or"
             " has no fields"
         )
-    _require_result_for_messages(where, cls)
+    _require_result_for_messages(where, cls, options.on_conflict)
     if locks.is_quorum:
         _require_no_room(where, options)
     cls.lock_options = options  # not before: without them it counts as a task without a lock
@@ -91,15 +92,15 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
         _require_server(cls, app, locks)
 
 
-def _require_result_for_messages(where: str, cls: type[LockedTask]) -> None:
+def _require_result_for_messages(where: str, cls: type[LockedTask], policy: Policy) -> None:
     """The result of a task that is replaced while it waits is stored with its message."""
-    result = cls.lock_options.on_conflict.result_if_replaced
+    result = policy.result_if_replaced
     try:
         if result is not NO_RESULT:
             cls._normalise(result)
     except Exception as exc:
         raise ConfigError(
-            f"{where}: on_conflict={cls.lock_options.on_conflict!r} is not accepted: its result"
+            f"{where}: on_conflict={policy!r} is not accepted: its result"
             f" must be something that the task's messages can carry, by serializer"
             f" {cls.serializer!r}: {exc}"
         ) from exc
