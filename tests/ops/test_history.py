@@ -275,7 +275,7 @@ def test_no_history_is_said(redis_server: RedisServer, label: str) -> None:
 @pytest.mark.parametrize("value", [-1, 1.5, True, "50", None, 100_001])
 def test_a_setting_that_is_not_accepted_is_refused(label: str, value: object) -> None:
     with pytest.raises(ConfigError, match=r"redislock_history=.* must be a whole number from 0"):
-        make_app("redis://localhost", label, redislock_history=value)
+        make_app("redis://localhost", label, redislock_history=value).tasks["sync"].delay("x")
 
 
 def test_doctor_names_the_rights_that_history_needs(own_redis: RedisServer, label: str) -> None:

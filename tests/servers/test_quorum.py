@@ -363,9 +363,9 @@ def test_what_needs_one_server_is_refused_when_the_task_is_bound(options, reason
         def body() -> None:
             """Nothing."""
 
+        app.finalize()
         with pytest.raises(ConfigError, match=reason):
             app.task(base=SingletonTask, shared=False, name="needy", **options)(body)
-            app.finalize()
 
 
 @pytest.mark.parametrize(
