@@ -53,6 +53,11 @@ class Policy(abc.ABC):
         """Why the policy needs a lock with a limit of 1; "" if it does not."""
         return ""
 
+    @property
+    def result_if_replaced(self) -> Any:
+        """The result of a task that a newer one replaces; `NO_RESULT` if it ends as REVOKED."""
+        return NO_RESULT
+
     def longest_countdown(self) -> float:
         """The longest countdown that the policy may use, in seconds, without the random part."""
         return 0.0
@@ -99,6 +104,10 @@ class _Bounded(Policy):
     @property
     def one_run(self) -> str:
         return self.then.one_run
+
+    @property
+    def result_if_replaced(self) -> Any:
+        return self.then.result_if_replaced
 
     def longest_countdown(self) -> float:
         return self.then.longest_countdown()
@@ -237,11 +246,32 @@ class Queue(_Bounded):
         return self.then.act(conflict)
 
 
-@dataclasses.dataclass(frozen=True)
-class Coalesce(Policy):
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _Replacing(Policy):
+    """A policy by which a newer task replaces an older one."""
+
+    result: Any = NO_RESULT
+
+    def __repr__(self) -> str:
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        shown = (f"{k}={v!r}" for k, v in values.items() if v is not NO_RESULT)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    @property
+    def result_if_replaced(self) -> Any:
+        return self.result
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Coalesce(_Replacing):
     """One task runs and at most one waits: a newer duplicate replaces the waiting one, which is
     skipped. The task that a worker received last always runs. A retry or redelivery replaces no
     task, and runs first.
+
+    Args:
+        result: the result of a replaced task. Its state is SUCCESS, and chords and chains go on;
+            its message goes through the queue once more for that. Without a result, the state is
+            REVOKED, `get()` raises `TaskReplaced`, and chords and chains fail.
     """
 
     one_run = "allows one run"
@@ -254,7 +284,7 @@ class Coalesce(Policy):
         return conflict.run()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Debounce(Coalesce):
     """Run once for a burst of calls, when it is over: every call waits in Redis, also if the lock
     is free; a newer call replaces it and begins the quiet time anew; the last one runs. Calls that
@@ -263,6 +293,7 @@ class Debounce(Coalesce):
     Args:
         quiet: seconds without a newer call after which the last one runs.
         max_wait: seconds since the burst's first call after which the last one runs in any case.
+        result: the result of a replaced call, as for `Coalesce`.
     """
 
     quiet: Seconds = Seconds(5.0)
@@ -287,8 +318,8 @@ class Debounce(Coalesce):
         return conflict.run()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Replace(Policy):
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Replace(_Replacing):
     """The newer run wins: the older run is told to end, and terminated if it does not.
 
     Within a second the older run's `self.lock.lost` is True; with `on_lock_lost="abort"` it ends
@@ -298,6 +329,7 @@ class Replace(Policy):
 
     Args:
         grace: seconds between telling the older run and terminating it.
+        result: the older run's result instead of `TaskReplaced`, as for `Coalesce`.
     """
 
     grace: Seconds = Seconds(5.0)

@@ -18,7 +18,9 @@ from typing import Any, Final, NamedTuple
 from ..protocol.claims import Place
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
+from ..protocol.holders import Holder
 from ..protocol.tokens import new_token
+from ..verbs import NO_RESULT
 from .brokers import Origin
 from .formats import is_newer
 
@@ -195,6 +197,8 @@ class Delivery:
         events: the worker that runs the task sends events.
         queue, fanout: see `Source`.
         route: the exchange and the routing key with which the message was first sent.
+        replaced: the task that replaced this one, and the result with which this one therefore
+            ends; or None.
     """
 
     token: str
@@ -213,6 +217,7 @@ class Delivery:
     queue: str | None = None
     fanout: bool = False
     route: tuple[str | None, str | None] = (None, None)
+    replaced: tuple[Holder, Any] | None = None
 
     @classmethod
     def take_from(cls, raw: dict[str, Any]) -> Delivery:
@@ -250,6 +255,9 @@ class Delivery:
         self.parked = bool(header.get("parked"))
         # This replaces the broker's tag, which only this copy has.
         self.sent = header.get("sent") or ""
+        by = header.get("replaced_by")
+        if isinstance(by, Mapping):
+            self.replaced = Holder.from_dict(by), header.get("result")
 
     def next_header(self, kept: Kept | None, *, copied: bool, outage: bool) -> dict[str, Any]:
         """The header of the message to which this delivery is deferred.
@@ -266,15 +274,24 @@ class Delivery:
             **({} if kept is None else kept.header),
         )
 
-    def parked_header(self, broker: str, label: str | None = None) -> dict[str, Any]:
+    def replaced_header(self, by: Holder, result: Any) -> dict[str, Any]:
+        """The header for the message of a task that was replaced, and ends with this result."""
+        return self._header(redelivered=True, result=result, replaced_by=by.to_dict())
+
+    def parked_header(
+        self, broker: str, label: str | None = None, result: Any = NO_RESULT
+    ) -> dict[str, Any]:
         """The header for the message of a task that waits in a room. The message may be published
         twice, so its header calls it a copy. The publisher adds what is kept for the message.
 
         Args:
             broker: a digest of the broker that the message belongs to.
             label: the lock's label, for people who look into the room; or None.
+            result: the result with which the task ends if it is replaced; `NO_RESULT` for none.
         """
-        more = {} if label is None else {"label": label}
+        more: dict[str, Any] = {} if label is None else {"label": label}
+        if result is not NO_RESULT:
+            more["result"] = result
         return self._header(
             deferrals=self.deferrals,
             redelivered=True,

@@ -18,6 +18,7 @@ from ..app.settings import AppLocks, app_locks
 from ..app.signatures import is_async
 from ..app.unknown import refuse_unknown_option, refuse_unknown_options
 from ..errors import ConfigError
+from ..verbs import NO_RESULT
 from .forgotten import options_elsewhere
 from .locked import LockedTask
 
@@ -79,10 +80,25 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
             " the task is sent; accepted are typing=True, or a lock_key that is a callable or"
             " has no fields"
         )
+    _require_result_for_messages(where, cls)
     if locks.is_quorum:
         _require_no_room(where, options)
     if locks.enabled and (locks.eager or not app.conf.task_always_eager):
         _require_server(cls, app, locks)
+
+
+def _require_result_for_messages(where: str, cls: type[LockedTask]) -> None:
+    """The result of a task that is replaced while it waits is stored with its message."""
+    result = cls.lock_options.on_conflict.result_if_replaced
+    try:
+        if result is not NO_RESULT:
+            cls._normalise(result)
+    except Exception as exc:
+        raise ConfigError(
+            f"{where}: on_conflict={cls.lock_options.on_conflict!r} is not accepted: its result"
+            f" must be something that the task's messages can carry, by serializer"
+            f" {cls.serializer!r}: {exc}"
+        ) from exc
 
 
 def _require_no_room(where: str, options: LockOptions) -> None:

@@ -98,6 +98,9 @@ class TaskConflict:
         outcome = Outcome.SKIPPED if is_plain else Outcome.SKIPPED_WITH_RESULT
         return TurnedAway(outcome, self._busy.holder, result)
 
+    def _skip_replaced(self) -> Decision:
+        return self.skip(self._run.facts.policy.result_if_replaced)
+
     def fail(self) -> Decision:
         return TurnedAway(Outcome.RAISED, self._busy.holder)
 
@@ -135,7 +138,7 @@ class TaskConflict:
         quiet: tuple[float | timedelta, float | timedelta] | None = None,
     ) -> bool:
         if self._run.facts.is_eager:
-            self._leave(self.skip())  # nobody would run what is published
+            self._leave(self._skip_replaced())  # nobody would run what is published
         give_up = None if max_wait is None else max(plain(max_wait) - self.waited, NO_TIME)
         spans = None if quiet is None else (plain(quiet[0]), plain(quiet[1]))
         return self._park(limit=limit, give_up=give_up, newest=newest, quiet=spans)
@@ -144,7 +147,7 @@ class TaskConflict:
         facts = self._run.facts
         if facts.is_eager or facts.claim.attempt or facts.claim.nesting:
             # Nobody would run what is published; or the holder started after this task did.
-            self._leave(self.skip())
+            self._leave(self._skip_replaced())
         # A copy of a message whose run died must not end newer runs: it runs after them.
         is_old = facts.began and self._run.delivery.arrived is None
         return self._park(newest=True, grace=None if is_old else plain(grace))

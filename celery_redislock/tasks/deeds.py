@@ -23,7 +23,7 @@ from ..protocol.claims import Parking
 from ..protocol.entries import slot_of
 from ..protocol.holders import Holder, successor_text
 from ..protocol.log import get_logger
-from ..verbs import Decision
+from ..verbs import NO_RESULT, Decision
 from . import room
 from .decisions import (
     CannotRun,
@@ -93,7 +93,7 @@ def _turn_away(run: Record, decision: TurnedAway) -> Course:
         return Ends(AlreadyDone())
     if outcome is Outcome.REPLACED:
         assert holder is not None
-        return Ends(end_replaced(run, holder))
+        return end_replaced(run, holder, decision.result)
     if decision.why:
         logger.warning("redislock: %s is skipped: %s", run, decision.why)
     # Note this before the result is stored: if it never is, a copy of the message runs.
@@ -108,13 +108,38 @@ def _turn_away(run: Record, decision: TurnedAway) -> Course:
     return Ends(_store_end(run, TaskSkipped(key, holder)))
 
 
-def end_replaced(run: Record, by: Holder) -> Skipped:
-    """End a task in favour of a newer run."""
+def end_replaced(run: Record, by: Holder, result: Any = NO_RESULT) -> Returns | Ends:
+    """End a task in favour of a newer run, with this result or else with its policy's."""
     run.facts.tell_conflict(Outcome.REPLACED, by)
-    ended = _store_end(run, TaskReplaced(run.facts.key, by))
+    if result is NO_RESULT:
+        result = run.facts.policy.result_if_replaced
+    if result is not NO_RESULT:
+        course: Returns | Ends = Returns(result)
+    else:
+        course = Ends(_store_end(run, TaskReplaced(run.facts.key, by)))
     if not run.has_lock:
         run.note_end()
-    return ended
+    return course
+
+
+def publish_replaced(
+    task: LockedTask, raw: dict[str, Any], request: Any, args: Any, kwargs: Any, by: Holder
+) -> bool:
+    """Publish a task that was replaced again, so that a worker ends it with its policy's result, as
+    Celery ends tasks: its chain and its callbacks go on. False if it has no such result, or cannot
+    be published.
+    """
+    result = task.lock_options.on_conflict.result_if_replaced
+    delivery = Delivery.take_from({**raw})
+    if result is NO_RESULT or delivery.fanout:
+        return False
+    try:
+        options = message_options(raw, request, delivery.replaced_header(by, result), delivery)
+        publish_again(task.app, task.name, args, kwargs, {**options, "expires": None})
+    except Exception:
+        logger.exception("redislock: %s[%s] ends without its result", task.name, request.id)
+        return False
+    return True
 
 
 def _store_end(run: Record, error: TaskSkipped) -> Skipped:
@@ -217,7 +242,8 @@ def parking_of(run: Record, question: Park) -> Parking:
     """The data that put the task into the waiting room."""
     facts, delivery, request = run.facts, run.delivery, run.request
     task, label = facts.task, facts.label
-    header = delivery.parked_header(broker_of(task.app), label)
+    result = facts.policy.result_if_replaced
+    header = delivery.parked_header(broker_of(task.app), label, result)
     options = message_options(facts.raw, request, header, delivery)
     entry = Entry.of(task, request.args, request.kwargs, options, delivery.content_type)
     grace, is_newest = question.grace, question.newest and not facts.began

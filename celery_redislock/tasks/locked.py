@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from celery import Task
@@ -50,6 +50,10 @@ class LockedTask(Task):
     _redislock_label_maker: LabelMaker | None = None
     #: Names of options of another package, and what they come to. `compat` has such classes.
     _redislock_translates: frozenset[str] = frozenset()
+
+    #: Called with arguments, keyword arguments and id of a call whose message has ended, and did
+    #: not come with a reservation of ours.
+    _redislock_clear: Callable[[Any, Any, str], None] | None = None
 
     @classmethod
     def _redislock_translated(cls, app: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ from .abort import Abort
 from .asking import Asking
 from .conflict import TaskConflict, decide
 from .current import lock_of_body
-from .decisions import FIRST, GO
+from .decisions import FIRST, GO, replaced_before
 from .deeds import carry_out, end_replaced, give_back
 from .ends import LEASE
 from .facts import Facts
@@ -72,10 +72,12 @@ class Run(Asking):
                 if locks.enabled and is_from_newer(self._raw):
                     self.course = give_back(self._task, self._raw, args, kwargs)
                 elif not self._task._takes_lock(locks, is_eager=request is not None):
-                    self._go_without()
+                    self._go_without(args, kwargs)
                 else:
                     self._learn_facts(locks, args, kwargs, request)
-                    answer = self.admit() if self.facts.policy.admits else self.understand(FIRST)
+                    answer = replaced_before(self) or (
+                        self.admit() if self.facts.policy.admits else self.understand(FIRST)
+                    )
                     if answer is GO:
                         self.course = RUNS
                     else:
@@ -124,14 +126,26 @@ class Run(Asking):
             self.give_up_kept()
             self.learn(parked=False)
 
-    def _go_without(self) -> None:
+    def _go_without(self, args: Any, kwargs: Any) -> None:
         """The task takes no lock when it runs: locks are switched off, or it is unique only until
         it starts.
         """
+        self.course = Runs(End.UNLOCKED)
+        if self.kept is None:
+            self._clear_original(args, kwargs)
         with only_logged("redislock: could not free what is kept for %s", self):
             self.give_up_kept()
         take_header(self._raw)
-        self.course = Runs(End.UNLOCKED)
+
+    def _clear_original(self, args: Any, kwargs: Any) -> None:
+        """Delete the lock that another package took when the message was sent, if it may have."""
+        clear, course = self._task._redislock_clear, self.course
+        if clear is None or course is None or course.end.passes_on:
+            return
+        if self.facts is not None and (self.facts.claim.kept or self.facts.is_eager):
+            return
+        with only_logged("redislock: could not look for what another package left for %s", self):
+            clear(args, kwargs, self._raw.get("id") or "")
 
     # -- a conflict -----------------------------------------------------------------------
 
@@ -181,7 +195,10 @@ class Run(Asking):
             if self.ran.how != past.REPLACED:
                 raise
             assert lease.replaced_by is not None
-            raise end_replaced(self, lease.replaced_by) from exc
+            course = end_replaced(self, lease.replaced_by)
+            if isinstance(course, Ends):
+                raise course.error from exc
+            return course.value
         finally:
             lock_of_body.reset(before)
         self.ran = bodies.ran_to_its_end(self)
@@ -257,6 +274,8 @@ class Run(Asking):
                 self._is_settled = True
             if self._following is not None:
                 self._hand_over()
+            if self._task._redislock_clear is not None and self.facts is not None:
+                self._clear_original(self.facts.args, self.facts.kwargs)
             self.is_over = True
         except SoftTimeLimitExceeded as exc:
             if self.facts is not None and self.facts.is_eager:

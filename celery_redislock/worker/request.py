@@ -36,6 +36,7 @@ from ..protocol import past, rooms
 from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.log import get_logger
+from ..tasks.deeds import publish_replaced
 from ..tasks.ends import Deferred, Skipped
 from ..tasks.facts import COPIED_FROM, ends_message
 from ..tasks.settle import End, settle_beside
@@ -290,9 +291,17 @@ class LockRequest(KeptRequest):
         names the run which replaced it, and that ends its chain.
         """
         say_ended(self)
-        store_skipped(self.task, context_of(self), error)
+        by, context = error.holder, context_of(self)
+        assert by is not None
+        is_sent = publish_replaced(
+            self.task, self.request_dict, context, self.args, self.kwargs, by
+        )
+        if not is_sent:
+            store_skipped(self.task, context, error)
         self.acknowledge()
         mark_revoked(self)
+        if is_sent:
+            return
         self._announce_skipped(terminated=True)
         whose = Whose(error.key or "", self.task, self.id, label=self._label)
         tell(Outcome.REPLACED, whose, holder=error.holder)

@@ -63,8 +63,9 @@ def tools(
         conf={"test_tools": tools, "test_told": str(file)},
     )  # fmt: skip
 
-    def send(name: str, label: str, how: str | float = 0.0, trace: str | None = None) -> Any:
-        headers: dict[str, Any] = {}
+    def send(
+        name: str, label: str, how: str | float = 0.0, trace: str | None = None, **headers: Any
+    ) -> Any:
         if trace is not None:
             span = trace[:16]
             within = {"sentry-trace": f"{trace}-{span}-1"}
@@ -159,3 +160,43 @@ def test_what_was_sent_without_a_trace_gets_none_from_its_holder(tools, journal,
     result.get(timeout=20)
     tools.ends(result.id)
     assert trace not in {row["trace"] for row in tools.told(result.id, "run", "transaction")}
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("skips", []),
+        ("skips_with_result", ["ok"]),
+        ("raises", ["error"]),
+        ("coalesces", []),
+        ("coalesces_with_result", ["ok"]),
+        ("defers", ["ok"]),
+    ],
+)
+def test_a_check_in_of_a_tick_is_closed_if_it_ends_with_a_result_or_an_error(
+    tools, journal, label, name, ends
+):
+    if "sentry" not in tools.tools:
+        pytest.skip("Sentry alone has check-ins")
+
+    def tick(*how):
+        """Send the task as Sentry's part in beat does."""
+        id_ = uuid.uuid4().hex
+        check_in = {"slug": "tick", "config": {}, "check-in-id": id_}
+        headers = {f"sentry-monitor-{key}": value for key, value in check_in.items()}
+        return id_, tools.send(name, label, *how, **headers)
+
+    def closed(id_):
+        return [row["how"] for row in tools.told(id_, "check-in")]
+
+    opened, holder = tick("stand")
+    eventually(lambda: starts(journal, label, holder.id), "it holds")
+    duplicate, result = tick()
+    eventually(lambda: f"{name}[{result.id}] " in tools.worker.log(), "it met the lock")
+    if name.startswith("coalesces"):
+        tick()
+        eventually(result.ready, "the next one has replaced it")
+    journal.let_go(holder.id)
+    eventually(result.ready, "it has ended")
+    eventually(lambda: closed(opened) == ["ok"], "the run's is closed")
+    eventually(lambda: closed(duplicate) == ends, f"the duplicate's is {ends}")

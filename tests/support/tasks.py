@@ -23,6 +23,7 @@ from celery.signals import task_postrun
 from celery.worker.control import inspect_command
 
 from celery_redislock import (
+    Coalesce,
     Debounce,
     Defer,
     LockLost,
@@ -145,6 +146,12 @@ queued_briefly = singleton(
     name="queued_briefly", lock_ttl=60, on_conflict=Queue(max_wait=0.5, then=Raise())
 )(body)
 coalesced = singleton(name="coalesced", on_conflict="coalesce")(body)
+coalesced_result = singleton(name="coalesced_result", on_conflict=Coalesce(result=["replaced"]))(
+    body
+)
+debounced_result = singleton(
+    name="debounced_result", on_conflict=Debounce(quiet=1, max_wait=9, result=["replaced"])
+)(body)
 debouncing = {"lock_key": "debounced:{label}", "on_conflict": Debounce(quiet=1, max_wait=3)}
 debounced = singleton(name="debounced", **debouncing)(body)
 debounced_late = singleton(name="debounced_late", acks_late=True, **debouncing)(body)
@@ -179,6 +186,14 @@ replaced = singleton(name="replaced", on_conflict=Replace(grace=0))(body)
 replaced_late = singleton(
     name="replaced_late", acks_late=True, reject_on_worker_lost=True, on_conflict=Replace(grace=0)
 )(body)
+replaced_result = singleton(
+    name="replaced_result", on_conflict=Replace(grace=0, result=["replaced"])
+)(body)
+replaced_late_result = singleton(
+    name="replaced_late_result",
+    acks_late=True,
+    on_conflict=Wait(timeout=0.01, then=Replace(grace=0, result=["replaced"])),
+)(body)
 replaced_sometime = singleton(name="replaced_sometime", on_conflict=Replace(grace=60))(body)
 replaced_by_abort = singleton(
     name="replaced_by_abort", on_conflict=Replace(grace=60), on_lock_lost="abort"
@@ -197,6 +212,17 @@ def replaced_gently(self: Any, label: str, seconds: float = 60.0, how: str = "en
         raise self.retry(countdown=1, max_retries=3)
     if how == "ensure":
         self.lock.ensure()
+    return label
+
+
+@singleton(name="replaced_gently_result", on_conflict=Replace(grace=60, result=["replaced"]))
+def replaced_gently_result(self: Any, label: str, seconds: float = 60.0) -> Any:
+    """Looks whether it is to end."""
+    journal.write("start", label, self.request)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        self.lock.ensure()
+        time.sleep(0.02)
     return label
 
 
@@ -436,6 +462,12 @@ def add(label: str, x: int, y: int = 0) -> int:
 @app.task(name="total")
 def total(numbers: list[Any]) -> Any:
     return len(numbers)
+
+
+@app.task(name="heard")
+def heard(value: Any, label: str) -> Any:
+    journal.write("heard", label, heard.request, value)
+    return value
 
 
 @app.task(name="failed")

@@ -14,7 +14,7 @@ from sentry_sdk.integrations.celery import CeleryIntegration
 from sentry_sdk.integrations.logging import LoggingIntegration
 from sentry_sdk.transport import Transport
 
-from celery_redislock import Defer, Raise, SingletonTask, Skip, lock_conflict, otel
+from celery_redislock import Coalesce, Defer, Raise, SingletonTask, Skip, lock_conflict, otel
 
 from .bodies import CONF, new_app, run
 
@@ -24,6 +24,7 @@ TASKS: dict[str, Any] = {
     "raises": Raise(),
     "queues": "queue",
     "coalesces": "coalesce",
+    "coalesces_with_result": Coalesce(result="replaced"),
     "replaces": "replace",
     "defers": Defer(delay=0.3, backoff=1.0),
 }
@@ -38,6 +39,9 @@ class SentrySink(Transport):
     def capture_envelope(self, envelope: Any) -> None:
         for item in envelope.items:
             told = item.payload.json
+            if item.type == "check_in":
+                write(told["check_in_id"], "check-in", how=told["status"])
+                continue
             tags, trace = told.get("tags") or {}, told["contexts"]["trace"]
             said = {"trace": trace["trace_id"], "noted": tags.get("noted")}
             if told.get("type") == "transaction":
@@ -63,7 +67,8 @@ class OtelSink(SpanExporter):
 def use_sentry(**kwargs: Any) -> None:
     sentry_sdk.init(
         dsn="http://nobody@localhost/1", transport=SentrySink, traces_sample_rate=1.0,
-        default_integrations=False, integrations=[CeleryIntegration(), LoggingIntegration()],
+        default_integrations=False,
+        integrations=[CeleryIntegration(monitor_beat_tasks=True), LoggingIntegration()],
     )  # fmt: skip
     signals.task_prerun.connect(note)
     lock_conflict.connect(note)

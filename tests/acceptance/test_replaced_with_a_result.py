@@ -1,0 +1,129 @@
+"""`result=` of Coalesce, Debounce and Replace: a replaced call ends as SUCCESS."""
+
+from __future__ import annotations
+
+import pytest
+from celery import chain, chord
+
+from celery_redislock import Coalesce, ConfigError, Defer, Replace, SingletonTask
+from tests.support.sending import define, make_sender
+from tests.support.waiting import eventually, never
+
+QUEUE = "replaced-with-a-result"
+REPLACED = ["replaced"]
+
+
+@pytest.fixture(scope="module")
+def worker(start_module_worker):
+    return start_module_worker(queues=QUEUE, concurrency=4)
+
+
+@pytest.fixture
+def sig(worker, sender):
+    def sig(name, *args, **kwargs):
+        return sender.signature(name, args=args, kwargs=kwargs).set(queue=QUEUE)
+
+    return sig
+
+
+@pytest.fixture
+def heard(journal, label):
+    """What the tasks that follow were told."""
+    return lambda: [each.data for each in journal.read(label, "heard")]
+
+
+def replaces(name, sig, journal, label):
+    """Sends calls of which the second one replaces the first. Returns how many of them run."""
+    if name == "coalesced_result":
+        holder = sig(name, label, 3.0).apply_async()
+        journal.await_start(label, holder.id)
+    return [sig(name, label, 0.1), sig(name, label, 0.1)]
+
+
+@pytest.mark.parametrize("name", ["coalesced_result", "debounced_result"])
+def test_a_chord_with_a_member_that_was_replaced_while_it_waited_goes_on(
+    sig, journal, label, heard, name
+):
+    header = replaces(name, sig, journal, label)
+    body = sig("heard", label=label)
+    result = chord(header, body)()
+    first, second = sorted(result.get(timeout=40), key=len)
+    assert (first, second[0]) == (REPLACED, label)
+    assert sorted(each.state for each in result.parent.results) == ["SUCCESS", "SUCCESS"]
+    assert len(heard()) == 1
+
+
+@pytest.mark.parametrize("name", ["coalesced_result", "debounced_result"])
+def test_a_chain_and_a_callback_behind_it_go_on_once(sig, journal, label, heard, name):
+    before, after = replaces(name, sig, journal, label)
+    chained = chain(before, sig("heard", label=label), sig("heard", label=label))
+    result = chained.apply_async()
+    linked = before.clone().apply_async(link=sig("heard", label=label))
+    last = after.apply_async()
+    assert result.get(timeout=40) == REPLACED
+    assert linked.get(timeout=40) == REPLACED
+    assert last.get(timeout=40)[0] == label
+    eventually(lambda: heard() == [REPLACED] * 3, "all were told")
+    never(lambda: len(heard()) > 3, "they are told again", 6)  # others look after five seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("replaced_result", "its process is terminated"),
+        ("replaced_late_result", "the same, by the policy after another one"),
+        ("replaced_gently_result", "it learns that it is to end"),
+    ],
+)
+def test_a_run_that_is_replaced_ends_with_it_and_its_chain_goes_on_once(
+    sig, journal, label, heard, name, policy
+):
+    first = chain(sig(name, label, 60), sig("heard", label=label)).apply_async()
+    journal.await_start(label, first.parent.id)
+    second = sig(name, label, 0.1).apply_async()
+    assert first.parent.get(timeout=30) == REPLACED
+    assert first.get(timeout=30) == REPLACED
+    assert label in second.get(timeout=30)
+    assert journal.overlaps(label) == []
+    never(lambda: len(heard()) > 1 or journal.count(label, "start") > 2, "anything again", 3)
+
+
+def test_a_message_in_the_queue_that_lost_its_reservation_to_a_newer_one_ends_with_it(
+    conf, worker, journal, label
+):
+    app = make_sender(conf)
+    options = {"lock_scope": "queued+running", "on_queued_conflict": "publish"}
+    task = define(app, "replaced_result", **options)
+    first = task.apply_async((label, 0.1), queue=QUEUE, countdown=3)
+    second = task.apply_async((label, 0.1), queue=QUEUE)
+    assert second.get(timeout=20)[0] == label
+    assert first.get(timeout=20) == REPLACED
+    assert journal.count(label, "start") == 1
+    app.close()
+
+
+@pytest.mark.parametrize("policy", [Coalesce(result="x"), Replace(result="x")], ids=repr)
+def test_an_eager_duplicate_cannot_wait_and_ends_with_it(conf, label, policy):
+    app = make_sender(conf, task_always_eager=True, redislock_eager=True)
+
+    @app.task(base=SingletonTask, lock_key=["label"], on_conflict=policy, shared=False)
+    def outer(label, again=True):
+        return outer.delay(label, False).result if again else "ran"
+
+    assert outer.delay(label).result == "x"
+    app.close()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [Coalesce(result=object()), Defer(max_wait=1, then=Replace(result=object()))],
+    ids=["coalesce", "then_replace"],
+)
+def test_a_result_that_no_message_can_carry_is_refused(make_app, policy):
+    app = make_app()
+
+    @app.task(base=SingletonTask, on_conflict=policy, shared=False)
+    def task(): ...
+
+    with pytest.raises(ConfigError, match=r"its result must be something that the task's messages"):
+        task.delay()
