@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any, ClassVar, Final
 
 from celery import states
@@ -10,6 +11,7 @@ from celery.result import AsyncResult, EagerResult
 
 from ..app.leftovers import section, translators
 from ..app.options import check_option
+from ..app.settings import Address
 from ..errors import ConfigError, LockConflict
 from ..protocol.holders import Holder
 from ..tasks.reserve import CallOptions
@@ -69,6 +71,7 @@ class QueueOnce(TranslatedTask):
     once: Any = {"graceful": False, "unlock_before_run": False}  # noqa: RUF012  as there
 
     _redislock_package = _PACKAGE
+    _redislock_names_task = False
     _redislock_translates = frozenset({"once"})
     _redislock_replaced: ClassVar[Any] = (
         *("default_timeout", "get_key", "once_backend", "once_config"),
@@ -141,6 +144,18 @@ class QueueOnce(TranslatedTask):
         """The whole key in Redis of the lock for this call."""
         return self.keys_of_call(args or (), kwargs or {}).lock
 
+    @staticmethod
+    def _redislock_address(conf: Any) -> Address | None:
+        url = ((conf.get("ONCE") or {}).get("settings") or {}).get("url")
+        return Address(url, {}) if url else None
+
+    def _redislock_original_key(self, args: Any, kwargs: Any) -> str:
+        bound = signature(self.run).bind(*args, **kwargs).arguments
+        keys = self.once.get("keys")
+        given = bound if keys is None else {name: bound[name] for name in keys}
+        parts = (f"{name}-{_as_text(value)}" for name, value in sorted(given.items()))
+        return "_".join(["qo", self.name, *parts])
+
     @property
     def once_backend(self) -> Locks:
         """What clears a lock: `task.once_backend.clear_lock(task.get_key(args, kwargs))`."""
@@ -156,6 +171,14 @@ class Locks:
     def clear_lock(self, key: str) -> bool:
         """Take the lock with this key away from its holder. Returns whether somebody held it."""
         return self._task._redislock_break(key)
+
+
+def _as_text(value: Any) -> Any:
+    """A value as it is in a key of celery-once."""
+    if isinstance(value, dict):
+        pairs = ((_as_text(k), _as_text(v)) for k, v in sorted(value.items()))
+        return "{" + ", ".join(str({k: v}).strip("{}") for k, v in dict(pairs).items()) + "}"
+    return [_as_text(each) for each in value] if isinstance(value, list) else value
 
 
 def _raise(conflict: LockConflict) -> Any:

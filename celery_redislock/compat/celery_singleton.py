@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any, ClassVar, Final
 
 from celery.result import AsyncResult
 
 from ..app.leftovers import section, translators
 from ..app.options import check_option
+from ..app.settings import Address
 from ..errors import ConfigError, LockConflict
 from ..protocol.checks import check_prefix, checked
 from ..protocol.holders import Holder
+from ..servers.urls import is_redis_url
 from ..tasks.reserve import CallOptions
 from .translating import TranslatedTask, flag, names_of_arguments
 
 __all__ = ["DuplicateTaskError", "Singleton", "clear_locks"]
 
 _PACKAGE: Final = "celery-singleton"
+_PREFIX: Final = "SINGLETONLOCK_"
 _BACKENDS: Final = (
     "celery_singleton.backends.redis.RedisBackend",
     "celery_singleton.backends.RedisBackend",
@@ -75,6 +81,7 @@ class Singleton(TranslatedTask):
     lock_expiry: Any = None
 
     _redislock_package = _PACKAGE
+    _redislock_names_task = True
     _redislock_translates = frozenset({"lock_expiry", "raise_on_duplicate", "unique_on"})
     _redislock_replaced: ClassVar[Any] = (
         *("aquire_lock", "generate_lock", "get_existing_task_id", "lock_and_run"),
@@ -103,6 +110,25 @@ class Singleton(TranslatedTask):
         if unique_on:
             options["lock_key"] = names_of_arguments(where, "unique_on", unique_on)
         return options
+
+    @staticmethod
+    def _redislock_address(conf: Any) -> Address | None:
+        url = conf.get("singleton_backend_url")
+        if url is None:  # as that package has it
+            results = conf.result_backend
+            url = results if str(results).startswith("redis://") else conf.broker_url
+        return (
+            Address(url, conf.get("singleton_backend_kwargs") or {}) if is_redis_url(url) else None
+        )
+
+    def _redislock_original_key(self, args: Any, kwargs: Any) -> str:
+        if self.unique_on:
+            names = [self.unique_on] if isinstance(self.unique_on, str) else self.unique_on
+            bound = signature(self.run).bind(*args, **kwargs).arguments
+            args, kwargs = [], {name: bound[name] for name in names}
+        given = json.dumps(args or [], sort_keys=True) + json.dumps(kwargs or {}, sort_keys=True)
+        digest = hashlib.md5((self.name + given).encode(), usedforsecurity=False).hexdigest()
+        return f"{self.app.conf.get('singleton_key_prefix', _PREFIX)}{digest}"
 
     def apply_async(
         self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any

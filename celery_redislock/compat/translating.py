@@ -7,12 +7,24 @@ from typing import Any, ClassVar, Final
 
 from ..app.leftovers import section
 from ..app.options import UNSET
-from ..errors import ConfigError, LockConflict
+from ..app.settings import Address
+from ..errors import ConfigError, LockConflict, LockUnavailable
+from ..protocol.exchange import Query
+from ..protocol.holders import one_line
 from ..protocol.keys import lock_keys, name_of
+from ..protocol.log import get_logger
+from ..servers import stand_in
+from ..servers.factory import server_at
+from ..servers.server import Server
+from ..servers.urls import source_from_url
 from ..tasks.locked import break_keys
 from ..tasks.reserve import CALL, CallOptions
 from ..tasks.task import SingletonTask
 
+logger = get_logger()
+
+#: The attribute in which an app keeps the servers of the other packages' locks.
+_ORIGINALS: Final = "_redislock_originals"
 #: The options of ours that the other package's options say.
 _SAID: Final = ("lock_key", "lock_scope", "lock_queued_ttl", "on_queued_conflict")
 
@@ -24,6 +36,8 @@ class TranslatedTask(SingletonTask):
 
     #: The other package.
     _redislock_package: ClassVar[str]
+    #: Whether the value of its locks is the task's id.
+    _redislock_names_task: ClassVar[bool]
     #: Its methods and properties that a task cannot override: nothing would call them.
     _redislock_replaced: ClassVar[Collection[str]] = ()
 
@@ -70,12 +84,64 @@ class TranslatedTask(SingletonTask):
         """The options of a call, with what is this call's own."""
         return {**options, CALL: call} if self._reserves(options) else options
 
+    def _redislock_clear(self, args: Any, kwargs: Any, task_id: str) -> None:
+        """Delete the lock that a sender with the other package took for a message which has ended.
+
+        Only that package's workers do so: its senders would send no equal task until the lock
+        expires, perhaps never.
+        """
+        server = self._redislock_originals()
+        if server is None:
+            return
+        key = self._redislock_original_key(args, kwargs)
+        try:
+            if self._redislock_names_task:
+                value = server.ask(Query([("GET", key)], one), once=True)
+                if value != task_id.encode():
+                    return
+            deleted = server.ask(Query([("DEL", key)], one), once=True)
+        except LockUnavailable as exc:
+            logger.warning(
+                "redislock: could not delete %s, by which senders with %s know %s[%s]: %s",
+                one_line(key), self._redislock_package, self.name, task_id, exc.reason,
+            )  # fmt: skip
+        else:
+            if deleted:
+                logger.info(
+                    "redislock: deleted %s: a sender with %s locked %s[%s] by it",
+                    one_line(key), self._redislock_package, self.name, task_id,
+                )  # fmt: skip
+
+    def _redislock_originals(self) -> Server | None:
+        """The server with the other package's locks; None if there is none."""
+        if stand_in.current is not None or not self.app_locks.enabled:
+            return None
+        made: dict[str, Server | None] = self.app.__dict__.setdefault(_ORIGINALS, {})
+        if self._redislock_package not in made:
+            address = self._redislock_address(self.app.conf)
+            made[self._redislock_package] = address and server_at(source_from_url(*address))
+        return made[self._redislock_package]
+
+    @staticmethod
+    def _redislock_address(conf: Any) -> Address | None:
+        """Where the other package has its locks, by its own settings."""
+        raise NotImplementedError
+
+    def _redislock_original_key(self, args: Any, kwargs: Any) -> str:
+        """The key of the other package's lock for this call."""
+        raise NotImplementedError
+
     def _redislock_break(self, key: str) -> bool:
         """Break the lock with this whole key."""
         prefix = self.app_locks.prefix
         name = name_of(prefix, key)
         keys = None if name is None else lock_keys(prefix, name, self.lock_options.lock_limit)
         return keys is not None and break_keys(self, keys)
+
+
+def one(replies: list[Any]) -> Any:
+    """The only reply; None if the key has another type."""
+    return None if isinstance(replies[0], Exception) else replies[0]
 
 
 def holder_ttl(conflict: LockConflict) -> float | None:

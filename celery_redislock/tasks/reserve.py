@@ -8,6 +8,7 @@ without a message.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -296,12 +297,30 @@ class Sending:
         return result
 
     def _ended(self, outcome: Outcome, holder: Holder | None) -> None:
-        key = self._keys.lock
+        key, overdue = self._keys.lock, self._overdue(holder)
+        more = "" if overdue is None else (
+            f"; no worker of this package has taken that message for {overdue:.0f} s: it was lost,"
+            " or ran elsewhere, if none of them is busy"
+        )  # fmt: skip
         tell(
             outcome, Whose(key, self._task, self._task_id, self._attempt, self._label),
-            "redislock: %s %s: %s is held by %s", self, outcome.label, key, holder,
+            "redislock: %s %s: %s is held by %s%s", self, outcome.label, key, holder, more,
             holder=holder, details={}, emits=False,
+            level=None if overdue is None else logging.WARNING,
         )  # fmt: skip
+
+    def _overdue(self, holder: Holder | None) -> float | None:
+        """For how many seconds a worker could have taken the message that the lock is kept for, if
+        that is suspiciously long; None if not.
+        """
+        if holder is None or not holder.queued or holder.acquired_at is None or holder.ttl is None:
+            return None
+        options = self._lock_options
+        # What is left tells when its countdown was over.
+        since_due = options.lock_queued_ttl - holder.ttl
+        overdue = min(time.time() - holder.acquired_at, since_due)
+        warn_after = options.lock_warn_after or 10 * options.lock_ttl
+        return overdue if overdue >= warn_after else None
 
     # -- a retry, or a replacement, from within the run -----------------------------------
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 from celery.worker.request import Request
 
 from ..app.delivery import Kept
-from ..app.housekeeper import Chore
+from ..app.housekeeper import Chore, housekeeper
 from ..app.internals import is_active, is_revoked, was_revoked
 from ..protocol.holders import opening_of
 from ..protocol.keys import LockKeys, keys_of_lock_id
@@ -59,6 +60,9 @@ class KeptRequest(Request):
         """
         kept, self._kept = self._kept, None
         settle_beside(self.task.app, kept, end)
+        clear = self.task._redislock_clear
+        if clear is not None and not end.passes_on and not (kept is not None and kept.token):
+            housekeeper.add(partial(clear, self.args, self.kwargs, self.id))
 
     def reject(self, requeue: bool = False) -> None:
         """Give the message back to the broker, or let the broker drop it."""

@@ -6,7 +6,8 @@ import gc
 
 import pytest
 
-from tests.support.migrated import App
+from tests.support.rights import grant
+from tests.support.unshared import App
 from tests.support.waiting import eventually
 
 from .jobs import configure, define
@@ -18,6 +19,8 @@ TTL = 2
 @pytest.fixture(scope="module")
 def sides(conf, redis_server):
     """The configuration of each side. Theirs needs a user who may do anything."""
+    with redis_server.client() as client:  # as docs/migrating.md has it
+        grant(client, "workers", "~qo_*", "~SINGLETONLOCK_*")
     return {
         "theirs": {**conf, "test_side": "theirs", "test_locks": f"{redis_server.url}/5"},
         "ours": {

@@ -14,7 +14,7 @@ import redis
 from celery import Celery, current_task
 
 from tests.support.journal import Journal
-from tests.support.migrated import App
+from tests.support.unshared import App
 
 #: Where `QueueOnce` and `Singleton` are imported from: that is all that differs.
 IMPORTS = {

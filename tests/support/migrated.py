@@ -18,19 +18,13 @@ from celery import Celery, current_task
 from celery.utils.dispatch import Signal
 
 from tests.support.journal import Journal
+from tests.support.unshared import App
 
 PAGE = Path(__file__).parents[2] / "docs/migrating.md"
 #: Where the page says that the locks are.
 URL = "redis://localhost:6379/0"
 #: Seconds that the page's `work` takes.
 WORK = 2.5
-
-
-class App(Celery):
-    """An app whose tasks are its own: others in this process do not get them."""
-
-    def task(self, *args: Any, **options: Any) -> Any:
-        return super().task(*args, **{"shared": False, **options})
 
 
 #: How the names of the examples begin that only change an import.

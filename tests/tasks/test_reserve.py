@@ -186,6 +186,23 @@ def test_a_duplicates_result_is_ignored_as_the_first_ones_is(app, tasks, label):
     assert not any(each.ignored for each in plain)
 
 
+def test_a_send_that_a_leftover_swallows_is_logged_with_who_and_since_when(
+    app, tasks, label, caplog
+):
+    task = define(app, "unique_warned", lock_scope="queued+running", lock_warn_after=1)
+    sent = tasks.send("unique_warned", label)
+    later = tasks.send("unique_warned", f"{label}-later", countdown=60)
+
+    def warned():
+        assert tasks.send("unique_warned", label).id == sent.id
+        assert tasks.send("unique_warned", f"{label}-later").id == later.id
+        return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+
+    (said,) = eventually(warned, "it is said")
+    assert f"not sent: {task.lock_key_for(label)} is held by unique_warned[{sent.id}]" in said
+    assert "no worker of this package has taken that message for 1 s" in said
+
+
 def test_a_message_that_was_lost_frees_the_lock_in_the_end(tasks, label):
     first = tasks.send("unique_lost", label)
     assert tasks.send("unique_lost", label).id == first.id
