@@ -6,6 +6,7 @@ import hashlib
 from functools import partial
 from typing import Any, Final
 
+from ..app import delivery, entries
 from ..app.brokers import broker_of
 from ..app.housekeeper import Chore, housekeeper
 from ..app.settings import app_locks
@@ -35,8 +36,9 @@ class Sweeper:
         prefix = app_locks(app).prefix
         self._buckets = in_all_buckets(prefix, "rooms")
         known = sorted(name for name in app.tasks if not name.startswith("celery."))
-        # Workers with different tasks or brokers cannot do each other's work.
-        fleet = hashlib.sha256("\n".join([app.main or "", *known]).encode())
+        # Workers with different tasks, brokers or releases cannot do each other's work.
+        reads = f"{entries.VERSION}.{delivery.VERSION}"
+        fleet = hashlib.sha256("\n".join([reads, app.main or "", *known]).encode())
         self._turn = sweep_key(prefix, broker_of(app), fleet.hexdigest()[:16])
 
     def start(self) -> None:

@@ -28,9 +28,18 @@ running: dict[int, Process] = {}
 
 
 class Process:
-    """A `celery` command with its log in a file."""
+    """A `celery` command with its log in a file.
 
-    def __init__(self, *arguments: str, conf: dict[str, Any], app: str = APP) -> None:
+    Args:
+        arguments: the command's.
+        conf: the configuration of its app.
+        app: its app.
+        package: a folder with another copy of celery_redislock, to be used instead of ours.
+    """
+
+    def __init__(
+        self, *arguments: str, conf: dict[str, Any], app: str = APP, package: Path | None = None
+    ) -> None:
         # A worker that is killed leaves its pool's files where temporary files go.
         self._folder = tempfile.TemporaryDirectory(prefix="redislock-", ignore_cleanup_errors=True)
         self.log_path = Path(self._folder.name) / "log"
@@ -41,6 +50,8 @@ class Process:
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": self._folder.name,
         }
+        if package is not None:
+            environment["PYTHONPATH"] = f"{package}{os.pathsep}{ROOT}"
         command = ("-A", app, *arguments)
         if suits(arguments, environment):
             self.popen = template().start(*command, environment=environment, log=self.log_path)
@@ -48,7 +59,7 @@ class Process:
             with self.log_path.open("wb") as log:
                 self.popen = subprocess.Popen(
                     [sys.executable, "-m", "celery", *command],
-                    cwd=ROOT,
+                    cwd=package or ROOT,
                     env=environment,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -95,6 +106,7 @@ class Worker(Process):
         concurrency: int = 2,
         queues: str = "celery",
         app: str = APP,
+        package: Path | None = None,
     ) -> None:
         self.node = f"w{uuid.uuid4().hex[:8]}@test"
         super().__init__(
@@ -104,6 +116,7 @@ class Worker(Process):
             *arguments,
             conf=conf,
             app=app,
+            package=package,
         )
 
     def ready(self) -> Worker:
