@@ -103,9 +103,8 @@ class RedisLock(NamedLock):
     Args:
         source: a Celery app: the lock uses the app's server, `redislock_prefix` and
             `redislock_history`, so the app's tasks share the lock. These settings are read when
-            the lock is used. Or a URL as `redislock_url` takes it. Or a client of redis-py or
-            valkey-py, for its settings: the lock makes its own connections, with timeouts that fit
-            the ttl.
+            the lock is used. Or a URL as `redislock_url` takes it. Or a redis-py or valkey-py
+            client, for its settings: the lock has its own connections, with timeouts that fit.
         name: the lock's name. A task whose `lock_key` template or callable gives the same
             text shares the lock.
         ttl: seconds that the lock outlives a dead holder, at least 0.1. Wherever seconds are
