@@ -56,9 +56,8 @@ class RedisLock(NamedLock):
     Args:
         source: a Celery app: the lock uses the app's server, `redislock_prefix` and
             `redislock_history`, so the app's tasks share the lock. These settings are read when
-            the lock is used. Or a URL as `redislock_url` takes it. Or a client of redis-py or
-            valkey-py, for its settings: the lock makes its own connections, with timeouts that fit
-            the ttl.
+            the lock is used. Or a URL as `redislock_url` takes it. Or a redis-py or valkey-py
+            client, for its settings: the lock has its own connections, with timeouts that fit.
         name: the lock's name. A task whose `lock_key` template or callable gives the same
             text shares the lock. As a decorator of a function the lock also takes a template with
             fields, such as "account:{account_id}", or a callable: like `lock_key` they are filled
