@@ -131,16 +131,7 @@ def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Sourc
             f"redislock_url: {_scheme(url)} is not accepted; it must be a URL that begins with"
             f" one of: {', '.join(scheme + '://' for scheme in SCHEMES)}"
         )
-    try:
-        for part in url.replace(",", ";").split(";"):
-            split = urlsplit(part if "://" in part else f"//{part}")
-            if split.port and "@" in split.path:
-                raise ValueError
-    except ValueError:  # its message shows the URL, which may have a password
-        raise ConfigError(
-            "redislock_url: a port must be a number up to 65535; percent-encode special"
-            " characters in the password"
-        ) from None
+    _require_ports(url)
     if url.startswith("valkey"):
         url = f"redis{url.removeprefix('valkey')}"
     kwargs = _translated({k: v for k, v in options.items() if k in CONNECTION_OPTIONS})
@@ -162,6 +153,19 @@ def source_from_url(url: str, options: Mapping[str, Any] | None = None) -> Sourc
     except (TypeError, ValueError, redis.RedisError) as exc:
         raise ConfigError(f"redislock_url and redislock_transport_options: {exc}") from exc
     return source
+
+
+def _require_ports(url: str) -> None:
+    try:
+        for part in url.replace(",", ";").split(";"):
+            split = urlsplit(part if "://" in part else f"//{part}")
+            if split.port and "@" in split.path:
+                raise ValueError
+    except ValueError:  # its message shows the URL, which may have a password
+        raise ConfigError(
+            "redislock_url: a port must be a number up to 65535; percent-encode special"
+            " characters in the password"
+        ) from None
 
 
 def _one_of(source: Source) -> PoolFactory:
