@@ -231,10 +231,7 @@ def _kept(query: str) -> tuple[list[tuple[str, str]], bool | None]:
             if tls is None:
                 raise ConfigError("redislock_url: ssl must be true or false")
         elif name in _NO_TEXT:
-            raise ConfigError(
-                f"redislock_url: {name} cannot be given in a URL; set it in"
-                " redislock_transport_options"
-            )
+            raise ConfigError(f"redislock_url: set {name} in redislock_transport_options")
         elif name in CONNECTION_OPTIONS or name.startswith("ssl_"):
             pairs.append((name, str(_CERT_REQS.get(value, value))))
     return pairs, tls
@@ -259,14 +256,7 @@ def _translated(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Several(NamedTuple):
-    """A URL of several servers.
-
-    Attributes:
-        credentials: user and password of each of them, with "@"; or "".
-        hosts: where they are.
-        path: what comes behind them.
-        query: the options.
-    """
+    """A URL of several servers. `credentials` are the user and password of each, with "@"."""
 
     credentials: list[str]
     hosts: list[Host]
@@ -282,21 +272,11 @@ def _several(url: str, port: int = 6379) -> _Several:
     parts = [part.rpartition("@") for part in names.split(",")]
     split = [urlsplit(f"//{name}") for _, _, name in parts]
     if not all(each.hostname for each in split):
-        raise ConfigError(
-            f"redislock_url: a host is missing; {scheme}:// needs at least one, and none of those"
-            " between commas may be empty"
-        )
+        raise ConfigError(f"redislock_url: a host is missing in {scheme}://, or between commas")
     _refuse_unknown(query)
     first = parts[0][0] + parts[0][1]
-    return _Several(
-        [user + at or first for user, at, _ in parts],
-        [
-            (_plain_host(each.hostname or ""), port if each.port is None else each.port)
-            for each in split
-        ],
-        path,
-        query,
-    )
+    hosts = [(_plain_host(each.hostname or ""), each.port or port) for each in split]
+    return _Several([user + at or first for user, at, _ in parts], hosts, path, query)
 
 
 def _plain_host(host: str) -> str:
@@ -371,12 +351,12 @@ def _in_celerys_form(url: str, options: dict[str, Any]) -> tuple[str, dict[str, 
         )
     options = {**options, **({"master_name": master} if master else {})}
     hosts = ";".join(host_port(*host) for host in several.hosts)
-    query = [*parse_qsl(several.query, keep_blank_values=True)]
+    query = several.query
     if url.startswith("rediss"):
-        if _kept(several.query)[1] is False:
+        if _kept(query)[1] is False:
             raise ConfigError(f"redislock_url: ssl=false does not fit {_scheme(url)}://")
-        query = [*(each for each in query if each[0] != "ssl"), ("ssl", "true")]
-    return f"sentinel://{_one_user(several)}{hosts}/{database}?{urlencode(query)}", options
+        query = f"{query}&ssl=true"
+    return f"sentinel://{_one_user(several)}{hosts}/{database}?{query}", options
 
 
 def _sentinel_pools(url: str, options: dict[str, Any], kwargs: dict[str, Any]) -> PoolFactory:

@@ -83,7 +83,7 @@ def test_a_url_and_options_are_told_without_user_and_password(url, options, expe
         ("rediss+sentinel://a/mymaster?ssl=false", {}, "does not fit"),
         ("rediss://a?ssl=false", {}, "does not fit rediss://"),
         ("unix:///run/redis.sock?ssl=true", {}, "does not fit unix://"),
-        ("redis://a?credential_provider=x", {}, "set it in redislock_transport_options"),
+        ("redis://a?credential_provider=x", {}, "set credential_provider in"),
         ("redis+cluster://:a@one,:b@two", {}, "must have one user and password"),
         ("redis+sentinel://:a@one,:b@two/mymaster", {}, "must have one user and password"),
         ("sentinel://:a@one;sentinel://:b@two", MASTER, "more than one password"),
