@@ -112,6 +112,8 @@ class Record:
     asked_at = 0.0
     first_busy: Busy | None = None
     _request: Any = None
+    #: Knows what ran before, once that may have been changed.
+    _running: as_running | None = None
     #: With its answer, the server has noted, or counted, that the task ends without a run.
     _is_noted = _is_counted = False
 
@@ -162,7 +164,9 @@ class Record:
         """Make this the running task, for receivers, policies and log lines."""
         if self.facts.is_eager:
             return contextlib.nullcontext()
-        return as_running(self.facts.task, self.request)
+        running = as_running(self._task, self.request)
+        self._running = self._running or running
+        return running
 
     # -- what the delivery holds, and the notes for copies of its message -------------------------
 

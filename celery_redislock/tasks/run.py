@@ -18,7 +18,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from ..app.delivery import take_header
 from ..app.housekeeper import housekeeper
-from ..app.internals import Running
+from ..app.internals import as_running
 from ..app.outcomes import Outcome, is_heard
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
@@ -54,7 +54,6 @@ def _raise(error: Exception) -> NoReturn:
 class Run(Asking):
     """The run of a delivery, from its facts to its end."""
 
-    _running: Running
     _abort: Abort | None = None
     #: The server's reply to the release, until the next message has been published.
     _following: Settled | None = None
@@ -76,7 +75,6 @@ class Run(Asking):
             request: the request of an eager run.
         """
         __tracebackhide__ = True
-        self._running = Running(self._task)
 
         def life() -> Any:
             __tracebackhide__ = True
@@ -282,7 +280,8 @@ class Run(Asking):
                 self._is_settled = True
             if self._following is not None:
                 self._hand_over()
-            self._running.restore()
+            if self._running is not None:
+                self._running.restore()
             self.is_over = True
         except SoftTimeLimitExceeded as exc:
             if self.facts is not None and self.facts.is_eager:
@@ -314,6 +313,7 @@ class Run(Asking):
         Not before Celery has stored the result: a broker that does not answer would delay that,
         and a copy of the message that finds no result would run again.
         """
+        self._running = self._running or as_running(self._task)
         following, self._following = self._following, None
         assert following is not None
         claim = self.facts.claim
