@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded
 
 from ..app.delivery import take_header
 from ..app.housekeeper import housekeeper
@@ -94,7 +94,7 @@ class Run(Asking):
                             self.course = carry_out(self, answer)
             except Exception as exc:
                 try:
-                    self._end_by(exc)
+                    self.end_by(exc)
                 except SoftTimeLimitExceeded as limit:
                     self.course = Fails(limit)
             except BaseException as exc:
@@ -135,9 +135,7 @@ class Run(Asking):
             self.learn(parked=False)
 
     def _go_without(self) -> None:
-        """The task takes no lock when it runs: locks are switched off, or it is unique only until
-        it starts.
-        """
+        """Take no lock: locks are switched off, or the task is unique only until it starts."""
         with only_logged("redislock: could not free what is kept for %s", self):
             self.give_up_kept()
         take_header(self._raw)
@@ -151,22 +149,6 @@ class Run(Asking):
         if self.delivery.gave_up:
             self.leave_room()
         return decide(self.facts.policy, TaskConflict(self, busy, self.understand))
-
-    def _end_by(self, error: Exception) -> None:
-        """End the task before its body, by an error: also by one that a policy raised."""
-        if isinstance(error, Ignore | Reject):
-            # What was acknowledged already cannot come back.
-            comes_back = isinstance(error, Reject) and error.requeue and self._task.acks_late
-            self.course = Ends(error, End.COMES_BACK if comes_back else End.CANNOT_RUN)
-        else:
-            self.course = Fails(error)
-        if self.facts is None or self.course.end.passes_on:
-            return
-        # A limit ended the task while that was put off: its next message may be on its way.
-        if isinstance(error, SoftTimeLimitExceeded) or self.parks_as:
-            ends = isinstance(self.course, Ends) or self.facts.acks_failures
-            with only_logged("redislock: could not tell the copies of %s under %r", *self.name):
-                self.call_off_copies(ends)
 
     # -- the body -------------------------------------------------------------------------
 
