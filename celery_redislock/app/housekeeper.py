@@ -103,7 +103,12 @@ class Lane:
         self.see_to_it()
 
     def when_gone(self, pid: int, do: Callable[[], Any], most: float) -> None:
-        """See `Housekeeper.when_gone`."""
+        """Do this, as `add` does, when no code of the process can run any more, and not before. It
+        replaces what an earlier call gave for that process.
+
+        We ask the kernel, not the pool: Celery may take five seconds to notice a killed child, and
+        reports a hard time limit some 100 ms early, while the child's `finally` blocks still run.
+        """
         # Store, then watch; `_look_at_processes` does the reverse. So no order of steps loses it.
         self._when_gone[pid] = do, most
         # A worker calls this for each task: the thread need not wake for a process that it watches.
@@ -209,6 +214,7 @@ class Housekeeper:
 
     def __init__(self) -> None:
         self._frees, self._talks = Lane("redislock-housekeeper"), Lane("redislock-courier")
+        self.when_gone = self._frees.when_gone
         self._finishes_in: int | None = None
         atexit.register(self.finish)
 
@@ -232,15 +238,6 @@ class Housekeeper:
             at_pool_process_exit(self.finish)
             self._finishes_in = os.getpid()
         (self._talks if talks else self._frees).add(do, most, after)
-
-    def when_gone(self, pid: int, do: Callable[[], Any], most: float) -> None:
-        """Do this, as `add` does, when no code of the process can run any more, and not before. It
-        replaces what an earlier call gave for that process.
-
-        We ask the kernel, not the pool: Celery may take five seconds to notice a killed child, and
-        reports a hard time limit some 100 ms early, while the child's `finally` blocks still run.
-        """
-        self._frees.when_gone(pid, do, most)
 
     def finish(self) -> None:
         """Wait for what is due to be done, for at most `LAST_WAIT`. The rest is dropped."""

@@ -77,27 +77,6 @@ HOOKS: Final = (
 # -- the task that runs here ------------------------------------------------------------------
 
 
-class Running:
-    """What runs now, to be restored: a time limit may come at any bytecode, so a `with` that
-    changes it may never be left, or never be entered.
-
-    Args:
-        task: the task whose requests count.
-    """
-
-    def __init__(self, task: Any) -> None:
-        self._before = [(stack, list(stack.stack)) for stack in (_task_stack, task.request_stack)]
-
-    def restore(self) -> None:
-        """Let the same run as when this was made. Safe to repeat."""
-        for stack, before in self._before:
-            if stack.stack != before:
-                while len(stack):
-                    stack.pop()
-                for each in before:
-                    stack.push(each)
-
-
 # Classes: an interrupted generator would end at any time, and pop what somebody else has pushed.
 
 
@@ -117,8 +96,10 @@ class as_running:  # noqa: N801  a context manager
     policies and log lines need it.
     """
 
-    def __init__(self, task: Any, request: Any) -> None:
+    def __init__(self, task: Any, request: Any = None) -> None:
         self._task, self._request = task, request
+        requests = task.request_stack
+        self._before = (_task_stack, [*_task_stack.stack]), (requests, [*requests.stack])
 
     def __enter__(self) -> None:
         _task_stack.push(self._task)
@@ -127,6 +108,17 @@ class as_running:  # noqa: N801  a context manager
     def __exit__(self, *exc_info: object) -> None:
         self._task.request_stack.pop()
         _task_stack.pop()
+
+    def restore(self) -> None:
+        """Let the same run as when this was made: a time limit may come at any bytecode, so a
+        `with` that changes it may never be left, or never be entered. Safe to repeat.
+        """
+        for stack, before in self._before:
+            if stack.stack != before:
+                while len(stack):
+                    stack.pop()
+                for each in before:
+                    stack.push(each)
 
 
 def running_task() -> Any:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from celery.app.task import Context
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from ..app.delivery import KEY, Delivery, Kept
 from ..app.housekeeper import housekeeper
@@ -22,6 +22,7 @@ from ..protocol.claims import Busy, Place
 from ..protocol.holders import Holder
 from ..protocol.log import get_logger
 from .facts import Facts
+from .limits import only_logged
 from .locked import LockedTask
 from .settle import End, settle_kept
 
@@ -112,6 +113,8 @@ class Record:
     asked_at = 0.0
     first_busy: Busy | None = None
     _request: Any = None
+    #: Knows what ran before, once that may have been changed.
+    _running: as_running | None = None
     #: With its answer, the server has noted, or counted, that the task ends without a run.
     _is_noted = _is_counted = False
 
@@ -162,7 +165,9 @@ class Record:
         """Make this the running task, for receivers, policies and log lines."""
         if self.facts.is_eager:
             return contextlib.nullcontext()
-        return as_running(self.facts.task, self.request)
+        running = as_running(self._task, self.request)
+        self._running = self._running or running
+        return running
 
     # -- what the delivery holds, and the notes for copies of its message -------------------------
 
@@ -186,6 +191,22 @@ class Record:
             self.note_end()
         if self.parks_as or self.delivery.gave_up:
             self.leave_room()
+
+    def end_by(self, error: Exception) -> None:
+        """End the task before its body, by an error: also by one that a policy raised."""
+        if isinstance(error, Ignore | Reject):
+            # What was acknowledged already cannot come back.
+            comes_back = isinstance(error, Reject) and error.requeue and self._task.acks_late
+            self.course = Ends(error, End.COMES_BACK if comes_back else End.CANNOT_RUN)
+        else:
+            self.course = Fails(error)
+        if self.facts is None or self.course.end.passes_on:
+            return
+        # A limit ended the task while that was put off: its next message may be on its way.
+        if isinstance(error, SoftTimeLimitExceeded) or self.parks_as:
+            ends = isinstance(self.course, Ends) or self.facts.acks_failures
+            with only_logged("redislock: could not tell the copies of %s under %r", *self.name):
+                self.call_off_copies(ends)
 
     def give_up_kept(self) -> None:
         """Give up what is kept for the message: the task will not take it."""

@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
-from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded
 
 from ..app.delivery import is_from_newer, take_header
 from ..app.housekeeper import housekeeper
-from ..app.internals import Running
+from ..app.internals import as_running
 from ..app.outcomes import Outcome, is_heard
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
@@ -54,7 +54,6 @@ def _raise(error: Exception) -> NoReturn:
 class Run(Asking):
     """The run of a delivery, from its facts to its end."""
 
-    _running: Running
     _abort: Abort | None = None
     #: The server's reply to the release, until the next message has been published.
     _following: Settled | None = None
@@ -76,7 +75,6 @@ class Run(Asking):
             request: the request of an eager run.
         """
         __tracebackhide__ = True
-        self._running = Running(self._task)
 
         def life() -> Any:
             __tracebackhide__ = True
@@ -100,7 +98,7 @@ class Run(Asking):
                             self.course = carry_out(self, answer)
             except Exception as exc:
                 try:
-                    self._end_by(exc)
+                    self.end_by(exc)
                 except SoftTimeLimitExceeded as limit:
                     self.course = Fails(limit)
             except BaseException as exc:
@@ -141,9 +139,7 @@ class Run(Asking):
             self.learn(parked=False)
 
     def _go_without(self, args: Any, kwargs: Any) -> None:
-        """The task takes no lock when it runs: locks are switched off, or it is unique only until
-        it starts.
-        """
+        """Take no lock: locks are switched off, or the task is unique only until it starts."""
         self.course = Runs(End.UNLOCKED)
         if self.kept is None:
             self._clear_original(args, kwargs)
@@ -169,22 +165,6 @@ class Run(Asking):
         if self.delivery.gave_up:
             self.leave_room()
         return decide(self.facts.policy, TaskConflict(self, busy, self.understand))
-
-    def _end_by(self, error: Exception) -> None:
-        """End the task before its body, by an error: also by one that a policy raised."""
-        if isinstance(error, Ignore | Reject):
-            # What was acknowledged already cannot come back.
-            comes_back = isinstance(error, Reject) and error.requeue and self._task.acks_late
-            self.course = Ends(error, End.COMES_BACK if comes_back else End.CANNOT_RUN)
-        else:
-            self.course = Fails(error)
-        if self.facts is None or self.course.end.passes_on:
-            return
-        # A limit ended the task while that was put off: its next message may be on its way.
-        if isinstance(error, SoftTimeLimitExceeded) or self.parks_as:
-            ends = isinstance(self.course, Ends) or self.facts.acks_failures
-            with only_logged("redislock: could not tell the copies of %s under %r", *self.name):
-                self.call_off_copies(ends)
 
     # -- the body -------------------------------------------------------------------------
 
@@ -304,7 +284,8 @@ class Run(Asking):
                 self._hand_over()
             if self._task._redislock_clear is not None and self.facts is not None:
                 self._clear_original(self.facts.args, self.facts.kwargs)
-            self._running.restore()
+            if self._running is not None:
+                self._running.restore()
             self.is_over = True
         except SoftTimeLimitExceeded as exc:
             if self.facts is not None and self.facts.is_eager:
@@ -336,6 +317,7 @@ class Run(Asking):
         Not before Celery has stored the result: a broker that does not answer would delay that,
         and a copy of the message that finds no result would run again.
         """
+        self._running = self._running or as_running(self._task)
         following, self._following = self._following, None
         assert following is not None
         claim = self.facts.claim

@@ -6,7 +6,6 @@ import os
 import subprocess
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import pytest
@@ -181,7 +180,6 @@ def test_wherever_an_errand_is_interrupted_later_ones_are_done():
     def check() -> None:
         housekeeper = Housekeeper()
         housekeeper.add(lambda: None)  # from here on nothing is done for the first time
-        done: list[str] = []
 
         def add() -> None:
             nonlocal housekeeper
@@ -189,8 +187,9 @@ def test_wherever_an_errand_is_interrupted_later_ones_are_done():
             housekeeper.add(lambda: None)
 
         for where, _ in each_place(add, ("celery_redislock", "threading")):
-            housekeeper.add(partial(done.append, where))
-            eventually(lambda where=where: done[-1:] == [where], where, 5)
+            done = threading.Event()
+            housekeeper.add(done.set)
+            eventually(done.is_set, where, 5)
 
     in_a_child(check)
 
