@@ -221,9 +221,12 @@ def replaced_gently_result(self: Any, label: str, seconds: float = 60.0) -> Any:
     """Looks whether it is to end."""
     journal.write("start", label, self.request)
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        self.lock.ensure()
-        time.sleep(0.02)
+    try:
+        while time.monotonic() < until:
+            self.lock.ensure()
+            time.sleep(0.02)
+    finally:
+        journal.write("end", label, self.request)
     return label
 
 
