@@ -97,11 +97,17 @@ def _wanted(app: Any) -> dict[str, Any]:
     setting = given_settings(app.conf).get("redislock_tasks") if has_setting(app) else None
     if setting is None:
         return {}
-    if not isinstance(setting, Mapping) or not all(isinstance(name, str) for name in setting):
+    if not isinstance(setting, Mapping):
         raise ConfigError(
             f"app: redislock_tasks={setting!r} is not accepted; it must be a dict of task names"
             " or globs to dicts of options"
         )
+    for name in setting:
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"redislock_tasks[{name!r}] is not accepted; it must be a task's name or a glob, a"
+                " str"
+            )
     return dict(setting)
 
 
