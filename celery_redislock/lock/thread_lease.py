@@ -95,16 +95,23 @@ class Last:
         self.lost_because = lease.lost_because
 
 
+class _Mine(threading.local):
+    """What this thread acquired, the last at the end. Each change is one step."""
+
+    def __init__(self) -> None:
+        self.leases: list[ThreadLease] = []
+
+
 class ThreadLeases:
     """What threads acquired by one `RedisLock`."""
 
     def __init__(self) -> None:
-        self._mine = threading.local()
+        self._mine = _Mine()
         self._last: Last | None = None
 
     def add(self, lease: ThreadLease) -> None:
         """Keep what this thread acquired."""
-        self._mine.leases = [*getattr(self._mine, "leases", ()), lease]
+        self._mine.leases.append(lease)
 
     def tell_others(self, lease: ThreadLease) -> None:
         """Let the object speak for this acquisition in other threads, too."""
@@ -131,7 +138,7 @@ class ThreadLeases:
     def held(self, keys: LockKeys | None = None) -> ThreadLease | None:
         """What this thread acquired last, and has not released. What is this task's comes first."""
         found = None
-        for lease in getattr(self._mine, "leases", ()):
+        for lease in self._mine.leases:
             if not (lease.is_over or lease.inherited) and keys in (None, lease.claim.keys):
                 found = lease if found is None or lease.is_mine else found
         return found
@@ -152,13 +159,16 @@ class ThreadLeases:
 
     def forget(self, lease: ThreadLease) -> None:
         """Do not keep this any more."""
-        self._mine.leases = [each for each in self._mine.leases if each is not lease]
+        if lease in self._mine.leases:
+            self._mine.leases.remove(lease)
 
     @property
     def here(self) -> ThreadLease | None:
         """What this thread acquired last and has not released; in an event loop, this task."""
-        lease = self.held()
-        return lease if lease is not None and lease.is_mine else None
+        for lease in reversed(self._mine.leases):
+            if lease.is_mine and not (lease.is_over or lease.inherited):
+                return lease
+        return None
 
     @property
     def others(self) -> ThreadLease | None:
