@@ -33,9 +33,9 @@ from ..protocol import checks, holders
 from ..protocol.calls import Release, break_lock, holder_of
 from ..protocol.claims import Acquired, Busy, Claim, Done, to_ms
 from ..protocol.clock import clock
-from ..protocol.exchange import Query, nothing
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
+from ..protocol.rooms import server_time
 from ..protocol.tokens import new_token
 from ..servers import stand_in
 from ..servers.connections import pools_like
@@ -201,7 +201,7 @@ def _refuse_dead_backend(sender: Any, **kwargs: Any) -> None:
     if stand_in.current is None or not isinstance(backend, RedisBackend):
         return
     try:
-        Node(pools_like(backend.client)).ask(Query([("PING",)], nothing))
+        Node(pools_like(backend.client)).ask(server_time(""))
     except LockUnavailable as exc:
         # Celery only logs a receiver's ordinary errors.
         raise SystemExit(

@@ -51,6 +51,8 @@ OTHERS = {
     *("__signature__", "__wrapped__", "__mro__", "__dict__", "__context__", "__cause__"),
     *dir(types.FunctionType), *dir(types.MethodType), *dir(type), *dir(BaseException),
     *("__json__", "__redis_executable__"),
+    "_get_running_loop",  # asyncio's, for libraries: it raises nothing where no loop runs
+    "_from_testcase",  # Django's, of the blocks of its own TestCase
 }  # fmt: skip
 #: Of redis-py's connections for asyncio, which can be closed at once only so. In one module.
 REDISES = {"_reader", "_writer", "_parser"}

@@ -10,7 +10,7 @@ from celery_redislock.app.outcomes import Outcome
 
 ROOT = Path(celery_redislock.__file__).parent
 #: A line's fields, an event, or one of our signals, made by hand.
-BY_HAND = re.compile(r"\bfields\(|\bemit\(|\block_\w+\.send\(|Details\(")
+BY_HAND = re.compile(r"(?<!dataclasses\.)\bfields\(|\bemit\(|\block_\w+\.send\(|Details\(")
 
 
 def test_nobody_else_makes_fields_events_or_signals():

@@ -34,7 +34,8 @@ def made(name: str) -> list[tuple[str, ast.Call]]:
 
 @pytest.mark.parametrize("kind", ["Call", "Query"])
 def test_an_exchange_is_described_in_the_protocol_only(kind) -> None:
-    assert {path for path, _ in made(kind)} <= {*DESCRIPTIONS}
+    others = "compat/translating.py"  # the locks of other packages
+    assert {path for path, _ in made(kind)} <= {*DESCRIPTIONS, others}
 
 
 def test_each_script_is_described_once() -> None:
