@@ -50,7 +50,8 @@ def working() -> Iterator[tuple[Any, MemoryLocks]]:
 
     def define(name: str, body: Any, **options: Any) -> None:
         defaults = {"base": SingletonTask, "shared": False, "lock_key": ["label"]}
-        app.task(**{**defaults, "name": name, **options})(body)
+        # Shared tasks of other tests' apps come to every app.
+        app.task(**{**defaults, "name": f"kit.{name}", **options})(body)
 
     for how in ("flag", "abort"):
         define(how, watches, bind=True, lock_ttl=300, on_lock_lost=how)
@@ -68,7 +69,7 @@ def working() -> Iterator[tuple[Any, MemoryLocks]]:
 def test_a_body_in_a_worker_loses_its_lock_to_the_test(
     working: Any, lose_lock: Any, label: str, on_lock_lost: str
 ) -> None:
-    task = working[0][on_lock_lost]
+    task = working[0][f"kit.{on_lock_lost}"]
     began[label], go_on[label] = threading.Event(), threading.Event()
     result = task.delay(label)
     assert began[label].wait(20)
@@ -83,7 +84,7 @@ def test_a_body_in_a_worker_loses_its_lock_to_the_test(
 
 
 def test_what_waits_is_woken_by_the_release(working: Any, held_lock: Hold, label: str) -> None:
-    task = working[0]["wait"]
+    task = working[0]["kit.wait"]
     held = held_lock(task, label)
     result = task.delay(label)
     waiters = task.keys_of_call((label,), {}).waiters
@@ -98,7 +99,7 @@ def test_what_waits_is_woken_by_the_release(working: Any, held_lock: Hold, label
 def test_what_queues_runs_in_its_order_after_the_release(
     working: Any, held_lock: Hold, label: str
 ) -> None:
-    task, locks = working[0]["queue"], working[1]
+    task, locks = working[0]["kit.queue"], working[1]
     held = held_lock(task, label)
     results = []
     for number in range(3):
@@ -113,7 +114,7 @@ def test_what_queues_runs_in_its_order_after_the_release(
 
 
 def test_of_coalesced_duplicates_the_last_runs(working: Any, held_lock: Hold, label: str) -> None:
-    task, locks = working[0]["coalesce"], working[1]
+    task, locks = working[0]["kit.coalesce"], working[1]
     held = held_lock(task, label)
     first = task.delay(label, 1)
     eventually(lambda: locks.waiting(task, label) == 1, "it waits")
@@ -125,7 +126,7 @@ def test_of_coalesced_duplicates_the_last_runs(working: Any, held_lock: Hold, la
 
 
 def test_a_lock_of_the_queue_is_taken_by_who_sends(working: Any, label: str) -> None:
-    task = working[0]["queued"]
+    task = working[0]["kit.queued"]
     first, second = (task.apply_async((label,), countdown=3) for _ in range(2))
     assert first.id == second.id
     assert assert_locked(task, label).queued
