@@ -80,10 +80,15 @@ class _Return(NamedTuple):
 
 
 class _Returns:
-    """What is to be given back to a server, and the turn of the thread that does so."""
+    """What is to be given back to a server, and the turn of the thread that does so.
+
+    Attributes:
+        failure: why nobody answered the last time; None if somebody did.
+    """
 
     def __init__(self) -> None:
         self.queue: deque[_Return] = deque()
+        self.failure: LockUnavailable | None = None
         # No mutex: one that another thread holds at a fork stays locked in the child.
         self.turn = ["to give back"]
 
@@ -121,15 +126,17 @@ def _give_back_all(server: Server, returns: _Returns) -> None:
         except IndexError:
             return
         try:
-            failure = _give_back(server, _taken(returns.queue, AT_ONCE))
-            if failure is None:
+            # The interpreter waits: what comes one by one must not cost a timeout each.
+            if returns.failure is None or not threads.is_ending:
+                returns.failure = _give_back(server, _taken(returns.queue, AT_ONCE))
+            if returns.failure is None:
                 continue
             # They came while the server was tried, so they have been tried.
             for each in _taken(returns.queue, len(returns.queue)):
-                if each.patient:
+                if each.patient and not threads.is_ending:
                     returns.queue.append(each)
                 else:
-                    each.unheard(failure)
+                    each.unheard(returns.failure)
         finally:
             returns.turn.append(turn)
 
