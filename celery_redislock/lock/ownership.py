@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
@@ -43,10 +43,18 @@ class Request:
         return other is not None and not other.done()
 
 
-_Requests: TypeAlias = "Mapping[weakref.ref[Any], tuple[Request, ...]]"
+class _Requests(dict[weakref.ref[Any], tuple[Request, ...]]):
+    """By lock, the last request first. Never changed, only replaced: contexts share it."""
 
-#: By lock, the last request first. Never changed, only replaced: contexts share it.
-_requests: Final[ContextVar[_Requests]] = ContextVar("redislock_requests")
+
+#: These requests, or a weak reference to them. See `out_of_sight`.
+_requests: Final[ContextVar[_Requests | weakref.ref[_Requests]]] = ContextVar("redislock_requests")
+
+
+def _known() -> _Requests:
+    """The requests that this context knows."""
+    known = _requests.get(None)
+    return (known() if isinstance(known, weakref.ref) else known) or _Requests()
 
 
 def this_task() -> Task:
@@ -71,14 +79,14 @@ def note_request(
         The request, and what the task asked for earlier and holds or may get.
     """
     task = this_task()
-    known = {each: requests for each, requests in _requests.get({}).items() if each() is not None}
+    known = {each: requests for each, requests in _known().items() if each() is not None}
     kept = [
         each
         for each in known.get(lock, ())
         if holds(each) or each.is_open or each.is_of_another(task)
     ]
     request = Request(task)
-    _requests.set({**known, lock: (request, *kept)})
+    _requests.set(_Requests({**known, lock: (request, *kept)}))
     return request, [each for each in kept if each.task is task]
 
 
@@ -86,19 +94,24 @@ def requests_here(lock: weakref.ref[Any]) -> list[Request]:
     """The requests for this lock that the task made; if it has made none, those of the task from
     which it has its context. The last is the first.
     """
-    requests, task = _requests.get({}).get(lock, ()), this_task()
+    requests, task = _known().get(lock, ()), this_task()
     own = [each for each in requests if each.task is task]
     return own or [each for each in requests if each.task is requests[0].task]
 
 
 @contextlib.contextmanager
 def out_of_sight() -> Iterator[None]:
-    """A context in which no requests are seen. Connections and timers that are made here would
+    """A context that does not keep its requests. Connections and timers that are made here would
     keep them, and what is held for them, after their task has ended.
+
+    Tasks may share a context (`create_task(..., context=)`): they see the requests all the same,
+    and what they ask for meanwhile stays known.
     """
-    token = _requests.set({})
+    known = _known()
+    unkept = weakref.ref(known)
+    _requests.set(unkept)
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # the collector ends this coroutine, elsewhere
-            _requests.reset(token)
+        if _requests.get(None) is unkept:  # else another task has asked; or the collector ends this
+            _requests.set(known)

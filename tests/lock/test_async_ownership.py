@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import logging
+import sys
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, NamedTuple
@@ -378,6 +380,29 @@ def test_who_lost_it_keeps_its_fence_while_the_next_one_has_another(lock, redis_
         other_fence = other.held.fence
         assert other_fence
         await other.release()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a task's context cannot be given to it")
+def test_tasks_that_share_a_context_have_each_its_own(lock, label, redis_server):
+    """Also while the other one waits for the server."""
+
+    async def main():
+        locks = [lock(), AsyncRedisLock(redis_server.url, f"{label}-other", ttl=5)]
+        context = contextvars.copy_context()
+
+        async def use(lock: AsyncRedisLock) -> None:
+            for _ in range(20):
+                await lock.acquire()
+                fence = lock.fence
+                for _ in range(3):
+                    assert lock.fence == fence > 0
+                    await asyncio.sleep(0)
+                await lock.extend()
+                assert await lock.release()
+
+        await asyncio.gather(*(asyncio.create_task(use(each), context=context) for each in locks))
 
     asyncio.run(main())
 
