@@ -39,8 +39,7 @@ class Request:
 
     def is_of_another(self, task: Task) -> bool:
         """Whether another task asked, and runs."""
-        other = None if self.task is None or self.task is task else self.task()
-        return other is not None and not other.done()
+        return self.task is not task and runs(self.task)
 
 
 class _Requests(dict[weakref.ref[Any], tuple[Request, ...]]):
@@ -64,6 +63,12 @@ def this_task() -> Task:
     except RuntimeError:  # no loop runs in this thread
         return None
     return None if task is None else weakref.ref(task)
+
+
+def runs(task: Task) -> bool:
+    """Whether this task has not ended."""
+    found = None if task is None else task()
+    return found is not None and not found.done()
 
 
 def note_request(

@@ -431,6 +431,42 @@ def test_a_block_that_another_task_leaves_releases_its_own(lock, is_free):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("way", ["lost", "released"])
+def test_of_blocks_that_other_tasks_leave_none_stays_held(lock, redis_server, is_free, first, way):
+    """One has lost or released its lock before the next one began."""
+
+    async def main():
+        shared = lock()
+
+        async def block() -> AsyncGenerator[AsyncAcquisition, None]:
+            async with shared as held:
+                yield held
+
+        async def leave(block: AsyncGenerator[AsyncAcquisition, None]) -> None:
+            with contextlib.suppress(LockLost):
+                await block.aclose()
+
+        blocks = [block(), block()]
+        held = await asyncio.create_task(as_task_of_its_own(anext(blocks[0])))
+        if way == "lost":
+            with redis_server.client() as client:
+                client.delete(held.key)
+                client.set(held.key, "another's", px=10)
+            with contextlib.suppress(LockLost):
+                await held.extend()
+        else:
+            await held.release()
+        held = await asyncio.create_task(as_task_of_its_own(anext(blocks[1])))
+        await asyncio.create_task(leave(blocks[first]))
+        assert held.fence > 0 or first == 1
+        await asyncio.create_task(leave(blocks[1 - first]))
+        assert held.fence == 0
+        assert is_free()
+
+    asyncio.run(main())
+
+
 def test_a_block_frees_only_what_it_acquired(lock, is_free, caplog):
     async def main():
         shared = lock()
