@@ -59,7 +59,7 @@ class Acquisitions:
         """What this task acquired last and has not released; if it has not asked, what the task
         acquired from which it has its context.
         """
-        lease = self.held(requests_here(self._lock))
+        lease = self.held(requests_here(self._lock, self._held_for))
         return None if lease is None or lease.is_of_another_loop else lease
 
     def enter(self, lease: AsyncLease) -> None:

@@ -105,13 +105,16 @@ class AsyncRedisLock(NamedLock):
         """
         return Lost(self._lease)
 
-    async def ensure(self) -> None:
+    def ensure(self) -> Coroutine[Any, Any, None]:
         """Return if this task holds the lock.
 
         Raises:
             LockLost: it does not, or the lock was lost.
         """
-        await self._acquisition().ensure()
+        return self._ensure(self._lease)
+
+    async def _ensure(self, lease: AsyncLease | None) -> None:
+        await self._acquisition(lease).ensure()
 
     async def holder(self) -> Holder | None:
         """Who holds the lock, or None.
@@ -177,7 +180,7 @@ class AsyncRedisLock(NamedLock):
         self._acquired.warn_of_stray_release()
         return False
 
-    async def extend(self) -> bool:
+    def extend(self) -> Coroutine[Any, Any, bool]:
         """Extend the lock to a whole ttl from now.
 
         Returns:
@@ -187,7 +190,10 @@ class AsyncRedisLock(NamedLock):
             LockLost: this task does not hold the lock, or it was lost.
             LockUnavailable: the server did not answer in time.
         """
-        return await self._acquisition().extend()
+        return self._extend(self._lease)
+
+    async def _extend(self, lease: AsyncLease | None) -> bool:
+        return await self._acquisition(lease).extend()
 
     async def __aenter__(self) -> AsyncAcquisition:
         self._bind()
@@ -226,13 +232,12 @@ class AsyncRedisLock(NamedLock):
     def _lease(self) -> AsyncLease | None:
         return self._acquired.here
 
-    def _acquisition(self) -> AsyncAcquisition:
-        """What this task acquired.
+    def _acquisition(self, lease: AsyncLease | None) -> AsyncAcquisition:
+        """What a task acquired, for users.
 
         Raises:
             LockLost: it has none.
         """
-        lease = self._lease
         if lease is None:
             self._bind()
             raise LockLost(self.key)

@@ -95,13 +95,17 @@ def note_request(
     return request, [each for each in kept if each.task is task]
 
 
-def requests_here(lock: weakref.ref[Any]) -> list[Request]:
+def requests_here(lock: weakref.ref[Any], holds: Callable[[Request], object]) -> list[Request]:
     """The requests for this lock that the task made; if it has made none, those of the task from
     which it has its context. The last is the first.
+
+    Tasks that run one after another may share a context, such as those of a test case and its
+    set-up. So one that has ended and holds nothing is none from which others have it.
     """
     requests, task = _known().get(lock, ()), this_task()
-    own = [each for each in requests if each.task is task]
-    return own or [each for each in requests if each.task is requests[0].task]
+    if not any(each.task is task for each in requests):
+        task = next((each.task for each in requests if runs(each.task) or holds(each)), None)
+    return [each for each in requests if each.task is task]
 
 
 @contextlib.contextmanager

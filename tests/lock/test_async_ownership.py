@@ -8,6 +8,7 @@ import contextvars
 import gc
 import logging
 import sys
+import unittest
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, NamedTuple
@@ -382,6 +383,45 @@ def test_who_lost_it_keeps_its_fence_while_the_next_one_has_another(lock, redis_
         await other.release()
 
     asyncio.run(main())
+
+
+def test_a_test_case_releases_what_its_set_up_acquired(lock, is_free):
+    """Also if the test has tried to take it. On Python 3.11 each of the three is a task."""
+    shared = lock()
+
+    class Case(unittest.IsolatedAsyncioTestCase):
+        async def asyncSetUp(self) -> None:
+            assert await shared.acquire(0)
+
+        async def test(self) -> None:
+            assert shared.fence > 0
+            assert not await shared.acquire(0)
+
+        async def asyncTearDown(self) -> None:
+            gc.collect()
+            assert shared.fence > 0
+            assert await shared.release()
+
+    result = unittest.TestResult()
+    Case("test").run(result)
+    assert not [*result.failures, *result.errors]
+    assert is_free()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there is no asyncio.Runner")
+def test_a_runner_runs_what_is_called_outside_of_it(lock, is_free):
+    """Its tasks have a context of their own, in which nobody has asked for the lock."""
+    shared = lock()
+    with asyncio.Runner() as runner:
+        for _ in range(2):
+            assert runner.run(shared.acquire(0))
+            fence = shared.fence
+            assert fence > 0
+            assert runner.run(shared.ensure()) is None
+            assert runner.run(shared.extend()) is True
+            assert shared.fence == fence
+            assert runner.run(shared.release()) is True
+            assert is_free()
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="a task's context cannot be given to it")
