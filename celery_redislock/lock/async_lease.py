@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..errors import LockUnavailable
 from ..protocol import past
 from ..protocol.calls import Release, acquire, settle
-from ..protocol.claims import Claim, Extended
+from ..protocol.claims import Claim, Extended, Extension
 from ..protocol.clock import clock
 from ..protocol.exchange import Call
 from ..protocol.log import get_logger
@@ -55,6 +55,14 @@ class AsyncLease(Lease):
         self._asks = asks
         self._loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
+
+    def extension(self, now: float) -> Extension | None:
+        """See `Held.extension`. Nobody can release a lock whose event loop is closed."""
+        if self._loop.is_closed():
+            self.abandon()
+            self.teller.tell(partial(_say_dropped, self.key, self.ttl))
+            return None
+        return super().extension(now)
 
     def __del__(self) -> None:
         # The garbage collector may call this anywhere. So the heartbeat's thread logs the warning.
@@ -278,6 +286,6 @@ def _tell(lease: AsyncLease) -> None:
 
 def _say_dropped(key: str, ttl: float) -> None:
     logger.warning(
-        "redislock: %s was never released: its AsyncRedisLock was dropped, or the task ended that"
-        " acquired it. It is no longer extended and expires within %g s", key, ttl,
+        "redislock: %s was never released: its AsyncRedisLock was dropped, or the task or the event"
+        " loop ended that acquired it. It is no longer extended and expires within %g s", key, ttl,
     )  # fmt: skip

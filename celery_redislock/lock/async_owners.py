@@ -10,7 +10,7 @@ from typing import Any
 from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
 from .async_lease import AsyncLease
-from .ownership import Request, Task, note_request, requests_here, this_task
+from .ownership import Request, Task, note_request, requests_here, runs, this_task
 
 logger = get_logger()
 
@@ -59,7 +59,7 @@ class Acquisitions:
         """What this task acquired last and has not released; if it has not asked, what the task
         acquired from which it has its context.
         """
-        lease = self.held(requests_here(self._lock))
+        lease = self.held(requests_here(self._lock, self._held_for))
         return None if lease is None or lease.is_of_another_loop else lease
 
     def enter(self, lease: AsyncLease) -> None:
@@ -70,14 +70,16 @@ class Acquisitions:
     def leave(self) -> AsyncLease | None:
         """What the block holds that ends now; None, with a warning, if that is not known."""
         task = this_task()
-        blocks = [each for each in self._entered if each[0] is task]
-        if not blocks and len(self._entered) == 1:
-            blocks = list(self._entered)  # another task entered it, as that of a generator may be
+        blocks = [each for each in self._entered if each[0] is task][-1:]
+        if not blocks:
+            # Another task entered it, as that of a generator may be. It is rather one that has
+            # ended, and rather one that holds nothing: what is held may be a block's that goes on.
+            blocks = sorted(self._entered, key=lambda each: (runs(each[0]), each[1].is_held))[:1]
         if not blocks:
             self.warn_of_stray_release()
             return None
-        self._entered.remove(blocks[-1])
-        return blocks[-1][1]
+        self._entered.remove(blocks[0])
+        return blocks[0][1]
 
     def warn_of_stray_release(self) -> None:
         """Warn once that another task holds the lock, so that this one cannot release it."""

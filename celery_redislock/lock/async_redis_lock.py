@@ -42,7 +42,8 @@ class AsyncRedisLock(NamedLock):
     speaks for what the task acquired that calls it, or the task that started that one while it had
     the lock (by a context variable). To all other tasks `fence` is 0, `lost` is false, `ensure`
     raises `LockLost`, and `release` returns False and logs a warning. A task that asks for the lock
-    itself speaks for no other one any more. If the task ends without a release, the lock expires.
+    itself speaks for no other one any more. If the task ends without a release, or its event loop
+    is closed, the lock expires.
 
     The object belongs to the event loop that first uses it; as a decorator it works in every loop.
     Coroutines that wait for one lock in one loop wait for each other, in order of arrival, and only
@@ -104,13 +105,16 @@ class AsyncRedisLock(NamedLock):
         """
         return Lost(self._lease)
 
-    async def ensure(self) -> None:
+    def ensure(self) -> Coroutine[Any, Any, None]:
         """Return if this task holds the lock.
 
         Raises:
             LockLost: it does not, or the lock was lost.
         """
-        await self._acquisition().ensure()
+        return self._ensure(self._lease)
+
+    async def _ensure(self, lease: AsyncLease | None) -> None:
+        await self._acquisition(lease).ensure()
 
     async def holder(self) -> Holder | None:
         """Who holds the lock, or None.
@@ -176,7 +180,7 @@ class AsyncRedisLock(NamedLock):
         self._acquired.warn_of_stray_release()
         return False
 
-    async def extend(self) -> bool:
+    def extend(self) -> Coroutine[Any, Any, bool]:
         """Extend the lock to a whole ttl from now.
 
         Returns:
@@ -186,7 +190,10 @@ class AsyncRedisLock(NamedLock):
             LockLost: this task does not hold the lock, or it was lost.
             LockUnavailable: the server did not answer in time.
         """
-        return await self._acquisition().extend()
+        return self._extend(self._lease)
+
+    async def _extend(self, lease: AsyncLease | None) -> bool:
+        return await self._acquisition(lease).extend()
 
     async def __aenter__(self) -> AsyncAcquisition:
         self._bind()
@@ -225,13 +232,12 @@ class AsyncRedisLock(NamedLock):
     def _lease(self) -> AsyncLease | None:
         return self._acquired.here
 
-    def _acquisition(self) -> AsyncAcquisition:
-        """What this task acquired.
+    def _acquisition(self, lease: AsyncLease | None) -> AsyncAcquisition:
+        """What a task acquired, for users.
 
         Raises:
             LockLost: it has none.
         """
-        lease = self._lease
         if lease is None:
             self._bind()
             raise LockLost(self.key)

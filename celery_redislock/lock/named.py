@@ -6,10 +6,11 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from types import AsyncGeneratorType, CoroutineType
 from typing import Any, NoReturn, TypeAlias
 
 from ..errors import ConfigError
-from ..protocol import checks, holders
+from ..protocol import checks, holders, signatures
 from ..protocol.claims import Claim, to_ms
 from ..protocol.keys import LockKeys, lock_keys
 from ..protocol.names import KeyMaker, has_fields
@@ -149,15 +150,34 @@ def check_decorated(lock: NamedLock, function: Any, is_async: bool) -> None:
     Raises:
         ConfigError: it is refused.
     """
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    awaited = inspect.iscoroutinefunction(function) or signatures.is_async(function)
+    if not callable(function):
+        why = "no function; put the lock below the other decorator"
+    elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         why = "a generator, whose body runs after the call; take the lock inside"
-    elif inspect.iscoroutinefunction(function) and not is_async:
+    elif awaited and not is_async:
         why = "a coroutine function; use AsyncRedisLock"
-    elif is_async and not inspect.iscoroutinefunction(function):
-        why = "no coroutine function; use RedisLock"
+    elif is_async and not awaited:
+        why = "no coroutine function; use RedisLock, or put the lock below what hides one"
     else:
         return
     raise ConfigError(f"{lock!r} cannot decorate {function!r}: it is {why}")
+
+
+def check_result(lock: NamedLock, function: Any, result: Any) -> None:
+    """Refuse what a decorated function has returned, if its body has not run yet: a decorator hides
+    an `async def`.
+
+    Raises:
+        ConfigError: it is refused.
+    """
+    if isinstance(result, CoroutineType | AsyncGeneratorType):
+        if isinstance(result, CoroutineType):
+            result.close()  # else Python warns that nobody awaited it
+        raise ConfigError(
+            f"{lock!r} cannot decorate {function!r}: it returned {result!r}, whose body runs after"
+            " the lock is released; put an AsyncRedisLock below the decorator that hides it"
+        )
 
 
 def _check_text(kind: str, what: str, text: Any, accepted: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
@@ -39,14 +39,21 @@ class Request:
 
     def is_of_another(self, task: Task) -> bool:
         """Whether another task asked, and runs."""
-        other = None if self.task is None or self.task is task else self.task()
-        return other is not None and not other.done()
+        return self.task is not task and runs(self.task)
 
 
-_Requests: TypeAlias = "Mapping[weakref.ref[Any], tuple[Request, ...]]"
+class _Requests(dict[weakref.ref[Any], tuple[Request, ...]]):
+    """By lock, the last request first. Never changed, only replaced: contexts share it."""
 
-#: By lock, the last request first. Never changed, only replaced: contexts share it.
-_requests: Final[ContextVar[_Requests]] = ContextVar("redislock_requests")
+
+#: These requests, or a weak reference to them. See `out_of_sight`.
+_requests: Final[ContextVar[_Requests | weakref.ref[_Requests]]] = ContextVar("redislock_requests")
+
+
+def _known() -> _Requests:
+    """The requests that this context knows."""
+    known = _requests.get(None)
+    return (known() if isinstance(known, weakref.ref) else known) or _Requests()
 
 
 def this_task() -> Task:
@@ -56,6 +63,12 @@ def this_task() -> Task:
     except RuntimeError:  # no loop runs in this thread
         return None
     return None if task is None else weakref.ref(task)
+
+
+def runs(task: Task) -> bool:
+    """Whether this task has not ended."""
+    found = None if task is None else task()
+    return found is not None and not found.done()
 
 
 def note_request(
@@ -71,34 +84,43 @@ def note_request(
         The request, and what the task asked for earlier and holds or may get.
     """
     task = this_task()
-    known = {each: requests for each, requests in _requests.get({}).items() if each() is not None}
+    known = {each: requests for each, requests in _known().items() if each() is not None}
     kept = [
         each
         for each in known.get(lock, ())
         if holds(each) or each.is_open or each.is_of_another(task)
     ]
     request = Request(task)
-    _requests.set({**known, lock: (request, *kept)})
+    _requests.set(_Requests({**known, lock: (request, *kept)}))
     return request, [each for each in kept if each.task is task]
 
 
-def requests_here(lock: weakref.ref[Any]) -> list[Request]:
+def requests_here(lock: weakref.ref[Any], holds: Callable[[Request], object]) -> list[Request]:
     """The requests for this lock that the task made; if it has made none, those of the task from
     which it has its context. The last is the first.
+
+    Tasks that run one after another may share a context, such as those of a test case and its
+    set-up. So one that has ended and holds nothing is none from which others have it.
     """
-    requests, task = _requests.get({}).get(lock, ()), this_task()
-    own = [each for each in requests if each.task is task]
-    return own or [each for each in requests if each.task is requests[0].task]
+    requests, task = _known().get(lock, ()), this_task()
+    if not any(each.task is task for each in requests):
+        task = next((each.task for each in requests if runs(each.task) or holds(each)), None)
+    return [each for each in requests if each.task is task]
 
 
 @contextlib.contextmanager
 def out_of_sight() -> Iterator[None]:
-    """A context in which no requests are seen. Connections and timers that are made here would
+    """A context that does not keep its requests. Connections and timers that are made here would
     keep them, and what is held for them, after their task has ended.
+
+    Tasks may share a context (`create_task(..., context=)`): they see the requests all the same,
+    and what they ask for meanwhile stays known.
     """
-    token = _requests.set({})
+    known = _known()
+    unkept = weakref.ref(known)
+    _requests.set(unkept)
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # the collector ends this coroutine, elsewhere
-            _requests.reset(token)
+        if _requests.get(None) is unkept:  # else another task has asked; or the collector ends this
+            _requests.set(known)

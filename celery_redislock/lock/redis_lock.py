@@ -22,7 +22,7 @@ from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
 from ..servers.factory import ValkeyClient, is_for_asyncio
 from .lease import Lease
-from .named import Name, NamedLock, check_decorated
+from .named import Name, NamedLock, check_decorated, check_result
 from .sources import CeleryApp
 from .thread_lease import ThreadLease, ThreadLeases, release
 
@@ -270,7 +270,9 @@ class RedisLock(NamedLock):
         @wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> T:
             with _Holding(self, keys_of(args, kwargs)):
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+                check_result(self, function, result)
+                return result
 
         return locked
 

@@ -32,22 +32,22 @@ class _Loop:
         try:
             yield
         finally:
-            _loops.pop(self._loop, None)
+            vars(self._loop).pop(_HERE, None)
             for server in [*self.servers.values()]:
                 server.close()
 
 
-_loops: Final[dict[asyncio.AbstractEventLoop, _Loop]] = {}
+#: The attribute of an event loop that has its `_Loop`. What had it elsewhere would keep the loops,
+#: and their connections, that a program drops and does not close.
+_HERE: Final = "_redislock_servers"
 
 
 async def for_this_loop(server: Server) -> AsyncServer:
     """The same server, for the coroutines of the loop that runs."""
     loop = asyncio.get_running_loop()
-    known = _loops.get(loop)
+    known: _Loop | None = vars(loop).get(_HERE)
     if known is None:
-        for other in [each for each in list(_loops) if each.is_closed()]:
-            del _loops[other]
-        known = _loops[loop] = _Loop(loop)
+        known = vars(loop)[_HERE] = _Loop(loop)
         await known.begin()
     found = known.servers.get(server)
     if found is None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import logging
+import sys
+import unittest
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, NamedTuple
@@ -382,6 +385,68 @@ def test_who_lost_it_keeps_its_fence_while_the_next_one_has_another(lock, redis_
     asyncio.run(main())
 
 
+def test_a_test_case_releases_what_its_set_up_acquired(lock, is_free):
+    """Also if the test has tried to take it. On Python 3.11 each of the three is a task."""
+    shared = lock()
+
+    class Case(unittest.IsolatedAsyncioTestCase):
+        async def asyncSetUp(self) -> None:
+            assert await shared.acquire(0)
+
+        async def test(self) -> None:
+            assert shared.fence > 0
+            assert not await shared.acquire(0)
+
+        async def asyncTearDown(self) -> None:
+            gc.collect()
+            assert shared.fence > 0
+            assert await shared.release()
+
+    result = unittest.TestResult()
+    Case("test").run(result)
+    assert not [*result.failures, *result.errors]
+    assert is_free()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there is no asyncio.Runner")
+def test_a_runner_runs_what_is_called_outside_of_it(lock, is_free):
+    """Its tasks have a context of their own, in which nobody has asked for the lock."""
+    shared = lock()
+    with asyncio.Runner() as runner:
+        for _ in range(2):
+            assert runner.run(shared.acquire(0))
+            fence = shared.fence
+            assert fence > 0
+            assert runner.run(shared.ensure()) is None
+            assert runner.run(shared.extend()) is True
+            assert shared.fence == fence
+            assert runner.run(shared.release()) is True
+            assert is_free()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a task's context cannot be given to it")
+def test_tasks_that_share_a_context_have_each_its_own(lock, label, redis_server):
+    """Also while the other one waits for the server."""
+
+    async def main():
+        locks = [lock(), AsyncRedisLock(redis_server.url, f"{label}-other", ttl=5)]
+        context = contextvars.copy_context()
+
+        async def use(lock: AsyncRedisLock) -> None:
+            for _ in range(20):
+                await lock.acquire()
+                fence = lock.fence
+                for _ in range(3):
+                    assert lock.fence == fence > 0
+                    await asyncio.sleep(0)
+                await lock.extend()
+                assert await lock.release()
+
+        await asyncio.gather(*(asyncio.create_task(use(each), context=context) for each in locks))
+
+    asyncio.run(main())
+
+
 # -- blocks -------------------------------------------------------------------------------------
 
 
@@ -401,6 +466,42 @@ def test_a_block_that_another_task_leaves_releases_its_own(lock, is_free):
         await shared.release()
         assert not is_free()
         await asyncio.create_task(as_task_of_its_own(steps.aclose()))
+        assert is_free()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("way", ["lost", "released"])
+def test_of_blocks_that_other_tasks_leave_none_stays_held(lock, redis_server, is_free, first, way):
+    """One has lost or released its lock before the next one began."""
+
+    async def main():
+        shared = lock()
+
+        async def block() -> AsyncGenerator[AsyncAcquisition, None]:
+            async with shared as held:
+                yield held
+
+        async def leave(block: AsyncGenerator[AsyncAcquisition, None]) -> None:
+            with contextlib.suppress(LockLost):
+                await block.aclose()
+
+        blocks = [block(), block()]
+        held = await asyncio.create_task(as_task_of_its_own(anext(blocks[0])))
+        if way == "lost":
+            with redis_server.client() as client:
+                client.delete(held.key)
+                client.set(held.key, "another's", px=10)
+            with contextlib.suppress(LockLost):
+                await held.extend()
+        else:
+            await held.release()
+        held = await asyncio.create_task(as_task_of_its_own(anext(blocks[1])))
+        await asyncio.create_task(leave(blocks[first]))
+        assert held.fence > 0 or first == 1
+        await asyncio.create_task(leave(blocks[1 - first]))
+        assert held.fence == 0
         assert is_free()
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -777,6 +777,31 @@ def test_a_dropped_lock_is_told_and_expires(lock, caplog):
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
         eventually(lambda: "its AsyncRedisLock was dropped" in caplog.text, "it is told")
+
+
+async def _block(lock: AsyncRedisLock) -> AsyncGenerator[None, None]:
+    async with lock:
+        yield
+
+
+@pytest.mark.parametrize("what", ["the object", "the acquisition", "a block"])
+def test_a_lock_whose_loop_was_closed_is_told_and_expires(lock, blocking, caplog, what):
+    """Nobody can release it any more, also if somebody keeps the object."""
+    shared, other = lock(ttl=1), blocking()
+    block = _block(shared)
+    ways = {"the object": shared.acquire, "the acquisition": shared.__aenter__}
+    loop = asyncio.new_event_loop()
+    kept = loop.run_until_complete(ways.get(what, block.__anext__)())
+    assert other.locked()
+    with caplog.at_level(logging.WARNING):
+        loop.close()
+        assert other.acquire(10)
+        eventually(lambda: "the event loop ended" in caplog.text, "it is told")
+    assert other.release()
+    assert shared.fence == 0
+    del kept, block
+    gc.collect()
+    assert caplog.text.count("never released") == 1
 
 
 # -- the test kit ---------------------------------------------------------------------------------

@@ -290,6 +290,37 @@ def test_each_lock_decorates_its_own_kind(redis_server, label, kind, function, o
         kind(redis_server.url, label)(function)
 
 
+class Awaited:
+    """Its calls are awaited, and no `inspect.iscoroutinefunction` says so."""
+
+    async def __call__(self) -> str:
+        return "ran"
+
+
+def test_an_object_whose_call_is_awaited_is_for_coroutines(redis_server, label):
+    with pytest.raises(ConfigError, match="use AsyncRedisLock"):
+        RedisLock(redis_server.url, label)(Awaited())
+    lock = AsyncRedisLock(redis_server.url, label)
+    assert asyncio.run(lock(Awaited())()) == "ran"
+
+
+@pytest.mark.parametrize("hidden", [a_coroutine_function, an_asynchronous_generator, Awaited()])
+def test_a_body_that_a_decorator_hides_does_not_run_without_the_lock(redis_server, label, hidden):
+    lock = RedisLock(redis_server.url, label)
+    decorated = lock(lambda: hidden())
+    with pytest.raises(ConfigError, match=r"cannot decorate .*: it returned .*AsyncRedisLock"):
+        decorated()
+    assert not lock.locked()
+
+
+@pytest.mark.parametrize("kind", [RedisLock, AsyncRedisLock])
+@pytest.mark.parametrize("thing", [classmethod(lambda cls: None), None])
+def test_what_is_no_function_is_refused(redis_server, label, kind, thing):
+    for name in (label, "account:{x}"):
+        with pytest.raises(ConfigError, match="it is no function"):
+            kind(redis_server.url, name)(thing)
+
+
 def test_times_of_policies_may_be_timedeltas():
     policy: Any = Defer(delay=MINUTE, max_delay=timedelta(hours=1), max_wait=timedelta(days=1))
     assert (policy.delay, policy.max_delay, policy.max_wait) == (60.0, 3600.0, 86400.0)

@@ -280,6 +280,23 @@ def test_what_belongs_to_a_client_of_a_cluster_goes_with_it(cluster, label) -> N
     asyncio.run(main())
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_loop_that_nobody_closes_goes_with_its_connections(own_redis, label) -> None:
+    """As in `asyncio.new_event_loop().run_until_complete(...)`, once for each task of a worker."""
+
+    async def use() -> None:
+        async with AsyncRedisLock(own_redis.url, label, ttl=9):
+            pass
+
+    gc.collect()
+    before = psutil.Process().num_fds()
+    for _ in range(20):
+        asyncio.new_event_loop().run_until_complete(use())
+    gc.collect()
+    assert psutil.Process().num_fds() < before + 20
+    assert not sockets_to(own_redis.port)
+
+
 @pytest.mark.parametrize("kind", [RedisLock, AsyncRedisLock])
 def test_of_many_urls_only_the_last_ones_keep_connections(own_redis, label, kind) -> None:
     async def main() -> None:
