@@ -580,3 +580,11 @@ def test_a_command_that_the_server_does_not_know_is_called_that(label, command):
             assert "cannot be used: " in told.output
             assert "renamed or removed the command" in told.output
             assert "network" not in told.output
+
+
+def test_a_server_that_is_no_sentinel_is_called_that(redis_server, label):
+    app = make_app(f"redis+sentinel://127.0.0.1:{redis_server.port}/main", label)
+    told = run(app, "list")
+    assert told.exit_code == 1
+    assert "sentinels, and this is none" in told.output
+    assert "renamed" not in told.output
