@@ -12,7 +12,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import redis
 
-from ..errors import ConfigError, LockConflict, LockLost
+from ..errors import LockConflict, LockLost
 from ..protocol import holders
 from ..protocol.calls import holder_of
 from ..protocol.claims import Acquired
@@ -23,7 +23,7 @@ from ..protocol.log import get_logger
 from ..servers.factory import ValkeyClient, is_for_asyncio
 from .lease import Lease
 from .named import Name, NamedLock, check_decorated, check_result
-from .sources import CeleryApp
+from .sources import CeleryApp, refusal
 from .thread_lease import ThreadLease, ThreadLeases, release
 
 logger = get_logger()
@@ -333,8 +333,4 @@ def _warn_of_blocking(lock: RedisLock) -> None:
 
 def _refuse_asyncio(source: Any) -> None:
     if is_for_asyncio(source):
-        raise ConfigError(
-            f"RedisLock: {source!r} is not accepted; it must be a redis.Redis or"
-            " redis.RedisCluster client, one of valkey-py, a URL or a Celery app; AsyncRedisLock is"
-            " for asyncio"
-        )
+        raise refusal("RedisLock", source, "; AsyncRedisLock is for asyncio")

@@ -82,6 +82,16 @@ def reader_of(kind: str, source: Any, options: Mapping[str, Any] | None) -> Call
     return read
 
 
+def refusal(kind: str, source: Any, hint: str = "") -> ConfigError:
+    """The error for what is no source. It shows only the type: there may be a password in it."""
+    module, name = type(source).__module__, type(source).__qualname__
+    what = name if module == "builtins" else f"{module}.{name}"
+    return ConfigError(
+        f"{kind}: a {what} is not accepted; it must be a redis.Redis or redis.RedisCluster client,"
+        f" one of valkey-py, a URL or a Celery app{hint}"
+    )
+
+
 _stores_of_clients: weakref.WeakKeyDictionary[Any, Server] = weakref.WeakKeyDictionary()
 _stores_of_urls: weakref.WeakValueDictionary[tuple[str, str], Server] = (
     weakref.WeakValueDictionary()
@@ -107,10 +117,7 @@ def _store_for(kind: str, source: Any, options: Mapping[str, Any] | None) -> Ser
             _last_of_urls.append(known)
         return known
     if not is_client(source):
-        raise ConfigError(
-            f"{kind}: {source!r} is not accepted; it must be a redis.Redis or"
-            " redis.RedisCluster client, one of valkey-py, a URL or a Celery app"
-        )
+        raise refusal(kind, source)
     if options is not None:
         raise ConfigError(f"{kind}: transport_options are not accepted beside a client's")
     owner = getattr(source, "connection_pool", source)  # a cluster's client has one for each node

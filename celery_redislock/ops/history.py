@@ -14,7 +14,9 @@ from ..protocol import past
 from ..protocol.holders import cut
 from ..protocol.keys import lock_keys
 from ..protocol.past import Past
-from ..servers.history import History
+from ..servers.history import AT_ONCE, History
+from ..servers.looking import Looking
+from ..servers.server import Server
 
 #: What `list` and `history` show as the task of a `RedisLock`.
 OUTSIDE: Final = "RedisLock"
@@ -39,7 +41,8 @@ class PastRun:
         began: when the run took the lock: Unix time by the lock server's clock.
         ended: when the run released the lock; None while it runs, or if the lock lapsed.
         how: "succeeded", "failed", "retried", "ignored", "rejected", "replaced" (by a newer run),
-            "lost" (it owned the lock no more), "broken" (by an operator), "died" (its process did),
+            "lost" (it owned the lock no more; it may go on), "broken" (by an operator), "died" (its
+            process did),
             "terminated" (the worker ended its process), "not run" (the run had the lock, but no
             body ran), "released" (a `RedisLock`), "lapsed" (nobody released it: its worker
             died or was cut off), or "running".
@@ -103,7 +106,7 @@ def past_runs(
         if task is None or matches(each or OUTSIDE, task)
     ]
     most = None if name or since is not None or ended else limit
-    runs, alive = _read(History(server), prefix, lists, most)
+    runs, alive = _read(server, prefix, lists, most)
     wanted = [
         run
         for run in (_past_run(prefix, each, alive) for each in runs)
@@ -116,17 +119,34 @@ def past_runs(
 
 
 def _read(
-    history: History, prefix: str, lists: list[tuple[str, str]], most: int | None
+    server: Server, prefix: str, lists: list[tuple[str, str]], most: int | None
 ) -> tuple[list[Past], dict[int, int]]:
     """The runs in these lists, and which of them still have their lock: see `History.running`."""
+    history = History(server)
     runs = list(history.runs(lists, most))
     alive = history.running(prefix, [run for run in runs if run.how is None])
     doubtful = [run for run in runs if run.how is None and run.fence not in alive]
+    going_on = _going_on(server, prefix, doubtful)
     # Read these again: each lapsed, or ended since (one script records the end and releases).
     where = {(lock_keys(prefix, _name(run.lock_id)).history, run.holder.task) for run in doubtful}
     again = [(bucket, task) for bucket, task in lists if (bucket, task or None) in where]
     now = {run.fence: run for run in history.runs(again)}
-    return [now.get(run.fence, run) for run in runs], alive
+    runs = [now.get(run.fence, run) for run in runs]
+    is_lost = [run.how is None and run.fence in going_on for run in runs]
+    return [
+        run._replace(how=past.LOST) if lost else run
+        for run, lost in zip(runs, is_lost, strict=True)
+    ], alive
+
+
+def _going_on(server: Server, prefix: str, runs: list[Past]) -> set[int | None]:
+    """The fences of the runs of these locks that go on without their locks."""
+    keys = sorted({lock_keys(prefix, _name(run.lock_id)).lost for run in runs})
+    found: set[int | None] = set()
+    for first in range(0, len(keys), AT_ONCE):
+        _, marks = Looking(server).lost(keys[first : first + AT_ONCE])
+        found.update(each.holder.fence for lost in marks for each in lost)
+    return found
 
 
 def _name(lock_id: str) -> str:

@@ -218,6 +218,8 @@ def _hint(error: BaseException) -> str:
     if moved_to(error):
         return "; the URL of a Redis Cluster begins with redis+cluster://"
     if isinstance(error, ResponseError) and _UNKNOWN_COMMAND.search(str(error)):
+        if "SENTINEL" in str(error):
+            return "; the hosts of such a URL are sentinels, and this is none"
         return "; this server's configuration has renamed or removed the command, or it is no Redis"
     return ""
 

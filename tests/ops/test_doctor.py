@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -12,12 +13,13 @@ from celery_redislock.app.settings import app_locks
 from celery_redislock.ops.doctor.patient import Patient
 from celery_redislock.ops.doctor.rights import COMMANDS
 from celery_redislock.ops.doctor.server import check_round_trip
+from celery_redislock.protocol import calls
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers.looking import Looking
 from celery_redislock.servers.rights import Rights
 from celery_redislock.worker.sweeper import Sweeper
-from tests.support.clusters import ClusterSet
-from tests.support.looking import make_app, run, take
+from tests.support.clusters import ClusterSet, url_of_quorum
+from tests.support.looking import claim, make_app, run, take
 from tests.support.rights import as_user, grant
 from tests.support.servers import RedisServer, SentinelSet, free_port
 from tests.support.waiting import eventually
@@ -462,6 +464,46 @@ def test_a_node_of_a_cluster_that_does_not_answer_is_named(doctor):
         assert any(what.startswith(f"127.0.0.1:{alive.port}") for _, what in found["clock"])
 
 
+def loses_its_lock(url, label):
+    """A run goes on without its lock, and tells the lock server so."""
+    app = make_app(url, label)
+    server, made = app_locks(app).server, claim(app, "sync", "a")
+    reply = server.run(calls.acquire(made))
+    server.run(calls.break_lock(made.keys, 1))
+    server.ask(calls.mark_lost(made.keys, reply.fence, reply.value, "it expired", time.time()))
+    server.close()
+    return made.keys.lock
+
+
+@pytest.mark.parametrize("arguments", [(), ("--workers",)])
+def test_while_a_part_of_the_lock_server_is_away_a_run_without_its_lock_is_named(
+    doctor, label, arguments
+):
+    with ClusterSet(primaries=2, replicas=0) as own:
+        own.set_node_timeout(500)
+        key = loses_its_lock(own.url, label)
+        (dead,) = {*own.nodes} - {own.primary_of(key)}
+        dead.kill()
+        found = doctor(own.url, 1, arguments)["workers"]
+        assert "runs on without" in found[0][1]
+        away = "a part of the lock server is away: what is there is not known"
+        assert found[1:] == [("unknown", away)]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--workers",)])
+def test_a_quorum_is_examined_as_long_as_a_majority_answers(
+    three_servers, doctor, label, arguments
+):
+    url = url_of_quorum(three_servers)
+    loses_its_lock(url, label)
+    three_servers[1].kill()
+    found = doctor(url, 1, arguments)
+    assert "runs on without" in found["workers"][0][1]
+    assert {level for level, _ in (*found["prefix"], *found["rights"])} == {"ok"}
+    three_servers[0].kill()
+    assert "workers" not in doctor(url, 1, arguments)
+
+
 def test_a_node_of_a_cluster_is_no_server_of_its_own(cluster, doctor):
     ((level, what),) = doctor(cluster.nodes[0].url, 1)["server"]
     assert level == "error"
@@ -538,3 +580,11 @@ def test_a_command_that_the_server_does_not_know_is_called_that(label, command):
             assert "cannot be used: " in told.output
             assert "renamed or removed the command" in told.output
             assert "network" not in told.output
+
+
+def test_a_server_that_is_no_sentinel_is_called_that(redis_server, label):
+    app = make_app(f"redis+sentinel://127.0.0.1:{redis_server.port}/main", label)
+    told = run(app, "list")
+    assert told.exit_code == 1
+    assert "sentinels, and this is none" in told.output
+    assert "renamed" not in told.output

@@ -104,6 +104,22 @@ def test_a_run_that_still_has_its_lock_shows_what_it_has_turned_away_so_far(
     assert told["turned_away"] == 10
 
 
+def test_a_run_that_goes_on_without_its_lock_has_lost_it_and_has_not_lapsed(
+    app: Celery, store: Server
+) -> None:
+    made, fence = begin(app, store, "sync", "stalled")
+    (value,) = store.replies([("GET", made.keys.lock)])
+    store.replies([("DEL", made.keys.lock)])
+    store.ask(calls.mark_lost(made.keys, fence, value.decode(), "it expired", time.time()))
+    row, summary = table(app, "sync", "stalled")[2:]
+    assert (row[1], row[2]) == ("-", "lost")
+    assert " ".join(summary) == "1 run"
+    assert len(json.loads(run(app, "history", "--ended", "lost", "--json").stdout)) == 1
+    ended = past.end_text(fence, 90.0, past.LOST)
+    assert not store.run(calls.settle(made, calls.Release(run_end=ended))).ours
+    assert table(app, "sync", "stalled")[2][1:3] == ["1m30s", "lost"]
+
+
 @pytest.mark.usefixtures("some")
 def test_the_runs_of_a_task_or_of_one_lock_are_shown(app: Celery) -> None:
     task, head, *rows, _ = table(app, "sync")

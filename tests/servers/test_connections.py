@@ -20,7 +20,7 @@ from redis.connection import Encoder, PythonRespSerializer
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-from celery_redislock import ConfigError, LockUnavailable, RedisLock
+from celery_redislock import AsyncRedisLock, ConfigError, LockUnavailable, RedisLock
 from celery_redislock.protocol import calls
 from celery_redislock.protocol.claims import EXTENDED, Acquired, Busy
 from celery_redislock.protocol.keys import lock_keys
@@ -496,6 +496,17 @@ def test_a_lock_works_like_a_client_with_tls(secure, certificate) -> None:
 def test_what_is_neither_client_nor_url_is_refused(given) -> None:
     with pytest.raises(ConfigError, match="must be a redis\\.Redis or redis\\.RedisCluster client"):
         RedisLock(given, "name")
+
+
+@pytest.mark.parametrize("lock", [RedisLock, AsyncRedisLock])
+@pytest.mark.parametrize(
+    "given", [b"redis://:hidden@host", redis.ConnectionPool(password="hidden"), {"p": "hidden"}]
+)
+def test_what_is_refused_is_not_shown_since_it_may_have_a_password(lock, given) -> None:
+    with pytest.raises(ConfigError) as refused:
+        lock(given, "name")
+    assert "hidden" not in str(refused.value)
+    assert type(given).__name__ in str(refused.value)
 
 
 def test_a_lock_from_a_url_and_one_from_a_client_are_the_same_lock(redis_server, label) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any, Final
 
 from ...errors import LockUnavailable
+from ...servers.looking import Looking
 from . import keys, rights, server, tasks, workers
 from .finding import OK, UNKNOWN, Finding
 from .patient import Check, Patient
@@ -30,6 +31,11 @@ OF_SERVER: Final[dict[str, Check]] = {
     "prefix": keys.check_prefix,
     "database": keys.check_neighbours,
     "not taken": keys.check_untaken,
+}
+#: Those that are true of a part of it.
+OF_A_PART: Final[dict[str, Check]] = {
+    "cluster": server.check_cluster,
+    "workers": workers.check_lost_of_some,
 }
 #: The checks that read only settings.
 OF_SETTINGS: Final[dict[str, Check]] = {
@@ -63,10 +69,24 @@ def examine(app: Any, with_workers: bool = False) -> list[tuple[str, Finding]]:
     findings = _run({"tasks": tasks.check_tasks}, patient)
     reached = _of_each(patient)
     findings += reached
-    if all(check != "server" or finding.level == OK for check, finding in reached):
-        of_runs: Check = workers.check_workers if with_workers else workers.check_lost
-        findings += _run({**OF_SERVER, "workers": of_runs}, patient)
+    if any(check == "server" and finding.level == OK for check, finding in reached):
+        findings += _of_server(patient, with_workers)
     return findings + _run(OF_SETTINGS, patient)
+
+
+def _of_server(patient: Patient, with_workers: bool) -> list[tuple[str, Finding]]:
+    """What the lock server is found to be, and the runs. If a part of it is away: what the others
+    have.
+    """
+    try:
+        away = Looking(patient.locks.server).away()
+    except LockUnavailable:
+        return []  # what is said of each server says so
+    if away:
+        patient.locks = patient.locks.at(patient.locks.server.without(away))
+        return _run(OF_A_PART, patient)
+    of_runs: Check = workers.check_workers if with_workers else workers.check_lost
+    return _run({**OF_SERVER, "workers": of_runs}, patient)
 
 
 def examine_settings(app: Any) -> list[tuple[str, Finding]]:

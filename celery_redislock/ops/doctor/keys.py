@@ -58,7 +58,7 @@ def check_neighbours(patient: Patient) -> Iterator[Finding]:
     """Whether other programs have keys in the same database, which they may flush."""
     if caches_beside(patient.locks):
         return  # `check_caches` says so
-    for name, server in patient.locks.server.primaries().items():
+    for name, server in patient.locks.server.shards().items():
         others = strangers(patient.locks, patient.app.conf, Looking(server).sample())
         if others:
             which = f"lock server {name}".rstrip()

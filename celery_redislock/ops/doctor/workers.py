@@ -57,6 +57,15 @@ def check_lost(patient: Patient) -> Iterator[Finding]:
         yield from _lost(patient.survey)
 
 
+def check_lost_of_some(patient: Patient) -> Iterator[Finding]:
+    """The same while a part of the lock server is away. What workers hold may be there."""
+    yield from check_lost(patient)
+    yield Finding(
+        UNKNOWN, "a part of the lock server is away: what is there is not known",
+        "run doctor again when all of it answers",
+    )  # fmt: skip
+
+
 def _lost(found: list[Found]) -> Iterator[Finding]:
     for each in found:
         if each.state == "without its lock":
