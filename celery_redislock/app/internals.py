@@ -174,21 +174,31 @@ def is_completing(app: Any) -> bool:
     return owned
 
 
+#: The mark of a `send_task` of ours, and of what wraps it.
+_CHECKS: Final = "_redislock_checks"
+
+
 def before_send_task(app: Any, check: Callable[[str, Mapping[str, Any]], None]) -> None:
     """Call this with the task's name and the options whenever `app.send_task` is called, except by
     a task's `apply_async`. No signal can refuse a call: Celery only logs what a receiver raises.
     """
     app = real_app(app)
-    if "send_task" in vars(app):
+    before = vars(app).get("send_task")  # what a tool has put there, or a test
+    if hasattr(before, _CHECKS):
         return
 
     @functools.wraps(app.send_task)
     def send_task(name: str, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("task_type") is None:
             check(name, kwargs)
-        # By its class: what tools put there later is called too.
-        return type(app).send_task(app, name, *args, **kwargs)
+        if before is not None:
+            return before(name, *args, **kwargs)
+        # By its class: what tools put there later is called too. A mock takes no instance.
+        found = type(app).send_task
+        bound = found.__get__(app) if hasattr(found, "__get__") else found
+        return bound(name, *args, **kwargs)
 
+    setattr(send_task, _CHECKS, True)
     app.send_task = send_task
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import redis
 from django.db import transaction
+from django.utils.asyncio import async_unsafe
 
 from ..errors import ConfigError, LockLost
 from ..lock.redis_lock import RedisLock
@@ -44,7 +45,8 @@ def transaction_lock(
     again. The blocks that Django's `TestCase` opens do not count. The lock belongs to the thread
     that took it, as a connection does.
 
-    If the lock was lost, the commit raises `LockLost` and rolls back.
+    If the lock was lost, the block's end and the commit raise `LockLost`, and the transaction is
+    rolled back.
 
     Args:
         name: the lock's name, as `RedisLock` takes it.
@@ -60,8 +62,10 @@ def transaction_lock(
     Raises:
         ConfigError: an argument is not accepted, or the project has no Celery app.
         LockConflict: the lock was not taken in time.
-        LockLost: the transaction already had the lock, and lost it.
+        LockLost: the lock was lost, now or when the transaction entered an earlier block with it.
         LockUnavailable: the lock server did not answer in time.
+        SynchronousOnlyOperation: this is called in a coroutine, where Django's transactions cannot
+            be used: the coroutines of a thread may share a connection.
     """
     source = project_app() if source is None else source
     if source is None:
@@ -69,21 +73,43 @@ def transaction_lock(
             "transaction_lock: the project has no Celery app; import it in the project's"
             " __init__.py, or pass source="
         )
-    connection = transaction.get_connection(using)
-    locks: _Locks = vars(connection).setdefault(_LOCKS, _Locks(connection))
-    held = locks.enter(RedisLock(source, name, ttl, timeout=timeout, label=label))
+    locks, block = _locks_of(_connection(using)), object()
+    lock = RedisLock(source, name, ttl, timeout=timeout, label=label)
+    # A soft time limit may come at any bytecode.
     try:
-        yield held.lock
+        lock = locks.enter(lock, block)
+        yield lock
+        if lock.lost:
+            lock.ensure()
     finally:
-        locks.leave(held)
+        try:
+            locks.leave(block)
+        finally:
+            locks.leave(block)  # again, if it was interrupted
+
+
+@async_unsafe("transaction_lock cannot be used in a coroutine; use a thread or sync_to_async.")
+def _connection(using: str | None) -> Any:
+    return transaction.get_connection(using)
+
+
+def _locks_of(connection: Any) -> _Locks:
+    # A copy of a connection, which Django makes by its class, may have none.
+    locks: _Locks = vars(connection).setdefault(_LOCKS, _Locks(connection))
+    return locks
 
 
 class _Held:
-    """A lock, and how many blocks it is used in."""
+    """A lock, and the blocks that it is used in."""
 
-    def __init__(self, lock: RedisLock) -> None:
+    def __init__(self, lock: RedisLock, block: object) -> None:
         self.lock = lock
-        self.blocks = 1
+        self.blocks = {block}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no block uses it, and there is nothing to release."""
+        return not self.blocks and self.lock.fence == 0
 
 
 class _Locks:
@@ -93,33 +119,38 @@ class _Locks:
         self._connection = connection
         self._held: list[_Held] = []
 
-    def enter(self, lock: RedisLock) -> _Held:
+    def enter(self, lock: RedisLock, block: object) -> RedisLock:
+        """Take this lock for a block, or return the same lock that the transaction has."""
         self.settle()
         for held in self._held:
             if held.lock.key == lock.key and held.lock._server is lock._server:
+                held.blocks.add(block)
                 held.lock.ensure()
-                held.blocks += 1
-                return held
-        lock.__enter__()
-        held = _Held(lock)
-        self._held.append(held)
+                return held.lock
+        # Before it is taken: whatever comes, what is taken is known here.
+        self._held.append(_Held(lock, block))
         _watch(self._connection)
-        return held
+        lock.__enter__()
+        return lock
 
-    def leave(self, held: _Held) -> None:
-        held.blocks -= 1
+    def leave(self, block: object) -> None:
+        """End a block. Safe to repeat."""
+        for held in self._held:
+            held.blocks.discard(block)
         self.settle()
 
     def settle(self, has_ended: bool = False) -> None:
         """Release what no block uses, if the transaction has ended, or none is open."""
-        if has_ended or not _is_in_transaction(self._connection):
-            over = [held for held in self._held if not held.blocks]
-            self._held = [held for held in self._held if held.blocks]
+        try:
+            if has_ended or not _is_in_transaction(self._connection):
+                with ExitStack() as stack:  # all of them, even if one raises
+                    for held in self._held:
+                        if not held.blocks:
+                            stack.callback(held.lock.release)
+        finally:
+            self._held = [held for held in self._held if not held.is_over]
             if not self._held:
                 _unwatch(self._connection)
-            with ExitStack() as stack:  # all of them, even if one raises
-                for held in over:
-                    stack.callback(held.lock.release)
 
     def ensure(self) -> None:
         """Return if no lock is known to be lost.
@@ -141,7 +172,7 @@ class _Watched:
     """The methods that end a transaction, of a connection for whose transaction locks are held."""
 
     def commit(self: Any) -> None:
-        locks: _Locks = vars(self)[_LOCKS]
+        locks = _locks_of(self)
         try:
             locks.ensure()
         except LockLost:
@@ -153,30 +184,30 @@ class _Watched:
 
     def rollback(self: Any) -> None:
         super().rollback()  # type: ignore[misc]
-        vars(self)[_LOCKS].settle(has_ended=True)
+        _locks_of(self).settle(has_ended=True)
 
     def close(self: Any) -> None:
         try:
             super().close()  # type: ignore[misc]
         finally:
-            vars(self)[_LOCKS].settle(has_ended=True)
+            _locks_of(self).settle()  # a database in memory is not closed
 
     def set_autocommit(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             super().set_autocommit(*args, **kwargs)  # type: ignore[misc]
         finally:
-            vars(self)[_LOCKS].settle()
+            _locks_of(self).settle()
 
     # Within a TestCase an atomic block of the code under test ends with its savepoint. At the
     # latest it has ended when the next one begins.
 
     def savepoint(self: Any) -> Any:
         savepoint = super().savepoint  # type: ignore[misc]
-        vars(self)[_LOCKS].settle()  # and the class may be Django's again
+        _locks_of(self).settle()  # and the class may be Django's again
         return savepoint()
 
     def savepoint_commit(self: Any, sid: Any) -> None:
-        locks: _Locks = vars(self)[_LOCKS]
+        locks = _locks_of(self)
         if not _is_in_transaction(self):
             try:
                 locks.ensure()
@@ -188,7 +219,7 @@ class _Watched:
 
     def savepoint_rollback(self: Any, sid: Any) -> None:
         super().savepoint_rollback(sid)  # type: ignore[misc]
-        vars(self)[_LOCKS].settle()
+        _locks_of(self).settle()
 
 
 @functools.cache

@@ -5,12 +5,15 @@ Its databases are in files: other threads and processes read what has been commi
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
 import uuid
+from unittest import mock
 
 import pytest
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DatabaseError, connection, connections, transaction
 from django.http import HttpResponse
 from django.test import Client, TestCase, TransactionTestCase
@@ -21,6 +24,7 @@ from shop.models import Product
 from celery_redislock import ConfigError, LockConflict, LockLost, LockUnavailable, RedisLock
 from celery_redislock.django import transaction_lock
 from tests.recipes.transactions_settings import ALIASES
+from tests.support.interrupts import Interrupt, each_place
 from tests.support.waiting import eventually
 
 
@@ -176,6 +180,50 @@ class Committed(Names, TransactionTestCase):
             raise Left
         assert self.prices() == [1]
 
+    def test_a_connection_that_is_not_really_closed_keeps_it(self):
+        with transaction.atomic():
+            with transaction_lock(self.name):
+                Product.objects.update(price=2)
+            with mock.patch.object(connections["default"], "is_in_memory_db", return_value=True):
+                connection.close()
+            assert self.locked
+        assert not self.locked
+        assert self.prices() == [2]
+
+    def test_a_copy_of_the_connection_has_a_transaction_of_its_own(self):
+        with transaction.atomic():
+            with transaction_lock(self.name):
+                copies = [connection.copy(), connection.copy()]
+            copies[0].set_autocommit(False)
+            copies[0].commit()
+            copies[0].rollback()
+            copies[0].close()
+            assert self.locked
+        copies[1].close()
+        assert not self.locked
+
+    def test_coroutines_which_may_share_a_connection_are_refused(self):
+        async def enter():
+            with transaction_lock(self.name):
+                pytest.fail("the lock was taken")
+
+        with pytest.raises(SynchronousOnlyOperation, match="transaction_lock cannot be used"):
+            asyncio.run(enter())
+
+    def test_whoever_is_interrupted_leaves_no_lock_behind(self):
+        kind = type(connections["default"])
+
+        def call():
+            with transaction.atomic(), transaction_lock(self.name, timeout=0):
+                pass
+
+        for where, ended in each_place(call, ("celery_redislock.django",)):
+            assert isinstance(ended, Interrupt | None), where
+            with transaction_lock(self.name, timeout=0):
+                pass
+            assert not self.locked, where
+            assert type(connections["default"]) is kind, where
+
     def test_without_autocommit_the_next_commit_or_rollback_releases_it(self):
         transaction.set_autocommit(False)
         try:
@@ -282,6 +330,23 @@ class Committed(Names, TransactionTestCase):
             transaction.set_rollback(True)
         with transaction_lock(self.name):
             pass
+
+    def test_a_lock_that_is_lost_in_its_block_ends_the_block(self):
+        kind = type(connections["default"])
+        with pytest.raises(LockLost), transaction_lock(self.name, ttl=1) as lock:
+            thief = self.steal(lock)
+        thief.release()
+        with pytest.raises(LockLost), transaction.atomic():
+            with pytest.raises(LockLost), transaction_lock(self.name, ttl=1) as lock:
+                Product.objects.update(price=2)
+                thief = self.steal(lock)
+            thief.release()
+        with pytest.raises(Left), transaction_lock(self.name, ttl=1) as lock:
+            thief = self.steal(lock)
+            raise Left
+        thief.release()
+        assert self.prices() == [1]
+        assert type(connections["default"]) is kind
 
     def steal(self, lock):
         """Another run takes the lock, and its holder learns so."""

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery, Task, chain, chord, group
@@ -132,6 +133,29 @@ def test_a_stamp_may_have_any_name(app) -> None:
 
 def test_an_app_that_checks_what_is_sent_is_pickled_as_before(app) -> None:
     assert pickle.loads(pickle.dumps(app)).main == "calls"
+
+
+def test_what_a_tool_has_put_on_the_app_is_called_and_checked(app) -> None:
+    traced, send_task = [], Celery.send_task
+
+    def trace(name: str, *args: Any, **kwargs: Any) -> Any:
+        traced.append(name)
+        return send_task(app, name, *args, **kwargs)
+
+    app.send_task = trace
+    task = app.task(base=SingletonTask, name="calls.next", shared=False)(app.tasks["plain"].run)
+    for name in (task.name, "calls.sync"):
+        with pytest.raises(ConfigError, match=rf"task {name}: lock_ttl=5"):
+            app.send_task(name, (5,), lock_ttl=5)
+    assert app.send_task(task.name, (5,)).id
+    assert traced == [task.name]
+
+
+def test_a_mock_of_the_class_is_called_as_without_us(app, monkeypatch) -> None:
+    sent = Mock()
+    monkeypatch.setattr(Celery, "send_task", sent)
+    app.send_task("calls.sync", (5,), priority=3)
+    sent.assert_called_once_with("calls.sync", (5,), priority=3)
 
 
 def test_a_retry_with_such_an_option_fails_the_task_and_loses_nothing(app) -> None:
