@@ -20,7 +20,6 @@ from ..protocol.clock import clock
 from ..protocol.entries import id_of
 from ..protocol.holders import Holder
 from ..protocol.tokens import new_token
-from ..verbs import NO_RESULT
 from .brokers import Origin
 from .formats import is_newer
 
@@ -197,8 +196,7 @@ class Delivery:
         events: the worker that runs the task sends events.
         queue, fanout: see `Source`.
         route: the exchange and the routing key with which the message was first sent.
-        replaced: the task that replaced this one, and the result with which this one therefore
-            ends; or None.
+        replaced_by: the task that replaced this one, which therefore ends; or None.
     """
 
     token: str
@@ -217,7 +215,7 @@ class Delivery:
     queue: str | None = None
     fanout: bool = False
     route: tuple[str | None, str | None] = (None, None)
-    replaced: tuple[Holder, Any] | None = None
+    replaced_by: Holder | None = None
 
     @classmethod
     def take_from(cls, raw: dict[str, Any]) -> Delivery:
@@ -257,7 +255,7 @@ class Delivery:
         self.sent = header.get("sent") or ""
         by = header.get("replaced_by")
         if isinstance(by, Mapping):
-            self.replaced = Holder.from_dict(by), header.get("result")
+            self.replaced_by = Holder.from_dict(by)
 
     def next_header(self, kept: Kept | None, *, copied: bool, outage: bool) -> dict[str, Any]:
         """The header of the message to which this delivery is deferred.
@@ -274,12 +272,12 @@ class Delivery:
             **({} if kept is None else kept.header),
         )
 
-    def replaced_header(self, by: Holder, result: Any) -> dict[str, Any]:
-        """The header for the message of a task that was replaced, and ends with this result."""
-        return self._header(redelivered=True, result=result, replaced_by=by.to_dict())
+    def replaced_header(self, by: Holder) -> dict[str, Any]:
+        """The header for the message of a task that was replaced, and ends with a result."""
+        return self._header(redelivered=True, replaced_by=by.to_dict())
 
     def parked_header(
-        self, broker: str, label: str | None = None, result: Any = NO_RESULT
+        self, broker: str, label: str | None = None, has_result: bool = False
     ) -> dict[str, Any]:
         """The header for the message of a task that waits in a room. The message may be published
         twice, so its header calls it a copy. The publisher adds what is kept for the message.
@@ -287,11 +285,12 @@ class Delivery:
         Args:
             broker: a digest of the broker that the message belongs to.
             label: the lock's label, for people who look into the room; or None.
-            result: the result with which the task ends if it is replaced; `NO_RESULT` for none.
+            has_result: whether the task ends with a result if it is replaced. The worker that ends
+                it knows which: not all headers can carry it.
         """
         more: dict[str, Any] = {} if label is None else {"label": label}
-        if result is not NO_RESULT:
-            more["result"] = result
+        if has_result:
+            more["has_result"] = True
         return self._header(
             deferrals=self.deferrals,
             redelivered=True,

@@ -93,7 +93,7 @@ def resolve_options(cls: type[LockedTask], door: type[LockedTask], app: Any) -> 
 
 
 def _require_result_for_messages(where: str, cls: type[LockedTask], policy: Policy) -> None:
-    """The result of a task that is replaced while it waits is stored with its message."""
+    """The next task of its chain has the result of a replaced task as an argument."""
     result = policy.result_if_replaced
     try:
         if result is not NO_RESULT:

@@ -63,7 +63,7 @@ class TurnedAway(Decision):
     Attributes:
         outcome: the outcome that is reported.
         holder: the holder that turned it away.
-        result: what the task returns, if it is skipped or replaced with a result.
+        result: what the task returns, if it is skipped with a result.
         why: the reason for a WARNING, if the policy wanted something else.
     """
 
@@ -191,11 +191,12 @@ GO: Final = Go()
 
 def replaced_before(run: Record) -> Decision | None:
     """The end of a message that was published again only to end its task, which was replaced."""
-    if run.facts.delivery.replaced is None:
+    by = run.facts.delivery.replaced_by
+    if by is None:
         return None
     if not run.proves_nothing and run.has_result:
         return TurnedAway(Outcome.ALREADY_DONE)
-    return TurnedAway(Outcome.REPLACED, *run.facts.delivery.replaced)
+    return TurnedAway(Outcome.REPLACED, by)
 
 
 # -- what an answer means ---------------------------------------------------------------------

@@ -19,6 +19,7 @@ from ..app.outcomes import Outcome
 from ..app.results import store_skipped
 from ..app.times import seconds_until
 from ..errors import LockConflict, LockUnavailable, TaskReplaced, TaskSkipped
+from ..policies import Policy
 from ..protocol.claims import Parking
 from ..protocol.entries import slot_of
 from ..protocol.holders import Holder, successor_text
@@ -97,7 +98,7 @@ def _turn_away(run: Record, decision: TurnedAway) -> Course:
         return Ends(AlreadyDone())
     if outcome is Outcome.REPLACED:
         assert holder is not None
-        return end_replaced(run, holder, decision.result)
+        return end_replaced(run, holder)
     if decision.why:
         logger.warning("redislock: %s is skipped: %s", run, decision.why)
     # Note this before the result is stored: if it never is, a copy of the message runs.
@@ -112,11 +113,10 @@ def _turn_away(run: Record, decision: TurnedAway) -> Course:
     return Ends(_store_end(run, TaskSkipped(key, holder)))
 
 
-def end_replaced(run: Record, by: Holder, result: Any = NO_RESULT) -> Returns | Ends:
-    """End a task in favour of a newer run, with this result or else with its policy's."""
+def end_replaced(run: Record, by: Holder) -> Returns | Ends:
+    """End a task in favour of a newer run, with its policy's result if it has one."""
     run.facts.tell_conflict(Outcome.REPLACED, by)
-    if result is NO_RESULT:
-        result = run.facts.policy.result_if_replaced
+    result = run.facts.policy.result_if_replaced
     if result is not NO_RESULT:
         course: Returns | Ends = Returns(result)
     else:
@@ -133,17 +133,20 @@ def publish_replaced(
     Celery ends tasks: its chain and its callbacks go on. False if it has no such result, or cannot
     be published.
     """
-    result = task.lock_options.on_conflict.result_if_replaced
     delivery = Delivery.take_from({**raw})
-    if result is NO_RESULT or delivery.fanout:
+    if delivery.fanout or not _has_result(task.lock_options.on_conflict):
         return False
     try:
-        options = message_options(raw, request, delivery.replaced_header(by, result), delivery)
+        options = message_options(raw, request, delivery.replaced_header(by), delivery)
         publish_again(task.app, task.name, args, kwargs, {**options, "expires": None})
     except Exception:
         logger.exception("redislock: %s[%s] ends without its result", task.name, request.id)
         return False
     return True
+
+
+def _has_result(policy: Policy) -> bool:
+    return policy.result_if_replaced is not NO_RESULT
 
 
 def _store_end(run: Record, error: TaskSkipped) -> Skipped:
@@ -246,8 +249,7 @@ def parking_of(run: Record, question: Park) -> Parking:
     """The data that put the task into the waiting room."""
     facts, delivery, request = run.facts, run.delivery, run.request
     task, label = facts.task, facts.label
-    result = facts.policy.result_if_replaced
-    header = delivery.parked_header(broker_of(task.app), label, result)
+    header = delivery.parked_header(broker_of(task.app), label, _has_result(facts.policy))
     options = message_options(facts.raw, request, header, delivery)
     entry = Entry.of(task, request.args, request.kwargs, options, delivery.content_type)
     grace, is_newest = question.grace, question.newest and not facts.began

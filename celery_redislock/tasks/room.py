@@ -298,7 +298,7 @@ def _store_replaced(
         return True
     task, args, kwargs, options, own = waiter
     by = Holder(task=entry.task, task_id=successor) if successor else None
-    if by is not None and "result" in own and entry.is_sealed(app, keys.lock):
+    if by is not None and "has_result" in own and entry.is_sealed(app, keys.lock):
         # A worker ends it as Celery ends tasks: its chain and its callbacks go on.
         options["headers"][KEY] = {**own, "replaced_by": by.to_dict()}
         publish_again(app, entry.task, args, kwargs, {**options, "expires": None})

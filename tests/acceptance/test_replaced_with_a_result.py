@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from uuid import UUID
+
 import pytest
 from celery import chain, chord
 
 from celery_redislock import Coalesce, ConfigError, Defer, Replace, SingletonTask
 from tests.support.sending import define, make_sender
 from tests.support.waiting import eventually, never
+from tests.support.workers import make_app
 
 QUEUE = "replaced-with-a-result"
 REPLACED = ["replaced"]
@@ -86,6 +90,24 @@ def test_a_run_that_is_replaced_ends_with_it_and_its_chain_goes_on_once(
     assert label in second.get(timeout=30)
     assert journal.overlaps(label) == []
     never(lambda: len(heard()) > 1 or journal.count(label, "start") > 2, "anything again", 3)
+
+
+@pytest.mark.parametrize("name", ["coalesced_uuid", "replaced_uuid"])
+def test_a_result_that_the_brokers_headers_cannot_carry_is_one_all_the_same(
+    start_worker, rabbitmq, conf, queue, label, journal, name
+):
+    """Nor does it keep the newest call from its message, which waited in the room too."""
+    conf = {**conf, "broker_url": rabbitmq.url}
+    start_worker(conf=conf, queues=queue, concurrency=3)
+    app = make_app({k: v for k, v in conf.items() if not k.startswith("test_")})
+    sends = partial(app.send_task, name, queue=queue)
+    holder = sends((label, 60 if name == "replaced_uuid" else 3))
+    journal.await_start(label, holder.id)
+    older, newest = (sends((label, 0.1)) for _ in range(2))
+    assert newest.get(timeout=30)[0] == label
+    replaced = older if name == "coalesced_uuid" else holder
+    assert replaced.get(timeout=30) == UUID(int=42)
+    app.close()
 
 
 def test_a_message_in_the_queue_that_lost_its_reservation_to_a_newer_one_ends_with_it(

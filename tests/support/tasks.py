@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import takewhile
 from typing import Any
+from uuid import UUID
 
 import redis
 from celery import Celery, shared_task
@@ -153,6 +154,11 @@ coalesced_result = singleton(name="coalesced_result", on_conflict=Coalesce(resul
 debounced_result = singleton(
     name="debounced_result", on_conflict=Debounce(quiet=1, max_wait=9, result=["replaced"])
 )(body)
+# A message's body can carry these results, and AMQP's headers cannot.
+coalesced_uuid = singleton(name="coalesced_uuid", on_conflict=Coalesce(result=UUID(int=42)))(body)
+replaced_uuid = singleton(name="replaced_uuid", on_conflict=Replace(grace=0, result=UUID(int=42)))(
+    body
+)
 debouncing = {"lock_key": "debounced:{label}", "on_conflict": Debounce(quiet=1, max_wait=3)}
 debounced = singleton(name="debounced", **debouncing)(body)
 debounced_late = singleton(name="debounced_late", acks_late=True, **debouncing)(body)
