@@ -16,8 +16,11 @@ import celery_redislock
 ROOT = Path(__file__).parents[1]
 
 
-def lines_of(node: ast.stmt) -> int:
-    return (node.end_lineno or 0) - node.lineno + 1
+def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The lines of a function without its docstring."""
+    text = ast.get_docstring(function, clean=False)
+    docstring = 0 if text is None else text.count("\n") + 1
+    return (function.end_lineno or 0) - function.lineno + 1 - docstring
 
 
 def test_functions_fit_a_screen():
@@ -28,8 +31,8 @@ def test_functions_fit_a_screen():
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    assert sorted(functions)[len(functions) * 9 // 10] <= 20
-    assert max(functions) <= 60
+    assert sorted(functions)[len(functions) * 9 // 10] <= 19
+    assert max(functions) <= 50
 
 
 #: What code of `tasks` and `worker` may assign on objects that are not its own: Celery's, and

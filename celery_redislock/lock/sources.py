@@ -87,8 +87,8 @@ def refusal(kind: str, source: Any, hint: str = "") -> ConfigError:
     module, name = type(source).__module__, type(source).__qualname__
     what = name if module == "builtins" else f"{module}.{name}"
     return ConfigError(
-        f"{kind}: a {what} is not accepted; it must be a redis.Redis or redis.RedisCluster client,"
-        f" one of valkey-py, a URL or a Celery app{hint}"
+        f"{kind}: a source of type {what} is not accepted; it must be a redis.Redis or"
+        f" redis.RedisCluster client, one of valkey-py, a URL or a Celery app{hint}"
     )
 
 

@@ -165,7 +165,7 @@ def test_it_takes_a_client_for_asyncio(label, redis_server, cluster):
 
     asyncio.run(of_one())
     asyncio.run(of_a_cluster())
-    with pytest.raises(ConfigError, match="AsyncRedisLock: 5 is not accepted"):
+    with pytest.raises(ConfigError, match="AsyncRedisLock: a source of type int is not acc"):
         AsyncRedisLock(5, label)
 
 
