@@ -191,8 +191,7 @@ class Quorum(Server):
                 failures.append(exc)
         for node in self._nodes if gives_back else ():
             if node not in heard:
-                for call in gives_back:
-                    give_back(node, call, patient=len(gives_back) == 1)
+                give_back(node, *gives_back, patient=len(gives_back) == 1)
         return [*heard.values()], failures
 
     def _first(self, ask: Callable[[Node], T]) -> T:

@@ -98,23 +98,23 @@ _to_give_back: Final[weakref.WeakKeyDictionary[Server, _Returns]] = weakref.Weak
 
 def give_back(
     server: Server,
-    call: Call[Any],
-    *,
+    *calls: Call[Any],
     patient: bool = False,
     unheard: Callable[[LockUnavailable], object] = lambda failure: None,
 ) -> None:
-    """Have a thread make this call, which gives something back. Thousands that are cancelled at a
+    """Have a thread make these calls, which give something back. Thousands that are cancelled at a
     time give back in a few exchanges, and a server that is away costs them one timeout together:
     the interpreter waits for them at its end.
 
     Args:
         server: where.
-        call: the call; all such calls are of one script.
+        *calls: the calls; all such calls are of one script. Give them together: at the
+            interpreter's end each time costs a timeout.
         patient: try for as long as `Server.run`; else once, with all that wait by then.
-        unheard: called with the failure if there was no answer.
+        unheard: called for each call without an answer, with the failure.
     """
     returns = _to_give_back.setdefault(server, _Returns())
-    returns.queue.append(_Return(call, patient, unheard))
+    returns.queue.extend(_Return(call, patient, unheard) for call in calls)
     threads.submit(partial(_give_back_all, server, returns))
 
 

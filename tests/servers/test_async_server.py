@@ -22,9 +22,11 @@ import redis.asyncio as aio
 import uvloop
 
 from celery_redislock import AsyncRedisLock, LockUnavailable, RedisLock
+from celery_redislock.protocol.calls import Release, settle
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import async_node
-from tests.support.clusters import ClusterSet
+from celery_redislock.servers.threads import give_back, threads
+from tests.support.clusters import ClusterSet, url_of_quorum
 from tests.support.lateness import elapsed
 from tests.support.servers import Proxy, RedisServer, SentinelServer, free_port
 from tests.support.tls import Certificate
@@ -445,6 +447,29 @@ def test_a_process_ends_soon_after_a_thousand_were_cancelled_in_an_outage(label,
         assert elapsed(began) < 10
         for server in servers:
             server.resume()
+
+
+def test_at_the_end_a_quorum_costs_one_timeout_for_each_server(
+    three_servers, label, monkeypatch
+) -> None:
+    """Whatever is given back then: no thread can be started, so it is done one after another."""
+    locks: list[Any] = [
+        RedisLock(url_of_quorum(three_servers), f"{label}-{n}", ttl=60) for n in range(100)
+    ]
+    calls = [settle(each._claim(each._keys), Release(publishes=False)) for each in locks]
+    ended = ThreadPoolExecutor()
+    ended.shutdown()
+    monkeypatch.setattr(threads, "_executor", ended)
+    unheard: list[LockUnavailable] = []
+    for server in three_servers:
+        server.stop()
+    began = time.monotonic()
+    give_back(locks[0]._server, *calls, unheard=unheard.append)
+    took = elapsed(began)
+    for server in three_servers:
+        server.resume()
+    assert len(unheard) == len(calls)
+    assert took < 15
 
 
 def test_what_was_cancelled_in_an_outage_is_given_back_after_it(own_redis, label) -> None:
