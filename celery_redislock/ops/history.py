@@ -130,8 +130,8 @@ def _read(
     # Read these again: each lapsed, or ended since (one script records the end and releases).
     where = {(lock_keys(prefix, _name(run.lock_id)).history, run.holder.task) for run in doubtful}
     again = [(bucket, task) for bucket, task in lists if (bucket, task or None) in where]
-    now = {run.fence: run for run in history.runs(again)}
-    runs = [now.get(run.fence, run) for run in runs]
+    now = {run.token: run for run in history.runs(again)}
+    runs = [now.get(run.token, run) for run in runs]
     is_lost = [run.how is None and run.fence in going_on for run in runs]
     return [
         run._replace(how=past.LOST) if lost else run

@@ -15,6 +15,8 @@ T = TypeVar("T")
 #: By how much two machines' clocks may drift apart in a ttl, as a share of the ttl, and in seconds
 #: for a short one. The figures are those of Redis's documents.
 DRIFT: Final = (0.01, 0.002)
+#: The commands that read the history, and all of whose replies are joined.
+JOINED: Final = ("LRANGE", "ZRANGEBYSCORE")
 
 
 def acquired(got: Sequence[Acquired], ttl: float) -> Acquired:
@@ -74,15 +76,28 @@ def busy(answers: Sequence[Busy]) -> Busy:
 
 def replies(commands: Sequence[Sequence[Any]], answers: Sequence[Sequence[Any]]) -> list[Any]:
     """For each of these commands, the reply that most servers gave. How long a value lives is told
-    by the server that told the value, in the command before.
+    by the server that told the value, in the command before. What is in lists is the history, which
+    each server writes with its own times, and one may have lost: all that any of them has.
     """
     told: list[Any] = []
     which = 0
     for i, command in enumerate(commands):
+        if command[0] in JOINED:
+            told.append(_joined(command, [each[i] for each in answers]))
+            continue
         if i == 0 or (command[0], *commands[i - 1][1:]) != ("PTTL", *command[1:]):
             which = _commonest([each[i] for each in answers])
         told.append(answers[which][i])
     return told
+
+
+def _joined(command: Sequence[Any], lists: Sequence[Any]) -> Any:
+    found = [each for each in lists if isinstance(each, list)]
+    if not found:
+        return lists[0]
+    together = [each for one in found for each in one]
+    # A list of records may have one twice; members of a set are told once.
+    return together if command[0] == "LRANGE" else [*dict.fromkeys(together)]
 
 
 def _commonest(answers: Sequence[Any]) -> int:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from .holders import Holder, parse
+from .holders import Holder, read
 
 #: How a run ended, as the history records it.
 SUCCEEDED: Final = "succeeded"
@@ -65,6 +65,7 @@ class Past(NamedTuple):
         took: seconds for which the run had the lock; None if not known.
         how: how the run ended; None if no end is recorded.
         turned_away: how many duplicates ended without a run because of it.
+        token: the token of its acquisition.
     """
 
     lock_id: str
@@ -74,6 +75,7 @@ class Past(NamedTuple):
     took: float | None = None
     how: str | None = None
     turned_away: int = 0
+    token: str = ""
 
 
 class _End(NamedTuple):
@@ -99,7 +101,9 @@ def is_whole(run_end: str) -> bool:
 
 
 def runs_in(records: Iterable[bytes]) -> list[Past]:
-    """The runs in these records. Records that are not ours are left out."""
+    """The runs in these records. Records that are not ours are left out. The servers of a quorum
+    have each run with fences of their own, of which its end has the highest.
+    """
     begins: list[Past] = []
     ends: dict[int, _End] = {}
     texts = [each.decode(errors="replace") for each in records]
@@ -110,16 +114,19 @@ def runs_in(records: Iterable[bytes]) -> list[Past]:
             fence, ms, how, count = match.groups()
             end = _End(int(ms) / 1000, how, int(count or 0))
             ends[int(fence)] = _surer(end, ends.get(int(fence)))
-    return [
-        run._replace(**ends[run.fence]._asdict()) if run.fence in ends else run for run in begins
-    ]
+    runs: dict[str, Past] = {}
+    for run in begins:
+        told = run._replace(**ends[run.fence]._asdict()) if run.fence in ends else run
+        known = runs.get(run.token, told)
+        runs[run.token] = max(known, told, key=lambda each: (each.how is not None, each.fence))
+    return [*runs.values()]
 
 
 def _begin(value: str, lock_id: str) -> list[Past]:
-    holder = parse(value.encode(), None)
-    if holder is None or holder.fence is None or holder.acquired_at is None:
+    record, holder = read(value.encode(), None)
+    if record is None or holder is None or holder.fence is None or holder.acquired_at is None:
         return []
-    return [Past(lock_id, holder, holder.fence, holder.acquired_at)]
+    return [Past(lock_id, holder, holder.fence, holder.acquired_at, token=record["token"])]
 
 
 def _surer(one: _End, other: _End | None) -> _End:

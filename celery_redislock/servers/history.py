@@ -93,12 +93,13 @@ class History:
         lock_ids = {run.lock_id for run in runs}
         slots = [slot for lock_id in lock_ids for slot in _slots(prefix, lock_id)]
         values = self._ask([("GET", slot) for slot in slots], None)
-        parsed = ((holders.parse(value, None), value) for value in values if value)
-        return {
-            holder.fence: past.turned_away_by(value)
-            for holder, value in parsed
-            if holder and holder.fence and not (holder.cooling_down or holder.held_for_retry)
+        read = ((*holders.read(value, None), value) for value in values if value)
+        alive = {
+            record["token"]: past.turned_away_by(value)
+            for record, holder, value in read
+            if record and holder and not (holder.cooling_down or holder.held_for_retry)
         }
+        return {run.fence: alive[run.token] for run in runs if run.token in alive}
 
     def turned_away(self, prefix: str) -> dict[str, dict[int, int]]:
         """How many duplicates of each task were turned away in each hour, by the hour's Unix time.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import threading
 import time
@@ -471,3 +472,22 @@ class TestMajority(Majority.TestCase):  # type: ignore[misc]
     @pytest.fixture(autouse=True)
     def _at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(quorum, "LEFT_ALONE", -1.0)
+
+
+# -- the history --------------------------------------------------------------------------------
+
+
+def test_the_history_has_each_run_once_with_its_end(servers, label) -> None:
+    url = url_of_quorum(servers)
+    app = make_app({"redislock_url": url, "redislock_prefix": label, "broker_url": "memory://"})
+    for name in ("one", "two"):
+        with RedisLock(app, name):
+            pass
+    with RedisLock(app, "held"):
+        for forgetful in servers:
+            told = json.loads(run(app, "history", "--json").stdout)
+            ends = {each["name"]: each["how"] for each in told}
+            assert ends == {"one": "released", "two": "released", "held": "running"}
+            assert len(told) == 3
+            if forgetful is servers[0]:
+                forgetful.restart_empty()  # what the others have is still shown
