@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -62,7 +63,7 @@ def transaction_lock(
     Raises:
         ConfigError: an argument is not accepted, or the project has no Celery app.
         LockConflict: the lock was not taken in time.
-        LockLost: the lock was lost, now or when the transaction entered an earlier block with it.
+        LockLost: the lock was lost in the block, or before it in the same transaction.
         LockUnavailable: the lock server did not answer in time.
         SynchronousOnlyOperation: this is called in a coroutine, where Django's transactions cannot
             be used: the coroutines of a thread may share a connection.
@@ -100,11 +101,17 @@ def _locks_of(connection: Any) -> _Locks:
 
 
 class _Held:
-    """A lock, and the blocks that it is used in."""
+    """A lock of this thread, and the blocks that it is used in."""
 
     def __init__(self, lock: RedisLock, block: object) -> None:
         self.lock = lock
+        self.thread = threading.get_ident()
         self.blocks = {block}
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread has it. A test server's threads share one connection."""
+        return self.thread == threading.get_ident()
 
     @property
     def is_over(self) -> bool:
@@ -123,7 +130,8 @@ class _Locks:
         """Take this lock for a block, or return the same lock that the transaction has."""
         self.settle()
         for held in self._held:
-            if held.lock.key == lock.key and held.lock._server is lock._server:
+            same = held.lock.key == lock.key and held.lock._server is lock._server
+            if same and held.is_mine:
                 held.blocks.add(block)
                 held.lock.ensure()
                 return held.lock
@@ -145,7 +153,7 @@ class _Locks:
             if has_ended or not _is_in_transaction(self._connection):
                 with ExitStack() as stack:  # all of them, even if one raises
                     for held in self._held:
-                        if not held.blocks:
+                        if held.is_mine and not held.blocks:
                             stack.callback(held.lock.release)
         finally:
             self._held = [held for held in self._held if not held.is_over]

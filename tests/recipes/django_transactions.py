@@ -202,6 +202,25 @@ class Committed(Names, TransactionTestCase):
         copies[1].close()
         assert not self.locked
 
+    def test_threads_that_share_a_connection_do_not_share_its_lock(self):
+        """As those of a LiveServerTestCase do, with a database in memory."""
+        shared, refused = connections["default"], []
+
+        def take():
+            connections["default"] = shared
+            try:
+                with transaction_lock(self.name, timeout=0):
+                    pass
+            except LockConflict as exc:
+                refused.append(exc.key)
+
+        with transaction_lock(self.name) as lock:
+            thread = threading.Thread(target=take)
+            thread.start()
+            thread.join(60)
+        assert refused == [lock.key]
+        assert not self.locked
+
     def test_coroutines_which_may_share_a_connection_are_refused(self):
         async def enter():
             with transaction_lock(self.name):
