@@ -27,7 +27,7 @@ def test_the_line_of_workers_has_exactly_the_commands_that_the_sources_use():
         used |= set(re.findall(r'"([A-Z]{3,})"', (SOURCES / f"{name}.py").read_text()))
     used = {name.lower() for name in used} | {"select"}
     used -= {"wrongtype", "readonly", "busy", "extended", "retaken", "withscores"}
-    used -= {"moved", "ask", "tryagain", "masterdown", "clusterdown"}
+    used -= {"moved", "ask", "tryagain", "masterdown", "clusterdown", "sentinel"}  # in replies
     used -= {"cluster", "slots"}  # only in a cluster, see below
     used.remove("wait")  # only with `redislock_min_replicas`
     assert granted("workers") == used
