@@ -61,7 +61,7 @@ def carry_out(run: Record, decision: Decision) -> Course:
         Exception: whatever fails, such as the broker. The task then fails with that error.
     """
     if run.parks_as and not isinstance(decision, Waits | PutOff):
-        # Only the answer got lost, perhaps, and the task is in the room. It must not run from there.
+        # Only the answer got lost, perhaps, and the task is in the room. It must not run from it.
         ends = not isinstance(decision, CannotRun) or run.facts.acks_failures
         run.call_off_copies(ends)
     return _DEEDS[type(decision)](run, decision)

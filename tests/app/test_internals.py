@@ -50,7 +50,7 @@ OTHERS = {
     *("_replace", "_asdict", "_exit", "_thread", "__main__", "__package__", "__annotations__"),
     *("__signature__", "__wrapped__", "__mro__", "__dict__", "__context__", "__cause__"),
     *dir(types.FunctionType), *dir(types.MethodType), *dir(type), *dir(BaseException),
-    *("__json__", "__redis_executable__"),
+    *("__json__", "__redis_executable__", "_get_running_loop", "_from_testcase"),
 }  # fmt: skip
 #: Of redis-py's connections for asyncio, which can be closed at once only so. In one module.
 REDISES = {"_reader", "_writer", "_parser"}
