@@ -223,6 +223,7 @@ class AsyncRedisLock(NamedLock):
 
         @wraps(function)
         async def locked(*args: P.args, **kwargs: P.kwargs) -> T:
+            __tracebackhide__ = True
             async with _Holding(self, keys_of(args, kwargs)):
                 return await function(*args, **kwargs)
 

@@ -269,6 +269,7 @@ class RedisLock(NamedLock):
 
         @wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> T:
+            __tracebackhide__ = True
             with _Holding(self, keys_of(args, kwargs)):
                 result = function(*args, **kwargs)
                 check_result(self, function, result)

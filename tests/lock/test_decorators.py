@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -40,6 +41,24 @@ def test_a_decorated_function_runs_under_the_lock(redis_server, label):
     assert not lock.locked()
     with RedisLock(redis_server.url, label), pytest.raises(LockConflict):
         adjust(5, by="me")
+
+
+def test_tools_leave_our_frames_out_of_a_decorated_functions_traceback(redis_server, label):
+    @RedisLock(redis_server.url, label)
+    def fails() -> None:
+        raise ValueError(label)
+
+    @AsyncRedisLock(redis_server.url, label)
+    async def fails_too() -> None:
+        raise ValueError(label)
+
+    for call in (fails, lambda: asyncio.run(fails_too())):
+        with pytest.raises(ValueError, match=label) as error:
+            call()
+        frames = [frame for frame, _ in traceback.walk_tb(error.value.__traceback__)]
+        ours = [f for f in frames if f.f_globals["__name__"].startswith("celery_redislock")]
+        assert ours
+        assert all(frame.f_locals.get("__tracebackhide__") for frame in ours)
 
 
 def test_a_decorated_coroutine_function_runs_under_the_lock(redis_server, label):
