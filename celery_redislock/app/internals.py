@@ -383,12 +383,15 @@ def is_connected_still(consumer: Any, times: int) -> bool:
     return bool(is_connected) and times_connected(consumer) == times
 
 
-def has_ended(worker: Any) -> bool:
-    """Whether the worker has ended. One that is terminated in another program, as a test's worker
-    is, sends no `worker_shutdown`.
+def has_ended(of: Callable[[], Any]) -> bool:
+    """Whether the worker of this weak reference has ended, or was dropped before it began. One that
+    is terminated in another program, as a test's worker is, sends no `worker_shutdown`.
     """
     from celery.bootsteps import TERMINATE
 
+    worker = of()
+    if worker is None:
+        return True
     return worker.blueprint is not None and worker.blueprint.state == TERMINATE
 
 

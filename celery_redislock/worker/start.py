@@ -125,7 +125,7 @@ def _look_after_rooms(worker: Any) -> None:
         return
     from .sweeper import Sweeper  # only workers need it
 
-    Sweeper(worker.app).start(until=partial(has_ended, worker))
+    Sweeper(worker.app).start(until=partial(has_ended, weakref.ref(worker)))
 
 
 def _has_rooms(app: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -550,7 +550,7 @@ def test_the_options_for_a_task_of_somebody_else_are_taken(make_app) -> None:
 
 def start_worker_of(app: Celery) -> None:
     """What a worker's start does before its pool; the lock server is not asked."""
-    start._on_worker_init(sender=SimpleNamespace(app=app, blueprint=None))
+    start._on_worker_init(sender=type("Dropped", (), {"app": app, "blueprint": None})())
 
 
 def test_options_for_a_task_that_has_its_own_are_said_to_be_ignored(make_app, caplog) -> None:

@@ -127,7 +127,7 @@ def test_a_bad_setting_is_refused_by_name(make_app, setting, value, says) -> Non
     ("value", "says"),
     [
         (["other.task"], "redislock_tasks=['other.task'] is not accepted"),
-        ({5: {}}, "redislock_tasks={5: {}} is not accepted; it must be a dict of task names"),
+        ({5: {}}, "redislock_tasks[5] is not accepted; it must be a task's name or a glob"),
         ({"other.task": 60}, "redislock_tasks['other.task']=60"),
         ({"o.*": {"lock_tll": 1}}, "redislock_tasks['o.*']: unknown option 'lock_tll'; did you me"),
         ({"o.*": {"expires": 1}}, "redislock_tasks['o.*']: unknown option 'expires'"),

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,7 +171,7 @@ def test_a_worker_says_what_came_after_the_app_was_complete_and_nothing_twice(
     assert [record.getMessage() for record in caplog.records] == [LINE]
     define(app, "shop.late", lock_ttl=5)
     for _ in range(2):
-        start._on_worker_init(sender=SimpleNamespace(app=app, blueprint=None))
+        start._on_worker_init(sender=type("Dropped", (), {"app": app, "blueprint": None})())
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
     assert "task shop.late sets lock_ttl, and takes no lock" in said[1]

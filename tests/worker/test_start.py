@@ -80,3 +80,20 @@ def test_a_worker_without_a_result_backend_says_so_at_once():
     assert "secret" not in str(told.value)
     assert "result_backend='cache+memory://'" in str(told.value)
     app.close()
+
+
+def test_a_worker_that_was_made_and_dropped_looks_after_no_rooms():
+    app = Celery("dropped", broker="memory://", backend="cache+memory://", set_as_current=False)
+    with memory_locks() as locks:
+
+        @app.task(base=SingletonTask, shared=False, name="dropped", on_conflict=Queue())
+        def dropped(): ...
+
+        worker = Within()
+        worker.app, worker.blueprint = app, None
+        signals.worker_init.send(sender=worker)
+        eventually(lambda: locks.client.keys("*:sweep:*"), "it looks after rooms")
+        del worker
+        eventually(lambda: not locks.client.keys("*:sweep:*"), "its turn is over")
+        never(lambda: locks.client.keys("*:sweep:*"), "it looks again", 2.5)
+    app.close()
