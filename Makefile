@@ -88,10 +88,10 @@ find_python = p=$$(command -v python$(1)); $$p -c '' 2>/dev/null \
 	|| p=$$(ls -d "$$(pyenv root 2>/dev/null)"/versions/$(1).*/bin/python 2>/dev/null | tail -1); \
 	test -n "$$p" || { echo "Python $(1) was not found"; exit 1; }
 
-.venv-lowest/made: pyproject.toml tests/lowest.txt
+.venv-lowest/made: pyproject.toml tests/project/lowest.txt
 	$(call find_python,3.10); $$p -m venv .venv-lowest
 	.venv-lowest/bin/pip install -q --upgrade 'pip>=25.1'
-	.venv-lowest/bin/pip install -q -e . --group demo --group test -c tests/lowest.txt
+	.venv-lowest/bin/pip install -q -e . --group demo --group test -c tests/project/lowest.txt
 	@touch $@
 
 test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
@@ -108,7 +108,7 @@ test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
 	@touch $@
 
 test-servers: .venv/servers  ## what holds for a lock server, on each Redis and Valkey that can be had
-	.venv/bin/python -m tests.servers_there_are $(ARGS)
+	.venv/bin/python -m tests.project.servers_there_are $(ARGS)
 
 test-pythons: $(PYTHONS:%=.venv-%/made)  ## the suite on every supported Python
 	@for v in $(PYTHONS); do echo "== Python $$v"; .venv-$$v/bin/$(PYTEST) $(ARGS) || exit 1; done

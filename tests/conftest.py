@@ -40,22 +40,40 @@ lateness.witness.start()
 #: Where a file runs for a minute and more, the longest first: a file's tests run one after another,
 #: and whoever begins such a file last keeps all others waiting.
 LONG = (
-    *("acceptance/test_rooms", "acceptance/test_retries", "acceptance/test_scopes"),
-    *("proofs/model/test_rooms", "acceptance/test_releases", "acceptance/test_ends"),
+    *("behaviour/test_rooms", "behaviour/test_retries", "behaviour/test_scopes"),
+    *("proofs/model/test_rooms", "behaviour/test_releases", "behaviour/test_ends"),
     *("proofs/faults/test_short_", "proofs/faults/test_broken_rooms"),
-    *("acceptance/test_turns_nobody_takes", "proofs/faults/test_faults", "servers/test_store"),
-    *("lock/test_redis_lock", "test_demo_command", "acceptance/deliveries/test_notes"),
-    *("acceptance/test_outages", "acceptance/test_outcomes"),
-    *("acceptance/deliveries/test_newest", "acceptance/test_exits", "lock/test_greenlets"),
-    *("test_migrating", "acceptance/test_lost", "acceptance/test_replace", "ops/web/"),
-    *("lock/test_async_redis_lock", "proofs/test_hosts", "servers/test_cluster", "compat/"),
     *(
-        "test_django",
-        "platforms/test_platforms",
+        "behaviour/test_turns_nobody_takes",
+        "proofs/faults/test_faults",
+        "contract/servers/test_store",
+    ),
+    *(
+        "behaviour/lock/test_redis_lock",
+        "project/test_demo_command",
+        "behaviour/deliveries/test_notes",
+    ),
+    *("behaviour/test_outages", "behaviour/test_outcomes"),
+    *("behaviour/deliveries/test_newest", "behaviour/test_exits", "behaviour/lock/test_greenlets"),
+    *(
+        "behaviour/test_migrating",
+        "behaviour/test_lost",
+        "behaviour/test_replace",
+        "behaviour/ops/web/",
+    ),
+    *(
+        "behaviour/lock/test_async_redis_lock",
+        "proofs/test_hosts",
+        "contract/servers/test_cluster",
+        "behaviour/compat/",
+    ),
+    *(
+        "behaviour/test_django",
+        "behaviour/platforms/test_platforms",
         "proofs/model/",
-        "acceptance/",
-        "test_pages",
-        "test_demo",
+        "behaviour/",
+        "project/test_pages",
+        "project/test_demo",
     ),
 )
 

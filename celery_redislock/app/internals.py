@@ -2,7 +2,7 @@
 
 If a release of Celery renames one, only this module must change. The rest of the package calls the
 functions here, and uses no such name itself; `HOOKS` lists those that our classes override.
-tests/app/test_internals.py checks both, and that the installed Celery has all of them.
+tests/unit/app/test_internals.py checks both, and that the installed Celery has all of them.
 
 A name is private if it begins with an underscore, or if Celery's documentation does not say what
 others may do with it. Public modules of Celery are imported where they are used. What only workers

@@ -1,5 +1,5 @@
 -- Part of other scripts: what is in a waiting room. `protocol/entries.py` is the same in Python;
--- tests/scripts/test_formats.py compares the two.
+-- tests/contract/scripts/test_formats.py compares the two.
 --
 -- Needs the local `entries`; `take_out` needs `room`, `deadlines` and `sent` too, `look_at` needs
 -- `rooms` and `lock_id`. `entries` is a hash:

@@ -1,5 +1,5 @@
 -- Part of other scripts, after values.lua: how a run ended, for the history. `protocol/past.py` is the
--- same in Python; tests/scripts/test_formats.py compares the two.
+-- same in Python; tests/contract/scripts/test_formats.py compares the two.
 --
 -- Each bucket has these keys:
 --   history           the tasks whose runs are kept -> the time at which a script last wrote this

@@ -1,6 +1,6 @@
 -- Part of other scripts, after values.lua: reads a lock's value while a run has the lock, mostly
 -- without decoding it; records.lua has the rest. `protocol/holders.py` is the same in Python;
--- tests/scripts/test_formats.py compares the two.
+-- tests/contract/scripts/test_formats.py compares the two.
 
 local function token_of(value)
   return string.match(value, '^{"token":"([^"]*)"')

@@ -1,6 +1,6 @@
 -- Part of other scripts: a lock's value and a done note, as texts. This is what scripts need most
 -- often; records.lua has the rest. `protocol/holders.py` and `protocol/notes.py` are the same in
--- Python; tests/scripts/test_formats.py compares the two.
+-- Python; tests/contract/scripts/test_formats.py compares the two.
 --
 -- A value is JSON that opens with a token. Only a client with this token may extend or release the
 -- lock; with "", nobody may. Scripts add fields at the end of the value.

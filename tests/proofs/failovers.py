@@ -25,7 +25,7 @@ from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.server import Server
 from celery_redislock.servers.urls import source_from_url
-from tests.servers.test_store import make_claim
+from tests.contract.servers.test_store import make_claim
 from tests.support.clusters import ClusterSet
 from tests.support.servers import RedisServer, SentinelSet
 from tests.support.waiting import eventually

@@ -2,7 +2,7 @@
 
 A comment directly before a block says what is special about it:
 
-    <!-- not run: why -->       what cannot run; tests/test_pages.py counts these
+    <!-- not run: why -->       what cannot run; tests/project/test_pages.py counts these
     <!-- file: shop.py -->      a module of the reader's, which later blocks import
     <!-- from: examples/x.py -->  quoted from that file, which has tests of its own
 
@@ -29,9 +29,9 @@ from tests.support.workers import ROOT
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 #: Whose Python another test runs, and with which mark, if not every block.
 RUN_BY = {
-    "docs/migrating.md": ("tests/test_migrating.py", "after"),
-    "docs/monitoring.md": ("tests/acceptance/test_metrics.py", ""),
-    "docs/testing.md": ("tests/test_testing.py", "file"),
+    "docs/migrating.md": ("tests/behaviour/test_migrating.py", "after"),
+    "docs/monitoring.md": ("tests/behaviour/test_metrics.py", ""),
+    "docs/testing.md": ("tests/behaviour/test_testing.py", "file"),
 }
 SHELL = {"console", "sh"}
 CONFIGURATION = {"ini", "json", "sql", "toml", "yaml"}

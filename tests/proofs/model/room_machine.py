@@ -31,7 +31,7 @@ from celery_redislock.protocol.claims import (
 )
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
-from tests.scripts.a_room import SLOT, TTL, Room
+from tests.contract.scripts.a_room import SLOT, TTL, Room
 
 #: What a task's policy is called, and how it is parked.
 POLICIES: dict[str, dict[str, Any]] = {

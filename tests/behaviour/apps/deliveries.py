@@ -1,0 +1,258 @@
+"""The app of the workers of these tests, configured by the environment.
+
+`label` names a test's own journal and lock. A body whose `seconds` are None stands still until the
+test lets it go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+from celery import Celery, chain
+from celery.signals import before_task_publish
+from kombu.common import Broadcast
+
+from celery_redislock import Defer, Queue, Replace, SingletonTask, Wait
+from tests.behaviour.apps.contexts import CONTEXTS
+from tests.support.journal import Journal
+
+CONF: dict[str, Any] = json.loads(os.environ.get("TEST_CONF", "{}"))
+
+app = Celery("deliveries")
+app.conf.update({k: v for k, v in CONF.items() if not k.startswith("test_")})
+if name := CONF.get("test_broadcast"):
+    app.conf.task_queues = (Broadcast(name),)
+client = redis.Redis.from_url(CONF.get("test_journal", "redis://"), decode_responses=True)
+journal = Journal(client)
+
+
+def stand(request: Any, seconds: float | None) -> None:
+    """Sleep, or stand still until the test says so."""
+    if seconds is None:
+        journal.await_go(request.id)
+    else:
+        time.sleep(seconds)
+
+
+def singleton(**options: Any) -> Any:
+    defaults = {"base": SingletonTask, "bind": True, "lock_key": ["label"], "lock_ttl": 6}
+    return app.task(**{**defaults, **options})
+
+
+def body(self: Any, label: str, seconds: float | None = 0.1) -> Any:
+    try:
+        journal.write("start", label, self.request)
+        stand(self.request, seconds)
+        return label
+    finally:
+        journal.write("end", label, self.request)
+
+
+@app.task(name="occupies", bind=True)
+def occupies(self: Any, label: str) -> None:
+    """Takes a pool slot, and no lock."""
+    journal.write("start", label, self.request)
+    journal.await_go(self.request.id)
+
+
+# -- a __call__ that calls self.run -----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def context(task: Any, label: str, where: str = "") -> Iterator[None]:
+    """What `__call__` does around `run`. It stands still "before" it or "after" it."""
+
+    def reach(place: str) -> None:
+        if place == where:
+            journal.write("at", label, task.request, place)
+            journal.await_go(task.request.id)
+
+    journal.write("start", label, task.request)
+    try:
+        reach("before")
+        yield
+        reach("after")
+    finally:
+        journal.write("end", label, task.request)
+
+
+app.context = context
+
+
+def in_context(self: Any, label: str, where: str = "") -> str:
+    if where == "within":
+        journal.write("at", label, self.request, where)
+        journal.await_go(self.request.id)
+    return label
+
+
+for name, base in CONTEXTS.items():
+    singleton(name=name, base=base)(in_context)
+
+
+# -- reserved when it is sent -----------------------------------------------------------------
+
+
+@singleton(name="grown", lock_scope="queued+running")
+def grown(self: Any, label: str) -> str:
+    """Does not have the new argument yet, which the sender's code has."""
+    journal.write("start", label, self.request)
+    return label
+
+
+def no_key(label: str) -> str:
+    raise LookupError(f"no account of {label}")
+
+
+singleton(name="keyless", lock_scope="queued+running", lock_key=no_key)(body)
+singleton(name="reserved", lock_scope="queued+running")(body)
+
+
+# -- replaced by a canvas of its own ----------------------------------------------------------
+
+
+@singleton(name="hands_on", lock_key="hands on:{label}")
+def hands_on(self: Any, label: str, how: str, queue: str) -> Any:
+    journal.write("start", label, self.request, "first")
+    journal.await_go(self.request.id)
+    journal.write("end", label, self.request)
+    same = goes_on.si(label).set(queue=queue)
+    if how == "chain":
+        return self.replace(chain(same, last.si(label).set(queue=queue)))
+    return self.replace(same)
+
+
+@singleton(name="goes_on", lock_key="hands on:{label}")
+def goes_on(self: Any, label: str) -> str:
+    journal.write("start", label, self.request, "second")
+    journal.write("end", label, self.request)
+    return "second"
+
+
+@app.task(name="last", bind=True)
+def last(self: Any, label: str) -> str:
+    journal.write("last", label, self.request)
+    return "last"
+
+
+# -- killed, and sent again -------------------------------------------------------------------
+
+#: What only its message can bring back.
+LATE: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True}
+
+singleton(name="first_link", ignore_result=True, **LATE)(body)
+singleton(name="late", **LATE)(body)
+
+
+@before_task_publish.connect
+def die_once(sender: str, body: Any, **kwargs: Any) -> None:
+    """The child that is to publish this link dies instead, the first time."""
+    if sender == "next_link" and client.set(f"died:{body[0][0]}", "", nx=True, ex=300):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="next_link", bind=True, ignore_result=True)
+def next_link(self: Any, label: str) -> None:
+    journal.write("last", label, self.request)
+
+
+@singleton(name="replaced_late", on_conflict=Replace(grace=3), **LATE)
+def replaced_late(self: Any, label: str, seconds: float | None = None) -> str:
+    """Without `seconds` it says when it is told to end, and stands still until it may."""
+    journal.write("start", label, self.request)
+    if seconds is not None:
+        time.sleep(seconds)
+    else:
+        until = time.monotonic() + 60
+        while not self.lock.lost and time.monotonic() < until:
+            time.sleep(0.02)
+        journal.write("told", label, self.request)
+        journal.await_go(self.request.id)
+    journal.write("end", label, self.request)
+    return label
+
+
+# -- duplicates -------------------------------------------------------------------------------
+
+
+def describe(self: Any, label: str, seconds: float | None = 0.1, what: Any = None) -> Any:
+    """What its own message said."""
+    journal.write("start", label, self.request)
+    stand(self.request, seconds)
+    journal.write("end", label, self.request)
+    request = self.request
+    return {
+        "what": sorted(what or ()),
+        "argsrepr": request.argsrepr,
+        "kwargsrepr": request.kwargsrepr,
+        "stamped_headers": request.stamped_headers,
+        "stamps": request.stamps,
+        "tenant": (request.headers or {}).get("tenant"),
+        "priority": (request.delivery_info or {}).get("priority"),
+        "route": [request.delivery_info["exchange"], request.delivery_info["routing_key"]],
+    }
+
+
+def show(self: Any, label: str, seconds: float | None = 0.1) -> Any:
+    """All that its message said, but for what differs from delivery to delivery."""
+    journal.write("start", label, self.request)
+    stand(self.request, seconds)
+    its_own = ("id", "eta", "args")
+    shown = {k: v for k, v in vars(self.request).items() if k not in its_own and k[0] != "_"}
+    shown["properties"] = dict(shown["properties"])
+    shown["content_type"] = shown["properties"].pop("redislock")["content_type"]
+    for name in ("delivery_tag", "delivery_info", "application_headers"):
+        shown["properties"].pop(name, None)
+    return shown
+
+
+POLICIES: dict[str, Any] = {
+    "defer": Defer(delay=0.3),
+    "queue": Queue(),
+    "coalesce": "coalesce",
+    "wait": Wait(),
+    "replace": Replace(grace=60),
+}
+for policy, on_conflict in POLICIES.items():
+    singleton(name=policy, on_conflict=on_conflict)(body)
+    singleton(name=f"describe_{policy}", on_conflict=on_conflict)(describe)
+    singleton(name=f"show_{policy}", on_conflict=on_conflict)(show)
+    singleton(name=f"describe_{policy}_late", on_conflict=on_conflict, acks_late=True)(describe)
+
+
+@singleton(name="describe_retry", on_conflict=Defer(delay=0.3), max_retries=1)
+def describe_retry(self: Any, label: str, seconds: float | None = 0.1) -> Any:
+    """What the message of its retry said."""
+    described = describe(self, label, seconds)
+    if not self.request.retries:
+        raise self.retry(args=(label,), countdown=0)
+    return described
+
+
+singleton(name="defer_half", on_conflict=Defer(delay=0.5))(body)
+singleton(name="skip")(body)
+
+
+def on_this_host(label: str, *args: Any) -> str:
+    """As socket.gethostname() would say it."""
+    return f"on {CONF.get('test_host')}: {label}"
+
+
+singleton(name="once_a_host", lock_key=on_this_host)(body)
+
+
+@singleton(name="retries_elsewhere", lock_across_retries="hold", max_retries=3)
+def retries_elsewhere(self: Any, label: str, other: str = "", countdown: float = 60) -> str:
+    """Its retry has other arguments, and so another lock."""
+    journal.write("start", label, self.request)
+    journal.write("end", label, self.request)
+    if other:
+        raise self.retry(args=(other,), kwargs={}, countdown=countdown)
+    return label

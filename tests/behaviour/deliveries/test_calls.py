@@ -1,0 +1,74 @@
+"""A `__call__` that calls `self.run` is body: it runs under the lock, with all that it does."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from celery_redislock import RedisLock, TaskSkipped
+from tests.behaviour.apps.contexts import CONTEXTS
+from tests.behaviour.deliveries.conftest import APP
+from tests.support.waiting import eventually
+
+QUEUES = {"prefork": "calls-prefork", "threads": "calls-threads"}
+
+
+@pytest.fixture(scope="module", params=list(QUEUES))
+def worker_queue(request, start_module_worker):
+    queue = QUEUES[request.param]
+    start_module_worker(app=APP, pool=request.param, queues=queue, concurrency=2)
+    return queue
+
+
+@pytest.mark.parametrize("where", ["before", "within", "after"])
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_what_a_call_of_its_own_does_around_run_is_under_the_lock(
+    worker_queue, sender, journal, label, name, where
+):
+    first = sender.send_task(name, (label, where), queue=worker_queue)
+    eventually(lambda: journal.count(label, "at") == 1, f"it stands {where} its run")
+    second = sender.send_task(name, (label,), queue=worker_queue)
+    eventually(second.ready, "the duplicate has ended")
+    journal.let_go(first.id)
+    assert first.get(timeout=20) == label
+    assert journal.overlaps(label) == []
+    assert [entry.task_id for entry in journal.read(label, "start")] == [first.id]
+    with pytest.raises(TaskSkipped) as caught:
+        second.get(timeout=10)
+    assert caught.value.holder.task_id == first.id
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_the_lock_is_free_when_its_call_has_ended(worker_queue, sender, journal, label, name):
+    for number in (1, 2):
+        result = sender.send_task(name, (label,), queue=worker_queue)
+        assert result.get(timeout=20) == label
+        assert journal.count(label, "end") == number
+
+
+def ran(label):
+    """The body of the eager ones."""
+    return label
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_an_eager_duplicate_is_skipped_as_well(conf, web, define, label, name):
+    web.conf.redislock_eager = True
+    entered = []
+
+    @contextlib.contextmanager
+    def context(task, label):
+        entered.append(task.lock_holder(label))
+        yield
+
+    web.context = context
+    task = define(ran, name=name, base=CONTEXTS[name], lock_key="{label}")
+    lock = RedisLock(conf["redislock_url"], label, ttl=6)
+    with lock:
+        result = task.apply((label,))
+    assert result.state == "REVOKED"
+    assert isinstance(result.result, TaskSkipped)
+    assert entered == []
+    assert task.apply((label,)).get() == label
+    assert [holder is not None for holder in entered] == [True], "under the lock"

@@ -1,0 +1,153 @@
+"""A duplicate that is published again is the message that it was: its serializer and all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from celery import signature
+
+from tests.behaviour.deliveries.conftest import await_line, lines_of
+from tests.support.waiting import never
+from tests.support.workers import make_app
+
+POLICIES = ["defer", "queue", "coalesce"]
+#: What JSON cannot carry.
+WHAT = {3, 1, 2}
+
+
+@pytest.fixture
+def worker(start, monkeypatch):
+    monkeypatch.setenv("C_FORCE_ROOT", "1")  # Celery refuses pickle to root
+    return start(conf={"accept_content": ["json", "pickle"]}, concurrency=2)
+
+
+@pytest.mark.parametrize("late", ["", "_late"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_pickled_duplicate_runs_in_the_end_with_its_argument(
+    worker, send_here, journal, label, started, policy, late
+):
+    name = f"describe_{policy}{late}"
+    holder = send_here(name, label, None)
+    started()
+    pickled = send_here(name, label, 0.1, WHAT, serializer="pickle")
+    await_line(worker, pickled.id, "received")
+    never(pickled.ready, "it ended while the lock was held", 1.0)
+    # Once each try; a message that is given back to the broker comes a hundred times a second.
+    assert len(lines_of(worker, pickled.id, "received")) < 10
+    journal.let_go(holder.id)
+    assert pickled.get(timeout=20)["what"] == sorted(WHAT)
+    assert holder.get(timeout=5)["what"] == []
+    assert journal.count(label, "start") == 2
+    assert journal.overlaps(label) == []
+
+
+def sent_twice(worker, journal, started, send):
+    """What the holder returns, and the duplicate, which met it: both sent by `send`. And the
+    duplicate's id.
+    """
+    holder = send(None)
+    started()
+    duplicate = send(0.1)
+    await_line(worker, duplicate.id, "received")
+    never(duplicate.ready, "it ended while the lock was held", 1.0)
+    journal.let_go(holder.id)
+    return holder.get(timeout=10), duplicate.get(timeout=20), duplicate.id
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_a_message_says_beside_its_arguments_is_kept(
+    worker, sender, journal, label, queue, started, policy
+):
+    """The duplicate's last message says what the holder's, which ran at once, said."""
+
+    def send(seconds):
+        sent = signature(f"describe_{policy}", (label, seconds), app=sender).stamp(tenant="blue")
+        more = {"argsrepr": "<secret>", "kwargsrepr": "<hidden>", "priority": 6}
+        return sent.apply_async(queue=queue, **more)
+
+    said, again, _ = sent_twice(worker, journal, started, send)
+    assert (said["argsrepr"], said["kwargsrepr"]) == ("<secret>", "<hidden>")
+    assert (said["stamped_headers"], said["stamps"]["tenant"]) == (["tenant"], "blue")
+    assert said["priority"] == 6
+    assert again == said
+
+
+#: All that a caller can say of a message, and tools such as django-celery-beat do say.
+SAID = {
+    "compression": "gzip",
+    "delivery_mode": 1,
+    "priority": 6,
+    "expiration": 600,
+    "correlation_id": "of-the-caller",
+    "reply_to": "the-caller",
+    "message_id": "its-own",
+    "app_id": "the-caller's",
+    "type": "a-type",
+    "timestamp": 1700000000,
+    "cluster_id": "c",
+    "periodic_task_name": "nightly",
+    "shadow": "its-shadow",
+    "root_id": "root",
+    "headers": {"tenant": "blue", "trace": {"id": [1, 2]}},
+    "argsrepr": "<secret>",
+    "parent_id": "parent",
+    "time_limit": 300,
+    "soft_time_limit": 200,
+    "retries": 0,
+}
+
+
+@pytest.mark.parametrize("broker", ["redis", "rabbitmq"])
+@pytest.mark.parametrize("policy", ["defer", "queue"])
+def test_every_property_and_header_is_kept(
+    request, start, conf, queue, journal, label, started, broker, policy
+):
+    """Its task sees what the holder's, whose message came straight, sees."""
+    url = conf["broker_url"] if broker == "redis" else request.getfixturevalue("rabbitmq").url
+    # The worker's own settings are not the message's.
+    worker = start(conf={"broker_url": url, "task_compression": "zlib"}, concurrency=2)
+    known = {k: v for k, v in conf.items() if not k.startswith("test_")}
+    with make_app({**known, "broker_url": url}) as app:
+
+        def send(seconds):
+            sent = signature(f"show_{policy}", (label, seconds), app=app).stamp(stamped="here")
+            return sent.apply_async(queue=queue, **SAID)
+
+        shown, again, duplicate_id = sent_twice(worker, journal, started, send)
+    assert lines_of(worker, duplicate_id, "deferred for" if policy == "defer" else "queued")
+    assert again == shown
+    properties = shown["properties"]
+    assert properties["message_id"] == "its-own"
+    assert properties["delivery_mode"] == 1
+    assert shown["correlation_id"] == "of-the-caller"
+    assert shown["compression"] == "application/x-gzip"
+
+
+def test_a_message_without_compression_stays_so(start, send_here, journal, label, started):
+    worker = start(conf={"task_compression": "zlib"}, concurrency=2)
+    holder = send_here("show_queue", label, None)
+    started()
+    duplicate = send_here("show_queue", label)
+    await_line(worker, duplicate.id, "queued")
+    journal.let_go(holder.id)
+    assert "compression" not in duplicate.get(timeout=20)
+
+
+def test_one_that_cannot_be_published_again_is_given_back_once_a_second_and_runs_in_the_end(
+    worker, send_here, redis_server, journal, label, queue, started
+):
+    holder = send_here("describe_defer_late", label, None)
+    started()
+    duplicate = send_here("describe_defer_late", label, queue=f"{queue}-aside")
+    with redis_server.client(db=1) as broker:
+        message = json.loads(broker.rpop(f"{queue}-aside"))
+        message["properties"]["delivery_info"]["routing_key"] = queue
+        message["properties"]["body"] = "no producer takes that"
+        broker.lpush(queue, json.dumps(message))
+    await_line(worker, duplicate.id, "could not be published again")
+    never(duplicate.ready, "it ended while the lock was held", 1.5)
+    assert 2 <= len(lines_of(worker, duplicate.id, "received")) < 10
+    journal.let_go(holder.id)
+    assert duplicate.get(timeout=20)
+    assert journal.count(label, "start") == 2

@@ -1,0 +1,101 @@
+"""A message that comes back: what is to run once more runs, and what was replaced does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from celery import chain, signature
+
+from celery_redislock import TaskReplaced
+from tests.behaviour.deliveries.conftest import await_line, lines_of
+from tests.support.waiting import eventually, never
+
+
+def test_a_child_that_dies_while_it_publishes_the_next_link_loses_nothing(
+    start, sender, client, journal, label, queue
+):
+    """As Celery alone does it: the first link runs again, and the chain goes on."""
+    start()
+
+    def link(name):
+        return signature(name, (label,), app=sender, immutable=True).set(queue=queue)
+
+    chain(link("first_link"), link("next_link"))()
+    eventually(lambda: journal.count(label, "last"), "the next link runs")
+    ran = [entry.task_id for entry in journal.read(label, "start")]
+    assert len(ran) == 2, "the first time its child died"
+    assert journal.overlaps(label) == []
+
+
+def test_a_task_that_is_sent_again_under_its_id_runs_though_a_restart_redelivers_it(
+    start, send_here, sender, journal, label
+):
+    """It is no copy of the message of its last run."""
+    old = start(concurrency=1, conf={"worker_prefetch_multiplier": 4})
+    assert send_here("late", label, task_id=label).get(timeout=20) == label
+    long = send_here("occupies", f"{label}-long")
+    eventually(lambda: journal.count(f"{label}-long", "start"), "the only slot is taken")
+    send_here("late", label, task_id=label)
+    eventually(lambda: len(lines_of(old, label, "received")) == 2, "it is prefetched")
+    old.signal(signal.SIGTERM)
+    await_line(old, "Warm shutdown")
+    journal.let_go(long.id)
+    assert old.wait() == 0
+    assert journal.count(label, "start") == 1
+    start(concurrency=1)
+    eventually(lambda: journal.count(label, "end") == 2, "it runs", 20)
+    never(lambda: journal.count(label, "start") > 2, "it runs once more", 1.5)
+
+
+@pytest.fixture
+def await_end(journal, label):
+    """Waits until the older one has ended in favour of the newer, whose result was there first."""
+
+    def await_end(older, newer):
+        assert newer.get(timeout=30) == label
+        eventually(lambda: older.ready() or journal.count(label, "start") > 2, "the older ended")
+        never(lambda: journal.count(label, "start") > 2, "the older one runs again", 2.5)
+        with pytest.raises(TaskReplaced) as caught:
+            older.get(timeout=5)
+        assert caught.value.holder.task_id == newer.id
+        assert [entry.task_id for entry in journal.read(label, "start")] == [older.id, newer.id]
+        assert (newer.state, older.state) == ("SUCCESS", "REVOKED")
+
+    return await_end
+
+
+# Longer than the grace of what it replaces, and shorter.
+@pytest.mark.parametrize("seconds", [0.1, 6.0])
+def test_what_was_replaced_stays_replaced_when_its_message_comes_back(
+    start, send_here, journal, label, started, await_end, seconds
+):
+    """It is killed in its grace. The newer run may be over when its message comes, or not."""
+    start(concurrency=3)
+    older = send_here("replaced_late", label)
+    victim = started()
+    newer = send_here("replaced_late", label, seconds)
+    eventually(lambda: journal.count(label, "told"), "it is told to end")
+    os.kill(victim.pid, signal.SIGKILL)
+    journal.killed(victim)
+    await_end(older, newer)
+    assert journal.overlaps(label) == []
+
+
+def test_what_was_replaced_stays_replaced_when_its_whole_worker_is_stopped(
+    start, send_here, journal, label, started, await_end, queue
+):
+    """A cold shutdown within its grace: the broker gives its message to another worker."""
+    there = f"{queue}-there"
+    first = start(concurrency=1)
+    older = send_here("replaced_late", label)
+    victim = started()
+    start(queues=there, concurrency=1)
+    newer = send_here("replaced_late", label, 6.0, queue=there)
+    eventually(lambda: journal.count(label, "told"), "it is told to end")
+    first.signal(signal.SIGQUIT)
+    assert first.wait() is not None
+    journal.killed(victim)
+    start(concurrency=1)
+    await_end(older, newer)

@@ -1,0 +1,554 @@
+"""The page as it is served, without a browser: what it gives, to whom, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from celery_redislock import ConfigError
+from celery_redislock.ops.survey import all_locks
+from celery_redislock.ops.web import hub, look, serve, stream
+from celery_redislock.ops.web.app import FILES
+from celery_redislock.ops.web.present import Present
+from celery_redislock.protocol import calls, holders, past
+from celery_redislock.web import asgi_app
+from tests.support.looking import claim, make_app, park, run, take
+from tests.support.rights import as_user, denials, grant
+from tests.support.site import TOKEN, Site, messages
+from tests.support.waiting import eventually
+
+STATIC = Path(__file__).parents[4] / "celery_redislock/ops/web/static"
+
+
+@pytest.fixture
+def app(redis_server, label):
+    app = make_app(redis_server.url, label)
+    yield app
+    app.tasks["sync"].app_locks.server.close()
+
+
+@pytest.fixture
+def site(app):
+    with Site(app, TOKEN) as site:
+        yield site
+
+
+def detail(site, **which):
+    answer = site.http.get("/api/lock", params=which)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def bearer(token):
+    return {"authorization": f"Bearer {token}"}
+
+
+# -- what it gives ----------------------------------------------------------------------------
+
+
+def test_the_locks_are_those_of_the_list_command(site, app, client, label):
+    take(app, "sync", "one")
+    made, _ = take(app, "report", "two")
+    app.tasks["sync"].app_locks.server.run(calls.break_lock(made.keys, 60))
+    client.set(f"{label}:{{0}}:lock:misplaced", "not ours")
+    given = site.get("api/locks").json()
+    listed = json.loads(run(app, "list", "--json").output)
+    moving = ("held_for", "lives_for")
+    for each, other in zip(given, listed, strict=True):
+        assert {k: v for k, v in each.items() if k not in moving} == {
+            k: v for k, v in other.items() if k not in moving
+        }
+        for name in moving:
+            assert (each[name] is None) is (other[name] is None)
+    assert "token-of" not in json.dumps(given), "no token proves anything to whoever reads"
+
+
+def test_one_lock_is_told_with_those_that_wait(site, app):
+    made, _ = take(app, "report", "x")
+    for name in ("first", "second"):
+        park(app, "report", "x", name)
+    found = detail(site, name=made.keys.name)
+    for room in (found["room"], detail(site, key=made.keys.lock)["room"]):
+        assert [each["task_id"] for each in room] == ["first", "second"]
+    assert found["locks"][0]["waiting"] == 2
+    assert "token-of" not in json.dumps(found)
+    assert site.get("api/lock").status_code == 400
+    assert detail(site, name="nobody's")["locks"] == []
+
+
+def test_a_label_that_utf_8_cannot_write_is_told_as_json_can(site, app):
+    made, _ = take(app, "sync", "x", lock_label="order \ud800")
+    assert [each["label"] for each in site.get("api/locks").json()] == ["order \ud800"]
+    assert detail(site, name=made.keys.name)["locks"][0]["label"] == "order \ud800"
+
+
+def test_the_page_takes_nothing_from_elsewhere_and_has_nothing_within_its_text(site):
+    html = site.get("").text
+    assert not re.search(r"<(script|style)[^>]*>[^<]", html), "nothing inline"
+    assert not re.search(r"\s(on\w+|style)=", html)
+    for path in re.findall(r'(?:src|href)="([^"#]+)"', html):
+        assert site.get(path).status_code == 200, path
+    for name, kind in FILES.items():
+        answer = site.get(f"static/{name}")
+        assert answer.headers["content-type"].startswith(kind)
+        outside = re.findall(r"https?://[^\"')\s]+", answer.text)
+        assert set(outside) <= {"http://www.w3.org/2000/svg"}, name
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", answer.text
+        )
+    assert {path.name for path in STATIC.iterdir()} == {*FILES, "index.html"}
+    for path in ("static/nothing.js", "static/../app.py", "static/%2e%2e/app.py", "nothing"):
+        assert site.get(path).status_code == 404
+
+
+def test_every_answer_has_strict_headers(site):
+    answers = [
+        *(site.get(path) for path in ("", "static/page.js", "api/locks", "nothing", "api/lock")),
+        site.get("", host="evil.example"),
+        site.order({}, origin="http://evil.example"),
+        site.order({}),
+    ]
+    assert {each.status_code for each in answers} == {200, 400, 401, 403, 404}
+    for answer in answers:
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cache-control"] == "no-store"
+        assert "server" not in answer.headers
+
+
+# -- live -------------------------------------------------------------------------------------
+
+
+def test_a_viewer_gets_everything_first_and_then_what_changed(site, app):
+    made, _ = take(app, "sync", "one")
+    told = messages(site)
+    first = next(told)
+    assert first["all"]
+    assert [row["key"] for row in first["rows"]] == [made.keys.lock]
+    (row,) = first["rows"]
+    assert row["holder"]
+    assert "token" not in row
+    assert 50 < row["expires_at"] - first["now"] <= 60
+    assert [item["kind"] for item in first["past"]] == ["run"]
+    other, _ = take(app, "sync", "two")
+    changed = next(each for each in told if each.get("rows"))
+    assert "all" not in changed
+    assert [row["key"] for row in changed["rows"]] == [other.keys.lock]
+    app.tasks["sync"].app_locks.server.run(calls.settle(made))
+    gone = next(each for each in told if each.get("gone"))
+    assert gone["gone"] == [row["id"]]
+    ended = [item for item in gone["past"] if item.get("ended")]
+    assert [item["task_id"] for item in ended] == ["id-of-one"]
+    told.close()
+
+
+def test_what_stays_the_same_is_not_told_again(site, app):
+    for number in range(30):
+        take(app, "sync", str(number))
+    told = messages(site)
+    next(told)
+    for message in itertools.islice(told, 5):
+        assert not message.get("rows")
+        assert not message.get("leases"), "nobody extends these"
+    told.close()
+
+
+def test_a_look_that_takes_its_time_tells_no_lease_again(app, monkeypatch):
+    def slowly(*arguments):
+        found = all_locks(*arguments)
+        time.sleep(0.5)  # the machine is late
+        return found
+
+    take(app, "sync", "one")
+    present = Present(lambda name: 0)
+    present.update(look.look(app))
+    monkeypatch.setattr(look, "all_locks", slowly)
+    assert present.update(look.look(app)).to_dict() == {}
+
+
+def test_one_look_serves_all_who_watch_and_nobody_looks_when_they_left(own_redis, label):
+    def looks():
+        """Each look scans the keys once: there are few."""
+        with own_redis.client() as client:
+            return client.info("commandstats").get("cmdstat_scan", {}).get("calls", 0)
+
+    with Site(make_app(own_redis.url, label)) as site:
+        viewers = [messages(site) for _ in range(5)]
+        for told in viewers:
+            next(told)
+        before = looks()
+        for _ in range(5):
+            for told in viewers:
+                next(told)
+        assert looks() - before <= 10, "five viewers, and five looks or a few more"
+        for told in viewers:
+            told.close()
+
+        def rests():
+            before = looks()
+            time.sleep(0.5)  # more than two looks
+            return looks() == before
+
+        eventually(rests, "nobody watches, and it rests")
+
+
+def test_more_viewers_than_it_can_serve_are_refused(site, monkeypatch):
+    monkeypatch.setattr(hub, "VIEWERS", 2)
+    watching = [messages(site) for _ in range(2)]
+    for told in watching:
+        next(told)
+    assert site.get("api/stream").status_code == 503
+    watching[0].close()
+    again = messages(site)
+    eventually(lambda: site.get("api/locks").status_code == 200, "it answers")
+    assert eventually(lambda: next(again, None), "one has left, and another may watch")["all"]
+
+
+def test_to_ask_whether_there_is_a_stream_is_not_to_watch(site):
+    for _ in range(hub.VIEWERS + 1):
+        answer = site.http.head("/api/stream")
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+    assert next(messages(site))["all"]
+
+
+def test_a_viewer_that_takes_nothing_gives_up_its_place(site, app, monkeypatch):
+    monkeypatch.setattr(hub, "VIEWERS", 1)
+    monkeypatch.setattr(stream, "STALLED", 0.3)
+    monkeypatch.setattr(holders, "LONGEST", 10**6)  # no label is cut
+    for number in range(40):  # more than the buffers of a connection hold
+        take(app, "sync", f"{number}", lock_label="x" * 200_000)
+    with socket.create_connection(("127.0.0.1", int(site.address.rpartition(":")[2]))) as stalled:
+        stalled.sendall(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert stalled.recv(12) == b"HTTP/1.1 200"
+
+        def may_watch():
+            with site.http.stream("GET", "/api/stream") as answer:
+                return answer.status_code == 200
+
+        eventually(may_watch, "another may watch")
+
+
+def test_a_server_that_is_away_is_an_error_that_says_so(own_redis, label):
+    with Site(make_app(own_redis.url, label)) as site:
+        told = messages(site)
+        assert next(told)["trouble"] == ""
+        own_redis.kill()
+        assert next(each for each in told if each.get("trouble"))
+        answer = eventually(
+            lambda: (got := site.get("api/locks")).status_code == 503 and got, "it is noticed"
+        )
+        assert "does not answer" in answer.json()["error"]
+        own_redis.start()
+        assert next(each for each in told if each.get("trouble") == "")
+        told.close()
+
+
+# -- who may ask ------------------------------------------------------------------------------
+
+
+def test_foreign_hosts_are_refused(site):
+    port = site.address.rpartition(":")[2]
+    for host in (f"localhost:{port}", "127.0.0.1", f"[::1]:{port}", "LOCALHOST"):
+        assert site.get("api/locks", host=host).status_code == 200, host
+    for host in ("evil.example", f"evil.example:{port}", "localhost.evil.example", "10.0.0.1", ""):
+        answer = site.get("api/locks", host=host)
+        assert answer.status_code == 400, host
+        assert "--allowed-host" in answer.text
+        assert site.get("api/stream", host=host).status_code == 400
+    with socket.create_connection(("127.0.0.1", int(port))) as raw:
+        raw.sendall(b"GET /api/locks HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+        assert raw.recv(100).split()[1] == b"400"
+
+
+def test_other_hosts_are_allowed_by_name(app):
+    with Site(app, hosts=("Locks.Example.com", "::1")) as site:
+        assert site.get("api/locks", host="locks.example.com").status_code == 200
+        assert site.get("api/locks", host="[::1]:5").status_code == 200
+        assert site.get("api/locks").status_code == 400
+    with Site(app, hosts=("*",)) as site:
+        assert site.get("api/locks", host="whatever").status_code == 200
+
+
+def test_requests_of_other_sites_are_refused(site):
+    assert site.get("api/locks", origin=f"http://{site.address}").status_code == 200
+    for origin in (
+        "http://evil.example",
+        "null",
+        "http://127.0.0.1:1",
+        f"http://{site.address}@evil.example",
+    ):
+        assert site.get("api/locks", origin=origin).status_code == 403, origin
+        assert site.order({}, origin=origin, **bearer(TOKEN)).status_code == 403
+    followed = {"sec_fetch_mode": "navigate", "sec_fetch_dest": "document"}
+    for other in ("cross-site", "same-site"):  # the second is another port, or another name
+        assert site.get("api/locks", sec_fetch_site=other).status_code == 403
+        assert site.get("", sec_fetch_site=other, **followed).status_code == 200, "a link"
+    for own in ("same-origin", "none"):
+        assert site.get("api/locks", sec_fetch_site=own).status_code == 200
+
+
+# -- breaking ---------------------------------------------------------------------------------
+
+
+def test_a_lock_is_broken_with_the_token_and_only_the_one_that_was_shown(site, app, client):
+    made, _ = take(app, "sync", "x")
+    key = made.keys.lock
+    (shown,) = detail(site, key=key)["locks"]
+    order = {"key": key, "holder": shown["holder"]}
+    for headers in (
+        {},
+        bearer("wrong"),
+        {"authorization": "Bearer"},
+        {"authorization": f"Basic {TOKEN}"},
+    ):
+        answer = site.order(order, **headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert site.order({**order, "token": TOKEN}).status_code == 401, "not in the body"
+    answer = site.http.post(f"/api/locks/break?token={TOKEN}", json=order)
+    assert answer.status_code == 401, "nor in the address"
+    assert client.exists(key)
+    answer = site.order(order, **bearer(TOKEN))
+    assert answer.status_code == 200
+    assert [each["task_id"] for each in answer.json()["broken"]] == ["id-of-x"]
+    assert not client.exists(key)
+    take(app, "sync", "x", token="of-the-next", task_id="next")
+    answer = site.order(order, **bearer(TOKEN))
+    assert answer.status_code == 409
+    assert "another run holds it" in answer.json()["error"]
+    assert client.exists(key)
+
+
+def test_every_wrong_token_is_logged(site, caplog):
+    for _ in range(3):
+        assert site.order({}, **bearer("a-guess-of-the-token")).status_code == 401
+    lines = [each.getMessage() for each in caplog.records if "token" in each.getMessage()]
+    assert lines == ["redislock: the page refused an order from 127.0.0.1: wrong token"] * 3
+
+
+def test_an_order_that_is_none_is_refused(site, app, client, label):
+    made, _ = take(app, "sync", "x")
+    key = made.keys.lock
+    bad = [b"", b"{", b"[]", b'"x"', b"[" * 60_000, {}, {"key": key}, {"key": key, "holder": 5}]
+    for body in (*bad, {"key": key, "holder": "\u00e9"}):
+        assert site.order(body, **bearer(TOKEN)).status_code == 400, body
+    assert site.order(b"x" * 70_000, **bearer(TOKEN)).status_code == 413
+    plain = {"content-type": "text/plain", **bearer(TOKEN)}
+    assert site.order({}, **plain).status_code == 415, "as a form of another site would be"
+    for other in (label, "somebody:else", f"{label}:{{0}}:lock:misplaced"):
+        assert site.order({"key": other, "holder": "x"}, **bearer(TOKEN)).status_code == 404
+    foreign = claim(app, "sync", "foreign").keys.lock
+    client.set(foreign, "not ours")
+    assert detail(site, key=foreign)["locks"][0]["holder"] is None
+    assert site.order({"key": foreign, "holder": ""}, **bearer(TOKEN)).status_code == 409
+    assert client.exists(foreign, key) == 2
+    assert site.get("api/locks/break").status_code == 405
+    unknown = site.http.post("/api/locks/mend", json={"key": key}, headers=bearer(TOKEN))
+    assert (unknown.status_code, "break, drop, end" in unknown.text) == (404, True)
+
+
+def test_a_page_that_only_reads_breaks_nothing(app, client):
+    made, _ = take(app, "sync", "x")
+    with Site(app) as site:
+        (shown,) = detail(site, key=made.keys.lock)["locks"]
+        order = {"key": made.keys.lock, "holder": shown["holder"]}
+        for headers in ({}, bearer(TOKEN), bearer("None"), {"authorization": "Bearer"}):
+            answer = site.order(order, **headers)
+            assert answer.status_code == 403
+            assert "--allow-break" in answer.text
+    assert client.exists(made.keys.lock)
+
+
+def test_the_rights_of_those_who_look_are_enough_and_those_of_operators_to_break(own_redis):
+    with own_redis.client() as client:
+        grant(client, "watchers")
+        grant(client, "operators")
+        made, _ = take(make_app(own_redis.url, "redislock"), "report", "x")
+        looks = make_app(as_user(own_redis.url, "watchers"), "redislock")
+        park(make_app(own_redis.url, "redislock"), "report", "x", "waits")
+        with Site(looks, TOKEN) as site:
+            told = messages(site)
+            (row,) = next(told)["rows"]
+            assert [each["task_id"] for each in row["next"]] == ["waits"]
+            (shown,) = detail(site, key=made.keys.lock)["locks"]
+            order = {"key": made.keys.lock, "holder": shown["holder"]}
+            assert denials(client, "watchers") == []
+            refused = site.order(order, **bearer(TOKEN))
+            assert refused.status_code == 503
+            assert "NOPERM" in refused.text or "no permissions" in refused.text.lower()
+            told.close()
+        with Site(make_app(as_user(own_redis.url, "operators"), "redislock"), TOKEN) as site:
+            assert site.order(order, **bearer(TOKEN)).status_code == 200
+            assert denials(client, "operators") == []
+
+
+def test_an_order_is_logged_and_told_with_the_name_of_who_gave_it(site, app, caplog):
+    made, _ = take(app, "report", "x")
+    park(app, "report", "x", "waits")
+    (shown,) = detail(site, key=made.keys.lock)["locks"]
+    order = {"key": made.keys.lock, "holder": shown["holder"], "by": "anna\n"}
+    dropped = site.http.post("/api/locks/drop", json=order, headers=bearer(TOKEN))
+    assert dropped.json() == {"dropped": 1}
+    assert detail(site, key=made.keys.lock)["room"] == []
+    assert site.order(order, **bearer(TOKEN)).status_code == 200
+    said = [each.getMessage() for each in caplog.records]
+    assert any(each.endswith(r"were dropped by anna\n at 127.0.0.1") for each in said), said
+    assert any(each.endswith(r"was broken by anna\n at 127.0.0.1") for each in said), said
+    (broken,) = site.get("api/locks").json()
+    assert broken["broken_by"] == r"anna\n at 127.0.0.1"
+
+
+def test_the_project_says_who_gives_an_order(app, caplog):
+    made, _ = take(app, "sync", "x")
+    with Site(app, TOKEN, user_of=lambda scope: scope["client"][0] + " as eve") as site:
+        (shown,) = detail(site, key=made.keys.lock)["locks"]
+        order = {"key": made.keys.lock, "holder": shown["holder"], "by": "anna"}
+        assert site.order(order, **bearer(TOKEN)).status_code == 200
+        assert next(messages(site))["about"]["asks_name"] is False
+    assert "was broken by 127.0.0.1 as eve at 127.0.0.1" in caplog.text
+
+
+def test_the_history_of_a_lock_goes_back_as_far_as_it_is_kept(site, app):
+    store = app.tasks["sync"].app_locks.server
+    made = dataclasses.replace(claim(app, "sync", "x"), task="sync", history=50)
+    fence = store.run(calls.acquire(made)).fence
+    ended = calls.Release(run_end=past.end_text(fence, 0.1, past.FAILED))
+    store.run(calls.settle(made, ended))
+    (run,) = site.http.get("/api/history", params={"key": made.keys.lock}).json()
+    assert (run["task_id"], run["how"]) == ("id-of-x", "failed")
+    assert site.get("api/history").status_code == 400
+
+
+def test_answers_are_compressed_for_those_who_can_read_that(site, app):
+    for number in range(30):
+        take(app, "sync", f"{number}")
+    plain = site.get("api/locks", accept_encoding="identity")
+    small = site.get("api/locks", accept_encoding="gzip")
+    assert (plain.headers.get("content-encoding"), len(plain.json())) == (None, 30)
+    assert (small.headers["content-encoding"], len(small.json())) == ("gzip", 30)
+    assert len(next(messages(site, accept_encoding="identity"))["rows"]) == 30
+    assert len(next(messages(site, accept_encoding="gzip"))["rows"]) == 30
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /api/locks HTTP/1.1\r\nHost: loc"])
+def test_a_connection_that_asks_for_nothing_is_closed(app, monkeypatch, sent):
+    monkeypatch.setattr(serve, "SILENT", 0.4)
+    with Site(app) as site:
+        told = messages(site)
+        next(told)
+        port = int(site.address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as idle:
+            idle.sendall(sent)
+            assert idle.recv(1) == b"", "it is closed"
+        assert next(told), "one that is served is not"
+        told.close()
+
+
+# -- within a project -------------------------------------------------------------------------
+
+
+def test_it_can_be_mounted_in_another_app(app):
+    made, _ = take(app, "sync", "x")
+    project = Starlette(routes=[Mount("/ops/locks", asgi_app(app, every=0.1))])
+
+    async def ask():
+        transport = httpx.ASGITransport(app=project)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return [
+                await http.get("/ops/locks", follow_redirects=True),
+                await http.get("/ops/locks/static/page.css"),
+                await http.get("/ops/locks/api/locks"),
+                await http.get("/ops/locks/", headers={"host": "evil.example"}),
+            ]
+
+    page, style, locks, refused = asyncio.run(ask())
+    assert [each.status_code for each in (page, style, locks, refused)] == [200, 200, 200, 400]
+    assert str(page.url).endswith("/ops/locks/"), "or what it loads would not be found"
+    assert [each["key"] for each in locks.json()] == [made.keys.lock]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"allow_break": True}, "needs a token"),
+        ({"allow_break": True, "token": "short"}, "at least 16 characters"),
+        ({"allow_break": True, "token": "with a space in it"}, "none a space"),
+        ({"allowed_hosts": "localhost"}, "a list of names"),
+        ({"allowed_hosts": ["http://x"]}, "a name or an address"),
+        ({"every": 0}, "above 0"),
+    ],
+)
+def test_a_wrong_option_is_an_error(app, options, said):
+    with pytest.raises(ConfigError, match=said):
+        asgi_app(app, **options)
+
+
+def test_the_command_prints_where_it_is_and_a_token_that_it_made(redis_server, tmp_path, label):
+    (tmp_path / "served.py").write_text(
+        "from celery import Celery\n"
+        f"app = Celery('served', broker='memory://')\n"
+        f"app.conf.redislock_url = {redis_server.url!r}\napp.conf.redislock_prefix = {label!r}\n"
+    )
+    command = "from celery.bin.celery import main; main()"
+    arguments = ("-A", "served", "redislock", "web", "--port", "0", "--allow-break")
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, *arguments],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        where, token = process.stdout.readline(), process.stdout.readline()
+        url = where.removeprefix("The locks are at ").strip()
+        assert url.startswith("http://127.0.0.1:")
+        said = token.removeprefix("Token for breaking locks: ").strip()
+        assert len(said) >= 32
+
+        def answer():
+            try:
+                return httpx.get(f"{url}api/locks")
+            except httpx.TransportError:
+                return None
+
+        assert eventually(answer, "it answers").json() == []
+        order = {"key": "x", "holder": "x"}
+        assert httpx.post(f"{url}api/locks/break", json=order).status_code == 401
+        allowed = httpx.post(f"{url}api/locks/break", json=order, headers=bearer(said))
+        assert allowed.status_code == 404
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=20)
+    (told,) = errors.splitlines()[1:]  # after where the locks are; and it ends without a word
+    assert told == "redislock: the page refused an order from 127.0.0.1: wrong token"
+
+
+def test_a_port_that_is_taken_is_an_error_in_one_line(app):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = run(app, "web", "--port", str(taken.getsockname()[1]))
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: cannot listen at 127.0.0.1:")
+    result = run(app, "web", "--allow-break", "--token", "short")
+    assert result.exit_code == 1
+    assert "at least 16 characters" in result.output

@@ -1,0 +1,251 @@
+"""Keys of every kind on real workers: of headers, of injected arguments, of text that is none."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import signal
+
+import pytest
+from celery import Celery
+from celery.exceptions import WorkerLostError
+
+from celery_redislock import SingletonTask, TaskSkipped
+from celery_redislock.protocol.keys import LONGEST_NAME, lock_keys
+from tests.behaviour.apps.keyed import TASKS, job
+from tests.behaviour.looking import Room, starts
+from tests.support.waiting import eventually
+from tests.support.workers import make_app
+
+QUEUE = "keyed"
+APP = "tests.behaviour.apps.keyed"
+LONE = "\ud800"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(start_module_worker):
+    return start_module_worker(app=APP, queues=QUEUE, concurrency=4)
+
+
+@pytest.fixture
+def hold(send, journal, label):
+    """Starts a run that goes on until the test's end, or until it is let go."""
+    held = []
+
+    def hold(name, *more, **options):
+        held.append(send(name, label, "stand", *more, **options))
+        eventually(lambda: starts(journal, label, held[-1].id), "it holds")
+        return held[-1]
+
+    yield hold
+    for each in held:
+        journal.let_go(each.id)
+        each.get(timeout=20)
+
+
+def tenants(journal, label):
+    """Whose runs began, in order."""
+    return [entry.data[0] for entry in journal.read(label, "tenant")]
+
+
+# -- headers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["skips", "in_text"])
+def test_another_tenants_task_runs_and_the_same_tenants_is_a_duplicate(send, hold, label, name):
+    hold(name, headers={"tenant": "a"})
+    assert send(name, label, headers={"tenant": "b"}).get(timeout=20) == label
+    with pytest.raises(TaskSkipped):
+        send(name, label, headers={"tenant": "a"}).get(timeout=20)
+
+
+def test_a_message_without_the_header_has_a_key_of_its_own_or_does_not_fit(send, hold, label):
+    hold("skips")
+    assert send("skips", label, headers={"tenant": "None"}).get(timeout=20) == label
+    with pytest.raises(TaskSkipped):
+        send("skips", label).get(timeout=20)
+    with pytest.raises(ValueError, match="does not fit this call"):
+        send("in_text", label).get(timeout=20)
+    with pytest.raises(TypeError, match="lock_headers names 'tenant', whose value is a list"):
+        send("skips", label, headers={"tenant": ["a"]}).get(timeout=20)
+
+
+@pytest.mark.parametrize("name", ["queues", "defers"])
+def test_a_message_that_is_published_again_has_the_same_key(send, hold, label, journal, name):
+    first = hold(name, headers={"tenant": "a"})
+    second = send(name, label, headers={"tenant": "a", "more": 1})
+    assert send(name, label, headers={"tenant": "b"}).get(timeout=20) == label
+    journal.let_go(first.id)
+    assert second.get(timeout=20) == label
+    assert tenants(journal, label) == ["a", "b", "a"]
+    keys = [entry.data[1] for entry in journal.read(label, "tenant")]
+    assert keys[0] == keys[2] != keys[1]
+    assert len(journal.overlaps(label)) == 1, "only another tenant's ran at the same time"
+
+
+def test_the_lock_is_kept_for_a_retry(send, label, journal):
+    first = send("holds", label, "retry", headers={"tenant": "a"})
+    eventually(lambda: journal.count(label, "end"), "it waits for its retry")
+    with pytest.raises(TaskSkipped):
+        send("holds", label, headers={"tenant": "a"}).get(timeout=20)
+    assert send("holds", label, headers={"tenant": "b"}).get(timeout=20) == label
+    assert first.get(timeout=20) == label
+    assert tenants(journal, label)[0] == tenants(journal, label)[-1] == "a"
+
+
+def test_the_main_process_frees_the_lock_of_a_child_that_was_killed(send, label, journal, client):
+    killed = send("skips", label, "stand", headers={"tenant": "a"})
+    start = eventually(lambda: journal.read(label, "start"), "it runs")[0]
+    (_, key) = journal.read(label, "tenant")[0].data
+    assert client.exists(key)
+    os.kill(start.pid, signal.SIGKILL)
+    eventually(lambda: not client.exists(key), "the lock is free", timeout=4)
+    with pytest.raises(WorkerLostError):
+        killed.get(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def is_unique(conf):
+    """The task in an app that sends it, and knows its code."""
+    app = Celery("keyed", set_as_current=False)
+    app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
+    options = {"lock_ttl": 6, **TASKS["is_unique"], "name": "is_unique", "base": SingletonTask}
+    yield app.task(shared=False, bind=True, **options)(job)
+    gc.collect()  # results that nobody asked for, while there is a server
+    app.close()
+
+
+def test_a_sender_reserves_the_lock_of_its_tenant(is_unique, label, journal):
+    def send(tenant, *more):
+        return is_unique.apply_async((label, *more), queue=QUEUE, headers={"tenant": tenant})
+
+    first = send("a", "stand")
+    assert send("a").id == first.id
+    assert send("b").get(timeout=20) == label
+    eventually(lambda: starts(journal, label, first.id), "it runs")
+    of_a = is_unique.with_headers({"tenant": "a"})
+    assert of_a.lock_holder(label).task_id == first.id
+    assert not of_a.lock_holder(label).queued
+    assert is_unique.lock_holder(label) is None
+    assert send(None).get(timeout=20) == label
+    with pytest.raises(TypeError, match=r"is_unique: lock_headers names 'tenant', which this call"):
+        is_unique.delay(label)
+    journal.let_go(first.id)
+    assert first.get(timeout=20) == label
+    eventually(lambda: of_a.lock_holder(label) is None, "the lock is free")
+    assert not of_a.break_lock(label)
+
+
+# -- arguments that others give and take ------------------------------------------------------
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"trace": "t"}])
+@pytest.mark.parametrize("name", ["receives_any", "receives_list", "receives_text"])
+def test_a_receiver_of_task_prerun_gives_and_takes_arguments_as_without_a_lock(
+    sender, label, name, kwargs
+):
+    result = sender.send_task(name, (label,), kwargs, queue=QUEUE)
+    assert result.get(timeout=20) == "a session"
+
+
+@pytest.mark.parametrize("name", ["receives_any", "receives_list", "receives_text"])
+def test_a_decorator_gives_an_argument(send, label, name):
+    assert send(f"decorated_{name}", label).get(timeout=20) == "a session"
+
+
+@pytest.mark.parametrize("name", ["skips", "receives_any", "receives_list", "receives_text"])
+def test_arguments_that_do_not_fit_fail_as_without_a_lock(send, name):
+    with pytest.raises(TypeError, match=r"missing .* required positional argument"):
+        send(name).get(timeout=20)
+    with pytest.raises(TypeError, match=r"takes .* positional arguments|got multiple values"):
+        send(name, *range(9)).get(timeout=20)
+
+
+# -- text that is none, or too much of it -----------------------------------------------------
+
+
+@pytest.fixture
+def send_blindly(conf, queue):
+    """Sends without a result backend: Celery's cannot name a result by half a surrogate pair."""
+    with make_app({"broker_url": conf["broker_url"]}) as app:
+        yield functools.partial(app.send_task, ignore_result=True)
+
+
+@pytest.fixture
+def solo(start_worker, queue):
+    return start_worker("-P", "solo", app=APP, queues=queue)
+
+
+def test_half_a_surrogate_pair_is_a_name_like_any_other(solo, sender, label, queue, journal):
+    for name in ("by_text", "waits", "parks"):
+        for text in (LONE, "x", LONE):
+            sender.send_task(name, (label, 0.0, text), queue=queue)
+    eventually(lambda: journal.count(label, "end") == 9, "all have run")
+    keys = [entry.data[1] for entry in journal.read(label, "tenant")]
+    assert set(keys) == {
+        lock_keys("redislock", f"text:{label}:{text}").lock for text in (LONE, "x")
+    }
+    assert "Unrecoverable" not in solo.log()
+
+
+@pytest.mark.parametrize("name", ["by_text", "waits", "parks"])
+def test_half_a_surrogate_pair_in_an_id_is_an_id_like_any_other(
+    solo, send_blindly, label, queue, journal, name
+):
+    for number in range(2):
+        told = {"task_id": f"{label}{number}{LONE}", "headers": {LONE: LONE}}
+        send_blindly(name, (label,), queue=queue, **told)
+    send_blindly(name, (label,), queue=queue)
+    eventually(lambda: journal.count(label, "end") == 3, "all have run")
+    assert "Unrecoverable" not in solo.log()
+    assert "UnicodeEncodeError" not in solo.log()
+
+
+def test_a_duplicate_with_half_a_surrogate_pair_waits_its_turn(
+    send, send_blindly, label, journal, client
+):
+    first = send("parks", label, "stand", LONE)
+    eventually(lambda: starts(journal, label, first.id), "it runs")
+    for number in range(2):
+        send_blindly("parks", (label, 0.0, LONE), queue=QUEUE, task_id=f"{label}{number}{LONE}")
+    room = Room(client, lock_keys("redislock", f"text:{label}:{LONE}").lock)
+    eventually(lambda: len(room.ids()) == 2, "both wait")
+    journal.let_go(first.id)
+    eventually(lambda: journal.count(label, "end") == 3, "all have run")
+    assert journal.overlaps(label) == []
+
+
+def test_a_long_name_costs_little_and_excludes_as_any_other(send, worker, label, journal, client):
+    text = "x" * 1_000_000
+    first = send("parks", label, "stand", text)
+    eventually(lambda: starts(journal, label, first.id), "it runs")
+    second = send("parks", label, 0.0, text)
+    other = send("parks", label, 0.0, f"{text}y")
+    eventually(lambda: starts(journal, label, other.id), "another text's runs")
+    keys = {entry.data[1] for entry in journal.read(label, "tenant")}
+    assert len(keys) == 2
+    assert max(map(len, keys)) < LONGEST_NAME + 30
+    journal.let_go(first.id)
+    eventually(lambda: starts(journal, label, second.id), "it has its turn")
+    ours = [line for line in worker.log().splitlines() if "redislock: " in line]
+    assert max(map(len, ours)) < 3000
+
+
+def test_a_header_is_the_same_at_the_sender_and_behind_rabbitmq(
+    start_worker, rabbitmq, conf, queue, label, journal
+):
+    conf = {**conf, "broker_url": rabbitmq.url}
+    start_worker("-P", "solo", app=APP, queues=queue, conf=conf)
+    with Celery("keyed", set_as_current=False) as app:
+        app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
+        options = {"lock_ttl": 6, **TASKS["is_unique"], "name": "is_unique"}
+        task = app.task(shared=False, bind=True, base=SingletonTask, **options)(job)
+        tenants = ("größer", 5, 2.5, True, None)
+        for tenant in tenants:
+            result = task.apply_async((label,), queue=queue, headers={"tenant": tenant})
+            assert result.get(timeout=20) == label
+        keys = [entry.data[1] for entry in journal.read(label, "tenant")]
+        known = [task.with_headers({"tenant": each}).lock_key_for(label) for each in tenants]
+        assert keys == known
+        assert len({*keys}) == 5

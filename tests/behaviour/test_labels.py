@@ -1,0 +1,135 @@
+"""`lock_label`: what a lock is called for people, wherever its key is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from celery_redislock import LockConflict, TaskSkipped
+from celery_redislock.protocol.holders import Holder
+from tests.behaviour.looking import listed, starts
+from tests.support.waiting import eventually
+
+QUEUE = "labelled"
+APP = "tests.behaviour.apps.labelled"
+
+
+@pytest.fixture(scope="module")
+def worker_conf(conf):
+    return {"redislock_tasks": {"plain": {"lock_key": ["label"], "lock_label": "their {label}"}}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker(start_module_worker, worker_conf):
+    return start_module_worker(app=APP, queues=QUEUE, concurrency=3, conf=worker_conf)
+
+
+@pytest.fixture
+def hold(send, journal, label):
+    """Starts a run that holds the label's lock until the test's end."""
+    held = []
+
+    def hold(name):
+        held.append(send(name, label, "stand"))
+        eventually(lambda: starts(journal, label, held[-1].id), "it holds")
+        return held[-1]
+
+    yield hold
+    for each in held:
+        journal.let_go(each.id)
+        each.get(timeout=20)
+
+
+@pytest.fixture
+def record_of(client, locks_of):
+    """What a task's lock says."""
+
+    def record_of(task_id):
+        (key,) = locks_of(task_id)
+        return json.loads(client.get(key))
+
+    return record_of
+
+
+def said(worker, result):
+    """The line about the end of this task's conflict."""
+    pattern = rf"redislock: \w+\[{result.id}\] .*$"
+    found = eventually(lambda: re.findall(pattern, worker.log(), re.M), "it is said")
+    (line,) = found
+    return line
+
+
+def test_the_holder_the_body_the_errors_and_the_log_have_it(
+    worker, hold, send, record_of, journal, label
+):
+    order = f"order {label}\\n"
+    holder = hold("skips")
+    assert record_of(holder.id)["label"] == order
+    (entry,) = journal.read(label, "label")
+    assert entry.data == [order, order]
+    with pytest.raises(TaskSkipped) as caught:
+        (duplicate := send("skips", label)).get(timeout=20)
+    assert caught.value.holder.label == order
+    assert f"skips[{holder.id}] ({order}) on " in str(caught.value)
+    line = said(worker, duplicate)
+    assert line.startswith(f"redislock: skips[{duplicate.id}] ({order}) skipped: ")
+    assert f"is held by skips[{holder.id}] ({order}) on {worker.node}" in line
+
+
+def test_a_refused_one_has_it(hold, send, label):
+    hold("raises")
+    with pytest.raises(LockConflict) as caught:
+        send("raises", label).get(timeout=20)
+    assert caught.value.holder.label == f"order {label}\\n"
+
+
+def test_one_that_waits_has_it_and_so_has_the_list(conf, redis_server, hold, send, client, label):
+    hold("queues")
+    waits = send("queues", label)
+    order = f"order {label}\\n"
+
+    def rows():
+        found = listed(APP, {**conf, "redislock_url": f"{redis_server.url}/0"})
+        return [each for each in found if each["label"] == order and each["waiting"]]
+
+    (row,) = eventually(rows, "it waits")
+    assert row["task"] == "queues"
+    head, _, name = row["key"].partition(":lock:")
+    entry = client.hget(f"{head}:entries:{name}", f"{waits.id}:0.0")
+    body = json.loads(json.loads(entry.split("|", 2)[2])["body"])
+    assert body[2]["headers"]["redislock"]["label"] == order
+
+
+def test_a_label_that_does_not_fit_fails_nothing(worker, hold, send, record_of, label):
+    holder = hold("does_not_fit")
+    assert "label" not in record_of(holder.id)
+    for _ in range(2):
+        with pytest.raises(TaskSkipped):
+            send("does_not_fit", label).get(timeout=20)
+    warned = re.findall(r"WARNING/(\S+)\] .*does_not_fit: lock_label=", worker.log())
+    assert warned
+    assert len(warned) == len(set(warned)), "once in each process"
+
+
+def test_a_task_of_others_has_it_and_one_without_the_option_has_none(hold, record_of, label):
+    assert record_of(hold("plain").id)["label"] == f"their {label}"
+    record = record_of(hold("has_none").id)
+    assert "label" not in record
+    assert Holder.from_dict(record).label is None
+
+
+def test_a_reservation_has_it(conf, client, label):
+    """Where a task is sent, the lock is taken by who sends it."""
+    from tests.behaviour.apps.labelled import app
+
+    app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
+    task = app.tasks["is_unique"]
+    first = task.apply_async((label,), countdown=60, queue="nobody")
+    try:
+        holder = task.lock_holder(label)
+        assert (holder.task_id, holder.queued) == (first.id, True)
+        assert holder.label == f"order {label}\\n"
+    finally:
+        task.break_lock(label)

@@ -1,0 +1,149 @@
+"""States of a lock, as each tool shows them: a run goes on without it, a call waits for quiet."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from celery import Celery
+
+from celery_redislock.operations import break_locks
+from tests.behaviour.looking import starts
+from tests.support.looking import run
+from tests.support.waiting import eventually
+
+pytest.importorskip("prometheus_client")
+
+from prometheus_client import CollectorRegistry
+
+from celery_redislock.prometheus import Collector
+
+WITHOUT = "without its lock"
+
+
+class Tools:
+    """What the tools say of an app's locks."""
+
+    def __init__(self, app: Celery) -> None:
+        self.app = app
+
+    def rows(self, *filters: str) -> dict[str, str]:
+        """The states in `list`, by the tasks' ids."""
+        rows = json.loads(run(self.app, "list", "--json", *filters).stdout)
+        return {row["task_id"]: row["state"] for row in rows}
+
+    def shown(self, *words: str) -> list[str]:
+        """The states in `show`."""
+        return [
+            row["state"]
+            for row in json.loads(run(self.app, "show", "--json", *words).stdout)["locks"]
+        ]
+
+    def doctor(self, *options: str) -> tuple[int, list[str]]:
+        """The exit status of `doctor`, and the errors that it finds."""
+        done = run(self.app, "doctor", "--json", *options)
+        found = json.loads(done.stdout)
+        return done.exit_code, [each["what"] for each in found if each["level"] == "error"]
+
+    def value(self, name: str, task: str, **labels: str) -> float:
+        """What the exporter has of a task; 0 if it has nothing."""
+        registry = CollectorRegistry()
+        registry.register(Collector(self.app, every=0.1))
+        return registry.get_sample_value(f"redislock_{name}", {"task": task, **labels}) or 0.0
+
+    def count(self, task: str) -> float:
+        """How many runs of the task go on without their lock, as the exporter says."""
+        count = self.value("runs_without_lock", task)
+        assert self.value("locks", task, state=WITHOUT) == count
+        return count
+
+
+@pytest.fixture
+def tools(tasks):
+    return Tools(tasks["job"].app)
+
+
+def test_a_call_that_waits_for_quiet_is_shown_as_that_and_alarms_nobody(
+    start_house, tools, sender, room, tasks, label, queue
+):
+    start_house(concurrency=1)
+    result = sender.send_task("settles", [label, 0.0], queue=queue)
+    eventually(lambda: room(tasks["settles"], label).ids() == [result.id], "it waits")
+    (row,) = json.loads(run(tools.app, "list", "--json").stdout)
+    assert (row["task"], row["state"], row["waiting"]) == ("settles", "waits for quiet", 1)
+    assert 0 < row["due_in"] <= 60
+    for command in (["list"], ["watch", "--times", "1"], ["explain", "settles", label, "0.0"]):
+        assert "waits for quiet, " in " ".join(run(tools.app, *command).output.split()), command
+    assert tools.value("locks", "settles", state="waits for quiet") == 1
+    assert tools.value("locks", "settles", state="free") == 0, "the alert is for this"
+    assert tools.value("oldest_waiter_seconds", "settles") == 0, "it waits for no lock"
+    assert tools.value("room_tasks", "settles") == 1
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_two_runs_that_lost_their_lock_are_seen_until_they_end(
+    start_house, tools, sender, hold, journal, label, queue, pool
+):
+    start_house(pool=pool, concurrency=3)
+    first = hold("quick_job")
+    assert tools.rows() == {first.id: "held"}
+    assert tools.count("quick_job") == 0, "the series is there before the first"
+    assert [each.state for each in break_locks(tools.app, task="quick_job")] == ["held"]
+    eventually(lambda: tools.rows().get(first.id) == WITHOUT, "it tells that it goes on")
+    second = hold("quick_job")
+
+    assert tools.rows() == {first.id: WITHOUT, second.id: "held"}
+    assert tools.rows("--state", WITHOUT) == {first.id: WITHOUT}
+    assert tools.rows("--state", "held", "--state", "free") == {second.id: "held"}
+    assert tools.shown("quick_job", label) == ["held", WITHOUT]
+    assert tools.count("quick_job") == 1
+    for options in ((), ("--workers",)):
+        status, (error,) = tools.doctor(*options)
+        assert status == 1
+        assert first.id in error
+        assert second.id in error, "the finding names both"
+
+    assert len(break_locks(tools.app, task="*")) == 1, "the one that goes on has none to break"
+    eventually(lambda: tools.rows() == {first.id: WITHOUT, second.id: WITHOUT}, "both go on")
+    assert tools.count("quick_job") == 2
+    status, errors = tools.doctor("--workers")
+    assert (status, len(errors)) == (1, 2)
+    assert all(first.id in error and second.id in error for error in errors)
+
+    for result in (first, second):
+        journal.let_go(result.id)
+        assert result.get(timeout=20) == label
+    eventually(lambda: not tools.rows(), "both have ended")
+    assert tools.count("quick_job") == 0
+    assert tools.doctor("--workers")[1] == []
+
+
+def test_a_run_whose_process_dies_is_soon_forgotten(start_house, tools, hold, journal, label):
+    start_house(concurrency=2)
+    first = hold("quick_job")
+    break_locks(tools.app, task="quick_job")
+    eventually(lambda: tools.rows() == {first.id: WITHOUT}, "it goes on")
+    (entry,) = journal.read(label, "start")
+    os.kill(entry.pid, signal.SIGKILL)
+    eventually(lambda: not tools.rows(), "nobody writes its mark anew", 60)
+
+
+def test_a_run_that_stood_still_for_too_long_is_seen(
+    start_house, tools, sender, hold, journal, label, queue
+):
+    one = start_house(concurrency=1)
+    first = hold("quick_job")
+    os.killpg(one.pid, signal.SIGSTOP)
+    try:
+        eventually(lambda: tools.rows().get(first.id) != "held", "its lock lapses")
+        start_house(queues=f"{queue}-two", concurrency=1)
+        second = hold("quick_job", queue=f"{queue}-two")
+    finally:
+        os.killpg(one.pid, signal.SIGCONT)
+    eventually(lambda: tools.rows() == {first.id: WITHOUT, second.id: "held"}, "it knows it")
+    assert starts(journal, label, first.id) == 1
+    for result in (first, second):
+        journal.let_go(result.id)
+    eventually(lambda: not tools.rows(), "both have ended")

@@ -1,0 +1,171 @@
+"""A worker of this release beside a worker of a newer one, whose formats this one cannot read."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_redislock import LockConflict, RedisLock
+from tests.behaviour.apps.every_policy import OPTIONS
+from tests.support.waiting import eventually, never
+from tests.support.workers import ROOT
+
+APP = "tests.behaviour.apps.every_policy"
+#: The tasks whose calls all run, whatever they meet.
+ALL_RUN = ("defer", "wait", "queue")
+#: Those that may run beside each other: they take no lock as they run.
+UNLOCKED = ("queued",)
+
+
+@pytest.fixture(scope="module")
+def newer_release(tmp_path_factory) -> Path:
+    """A folder with a copy of this package whose formats all have the next version, and fields more
+    than this one.
+    """
+    folder = tmp_path_factory.mktemp("newer-release")
+    package = shutil.copytree(ROOT / "celery_redislock", folder / "celery_redislock")
+    changes = [
+        (
+            "*.py",
+            r"^VERSION: Final = (\d+)$",
+            lambda found: f"VERSION: Final = {int(found[1]) + 1}",
+        ),
+        ("*.lua", r"^local VERSION = (\d+)$", lambda found: f"local VERSION = {int(found[1]) + 1}"),
+        ("delivery.py", r'"v": VERSION,', lambda found: f'{found[0]} "of_tomorrow": [1],'),
+        (
+            "entries.py",
+            r"self\._asdict\(\)",
+            lambda found: f'{{**{found[0]}, "v": VERSION, "of_tomorrow": [1]}}',
+        ),
+        ("holders.py", r'value \+ "}"', lambda found: """value + ',"of_tomorrow":[1]}'"""),
+    ]
+    for names, pattern, change in changes:
+        changed = 0
+        for path in package.rglob(names):
+            text, times = re.subn(pattern, change, path.read_text(), flags=re.M)
+            path.write_text(text)
+            changed += times
+        assert changed, f"{pattern} is nowhere in {names}"
+    return folder
+
+
+@pytest.fixture
+def start(start_worker, queue, newer_release):
+    """Starts a worker of one of the releases, for this test's queue."""
+
+    def start(release, **options):
+        package = newer_release if release == "newer" else None
+        options = {"app": APP, "queues": queue, "concurrency": 4, **options}
+        return start_worker(package=package, **options)
+
+    return start
+
+
+@pytest.fixture
+def send(sender, queue, journal):
+    """Sends a task as the release of the worker does that has this queue. Returns its result."""
+
+    def send(name, label, how=0.1):
+        arguments = (name, label, how, queue)
+        return sender.AsyncResult(
+            sender.send_task(f"{APP}.send", arguments, queue=queue).get(timeout=60)
+        )
+
+    return send
+
+
+def told_by(worker):
+    """The lines in which it warns of what a newer release wrote."""
+    return [line for line in worker.log().splitlines() if "newer celery-redislock wrote" in line]
+
+
+@pytest.mark.timeout(240)
+def test_beside_a_newer_release_every_task_ends_as_its_policy_says(start, send, journal, label):
+    older, newer = start("older"), start("newer")
+    sent = {name: [send(name, f"{label}-{name}", 0.3) for _ in range(6)] for name in OPTIONS}
+
+    def open_ones():
+        return [name for name, these in sent.items() for each in these if not each.ready()]
+
+    eventually(lambda: not open_ones(), "all have ended", 150)
+    from_both = {
+        each.data["from"] for name in OPTIONS for each in journal.read(f"{label}-{name}", "sent")
+    }
+    assert len(from_both) == 2, "each release has sent some"
+    for name, these in sent.items():
+        for each in these:
+            errors = (LockConflict,) if name == "raise" else (TaskRevokedError,)
+            assert each.state == "SUCCESS" or isinstance(each.result, errors), (name, each.result)
+        ids = [each.task_id for each in journal.read(f"{label}-{name}", "start")]
+        assert len(ids) == len(set(ids)), f"{name}: one ran twice"
+        if name in ALL_RUN:
+            assert set(ids) == {each.id for each in these}
+        if name not in UNLOCKED:
+            assert journal.overlaps(f"{label}-{name}") == [], name
+    for each in (older, newer):
+        assert "Traceback" not in each.log()
+    assert not told_by(newer)
+
+
+@pytest.mark.parametrize("name", ["queue", "queued"])
+def test_a_message_that_only_a_newer_release_reads_waits_for_it(
+    start, sender, journal, label, queue, name
+):
+    older = start("older")
+    header = {"v": 3, "kept": ["1|x", "y"], "of_tomorrow": [1]}
+    options = {"queue": queue, "headers": {"redislock": header, "mine": "kept"}, "priority": 3}
+    results = [sender.send_task(name, (f"{label}{n}",), retries=1, **options) for n in range(3)]
+    back = "goes back to its queue"
+    eventually(lambda: older.log().count(back) > 6, "each went back more than once")
+    assert {each.state for each in results} == {"PENDING"}
+    processes = {line.partition(": WARNING/")[2].partition("]")[0] for line in told_by(older)}
+    assert 1 <= len(told_by(older)) == len(processes), "each process says it once"
+    start("newer")
+    assert [each.get(timeout=60) for each in results] == [f"{label}{n}" for n in range(3)]
+    assert all(journal.read(f"{label}{n}", "start")[0].retries == 1 for n in range(3))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["queue", "coalesce_result", "debounce", "replace"])
+def test_an_entry_that_only_a_newer_release_reads_stays_in_the_room(
+    start, send, conf, label, journal, name
+):
+    newer = start("newer")
+    with RedisLock(conf["redislock_url"], f"{name}:{label}", ttl=60) as lock:
+        waits = [send(name, label) for _ in range(3)]
+        met = re.compile(
+            r"\[([\w-]+)\] (?:queued|coalesced|debounced|replacing|replaced|is debounced)"
+        )
+        eventually(lambda: {each.id for each in waits} <= {*met.findall(newer.log())}, "parked")
+        if name != "queue":
+            # Two are replaced; their messages must not be with the worker that is killed.
+            eventually(lambda: sum(each.ready() for each in waits) == 2, "the others have ended")
+        newer.kill()
+        older = start("older")
+        lock.release()
+    never(lambda: any(each.state == "FAILURE" for each in waits), "one fails", 6)
+    assert journal.count(label, "start") == 0
+    assert told_by(older)
+    start("newer")
+    eventually(lambda: all(each.ready() for each in waits), "they have ended", 90)
+    results = [each.result for each in waits]
+    assert results.count(label) == (3 if name == "queue" else 1), results
+
+
+def test_what_meets_a_lock_of_a_newer_release_is_not_skipped(
+    start, sender, send, journal, label, queue
+):
+    """It may be another copy of the very task that has the lock."""
+    start("newer")
+    holder = send("skip", label, "stand")
+    journal.await_start(label, holder.id)
+    older = start("older", queues=f"{queue}-older")
+    waits = sender.send_task("skip", (label,), queue=f"{queue}-older")
+    eventually(lambda: f"{waits.id}] deferred" in older.log(), "it is put off")
+    journal.let_go(holder.id)
+    assert holder.get(timeout=20) == waits.get(timeout=60) == label
+    assert journal.overlaps(label) == []

@@ -1,0 +1,65 @@
+"""A room in which several times, or several slots, come together."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_redislock import TaskSkipped
+from tests.behaviour.looking import received, starts
+from tests.support.waiting import eventually
+
+
+def test_max_wait_ends_also_what_waits_behind_another(
+    start_house, sender, tasks, room, hold, journal, label, queue
+):
+    start_house(concurrency=2)
+    here = room(tasks["queues"], label)
+    holder = hold("queues")
+    patient = sender.send_task("queues", [label, 0.1], queue=queue)
+    eventually(lambda: here.ids() == [patient.id], "the first waits")
+    brief = sender.send_task("queues_briefly", [label, 0.1], queue=queue)
+    eventually(lambda: brief.id in here.ids(), "the second waits")
+    # 2 s, and 5 s in which somebody notices; the rest is for a busy machine.
+    eventually(brief.ready, "it has waited long enough", 10)
+    with pytest.raises(TaskSkipped):
+        brief.get()
+    assert brief.state == "REVOKED"
+    assert here.ids() == [patient.id]
+    assert tasks["queues"].lock_holder(label).task_id == holder.id
+    journal.let_go(holder.id)
+    assert patient.get(timeout=20) == label
+    eventually(here.is_empty, "the room is empty")
+    assert starts(journal, label, brief.id) == 0
+
+
+def test_many_that_have_waited_long_enough_give_up_together(
+    start_house, sender, tasks, room, hold, journal, label, queue
+):
+    start_house(concurrency=2)
+    here = room(tasks["queues"], label)
+    holder = hold("queues")
+    many = [sender.send_task("queues_briefly", [label, 0.1], queue=queue) for _ in range(30)]
+    eventually(lambda: all(each.ready() for each in many), "none of them waits", 30)
+    assert {each.state for each in many} == {"REVOKED"}
+    eventually(here.is_empty, "the room is empty")
+    journal.let_go(holder.id)
+
+
+def test_two_releases_at_once_publish_each_waiting_task_once(
+    start_house, sender, tasks, room, hold, journal, label, queue
+):
+    worker = start_house("--prefetch-multiplier", "4", concurrency=4)
+    here = room(tasks["two_queue"], label)
+    holders = [hold("two_queue") for _ in range(2)]
+    waiting = [sender.send_task("two_queue", [label, 0.0], queue=queue) for _ in range(60)]
+    eventually(lambda: len(here.ids()) == len(waiting), "all wait")
+    for holder in holders:
+        journal.let_go(holder.id)
+    for result in waiting:
+        assert result.get(timeout=60) == label
+    eventually(here.is_empty, "the room is empty")
+    assert {starts(journal, label, each.id) for each in waiting} == {1}
+    # As it was sent, and when its turn came.
+    more = {each.id: count for each in waiting if (count := received(worker.log(), each.id)) != 2}
+    assert more == {}, "published another number of times than once"
+    assert "already done" not in worker.log()

@@ -1,0 +1,126 @@
+"""A turn was offered, and nobody takes it: its message is lost, or waits, or somebody else ran it.
+
+The holder, and who looks after the room, are on a worker of another queue.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from celery_redislock import TaskSkipped
+from tests.behaviour.looking import received, starts
+from tests.support.waiting import eventually, never
+
+NO_PLUGINS = Path(__file__).parent / "apps/no_plugins"
+
+
+@pytest.fixture
+def offered(start_house, sender, tasks, room, hold, journal, label, queue, broker):
+    """A task whose turn was offered while no worker consumes its queue, and its room."""
+    start_house(queues=f"{queue}-other")
+    own = start_house(concurrency=1)
+    holder = hold("quick_job", queue=f"{queue}-other")
+    result = sender.send_task("quick_job", [label, 0.1], queue=queue)
+    here = room(tasks["quick_job"], label)
+    eventually(lambda: here.ids() == [result.id], "it waits")
+    own.signal(signal.SIGTERM)
+    own.wait(60)
+    journal.let_go(holder.id)
+    eventually(lambda: broker.llen(queue), "its message is in the queue")
+    return result, here
+
+
+@pytest.fixture
+def broker(redis_server):
+    """The broker's own database."""
+    with redis_server.client(db=1) as client:
+        yield client
+
+
+@pytest.mark.timeout(240)
+def test_a_message_that_the_broker_lost_is_offered_again(
+    offered, start_house, broker, journal, label, queue
+):
+    result, here = offered
+    assert result.id in broker.lpop(queue)
+    eventually(lambda: broker.llen(queue), "it is offered again", 60)
+    start_house()
+    assert result.get(timeout=30) == label
+    eventually(here.is_empty, "the room is empty")
+    never(lambda: starts(journal, label, result.id) > 1, "it ran again", 6)
+
+
+def test_a_message_that_waits_in_a_long_queue_runs_once(
+    offered, start_house, sender, journal, label, queue
+):
+    result, here = offered
+    never(lambda: starts(journal, label, result.id), "somebody ran it", 20)
+    worker = start_house()
+    assert result.get(timeout=30) == label
+    eventually(here.is_empty, "the room is empty")
+    fresh = sender.send_task("quick_job", [label, 0.1], queue=queue)
+    assert fresh.get(timeout=20) == label
+    never(lambda: starts(journal, label, result.id) > 1, "a copy of it ran", 6)
+    assert "no worker has taken" not in worker.log()
+
+
+@pytest.fixture
+def unaware(start_worker, monkeypatch, queue):
+    """A worker that knows no lock. It consumes the queue when it is told to: while it starts, on a
+    busy machine, the turn could be offered twice, and it would run both messages.
+    """
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(NO_PLUGINS))
+        return start_worker(app="tests.behaviour.apps.plain", queues=f"{queue}-none")
+
+
+@pytest.mark.timeout(240)
+def test_what_a_worker_that_knows_no_lock_has_run_is_not_run_again(
+    unaware, offered, sender, journal, label, queue
+):
+    result, here = offered
+    sender.control.add_consumer(queue, destination=[unaware.node])
+    assert result.get(timeout=30) == label
+    (entry,) = journal.read(label, "unlocked")
+    assert entry.data is False, "celery_redislock was imported there after all"
+    never(lambda: starts(journal, label, result.id) > 1, "it ran again", 30)
+    eventually(here.is_empty, "the room is empty", 60)
+    fresh = sender.send_task("quick_job", [label, 0.1], queue=f"{queue}-other")
+    assert fresh.get(timeout=20) == label
+    assert starts(journal, label, result.id) == 1
+
+
+@pytest.mark.timeout(240)
+def test_a_message_that_died_with_its_worker_is_offered_again(
+    offered, start_house, sender, journal, label, queue
+):
+    result, here = offered
+    doomed = start_house(concurrency=1, queues=f"{queue}-busy")
+    busy = sender.send_task("quick_job", [f"{label}-busy", "stand"], queue=f"{queue}-busy")
+    eventually(lambda: starts(journal, f"{label}-busy", busy.id), "its slot is taken")
+    sender.control.add_consumer(queue, destination=[doomed.node])
+    eventually(lambda: received(doomed.log(), result.id), "it is prefetched")
+    never(lambda: starts(journal, label, result.id), "somebody ran it", 3)
+    doomed.signal(signal.SIGKILL)
+    doomed.wait(60)
+    start_house()
+    assert result.get(timeout=60) == label
+    eventually(here.is_empty, "the room is empty")
+
+
+def test_a_task_that_no_worker_takes_for_a_day_ends_with_an_error(
+    offered, lock_client, start_house, journal, label, queue
+):
+    """The day is over at once: its first publication is made a day older."""
+    result, here = offered
+    lock_client.zincrby(here.key.replace(":room:", ":sent:"), -86_400_000, f"{result.id}:0.0")
+    with pytest.raises(TaskSkipped):
+        result.get(timeout=30)
+    assert result.state == "REVOKED"
+    eventually(here.is_empty, "the room is empty")
+    worker = start_house()
+    eventually(lambda: received(worker.log(), result.id), "its message comes after all")
+    never(lambda: starts(journal, label, result.id), "it ran", 3)

@@ -1,0 +1,52 @@
+"""Tasks that hold their slot while they wait, beside tasks that wait in a room, on one lock."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_redislock import ConfigError
+from tests.behaviour.looking import received
+from tests.support.waiting import eventually
+
+
+@pytest.mark.parametrize(
+    ("parked", "others"),
+    [("queues_one", ["queues_one"] * 4), ("queues", ["waits"] * 3 + ["queues", "waits"])],
+    ids=["a-full-room-then-wait", "wait-and-queue-share-a-lock"],
+)
+def test_waiters_in_all_slots_do_not_stop_what_waits_in_the_room(
+    start_house, sender, tasks, room, hold, journal, label, queue, parked, others
+):
+    worker = start_house(concurrency=2)
+    holder = hold(parked)
+    first = sender.send_task(parked, [label, 0.1], queue=queue)
+    eventually(lambda: room(tasks[parked], label).ids() == [first.id], "it waits in the room")
+    waiting = [sender.send_task(name, [label, 0.1], queue=queue) for name in others]
+    eventually(lambda: received(worker.log(), waiting[0].id), "one waits in the other slot")
+    journal.let_go(holder.id)
+    results = [holder, first, *waiting]
+    eventually(lambda: all(each.ready() for each in results), "all of them have run", 60)
+    assert [each.state for each in results] == ["SUCCESS"] * len(results)
+    ran = [entry.task_id for entry in journal.read(label, "start")]
+    assert sorted(ran) == sorted(each.id for each in results), "each once"
+    assert journal.overlaps(label) == []
+
+
+def test_a_waiter_does_not_keep_its_slot_from_the_retry_that_has_the_lock(
+    start_house, sender, journal, label, queue
+):
+    start_house(concurrency=1)
+    results = [
+        sender.send_task("retries_and_waits", [label, how], queue=queue) for how in ("retry", 0.0)
+    ]
+    eventually(lambda: all(each.ready() for each in results), "both have run", 30)
+    ran = [entry.task_id for entry in journal.read(label, "start")]
+    assert ran == [results[0].id, results[0].id, results[1].id]
+
+
+def test_a_policy_that_ends_nothing_fails_its_task(start_house, sender, hold, label, queue):
+    start_house(concurrency=2)
+    hold("forgets")
+    result = sender.send_task("forgets", [label], queue=queue)
+    with pytest.raises(ConfigError, match=r"Forgetful.* did not end the conflict: its act"):
+        result.get(timeout=20)

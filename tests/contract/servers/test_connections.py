@@ -1,0 +1,556 @@
+"""Connections to lock servers of every kind: by URL, and like the client that a user has."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import ssl
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.backoff import ExponentialBackoff
+from redis.connection import Encoder, PythonRespSerializer
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from celery_redislock import AsyncRedisLock, ConfigError, LockUnavailable, RedisLock
+from celery_redislock.protocol import calls
+from celery_redislock.protocol.claims import EXTENDED, Acquired, Busy
+from celery_redislock.protocol.keys import lock_keys
+from celery_redislock.servers import connections
+from celery_redislock.servers.connections import PoolFactory, pools_like
+from celery_redislock.servers.node import Node
+from celery_redislock.servers.urls import source_from_url
+from tests.contract.servers.test_store import extended, extension, make_claim, outcomes, taken
+from tests.support.servers import (
+    RedisServer,
+    SentinelServer,
+    SentinelSet,
+    free_port,
+)
+from tests.support.tls import Certificate
+from tests.support.waiting import eventually
+
+
+def use(pools: PoolFactory, on: redis.Redis) -> None:
+    """Take a lock, keep it and give it back; `on` is another way to the same server."""
+    store = Node(pools)
+    try:
+        # The ttl sets the timeouts: with this one a late machine has a second to answer.
+        claim = make_claim(uuid.uuid4().hex, ttl=12)
+        reply = taken(store.run(calls.acquire(claim)))
+        assert on.exists(claim.keys.lock)
+        assert isinstance(store.run(calls.acquire(make_claim(claim.keys.name, ttl=12))), Busy)
+        assert outcomes(extended(store, extension(claim, reply))) == [EXTENDED]
+        taken(
+            store.block(calls.acquire(claim, "woken"), claim.keys.wake, 0.01)
+        )  # asks again for what it has
+        assert store.run(calls.settle(claim)).ours
+        assert not on.exists(claim.keys.lock)
+    finally:
+        store.close()
+
+
+# -- plain servers ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A server with a socket, users, and a password for the default one."""
+    socket = tmp_path_factory.mktemp("socket") / "redis.sock"
+    with RedisServer("--unixsocket", str(socket)) as server, server.client() as client:
+        client.acl_setuser(
+            "worker", enabled=True, passwords="+p@ss/w:rd", keys=["*"], commands=["+@all"]
+        )
+        client.acl_setuser(
+            "silent", enabled=True, passwords="+secret", keys=["*"], commands=["+@all", "-info"]
+        )
+        client.config_set("requirepass", "p@ss/w:rd")
+        server.socket = socket  # type: ignore[attr-defined]
+        yield server
+
+
+@pytest.fixture
+def guarded_client(guarded: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis(port=guarded.port, password="p@ss/w:rd") as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("redis://:p%40ss%2Fw%3Ard@127.0.0.1:{port}", {}),
+        ("redis://127.0.0.1:{port}/0", {"password": "p@ss/w:rd"}),
+        ("redis://worker:p%40ss%2Fw%3Ard@127.0.0.1:{port}/0", {}),
+        ("redis://127.0.0.1:{port}", {"username": "worker", "password": "p@ss/w:rd"}),
+        ("redis://127.0.0.1:{port}?username=worker&password=p%40ss%2Fw%3Ard", {}),
+        ("redis://silent:secret@127.0.0.1:{port}/0", {}),
+        ("unix://{socket}", {"password": "p@ss/w:rd"}),
+        ("unix://:p%40ss%2Fw%3Ard@{socket}", {}),
+        ("unix://{socket}?password=p%40ss%2Fw%3Ard&db=0", {}),
+        ("redis+socket://{socket}", {"password": "p@ss/w:rd"}),
+        ("redis+socket://{socket}?virtual_host=0", {"password": "p@ss/w:rd"}),
+        ("socket://{socket}", {"password": "p@ss/w:rd"}),
+    ],
+)
+def test_a_lock_works_over_each_kind_of_url(guarded, guarded_client, url, options) -> None:
+    url = url.format(port=guarded.port, socket=guarded.socket)
+    use(source_from_url(url, options), guarded_client)
+
+
+def test_a_wrong_password_is_told_without_showing_it(guarded, label) -> None:
+    store = Node(source_from_url(f"redis://:wrong-one@127.0.0.1:{guarded.port}"))
+    with pytest.raises(LockUnavailable) as caught:
+        store.run(calls.acquire(make_claim(label, ttl=0.5)))
+    assert "password" in str(caught.value)
+    assert "wrong-one" not in str(caught.value)
+
+
+class Tokens(redis.CredentialProvider):
+    """Tokens that live shortly: the first of these is over when it is used."""
+
+    def __init__(self, *tokens: str) -> None:
+        self.tokens = list(tokens)
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "worker", self.tokens.pop(0)
+
+
+def test_a_credential_provider_is_asked_for_each_connection_and_again_if_its_token_is_over(
+    guarded, label
+) -> None:
+    provider = Tokens("over", "p@ss/w:rd", "p@ss/w:rd", "over", "over as well")
+    url = f"redis://127.0.0.1:{guarded.port}"
+    store = Node(source_from_url(url, {"credential_provider": provider}))
+    claim = make_claim(label, ttl=0.5)
+    taken(store.run(calls.acquire(claim)))
+    assert len(provider.tokens) == 3, "asked twice"
+    taken(store.run(calls.acquire(claim)))
+    assert len(provider.tokens) == 3, "a connection that stands has its rights"
+    taken(store.run(calls.acquire(claim), purpose="another"))
+    assert len(provider.tokens) == 2
+    with pytest.raises(LockUnavailable, match=r"WRONGPASS|invalid username"):
+        store.run(calls.acquire(claim), purpose="a third", once=True)
+    assert provider.tokens == []
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "db"),
+    [
+        ("redis://127.0.0.1:{port}/5", {}, 5),
+        ("redis://127.0.0.1:{port}", {"db": 6}, 6),
+        ("redis://127.0.0.1:{port}?db=7", {}, 7),
+        ("unix://{socket}?db=8", {}, 8),
+        ("redis+socket://{socket}?virtual_host=9", {}, 9),
+    ],
+)
+def test_a_lock_stands_in_the_database_that_was_named(guarded, url, options, db) -> None:
+    url = url.format(port=guarded.port, socket=guarded.socket)
+    with redis.Redis(port=guarded.port, password="p@ss/w:rd", db=db) as client:
+        use(source_from_url(url, {"password": "p@ss/w:rd", **options}), client)
+
+
+def test_a_urls_options_for_other_uses_are_left_aside(redis_server, client) -> None:
+    # A result backend's URL may say what suits results.
+    unfit = "socket_timeout=0.00001&socket_connect_timeout=99&health_check_interval=5&retry=3"
+    url = f"{redis_server.url}/0?{unfit}&decode_responses=1&client_name=ours&unheard_of=1"
+    store = Node(source_from_url(url))
+    claim = make_claim(uuid.uuid4().hex, ttl=6)
+    taken(store.run(calls.acquire(claim)))
+    assert "ours" in [each["name"] for each in client.client_list()]
+    store.run(calls.settle(claim))
+    store.close()
+    use(source_from_url(url), client)
+
+
+def test_connections_carry_the_name_and_credentials_that_options_give(guarded) -> None:
+    class Provider(redis.CredentialProvider):
+        def get_credentials(self) -> tuple[str, str]:
+            return ("worker", "p@ss/w:rd")
+
+    options = {"credential_provider": Provider(), "client_name": "locks", "socket_keepalive": True}
+    store = Node(source_from_url(f"redis://127.0.0.1:{guarded.port}", options))
+    taken(store.run(calls.acquire(make_claim(uuid.uuid4().hex, ttl=6))))
+    with redis.Redis(port=guarded.port, password="p@ss/w:rd", decode_responses=True) as client:
+        assert ("locks", "worker") in [(c["name"], c["user"]) for c in client.client_list()]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "says"),
+    [
+        ("redis://host", {"socket_timeout": 5}, "unknown option 'socket_timeout'. Accepted: "),
+        ("redis://host", {"retry_on_timeout": True}, "'retry_on_timeout'"),
+        ("redis://host", {"max_connections": 5}, "'max_connections'"),
+        ("redis://host:99999", {}, "a port must be a number"),
+        ("redis://host:port", {}, "a port must be a number"),
+        ("redis://host?db=five", {}, "db"),
+        ("redis://host/five", {}, "database 'five' must be a number"),
+        ("rediss://host/0/1", {}, "database '0/1' must be a number"),
+        ("rediss://host?ssl_cert_reqs=sometimes", {}, "sometimes"),
+        ("unix:///run/redis.sock", {"ssl_ca_certs": "/ca"}, "ssl_ca_certs"),
+        ("sentinel://host", {}, "needs 'master_name'"),
+        ("sentinel://host", {"master_name": ""}, "needs 'master_name'"),
+        ("sentinel://host/db", {"master_name": "m"}, "database 'db' must be a number"),
+        ("sentinel://host:port", {"master_name": "m"}, "a port must be a number"),
+        ("sentinel://host", {"master_name": "m", "sentinel_kwargs": 5}, "must be a dict"),
+        ("sentinel://host", {"master_name": "m", "sentinel_kwargs": {"hots": 5}}, "hots"),
+        ("http://host", {}, "http is not accepted"),
+        ("host:6379", {}, "a str that is not a URL"),
+        ("", {}, "a str that is not a URL"),
+        (None, {}, "a NoneType that is not a URL"),
+    ],
+)
+def test_a_url_or_option_that_is_no_good_is_refused_at_once(url, options, says) -> None:
+    with pytest.raises(ConfigError) as caught:
+        source_from_url(url, options)
+    assert says in str(caught.value)
+
+
+# -- TLS --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def tls_server(certificate: Certificate, clients: str) -> Iterator[RedisServer]:
+    tls_port = free_port()
+    arguments = ("--tls-port", str(tls_port), *certificate.arguments(clients))
+    with RedisServer(*arguments) as server:
+        server.tls_port = tls_port
+        yield server
+
+
+@pytest.fixture(scope="module")
+def secure(certificate: Certificate) -> Iterator[RedisServer]:
+    with tls_server(certificate, "no") as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("rediss://localhost:{port}?ssl_ca_certs={ca}", {}),
+        ("rediss://127.0.0.1:{port}/0", {"ssl_ca_certs": "{ca}"}),
+        ("rediss://localhost:{port}?ssl_cert_reqs=CERT_NONE", {}),
+        ("rediss://localhost:{port}?ssl_cert_reqs=none", {}),
+        ("rediss://localhost:{port}?ssl_cert_reqs=CERT_REQUIRED&ssl_ca_certs={ca}", {}),
+        ("rediss://localhost:{port}", {"ssl_cert_reqs": ssl.CERT_NONE}),
+        ("rediss://localhost:{port}", {"ssl_cert_reqs": "CERT_OPTIONAL", "ssl_ca_certs": "{ca}"}),
+        # Celery turns TLS on by `broker_use_ssl` and `redis_backend_use_ssl`, whatever the URL.
+        ("redis://localhost:{port}/0", {"ssl_ca_certs": "{ca}"}),
+        ("redis://localhost:{port}/0?ssl_cert_reqs=none", {}),
+    ],
+)
+def test_a_lock_works_over_tls(secure, certificate, url, options) -> None:
+    ca = str(certificate[0])
+    options = {name: ca if value == "{ca}" else value for name, value in options.items()}
+    url = url.format(port=secure.tls_port, ca=ca)
+    use(source_from_url(url, options), secure.client())
+
+
+def test_a_certificate_that_nobody_known_has_signed_is_refused(secure, label) -> None:
+    store = Node(source_from_url(f"rediss://localhost:{secure.tls_port}"))
+    with pytest.raises(LockUnavailable, match=r"(?i)certificate"):
+        store.run(calls.acquire(make_claim(label, ttl=0.5)))
+
+
+def test_a_client_shows_its_certificate_where_the_server_wants_one(certificate) -> None:
+    ca, key = (str(path) for path in certificate)
+    with tls_server(certificate, "yes") as server:
+        url = f"rediss://localhost:{server.tls_port}?ssl_ca_certs={ca}"
+        use(source_from_url(f"{url}&ssl_certfile={ca}&ssl_keyfile={key}"), server.client())
+        with pytest.raises(LockUnavailable):
+            Node(source_from_url(url)).run(calls.acquire(make_claim("uncertified", ttl=0.5)))
+
+
+# -- sentinels --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sentinel(redis_server: RedisServer, guarded: RedisServer) -> Iterator[SentinelServer]:
+    """A sentinel that knows the shared server as "main" and one with passwords as "guarded"."""
+    masters = {"main": redis_server.port, "guarded": guarded.port}
+    with SentinelServer(masters) as sentinel:
+        yield sentinel
+
+
+def test_a_lock_works_over_a_sentinel(sentinel, client) -> None:
+    url = f"sentinel://127.0.0.1:{sentinel.port}"
+    use(source_from_url(url, {"master_name": "main"}), client)
+
+
+def test_a_redis_lock_works_over_a_sentinels_url(sentinel, client, label) -> None:
+    url = f"sentinel://127.0.0.1:{sentinel.port}"
+    with pytest.raises(ConfigError, match="RedisLock has it in transport_options"):
+        RedisLock(url, label)
+    with RedisLock(url, label, ttl=3, transport_options={"master_name": "main"}) as lock:
+        assert client.exists(lock.key)
+
+
+def test_a_lock_works_over_several_sentinels_of_which_one_is_gone(sentinel, client) -> None:
+    url = f"sentinel://127.0.0.1:{free_port()}/0;sentinel://127.0.0.1:{sentinel.port}/0"
+    use(source_from_url(url, {"master_name": "main"}), client)
+    url = f"sentinel://127.0.0.1:{free_port()};127.0.0.1:{sentinel.port}"
+    use(source_from_url(url, {"master_name": "main"}), client)
+
+
+def test_a_sentinel_url_names_database_user_and_password_of_the_master(sentinel, guarded) -> None:
+    url = f"sentinel://worker:p%40ss%2Fw%3Ard@127.0.0.1:{sentinel.port}/4"
+    with redis.Redis(port=guarded.port, password="p@ss/w:rd", db=4) as client:
+        use(source_from_url(url, {"master_name": "guarded"}), client)
+        plain = f"sentinel://127.0.0.1:{sentinel.port}"
+        options = {"master_name": "guarded", "password": "p@ss/w:rd", "db": 4}
+        use(source_from_url(plain, options), client)
+
+
+def test_options_for_the_sentinels_do_not_undo_the_locks_timeouts(sentinel, client) -> None:
+    options = {"master_name": "main", "sentinel_kwargs": {"socket_timeout": 1e-9}}
+    use(source_from_url(f"sentinel://127.0.0.1:{sentinel.port}", options), client)
+
+
+def test_a_master_that_the_sentinels_do_not_know_is_told(sentinel, label) -> None:
+    url = f"sentinel://127.0.0.1:{sentinel.port}"
+    store = Node(source_from_url(url, {"master_name": "nobody"}))
+    with pytest.raises(LockUnavailable, match="nobody"):
+        store.run(calls.acquire(make_claim(label, ttl=0.5)))
+
+
+def test_a_sentinel_leads_to_a_master_with_tls(secure, certificate) -> None:
+    ca = str(certificate[0])
+    with SentinelServer({"secure": secure.tls_port}) as sentinel:
+        options = {"master_name": "secure", "ssl_ca_certs": ca}
+        url = f"sentinel://127.0.0.1:{sentinel.port}"
+        use(source_from_url(url, options), secure.client())
+        sentinels = Sentinel([("127.0.0.1", sentinel.port)])
+        client = sentinels.master_for("secure", ssl=True, ssl_ca_certs=ca)
+        use(pools_like(client), secure.client())
+
+
+def test_after_a_failover_the_lock_is_kept_and_a_later_fence_is_higher(label) -> None:
+    with SentinelSet(sentinels=1) as servers:
+        store = Node(source_from_url(servers.url, servers.transport_options))
+        claim = make_claim(label, ttl=60)
+        held = taken(store.run(calls.acquire(claim)))
+        replica = servers.replica.client()
+        eventually(lambda: replica.exists(claim.keys.lock), "it is replicated")
+        servers.kill_master()
+
+        def is_extended() -> bool:
+            with contextlib.suppress(LockUnavailable):
+                return outcomes(extended(store, extension(claim, held))) == [EXTENDED]
+            return False
+
+        eventually(is_extended, "the promoted replica extends the lock")
+        with pytest.raises(LockUnavailable, match="no new locks for"):
+            store.run(calls.acquire(make_claim(f"{label}2", ttl=60)), hold_off=0)
+        assert store.run(calls.settle(claim)).ours
+
+        def taken_again() -> Acquired | None:
+            with contextlib.suppress(LockUnavailable):  # a late sentinel knows no master for a time
+                return taken(store.run(calls.acquire(make_claim(label, ttl=60))))
+            return None
+
+        assert eventually(taken_again, "the lock is free").fence > held.fence
+        store.close()
+
+
+# -- clients ----------------------------------------------------------------------------------
+
+
+def clients(server: RedisServer, socket: Path) -> dict[str, Callable[[], redis.Redis]]:
+    port, password = server.port, "p@ss/w:rd"
+
+    def made(**options: Any) -> Callable[[], redis.Redis]:
+        return lambda: redis.Redis(port=port, password=password, **options)
+
+    def pooled(pool: type[redis.ConnectionPool], **options: Any) -> Callable[[], redis.Redis]:
+        return lambda: redis.Redis(connection_pool=pool(port=port, password=password, **options))
+
+    return {
+        "plain": made(),
+        "decoding": made(decode_responses=True),
+        "other_encoding": made(encoding="latin-1", decode_responses=True),
+        "resp3": made(protocol=3),
+        "no_timeouts": made(socket_timeout=None, socket_connect_timeout=None),
+        "hasty": made(socket_timeout=1e-9, socket_connect_timeout=1e-9),
+        "patient": made(retry=Retry(ExponentialBackoff(), 100), health_check_interval=1),
+        "retries_errors": made(retry_on_error=[redis.ConnectionError]),
+        "one_connection": made(single_connection_client=True, client_name="mine"),
+        "user": lambda: redis.Redis(port=port, username="worker", password=password),
+        "unix": lambda: redis.Redis(unix_socket_path=str(socket), password=password),
+        "url": lambda: redis.from_url(f"redis://:p%40ss%2Fw%3Ard@127.0.0.1:{port}"),
+        "blocking_pool": pooled(redis.BlockingConnectionPool, max_connections=1, timeout=1),
+        "small_pool": pooled(redis.ConnectionPool, max_connections=1),
+    }
+
+
+KINDS = list(clients(RedisServer(), Path()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lock_works_like_the_client_that_it_is_given(guarded, guarded_client, kind) -> None:
+    client = clients(guarded, guarded.socket)[kind]()
+    use(pools_like(client), guarded_client)
+    client.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_redis_lock_from_a_client_leaves_client_and_pool_alone(
+    guarded, guarded_client, label, kind
+) -> None:
+    client = clients(guarded, guarded.socket)[kind]()
+    pool = client.connection_pool
+    before = dict(pool.connection_kwargs)
+    with RedisLock(client, f"{label}-größe", ttl=3) as lock:
+        assert guarded_client.exists(lock.key)
+        assert lock.extend() is True
+    assert client.connection_pool is pool
+    assert pool.connection_kwargs == before
+    if kind != "hasty":  # that one never worked
+        decodes = pool.connection_kwargs.get("decode_responses")
+        assert client.echo("x") == ("x" if decodes else b"x")
+    client.close()
+
+
+def test_a_pool_whose_connections_are_all_in_use_does_not_stop_a_lock(guarded, label) -> None:
+    pool = redis.BlockingConnectionPool(
+        port=guarded.port, password="p@ss/w:rd", max_connections=1, timeout=30
+    )
+    client = redis.Redis(connection_pool=pool)
+    pipeline = client.pipeline()
+    pipeline.watch("key")  # takes the only connection
+    with RedisLock(client, label, ttl=3, timeout=1) as lock:
+        assert lock.fence
+    pipeline.reset()
+    client.close()
+
+
+def test_a_lock_outlives_the_client_that_it_was_made_from(guarded, guarded_client, label) -> None:
+    client = redis.Redis(port=guarded.port, password="p@ss/w:rd")
+    lock = RedisLock(client, label, ttl=3)
+    client.close()
+    del client
+    gc.collect()
+    with lock:
+        assert guarded_client.exists(lock.key)
+
+
+def test_clients_that_come_and_go_leave_no_connections_behind(guarded, guarded_client) -> None:
+    def named() -> int:
+        return sum(each["name"] == "passing" for each in guarded_client.client_list())
+
+    for number in range(5):
+        client = redis.Redis(port=guarded.port, password="p@ss/w:rd", client_name="passing")
+        with RedisLock(client, f"passing{number}", ttl=3):
+            assert named()
+        client.close()
+        del client
+    gc.collect()
+    eventually(lambda: not named(), "their connections are closed")
+
+
+def test_locks_from_one_client_share_their_connections(redis_server, client) -> None:
+    mine = redis.Redis(port=redis_server.port, client_name=f"n{uuid.uuid4().hex}")
+    name = mine.connection_pool.connection_kwargs["client_name"]
+    for number in range(10):
+        with RedisLock(mine, f"{name}{number}", ttl=3):
+            pass
+    assert sum(each["name"] == name for each in client.client_list()) <= 2
+    mine.close()
+
+
+def test_a_lock_works_like_a_sentinels_client(sentinel, client, label) -> None:
+    sentinels = Sentinel([("127.0.0.1", free_port()), ("127.0.0.1", sentinel.port)])
+    for options in ({}, {"socket_timeout": 1e-9}, {"decode_responses": True}):
+        mine = sentinels.master_for("main", **options)
+        use(pools_like(mine), client)
+    with RedisLock(mine, label, ttl=3) as lock:
+        assert client.exists(lock.key)
+
+
+def test_a_sentinels_own_timeouts_are_left_alone_and_not_used(sentinel, client) -> None:
+    slow = Sentinel([("127.0.0.1", sentinel.port)], sentinel_kwargs={"socket_timeout": 1e-9})
+    use(pools_like(slow.master_for("main")), client)
+    assert slow.sentinel_kwargs == {"socket_timeout": 1e-9}
+    assert slow.sentinels[0].connection_pool.connection_kwargs["socket_timeout"] == 1e-9
+
+
+def test_a_lock_works_like_a_client_with_tls(secure, certificate) -> None:
+    ca = str(certificate[0])
+    for mine in (
+        redis.Redis(port=secure.tls_port, ssl=True, ssl_ca_certs=ca),
+        redis.Redis(port=secure.tls_port, ssl=True, ssl_cert_reqs="none"),
+        redis.from_url(f"rediss://localhost:{secure.tls_port}?ssl_ca_certs={ca}"),
+    ):
+        use(pools_like(mine), secure.client())
+
+
+@pytest.mark.parametrize("given", [None, 5, {}, redis.ConnectionPool(), redis.asyncio.Redis()])
+def test_what_is_neither_client_nor_url_is_refused(given) -> None:
+    with pytest.raises(ConfigError, match="must be a redis\\.Redis or redis\\.RedisCluster client"):
+        RedisLock(given, "name")
+
+
+@pytest.mark.parametrize("lock", [RedisLock, AsyncRedisLock])
+@pytest.mark.parametrize(
+    "given", [b"redis://:hidden@host", redis.ConnectionPool(password="hidden"), {"p": "hidden"}]
+)
+def test_what_is_refused_is_not_shown_since_it_may_have_a_password(lock, given) -> None:
+    with pytest.raises(ConfigError) as refused:
+        lock(given, "name")
+    assert "hidden" not in str(refused.value)
+    assert type(given).__name__ in str(refused.value)
+
+
+def test_a_lock_from_a_url_and_one_from_a_client_are_the_same_lock(redis_server, label) -> None:
+    with redis_server.client() as mine:
+        by_url, by_client = RedisLock(redis_server.url, label), RedisLock(mine, label)
+        with by_url:
+            assert by_client.acquire(timeout=0) is False
+            assert by_client.holder().fence == by_url.fence
+        assert by_client.acquire(timeout=0) is True
+        assert by_client.release() is True
+
+
+def test_a_name_of_any_characters_gives_a_lock(redis_server, client) -> None:
+    for name in ("größe", "日本", "a b\n\"'{x}", "🔒" * 50, "\x00"):
+        store = Node(source_from_url(redis_server.url))
+        claim = make_claim(name, ttl=60)
+        assert isinstance(store.run(calls.acquire(claim)), Acquired)
+        assert client.exists(lock_keys("redislock", name).lock)
+        assert store.run(calls.settle(claim)).ours
+        store.close()
+
+
+# -- packing ----------------------------------------------------------------------------------
+
+COMMAND = ("EVALSHA", "0" * 40, 1, "key é {1}", b"\x00\r\n", -30000, "")
+
+
+def test_a_command_is_packed_as_redis_py_packs_it(monkeypatch) -> None:
+    monkeypatch.setattr(connections, "pack_command", None)
+    packer = PythonRespSerializer(10**6, Encoder("utf-8", "strict", False).encode)
+    assert connections.pack(COMMAND) == b"".join(packer.pack(*COMMAND))
+
+
+def test_hiredis_packs_where_it_is_installed(monkeypatch) -> None:
+    monkeypatch.setattr(
+        connections, "pack_command", lambda command: b"*7\r\n" + repr(command).encode()
+    )
+    assert connections.pack(COMMAND) == b"*7\r\n" + repr(COMMAND).encode()
+    source = "import celery_redislock.servers.connections as c; print(c.pack_command.__module__)"
+    fake = "import sys, types; m = types.ModuleType('hiredis'); m.pack_command = types.FunctionType"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import redis; {fake}; sys.modules['hiredis'] = m; {source}"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.stdout == "builtins\n", done.stderr

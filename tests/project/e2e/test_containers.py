@@ -1,0 +1,228 @@
+"""Workers, brokers and Redis in containers, by pytest-celery's `celery_setup`.
+
+Each test runs once for each of its brokers, Redis and RabbitMQ, with two workers. The image is that
+of the compose file; what pytest-celery mounts into it is `tasks.py`, beside this file, and an app.
+Without a Docker engine that image's worker runs as a process, so that all but the engine is tested
+anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import celery._state
+import docker
+import pytest
+from celery import Celery, shared_task, states
+from pytest_celery import (
+    CELERY_RABBITMQ_BROKER,
+    CELERY_REDIS_BROKER,
+    DEFAULT_WORKER_CONTAINER_TIMEOUT,
+    DEFAULT_WORKER_VOLUME,
+    CeleryTestBroker,
+    CeleryTestSetup,
+    CeleryTestWorker,
+    CeleryWorkerCluster,
+    CeleryWorkerContainer,
+)
+from pytest_celery.vendors.worker.content.app import app as template
+from pytest_docker_tools import build, container, fxtr
+
+from celery_redislock import ConfigError, RedisLock, SingletonTask
+from celery_redislock.testing import assert_free, assert_locked, assert_skipped
+from tests.project.e2e import tasks
+from tests.support.waiting import eventually
+from tests.support.workers import ROOT
+
+
+def engine_trouble() -> str:
+    """Why no container can be started here, or ""."""
+    try:
+        docker.from_env(timeout=5).ping()
+    except Exception as exc:  # a socket that is not there, a TLS error, no permission
+        return f"no Docker engine answers: {exc}"
+    return ""
+
+
+TROUBLE = engine_trouble()
+in_containers = pytest.mark.skipif(bool(TROUBLE), reason=TROUBLE)
+pytestmark = pytest.mark.timeout(600)  # the image is built, others are pulled
+
+
+class WorkerContainer(CeleryWorkerContainer):
+    """A worker with this checkout's package."""
+
+    @classmethod
+    def worker_name(cls) -> str:
+        return "e2e"
+
+    @classmethod
+    def tasks_modules(cls) -> set[ModuleType]:
+        return {tasks}
+
+    @classmethod
+    def command(cls, *args: str, **kwargs: Any) -> list[str]:
+        command: list[str] = super().command("--concurrency", "2", *args, **kwargs)
+        return command
+
+
+@pytest.fixture
+def default_worker_container_cls() -> type[CeleryWorkerContainer]:
+    return WorkerContainer
+
+
+@pytest.fixture(scope="session")
+def default_worker_container_session_cls() -> type[CeleryWorkerContainer]:
+    return WorkerContainer
+
+
+def _worker() -> Any:
+    return container(
+        image="{redislock_image.id}",
+        ports=fxtr("default_worker_ports"),
+        environment=fxtr("default_worker_env"),
+        network="{default_pytest_celery_network.name}",
+        volumes={"{default_worker_volume.name}": DEFAULT_WORKER_VOLUME},
+        wrapper_class=WorkerContainer,
+        timeout=DEFAULT_WORKER_CONTAINER_TIMEOUT,
+        command=fxtr("default_worker_command"),
+    )
+
+
+redislock_image = build(
+    path=str(ROOT), dockerfile="examples/Dockerfile", tag="celery-redislock/e2e:latest", rm=True
+)
+default_worker_container = _worker()
+second_worker_container = _worker()
+
+
+@pytest.fixture(params=[CELERY_REDIS_BROKER, CELERY_RABBITMQ_BROKER])
+def celery_broker(request: pytest.FixtureRequest) -> Iterator[CeleryTestBroker]:
+    """As the plugin's own, in an order that does not change: pytest-xdist wants that."""
+    broker: CeleryTestBroker = request.getfixturevalue(request.param)
+    yield broker
+    broker.teardown()
+
+
+@pytest.fixture
+def celery_worker_cluster(
+    celery_worker: CeleryTestWorker,
+    second_worker_container: WorkerContainer,
+    default_worker_app: Celery,
+) -> Iterator[CeleryWorkerCluster]:
+    second = CeleryTestWorker(second_worker_container, app=default_worker_app)
+    cluster = CeleryWorkerCluster(celery_worker, second)
+    yield cluster
+    cluster.teardown()
+
+
+@in_containers
+def test_of_two_calls_on_two_workers_one_is_skipped(
+    celery_setup: CeleryTestSetup, label: str
+) -> None:
+    first = tasks.skip.delay(label, 5)
+    eventually(lambda: first.state == states.STARTED, "it runs", 30)
+    eventually(lambda: tasks.skip.lock_holder(label), "Celery says so before it has the lock", 30)
+    assert assert_skipped(tasks.skip.delay(label), 30).holder.task_id == first.id
+    assert first.get(timeout=30)
+    assert_free(tasks.skip, label)
+
+
+@in_containers
+def test_what_queues_runs_one_after_another(celery_setup: CeleryTestSetup, label: str) -> None:
+    results = [tasks.queue.delay(label, 0.2) for _ in range(4)]
+    times = sorted(result.get(timeout=60) for result in results)
+    for (_, ended), (began, _) in pairwise(times):
+        assert began >= ended - 0.001, "all containers have the engine's clock"
+
+
+@in_containers
+def test_the_lock_of_a_container_that_was_killed_lapses(
+    celery_setup: CeleryTestSetup, label: str
+) -> None:
+    first = tasks.skip.delay(label, 600)
+    eventually(lambda: first.state == states.STARTED, "it runs", 30)
+    eventually(lambda: tasks.skip.lock_holder(label), "Celery says so before it has the lock", 30)
+    node = assert_locked(tasks.skip, label).node
+    (holder,) = (each for each in celery_setup.worker_cluster if each.hostname() == node)
+    holder.kill()
+    eventually(lambda: tasks.skip.lock_holder(label) is None, "it lapses", 30)
+    assert tasks.skip.delay(label).get(timeout=30)
+
+
+# -- all but the engine -----------------------------------------------------------------------
+
+
+def test_shared_tasks_can_be_imported_beside_pytest_celerys_own_app(
+    label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there from the start, knows no Redis, and every shared task is bound to it."""
+    # Neither to the apps of tests before this one, nor to those of tests after it.
+    monkeypatch.setattr(celery._state, "_apps", {template})
+    monkeypatch.setattr(celery._state, "_on_app_finalizers", set(celery._state._on_app_finalizers))
+
+    @shared_task(base=SingletonTask, name=f"e2e.shared.{label}")
+    def shared() -> None: ...
+
+    template.finalize()
+    with pytest.raises(ConfigError, match="redislock_url"):
+        template.tasks[f"e2e.shared.{label}"].lock_key_for()
+
+
+def test_the_worker_that_goes_into_the_container_runs_as_a_process(conf: Any, queue: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for path, content in WorkerContainer.initial_content().items():
+            file = Path(folder, path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        # The package as the image has it: from elsewhere. The file of tasks: only what is mounted.
+        Path(folder, "celery_redislock").symlink_to(ROOT / "celery_redislock")
+        _, *command = WorkerContainer.command("-Q", queue)
+        urls = {
+            "CELERY_BROKER_URL": conf["broker_url"],
+            "CELERY_RESULT_BACKEND": conf["result_backend"],
+        }
+        log = Path(folder, "log")
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "celery", *command],
+                cwd=folder,
+                env={**os.environ, **urls, "PYTHONPATH": folder},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            sender = Celery("e2e", set_as_current=False)
+            sender.conf.update(broker_url=urls["CELERY_BROKER_URL"])
+            sender.conf.update(result_backend=urls["CELERY_RESULT_BACKEND"])
+            label = uuid.uuid4().hex
+            lock = RedisLock(conf["result_backend"], label)
+            result = sender.send_task("e2e.skip", [label, 6.0], queue=queue)
+            eventually(lambda: result.state == states.STARTED, "it runs", 30)
+            eventually(lock.holder, "Celery says so before it has the lock", 30)
+            assert_skipped(sender.send_task("e2e.skip", [label], queue=queue), 30)
+            assert result.get(timeout=30)
+            assert "ready." in log.read_text(encoding="utf-8"), "pytest-celery waits for this"
+        finally:
+            process.terminate()
+            process.wait(30)
+            sender.close()
+
+
+def test_the_image_has_what_it_is_made_of() -> None:
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    lines = (ROOT / "examples/Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
+    assert all((ROOT / each).exists() and each not in ignored for each in copied), copied
+    # Without one of these pip cannot build the wheel.
+    assert {"pyproject.toml", "README.md", "LICENSE"} < set(copied)
+    assert {path.name for path in ROOT.glob("celery_redislock*")} <= set(copied)

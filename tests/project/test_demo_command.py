@@ -1,0 +1,198 @@
+"""The demo as a command: it plays, serves its page, ends as it is told, and nothing remains."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.demo import scenes
+from tests.support.lateness import elapsed
+from tests.support.servers import redis_server_binary
+from tests.support.waiting import eventually
+
+#: Starts a command as from a terminal. In the background a shell has SIGINT ignored, and so would
+#: the demo.
+FROM_A_TERMINAL = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+class Demo:
+    """The command in a process, with a mark on all that it starts, and its own /tmp."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self.folder = folder
+        binary = Path(redis_server_binary()).parent
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", FROM_A_TERMINAL, "-m", "examples.demo", *arguments],
+            env={
+                **os.environ,
+                "DEMO_MARK": self.mark,
+                "TMPDIR": str(folder),
+                "PATH": f"{binary}{os.pathsep}{os.environ['PATH']}",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def pids(self, *words: str) -> list[int]:
+        """Its processes, itself included, whose commands have these words."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                ours = f"DEMO_MARK={self.mark}".encode() in (path / "environ").read_bytes()
+                command = (path / "cmdline").read_bytes().decode().split("\0")
+            except OSError:  # gone, or somebody else's
+                continue
+            if ours and all(word in command for word in words):
+                found.append(int(path.name))
+        return found
+
+    def read_until(self, text: str) -> str:
+        assert self.process.stdout is not None
+        seen = []
+        for line in self.process.stdout:
+            seen.append(line)
+            if text in line:
+                return line
+        _, _, err = self.wait()
+        raise AssertionError(f"it ended without saying {text!r}:\n{''.join(seen)}{err}")
+
+    def wait(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=120)
+        return self.process.returncode, out, err
+
+    def remains(self) -> list[object]:
+        return [*self.pids(), *self.folder.iterdir()]
+
+
+@pytest.fixture
+def start_demo(tmp_path) -> Iterator[Any]:
+    started: list[Demo] = []
+
+    def start(*arguments: str) -> Demo:
+        started.append(Demo(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for demo in started:
+        for pid in demo.pids():
+            os.kill(pid, signal.SIGKILL)
+        demo.process.communicate()
+
+
+def test_the_figures_hold_and_nothing_remains(start_demo):
+    began = time.monotonic()
+    demo = start_demo("--json")
+    status, out, err = demo.wait()
+    figures = json.loads(out)
+    assert (status, figures["problems"]) == (0, []), err
+    assert err == ""
+    assert elapsed(began) < 60  # half of it is plenty, unless the machine is crowded
+    beat, callers, kill = (figures["scenes"][name] for name in ("beat", "callers", "kill"))
+    assert beat["fired"] == beat["ran"] + beat["skipped"]
+    assert beat["ran"] >= 2
+    assert callers["fired"] == callers["ran"] == scenes.CALLERS
+    assert callers["deferred"] >= 1
+    assert (kill["interrupted"], kill["ran"]) == (1, 1)
+    assert 0 < figures["recovered_ms"] < 2000
+    assert figures["overlapping"] == 0
+    assert demo.remains() == []
+
+
+@pytest.mark.parametrize(
+    ("signum", "arguments"), [(signal.SIGTERM, ["--plain"]), (signal.SIGINT, ["--plain", "--web"])]
+)
+def test_a_signal_in_the_middle_leaves_nothing_behind(start_demo, signum, arguments):
+    demo = start_demo(*arguments)
+    demo.read_until("skipped: it runs on worker")
+    assert len(demo.pids()) >= 4 + 2 * scenes.CONCURRENCY
+    demo.process.send_signal(signum)
+    status, _, err = demo.wait()
+    assert status == 128 + signum
+    assert signal.Signals(signum).name in err
+    assert demo.remains() == []
+
+
+def get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return answer.read()
+
+
+def test_the_page_shows_the_locks_in_the_demo_and_after_it_until_ctrl_c(start_demo):
+    demo = start_demo("--plain", "--web")
+    said = demo.read_until("http://127.0.0.1:")
+    url = said.split()[-1]
+
+    def locks() -> dict[str, Any]:
+        return {each["task"]: each for each in json.loads(get(f"{url}api/locks"))}
+
+    # When: it plays.
+    assert demo.pids("worker", "-E")
+    assert b"<title>Locks</title>" in get(url)
+    report = eventually(lambda: locks().get(scenes.REPORT), "the page has the report's lock")
+    assert report["state"] == "held"
+    assert 0 < report["lives_for"] <= scenes.LOCK_TTL
+    demo.read_until("all figures hold")
+    assert url in demo.read_until("The page stays up")
+    # Then: jobs go on, from beat as well.
+    eventually(lambda: demo.pids("beat") and locks().get(scenes.REPORT), "a report holds its lock")
+    eventually(lambda: locks().get(scenes.IMPORT, {}).get("waiting"), "an import waits")
+    demo.process.send_signal(signal.SIGINT)
+    status, out, err = demo.wait()
+    assert (status, err) == (0, "")
+    assert "Ended by Ctrl-C; nothing remains." in out
+    assert demo.remains() == []
+
+
+def test_what_dies_while_jobs_go_on_is_named(start_demo):
+    demo = start_demo("--plain", "--web")
+    demo.read_until("The page stays up")
+    (page,) = demo.pids("redislock", "web")
+    os.kill(page, signal.SIGKILL)
+    status, _, err = demo.wait()
+    assert status == 1
+    assert "the page ended with status -9" in err
+    assert demo.remains() == []
+
+
+def test_sigkill_leaves_no_process_behind(start_demo):
+    demo = start_demo("--plain")
+    demo.read_until("RUNS on worker")
+    demo.process.kill()
+    eventually(lambda: not demo.pids(), "all processes of the demo have gone")
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_dead_worker_is_named_and_the_logs_are_shown(start_demo):
+    demo = start_demo("--json")
+    beats = eventually(lambda: demo.pids("beat"), "beat was started, so the workers run")
+    assert len(beats) == 1
+    pids = demo.pids("worker", "one@demo")
+    (main,) = (pid for pid in pids if parent(pid) not in pids)
+    os.kill(main, signal.SIGKILL)
+    status, out, err = demo.wait()
+    assert status == 1
+    figures = json.loads(out)
+    assert figures["ok"] is False
+    assert "worker one ended with status -9" in figures["problems"][0]
+    assert "the log of worker one ends with:" in err
+    assert demo.remains() == []
