@@ -1,4 +1,4 @@
-"""Which queues nobody reads, as RabbitMQ and the workers tell; test_page.py beside it has it on Redis."""
+"""Which queues nobody reads, as RabbitMQ and the workers tell; test_page.py has it on Redis."""
 
 from __future__ import annotations
 
