@@ -57,8 +57,8 @@ class Asking(Record):
             return exc
         if isinstance(answer, Busy):
             self.first_busy = self.first_busy or answer
-            if answer.offered is not None:
-                self._heard(answer)
+        if isinstance(answer, Busy | Parked | Free):
+            self._follow_up(answer)
         return answer
 
     def _try(self, question: Try) -> Answer:
@@ -85,11 +85,11 @@ class Asking(Record):
 
     def _await(self, question: Await) -> Answer:
         if question.is_earlier:
-            return self.lease.wait(question.timeout, self._heard)
+            return self.lease.wait(question.timeout, self._follow_up)
         self._begin_to_wait()
         self.facts.tell(Outcome.WAITING, details={"waits": True})
         try:
-            return self.lease.wait(question.timeout, self._heard, self.facts.is_eager)
+            return self.lease.wait(question.timeout, self._follow_up, self.facts.is_eager)
         finally:
             self.facts.tell(Outcome.WAITING, details={"waits": False})
 
@@ -104,18 +104,12 @@ class Asking(Record):
         answer = facts.locks.server.run(park(facts.claim, parking))
         if not isinstance(answer, Parked):
             self.parks_as = ""
-        if isinstance(answer, Parked | Free):
-            app, keys, ttl = facts.task.app, facts.claim.keys, facts.claim.ttl
-            for entry_id, replaced in answer.replaced.items():
-                room.end_replaced(app, keys, ttl, entry_id, replaced, facts.claim.task_id)
         return answer
 
     def _begin_to_wait(self) -> None:
         if self.delivery.since is None:
             self.learn(since=time.time())
 
-    def _heard(self, busy: Busy) -> None:
-        """Publish the message of the waiting task that is next, if the answer names one."""
+    def _follow_up(self, answer: Busy | Parked | Free) -> None:
         claim = self.facts.claim
-        if busy.offered is not None:
-            room.publish(self.facts.task.app, claim.keys, claim.ttl, busy.offered)
+        room.follow_up(self.facts.task.app, claim.keys, claim.ttl, answer, claim.task_id)

@@ -181,7 +181,7 @@ def release_again(run: Record, release: Release, until: float) -> None:
     if note != run.ran.note and copies:  # Celery did all that follows the body meanwhile
         facts.locks.server.run(mark_done(facts.claim, run.note_of(run.ran.note)), once=True)
     logger.info("redislock: %s is released now", facts.key)
-    room.follow_beside(facts.task.app, facts.claim.keys, facts.claim.ttl, settled)
+    room.follow_up(facts.task.app, facts.claim.keys, facts.claim.ttl, settled)
 
 
 # -- what is reported of the lock -------------------------------------------------------------

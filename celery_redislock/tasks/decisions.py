@@ -103,12 +103,10 @@ class Waits(Decision):
     Attributes:
         outcome: the outcome that is reported.
         holder: the lock's holder.
-        parked: the server's answer.
     """
 
     outcome: Outcome
     holder: Holder | None
-    parked: Parked
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -223,7 +221,7 @@ def meaning(run: Record, asked: Question, answer: Answer) -> Decision | Question
         return TurnedAway(Outcome.REPLACED, by)
     if isinstance(answer, Parked):
         assert isinstance(asked, Park)
-        return Waits(asked.outcome, asked.busy.holder, answer)
+        return Waits(asked.outcome, asked.busy.holder)
     return answer
 
 

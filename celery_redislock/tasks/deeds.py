@@ -278,7 +278,6 @@ def _wait_in_room(run: Record, decision: Waits) -> Course:
         )  # fmt: skip
     else:
         facts.tell_conflict(decision.outcome, decision.holder)
-    room.follow(facts.task.app, facts.claim.keys, facts.claim.ttl, decision.parked)
     return Ends(Waiting(), End.PUT_OFF)
 
 

@@ -33,7 +33,7 @@ from ..protocol.keys import LockKeys
 from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
 from .locked import LockedTask
-from .room import publish as publish_next
+from .room import follow_up
 from .settle import End, settle_beside, settle_kept
 
 logger = get_logger()
@@ -182,8 +182,7 @@ class Sending:
             settle_kept(self._task.app, self._reservation, End.CANNOT_RUN)
             raise
         if isinstance(reply, Busy):
-            if reply.offered is not None:
-                publish_next(self._task.app, self._keys, self._lock_options.lock_ttl, reply.offered)
+            follow_up(self._task.app, self._keys, self._lock_options.lock_ttl, reply)
             return self._meet(reply.holder)
         if reply is not None and self._seconds > PUBLISHING and not self._is_eager:
             self._keep(claim)

@@ -27,7 +27,7 @@ from ..app.settings import app_locks
 from ..app.times import has_passed
 from ..errors import LockUnavailable, TaskReplaced, TaskSkipped
 from ..protocol.calls import Release, settle
-from ..protocol.claims import Claim, Look, Offered, Parked, Settled
+from ..protocol.claims import Busy, Claim, Free, Look, Offered, Parked, Settled
 from ..protocol.entries import task_id_of, task_of
 from ..protocol.holders import Holder
 from ..protocol.keys import LockKeys
@@ -57,7 +57,7 @@ def look_after(app: Any, keys: LockKeys, ttl: float) -> bool:
     reply = _look(app, keys, ttl, [])
     if reply.offered is None:
         return False
-    last = publish(app, keys, ttl, reply.offered, looks=True)
+    last = _publish(app, keys, ttl, reply.offered, looks=True)
     return (last or reply).due_in == 0
 
 
@@ -71,29 +71,36 @@ def _look(app: Any, keys: LockKeys, ttl: float, passed_over: list[str]) -> Look:
     return reply
 
 
-def follow(app: Any, keys: LockKeys, ttl: float, reply: Settled | Parked) -> None:
-    """Do what a reply of the server asks for. Errors are logged, and others try again later.
+def follow_up(
+    app: Any, keys: LockKeys, ttl: float, reply: Settled | Busy | Parked | Free, by: str = ""
+) -> None:
+    """Do for other tasks what the server's answer leaves to be done: publish the one that is next,
+    end those that were replaced, look at the room again. In the background: the broker or the
+    result backend may hang, and the caller has a task to run, or locks to free. Errors are logged,
+    and others try again later.
 
     Args:
         app: the Celery app.
         keys: the keys of the lock that was asked about.
         ttl: seconds, which bound how long the server may take to answer.
-        reply: which task must be published now, and when to look again.
+        reply: the answer.
+        by: the id of the task that asked, which replaced others.
     """
-    if reply.offered is not None:
-        publish(app, keys, ttl, reply.offered)
-    if reply.due_in is not None and reply.due_in < SOON:
-        look = partial(look_after, app, keys, ttl)
-        housekeeper.add(look, after=reply.due_in, talks=True)
+    if isinstance(reply, Parked | Free) and reply.replaced:
+        housekeeper.add(partial(_end_all, app, keys, ttl, reply.replaced, by), most=0.0, talks=True)
+    if not isinstance(reply, Free) and reply.offered is not None:
+        housekeeper.add(partial(_publish, app, keys, ttl, reply.offered), most=0.0, talks=True)
+    due_in = reply.due_in if isinstance(reply, Settled | Parked) else None
+    if due_in is not None and due_in < SOON:
+        housekeeper.add(partial(look_after, app, keys, ttl), after=due_in, talks=True)
 
 
-def follow_beside(app: Any, keys: LockKeys, ttl: float, reply: Settled) -> None:
-    """Do the same in the background: the broker may hang, and the caller has locks to free."""
-    if reply.offered is not None or reply.due_in is not None:
-        housekeeper.add(partial(follow, app, keys, ttl, reply), most=0.0, talks=True)
+def _end_all(app: Any, keys: LockKeys, ttl: float, replaced: dict[str, str], by: str) -> None:
+    for entry_id, text in replaced.items():
+        end_replaced(app, keys, ttl, entry_id, text, by)
 
 
-def publish(
+def _publish(
     app: Any, keys: LockKeys, ttl: float, offered: Offered, looks: bool = False
 ) -> Settled | Look | None:
     """Publish the task that is next; or, if it has ended or only others can publish it, the one

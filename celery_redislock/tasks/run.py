@@ -18,7 +18,6 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from ..app.delivery import is_from_newer, take_header
 from ..app.housekeeper import housekeeper
-from ..app.internals import as_running
 from ..app.outcomes import Outcome, is_heard
 from ..app.settings import AppLocks
 from ..errors import LockUnavailable
@@ -240,8 +239,7 @@ class Run(Asking):
             settled = lease.release(how, ran.how)
             if settled is not None:
                 owned = settled.ours
-                if settled.offered is not None or settled.due_in is not None:
-                    self._following = settled
+                self._following = settled
             elif lease.unheard is not None and (lease.fence or lease.in_doubt):
                 until = lease.deadline if lease.fence else clock() + lease.ttl
                 again = partial(bodies.release_again, self, lease.unheard, until)
@@ -312,14 +310,8 @@ class Run(Asking):
             )  # fmt: skip
 
     def _hand_over(self) -> None:
-        """Publish the waiting task that is next.
-
-        Not before Celery has stored the result: a broker that does not answer would delay that,
-        and a copy of the message that finds no result would run again.
-        """
-        self._running = self._running or as_running(self._task)
+        """Have the waiting task that is next published."""
         following, self._following = self._following, None
         assert following is not None
         claim = self.facts.claim
-        with only_logged("redislock: %s could not publish who is next", self):
-            room.follow(self._task.app, claim.keys, claim.ttl, following)
+        room.follow_up(self._task.app, claim.keys, claim.ttl, following)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from ..protocol.exchange import UNKNOWN_TTL
 from ..protocol.keys import keys_of_lock_id
 from ..protocol.log import get_logger
 from ..protocol.tokens import new_token
-from .room import follow, follow_beside
+from .room import follow_up
 
 logger = get_logger()
 
@@ -71,10 +70,10 @@ def settle_beside(app: Any, kept: Kept | None, end: End) -> None:
     long as the process lives: until what is kept is gone, sends count as duplicates.
     """
     if kept is not None and not end.passes_on:
-        housekeeper.add(partial(_give_up, app, kept, follow_beside), most=math.inf)
+        housekeeper.add(partial(_give_up, app, kept), most=math.inf)
 
 
-def _give_up(app: Any, kept: Kept, then: Callable[..., None] = follow) -> None:
+def _give_up(app: Any, kept: Kept) -> None:
     locks = app_locks(app)
     if not locks.knows_server:
         return
@@ -86,4 +85,4 @@ def _give_up(app: Any, kept: Kept, then: Callable[..., None] = follow) -> None:
     # A new token if none is kept: an empty one would match a lock that cools down, without one.
     claim = Claim(keys, kept.token or new_token(), UNKNOWN_TTL, "")
     reply = locks.server.run(settle(claim, Release(leaves=kept.place)))
-    then(app, keys, UNKNOWN_TTL, reply)
+    follow_up(app, keys, UNKNOWN_TTL, reply)

@@ -45,7 +45,7 @@ from ..signals import ConflictDetails, lock_conflict
 from ..tasks.current import current_lock
 from ..tasks.locked import Calls, LockedTask
 from ..tasks.protect import protect_all
-from ..tasks.room import follow
+from ..tasks.room import follow_up
 from .travel import Travel
 
 try:
@@ -242,7 +242,7 @@ class HeldLock:
         for lease in self._leases:
             settled = lease.release(Release(publishes=self._app is not None))
             if settled is not None and self._app is not None:
-                follow(self._app, lease.claim.keys, lease.ttl, settled)
+                follow_up(self._app, lease.claim.keys, lease.ttl, settled)
 
     def __enter__(self) -> HeldLock:
         return self

@@ -29,7 +29,7 @@ from ..protocol.holders import Holder
 from ..protocol.log import get_logger
 from ..protocol.waiting import RETRY_EVERY
 from ..servers.server import Server
-from ..tasks.room import follow_beside
+from ..tasks.room import follow_up
 from ..tasks.settle import End, settle_beside
 from ..tasks.task import SingletonTask
 
@@ -125,7 +125,7 @@ class ChildLease:
             reply = self.server.run(settle(claim, Release(stray=True, run_end=end)))
             if reply.ours:
                 self._say_freed()
-            follow_beside(self._task.app, claim.keys, self.ttl, reply)
+            follow_up(self._task.app, claim.keys, self.ttl, reply)
         except LockUnavailable as exc:
             if not self._failed:
                 text = "redislock: could not release the lock of dead pid %d, will try again: %s"

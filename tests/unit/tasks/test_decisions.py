@@ -133,7 +133,7 @@ FANOUT, FANOUT_COPY = (
 EAGER = Case(is_eager=True)
 SKIPPED = TurnedAway(Outcome.SKIPPED, HOLDER)
 DONE_ELSEWHERE = TurnedAway(Outcome.ALREADY_DONE)
-QUEUED = Waits(Outcome.QUEUED, HOLDER, PARKED)
+QUEUED = Waits(Outcome.QUEUED, HOLDER)
 
 
 def deferred(countdown: float, outcome: Outcome = Outcome.DEFERRED, **more: Any) -> PutOff:
@@ -287,7 +287,7 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Decision]] = {
     "queue, and nobody would run it": (policy(Queue(), is_eager=True), [BUSY], [], SKIPPED),
     "coalesce": (
         policy(Coalesce()), [BUSY, PARKED], [Park(BUSY, newest=True)],
-        Waits(Outcome.COALESCED, HOLDER, PARKED),
+        Waits(Outcome.COALESCED, HOLDER),
     ),
     "coalesce with a newer one": (
         policy(Coalesce()), [BUSY, Older("newer")], [Park(BUSY, newest=True)],
@@ -295,7 +295,7 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Decision]] = {
     ),
     "replace": (
         policy(Replace(grace=2)), [BUSY, PARKED], [Park(BUSY, newest=True, grace=2)],
-        Waits(Outcome.REPLACING, HOLDER, PARKED),
+        Waits(Outcome.REPLACING, HOLDER),
     ),
     "replace a newer one": (
         policy(Replace(grace=2)), [BUSY, Older("x", HOLDER)], [Park(BUSY, newest=True, grace=2)],
@@ -303,7 +303,7 @@ TABLE: dict[str, tuple[Case, list[Answer], list[Question], Decision]] = {
     ),
     "replace, as a copy of what died": (
         policy(Replace(grace=2), header={"redelivered": True}), [BUSY, PARKED],
-        [Park(BUSY, newest=True)], Waits(Outcome.COALESCED, HOLDER, PARKED),
+        [Park(BUSY, newest=True)], Waits(Outcome.COALESCED, HOLDER),
     ),
     "replace, as a retry": (policy(Replace(), raw={"retries": 1}), [BUSY], [], SKIPPED),
     "replace, and nobody would run it": (policy(Replace(), is_eager=True), [BUSY], [], SKIPPED),
