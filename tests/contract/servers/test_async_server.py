@@ -27,7 +27,6 @@ from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers import async_node
 from celery_redislock.servers.threads import give_back, threads
 from tests.support.clusters import ClusterSet, url_of_quorum
-from tests.support.lateness import elapsed
 from tests.support.servers import Proxy, RedisServer, SentinelServer, free_port
 from tests.support.tls import Certificate
 from tests.support.waiting import eventually
@@ -90,8 +89,15 @@ def restarts(server: RedisServer) -> None:
     server.restart()
 
 
-@pytest.mark.parametrize("cuts", [idles, kills, restarts])
-@pytest.mark.parametrize("tls", [False, True], ids=["tcp", "tls"])
+@pytest.mark.parametrize(
+    ("run", "cuts", "tls"),
+    [
+        *(("asyncio", idles, True), ("uvloop", idles, False)),
+        *(("asyncio", kills, False), ("uvloop", kills, True)),
+        *(("asyncio", restarts, True), ("uvloop", restarts, False)),
+    ],
+    indirect=["run"],
+)
 def test_connections_that_the_server_has_closed_cost_nothing(
     run, persistent, certificate, label, cuts, tls
 ) -> None:
@@ -381,18 +387,19 @@ def test_a_host_that_nobody_knows_is_named(label) -> None:
 
 # -- the end of a process in an outage ------------------------------------------------------------
 
-#: Waits for a thousand locks that others hold. When it reads a line, all are cancelled.
+#: So many locks that others hold: a timeout for each, one after another, would take minutes.
+MANY = 500
+#: Waits for them. When it reads a line, all are cancelled.
 _WAITS = """
-import asyncio, sys, time
+import asyncio, sys
 from celery_redislock import AsyncRedisLock
 
-async def main(url, label):
-    locks = [AsyncRedisLock(url, f"{label}-{n}") for n in range(1000)]
+async def main(url, label, count):
+    locks = [AsyncRedisLock(url, f"{label}-{n}") for n in range(int(count))]
     tasks = [asyncio.create_task(each.acquire()) for each in locks]
     await asyncio.sleep(0)
     print("waits", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
-    print(time.time(), flush=True)
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -402,21 +409,19 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.parametrize("kind", ["one", "quorum", "cluster"])
-def test_a_process_ends_soon_after_a_thousand_were_cancelled_in_an_outage(label, kind) -> None:
+def test_a_process_ends_soon_after_many_were_cancelled_in_an_outage(label, kind) -> None:
     with contextlib.ExitStack() as stack:
         if kind == "cluster":
-            servers = stack.enter_context(ClusterSet(replicas=0)).nodes
-            url = "redis+cluster://" + ",".join(f"127.0.0.1:{each.port}" for each in servers)
+            cluster = stack.enter_context(ClusterSet(replicas=0))
+            servers, url = cluster.nodes, cluster.url
         else:
             servers = [stack.enter_context(RedisServer()) for _ in range(1 if kind == "one" else 3)]
-            url = servers[0].url
-            if kind == "quorum":
-                url = "redlock://" + ",".join(f"127.0.0.1:{each.port}" for each in servers)
-        holders = [RedisLock(url, f"{label}-{n}", ttl=60, heartbeat=False) for n in range(1000)]
+            url = servers[0].url if kind == "one" else url_of_quorum(servers)
+        holders = [RedisLock(url, f"{label}-{n}", ttl=300, heartbeat=False) for n in range(MANY)]
         assert all(each.acquire(0) for each in holders)
         program = stack.enter_context(
             subprocess.Popen(
-                [sys.executable, "-c", _WAITS, url, label],
+                [sys.executable, "-c", _WAITS, url, label, str(MANY)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -435,18 +440,13 @@ def test_a_process_ends_soon_after_a_thousand_were_cancelled_in_an_outage(label,
             return total
 
         before = asked()
-        eventually(lambda: asked() > before + 2000, "they wait")
+        eventually(lambda: asked() > before + 2 * MANY, "they wait")
         for server in servers:
             server.stop()
+            stack.callback(server.resume)
         program.stdin.write("\n")
         program.stdin.flush()
-        began, cancelled_at = time.monotonic(), float(program.stdout.readline())
-        program.wait(60)
-        took = time.time() - cancelled_at
-        print(f"{kind}: ended after {took:.1f} s")
-        assert elapsed(began) < 10
-        for server in servers:
-            server.resume()
+        assert program.wait(60) == 0
 
 
 def test_at_the_end_a_quorum_costs_one_timeout_for_each_server(
@@ -465,11 +465,11 @@ def test_at_the_end_a_quorum_costs_one_timeout_for_each_server(
         server.stop()
     began = time.monotonic()
     give_back(locks[0]._server, *calls, unheard=unheard.append)
-    took = elapsed(began)
+    took = time.monotonic() - began
     for server in three_servers:
         server.resume()
     assert len(unheard) == len(calls)
-    assert took < 15
+    assert took < 30, "one for each lock would take a minute"
 
 
 def test_what_was_cancelled_in_an_outage_is_given_back_after_it(own_redis, label) -> None:

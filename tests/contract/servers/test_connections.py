@@ -9,7 +9,6 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from celery_redislock.servers import connections
 from celery_redislock.servers.connections import PoolFactory, pools_like
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.urls import source_from_url
-from tests.contract.servers.test_store import extended, extension, make_claim, outcomes, taken
+from tests.contract.claims import extended, extension, make_claim, outcomes, taken
 from tests.support.servers import (
     RedisServer,
     SentinelServer,
@@ -184,37 +183,6 @@ def test_connections_carry_the_name_and_credentials_that_options_give(guarded) -
     store.close()
 
 
-@pytest.mark.parametrize(
-    ("url", "options", "says"),
-    [
-        ("redis://host", {"socket_timeout": 5}, "unknown option 'socket_timeout'. Accepted: "),
-        ("redis://host", {"retry_on_timeout": True}, "'retry_on_timeout'"),
-        ("redis://host", {"max_connections": 5}, "'max_connections'"),
-        ("redis://host:99999", {}, "a port must be a number"),
-        ("redis://host:port", {}, "a port must be a number"),
-        ("redis://host?db=five", {}, "db"),
-        ("redis://host/five", {}, "database 'five' must be a number"),
-        ("rediss://host/0/1", {}, "database '0/1' must be a number"),
-        ("rediss://host?ssl_cert_reqs=sometimes", {}, "sometimes"),
-        ("unix:///run/redis.sock", {"ssl_ca_certs": "/ca"}, "ssl_ca_certs"),
-        ("sentinel://host", {}, "needs 'master_name'"),
-        ("sentinel://host", {"master_name": ""}, "needs 'master_name'"),
-        ("sentinel://host/db", {"master_name": "m"}, "database 'db' must be a number"),
-        ("sentinel://host:port", {"master_name": "m"}, "a port must be a number"),
-        ("sentinel://host", {"master_name": "m", "sentinel_kwargs": 5}, "must be a dict"),
-        ("sentinel://host", {"master_name": "m", "sentinel_kwargs": {"hots": 5}}, "hots"),
-        ("http://host", {}, "http is not accepted"),
-        ("host:6379", {}, "a str that is not a URL"),
-        ("", {}, "a str that is not a URL"),
-        (None, {}, "a NoneType that is not a URL"),
-    ],
-)
-def test_a_url_or_option_that_is_no_good_is_refused_at_once(url, options, says) -> None:
-    with pytest.raises(ConfigError) as caught:
-        source_from_url(url, options)
-    assert says in str(caught.value)
-
-
 # -- TLS --------------------------------------------------------------------------------------
 
 
@@ -364,53 +332,51 @@ def test_after_a_failover_the_lock_is_kept_and_a_later_fence_is_higher(label) ->
 # -- clients ----------------------------------------------------------------------------------
 
 
-def clients(server: RedisServer, socket: Path) -> dict[str, Callable[[], redis.Redis]]:
-    port, password = server.port, "p@ss/w:rd"
-
-    def made(**options: Any) -> Callable[[], redis.Redis]:
-        return lambda: redis.Redis(port=port, password=password, **options)
-
-    def pooled(pool: type[redis.ConnectionPool], **options: Any) -> Callable[[], redis.Redis]:
-        return lambda: redis.Redis(connection_pool=pool(port=port, password=password, **options))
-
-    return {
-        "plain": made(),
-        "decoding": made(decode_responses=True),
-        "other_encoding": made(encoding="latin-1", decode_responses=True),
-        "resp3": made(protocol=3),
-        "no_timeouts": made(socket_timeout=None, socket_connect_timeout=None),
-        "hasty": made(socket_timeout=1e-9, socket_connect_timeout=1e-9),
-        "patient": made(retry=Retry(ExponentialBackoff(), 100), health_check_interval=1),
-        "retries_errors": made(retry_on_error=[redis.ConnectionError]),
-        "one_connection": made(single_connection_client=True, client_name="mine"),
-        "user": lambda: redis.Redis(port=port, username="worker", password=password),
-        "unix": lambda: redis.Redis(unix_socket_path=str(socket), password=password),
-        "url": lambda: redis.from_url(f"redis://:p%40ss%2Fw%3Ard@127.0.0.1:{port}"),
-        "blocking_pool": pooled(redis.BlockingConnectionPool, max_connections=1, timeout=1),
-        "small_pool": pooled(redis.ConnectionPool, max_connections=1),
-    }
+def pooled(kind: type[redis.ConnectionPool], **options: Any) -> redis.Redis:
+    return redis.Redis(connection_pool=kind(**options))
 
 
-KINDS = list(clients(RedisServer(), Path()))
+#: What makes a client, given `port`, `password` and the socket's `path`.
+CLIENTS: dict[str, Callable[[dict[str, Any], str], redis.Redis]] = {
+    "plain": lambda at, path: redis.Redis(**at),
+    "decoding": lambda at, path: redis.Redis(**at, decode_responses=True),
+    "other_encoding": lambda at, path: redis.Redis(**at, encoding="latin-1", decode_responses=True),
+    "resp3": lambda at, path: redis.Redis(**at, protocol=3),
+    "no_timeouts": lambda at, path: redis.Redis(
+        **at, socket_timeout=None, socket_connect_timeout=None
+    ),
+    "hasty": lambda at, path: redis.Redis(**at, socket_timeout=1e-9, socket_connect_timeout=1e-9),
+    "patient": lambda at, path: redis.Redis(
+        **at, retry=Retry(ExponentialBackoff(), 100), health_check_interval=1
+    ),
+    "retries_errors": lambda at, path: redis.Redis(**at, retry_on_error=[redis.ConnectionError]),
+    "one_connection": lambda at, path: redis.Redis(
+        **at, single_connection_client=True, client_name="mine"
+    ),
+    "user": lambda at, path: redis.Redis(**at, username="worker"),
+    "unix": lambda at, path: redis.Redis(unix_socket_path=path, password=at["password"]),
+    "url": lambda at, path: redis.from_url(f"redis://:p%40ss%2Fw%3Ard@127.0.0.1:{at['port']}"),
+    "blocking_pool": lambda at, path: pooled(
+        redis.BlockingConnectionPool, **at, max_connections=1, timeout=1
+    ),
+    "small_pool": lambda at, path: pooled(redis.ConnectionPool, **at, max_connections=1),
+}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_lock_works_like_the_client_that_it_is_given(guarded, guarded_client, kind) -> None:
-    client = clients(guarded, guarded.socket)[kind]()
-    use(pools_like(client), guarded_client)
-    client.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_redis_lock_from_a_client_leaves_client_and_pool_alone(
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_lock_works_like_the_client_that_it_is_given_and_leaves_client_and_pool_alone(
     guarded, guarded_client, label, kind
 ) -> None:
-    client = clients(guarded, guarded.socket)[kind]()
+    at = {"port": guarded.port, "password": "p@ss/w:rd"}
+    client = CLIENTS[kind](at, str(guarded.socket))
     pool = client.connection_pool
     before = dict(pool.connection_kwargs)
-    with RedisLock(client, f"{label}-größe", ttl=3) as lock:
+
+    use(pools_like(client), guarded_client)
+    with RedisLock(client, f"{label}-größe", ttl=9) as lock:
         assert guarded_client.exists(lock.key)
         assert lock.extend() is True
+
     assert client.connection_pool is pool
     assert pool.connection_kwargs == before
     if kind != "hasty":  # that one never worked

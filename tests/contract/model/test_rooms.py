@@ -12,8 +12,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.urls import source_from_url
-from tests.support.drivers import DB
-from tests.support.scripts import rewritten, stopped_clock
+from celery_redislock.testing import MemoryServer
+from tests.contract.changed_scripts import rewritten, stopped_clock
+from tests.contract.drivers import DB
 
 from .room_machine import RoomMachine
 
@@ -209,9 +210,10 @@ def machine(redis_server: Any) -> Iterator[type[RoomMachine]]:
         client = redis_server.client(DB)
         met: ClassVar[set[str]] = set()
 
+    store, client = Machine.store, Machine.client
     yield Machine
-    Machine.store.close()
-    Machine.client.close()
+    store.close()
+    client.close()
 
 
 def play(machine: type[RoomMachine], **options: Any) -> None:
@@ -238,6 +240,12 @@ def test_a_room_is_what_the_list_says_whatever_happens_in_which_order(machine) -
         if machine.met >= answers:
             return
     raise AssertionError(f"never met: {answers - machine.met}")
+
+
+def test_so_is_a_room_in_memory(machine) -> None:
+    machine.store = MemoryServer()
+    machine.client = machine.store.client
+    play(machine, max_examples=20)
 
 
 @pytest.mark.parametrize("how", BROKEN)

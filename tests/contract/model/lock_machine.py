@@ -12,6 +12,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import redis
+from fakeredis import FakeRedis
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -38,8 +40,7 @@ from celery_redislock.protocol.claims import (
 )
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.waiting import Block, Try
-from celery_redislock.servers.urls import source_from_url
-from tests.support.servers import RedisServer
+from celery_redislock.servers.connections import pools_like
 
 from . import lock_model
 from .lock_model import DONE_TTL, TTL, Claimant, Record, Right, Server
@@ -111,10 +112,12 @@ def move(needs: str = "", **options: Sequence[Any]) -> Callable[[F], F]:
 class Process:
     """A process with its own connections, which notices a restart when it next asks."""
 
-    def __init__(self, server: RedisServer, time: VirtualTime) -> None:
-        self.store = WeatheredStore(source_from_url(server.url))
+    def __init__(self, client: redis.Redis, time: VirtualTime) -> None:
+        self.store = WeatheredStore(pools_like(client))
         self.store.way = Way()
         self.store.contact = self._contact
+        if isinstance(client, FakeRedis):
+            self.store.watch.meet = lambda connection: iter(())  # type: ignore[method-assign]
         self._time = time
         self._restarted = False
         self._noticed_at: int | None = None
@@ -162,18 +165,19 @@ KEYS = lock_keys("model", "the lock")
 class LockMachine(RuleBasedStateMachine):
     """One lock, some that want it, and whatever may happen to them, to the server and between."""
 
-    server: RedisServer
+    #: Makes a client of the server, which the machine empties.
+    connect: Callable[[], redis.Redis]
 
     def __init__(self) -> None:
         super().__init__()
-        self.redis = self.server.client()
+        self.redis = self.connect()
         self.redis.flushdb()
         self.time = VirtualTime(self.redis)
         self._virtual = virtual(self.time)
         self._virtual.__enter__()
         self.model = Server()
         self.all: list[Client] = []
-        self.processes = [Process(self.server, self.time) for _ in range(2)]
+        self.processes = [Process(self.redis, self.time) for _ in range(2)]
         for process in self.processes:
             assert process.store.ask(calls.holder_of(KEYS, TTL * TICK)) is None
         self.answer: Any = None
@@ -505,7 +509,9 @@ class LockMachine(RuleBasedStateMachine):
             assert trouble.lost == "for good"
 
     def _restart(self) -> None:
-        """The server forgets everything."""
+        """The server forgets everything. Memory does not restart."""
+        if isinstance(self.redis, FakeRedis):
+            return
         self.redis.flushdb()
         self.redis.script_flush()
         for process in self.processes:
@@ -595,7 +601,11 @@ class LockMachine(RuleBasedStateMachine):
         way.before, way.mirror, way.after = before, mirror, after
 
 
-def wander(server: RedisServer, scene: str, seed: int, steps: int) -> set[str]:
+def machine_of(connect: Callable[[], redis.Redis]) -> LockMachine:
+    return type("Machine", (LockMachine,), {"connect": staticmethod(connect)})()
+
+
+def wander(connect: Callable[[], redis.Redis], scene: str, seed: int, steps: int) -> set[str]:
     """The machine without hypothesis: moves at random, quicker, and nothing is made shorter.
 
     Returns:
@@ -605,7 +615,7 @@ def wander(server: RedisServer, scene: str, seed: int, steps: int) -> set[str]:
         AssertionError: something was not as it must be.
     """
     rng = random.Random(seed)
-    machine = type("Machine", (LockMachine,), {"server": server})()
+    machine = machine_of(connect)
     moves = {name: f for name, f in vars(LockMachine).items() if hasattr(f, "options")}
     try:
         machine.begin(scene)
