@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import threading
 import time
@@ -370,10 +371,18 @@ def test_slots_move_to_a_new_node_under_load(movable, label) -> None:
 
 @pytest.mark.skipif(not shutil.which("redis-cli"), reason="no redis-cli on this machine")
 def test_redis_cli_reshards_under_held_locks(movable, label) -> None:
-    locks = [RedisLock(movable.url, f"{label}-{number}", ttl=15) for number in range(50)]
-    assert all(lock.acquire(timeout=0) for lock in locks)
     first, second, *_ = movable.primaries()
-    movable.reshard(first, second, 2000)
+    ranges = [
+        range(low, high + 1) for low, high, port in movable.ranges(first) if port == first.port
+    ]
+    moving = set(itertools.islice(itertools.chain(*ranges), 200))
+    some = (f"{label}-{number}" for number in itertools.count())
+    names = itertools.islice((name for name in some if slot_of(name) in moving), 5)
+    locks = [RedisLock(movable.url, name, ttl=15) for name in names]
+    assert all(lock.acquire(timeout=0) for lock in locks)
+
+    movable.reshard(first, second, 200)
+
     for lock in locks:
         lock.ensure()
         assert not RedisLock(movable.url, lock.name, ttl=15).acquire(timeout=0)

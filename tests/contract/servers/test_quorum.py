@@ -329,9 +329,8 @@ def test_what_a_minority_has_is_not_shown(three_servers, label) -> None:
         assert ours.acquire(timeout=0)
         with three_servers[0].client() as first:
             first.delete(ours.key)
-            assert RedisLock(three_servers[0].url, "theirs", prefix=label, heartbeat=False).acquire(
-                0
-            )
+            alone = RedisLock(three_servers[0].url, "theirs", prefix=label, heartbeat=False)
+            assert alone.acquire(timeout=0)
 
             def shown() -> list[Any]:
                 listed = [each.key for each in list_locks(app)]
@@ -344,7 +343,7 @@ def test_what_a_minority_has_is_not_shown(three_servers, label) -> None:
             assert sync.lock_holder("ours").pid == os.getpid()
         three_servers[2].kill()
         three_servers[1].kill()
-        with pytest.raises(LockUnavailable, match="1 of 3 three_servers answered"):
+        with pytest.raises(LockUnavailable, match="1 of 3 servers answered"):
             list_locks(app)
 
 
@@ -475,7 +474,7 @@ class Majority(RuleBasedStateMachine):
         self.store.close()
 
 
-Majority.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+Majority.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
 
 
 class TestMajority(Majority.TestCase):  # type: ignore[misc]

@@ -400,7 +400,7 @@ def test_an_answer_that_nobody_read_is_never_taken_for_the_next_one(
         taken(slow_store.run(calls.acquire(claim)))
     step, goes_on = 0, True
     while goes_on:
-        step += 2 if connected else 4  # each gap spans some, and a handshake has many
+        step += 2 if connected else 8  # each gap spans some, and a handshake has many
         if not connected:
             slow_proxy.cut_off()
             slow_proxy.reconnect()
@@ -421,7 +421,7 @@ def test_signals_at_any_time_mix_up_no_answers(slow_store, label) -> None:
 
     before = signal.signal(signal.SIGALRM, handler)
     try:
-        for _ in range(200):
+        for _ in range(120):
             try:
                 try:
                     signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00002, 0.006))
@@ -437,7 +437,7 @@ def test_signals_at_any_time_mix_up_no_answers(slow_store, label) -> None:
         EXTENDED,
         EXTENDED,
     ]
-    assert cut > 30
+    assert cut > 10
 
 
 # -- a server that comes back -----------------------------------------------------------------
