@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import redis
@@ -19,8 +19,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
-    rule,
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -44,10 +42,10 @@ from celery_redislock.servers.connections import pools_like
 
 from . import lock_model
 from .lock_model import DONE_TTL, TTL, Claimant, Record, Right, Server
+from .moves import move, wander
 from .virtual_time import TICK, VirtualTime, Way, WeatheredStore, earlier, virtual
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,23 +88,6 @@ TROUBLES = (
 )
 #: Which of those who can, counted from the last that came.
 WHICH = (0, 1, 2, 3)
-
-
-def move(needs: str = "", **options: Sequence[Any]) -> Callable[[F], F]:
-    """A rule of the machine, with what its arguments may be; `needs` names what must be there.
-
-    It is kept in plain sight as well, for `wander`.
-    """
-
-    def decorate(function: F) -> F:
-        drawn = {name: st.sampled_from(values) for name, values in options.items()}
-        decorated = rule(**drawn)(function)
-        if needs:
-            decorated = precondition(lambda self: bool(getattr(self, needs)))(decorated)
-        decorated.needs, decorated.options = needs, options
-        return decorated
-
-    return decorate
 
 
 class Process:
@@ -605,26 +586,12 @@ def machine_of(connect: Callable[[], redis.Redis]) -> LockMachine:
     return type("Machine", (LockMachine,), {"connect": staticmethod(connect)})()
 
 
-def wander(connect: Callable[[], redis.Redis], scene: str, seed: int, steps: int) -> set[str]:
-    """The machine without hypothesis: moves at random, quicker, and nothing is made shorter.
-
-    Returns:
-        What the scripts did and answered.
-
-    Raises:
-        AssertionError: something was not as it must be.
-    """
-    rng = random.Random(seed)
+def way(connect: Callable[[], redis.Redis], scene: str, seed: int, steps: int) -> set[str]:
+    """The machine without hypothesis. Returns what the scripts did and answered."""
     machine = machine_of(connect)
-    moves = {name: f for name, f in vars(LockMachine).items() if hasattr(f, "options")}
     try:
         machine.begin(scene)
-        for _ in range(steps):
-            able = [n for n, f in moves.items() if not f.needs or getattr(machine, f.needs)]
-            name = rng.choice(able)
-            options = moves[name].options
-            getattr(machine, name)(**{key: rng.choice(values) for key, values in options.items()})
-            machine.check()
+        wander(machine, random.Random(seed), steps)
     finally:
         machine.teardown()
     return machine.seen

@@ -20,7 +20,7 @@ from celery_redislock.testing import MemoryServer
 from tests.contract.changed_scripts import rewritten
 from tests.support.servers import RedisServer
 
-from .lock_machine import KEYS, NONE, SCENES, Client, LockMachine, Trouble, machine_of, wander
+from .lock_machine import KEYS, NONE, SCENES, Client, LockMachine, Trouble, machine_of, way
 from .lock_model import TTL
 from .virtual_time import TICK, Way
 
@@ -103,7 +103,7 @@ def test_a_holder_that_is_told_late_keeps_it_with_the_copy_that_came_before(mach
 
 
 def test_on_long_ways_a_lock_gives_every_answer_of_every_script_and_the_models(connect) -> None:
-    ways = [wander(connect, scene, seed, steps=150) for scene in SCENES for seed in range(2)]
+    ways = [way(connect, scene, seed, steps=150) for scene in SCENES for seed in range(2)]
     assert set().union(*ways) == {
         "acquire: Acquired True",
         "acquire: Acquired False",
@@ -127,7 +127,7 @@ def test_on_long_ways_a_lock_gives_every_answer_of_every_script_and_the_models(c
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_so_does_a_lock_in_memory(scene: str) -> None:
-    wander(MemoryServer().new_client, scene, seed=1, steps=100)
+    way(MemoryServer().new_client, scene, seed=1, steps=100)
 
 
 # -- a machine that cannot fail is worth nothing ----------------------------------------------
@@ -137,7 +137,7 @@ def is_found_out(connect: Connect, scene: str) -> bool:
     """Whether something is noticed. It would be in any scene, but later."""
     for seed in range(100):
         try:
-            wander(connect, scene, seed, steps=20)
+            way(connect, scene, seed, steps=20)
         except AssertionError:
             return True
     return False
