@@ -19,7 +19,14 @@ from tests.support import lateness, sharing
 from tests.support.clusters import ClusterSet
 from tests.support.journal import Journal
 from tests.support.rights import as_user, cluster_rights, denials, grant
-from tests.support.servers import SQS, Proxy, RabbitMQ, RedisServer, shared_rabbitmq
+from tests.support.servers import (
+    SQS,
+    Program,
+    Proxy,
+    RabbitMQ,
+    RedisServer,
+    shared_rabbitmq,
+)
 from tests.support.tls import Certificate
 from tests.support.workers import Worker, make_app, running
 
@@ -44,7 +51,7 @@ LONG = (
     *(
         "behaviour/test_turns_nobody_takes",
         "proofs/faults/test_faults",
-        "contract/servers/test_store",
+        "contract/servers/test_trouble",
     ),
     *(
         "behaviour/lock/test_redis_lock",
@@ -112,10 +119,13 @@ def pytest_runtest_makereport() -> Iterator[None]:
 def _nothing_runs_on() -> Iterator[None]:
     """What a fixture has started and not ended is ended here, and is an error."""
     yield
-    left = list(running.values())
-    for process in left:
+    workers, servers = list(running.values()), list(Program.started)
+    for process in workers:
         process.close()
-    assert not left, f"left running: {[process.log_path for process in left]}"
+    for server in servers:
+        server.kill()
+    left = [*(process.log_path for process in workers), *(server.name for server in servers)]
+    assert not left, f"left running: {left}"
 
 
 @pytest.fixture(autouse=True)

@@ -93,6 +93,8 @@ class Program:
         patience: seconds in which it must answer.
     """
 
+    #: Those of this process that were started and not ended.
+    started: ClassVar[set[Program]] = set()
     name: ClassVar[str]
     patience: ClassVar[float] = 30.0
     _process: subprocess.Popen[bytes] | None = None
@@ -116,12 +118,14 @@ class Program:
             self._process.kill()
             self._process.wait()
             self._process = None
+        self.started.discard(self)
 
     def _begin(self, *command: str) -> None:
         none = subprocess.DEVNULL
         self._process = subprocess.Popen(
             command, stdin=none, stdout=none, stderr=none, start_new_session=True
         )
+        self.started.add(self)
         try:
             eventually(self.answers, f"{self.name} answers", self.patience)
         except BaseException:

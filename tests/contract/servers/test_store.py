@@ -231,7 +231,7 @@ def test_a_waiter_sleeps_until_it_is_woken(store, label) -> None:
     woken: list[Any] = []
     thread = threading.Thread(
         target=lambda: woken.append(
-            store.block(calls.acquire(waiter, "woken"), waiter.keys.wake, 5)
+            store.block(calls.acquire(waiter, "woken"), waiter.keys.wake, 20)
         )
     )
     started = clock()
@@ -239,7 +239,7 @@ def test_a_waiter_sleeps_until_it_is_woken(store, label) -> None:
     eventually(lambda: has_sleepers(store), "it sleeps in the server")
     woke_at = clock()
     store.run(calls.settle(holder))
-    thread.join(5)
+    thread.join(30)
     # Its right counts from before the sleep.
     assert started <= taken(woken[0]).sent_at <= woke_at
 
@@ -259,7 +259,7 @@ def test_a_waiter_that_cannot_sleep_says_so_and_does_not_ask_again_at_once(
     taken(store.run(calls.acquire(claim)))
     client.set(claim.keys.wake, "not a list")
     with pytest.raises(LockUnavailable, match="WRONGTYPE"):
-        store.block(calls.acquire(waiter, "woken"), waiter.keys.wake, 5)
+        store.block(calls.acquire(waiter, "woken"), waiter.keys.wake, 20)
     client.delete(claim.keys.lock)
     taken(store.block(calls.acquire(waiter, "woken"), waiter.keys.wake, 5))
 
@@ -292,6 +292,10 @@ def test_tasks_wait_in_a_room_and_are_served(store, client, label) -> None:
     assert room.look().ended == {}
     assert room.drop_all().keys() == {room.entry_id("b"), room.entry_id("newer")}
     assert room.waiting == []
+
+    for task in ("older", "b", "newer"):  # their results are stored
+        store.ask(rooms.forget_ended(room.keys, room.entry_id(task), 5))
+    assert room.look().due_in is None, "no worker looks after it any more"
 
 
 def test_what_ran_is_in_the_history(store, label) -> None:

@@ -59,14 +59,14 @@ def test_whoever_is_woken_has_the_lock_before_it_could_ask(own_redis, own_store,
         replies: list[Any] = []
         thread = threading.Thread(
             target=lambda: replies.append(
-                behind.block(calls.acquire(waiter, "woken"), waiter.keys.wake, 5)
+                behind.block(calls.acquire(waiter, "woken"), waiter.keys.wake, 20)
             )
         )
         thread.start()
         eventually(lambda: client.info("clients")["blocked_clients"], "it sleeps in the server")
         proxy.to_server.block()
         own_store.run(calls.settle(holder))
-        thread.join(5)
+        thread.join(30)
         assert taken(replies[0]).value == client.get(waiter.keys.lock)
         behind.close()
 
