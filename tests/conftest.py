@@ -15,13 +15,18 @@ from celery import Celery, _state
 from celery.result import AsyncResult
 from hypothesis import HealthCheck, settings
 
-from celery_redislock.servers.server import Server
-from tests.support import lateness, scripts, sharing
+from tests.support import lateness, sharing
 from tests.support.clusters import ClusterSet
-from tests.support.drivers import DRIVERS, Driver
 from tests.support.journal import Journal
 from tests.support.rights import as_user, cluster_rights, denials, grant
-from tests.support.servers import SQS, Proxy, RabbitMQ, RedisServer, shared_rabbitmq
+from tests.support.servers import (
+    SQS,
+    Program,
+    Proxy,
+    RabbitMQ,
+    RedisServer,
+    shared_rabbitmq,
+)
 from tests.support.tls import Certificate
 from tests.support.workers import Worker, make_app, running
 
@@ -41,12 +46,12 @@ lateness.witness.start()
 #: and whoever begins such a file last keeps all others waiting.
 LONG = (
     *("behaviour/test_rooms", "behaviour/test_retries", "behaviour/test_scopes"),
-    *("proofs/model/test_rooms", "behaviour/test_releases", "behaviour/test_ends"),
+    *("contract/model/test_rooms", "behaviour/test_releases", "behaviour/test_ends"),
     *("proofs/faults/test_short_", "proofs/faults/test_broken_rooms"),
     *(
         "behaviour/test_turns_nobody_takes",
         "proofs/faults/test_faults",
-        "contract/servers/test_store",
+        "contract/servers/test_trouble",
     ),
     *(
         "behaviour/lock/test_redis_lock",
@@ -114,10 +119,13 @@ def pytest_runtest_makereport() -> Iterator[None]:
 def _nothing_runs_on() -> Iterator[None]:
     """What a fixture has started and not ended is ended here, and is an error."""
     yield
-    left = list(running.values())
-    for process in left:
+    workers, servers = list(running.values()), list(Program.started)
+    for process in workers:
         process.close()
-    assert not left, f"left running: {[process.log_path for process in left]}"
+    for server in servers:
+        server.kill()
+    left = [*(process.log_path for process in workers), *(server.name for server in servers)]
+    assert not left, f"left running: {left}"
 
 
 @pytest.fixture(autouse=True)
@@ -239,40 +247,6 @@ def locks_at(request: pytest.FixtureRequest) -> Any:
 def client(locks_at: Any) -> Iterator[Any]:
     """A client that looks into where the locks are."""
     with locks_at.client() as client:
-        yield client
-
-
-@pytest.fixture(params=DRIVERS)
-def driver(request: pytest.FixtureRequest) -> Driver:
-    return DRIVERS[request.param]
-
-
-@pytest.fixture
-def store(driver: Driver, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """Where the locks are: what holds, holds for every driver."""
-    store = driver.make(request.getfixturevalue)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def declared_keys() -> Iterator[None]:
-    """A script fails that touches a key which was not declared."""
-    with scripts.declared_keys():
-        yield
-
-
-@pytest.fixture
-def raw(driver: Driver, store: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A client that looks into what `store` is in, and decodes nothing."""
-    with driver.look(store, request.getfixturevalue, False) as client:
-        yield client
-
-
-@pytest.fixture
-def inside(driver: Driver, store: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A client that looks into what `store` is in."""
-    with driver.look(store, request.getfixturevalue, True) as client:
         yield client
 
 

@@ -18,8 +18,8 @@ from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.servers.cluster import Cluster
 from celery_redislock.servers.factory import server_at
 from celery_redislock.servers.urls import source_from_url
+from tests.contract.claims import busy, extended, extension, make_claim, outcomes, taken
 from tests.contract.servers.test_cluster import names_on
-from tests.contract.servers.test_store import busy, extended, extension, make_claim, outcomes, taken
 from tests.support.clusters import ClusterSet
 from tests.support.looking import make_app, run, take
 from tests.support.tls import Certificate

@@ -9,16 +9,16 @@ from __future__ import annotations
 import dataclasses
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
+import redis
+from fakeredis import FakeRedis
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
-    rule,
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -38,15 +38,14 @@ from celery_redislock.protocol.claims import (
 )
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.waiting import Block, Try
-from celery_redislock.servers.urls import source_from_url
-from tests.support.servers import RedisServer
+from celery_redislock.servers.connections import pools_like
 
 from . import lock_model
 from .lock_model import DONE_TTL, TTL, Claimant, Record, Right, Server
+from .moves import move, wander
 from .virtual_time import TICK, VirtualTime, Way, WeatheredStore, earlier, virtual
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,30 +90,15 @@ TROUBLES = (
 WHICH = (0, 1, 2, 3)
 
 
-def move(needs: str = "", **options: Sequence[Any]) -> Callable[[F], F]:
-    """A rule of the machine, with what its arguments may be; `needs` names what must be there.
-
-    It is kept in plain sight as well, for `wander`.
-    """
-
-    def decorate(function: F) -> F:
-        drawn = {name: st.sampled_from(values) for name, values in options.items()}
-        decorated = rule(**drawn)(function)
-        if needs:
-            decorated = precondition(lambda self: bool(getattr(self, needs)))(decorated)
-        decorated.needs, decorated.options = needs, options
-        return decorated
-
-    return decorate
-
-
 class Process:
     """A process with its own connections, which notices a restart when it next asks."""
 
-    def __init__(self, server: RedisServer, time: VirtualTime) -> None:
-        self.store = WeatheredStore(source_from_url(server.url))
+    def __init__(self, client: redis.Redis, time: VirtualTime) -> None:
+        self.store = WeatheredStore(pools_like(client))
         self.store.way = Way()
         self.store.contact = self._contact
+        if isinstance(client, FakeRedis):
+            self.store.watch.meet = lambda connection: iter(())  # type: ignore[method-assign]
         self._time = time
         self._restarted = False
         self._noticed_at: int | None = None
@@ -162,18 +146,19 @@ KEYS = lock_keys("model", "the lock")
 class LockMachine(RuleBasedStateMachine):
     """One lock, some that want it, and whatever may happen to them, to the server and between."""
 
-    server: RedisServer
+    #: Makes a client of the server, which the machine empties.
+    connect: Callable[[], redis.Redis]
 
     def __init__(self) -> None:
         super().__init__()
-        self.redis = self.server.client()
+        self.redis = self.connect()
         self.redis.flushdb()
         self.time = VirtualTime(self.redis)
         self._virtual = virtual(self.time)
         self._virtual.__enter__()
         self.model = Server()
         self.all: list[Client] = []
-        self.processes = [Process(self.server, self.time) for _ in range(2)]
+        self.processes = [Process(self.redis, self.time) for _ in range(2)]
         for process in self.processes:
             assert process.store.ask(calls.holder_of(KEYS, TTL * TICK)) is None
         self.answer: Any = None
@@ -505,7 +490,9 @@ class LockMachine(RuleBasedStateMachine):
             assert trouble.lost == "for good"
 
     def _restart(self) -> None:
-        """The server forgets everything."""
+        """The server forgets everything. Memory does not restart."""
+        if isinstance(self.redis, FakeRedis):
+            return
         self.redis.flushdb()
         self.redis.script_flush()
         for process in self.processes:
@@ -595,26 +582,16 @@ class LockMachine(RuleBasedStateMachine):
         way.before, way.mirror, way.after = before, mirror, after
 
 
-def wander(server: RedisServer, scene: str, seed: int, steps: int) -> set[str]:
-    """The machine without hypothesis: moves at random, quicker, and nothing is made shorter.
+def machine_of(connect: Callable[[], redis.Redis]) -> LockMachine:
+    return type("Machine", (LockMachine,), {"connect": staticmethod(connect)})()
 
-    Returns:
-        What the scripts did and answered.
 
-    Raises:
-        AssertionError: something was not as it must be.
-    """
-    rng = random.Random(seed)
-    machine = type("Machine", (LockMachine,), {"server": server})()
-    moves = {name: f for name, f in vars(LockMachine).items() if hasattr(f, "options")}
+def way(connect: Callable[[], redis.Redis], scene: str, seed: int, steps: int) -> set[str]:
+    """The machine without hypothesis. Returns what the scripts did and answered."""
+    machine = machine_of(connect)
     try:
         machine.begin(scene)
-        for _ in range(steps):
-            able = [n for n, f in moves.items() if not f.needs or getattr(machine, f.needs)]
-            name = rng.choice(able)
-            options = moves[name].options
-            getattr(machine, name)(**{key: rng.choice(values) for key, values in options.items()})
-            machine.check()
+        wander(machine, random.Random(seed), steps)
     finally:
         machine.teardown()
     return machine.seen

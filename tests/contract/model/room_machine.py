@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import redis
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
 from celery_redislock.protocol import calls, notes, rooms
 from celery_redislock.protocol.claims import (
@@ -32,6 +33,8 @@ from celery_redislock.protocol.claims import (
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
 from tests.contract.scripts.a_room import SLOT, TTL, Room
+
+from .moves import move, wander
 
 #: What a task's policy is called, and how it is parked.
 POLICIES: dict[str, dict[str, Any]] = {
@@ -51,6 +54,10 @@ NOON = 1_700_049_600_000
 OFFERED_FOR = 3600.0
 #: So many tasks at once, so that none is behind what a script looks at in one step.
 CROWD = 9
+#: Which of those who can.
+WHICH = range(10)
+#: How it begins: the lock's slots, who waits, and whether copies of their messages are under way.
+LIMITS, BEHIND, ARE_COPIED = (1, 1, 2, 3), (*POLICIES, "coalesce"), (False, False, True)
 
 
 @dataclasses.dataclass(eq=False)
@@ -120,9 +127,9 @@ class RoomMachine(RuleBasedStateMachine):
     met: ClassVar[set[str]]
 
     @initialize(
-        limit=st.sampled_from([1, 1, 2, 3]),
-        behind=st.lists(st.sampled_from([*POLICIES, "coalesce"]), max_size=4),
-        are_copied=st.sampled_from([False, False, True]),
+        limit=st.sampled_from(LIMITS),
+        behind=st.lists(st.sampled_from(BEHIND), max_size=4),
+        are_copied=st.sampled_from(ARE_COPIED),
     )
     def open(self, limit: int, behind: list[str], are_copied: bool = False) -> None:
         """All slots are taken, and some wait, perhaps with copies of their messages under way."""
@@ -145,11 +152,24 @@ class RoomMachine(RuleBasedStateMachine):
 
     # -- what happens -----------------------------------------------------------------------------
 
-    @precondition(lambda self: len(self.waiting) + len(self.refused) < CROWD)
-    @rule(
-        policy=st.sampled_from([*POLICIES, *NEWEST, *NEWEST]),
-        is_late=st.booleans(),
-        after=st.sampled_from([0, 1]),
+    @property
+    def has_space(self) -> bool:
+        return len(self.waiting) + len(self.refused) < CROWD
+
+    @property
+    def able_to_be_lost(self) -> list[Message]:
+        """Messages that the room sent: their tasks are still in it."""
+        return [message for message in self.messages if message.member and not message.is_copy]
+
+    @property
+    def is_looked_after(self) -> bool:
+        return self._noted() is not None
+
+    @move(
+        "has_space",
+        policy=(*POLICIES, *NEWEST, *NEWEST),
+        is_late=(False, True),
+        after=(0, 1),
     )
     def one_is_sent(self, policy: str, is_late: bool, after: int = 0) -> None:
         """A late one is still with the broker, and was sent before those that overtake it."""
@@ -160,8 +180,7 @@ class RoomMachine(RuleBasedStateMachine):
         if not is_late:
             self._comes(self.messages.pop())
 
-    @precondition(lambda self: self.messages)
-    @rule(which=st.integers(0, 9), again=st.sampled_from(["", "", "a copy", "as it was"]))
+    @move("messages", which=WHICH, again=("", "", "a copy", "as it was"))
     def a_message_comes(self, which: int, again: str) -> None:
         """Another copy may be under way, or a reply will be lost, so that the same asks again."""
         message = self.messages.pop(which % len(self.messages))
@@ -170,24 +189,16 @@ class RoomMachine(RuleBasedStateMachine):
             self.messages.append(dataclasses.replace(message, is_copy=is_copy))
         self._comes(message)
 
-    @precondition(lambda self: any(m.member and not m.is_copy for m in self.messages))
-    @rule(which=st.integers(0, 9))
+    @move("able_to_be_lost", which=WHICH)
     def a_message_is_lost(self, which: int) -> None:
-        """Those that the room sent may be: their tasks are still in it."""
-        able = [message for message in self.messages if message.member and not message.is_copy]
+        able = self.able_to_be_lost
         self.messages.remove(able[which % len(able)])
 
-    @precondition(lambda self: self.refused)
-    @rule(which=st.integers(0, 9))
+    @move("refused", which=WHICH)
     def a_refused_one_is_parked(self, which: int) -> None:
         self._parks(self.refused.pop(which % len(self.refused)))
 
-    @precondition(lambda self: self.inside)
-    @rule(
-        which=st.integers(0, 9),
-        publishes=st.sampled_from([True, True, True, False]),
-        unknown=st.sampled_from([0, 0, 0, 1, CROWD]),
-    )
+    @move("inside", which=WHICH, publishes=(True, True, True, False), unknown=(0, 0, 0, 1, CROWD))
     def one_ends(self, which: int, publishes: bool, unknown: int = 0) -> None:
         task = list(self.inside)[which % len(self.inside)]
         claim, _ = self.inside.pop(task)
@@ -203,8 +214,7 @@ class RoomMachine(RuleBasedStateMachine):
         if due is not None and unknown:
             self._looks(unknown, [due])
 
-    @precondition(lambda self: self.inside)
-    @rule(which=st.integers(0, 9))
+    @move("inside", which=WHICH)
     def one_dies_and_its_message_comes_back(self, which: int) -> None:
         task = list(self.inside)[which % len(self.inside)]
         claim, message = self.inside.pop(task)
@@ -216,24 +226,22 @@ class RoomMachine(RuleBasedStateMachine):
         if message is not None:
             self.messages.append(dataclasses.replace(message, is_copy=True))
 
-    @precondition(lambda self: self.waiting)
-    @rule(which=st.integers(0, 9))
+    @move("waiting", which=WHICH)
     def one_is_revoked(self, which: int) -> None:
         self.waiting[which % len(self.waiting)].task.is_revoked = True
 
-    @rule(ms=st.sampled_from([1, 999, 4_000, 4_999, 5_000, 10_000, 20_000, 60_000, 3_600_000]))
+    @move(ms=(1, 999, 4_000, 4_999, 5_000, 10_000, 20_000, 60_000, 3_600_000))
     def time_passes(self, ms: int) -> None:
         self._passes(ms)
 
-    @precondition(lambda self: self._noted() is not None)
-    @rule(unknown=st.sampled_from([0, 0, 0, 1, 2, CROWD]))
+    @move("is_looked_after", unknown=(0, 0, 0, 1, 2, CROWD))
     def the_room_is_due(self, unknown: int) -> None:
         due = self._noted()
         assert due is not None
         self._passes(max(int(due) - self.room.now, 0))
         self.somebody_looks(unknown)
 
-    @rule(unknown=st.sampled_from([0, 0, 1, 2, CROWD]))
+    @move(unknown=(0, 0, 1, 2, CROWD))
     def somebody_looks(self, unknown: int) -> None:
         """Somebody who cannot publish the first so many."""
         self._looks(unknown, [])
@@ -271,7 +279,7 @@ class RoomMachine(RuleBasedStateMachine):
         if due is None and not (look.ended or look.too_long):
             assert look.due_in is None or look.due_in > 0, "it looks without end"
 
-    @rule()
+    @move()
     def a_lock_outside_of_tasks_asks(self) -> None:
         """A `RedisLock`, which cannot publish tasks."""
         noted = self._noted()
@@ -316,6 +324,11 @@ class RoomMachine(RuleBasedStateMachine):
         if self.waiting or self.ended:
             assert noted is not None, "nobody would look after them"
             assert noted <= max(self.room.now, self._due()), "they are looked after too late"
+
+    def check(self) -> None:
+        """Both of these."""
+        self.each_task_waits_once()
+        self.the_server_holds_what_the_list_says()
 
     def teardown(self) -> None:
         """Whatever happened, everybody who waits runs, or ends as its policy says."""
@@ -620,3 +633,13 @@ class RoomMachine(RuleBasedStateMachine):
         self.met.add(f"{question}: {type(reply).__name__} {getattr(reply, 'relation', '')}".strip())
         if isinstance(reply, Offered) and reply.gives_up:
             self.met.add(f"{question}: gives up")
+
+
+def way(machine: RoomMachine, seed: int, steps: int = 40) -> None:
+    """The machine without hypothesis."""
+    rng = random.Random(seed)
+    behind = [rng.choice(BEHIND) for _ in range(rng.randrange(5))]
+    machine.open(rng.choice(LIMITS), behind, rng.choice(ARE_COPIED))
+    machine.check()
+    wander(machine, rng, steps)
+    machine.teardown()
