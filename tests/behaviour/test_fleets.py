@@ -45,7 +45,7 @@ def test_a_fleet_that_does_not_know_a_task_does_not_delay_its_turn(
     # Time enough for the others to look at the room again and again.
     never(lambda: starts(journal, label, result.id), "somebody else ran it", 12)
     start_worker(app=A, queues=queue, conf=lock_conf)
-    eventually(lambda: starts(journal, label, result.id), "it runs", 60)
+    eventually(lambda: starts(journal, label, result.id), "it runs", 15)
     assert result.get(timeout=20) == label
     eventually(room.is_empty, "the room is empty")
     assert starts(journal, label, result.id) == 1
