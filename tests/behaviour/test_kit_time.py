@@ -25,6 +25,7 @@ from celery_redislock import (
     Wait,
 )
 from celery_redislock.testing import MemoryLocks, hold_lock, memory_locks
+from tests.behaviour.looking import Keys
 from tests.support.waiting import eventually
 
 SPANS = [1, 5, 20, 3600]
@@ -71,9 +72,9 @@ class Stage:
         elif kind == "pauses":
             assert task.delay().get(timeout=30) == "ran"
         result = task.delay()
-        room, waiters = task.keys_of_call((), {}).room, task.keys_of_call((), {}).waiters
+        keys = Keys(task.lock_key_for())
         eventually(
-            lambda: self.locks.client.exists(room, waiters) or self.locks.outcomes(task),
+            lambda: self.locks.client.exists(keys.room, keys.waiters) or self.locks.outcomes(task),
             f"{task.name} waits",
         )
         if kind != "gives up" and held is not None:
