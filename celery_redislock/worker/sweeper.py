@@ -27,8 +27,8 @@ SWEEP_EVERY: Final = 2.0
 #: Seconds for which a sweep publishes the tasks of one room that are due: enough for hundreds of
 #: tasks that give up, but for only one if the broker does not answer.
 PUBLISHES_FOR: Final = 0.5
-#: Seconds by which a worker looks later at a room of which it had to pass over a task: or else those
-#: who can publish that task may look while it has it in its hands, each time. In so many rooms.
+#: Seconds by which a worker looks later at a room of which it had to pass over a task, in so many
+#: rooms: or else those who can publish that task may look while it has it in its hands, each time.
 GIVES_WAY: Final = 0.5
 GIVES_WAY_IN: Final = 1000
 #: Seconds without a sweep after which a worker looks at every room, due or not: others may have put

@@ -63,14 +63,6 @@ def test_a_body_that_holds_the_interpreters_lock_beyond_its_ttl_keeps_its_lock(
     assert result.get(timeout=30) == {"key": key, "lost": False}
 
 
-def test_a_stopped_child_keeps_its_lock(start, stop, locks_of):
-    result, entry = start("watches_lock", 5.0)
-    stop(entry.pid)
-    never(lambda: not locks_of(result.id), "the lock, with a ttl of 2 s, lapsed", 3.5)
-    go_on(entry.pid)
-    assert result.get(timeout=20) == "kept"
-
-
 def test_a_stopped_child_is_told_when_its_lock_is_lost(start, stop, client, locks_of):
     result, entry = start("watches_lock", 15.0)
     (key,) = locks_of(result.id)

@@ -268,6 +268,7 @@ def redelivered(scene: Kept) -> None:
 
 
 def in_an_outage(scene: Kept) -> None:
+    scene.stage.worker("away")  # it may take longer to start than the lock is kept for X
     x = scene.bring("defers_outage", "stand")
     with cut_off(scene):
         scene.hand_to("away")
@@ -302,7 +303,7 @@ class Elsewhere(NamedTuple):
     error: type[Exception] | None = None
 
     def __call__(self, scene: Kept) -> None:
-        scene.stage.worker(self.by)  # it may take longer to start than the lock is kept for X
+        scene.stage.worker(self.by)
         x = scene.bring(self.name)
         scene.hand_to(self.by)
         at = scene.ended(x, "SUCCESS" if self.error is None else "FAILURE")

@@ -27,34 +27,6 @@ def start_of(journal, label, index=0, timeout=30):
     return eventually(lambda: journal.read(label, "start")[index:], "it runs", timeout)[0]
 
 
-@pytest.mark.parametrize(
-    ("how", "state"),
-    [
-        ("return", "SUCCESS"),
-        ("raise", "FAILURE"),
-        ("reject", "FAILURE"),
-        ("ignore", "PENDING"),
-    ],
-)
-def test_an_exit_by_the_body_frees_the_lock(worker, sender, journal, label, locks_of, how, state):
-    result = sender.send_task("long_ttl", [label, 0.5, how], queue=QUEUE)
-    start_of(journal, label)
-    assert locks_of(result.id)
-    eventually(lambda: journal.count(label, "end") == 1, "it ended")
-    eventually(lambda: not locks_of(result.id), "the lock is free")
-    if how != "reject":  # before Celery 5.6 a rejected task stays pending
-        eventually(lambda: result.state == state, f"its state is {state}")
-
-
-@pytest.mark.parametrize("task", ["replaces", "autoretries"])
-def test_replace_and_autoretry_free_the_lock(worker, sender, journal, label, locks_of, task):
-    result = sender.send_task(task, [label], queue=QUEUE)
-    assert result.get(timeout=20)
-    assert journal.count(label, "start") == 2
-    assert not locks_of(result.id)
-    assert journal.overlaps(label) == []
-
-
 def test_a_soft_time_limit_frees_the_lock(worker, sender, journal, label, locks_of):
     result = sender.send_task("limited", [label, 30.0], queue=QUEUE)
     with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
@@ -103,16 +75,6 @@ def test_a_hard_time_limit_frees_the_lock_and_not_before_the_body_ended(
     working = [e.at for e in journal.read(label, "working") if e.pid == entry.pid]
     assert working, "the first one's finally block worked while it was being killed"
     assert max(working) < second.at
-
-
-@pytest.mark.parametrize("signame", ["SIGTERM", "SIGKILL"])
-def test_a_revoke_with_terminate_frees_the_lock(worker, sender, journal, label, locks_of, signame):
-    result = sender.send_task("long_ttl", [label, 60.0], queue=QUEUE)
-    start_of(journal, label)
-    sender.control.revoke(result.id, terminate=True, signal=signame)
-    with pytest.raises(TaskRevokedError):
-        result.get(timeout=20)
-    eventually(lambda: not locks_of(result.id), "the lock is free long before its ttl")
 
 
 def test_what_the_runbook_says_first_ends_a_run_that_hangs_and_frees_its_lock(

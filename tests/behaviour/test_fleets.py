@@ -111,12 +111,3 @@ def test_an_app_with_another_broker_leaves_a_turn_to_those_who_have_the_broker(
         eventually(room.is_empty, "the room is empty")
     assert starts(journal, label, result.id) == 1
     assert result.id not in other.log()
-
-
-def test_projects_that_only_a_key_prefix_tells_apart_have_locks_of_their_own(conf, label):
-    prefixes = set()
-    for each in ("production:", "staging:"):
-        options = {"broker_transport_options": {"global_keyprefix": each}}
-        with fleet("a", {**conf, **options}) as app:
-            prefixes.add(app.tasks["a_job"].lock_key_for(label).split(":{")[0])
-    assert prefixes == {"production:redislock", "staging:redislock"}

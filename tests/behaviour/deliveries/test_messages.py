@@ -75,24 +75,6 @@ def sent_twice(worker, journal, started, send):
     return holder.get(timeout=10), duplicate.get(timeout=20), duplicate.id
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_what_a_message_says_beside_its_arguments_is_kept(
-    worker, sender, journal, label, queue, started, policy
-):
-    """The duplicate's last message says what the holder's, which ran at once, said."""
-
-    def send(seconds):
-        sent = signature(f"describe_{policy}", (label, seconds), app=sender).stamp(tenant="blue")
-        more = {"argsrepr": "<secret>", "kwargsrepr": "<hidden>", "priority": 6}
-        return sent.apply_async(queue=queue, **more)
-
-    said, again, _ = sent_twice(worker, journal, started, send)
-    assert (said["argsrepr"], said["kwargsrepr"]) == ("<secret>", "<hidden>")
-    assert (said["stamped_headers"], said["stamps"]["tenant"]) == (["tenant"], "blue")
-    assert said["priority"] == 6
-    assert again == said
-
-
 #: All that a caller can say of a message, and tools such as django-celery-beat do say.
 SAID = {
     "compression": "gzip",
@@ -127,7 +109,7 @@ def broker(request, conf, start_here):
     return url, start_here(broker_url=url)
 
 
-@pytest.mark.parametrize("policy", ["defer", "queue"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_every_property_and_header_is_kept(broker, conf, queue, journal, label, started, policy):
     """Its task sees what the holder's, whose message came straight, sees."""
     url, worker = broker
@@ -139,7 +121,8 @@ def test_every_property_and_header_is_kept(broker, conf, queue, journal, label, 
             return sent.apply_async(queue=queue, **SAID)
 
         shown, again, duplicate_id = sent_twice(worker, journal, started, send)
-    assert lines_of(worker, duplicate_id, "deferred for" if policy == "defer" else "queued")
+    said = {"defer": "deferred for", "queue": "queued", "coalesce": "coalesced"}[policy]
+    assert lines_of(worker, duplicate_id, said)
     assert again == shown
     properties = shown["properties"]
     assert properties["message_id"] == "its-own"

@@ -71,18 +71,6 @@ def test_a_duplicate_that_is_deferred_for_less_than_a_second_runs_later_once(
     assert journal.overlaps(label) == []
 
 
-def test_several_duplicates_run_one_after_another_once_each(shared, journal, label, started):
-    _, send = shared
-    holder = send("defer_half", label, None)
-    started()
-    duplicates = [send("defer_half", label, 0.0) for _ in range(3)]
-    never(lambda: any(each.ready() for each in duplicates), "one ended too early", 1.5)
-    journal.let_go(holder.id)
-    assert [each.get(timeout=60) for each in duplicates] == [label] * 3
-    never(lambda: journal.count(label, "start") > 4, "one runs twice", 1.5)
-    assert journal.overlaps(label) == []
-
-
 def test_a_redelivered_message_is_put_off_and_runs_when_the_dead_holders_lock_has_lapsed(
     start_worker, app_of, quorum, queue, journal, label, started
 ):

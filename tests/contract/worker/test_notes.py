@@ -199,18 +199,3 @@ def test_a_note_stays_if_the_connection_is_lost_after_the_acknowledgement(
     await_line(worker, "Connection to broker lost")
     way.reconnect()
     stays(result, 9.0)
-
-
-def test_a_note_stays_if_the_connection_was_lost_before_the_acknowledgement(
-    start, send_here, stays, journal, label, broker, way
-):
-    worker = start(pool="threads", conf={"broker_url": way.in_front_of(broker)})
-    result = send_here("late", label, None)
-    eventually(lambda: journal.count(label, "start"), "it runs")
-    way.cut_off()
-    await_line(worker, "Connection to broker lost")
-    way.reconnect()
-    journal.let_go(result.id)
-    assert result.get(timeout=30)
-    stays(result)
-    assert journal.count(label, "start") == 1
