@@ -97,24 +97,6 @@ for name, base in CONTEXTS.items():
     singleton(name=name, base=base)(in_context)
 
 
-# -- reserved when it is sent -----------------------------------------------------------------
-
-
-@singleton(name="grown", lock_scope="queued+running")
-def grown(self: Any, label: str) -> str:
-    """Does not have the new argument yet, which the sender's code has."""
-    journal.write("start", label, self.request)
-    return label
-
-
-def no_key(label: str) -> str:
-    raise LookupError(f"no account of {label}")
-
-
-singleton(name="keyless", lock_scope="queued+running", lock_key=no_key)(body)
-singleton(name="reserved", lock_scope="queued+running")(body)
-
-
 # -- replaced by a canvas of its own ----------------------------------------------------------
 
 

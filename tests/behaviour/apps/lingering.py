@@ -34,5 +34,5 @@ def deferred(self: Any, label: str) -> None:
 
 
 OPTIONS = {"base": SingletonTask, "bind": True, "lock_key": "{label}", "soft_time_limit": 2}
-app.task(name="deferred", on_conflict=Defer(delay=4), **OPTIONS)(deferred)
-app.task(name="deferred_late", on_conflict=Defer(delay=4), acks_late=True, **OPTIONS)(deferred)
+app.task(name="deferred", on_conflict=Defer(delay=3), **OPTIONS)(deferred)
+app.task(name="deferred_late", on_conflict=Defer(delay=3), acks_late=True, **OPTIONS)(deferred)

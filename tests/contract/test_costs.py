@@ -12,7 +12,6 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from celery import Celery
@@ -28,7 +27,6 @@ from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.node import Node
 from celery_redislock.servers.scripts import sha_of, text_of
 from celery_redislock.servers.urls import source_from_url
-from tests.support import lateness
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT
@@ -250,25 +248,6 @@ def test_a_duplicate_that_is_turned_away_costs_one_round_trip(send, lock_server,
     assert sent == ["acquire"] * 3
 
 
-#: A few more than there are. Fewer are wanted: they are what our Python costs.
-@pytest.mark.parametrize(("name", "most"), [("runs", 120), ("is_skipped", 119)])
-def test_a_delivery_makes_so_many_calls_of_ours(
-    start_worker, sender, conf, queue, label, name, most
-):
-    with RedisLock(conf["redislock_url"], label):
-        for task, *args in (
-            *((name, label, n) for n in range(5)),  # connections, scripts, caches
-            ("count",),
-            *((name, label, n) for n in range(20)),
-        ):
-            sender.send_task(task, args, queue=queue)
-        counted = sender.send_task("counted", queue=queue)
-        where = {"app": "tests.behaviour.apps.counted", "pool": "solo", "queues": queue}
-        start_worker("-l", "ERROR", wait=False, **where)  # a line in the log is calls too
-        made = counted.get(timeout=30) / 20
-    assert made <= most, made
-
-
 @pytest.mark.parametrize(
     "name",
     ["skip", "skip_result", "refuse", "queued", "coalesced", "replaced_sometime", "defer_long"],
@@ -359,25 +338,23 @@ def grown(act: Callable[[], object], times: int) -> tuple[float, int]:
     tracemalloc.start()
     try:
         act()
-        gc.collect()
-        noted, before = traced_of(lateness), tracemalloc.get_traced_memory()[0]
+        before = held()
         tracemalloc.reset_peak()
+        base = tracemalloc.get_traced_memory()[0]
         act()
-        most = tracemalloc.get_traced_memory()[1] - before
+        most = tracemalloc.get_traced_memory()[1] - base
         for _ in range(times):
             act()
-        gc.collect()
-        left = tracemalloc.get_traced_memory()[0] - before
-        return (left - (traced_of(lateness) - noted)) / times, most
+        return (held() - before) / times, most
     finally:
         tracemalloc.stop()
 
 
-def traced_of(module: ModuleType) -> int:
-    """Bytes that a module's lines have allocated since tracing began, and hold."""
-    mine = tracemalloc.Filter(True, str(module.__file__))
-    taken = tracemalloc.take_snapshot().filter_traces([mine])
-    return sum(each.size for each in taken.traces)
+def held() -> int:
+    """Bytes that are allocated, but for those of the tests' own tools, which have threads."""
+    gc.collect()
+    others = tracemalloc.Filter(False, "*/tests/support/*")
+    return sum(each.size for each in tracemalloc.take_snapshot().filter_traces([others]).traces)
 
 
 @pytest.mark.parametrize(

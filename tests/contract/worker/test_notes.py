@@ -9,17 +9,18 @@ import signal
 import pytest
 
 from tests.behaviour.deliveries.conftest import await_line
-from tests.behaviour.test_retries import IMPATIENT, needs_impatience
+from tests.behaviour.ends_stage import IMPATIENT, needs_impatience
 from tests.support.servers import Proxy
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
 
-APP = "tests.behaviour.apps.forgetful"
+APP = "tests.contract.worker.forgetful"
 #: Seconds: what is left of a note that stays is more.
 LONG = 500
+POOLS = ("prefork", "threads", "solo", "gevent")
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
+@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
 def broker(request, redis_server):
     """The URL of each broker, in turn."""
     if request.param == "redis":
@@ -27,9 +28,43 @@ def broker(request, redis_server):
     return request.getfixturevalue("rabbitmq").url
 
 
+@pytest.fixture(scope="module")
+def sender(conf, broker):
+    settings = {k: v for k, v in conf.items() if not k.startswith("test_")}
+    with make_app({**settings, "broker_url": broker}) as app:
+        yield app
+
+
+@pytest.fixture(scope="module")
+def shared(start_module_worker, broker):
+    """The queue of a worker with this pool, which forgets soon."""
+    started = {}
+
+    def shared(pool):
+        if pool not in started:
+            where = {"queues": f"notes-{pool}", "pool": pool}
+            conf = {"broker_url": broker, "worker_prefetch_multiplier": 4}
+            slots = 1 if pool == "solo" else 2
+            started[pool] = start_module_worker(app=APP, concurrency=slots, conf=conf, **where)
+        return started[pool]
+
+    return shared
+
+
+@pytest.fixture
+def threads(shared):
+    return shared("threads")
+
+
+@pytest.fixture
+def send(sender):
+    """Sends to the shared worker with this pool."""
+    return lambda name, *args, pool="threads": sender.send_task(name, args, queue=f"notes-{pool}")
+
+
 @pytest.fixture
 def start(start_worker, queue, broker):
-    """Starts a worker that forgets soon."""
+    """Starts a worker of this test's own, which forgets soon."""
 
     def start(**options):
         conf = {"broker_url": broker, **options.pop("conf", {})}
@@ -39,12 +74,8 @@ def start(start_worker, queue, broker):
 
 
 @pytest.fixture
-def send_here(conf, broker, queue):
-    """Sends a task by name, by the test's broker."""
-    settings = {k: v for k, v in conf.items() if not k.startswith("test_")}
-    app = make_app({**settings, "broker_url": broker})
-    yield lambda name, *args: app.send_task(name, args, queue=queue)
-    app.close()
+def send_here(sender, queue):
+    return lambda name, *args: sender.send_task(name, args, queue=queue)
 
 
 @pytest.fixture
@@ -70,24 +101,21 @@ def stays(notes_of):
     return stays
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
-def test_a_note_is_forgotten_once_its_message_is_acknowledged(
-    start, send_here, notes_of, pool, label
-):
-    start(pool=pool, concurrency=1 if pool == "solo" else 2)
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_note_is_forgotten_once_its_message_is_acknowledged(shared, send, notes_of, pool, label):
+    shared(pool)
     # In a solo worker `skip` is acknowledged after its body, too.
-    results = [send_here(("skip", "late")[n % 2], f"{label}-{n}") for n in range(6)]
+    results = [send(("skip", "late")[n % 2], f"{label}-{n}", pool=pool) for n in range(6)]
     for result in results:
         assert result.get(timeout=60)
     assert notes_of(results[-1])
     eventually(lambda: not any(map(notes_of, results)), "the notes are forgotten")
 
 
-def test_so_is_the_note_of_one_that_was_turned_away(start, send_here, notes_of, journal, label):
-    start(pool="threads", concurrency=2)
-    first = send_here("late", label, None)
+def test_so_is_the_note_of_one_that_was_turned_away(threads, send, notes_of, journal, label):
+    first = send("late", label, None)
     eventually(lambda: journal.count(label, "start"), "it runs")
-    second = send_here("late", label)
+    second = send("late", label)
     eventually(lambda: second.state == "REVOKED", "the second one is skipped")
     assert notes_of(second)
     eventually(lambda: not notes_of(second), "its note is forgotten")
@@ -96,24 +124,23 @@ def test_so_is_the_note_of_one_that_was_turned_away(start, send_here, notes_of, 
 
 
 def test_so_is_the_note_of_a_message_that_waited_in_the_worker(
-    start, send_here, notes_of, journal, label
+    threads, send, notes_of, journal, label
 ):
     """It is acknowledged as its task begins to run."""
-    worker = start(pool="threads", conf={"worker_prefetch_multiplier": 4})
-    occupies = send_here("occupies", label)
-    eventually(lambda: journal.count(label, "start"), "the only slot is taken")
-    waits = send_here("skip", f"{label}-waits")
-    await_line(worker, waits.id, "received")
+    occupy = [send("occupies", label) for _ in range(2)]
+    eventually(lambda: journal.count(label, "start") == 2, "all slots are taken")
+    waits = send("skip", f"{label}-waits")
+    await_line(threads, waits.id, "received")
     never(lambda: journal.count(f"{label}-waits", "start"), "it runs", 1.2)
-    journal.let_go(occupies.id)
+    for each in occupy:
+        journal.let_go(each.id)
     assert waits.get(timeout=30)
     assert notes_of(waits)
     eventually(lambda: not notes_of(waits), "its note is forgotten")
 
 
-def test_so_are_those_of_a_task_that_is_retried_and_fails(start, send_here, notes_of, label):
-    start()
-    result = send_here("fails_late", label)
+def test_so_are_those_of_a_task_that_is_retried_and_fails(threads, send, notes_of, label):
+    result = send("fails_late", label)
     eventually(lambda: result.state == "FAILURE", "its retry has failed")
     assert notes_of(result)
     eventually(lambda: not notes_of(result), "the notes of both attempts are forgotten")
@@ -140,10 +167,10 @@ def test_the_note_of_a_worker_that_is_killed_stays_and_the_copy_does_not_run(
     assert journal.count(label, "start") == 1
 
 
-def test_the_note_of_a_redelivered_message_stays(start, send_here, stays, journal, label):
+def test_the_note_of_a_redelivered_message_stays(shared, send, stays, journal, label):
     """There may be more copies."""
-    start()
-    result = send_here("late", label, None)
+    shared("prefork")
+    result = send("late", label, None, pool="prefork")
     (entry,) = eventually(lambda: journal.read(label, "start"), "it runs")
     os.kill(entry.pid, signal.SIGKILL)
     eventually(lambda: journal.count(label, "start") == 2, "it runs again")
@@ -172,18 +199,3 @@ def test_a_note_stays_if_the_connection_is_lost_after_the_acknowledgement(
     await_line(worker, "Connection to broker lost")
     way.reconnect()
     stays(result, 9.0)
-
-
-def test_a_note_stays_if_the_connection_was_lost_before_the_acknowledgement(
-    start, send_here, stays, journal, label, broker, way
-):
-    worker = start(pool="threads", conf={"broker_url": way.in_front_of(broker)})
-    result = send_here("late", label, None)
-    eventually(lambda: journal.count(label, "start"), "it runs")
-    way.cut_off()
-    await_line(worker, "Connection to broker lost")
-    way.reconnect()
-    journal.let_go(result.id)
-    assert result.get(timeout=30)
-    stays(result)
-    assert journal.count(label, "start") == 1
