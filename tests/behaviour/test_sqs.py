@@ -21,7 +21,7 @@ def sqs_conf(sqs):
 
 @pytest.fixture(scope="module")
 def sqs_sender(conf, sqs_conf):
-    with make_app({**{k: v for k, v in conf.items() if k[:5] != "test_"}, **sqs_conf}) as app:
+    with make_app({**conf, **sqs_conf}) as app:
         yield app
 
 

@@ -21,7 +21,6 @@ import redis
 from celery import Celery, shared_task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.signals import task_postrun
-from celery.worker.control import inspect_command
 
 from celery_redislock import (
     Coalesce,
@@ -30,7 +29,6 @@ from celery_redislock import (
     LockLost,
     Queue,
     Raise,
-    RedisLock,
     Replace,
     SingletonTask,
     Skip,
@@ -38,7 +36,6 @@ from celery_redislock import (
     current_lock,
     lock_conflict,
 )
-from celery_redislock.lock.forks import between_forks
 from tests.support.journal import Journal
 from tests.support.unique import UNIQUE
 
@@ -65,12 +62,6 @@ if beat := CONF.get("test_beat"):
     }
 
 journal = Journal(redis.Redis.from_url(CONF.get("test_journal", "redis://"), decode_responses=True))
-
-
-@inspect_command()
-def forks_wait(state: Any) -> bool:
-    """Whether the forks of the main process wait for its threads."""
-    return between_forks._in_use
 
 
 def pause(seconds: float) -> None:
@@ -521,15 +512,6 @@ def chained(self: Any, label: str, number: int = 0) -> Any:
     journal.write("start", label, self.request)
     journal.write("end", label, self.request)
     return label
-
-
-@app.task(name="uses_redis_lock", bind=True)
-def uses_redis_lock(self: Any, label: str, seconds: float = 0.2) -> int:
-    with RedisLock(CONF["redislock_url"], f"lock:{label}", ttl=6, timeout=30) as lock:
-        journal.write("start", label, self.request)
-        pause(seconds)
-        journal.write("end", label, self.request)
-        return lock.fence
 
 
 @singleton(name="computes", lock_ttl=2)

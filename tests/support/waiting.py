@@ -6,25 +6,23 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from tests.support.lateness import elapsed
-
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T], what: str, timeout: float = 30.0) -> T:
+def eventually(condition: Callable[[], T], what: str, timeout: float = 60.0) -> T:
     """The condition's first true value.
 
     Args:
         condition: asked again and again; an exception of it is not caught.
         what: what is waited for, for the message.
-        timeout: seconds, in which the machine was not late.
+        timeout: seconds. No figure of ours: a busy machine is slow, and stands still now and then.
     """
     began = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        if time.monotonic() - began > timeout and elapsed(began) > timeout:
+        if time.monotonic() - began > timeout:
             raise AssertionError(f"not within {timeout:g} s: {what} (last value: {value!r})")
         # What has taken a second takes another; those who ask keep others from a core.
         time.sleep(0.02 if time.monotonic() - began < 1 else 0.05)
@@ -40,13 +38,13 @@ def never(condition: Callable[[], object], what: str, seconds: float) -> None:
 
 
 def within(seconds: float, call: Callable[[], object]) -> bool:
-    """Whether a call takes less time than that, in which the machine was not late. Who is slow is
-    slow three times; who had to wait for a disk is not.
+    """Whether a call takes less time than that. Who is slow is slow three times; who had to wait for
+    a core or a disk is not.
     """
 
     def took() -> float:
         began = time.monotonic()
         call()
-        return elapsed(began)
+        return time.monotonic() - began
 
     return any(took() < seconds for _ in range(3))
