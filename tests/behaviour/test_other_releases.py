@@ -138,16 +138,14 @@ def test_messages_that_only_a_newer_release_reads_wait_for_it(start, sender, jou
 def test_entries_that_only_a_newer_release_reads_stay_in_the_room(
     start, send, conf, label, journal
 ):
-    newer, locks = start("newer"), contextlib.ExitStack()
-    waits, parked = {}, r"\[([\w-]+)\] (?:queued|coalesced|debounced|replacing|replaced|is debounced)"
-    with locks:
+    newer, waits = start("newer"), {}
+    met = r"\[([\w-]+)\] (?:queued|coalesced|debounced|replacing|replaced|is debounced)"
+    with contextlib.ExitStack() as locks:
         for name in ("queue", "coalesce_result", "debounce", "replace"):
             locks.enter_context(RedisLock(conf["redislock_url"], f"{name}:{label}", ttl=60))
             waits[name] = [send(name, label) for _ in range(3)]
         every = [each for these in waits.values() for each in these]
-        eventually(
-            lambda: {each.id for each in every} <= {*re.findall(parked, newer.log())}, "parked"
-        )
+        eventually(lambda: {each.id for each in every} <= {*re.findall(met, newer.log())}, "parked")
         # Two are replaced; their messages must not be with the worker that is killed.
         for name in waits.keys() - {"queue"}:
             eventually(lambda n=name: sum(each.ready() for each in waits[n]) == 2, "two have ended")

@@ -1,4 +1,4 @@
-"""A parked task has its turn while a worker cannot reach the lock server, or the broker."""
+"""Tasks wait in a room while a worker cannot reach the lock server, or the broker."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import signal
 
 import pytest
+from celery.exceptions import WorkerLostError
 
 from celery_redislock import LockUnavailable
 from tests.behaviour.looking import starts
 from tests.support.servers import Proxy
 from tests.support.waiting import eventually, never
 from tests.support.workers import make_app
-
 
 #: Each task, and how often it runs if its turn comes while its worker cannot reach the locks.
 RUNS = {"runs_unlocked": 1, "raises_unlocked": 0}
@@ -139,3 +139,48 @@ def test_a_result_does_not_wait_for_a_broker_that_does_not_answer(
         assert first.get(timeout=20) == label
         way.to_server.unblock()
         assert second.get(timeout=30) == label
+
+
+def test_what_may_have_been_parked_is_a_copy_from_then_on(
+    start_worker, way, sender, queue, journal, label
+):
+    """The lock server executes what it cannot answer: the task is in the room, and is deferred."""
+    conf = {"redislock_url": f"{way.url}/0"}
+    worker = start_worker(queues=queue, concurrency=2, conf=conf)
+
+    def send(seconds):
+        return sender.send_task("queued_named", [label, seconds], queue=queue)
+
+    first = send(3.0)
+    journal.await_start(label, first.id)
+    second = send(0.1)
+    eventually(lambda: f"[{second.id}] queued" in worker.log(), "its script is known from now on")
+    way.lose_replies(to=MESSAGE)
+    third = send(0.1)
+    eventually(lambda: "is deferred for" in worker.log(), "its parking is not answered")
+    way.heal()
+
+    assert all(each.get(timeout=30) for each in (first, second, third))
+
+    eventually(lambda: f"[{third.id}] already done" in worker.log(), "both of it have come")
+    ran = [entry.task_id for entry in journal.read(label, "start")]
+    assert ran == [first.id, second.id, third.id]
+
+
+def test_a_worker_is_not_held_up_by_each_dead_child_while_the_lock_server_hangs(
+    start_worker, sender, own_redis, journal, label, queue
+):
+    worker = start_worker(queues=queue, concurrency=4, conf={"redislock_url": own_redis.url})
+    labels = [f"{label}-{number}" for number in range(4)]
+    results = [sender.send_task("queued_long", [each, 60.0], queue=queue) for each in labels]
+    pids = [
+        journal.await_start(each, result.id).pid
+        for each, result in zip(labels, results, strict=True)
+    ]
+    own_redis.stop()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for result in results:
+        with pytest.raises(WorkerLostError):
+            result.get(timeout=60)
+    assert worker.log().count("cannot find out whether") == 1, "its main loop waits for each answer"

@@ -211,9 +211,7 @@ def test_a_copy_whose_wait_times_out_while_the_first_runs_is_not_skipped(
 
 
 @needs_impatience
-def test_copies_of_tasks_with_a_countdown_run_once_each(
-    send_impatiently, journal, label
-):
+def test_copies_of_tasks_with_a_countdown_run_once_each(send_impatiently, journal, label):
     """A message with a countdown is unacknowledged while it waits, so copies of it appear.
     Whichever comes first, the others know that it ran.
     """

@@ -10,7 +10,6 @@ from tests.behaviour.looking import received, starts
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
-
 QUEUE = "rooms-in-time"
 
 
@@ -24,7 +23,9 @@ def own_redis():
 @pytest.fixture(scope="module")
 def worker(start_module_worker, own_redis):
     conf = {"redislock_url": f"{own_redis.url}/0"}
-    return start_module_worker("--prefetch-multiplier", "4", app=HOUSE, queues=QUEUE, concurrency=4, conf=conf)
+    return start_module_worker(
+        "--prefetch-multiplier", "4", app=HOUSE, queues=QUEUE, concurrency=4, conf=conf
+    )
 
 
 @pytest.fixture

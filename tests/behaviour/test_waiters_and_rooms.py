@@ -10,7 +10,6 @@ from tests.behaviour.looking import received
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
-
 QUEUE = "waiters-and-rooms"
 
 

@@ -25,7 +25,7 @@ LASTS = (0.2, 0.8)
 
 
 def running() -> list[int]:
-    """The processes below this one, parents first, but for the dead and those a test has stopped."""
+    """The processes below this one, parents first, without the dead and what a test has stopped."""
     found = [os.getpid()]
     for each in found:  # grows as we go
         found += children_of(each)

@@ -38,8 +38,8 @@ def never(condition: Callable[[], object], what: str, seconds: float) -> None:
 
 
 def within(seconds: float, call: Callable[[], object]) -> bool:
-    """Whether a call takes less time than that. Who is slow is slow three times; who had to wait for
-    a core or a disk is not.
+    """Whether a call takes less time than that. Who is slow is slow three times; who had to wait
+    for a core or a disk is not.
     """
 
     def took() -> float:

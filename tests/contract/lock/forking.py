@@ -1,4 +1,4 @@
-"""The tests' app, whose workers tell whether the forks of their main process wait for its threads."""
+"""The tests' app, whose workers tell whether forks of their main process wait for its threads."""
 
 from __future__ import annotations
 
