@@ -1,4 +1,4 @@
-"""The heartbeat keeps a lock for as long as the body runs; a holder that lost it learns it."""
+"""Each pool takes the lock and keeps it for as long as the body runs; who lost it learns it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from celery_redislock import LockLost
+from celery_redislock import LockLost, TaskSkipped
 from tests.conftest import POOLS
 from tests.support.waiting import eventually, never
 
@@ -16,11 +16,11 @@ QUEUE = "lost"
 
 @pytest.fixture(scope="module", params=POOLS)
 def pool(request, start_module_worker):
-    """A worker of each pool; its queue is the pool's name."""
+    """A worker of each pool, or two that run one task each; and their queue."""
     queue = f"{QUEUE}-{request.param}"
-    concurrency = 1 if request.param == "solo" else 4
-    worker = start_module_worker(queues=queue, pool=request.param, concurrency=concurrency)
-    return request.param, queue, worker
+    for concurrency in (1, 1) if request.param == "solo" else (4,):
+        start_module_worker(queues=queue, pool=request.param, concurrency=concurrency)
+    return request.param, queue
 
 
 @pytest.fixture
@@ -43,6 +43,16 @@ def key_of(locks_of):
         return key
 
     return key_of
+
+
+def test_a_duplicate_is_skipped(start, sender, journal, label, pool):
+    first, _ = start("skip", 4.0)
+    # In a solo pool, what the busy worker takes runs after the first.
+    for _ in range(1 if pool[0] == "solo" else 3):
+        with pytest.raises(TaskSkipped):
+            sender.send_task("skip", [label], queue=pool[1]).get(timeout=30)
+    assert first.get(timeout=20)
+    assert journal.overlaps(label) == []
 
 
 def test_the_lock_outlives_its_ttl_while_the_body_runs(start, client, key_of):

@@ -123,6 +123,7 @@ defer_briefly = singleton(
 )(body)
 defer_long = singleton(name="defer_long", on_conflict=Defer(delay=60))(body)
 wait = singleton(name="wait", on_conflict=Wait())(body)
+wait_long = singleton(name="wait_long", lock_ttl=60, on_conflict=Wait())(body)
 wait_briefly = singleton(name="wait_briefly", on_conflict=Wait(timeout=0.3, then=Raise()))(body)
 wait_late = singleton(name="wait_late", acks_late=True, lock_ttl=5, on_conflict=Wait(timeout=1.5))(
     body
