@@ -7,7 +7,6 @@ import pytest
 from celery_redislock import LockConflict, TaskSkipped
 from tests.support.clusters import url_of_quorum
 
-
 QUEUE = "quorum"
 
 

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 from celery import Celery
-from celery.exceptions import TimeoutError
+from celery.exceptions import TimeoutError as ResultTimeout
 
 from celery_redislock import SingletonTask
 from tests.support.unique import UNIQUE
@@ -57,7 +57,7 @@ def ended(result, timeout=60):
     """What it ended in."""
     try:
         return result.get(timeout=timeout)
-    except TimeoutError:
+    except ResultTimeout:
         raise
     except Exception as exc:
         return exc
