@@ -9,10 +9,10 @@ import uuid
 import pytest
 from celery import chain
 
-from tests.behaviour.apps.faulty import faulty
+from tests.contract.worker.faulty import faulty
 from tests.support.waiting import eventually
 
-APP = "tests.behaviour.apps.faulty"
+APP = "tests.contract.worker.faulty"
 
 
 @pytest.fixture(scope="module", params=["solo", "prefork", "threads"])
