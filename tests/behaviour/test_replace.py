@@ -17,7 +17,7 @@ __all__ = ["app"]  # a fixture
 QUEUE = "replace"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def worker(start_module_worker):
     return start_module_worker("-E", queues=QUEUE, concurrency=4)
 
@@ -35,7 +35,7 @@ def started(journal, label):
 
 @pytest.mark.parametrize("name", ["replaced", "replaced_late"])
 def test_the_running_one_is_terminated_and_the_lock_passes_when_it_is_gone(
-    worker, send, journal, label, started, name
+    send, journal, label, started, name
 ):
     first = send(name, label, 60)
     victim = started()
@@ -53,7 +53,7 @@ def test_the_running_one_is_terminated_and_the_lock_passes_when_it_is_gone(
     never(lambda: journal.count(label, "start") > 2, "the first one runs again", 1.5)
 
 
-def test_the_running_one_is_told_and_may_end_by_itself(worker, send, label, started, client):
+def test_the_running_one_is_told_and_may_end_by_itself(send, label, started, client):
     first = send("replaced_gently", label)
     victim = started()
     second = send("replaced_gently", label, 0.2)
@@ -63,7 +63,7 @@ def test_the_running_one_is_told_and_may_end_by_itself(worker, send, label, star
     assert is_running(victim.pid), "its process lives on"
 
 
-def test_a_body_that_ends_well_within_its_grace_has_its_result(worker, send, label, started):
+def test_a_body_that_ends_well_within_its_grace_has_its_result(send, label, started):
     first = send("replaced_gently", label, 60, "return")
     started()
     second = send("replaced_gently", label, 0.1)
@@ -71,7 +71,7 @@ def test_a_body_that_ends_well_within_its_grace_has_its_result(worker, send, lab
     assert second.get(timeout=30) == label
 
 
-def test_a_body_may_be_ended_by_an_exception(worker, send, label, started):
+def test_a_body_may_be_ended_by_an_exception(send, label, started):
     first = send("replaced_by_abort", label, 60)
     victim = started()
     second = send("replaced_by_abort", label, 0.1)
@@ -80,7 +80,7 @@ def test_a_body_may_be_ended_by_an_exception(worker, send, label, started):
     assert is_running(victim.pid)
 
 
-def test_within_its_grace_a_body_is_left_alone(worker, send, journal, label, started):
+def test_within_its_grace_a_body_is_left_alone(send, journal, label, started):
     first = send("replaced_sometime", label, 2.5)
     started()
     second = send("replaced_sometime", label, 0.1)
@@ -90,7 +90,7 @@ def test_within_its_grace_a_body_is_left_alone(worker, send, journal, label, sta
     assert [entry.data["lost"] for entry in journal.read(label, "end")] == [True, False]
 
 
-def test_of_several_newcomers_the_newest_runs(worker, send, journal, label, started):
+def test_of_several_newcomers_the_newest_runs(send, journal, label, started):
     first = send("replaced_sometime", label, 4)
     started()
     others = []
@@ -107,7 +107,7 @@ def test_of_several_newcomers_the_newest_runs(worker, send, journal, label, star
     assert journal.count(label, "start") == 2
 
 
-def test_who_replaces_is_replaced_in_turn(worker, send, label, started):
+def test_who_replaces_is_replaced_in_turn(send, label, started):
     runs = [send("replaced", label, 60)]
     for count in range(1, 4):
         started(count)
@@ -117,7 +117,7 @@ def test_who_replaces_is_replaced_in_turn(worker, send, label, started):
     assert runs[-1].get(timeout=30)
 
 
-def test_a_retry_of_the_replaced_does_not_run(worker, send, journal, label, started):
+def test_a_retry_of_the_replaced_does_not_run(send, journal, label, started):
     first = send("replaced_gently", label, 60, "retry")
     started()
     second = send("replaced_gently", label, 0.1, "return")
@@ -126,7 +126,7 @@ def test_a_retry_of_the_replaced_does_not_run(worker, send, journal, label, star
     assert journal.count(label, "start") == 2
 
 
-def test_the_chain_and_the_chord_of_the_replaced_fail_fast(worker, send, sender, label, started):
+def test_the_chain_and_the_chord_of_the_replaced_fail_fast(send, sender, label, started):
     def sig(name, *args):
         return signature(name, args, app=sender, immutable=True).set(queue=QUEUE)
 
@@ -143,7 +143,7 @@ def test_the_chain_and_the_chord_of_the_replaced_fail_fast(worker, send, sender,
     assert last.get(timeout=30)
 
 
-def test_a_process_that_stands_the_signal_is_killed(worker, send, label, started):
+def test_a_process_that_stands_the_signal_is_killed(send, label, started):
     first = send("stubborn", label, 60)
     victim = started()
     second = send("stubborn", label, 0.1)
@@ -188,7 +188,6 @@ def test_where_nothing_can_be_terminated_the_newcomer_waits(
     assert third.get(timeout=20)
 
 
-@pytest.mark.usefixtures("worker")
 def test_a_redis_lock_is_told_too(send, conf, app, label):
     task = define(app, "replaced")
     key = task.lock_key_for(label)
@@ -205,7 +204,6 @@ def test_a_redis_lock_is_told_too(send, conf, app, label):
     assert result.get(timeout=30)
 
 
-@pytest.mark.usefixtures("worker")
 def test_a_message_in_the_queue_is_replaced_before_it_runs(app, journal, label):
     task = app.tasks["unique_newest"]
     first = task.apply_async((label, 0.1), queue=QUEUE, countdown=6)

@@ -19,13 +19,13 @@ QUEUE = "replaced-with-a-result"
 REPLACED = ["replaced"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def worker(start_module_worker):
     return start_module_worker(queues=QUEUE, concurrency=4)
 
 
 @pytest.fixture
-def sig(worker, sender):
+def sig(sender):
     def sig(name, *args, **kwargs):
         return sender.signature(name, args=args, kwargs=kwargs).set(queue=QUEUE)
 
@@ -112,7 +112,7 @@ def test_a_result_that_the_brokers_headers_cannot_carry_is_one_all_the_same(
 
 
 def test_a_message_in_the_queue_that_lost_its_reservation_to_a_newer_one_ends_with_it(
-    worker, app, journal, label
+    app, journal, label
 ):
     options = {"lock_scope": "queued+running", "on_queued_conflict": "publish"}
     task = define(app, "replaced_result", **options)

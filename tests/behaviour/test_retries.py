@@ -31,7 +31,7 @@ needs_impatience = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def worker(start_module_worker):
     return start_module_worker(queues=QUEUE, concurrency=4)
 
@@ -53,7 +53,7 @@ def send_impatiently(impatient, sender):
     return send
 
 
-def test_a_retry_at_once_never_loses_to_its_own_earlier_attempt(worker, sender, journal, label):
+def test_a_retry_at_once_never_loses_to_its_own_earlier_attempt(sender, journal, label):
     labels = [f"{label}-{number}" for number in range(60)]
     results = [
         sender.send_task("retries", [each], {"times": 2, "countdown": 0}, queue=QUEUE)
@@ -65,7 +65,7 @@ def test_a_retry_at_once_never_loses_to_its_own_earlier_attempt(worker, sender, 
         assert journal.overlaps(each) == []
 
 
-def test_the_lock_is_free_during_a_retrys_countdown(worker, sender, journal, label):
+def test_the_lock_is_free_during_a_retrys_countdown(sender, journal, label):
     retrying = sender.send_task("retries", [label], {"countdown": 4}, queue=QUEUE)
     eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
     other = sender.send_task("retries", [label], {"times": 0}, queue=QUEUE)
@@ -75,9 +75,7 @@ def test_the_lock_is_free_during_a_retrys_countdown(worker, sender, journal, lab
     assert ran == [retrying.id, other.id, retrying.id], "it ran before the retry"
 
 
-def test_a_lock_held_across_retries_refuses_others_and_lets_the_retry_in(
-    worker, sender, journal, label
-):
+def test_a_lock_held_across_retries_refuses_others_and_lets_the_retry_in(sender, journal, label):
     retrying = sender.send_task("retries_held", [label], {"countdown": 4}, queue=QUEUE)
     eventually(lambda: journal.count(label, "end") == 1, "its first attempt ended")
     other = sender.send_task("retries_held", [label], {"times": 0}, queue=QUEUE)
@@ -88,7 +86,7 @@ def test_a_lock_held_across_retries_refuses_others_and_lets_the_retry_in(
 
 
 def test_a_held_lock_lives_through_a_countdown_longer_than_its_ttl(
-    worker, sender, client, journal, label, locks_of
+    sender, client, journal, label, locks_of
 ):
     # lock_ttl is 6 s.
     result = sender.send_task("retries_held", [label], {"countdown": 100}, queue=QUEUE)
@@ -100,9 +98,7 @@ def test_a_held_lock_lives_through_a_countdown_longer_than_its_ttl(
     result.revoke()
 
 
-def test_a_retry_does_not_run_beside_an_earlier_attempt_that_goes_on(
-    worker, sender, journal, label
-):
+def test_a_retry_does_not_run_beside_an_earlier_attempt_that_goes_on(sender, journal, label):
     result = sender.send_task("retries_and_goes_on", [label, 3.0], queue=QUEUE)
     eventually(lambda: journal.count(label, "end") == 2, "both attempts ended")
     assert journal.overlaps(label) == []
@@ -179,7 +175,7 @@ def test_rabbitmq_redelivers_after_a_killed_child_and_the_task_runs_again(
     eventually(lambda: result.state == "SUCCESS", "it has a result")
 
 
-def test_a_task_that_replaces_itself_under_its_own_lock_goes_on(worker, sender, journal, label):
+def test_a_task_that_replaces_itself_under_its_own_lock_goes_on(sender, journal, label):
     """A replacement has the id and the retries of what it replaces, and is no copy of it."""
     result = sender.send_task("pages", [label], queue=QUEUE)
     assert result.get(timeout=30) == "last page"
@@ -187,7 +183,7 @@ def test_a_task_that_replaces_itself_under_its_own_lock_goes_on(worker, sender, 
     assert journal.overlaps(label) == []
 
 
-def test_a_task_that_is_sent_again_under_its_own_id_runs_again(worker, sender, journal, label):
+def test_a_task_that_is_sent_again_under_its_own_id_runs_again(sender, journal, label):
     """As operators do with what failed. It is no copy of a message that was delivered before."""
     for number in (1, 2):
         sender.send_task("late", [label, 0.1], queue=QUEUE, task_id=label)
@@ -195,9 +191,7 @@ def test_a_task_that_is_sent_again_under_its_own_id_runs_again(worker, sender, j
         eventually(lambda: sender.AsyncResult(label).state == "SUCCESS", "it has a result")
 
 
-def test_a_copy_whose_wait_times_out_while_the_first_runs_is_not_skipped(
-    worker, sender, journal, label
-):
+def test_a_copy_whose_wait_times_out_while_the_first_runs_is_not_skipped(sender, journal, label):
     sender.send_task("wait_late", [label, 1.0], queue=QUEUE)
     eventually(lambda: journal.count(label, "start") == 1, "another task holds the lock")
     copies = f"{label}-copies"
@@ -259,7 +253,7 @@ def test_a_deferred_task_and_the_copy_of_what_it_was_deferred_from_run_once(
     never(lambda: journal.count(label, "start") > 2, "it ran twice", 2.0)
 
 
-def test_a_copy_of_a_skipped_task_does_not_run_instead(worker, sender, journal, label):
+def test_a_copy_of_a_skipped_task_does_not_run_instead(sender, journal, label):
     holder = sender.send_task("late", [label, 4.0], queue=QUEUE)
     eventually(lambda: journal.count(label, "start") == 1, "it holds the lock")
     skipped = sender.send_task("late", [label, 0.1], queue=QUEUE)
@@ -280,7 +274,7 @@ def test_a_copy_of_what_a_solo_worker_ran_does_not_run(start_worker, sender, que
 
 
 def test_an_earlier_attempts_state_is_not_taken_for_the_result_of_a_later_one(
-    worker, sender, client, conf, label
+    sender, client, conf, label
 ):
     """The later attempt ended, and its process died before Celery stored what it ended in."""
     task_id = str(uuid.uuid4())

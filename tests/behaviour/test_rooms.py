@@ -19,7 +19,7 @@ QUEUE = "rooms"
 LOCKS = ("redis", "cluster")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def worker(start_module_worker):
     return start_module_worker("-E", queues=QUEUE, concurrency=4)
 
@@ -82,7 +82,6 @@ def outcome_of(result, timeout=30):
         return exc
 
 
-@pytest.mark.usefixtures("worker")
 def test_queued_duplicates_run_one_after_another_in_their_order(send, hold, room, journal, label):
     first, _ = hold("queued", 4.0)
     here = room(first.id)
@@ -98,7 +97,6 @@ def test_queued_duplicates_run_one_after_another_in_their_order(send, hold, room
     eventually(here.leaves_nothing, "nothing is left")
 
 
-@pytest.mark.usefixtures("worker")
 def test_a_newcomer_does_not_overtake_the_room(send, hold, room, journal, label):
     first, _ = hold("queued", 3.0)
     here = room(first.id)
@@ -116,7 +114,6 @@ def test_a_newcomer_does_not_overtake_the_room(send, hold, room, journal, label)
     assert journal.overlaps(label) == []
 
 
-@pytest.mark.usefixtures("worker")
 def test_of_coalesced_duplicates_the_newest_runs_and_the_others_name_their_successor(
     send, hold, room, journal, label
 ):
@@ -137,7 +134,6 @@ def test_of_coalesced_duplicates_the_newest_runs_and_the_others_name_their_succe
     eventually(here.leaves_nothing, "nothing is left")
 
 
-@pytest.mark.usefixtures("worker")
 def test_the_last_trigger_always_gets_its_run(send, journal, label):
     results, sent_at = [], {}
     for _ in range(60):
@@ -160,7 +156,6 @@ def test_the_last_trigger_always_gets_its_run(send, journal, label):
     assert journal.overlaps(label) == []
 
 
-@pytest.mark.usefixtures("worker")
 def test_a_retry_does_not_take_the_run_of_what_came_since(send, hold, room, journal, label):
     first, _ = hold("coalesced_retries", 3.0, kwargs={"times": 1})
     here = room(first.id)
@@ -173,7 +168,6 @@ def test_a_retry_does_not_take_the_run_of_what_came_since(send, hold, room, jour
     eventually(here.leaves_nothing, "nothing is left")
 
 
-@pytest.mark.usefixtures("worker")
 def test_a_chord_with_a_coalesced_member_fails_fast_and_one_with_queued_members_goes_on(
     sender, hold, label
 ):
@@ -187,7 +181,6 @@ def test_a_chord_with_a_coalesced_member_fails_fast_and_one_with_queued_members_
         chord_of("coalesced", *[label] * 3).get(timeout=30)
 
 
-@pytest.mark.usefixtures("worker")
 def test_one_more_than_the_limit_meets_the_next_policy(send, hold, room, label):
     first, _ = hold("queued_two", 4.0)
     here = room(first.id)
@@ -200,7 +193,6 @@ def test_one_more_than_the_limit_meets_the_next_policy(send, hold, room, label):
         assert result.get(timeout=20)
 
 
-@pytest.mark.usefixtures("worker")
 def test_who_has_waited_long_enough_meets_the_next_policy(send, hold, room, label):
     first, _ = hold("queued_briefly", 15.0)
     here = room(first.id)
@@ -211,7 +203,6 @@ def test_who_has_waited_long_enough_meets_the_next_policy(send, hold, room, labe
     assert here.ids() == []
 
 
-@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("name", ["queued_briefly", "wait_late"])
 def test_a_copy_of_a_refused_duplicate_does_not_run(send, hold, journal, worker, label, name):
     first, _ = hold(name, 4.0)
@@ -225,7 +216,6 @@ def test_a_copy_of_a_refused_duplicate_does_not_run(send, hold, journal, worker,
     assert second.state == state
 
 
-@pytest.mark.usefixtures("worker")
 def test_a_refused_duplicate_leaves_the_room_and_so_does_every_copy(
     send, hold, room, client, label
 ):
@@ -245,7 +235,6 @@ def test_a_refused_duplicate_leaves_the_room_and_so_does_every_copy(
     assert first.get(timeout=20)
 
 
-@pytest.mark.usefixtures("worker")
 def test_a_task_in_the_room_keeps_everything_that_its_message_said(
     sender, send, hold, label, client
 ):
@@ -257,32 +246,6 @@ def test_a_task_in_the_room_keeps_everything_that_its_message_said(
     assert again["headers"]["tenant"] == "blue"
     assert again["root_id"] == second.id
     assert {**again, "root_id": None} == {**told, "root_id": None}
-
-
-@pytest.mark.usefixtures("worker")
-def test_a_revoked_task_leaves_the_room_and_the_next_runs(sender, send, hold, room, label):
-    first, _ = hold("queued", 4.0)
-    here = room(first.id)
-    second, third = send("queued", label, 0.05), None
-    eventually(lambda: len(here.ids()) == 1, "it waits")
-    third = send("queued", label, 0.05)
-    eventually(lambda: len(here.ids()) == 2, "both wait")
-    sender.control.revoke(second.id)
-    assert third.get(timeout=30)
-    assert second.state == "REVOKED"
-    eventually(here.leaves_nothing, "nothing is left")
-
-
-@pytest.mark.usefixtures("worker")
-def test_a_task_that_expires_in_the_room_is_dropped_and_the_next_runs(send, hold, room, label):
-    first, _ = hold("queued", 6.0)
-    here = room(first.id)
-    second = send("queued", label, 0.05, expires=3.0)
-    eventually(lambda: len(here.ids()) == 1, "it waits")
-    third = send("queued", label, 0.05)
-    assert third.get(timeout=30)
-    assert second.state == "REVOKED"
-    eventually(here.leaves_nothing, "nothing is left")
 
 
 def test_messages_that_name_no_lock_keep_no_room_waiting(
@@ -303,7 +266,6 @@ def test_messages_that_name_no_lock_keep_no_room_waiting(
     assert "does not name a valid lock" in worker.log()
 
 
-@pytest.mark.usefixtures("worker")
 def test_what_cannot_be_read_is_said_and_blocks_nobody(send, hold, room, client, worker, label):
     first, _ = hold("queued", 4.0)
     here = room(first.id)
@@ -323,7 +285,6 @@ def test_what_cannot_be_read_is_said_and_blocks_nobody(send, hold, room, client,
     client.delete(*(here.key(kind) for kind in ("room", "entries", "sent")))
 
 
-@pytest.mark.usefixtures("worker")
 def test_a_redis_lock_of_the_same_name_waits_until_the_room_is_empty(
     send, hold, room, locks_at, label
 ):
@@ -339,7 +300,6 @@ def test_a_redis_lock_of_the_same_name_waits_until_the_room_is_empty(
         assert result.get(timeout=20)
 
 
-@pytest.mark.usefixtures("worker")
 def test_what_a_redis_lock_releases_goes_to_the_room(send, locks_at, client, label):
     with RedisLock(locks_at.url, f"named:{label}", ttl=6) as lock:
         here = Room(client, lock.key)
@@ -379,7 +339,6 @@ def test_a_child_killed_once_its_task_waits_takes_nothing_with_it(mortal, send, 
     assert first.get(timeout=20)[0] == label
 
 
-@pytest.mark.usefixtures("worker")
 def test_as_many_as_the_limit_says_run_at_once(send, journal, label):
     results = [send("two_at_once_queued", label, 0.4) for _ in range(6)]
     for result in results:
@@ -394,7 +353,6 @@ def test_as_many_as_the_limit_says_run_at_once(send, journal, label):
     assert len(set(fences)) == 6
 
 
-@pytest.mark.usefixtures("worker")
 def test_beyond_the_limit_a_duplicate_is_skipped(send, journal, label):
     holders = [send("two_at_once", label, 4.0) for _ in range(2)]
     eventually(lambda: journal.count(label, "start") == 2, "two run")
@@ -415,7 +373,6 @@ def test_a_crashed_holders_permit_comes_back_alone(mortal, send, journal, label)
     assert second.get(timeout=20)[0] == label
 
 
-@pytest.mark.usefixtures("worker")
 def test_the_lock_stands_on_after_a_success(send, hold, client, locks_of, label):
     first, _ = hold("pauses", 0.0)
     assert first.get(timeout=20)
@@ -429,20 +386,9 @@ def test_the_lock_stands_on_after_a_success(send, hold, client, locks_of, label)
     assert send("pauses", label, 0.0).get(timeout=20)
 
 
-@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize(("name", "stands"), [("pauses", False), ("pauses_always", True)])
 def test_after_a_failure_it_stands_on_only_if_asked(send, locks_of, label, name, stands):
     failed = send(name, label, 0.0, "raise")
     with pytest.raises(ValueError, match="the body failed"):
         failed.get(timeout=20)
     assert bool(locks_of(failed.id)) is stands
-
-
-@pytest.mark.usefixtures("worker")
-def test_a_pause_delays_the_room_and_does_not_end_it(send, hold, room, journal, label):
-    first, _ = hold("pauses_queued", 0.3)
-    second = send("pauses_queued", label, 0.0)
-    assert second.get(timeout=20)
-    one, two = journal.read(label, "start")
-    assert (one.task_id, two.task_id) == (first.id, second.id)
-    assert two.at - one.at > 0.9

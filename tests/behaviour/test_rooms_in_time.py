@@ -20,7 +20,7 @@ def own_redis():
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def worker(start_module_worker, own_redis):
     conf = {"redislock_url": f"{own_redis.url}/0"}
     return start_module_worker(
@@ -33,7 +33,6 @@ def queue():
     return QUEUE
 
 
-@pytest.mark.usefixtures("worker")
 def test_max_wait_ends_also_what_waits_behind_another(
     sender, tasks, room, hold, journal, label, queue
 ):
@@ -55,7 +54,6 @@ def test_max_wait_ends_also_what_waits_behind_another(
     assert starts(journal, label, brief.id) == 0
 
 
-@pytest.mark.usefixtures("worker")
 def test_many_that_have_waited_long_enough_give_up_together(
     sender, tasks, room, hold, journal, label, queue
 ):

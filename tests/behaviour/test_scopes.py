@@ -26,31 +26,16 @@ def worker(start_module_worker):
     return start_module_worker(queues=f"q{uuid.uuid4().hex}", concurrency=4)
 
 
-@pytest.fixture(scope="module")
-def narrow(start_module_worker):
-    """One that runs one task at a time."""
-    return start_module_worker(queues=f"q{uuid.uuid4().hex}", concurrency=1)
+@pytest.fixture
+def consume(worker, sender, queue):
+    """Lets the worker have this test's queue: from now on what was sent runs."""
 
-
-def consuming(worker, sender, queue):
     def tell(command):
         # A worker that is just ready may not listen yet.
         return command(queue, destination=[worker.node], reply=True, timeout=2.0)
 
     yield lambda: eventually(lambda: tell(sender.control.add_consumer), "the worker consumes it")
     tell(sender.control.cancel_consumer)
-
-
-@pytest.fixture
-def consume(worker, sender, queue):
-    """Lets the worker have this test's queue: from now on what was sent runs."""
-    yield from consuming(worker, sender, queue)
-
-
-@pytest.fixture
-def consume_one_at_a_time(narrow, sender, queue):
-    """Lets the worker with one slot have this test's queue."""
-    yield from consuming(narrow, sender, queue)
 
 
 # -- sending ----------------------------------------------------------------------------------
@@ -114,32 +99,6 @@ def test_a_countdown_longer_than_the_ttl_is_survived(tasks, label, queue, consum
     never(lambda: tasks.send("unique_short", label).id != first.id, "another was sent", 2.5)
     assert first.get(timeout=20)
     assert journal.count(label, "start") == 1
-
-
-def test_a_revoked_message_frees_the_lock_at_once(app, tasks, label, queue, consume, journal):
-    consume()
-    first = tasks.send("unique", label, countdown=4)
-    assert tasks.unique.lock_holder(label).queued
-    first.revoke()
-    eventually(lambda: tasks.unique.lock_holder(label) is None, "the lock is free", 10)
-    assert first.state == "REVOKED"
-    assert journal.count(label, "start") == 0
-    assert tasks.send("unique", label, 0.1).get(timeout=20)
-
-
-def test_a_message_that_expired_in_the_queue_frees_the_lock(
-    tasks, label, consume_one_at_a_time, journal
-):
-    consume_one_at_a_time()
-    blocks = tasks.send("unique", f"{label}-blocks", 2.5)
-    eventually(lambda: journal.count(f"{label}-blocks", "start") == 1, "the slot is taken")
-    first = tasks.send("unique", label, expires=1)
-    eventually(lambda: tasks.unique.lock_holder(label) is None, "the lock is free")
-    second = tasks.send("unique", label, 0.1)
-    assert second.get(timeout=20)
-    with pytest.raises(Exception, match="expired"):
-        first.get(timeout=20)
-    assert blocks.get(timeout=20)
 
 
 # -- retries and copies -----------------------------------------------------------------------
@@ -294,19 +253,20 @@ def test_a_reservation_under_another_name_is_freed_when_its_message_runs(
 # -- who waits --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["unique_wait", "unique_line"])
 def test_who_waits_for_a_queued_task_leaves_it_the_only_slot(
-    app, tasks, label, queue, consume_one_at_a_time, journal, name
+    app, tasks, label, queue, start_worker, journal
 ):
-    consume_one_at_a_time()
-    first = tasks.send(name, label, 0.1, countdown=6)
-    second = app.send_task(name, (label, 0.1), queue=queue)
-    other = tasks.send(name, f"{label}-other", 0.1)
-    assert other.get(timeout=20)
-    assert not journal.read(label, "start"), "the slot is free meanwhile"
-    assert first.get(timeout=20)
-    assert second.get(timeout=20)
-    assert [entry.task_id for entry in journal.read(label, "start")] == [first.id, second.id]
+    start_worker(queues=queue, concurrency=1)
+    for name in ("unique_wait", "unique_line"):
+        own = f"{label}-{name}"
+        first = tasks.send(name, own, 0.1, countdown=6)
+        second = app.send_task(name, (own, 0.1), queue=queue)
+        other = tasks.send(name, f"{own}-other", 0.1)
+        assert other.get(timeout=20)
+        assert not journal.read(own, "start"), "the slot is free meanwhile"
+        assert first.get(timeout=20)
+        assert second.get(timeout=20)
+        assert [entry.task_id for entry in journal.read(own, "start")] == [first.id, second.id]
 
 
 def test_who_waits_for_a_revoked_message_has_its_turn(app, tasks, label, queue, consume):

@@ -20,7 +20,7 @@ def own_redis():
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def worker(start_module_worker, own_redis):
     conf = {"redislock_url": f"{own_redis.url}/0"}
     return start_module_worker(app=HOUSE, queues=QUEUE, concurrency=2, conf=conf)
@@ -65,7 +65,6 @@ def test_a_waiter_does_not_keep_its_slot_from_the_retry_that_has_the_lock(
     assert ran == [results[0].id, results[0].id, results[1].id]
 
 
-@pytest.mark.usefixtures("worker")
 def test_a_policy_that_ends_nothing_fails_its_task(sender, hold, journal, label, queue):
     holder = hold("forgets")
     result = sender.send_task("forgets", [label], queue=queue)
