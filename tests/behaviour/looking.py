@@ -14,6 +14,23 @@ from tests.support.journal import Journal
 from tests.support.workers import ROOT
 
 
+class Keys:
+    """The keys of a lock by their kinds, such as `keys.room`, as docs/how-it-works.md names them.
+
+    Args:
+        lock: the lock's key, as `task.lock_key_for` and `RedisLock.key` tell it.
+    """
+
+    def __init__(self, lock: str) -> None:
+        self._head, _, self.name = lock.partition(":lock:")
+        self.lock, self.rooms = lock, f"{self._head}:rooms"
+        #: What the lock is called in `rooms`, if one run may hold it.
+        self.lock_id = f"1|{self.name}"
+
+    def __getattr__(self, kind: str) -> str:
+        return f"{self._head}:{kind}:{self.name}"
+
+
 class Room:
     """The waiting room of a lock.
 
@@ -23,9 +40,8 @@ class Room:
     """
 
     def __init__(self, client: redis.Redis, lock_key: str) -> None:
-        self._client = client
-        head, _, name = lock_key.partition(":lock:")
-        self.key, self._entries = f"{head}:room:{name}", f"{head}:entries:{name}"
+        self._client, keys = client, Keys(lock_key)
+        self.key, self._entries = keys.room, keys.entries
 
     def ids(self) -> list[str]:
         """The ids of the tasks in it, in their order."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import decimal
-import threading
 import uuid
 
 import pytest
@@ -23,7 +21,7 @@ LOCKS = ("redis", "cluster")
 
 @pytest.fixture(scope="module", autouse=True)
 def worker(start_module_worker):
-    return start_module_worker("-E", queues=QUEUE, concurrency=4)
+    return start_module_worker(queues=QUEUE, concurrency=4)
 
 
 @pytest.fixture
@@ -84,15 +82,6 @@ def test_a_deferral_that_waited_too_long_does_what_comes_then(send, holder, labe
     duplicate = send("defer_briefly", label)
     with pytest.raises(LockConflict):
         duplicate.get(timeout=20)
-
-
-def test_a_waiting_duplicate_runs_when_the_lock_is_released(send, holder, journal, label):
-    first = holder("wait", 3.0)
-    others = [send("wait", label, 0.1) for _ in range(2)]
-    for result in (first, *others):
-        assert result.get(timeout=20)
-    assert journal.count(label, "start") == 3
-    assert journal.overlaps(label) == []
 
 
 def test_a_waiting_task_starts_at_the_release_and_not_by_polling(send, holder, journal, label):
@@ -195,38 +184,6 @@ def test_an_errback_is_not_called_for_a_skip(sig, send, holder, journal, label):
     with pytest.raises(TaskSkipped):
         duplicate.get(timeout=20)
     never(lambda: journal.read(label, "errback"), "the errback was called", 1.0)
-
-
-@pytest.fixture
-def revoked_events(sender):
-    """The task-revoked events since the test began."""
-    events, listening, done = [], threading.Event(), threading.Event()
-
-    def listen():
-        with sender.connection_for_read() as connection:
-            receiver = sender.events.Receiver(connection, handlers={"task-revoked": events.append})
-            with receiver.consumer_context(wakeup=False) as (its_connection, _, _):
-                listening.set()
-                while not done.is_set():
-                    with contextlib.suppress(TimeoutError):
-                        its_connection.drain_events(timeout=0.2)
-
-    thread = threading.Thread(target=listen, daemon=True)
-    thread.start()
-    assert listening.wait(20)
-    yield events
-    done.set()
-    thread.join(20)
-
-
-def test_a_skip_sends_a_revoked_event(send, holder, label, revoked_events):
-    holder("skip")
-    duplicate = send("skip", label)
-    (event,) = eventually(
-        lambda: [event for event in revoked_events if event["uuid"] == duplicate.id],
-        "a task-revoked event",
-    )
-    assert event["terminated"] is False
 
 
 @pytest.mark.skipif(

@@ -19,7 +19,7 @@ QUEUE = "replace"
 
 @pytest.fixture(scope="module", autouse=True)
 def worker(start_module_worker):
-    return start_module_worker("-E", queues=QUEUE, concurrency=4)
+    return start_module_worker(queues=QUEUE, concurrency=4)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from celery import chord
 from celery.exceptions import ChordError
 
 from celery_redislock import LockConflict, RedisLock, TaskSkipped
+from tests.behaviour.looking import Keys, Room
 from tests.support.waiting import eventually
 
 QUEUE = "rooms"
@@ -21,7 +22,7 @@ LOCKS = ("redis", "cluster")
 
 @pytest.fixture(scope="module", autouse=True)
 def worker(start_module_worker):
-    return start_module_worker("-E", queues=QUEUE, concurrency=4)
+    return start_module_worker(queues=QUEUE, concurrency=4)
 
 
 @pytest.fixture(scope="module")
@@ -48,31 +49,23 @@ def room(client, locks_of):
 
     def room(task_id):
         (key,) = locks_of(task_id)
-        return Room(client, key)
+        return LockRoom(client, key)
 
     return room
 
 
-class Room:
+class LockRoom(Room):
+    """A waiting room, and what else there is of its lock."""
+
     def __init__(self, client, lock):
-        self._client, self.lock = client, lock
-        self._head, _, self._name = lock.partition(":lock:")
-        #: Where its bucket has the rooms, and what this one is called there.
-        self.rooms, self.mark = f"{self._head}:rooms", f"1|{self._name}"
-
-    def key(self, kind):
-        return f"{self._head}:{kind}:{self._name}"
-
-    def ids(self):
-        """The task ids of those that wait, in order."""
-        members = self._client.lrange(self.key("room"), 0, -1)
-        states = [self._client.hget(self.key("entries"), f"#{each}") or "||" for each in members]
-        return [state.rpartition("|")[2].split(":")[0] for state in states]
+        super().__init__(client, lock)
+        self.keys = Keys(lock)
 
     def leaves_nothing(self):
-        kinds = ("lock", "room", "entries", "ended", "deadlines", "sent")
-        keys = [self.key(kind) for kind in kinds]
-        return not self._client.exists(*keys) and self._client.zscore(self.rooms, self.mark) is None
+        keys = self.keys
+        all_keys = (keys.lock, keys.room, keys.entries, keys.ended, keys.deadlines, keys.sent)
+        is_listed = self._client.zscore(keys.rooms, keys.lock_id) is not None
+        return not self._client.exists(*all_keys) and not is_listed
 
 
 def outcome_of(result, timeout=30):
@@ -225,12 +218,12 @@ def test_a_refused_duplicate_leaves_the_room_and_so_does_every_copy(
     task_id = str(uuid.uuid4())
     entry = f"{task_id}:0.0"
     header = {"v": 2, "parked": entry, "redelivered": True, "since": time.time() - 5.0}
-    header["kept"] = [here.mark, ""]
+    header["kept"] = [here.keys.lock_id, ""]
     for _ in range(2):  # the second is a copy of what is done by then
-        client.rpush(here.key("room"), entry)
-        client.hset(here.key("entries"), entry, '|0|{"task":"queued_briefly"}')
+        client.rpush(here.keys.room, entry)
+        client.hset(here.keys.entries, entry, '|0|{"task":"queued_briefly"}')
         result = send("queued_briefly", label, 0.0, task_id=task_id, headers={"redislock": header})
-        eventually(lambda: entry not in client.lrange(here.key("room"), 0, -1), "it has left")
+        eventually(lambda: entry not in client.lrange(here.keys.room, 0, -1), "it has left")
         assert isinstance(outcome_of(result), LockConflict)
     assert first.get(timeout=20)
 
@@ -258,11 +251,11 @@ def test_messages_that_name_no_lock_keep_no_room_waiting(
         sent = {"queue": queue, "headers": {"redislock": header}}
         send("queued", label, 0.0, countdown=600, **sent)
         assert send("queued", label, 0.0, **sent).get(timeout=30)
-        here = Room(client, RedisLock(locks_at.url, f"a{number}", prefix=prefix).key)
-        client.rpush(here.key("room"), "x:0.0")
-        client.hset(here.key("entries"), "x:0.0", "||no JSON")
-        client.zadd(here.rooms, {lock_id: 0, here.mark: 1})
-        eventually(lambda at=here: client.zcard(at.key("sent")) == 1, "a room is looked after")
+        here = LockRoom(client, RedisLock(locks_at.url, f"a{number}", prefix=prefix).key)
+        client.rpush(here.keys.room, "x:0.0")
+        client.hset(here.keys.entries, "x:0.0", "||no JSON")
+        client.zadd(here.keys.rooms, {lock_id: 0, here.keys.lock_id: 1})
+        eventually(lambda at=here: client.zcard(at.keys.sent) == 1, "a room is looked after")
     assert "does not name a valid lock" in worker.log()
 
 
@@ -270,19 +263,19 @@ def test_what_cannot_be_read_is_said_and_blocks_nobody(send, hold, room, client,
     first, _ = hold("queued", 4.0)
     here = room(first.id)
     corrupt = ["x:0.0", "y:0.0", "z:0.0"]
-    client.rpush(here.key("room"), *corrupt)
-    client.hset(here.key("entries"), "y:0.0", "||no JSON")
-    client.hset(here.key("entries"), "z:0.0", '||{"task":"queued"}')
+    client.rpush(here.keys.room, *corrupt)
+    client.hset(here.keys.entries, "y:0.0", "||no JSON")
+    client.hset(here.keys.entries, "z:0.0", '||{"task":"queued"}')
     second = send("queued", label, 0.05)
     assert second.get(timeout=30)[0] == label
-    kept = client.hgetall(here.key("entries"))
+    kept = client.hgetall(here.keys.entries)
     assert (kept["y:0.0"], kept["z:0.0"]) == ("||no JSON", '||{"task":"queued"}'), "all is kept"
     assert not any(field.endswith("x:0.0") for field in kept), "but for what is lost"
     for each in ("y", "queued[z]"):
-        said = f"no worker has taken {each}, which waits for {here.lock}"
+        said = f"no worker has taken {each}, which waits for {here.keys.lock}"
         eventually(lambda said=said: said in worker.log(), "it says so")
     assert send("queued", label, 0.05).get(timeout=30)[0] == label, "and others still run"
-    client.delete(*(here.key(kind) for kind in ("room", "entries", "sent")))
+    client.delete(here.keys.room, here.keys.entries, here.keys.sent)
 
 
 def test_a_redis_lock_of_the_same_name_waits_until_the_room_is_empty(
@@ -302,7 +295,7 @@ def test_a_redis_lock_of_the_same_name_waits_until_the_room_is_empty(
 
 def test_what_a_redis_lock_releases_goes_to_the_room(send, locks_at, client, label):
     with RedisLock(locks_at.url, f"named:{label}", ttl=6) as lock:
-        here = Room(client, lock.key)
+        here = LockRoom(client, lock.key)
         result = send("queued_named", label, 0.0)
         eventually(lambda: here.ids() == [result.id], "it waits")
     assert result.get(timeout=20)[0] == label

@@ -13,7 +13,8 @@ from celery_redislock.servers.server import Server
 from celery_redislock.worker import request
 from celery_redislock.worker.child_lease import ChildLease
 from celery_redislock.worker.request import LockRequest
-from tests.behaviour.apps.bodies import CONF, new_app, run
+
+from .bodies import CONF, new_app, run
 
 
 class Fault(Exception):

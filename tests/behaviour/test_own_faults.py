@@ -9,10 +9,10 @@ import uuid
 import pytest
 from celery import chain
 
-from tests.contract.worker.faulty import faulty
+from tests.behaviour.apps.faulty import faulty
 from tests.support.waiting import eventually
 
-APP = "tests.contract.worker.faulty"
+APP = "tests.behaviour.apps.faulty"
 
 
 @pytest.fixture(scope="module", params=["solo", "prefork", "threads"])
