@@ -45,7 +45,7 @@ class Outage:
         self._send("skip", "put-off", headers={"redislock": put_off})
         # It would be put off for a minute, and has less left.
         long = {"v": 2, "deferrals": 6, "outages": 6, "since": time.time()}
-        self._send("skip", "expires", headers={"redislock": long}, expires=30)
+        self._send("skip", "expires", headers={"redislock": long}, expires=20)
         self._send("runs_unlocked", "runs")
         self._send("raises_unlocked", "raises")
         for name in ("deferred", "put-off", "expires"):
