@@ -8,7 +8,7 @@ import re
 import pytest
 
 from celery_redislock import LockConflict, TaskSkipped
-from celery_redislock.protocol.holders import Holder
+from tests.behaviour.apps.labelled import app
 from tests.behaviour.looking import listed, starts
 from tests.support.waiting import eventually
 
@@ -16,14 +16,17 @@ QUEUE = "labelled"
 APP = "tests.behaviour.apps.labelled"
 
 
-@pytest.fixture(scope="module")
-def worker_conf(conf):
-    return {"redislock_tasks": {"plain": {"lock_key": ["label"], "lock_label": "their {label}"}}}
-
-
 @pytest.fixture(scope="module", autouse=True)
-def worker(start_module_worker, worker_conf):
-    return start_module_worker(app=APP, queues=QUEUE, concurrency=3, conf=worker_conf)
+def worker(start_module_worker):
+    theirs = {"plain": {"lock_key": ["label"], "lock_label": "their {label}"}}
+    conf = {"redislock_tasks": theirs}
+    return start_module_worker(app=APP, queues=QUEUE, concurrency=3, conf=conf)
+
+
+@pytest.fixture(scope="module")
+def tasks(conf):
+    app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
+    return app.tasks
 
 
 @pytest.fixture
@@ -113,23 +116,19 @@ def test_a_label_that_does_not_fit_fails_nothing(worker, hold, send, record_of, 
     assert len(warned) == len(set(warned)), "once in each process"
 
 
-def test_a_task_of_others_has_it_and_one_without_the_option_has_none(hold, record_of, label):
+def test_a_task_of_others_has_it_and_one_without_the_option_has_none(hold, tasks, record_of, label):
     assert record_of(hold("plain").id)["label"] == f"their {label}"
-    record = record_of(hold("has_none").id)
-    assert "label" not in record
-    assert Holder.from_dict(record).label is None
+    assert "label" not in record_of(hold("has_none").id)
+    assert tasks["has_none"].lock_holder(label).label is None
 
 
-def test_a_reservation_has_it(conf, client, label):
+def test_a_reservation_has_it(tasks, label):
     """Where a task is sent, the lock is taken by who sends it."""
-    from tests.behaviour.apps.labelled import app
+    task = tasks["is_unique"]
 
-    app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
-    task = app.tasks["is_unique"]
     first = task.apply_async((label,), countdown=60, queue="nobody")
-    try:
-        holder = task.lock_holder(label)
-        assert (holder.task_id, holder.queued) == (first.id, True)
-        assert holder.label == f"order {label}\\n"
-    finally:
-        task.break_lock(label)
+
+    holder = task.lock_holder(label)
+    assert (holder.task_id, holder.queued) == (first.id, True)
+    assert holder.label == f"order {label}\\n"
+    task.break_lock(label)

@@ -26,13 +26,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+#: All that a worker imports of Celery: but for `celery.bin.celery`, which imports our command too.
 IMPORTED = (
-    *("celery.apps.beat", "celery.apps.worker", "celery.backends.redis", "celery.bin.amqp"),
-    *("celery.bin.beat", "celery.bin.worker", "click_plugins", "click_repl", "celery.app.control"),
+    *("billiard.popen_fork", "celery.app.control", "celery.apps.beat", "celery.apps.multi"),
+    *("celery.apps.worker", "celery.backends.redis", "celery.bin.amqp", "celery.bin.beat"),
+    *("celery.bin.control", "celery.bin.events", "celery.bin.graph", "celery.bin.list"),
+    *("celery.bin.logtool", "celery.bin.migrate", "celery.bin.multi", "celery.bin.purge"),
+    *("celery.bin.result", "celery.bin.shell", "celery.bin.upgrade", "celery.bin.worker"),
     *("celery.concurrency.prefork", "celery.concurrency.solo", "celery.concurrency.thread"),
-    *("celery.fixups.django", "celery.worker.components", "celery.worker.strategy"),
-    *("kombu.transport.pyamqp", "kombu.transport.redis", "redis.sentinel"),
+    *("celery.fixups.django", "celery.worker.autoscale", "celery.worker.components"),
+    *("celery.worker.consumer", "celery.worker.control", "celery.worker.strategy"),
+    *("click_didyoumean", "click_plugins", "click_repl", "kombu.transport.pyamqp"),
+    *("kombu.transport.redis", "redis.sentinel"),
 )
+#: Where it is set, each worker would compile anew what it imports: most of its start.
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 #: Where Python looked for modules when this process began, apart from its own places.
 IMPORTED_FROM = os.environ.get("PYTHONPATH")
 
@@ -88,6 +96,7 @@ class Template:
             self._popen = subprocess.Popen(
                 [sys.executable, "-u", "-m", __name__, str(theirs.fileno())],
                 cwd=Path(__file__).parents[2],
+                env={name: value for name, value in os.environ.items() if name != NO_BYTECODE},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )

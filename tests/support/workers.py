@@ -12,12 +12,11 @@ import sys
 import tempfile
 import uuid
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
-from .template import Forked, Template, suits
+from .template import NO_BYTECODE, Forked, Template, suits
 from .waiting import eventually
 
 if TYPE_CHECKING:
@@ -31,7 +30,21 @@ template = functools.cache(Template)
 running: dict[int, Process] = {}
 
 
-class Process:
+class Closing:
+    """What is a context of itself, and is closed at its end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what was started."""
+        raise NotImplementedError
+
+
+class Process(Closing):
     """A `celery` command with its log in a file. It runs from when it is made: enter it at once.
 
     Args:
@@ -54,6 +67,7 @@ class Process:
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": self._folder.name,
         }
+        environment.pop(NO_BYTECODE, None)
         if package is not None:
             environment["PYTHONPATH"] = f"{package}{os.pathsep}{ROOT}"
         command = ("-A", app, *arguments)
@@ -71,17 +85,6 @@ class Process:
                     start_new_session=True,
                 )
         running[self.pid] = self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def pid(self) -> int:
@@ -150,14 +153,14 @@ class Worker(Process):
 
 
 def make_app(conf: dict[str, Any]) -> Celery:
-    """The sender's app: other process, no task code.
+    """The sender's app: other process, no task code. What only tests' workers know is left out.
 
     A result of its that outlives the server, in a failed test's traceback say, is not to look for
     it for twenty seconds when it is collected.
     """
     app = Celery("sender", set_as_current=False)
     app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 1}}
-    app.conf.update(conf)
+    app.conf.update({name: value for name, value in conf.items() if not name.startswith("test_")})
     return app
 
 

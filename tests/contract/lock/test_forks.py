@@ -142,7 +142,7 @@ def test_a_thread_may_fork_from_within(gate, monkeypatch) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_it_is_in_use_where_a_worker_forks_its_children(pool, start_worker, sender, queue) -> None:
-    worker = start_worker(pool=pool, queues=queue)
+    worker = start_worker(app="tests.contract.lock.forking", pool=pool, queues=queue)
     inspect = sender.control.inspect([worker.node], timeout=5, limit=1)
     # A worker that says that it is ready has not yet subscribed to what is broadcast.
     told = eventually(lambda: inspect._request("forks_wait"), "it answers")
