@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .debouncing import late_bursts, too_early, without_a_run
-from .history import Event
+from tests.proofs.history import Event
 from .losses import Taken, still_in, taken_by_nobody
-from .patience import KEPT_FOR
+from .witness import KEPT_FOR
 from .replacing import (
     Replacement,
     ended_by_the_older,
@@ -38,7 +38,7 @@ STUCK = 15.0
 #: If nothing goes wrong, a debounced task is published so soon after its `max_wait`.
 DUE = 1.0
 #: So often in a second a task may ask for its lock.
-MOST_ASKS = 20
+MOST_ASKS = 30
 #: Two clocks are read one after the other, in seconds.
 TICK = 0.005
 

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from .history import Event
-from .patience import BESIDE_WAITERS, GOES_LAST_AFTER
+from tests.proofs.history import Event
+from .witness import BESIDE_WAITERS, GOES_LAST_AFTER
 
 NEVER = float("inf")
 #: Seconds after which a command without an answer is sent again, at the soonest.
@@ -191,7 +191,7 @@ def _left_open(
     open_: dict[tuple[str, int], Event] = {}
     lost = []
     for event in events:
-        if event.kind == begins:
+        if event.kind == begins and not event.get("again"):
             where = name(event), event.pid
             if where in open_:
                 lost.append(open_[where])
