@@ -18,10 +18,10 @@ from .torture.proof import Torture
 PROOFS = {each.name: each for each in (Faults(), Soak(), Hosts(), Torture(), Storms(), Failovers())}
 #: Where the models' machines follow the real scripts; and which of them are worth a thousand runs.
 MACHINES = ("tests/contract/model", "-k", "says_whatever or found_out")
-HELP = f"""\
+HELP = """\
 python -m tests.proofs [PROOF] [OPTION...]: without a PROOF all faults, and then the hosts
 
-{{proofs}}
+{proofs}
   model      explores the protocol's rules in every order of events
 
 python -m tests.proofs PROOF --help lists its options. What each proves: tests/proofs/README.md"""

@@ -69,7 +69,7 @@ BROKEN = {
     "old_replaces_new": (
         "who comes back into a room replaces what came since",
         "park",
-        "ARGV[6], ARGV[13], ARGV[14], ARGV[15] = '0', '', '0', ''",
+        "ARGV[1], ARGV[6], ARGV[15] = ARGV[18], '0', ''",
     ),
     "failed_waits_on": (
         "a task that a time limit ends while it is parked stays in the room",

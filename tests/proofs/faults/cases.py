@@ -166,7 +166,9 @@ class Bench(Proof):
         for result in results:
             by_fault[result.trial.rpartition("-")[2]].append(result.figures)
         by_fault["all"] = [result.figures for result in results]
-        rows = [[name, *(cell(some) for cell in COLUMNS.values())] for name, some in by_fault.items()]
+        rows = [
+            [name, *(cell(some) for cell in COLUMNS.values())] for name, some in by_fault.items()
+        ]
         head = ["fault", *COLUMNS]
         return [Table(f"figures.md#{self.name}", head, rows, legend=LEGEND)]
 
@@ -212,7 +214,9 @@ def _seconds(attribute: str, median: bool = False) -> Cell:
         found = [seconds for each in verdicts for seconds in getattr(each, attribute)]
         if not found:
             return "-"
-        return f"{statistics.median(found):.2f} / {max(found):.2f}" if median else f"{max(found):.2f}"
+        return (
+            f"{statistics.median(found):.2f} / {max(found):.2f}" if median else f"{max(found):.2f}"
+        )
 
     return worst
 
@@ -256,4 +260,3 @@ LEGEND = """\
 * child, worker: seconds from a kill until the lock was free, median / worst.
 * wrong: broken promises.
 """
-

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .debouncing import late_bursts, too_early, without_a_run
 from tests.proofs.history import Event
+
+from .debouncing import late_bursts, too_early, without_a_run
 from .losses import Taken, still_in, taken_by_nobody
-from .witness import KEPT_FOR
 from .replacing import (
     Replacement,
     ended_by_the_older,
@@ -25,6 +25,7 @@ from .replacing import (
     replacements,
 )
 from .rooms import Stay, newcomers, passed_by, side_by_side, stays, unanswered, unsaid
+from .witness import KEPT_FOR
 
 #: What every span of time is allowed beyond its bound, in seconds, beside the time in which the
 #: machine was late: the witness looks from one process.

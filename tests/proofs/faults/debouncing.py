@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tests.proofs.history import Event
+
 from .rooms import Stay
 
 

@@ -107,6 +107,7 @@ def queue_of(queue: str, task: str) -> str:
 def _keys_of(task: str) -> tuple[str, ...]:
     return next((keys for word, keys in OWN_KEYS.items() if word in task), KEYS)
 
+
 #: Seconds that a reservation lasts if nobody takes it, so that a lost message blocks a lock only
 #: until the end of the case.
 RESERVED = 8.0

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tests.proofs.history import Event
+
 from .witness import BESIDE_WAITERS, GOES_LAST_AFTER
 
 NEVER = float("inf")

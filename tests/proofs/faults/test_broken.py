@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 
@@ -190,7 +189,7 @@ SCENES = {
     "two_one_too_many": (three_at_once, "limit"),
     "pause_is_forgotten": (some_with_pauses_between, "pause"),
     "old_replaces_new": (a_retry_that_meets_what_came_since, "newest"),
-    "failed_waits_on": (a_soft_limit_while_it_is_parked, "failed, ran"),
+    "failed_waits_on": (a_soft_limit_while_it_is_parked, "left"),
     "max_wait_begins_anew": (calls_that_come_steadily, "max wait"),
     "quiet_time_is_the_first_calls": (a_burst_of_calls, "not quiet"),
     "nobody_waits_for_quiet": (a_burst_of_calls, "not quiet"),
@@ -276,13 +275,11 @@ def test_there_is_a_scene_for_each_breakage():
 @pytest.mark.parametrize("name", SCENES)
 def test_what_is_broken_is_noticed(first_play, tmp_path, name):
     scene, rule = SCENES[name]
-    events = first_play
-    for again in range(2):
-        if rule in rules_broken(events, name):
-            break
+    found = rules_broken(first_play, name)
+    if rule not in found:
         # A late machine may keep it from doing harm: an answer is late, and others publish it.
-        events = play(tmp_path / str(again), {name: partial(scene)})
-    assert rule in rules_broken(events, name)
+        found = rules_broken(play(tmp_path / "again", {name: scene}), name)
+    assert rule in found
 
 
 @pytest.mark.parametrize("name", SOUND)

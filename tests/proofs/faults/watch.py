@@ -126,7 +126,7 @@ class Watcher:
             self._look_for_immortals()
 
     def _note_lateness(self) -> None:
-        """What the machine was late for is nobody's fault: it stood still, or its cores are crowded,
+        """What the machine was late for is nobody's: it stood still, or its cores are crowded,
         and then the bench's processes wait for a core as often as this thread.
         """
         due = time.monotonic() + LOOK_EVERY
