@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from . import harness
 from .failovers import Failovers
 from .faults.cases import Faults
+from .faults.checker import check
 from .faults.soak import Soak
+from .history import read
 from .hosts.proof import Hosts
 from .storms import Storms
 from .torture.proof import Torture
@@ -22,9 +24,12 @@ HELP = """\
 python -m tests.proofs [PROOF] [OPTION...]: without a PROOF all faults, and then the hosts
 
 {proofs}
-  model      explores the protocol's rules in every order of events
+check: judges the history of a fault or soak again
+  python -m tests.proofs check HISTORY
+model: explores the protocol's rules in every order of events
+  python -m tests.proofs model [--only TEXT] [--traces] [--big] [--write]
 
-python -m tests.proofs PROOF --help lists its options. What each proves: tests/proofs/README.md"""
+What each proves: tests/proofs/README.md"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,8 +41,18 @@ def main(arguments: Sequence[str]) -> int:
         return harness.main(PROOFS[name], others)
     if name == "model":
         return model(others)
-    print(HELP.format(proofs="\n".join(f"  {n:<10} {p.about}" for n, p in PROOFS.items())))
+    if name == "check":
+        return check_again(*others)
+    usages = (f"{p.name}: {p.about}\n  {harness.usage(p)}" for p in PROOFS.values())
+    print(HELP.format(proofs="\n".join(usages)))
     return int(name not in ("-h", "--help"))
+
+
+def check_again(path: str) -> int:
+    """Judge a case's history that was kept."""
+    violations = check(read(path)).violations
+    print("\n".join(map(str, violations)) or "nothing is wrong")
+    return int(bool(violations))
 
 
 def model(arguments: Sequence[str]) -> int:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,11 @@ def main(proof: Proof, arguments: Sequence[str]) -> int:
     return _report(proof, results, options, folder, whole=len(chosen) == len(trials))
 
 
+def usage(proof: Proof) -> str:
+    """What its command line may have."""
+    return " ".join(_parser(proof).format_usage().removeprefix("usage: ").split())
+
+
 def _parser(proof: Proof) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m tests.proofs {proof.name}", description=proof.about
@@ -337,12 +343,13 @@ def _made_with(proof: Proof, options: Options) -> str:
     said = subprocess.run(
         [redis_server_binary(), "--version"], capture_output=True, text=True, check=True
     )
-    redis = re.search(r"v=(\S+)", said.stdout)
+    found = re.search(r"v=(\S+)", said.stdout)
     today = datetime.now(timezone.utc).date().isoformat()
     return (
         f"`make proofs ARGS='{proof.name} --write'` on {today}, seed {options.seed}:"
         f" Python {platform.python_version()}, Celery {celery.__version__},"
-        f" kombu {kombu.__version__}, Redis {redis.group(1) if redis else '?'}."
+        f" kombu {kombu.__version__}, redis-py {version('redis')},"
+        f" Redis {found.group(1) if found else '?'}."
     )
 
 

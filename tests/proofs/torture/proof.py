@@ -289,7 +289,9 @@ class Torture(Proof):
         head = [f"{each}: {'in ignorance' if 'stops' in each else 'came in'}" for each in SCENES]
         return [
             Table("figures.md#torture", ["", *head, "sections in all"], came_in),
-            Table("figures.md#torture-stops", ["", *FATES.values(), "past the fence"], stopped),
+            Table(
+                "figures.md#torture-stops", ["", *FATES.values(), "with the fence checked"], stopped
+            ),
         ]
 
 
