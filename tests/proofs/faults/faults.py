@@ -22,7 +22,8 @@ from tests.support.waiting import eventually
 from tests.support.workers import Worker
 
 from . import cluster
-from .load import KEYS, OF_FLEETS, OF_RELEASE, OF_ROOMS, OWN_KEYS, TASKS
+from .kinds import OF_FLEETS, OF_RELEASE, OF_ROOMS, TASKS
+from .load import KEYS, OWN_KEYS
 from .stage import (
     FORGETS,
     LONG,
@@ -55,9 +56,14 @@ def kill_child(stage: Stage) -> None:
 
 def kill_worker(stage: Stage) -> None:
     """SIGKILL of a worker's main process. Its children die with it."""
-    worker = stage.worker_of(stage.await_inside())
+    start = stage.await_inside()
     stage.pause(0, 0.3)
-    with stage.during("kill_worker", pid=worker.pid):
+    _kill_worker_of(stage, start, "kill_worker")
+
+
+def _kill_worker_of(stage: Stage, here: Event, name: str) -> None:
+    worker = stage.worker_of(here)
+    with stage.during(name, pid=worker.pid):
         pids = _processes(worker)
         send_signal([worker.pid], signal.SIGKILL)
         stage.dead(pids)
@@ -83,22 +89,22 @@ def kill_everything(stage: Stage, locks: bool = False) -> None:
 
 def stop_child(stage: Stage, span: Span) -> None:
     """SIGSTOP of a pool process. Its worker goes on, and keeps its lock."""
-    pid = stage.holder(span).pid
-    with stage.during("stop_child", pid=pid), stage.standing_still([pid]):
-        stage.last(span)
+    _stop(stage, span, lambda start: [start.pid])
 
 
 def stop_main(stage: Stage, span: Span) -> None:
     """SIGSTOP of a worker's main process alone. Its children go on."""
-    pid = stage.holder(span).main
-    with stage.during("stop_main", pid=pid), stage.standing_still([pid]):
-        stage.last(span)
+    _stop(stage, span, lambda start: [start.main])
 
 
 def stop_worker(stage: Stage, span: Span) -> None:
     """SIGSTOP of all of a worker's processes."""
-    worker = stage.worker_of(stage.holder(span))
-    with stage.during("stop_worker", pid=worker.pid), stage.standing_still(_processes(worker)):
+    _stop(stage, span, lambda start: _processes(stage.worker_of(start)))
+
+
+def _stop(stage: Stage, span: Span, whom: Callable[[Event], list[int]]) -> None:
+    pids = whom(stage.holder(span))
+    with stage.during("stop", pids=pids), stage.standing_still(pids):
         stage.last(span)
 
 
@@ -190,12 +196,8 @@ def lossy_failover(stage: Stage) -> None:
 def cut_locks(stage: Stage, span: Span) -> None:
     """Every connection to the lock server breaks, and no new one is to be had."""
     stage.holder(span)
-    with stage.during("cut_locks", unreachable=True):
-        stage.lock_proxy.cut_off()
-        try:
-            stage.last(span)
-        finally:
-            stage.lock_proxy.reconnect()
+    with stage.during("cut_locks", unreachable=True), _cut(stage.lock_proxy):
+        stage.last(span)
 
 
 def break_locks(stage: Stage) -> None:
@@ -287,12 +289,8 @@ def shut_down(stage: Stage, signum: int) -> None:
 def cut_broker(stage: Stage, low: float = 0.0, high: float = 1.5) -> None:
     """Every connection to the broker breaks, and there are new ones only some seconds later."""
     stage.await_inside()
-    with stage.during("cut_broker"):
-        stage.broker_proxy.cut_off()
-        try:
-            stage.pause(low, high)
-        finally:
-            stage.broker_proxy.reconnect()
+    with stage.during("cut_broker"), _cut(stage.broker_proxy):
+        stage.pause(low, high)
 
 
 def kill_replaced(stage: Stage) -> None:
@@ -352,12 +350,7 @@ def two_fleets(stage: Stage) -> None:
     for task in ("queue", "other_queue", "queue", "coalesce", "debounce"):
         stage.send(task, kwargs=brief, expires=None)
     stage.pause(0.1, 1.0)
-    worker = stage.worker_of(here)
-    with stage.during("two_fleets", pid=worker.pid):
-        pids = _processes(worker)
-        send_signal([worker.pid], signal.SIGKILL)
-        stage.dead(pids)
-        stage.replace(worker)
+    _kill_worker_of(stage, here, "two_fleets")
 
 
 # -- messages of a waiting room ---------------------------------------------------------------
@@ -456,12 +449,7 @@ def kill_child_at(stage: Stage, here: Event, step: Step) -> None:
 
 def kill_worker_at(stage: Stage, here: Event, step: Step) -> None:
     """SIGKILL of the worker's main process. Its children die with it."""
-    worker = stage.worker_of(here)
-    with stage.during("kill_worker_at", step=here.name, pid=worker.pid):
-        pids = _processes(worker)
-        send_signal([worker.pid], signal.SIGKILL)
-        stage.dead(pids)
-        stage.replace(worker)
+    _kill_worker_of(stage, here, "kill_worker_at")
 
 
 def soft_limit_at(stage: Stage, here: Event, step: Step) -> None:
@@ -474,24 +462,16 @@ def soft_limit_at(stage: Stage, here: Event, step: Step) -> None:
 
 def cut_locks_at(stage: Stage, here: Event, step: Step) -> None:
     """Connections to the lock server break, and there are new ones only later."""
-    with stage.during("cut_locks_at", unreachable=True, step=here.name):
-        stage.lock_proxy.cut_off()
+    with stage.during("cut_locks_at", unreachable=True, step=here.name), _cut(stage.lock_proxy):
         step.let_go()
-        try:
-            stage.last(stage.rng.choice((SHORT, LONG)))
-        finally:
-            stage.lock_proxy.reconnect()
+        stage.last(stage.rng.choice((SHORT, LONG)))
 
 
 def cut_broker_at(stage: Stage, here: Event, step: Step) -> None:
     """The same with the broker."""
-    with stage.during("cut_broker_at", step=here.name):
-        stage.broker_proxy.cut_off()
+    with stage.during("cut_broker_at", step=here.name), _cut(stage.broker_proxy):
         step.let_go()
-        try:
-            stage.pause(0.0, 1.5)
-        finally:
-            stage.broker_proxy.reconnect()
+        stage.pause(0.0, 1.5)
 
 
 def empty_locks_at(stage: Stage, here: Event, step: Step) -> None:
@@ -518,6 +498,16 @@ def _combinable() -> Iterator[Fault]:
 
 
 # -- how --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _cut(proxy: Proxy) -> Iterator[None]:
+    """Connections break, and there are no new ones meanwhile."""
+    proxy.cut_off()
+    try:
+        yield
+    finally:
+        proxy.reconnect()
 
 
 @contextlib.contextmanager

@@ -22,7 +22,8 @@ from tests.support.workers import Worker, is_running, make_app
 
 from .broker import Recorder
 from .checker import FINAL
-from .load import APART, TASKS, Load, queue_of
+from .kinds import TASKS
+from .load import APART, Load, queue_of
 from .watch import LOCKS, Watcher
 
 #: Workers, and what each runs at a time.

@@ -17,20 +17,8 @@ from celery.exceptions import Reject, Retry
 from celery.worker.request import Request
 from kombu.transport.redis import Transport as RedisTransport
 
-from celery_redislock import (
-    Coalesce,
-    Debounce,
-    Defer,
-    Queue,
-    Raise,
-    Replace,
-    Skip,
-    Wait,
-    lock_conflict,
-    lock_lost,
-    lock_released,
-)
-from tests.proofs.faults.load import SCOPED, define
+from celery_redislock import Debounce, lock_conflict, lock_lost, lock_released
+from tests.proofs.faults.kinds import FIRST_FLEET, OTHER_FLEET, RELEASES, define
 from tests.proofs.faults.witness import Witness
 from tests.proofs.history import History
 
@@ -150,89 +138,20 @@ class _Run:
         history.write(kind, run=self.name, lost=lost, asked=asked, **fields)
 
 
-#: Of each task with a lock.
-OPTIONS: dict[str, dict[str, Any]] = {}
-
-
-def singleton(name: str, function: Any = body, **options: Any) -> None:
-    OPTIONS[name] = options
-    define(app, name, function, options)
-
-
-DEBOUNCED = {
-    "debounce": Debounce(quiet=0.4, max_wait=1.5),
-    "debounce_steadily": Debounce(quiet=0.6, max_wait=1.5),
-    "retry_debounced": Debounce(quiet=0.3, max_wait=1.0),
-}
-_patiently = Defer(delay=0.2, backoff=1.3, max_delay=0.6)
-
-
-def _first_fleet() -> None:
-    singleton("skip")
-    singleton("skip_result", on_conflict=Skip(result="skipped"))
-    singleton("defer", on_conflict=_patiently)
-    singleton("defer_briefly", on_conflict=Defer(delay=0.2, backoff=1.0, max_wait=0.5, then=Skip()))
-    singleton("wait", on_conflict=Wait(timeout=3.0, then=Raise()))
-    singleton("wait_then_defer", on_conflict=Wait(timeout=0.5, then=_patiently))
-    singleton("refuse", on_conflict=Raise(), on_redis_error="raise")
-    singleton("abort", on_lock_lost="abort")
-    singleton("retry_released", on_conflict=_patiently)
-    singleton("retry_held", on_conflict=_patiently, lock_across_retries="hold")
-    singleton("queue", on_conflict=Queue())
-    singleton("queue_limited", on_conflict=Queue(limit=2, then=Skip()))
-    singleton("queue_briefly", on_conflict=Queue(max_wait=0.8, then=Skip()))
-    singleton("queue_then_defer", on_conflict=Queue(limit=3, max_wait=1.0, then=_patiently))
-    singleton("coalesce", on_conflict=Coalesce())
-    for name, policy in DEBOUNCED.items():
-        singleton(name, on_conflict=policy)
-    singleton("retry_queued", on_conflict=Queue())
-    singleton("retry_held_queued", on_conflict=Queue(), lock_across_retries="hold")
-    singleton("retry_coalesced", on_conflict=Coalesce())
-    singleton("pause", on_conflict=Queue(), lock_min_hold=0.8)
-    singleton("pause_coalesced", on_conflict=Coalesce(), lock_min_hold=0.6)
-    # On keys of their own: who shares a lock agrees on how many may hold it.
-    singleton("two", lock_limit=2)
-    singleton("two_queued", on_conflict=Queue(), lock_limit=2)
-    singleton("two_retried", on_conflict=Queue(), lock_limit=2)
-    singleton("two_patient", on_conflict=Wait(timeout=2.0, then=Queue()), lock_limit=2)
-    singleton("patient", on_conflict=Wait(timeout=60.0))
-    singleton("wait_for_ever", on_conflict=Wait())
-    singleton("queue_then_wait", on_conflict=Queue(limit=1, then=Wait()))
-    for name, options in SCOPED.items():
-        singleton(name, **options)
-    # Its child is killed if it has not ended by then.
-    singleton("replace", on_conflict=Replace(grace=1.0))
-    singleton("replace_gently", on_conflict=Replace(grace=3.0), on_lock_lost="abort")
-
-
-def _what_a_release_changes() -> None:
-    singleton("steady", on_conflict=Queue())
-    if RELEASE == 1:
-        singleton("moves", on_conflict=Queue())
-        singleton("unlocked", on_conflict=Queue())
-        singleton("reshaped", _with_note, on_conflict=Queue())
-    else:
-        singleton("moves", on_conflict=Queue(), lock_key="{key}:moved")
-        app.task(name="unlocked", bind=True)(body)
-        singleton("reshaped", on_conflict=Queue())
-
-
 def _with_note(self: Any, key: str, note: str, seconds: float = 0.2, how: str = "return") -> str:
     return body(self, key, seconds, how)
 
 
-def _other_fleet() -> None:
-    """Tasks of the same app that the first fleet does not know. They share its locks."""
-    singleton("other_queue", on_conflict=Queue())
-    singleton("other_coalesce", on_conflict=Coalesce())
-    singleton("other_skip")
-
-
-if FLEET == "first":
-    _first_fleet()
-    _what_a_release_changes()
-else:
-    _other_fleet()
+_first = {**FIRST_FLEET, **RELEASES[RELEASE]}
+#: Of each task with a lock.
+OPTIONS = {
+    name: options for name, (_, options) in (_first if FLEET == "first" else OTHER_FLEET).items()
+}
+for _name, _options in OPTIONS.items():
+    _has_note = _name == "reshaped" and RELEASE == 1
+    define(app, _name, _with_note if _has_note else body, _options)
+if RELEASE == 2:
+    app.task(name="unlocked", bind=True)(body)
 
 
 # -- witnesses --------------------------------------------------------------------------------
