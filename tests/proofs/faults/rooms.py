@@ -181,8 +181,13 @@ def unanswered(events: Iterable[Event]) -> list[Event]:
 
 
 def unsaid(events: Iterable[Event]) -> list[Event]:
-    """The tries to enter a room of which nobody said what came of them."""
-    return _left_open(events, "parks", ("parked", "not parked"), lambda event: event.entry)
+    """The tries to enter a room of which nobody said what came of them. One that was told late that
+    a newer one is there may have been in the room until that came: the first answer was lost.
+    """
+    events = list(events)
+    older = [e for e in events if e.kind == "not parked" and e.said == "older"]
+    slow = [Event("parks", e.asked, e.fields) for e in older if e.at - e.asked > ONE_ANSWER]
+    return slow + _left_open(events, "parks", ("parked", "not parked"), lambda event: event.entry)
 
 
 def _left_open(

@@ -328,18 +328,22 @@ class Stage:
             self.load.stop()
 
     def _await_quiet(self) -> None:
-        give_up = time.monotonic() + self.fault.drain
-        while not self._is_drained() and time.monotonic() < give_up:
+        give_up = self._punctual() + self.fault.drain
+        while not self._is_drained() and self._punctual() < give_up:
             time.sleep(0.1)
         fences, reserved = self._fences_left()
         self.history.write("drained", fences=fences, reserved=reserved)
         # The locks of dead workers lapse, and those that are kept for a retry that vanished. Who
         # looks after the rooms looks at each once more when its last run could have died, or when
         # a replaced task was to have its result.
-        give_up = time.monotonic() + max(self.ttl, ENDED_AGAIN) + 2.5
-        while (self.locks_left() or self._rooms_left()) and time.monotonic() < give_up:
+        give_up = self._punctual() + max(self.ttl, ENDED_AGAIN) + 2.5
+        while (self.locks_left() or self._rooms_left()) and self._punctual() < give_up:
             time.sleep(0.05)
         self.history.write("quiet", keys=self.locks_left(), rooms=self._rooms_left())
+
+    def _punctual(self) -> float:
+        """A clock that stands still while the machine is late."""
+        return time.monotonic() - self.watcher.late
 
     def _is_drained(self) -> bool:
         """Whether nothing more will happen."""

@@ -428,6 +428,10 @@ the answer that named the one it replaced was lost: asked at 1.95 | parked a 1 n
     newest=t asked=1.95; took a 3; took b 4 | two wait
 the answer that named the one it replaced was lost: asked at 1.8 | parked a 1 newest=t; parked b 2
     newest=t asked=1.8; took a 3; took b 4 |
+one replaces another, is replaced, and hears of it late | parked a 1 newest=t; parked b 2.3
+    newest=t said=older asked=1.5; parked c 2 newest=t replaced=b; took c 3 |
+one that hears of it at once | parked a 1 newest=t; parked b 2.3 newest=t said=older asked=2.25;
+    parked c 2 newest=t replaced=b; took c 3 | order and two wait
 a retry beside a newer one | parked a 1 newest=t; parked b:0.1 2 in_front=yes; took b:0.1 3; took a
     4 |
 an old one that replaces a newer one | body 0.5 1.5 of=b fence=490 outcome=retried; message a 1

@@ -32,10 +32,12 @@ class Watcher:
 
     Attributes:
         dead: the processes that are gone.
+        late: for how many seconds the machine was late so far.
     """
 
     def __init__(self, history: History, locks: Any, ttl: float) -> None:
         self.dead: set[int] = set()
+        self.late = 0.0
         self._history = history
         self._locks = locks
         self._ttl = ttl
@@ -133,6 +135,7 @@ class Watcher:
         while not self._end.wait(LOOK_EVERY):
             if (now := time.monotonic()) - due > PUNCTUAL:
                 self._history.write("late", at=now, seconds=now - due)
+                self.late += now - due
             due = time.monotonic() + LOOK_EVERY
 
     def _see(self, event: Event) -> None:
