@@ -13,7 +13,7 @@ PYTEST := python -m pytest $(SIDE_BY_SIDE)
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test faults failovers split-brain storms torture model bench lint format test-stalls test-lowest test-pythons test-servers pictures docs dist clean
+.PHONY: help demo test proofs bench lint format test-stalls test-lowest test-pythons test-servers pictures docs dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -42,26 +42,8 @@ test-stalls: .venv/made  ## the suite on a machine that stands still now and the
 	.venv/bin/pip install -q --group faults
 	@touch $@
 
-faults: .venv/faults  ## every fault on every broker and pool, half an hour; ARGS=--help
-	.venv/bin/python -m tests.proofs.faults $(ARGS)
-	$(if $(ARGS),,.venv/bin/python -m tests.proofs.hosts)
-
-failovers: .venv/faults  ## how many locks a failover forgets, with and without replicas that confirm
-	.venv/bin/python -m tests.proofs.failovers $(ARGS)
-
-split-brain: .venv/faults  ## who holds what when the network splits, ten minutes, as root; ARGS=--help
-	.venv/bin/python -m tests.proofs.hosts $(ARGS)
-
-storms: .venv/made  ## 200 duplicates a second under each policy, and what is left; half an hour; ARGS=--help
-	.venv/bin/python -m tests.proofs.storms $(ARGS)
-
-torture: .venv/faults  ## the torture of Redis in Action 6.2 over four locks, ten minutes; ARGS=--help
-	.venv/bin/python -m tests.proofs.torture $(ARGS)
-
-model: .venv/made  ## the rules of the lock in every order of events, five minutes; ARGS=--help
-	.venv/bin/python -m tests.proofs.model $(ARGS)
-	$(if $(ARGS),,.venv/bin/python -m pytest -q tests/proofs/model -k 'says_whatever or found_out' \
-		--hypothesis-profile=long)
+proofs: .venv/faults  ## every fault on every broker and pool, and split networks, 40 minutes; ARGS=--help: all proofs
+	.venv/bin/python -m tests.proofs $(ARGS)
 
 .venv-bench/made: pyproject.toml bench/peers.txt
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }

@@ -1,13 +1,11 @@
-"""What the clients said, and what it comes to: who believed when that it holds a lock.
+"""What the clients of a round believed when, and what that comes to. Pure.
 
-Events of a client, each with `what`:
-
-    ready   host                           it takes orders
-    asked   host, name, at, answer         "taken", "busy" or "unavailable"
-    held    id, host, name, fence,         it holds the lock, which it asked for at that time
-            asked, since
-    ended   id, until, told                until when it was told that it does, and when it was
-                                           told that the lock is lost; None if it gave it back
+| kind | fields | |
+|---|---|---|
+| ready | host | it takes orders |
+| asked | host, name, answer | "taken", "busy" or "unavailable" |
+| held | id, host, name, fence, asked, since | it holds the lock, which it asked for at that time |
+| ended | id, until, told | until when it was told that it does; when that it was lost |
 """
 
 from __future__ import annotations
@@ -15,10 +13,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-Event = dict[str, Any]
+from tests.proofs.history import Event
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +61,12 @@ def holdings(events: Iterable[Event]) -> list[Holding]:
     begun: dict[str, Event] = {}
     found = []
     for each in events:
-        if each["what"] == "held":
-            begun[each["id"]] = each
-        elif each["what"] == "ended":
-            fields = begun.pop(each["id"])
-            kept = {name: fields[name] for name in ("host", "name", "fence", "asked", "since")}
-            found.append(Holding(**kept, until=each["until"], told=each["told"]))
+        if each.kind == "held":
+            begun[each.id] = each
+        elif each.kind == "ended":
+            fields = begun.pop(each.id)
+            kept = {name: fields.get(name) for name in ("host", "name", "fence", "asked", "since")}
+            found.append(Holding(**kept, until=each.until, told=each.told))
     return sorted(found, key=lambda each: each.since)
 
 
@@ -77,10 +74,10 @@ def held_now(events: Iterable[Event]) -> Counter[str]:
     """How many hold each lock at the end of these events."""
     begun: dict[str, str] = {}
     for each in events:
-        if each["what"] == "held":
-            begun[each["id"]] = each["name"]
-        elif each["what"] == "ended":
-            begun.pop(each["id"], None)
+        if each.kind == "held":
+            begun[each.id] = each.name
+        elif each.kind == "ended":
+            begun.pop(each.id, None)
     return Counter(begun.values())
 
 
@@ -105,6 +102,22 @@ def _rose(one: Holding, other: Holding) -> bool:
 
 def answers(events: Iterable[Event], since: float) -> Counter[str]:
     """How the acquire requests from this time on were answered."""
-    return Counter(
-        each["answer"] for each in events if each["what"] == "asked" and each["at"] >= since
-    )
+    return Counter(each.answer for each in events if each.kind == "asked" and each.at >= since)
+
+
+def ended_before(events: Iterable[Event], ended_at: float) -> list[Holding]:
+    """The holdings as they were then."""
+    return [
+        dataclasses.replace(each, until=min(each.until, ended_at))
+        for each in holdings(events)
+        if each.since < ended_at
+    ]
+
+
+def wrong(label: str, longest: float, events: Iterable[Event], ended_at: float) -> Iterator[str]:
+    """What breaks a promise: two hold a lock for too long, or a fence that did not rise."""
+    for each in twice(ended_before(events, ended_at)):
+        if each.seconds > longest:
+            yield f"{label}: two held {each.name} for {each.seconds:.2f} s"
+        if not each.fence_rose:
+            yield f"{label}: the fence of {each.name} did not rise"

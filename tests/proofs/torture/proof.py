@@ -1,26 +1,37 @@
-"""One run of the torture: clients that acquire and release one lock, and what stops them."""
+"""The torture of Redis in Action, 6.2: many clients, one lock, ten seconds. Who lets two in?
+
+Over our lock and three others, with and without clients that are stopped at random moments.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import heapq
+import itertools
 import logging
 import multiprocessing
 import os
 import random
 import signal
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from tests.proofs.harness import Options, Proof, Result, Table
+from tests.proofs.history import History, read
 from tests.support.servers import RedisServer
 
-from .history import REFEREE, Kind, Verdict, Writer, judge, last, read
-from .locks import CONTENDERS, UNAVAILABLE, Contender
+from .judge import Verdict, judge
+from .locks import ASKABLE, CONTENDERS, UNAVAILABLE, Contender
 
+#: As many clients as in the book, and ten times as many, for as long as there.
+CLIENTS = (5, 50)
+SECONDS = 10.0
 #: A client that has not come to its end this many seconds after its time is a failure.
 GRACE = 30.0
 #: Steps of a section.
@@ -76,6 +87,11 @@ class Run:
         asks = "asks" if self.asks else "does not ask"
         return f"{self.lock}, {asks}, {self.clients} clients, {self.scene}"
 
+    @classmethod
+    def of(cls, label: str, **how: Any) -> Run:
+        lock, asks, clients, scene = label.split(", ")
+        return cls(lock, asks == "asks", int(clients.split()[0]), scene, **how)
+
 
 # -- a client -----------------------------------------------------------------------------
 
@@ -85,7 +101,7 @@ def _client(run: Run, url: str, path: Path, number: int, start: Any) -> None:
     logging.disable()
     rng = random.Random(f"{run.seed}:{number}")
     lock = CONTENDERS[run.lock](url, run.ttl)
-    history = Writer(path, number)
+    write = partial(History(path).write, client=number)
     start.wait()
     until = time.monotonic() + run.seconds
     section = 0
@@ -93,22 +109,22 @@ def _client(run: Run, url: str, path: Path, number: int, start: Any) -> None:
         section += 1
         try:
             if lock.acquire():
-                _section(run, lock, history, section, rng)
+                _section(run, lock, write, section, rng)
         except UNAVAILABLE:
-            history.write(Kind.UNAVAILABLE, section)
+            write("unavailable", section=section)
 
 
-def _section(run: Run, lock: Contender, history: Writer, section: int, rng: random.Random) -> None:
-    history.write(Kind.ENTER, section, lock.fence)
+def _section(run: Run, lock: Contender, write: Any, section: int, rng: random.Random) -> None:
+    write("enter", section=section, fence=lock.fence)
     for pause in _pauses(run, rng):
         if run.asks:
-            history.write(Kind.ASK, section)
+            write("ask", section=section)
             if not lock.still_mine():
                 break
         time.sleep(rng.uniform(*PREPARING))
-        history.write(Kind.STEP, section, lock.fence)
+        write("step", section=section, fence=lock.fence)
         time.sleep(pause)
-    history.write(Kind.LEAVE, section)
+    write("leave", section=section)
     lock.release()
 
 
@@ -124,21 +140,16 @@ def _pauses(run: Run, rng: random.Random) -> list[float]:
 # -- a run --------------------------------------------------------------------------------
 
 
-def torture(run: Run, server: RedisServer) -> Verdict:
+def torture(run: Run, server: RedisServer, path: Path) -> Verdict:
     """Run it, and judge what was written. Raises `RuntimeError` if a client broke."""
     with server.client() as client:
         client.flushall()
-    with tempfile.TemporaryDirectory(prefix="redislock-torture-") as folder:
-        path = Path(folder) / "history"
-        path.touch()
-        with _clients(run, server.url, path) as processes:
-            pids = [process.pid for process in processes]
-            until = time.monotonic() + run.seconds
-            if run.stops:
-                with contextlib.closing(Writer(path, REFEREE)) as history:
-                    _stop_at_random(run, history, path, pids, until)
-            _await_the_end(run, processes, until + GRACE)
-        return judge(read(path))
+    with _clients(run, server.url, path) as processes, contextlib.closing(History(path)) as history:
+        until = time.monotonic() + run.seconds
+        if run.stops:
+            _stop_at_random(run, history, [process.pid for process in processes], until)
+        _await_the_end(run, processes, until + GRACE)
+    return judge(read(path))
 
 
 @contextlib.contextmanager
@@ -174,9 +185,7 @@ def _await_the_end(run: Run, processes: list[Any], give_up: float) -> None:
         raise RuntimeError(f"{run.label}: {codes.count(None)} clients did not end")
 
 
-def _stop_at_random(
-    run: Run, history: Writer, path: Path, pids: Sequence[int], until: float
-) -> None:
+def _stop_at_random(run: Run, history: History, pids: Sequence[int], until: float) -> None:
     """Stop clients and let them go on, two times of three one that is probably inside."""
     rng = random.Random(f"{run.seed}:stops")
     stopped: list[tuple[float, int]] = []
@@ -189,11 +198,11 @@ def _stop_at_random(
             if next_stop <= now:
                 next_stop = now + rng.uniform(*STOP_EVERY)
                 if len(stopped) < at_most:
-                    victim = _victim(path, set(range(len(pids))) - {n for _, n in stopped}, rng)
+                    victim = _victim(history, set(range(len(pids))) - {n for _, n in stopped}, rng)
                     span = rng.uniform(*rng.choice((SHORT_STOP, LONG_STOP))) * run.ttl
                     heapq.heappush(stopped, (now + span, victim))
                     _signal(pids[victim], signal.SIGSTOP)
-                    history.write(Kind.STOP, victim)
+                    history.write("stop", client=victim)
             wakes = [next_stop, until, *(at for at, _ in stopped[:1])]
             time.sleep(max(min(wakes) - time.monotonic(), 0))
     finally:
@@ -201,10 +210,10 @@ def _stop_at_random(
             _signal(pids[number], signal.SIGCONT)
 
 
-def _victim(path: Path, running: set[int], rng: random.Random) -> int:
-    newest = last(path)
-    if newest is not None and rng.random() < 2 / 3 and newest.client in running:
-        return newest.client
+def _victim(history: History, running: set[int], rng: random.Random) -> int:
+    newest = history.newest()
+    if newest is not None and rng.random() < 2 / 3 and newest.get("client") in running:
+        return int(newest.client)
     return rng.choice(sorted(running))
 
 
@@ -225,3 +234,76 @@ def failures(run: Run, verdict: Verdict) -> list[str]:
         "fences rise": verdict.fences_out_of_order,
     }
     return [f"{run.label}: {rule}: broken {count} times" for rule, count in wrong.items() if count]
+
+
+# -- the plug-in --------------------------------------------------------------------------
+
+
+class Torture(Proof):
+    name = "torture"
+    about = "clients that take one lock of ours, and of others, and are stopped; ten minutes"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--seconds", type=float, default=SECONDS, help="of each (default: 10)")
+        parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, metavar="N")
+
+    def why_not(self) -> str | None:
+        missing = find_spec("redis_lock") is None
+        return "pip install python-redis-lock, which ours is compared with" if missing else None
+
+    def trials(self, options: Options) -> Sequence[str]:
+        """Each scene with each lock, asked and not asked, with each number of clients."""
+        return [
+            Run(lock, asks, clients, scene).label
+            for scene, lock, asks in itertools.product(SCENES, CONTENDERS, (True, False))
+            for clients in (options.clients if lock in ASKABLE or not asks else ())
+        ]
+
+    def run(
+        self, trial: str, seed: int, options: Options, history: Path, shared: None
+    ) -> tuple[Verdict, Sequence[str]]:
+        run = Run.of(trial, seconds=options.seconds, seed=seed)
+        with RedisServer() as server:
+            verdict = torture(run, server, history)
+        return verdict, failures(run, verdict) if run.lock == "ours" else []
+
+    def tables(self, results: Sequence[Result]) -> Sequence[Table]:
+        """How often two were in, by scene; and what became of those beside whom another came in."""
+        uses: dict[str, dict[str, list[Verdict]]] = {}
+        for result in results:
+            run = Run.of(result.trial)
+            use = f"{TITLES[run.lock]}, {'asks' if run.asks else 'does not ask'}"
+            uses.setdefault(use, {}).setdefault(run.scene, []).append(result.figures)
+        came_in, stopped = [], []
+        for use, by_scene in uses.items():
+            cells = [
+                " / ".join(str(v.unknowing if "stops" in scene else v.double) for v in verdicts)
+                for scene, verdicts in ((each, by_scene.get(each, ())) for each in SCENES)
+            ]
+            verdicts = [verdict for each in by_scene.values() for verdict in each]
+            came_in.append([use, *cells, f"{sum(v.sections for v in verdicts):,}"])
+            mine = [v for scene in SCENES[2:] for v in by_scene.get(scene, ())]
+            counts = [sum(getattr(v, name) for v in mine) for name in FATES]
+            past = [v.mixed_past_fence for v in mine if v.mixed_past_fence is not None]
+            stopped.append([use, *counts, sum(past) if past else "no fence"])
+        head = [f"{each}: {'in ignorance' if 'stops' in each else 'came in'}" for each in SCENES]
+        return [
+            Table("figures.md#torture", ["", *head, "sections in all"], came_in),
+            Table(
+                "figures.md#torture-stops", ["", *FATES.values(), "with the fence checked"], stopped
+            ),
+        ]
+
+
+TITLES = {
+    "ours": "celery-redislock",
+    "redis-py": "redis-py's `Lock`",
+    "python-redis-lock": "python-redis-lock",
+    "setnx": "SETNX, EXPIRE, DEL",
+}
+FATES = {
+    "unknowing": "left in ignorance",
+    "too_late": "too late",
+    "told": "did nothing more",
+    "mixed": "mixed writes",
+}

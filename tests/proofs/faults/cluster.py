@@ -12,15 +12,14 @@ from typing import Any
 
 from redis.crc import key_slot
 
-from celery_redislock.protocol.keys import lock_keys
+from tests.proofs.history import Event
+from tests.proofs.wire import lock_key
 from tests.support.clusters import ClusterSet, Onlooker
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
-from .aim import FORGETS, LONG, LOSES_DATA, SHORT, Span, holder, last
-from .history import Event
 from .load import KEYS, OWN_KEYS
-from .stage import ACKS, Fault, Stage
+from .stage import ACKS, FORGETS, LONG, LOSES_DATA, SHORT, Fault, Span, Stage
 
 
 class Cluster(ClusterSet):
@@ -32,7 +31,7 @@ class Cluster(ClusterSet):
 
 #: The hash slots of the load's locks and rooms.
 SLOTS = sorted(
-    key_slot(lock_keys("redislock", name).lock.encode())
+    key_slot(lock_key(name).encode())
     for name in {*KEYS, *(name for names in OWN_KEYS.values() for name in names)}
 )
 
@@ -41,7 +40,7 @@ def _contended(stage: Stage) -> Event:
     """A long body that is inside. One waits for its lock in a pool slot, and asks for it as soon as
     it may be free; another one waits in its room.
     """
-    start = holder(stage, LONG)
+    start = stage.holder(LONG)
     brief = {"key": start.key.rpartition(":lock:")[2], "seconds": 0.2, "how": "return"}
     waiting = {stage.send(task, kwargs=brief, expires=None) for task in ("wait", "queue")}
 
@@ -100,7 +99,7 @@ def add_node(stage: Stage) -> None:
 def _move(stage: Stage, slot: int, target: RedisServer, span: Span) -> None:
     source = stage.locks.begin_to_move(slot, target)
     try:
-        last(stage, span)
+        stage.last(span)
     finally:
         stage.locks.end_move(slot, source, target)
 
@@ -140,7 +139,7 @@ def stop_node(stage: Stage, span: Span) -> None:
     with stage.during("cluster_stop_node", unreachable=True):
         node.stop()
         try:
-            last(stage, span)
+            stage.last(span)
         finally:
             node.resume()
 

@@ -1,78 +1,25 @@
-"""The history of a torture, and what it says. Pure but for the file that it stands in.
+"""What the history of a torture says of the lock. Pure.
 
-The history is a file to which every client appends, one record to a write: the kernel puts them in
-an order, and that order is the truth. It is also the resource that the lock protects. So a step
-takes effect when it stands in the file, however long its client was stopped before that.
+| kind | what happened |
+|---|---|
+| enter | the acquire has returned |
+| ask | the client is about to ask whether the lock is still its own |
+| step | it did something that the lock protects |
+| leave | it is about to release |
+| unavailable | the lock's server did not answer in time |
+| stop | it was stopped by the referee |
+
+The order of writing is the truth. The file is also the resource that the lock protects: a step
+takes effect when it stands there, however long its client was stopped before that.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import os
-import struct
-import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterable
 
-_RECORD = struct.Struct("=BHIQQ")
-
-
-class Kind(enum.IntEnum):
-    """What happened."""
-
-    ENTER = 1  # the acquire has returned
-    ASK = 2  # is about to ask whether the lock is still its own
-    STEP = 3  # did something that the lock protects
-    LEAVE = 4  # is about to release
-    UNAVAILABLE = 5  # the lock's server did not answer in time
-    STOP = 6  # was stopped; written by the referee, `section` being the number of the client
-
-
-class Record(NamedTuple):
-    """One line of the history. `section` counts the client's own; `at` is in nanoseconds."""
-
-    kind: int
-    client: int
-    section: int
-    fence: int = 0
-    at: int = 0
-
-
-#: The number of the one who stops the clients.
-REFEREE = 0xFFFF
-
-
-class Writer:
-    """A client's, or the referee's, way to append to the history."""
-
-    def __init__(self, path: Path, client: int) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self._client = client
-
-    def write(self, kind: Kind, section: int, fence: int = 0) -> None:
-        record = _RECORD.pack(kind, self._client, section, fence, time.monotonic_ns())
-        os.write(self._file, record)
-
-    def close(self) -> None:
-        os.close(self._file)
-
-
-def read(path: Path) -> Iterator[Record]:
-    """The history so far, in its order."""
-    return (Record(*fields) for fields in _RECORD.iter_unpack(path.read_bytes()))
-
-
-def last(path: Path) -> Record | None:
-    """The newest record: its client is probably inside."""
-    with path.open("rb") as file:
-        # A record that is being written may be there in part.
-        whole = file.seek(0, os.SEEK_END) // _RECORD.size
-        if not whole:
-            return None
-        file.seek((whole - 1) * _RECORD.size)
-        return Record(*_RECORD.unpack(file.read(_RECORD.size)))
+from tests.proofs.history import Event
 
 
 @dataclasses.dataclass
@@ -146,13 +93,13 @@ class Verdict:
         return self.unknowing + self.too_late + self.told
 
 
-def judge(history: Iterable[Record]) -> Verdict:
+def judge(history: Iterable[Event]) -> Verdict:
     """What the history says of the lock, from its order alone."""
     records = list(history)
     sections = _sections(records)
     fates, most_inside = _fates(sections)
     counts = [list(fates.values()).count(fate) for fate in (*reversed(Fate),)]
-    steps = [(r.client, r.section, r.fence) for r in records if r.kind == Kind.STEP]
+    steps = [(r.client, r.section, r.fence) for r in records if r.kind == "step"]
     fenced = any(section.fence for section in sections)
     return Verdict(
         len(sections),
@@ -161,25 +108,25 @@ def judge(history: Iterable[Record]) -> Verdict:
         mixed_past_fence=_mixed(steps, fenced=True) if fenced else None,
         fences_out_of_order=_fences_out_of_order(sections) if fenced else 0,
         most_inside=most_inside,
-        unavailable=sum(r.kind == Kind.UNAVAILABLE for r in records),
-        stops=sum(r.kind == Kind.STOP for r in records),
+        unavailable=sum(r.kind == "unavailable" for r in records),
+        stops=sum(r.kind == "stop" for r in records),
     )
 
 
-def _sections(records: list[Record]) -> list[Section]:
+def _sections(records: list[Event]) -> list[Section]:
     """The sections, in the order in which they were entered."""
     found: dict[tuple[int, int], Section] = {}
     asked: dict[int, int] = {}
     for position, record in enumerate(records):
-        key = record.client, record.section
-        if record.kind == Kind.ENTER:
+        key = record.client, record.get("section")
+        if record.kind == "enter":
             found[key] = Section(position, len(records), record.fence)
-        elif record.kind == Kind.ASK:
+        elif record.kind == "ask":
             asked[record.client] = position
-        elif record.kind == Kind.STEP:
+        elif record.kind == "step":
             found[key].steps.append(position)
             found[key].sure_since.append(asked.pop(record.client, position))
-        elif record.kind == Kind.LEAVE:
+        elif record.kind == "leave":
             found[key].end = position
             asked.pop(record.client, None)
     return list(found.values())
