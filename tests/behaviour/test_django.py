@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from celery_redislock import RedisLock
-from tests.support.django_project import PROJECT, python, set_up
+from tests.support.django_project import PROJECT, set_up
+from tests.support.programs import python
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT

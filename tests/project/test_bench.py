@@ -17,7 +17,6 @@ import pytest
 from bench import __main__ as command
 from bench import compare, growth, notes, plot, primitive, report, stats, storm, tasks
 from bench.compare import Compared
-from bench.contended import hand_overs
 from bench.contenders import OURS
 from bench.locks import LOCKS
 from bench.report import Bars, Column, Curves, Table
@@ -81,18 +80,6 @@ def test_a_task_is_compared_with_the_usual_lock_of_its_round_also_the_plain_one(
     }
 
 
-def test_evenness_is_one_if_all_have_the_same_and_a_share_if_one_has_all():
-    assert stats.evenness([7, 7, 7]) == 1
-    assert stats.evenness([9, 0, 0]) == pytest.approx(1 / 3)
-    assert stats.evenness([0, 0]) == 1
-
-
-def test_a_lock_is_passed_on_when_another_client_comes_in_next():
-    sections = [(0.0, 1.0, 1), (1.5, 2.0, 1), (2.25, 3.0, 2), (9.0, 9.5, 1)]
-    assert hand_overs(sections, until=5.0) == (0.5, [0.25])
-    assert hand_overs([], until=5.0) == (0.0, [])
-
-
 # -- tables and pictures ----------------------------------------------------------------------
 
 
@@ -110,26 +97,6 @@ def test_a_table_in_markdown_is_aligned_and_has_its_notes_and_surroundings():
         "",
         "Measured somewhere.",
     ]
-
-
-def test_the_json_has_also_what_the_table_does_not_show():
-    data = json.loads(report.as_json([TABLE], {"section": "some"}))
-    assert data["surroundings"] == {"section": "some"}
-    assert data["tables"][0]["rows"][0]["rounds"] == [40, 41]
-
-
-def test_a_picture_has_a_bar_for_each_row_with_a_figure():
-    picture = ElementTree.fromstring(plot.draw(TABLE, TABLE.bars))
-    bars = picture.findall("{http://www.w3.org/2000/svg}rect")[1:]
-    assert [bar.get("class") for bar in bars] == ["plain", "ours"]
-    assert float(bars[0].get("width")) < float(bars[1].get("width"))
-
-
-def test_bars_of_different_orders_of_magnitude_are_all_seen():
-    assert plot.lengths([1.0, 1000.0], log=False) == [0.001, 1]
-    short, long = plot.lengths([1.0, 1000.0], log=True)
-    assert (short, long) == (pytest.approx(0.25), 1)
-    assert plot.lengths([], log=True) == []
 
 
 def test_a_picture_has_a_curve_for_each_figure_that_grows_or_does_not():
@@ -150,10 +117,6 @@ def test_a_picture_has_a_curve_for_each_figure_that_grows_or_does_not():
     assert "acquire: 40" in texts
     assert "list: 2,000" in texts
     assert plot.picture(Table("none", "None", [], rows)) is None
-
-
-def test_the_names_of_curves_do_not_cover_each_other():
-    assert plot.apart([10.0, 100.0, 12.0, 11.0], 15) == [10, 100, 40, 25]
 
 
 # -- beside the published figures --------------------------------------------------------------
@@ -215,25 +178,6 @@ def test_a_ratio_has_moved_if_no_round_is_within_those_that_were_published(here,
     assert found.times == pytest.approx(here[1] / 1.1)
 
 
-def test_what_moved_is_told_in_a_table_and_a_line():
-    same = Compared("tasks", "ours", "solo", (1.0, 1.1, 1.2), (1.0, 1.1, 1.2))
-    slower = Compared("storm", "Skip()", "share", (0.9, 1.0, 1.1), (0.4, 0.5, 0.6))
-    lines = report.markdown(compare.table([same, slower]), "").splitlines()
-    assert lines[2:4] == [
-        "| tasks | ours | solo | 1.10 (1.00-1.20) | 1.10 (1.00-1.20) |  |",
-        "| storm | Skip() | share | 1.00 (0.90-1.10) | 0.50 (0.40-0.60) | 0.50x |",
-    ]
-    assert compare.summary([same, slower]) == "1 of 2 ratios moved: storm: Skip() (share)."
-    assert compare.summary([same]) == "0 of 1 ratios moved."
-    assert compare.summary([]) == "No ratio to compare with a published one."
-
-
-def test_what_else_has_changed_is_told_once_for_each_fact():
-    before = {"cores": 8, "python": "3.11.7", "date": "then", "packages": {"redis": "8.1.0"}}
-    here = {"cores": 2, "python": "3.11.7", "date": "now", "packages": {"redis": "8.1.0", "x": "1"}}
-    assert compare.differences(here, before) == ["cores 8, here 2", "x none, here 1"]
-
-
 def test_the_quick_form_compares_and_the_others_do_not(monkeypatch, tmp_path, capsys):
     rows = [drained("plain", (1.0, 1.0, 1.0)), drained("ours", (2.0, 2.1, 2.2))]
     section = SimpleNamespace(measure=lambda run: [table_of(*rows)])
@@ -280,12 +224,6 @@ def test_only_the_whole_form_writes_the_documents(tmp_path):
         assert not command.parse(short).documents
 
 
-def test_an_unknown_section_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        command.parse(["primitives"])
-    assert "primitives; there are primitive, " in capsys.readouterr().err
-
-
 def test_a_package_that_a_measured_pool_needs_is_among_the_peers():
     peers = (ROOT / "bench" / "peers.txt").read_text(encoding="utf-8")
     installed = set(re.findall(r"^[\w-]+", peers, re.MULTILINE))
@@ -327,12 +265,6 @@ def test_a_section_runs_and_writes_where_it_is_told(tmp_path):
     rows = json.loads((tmp_path / "keys.json").read_text())["tables"][0]["rows"]
     assert [row["left"] for row in rows] == [{"fence": row["left_keys"]} for row in rows]
     assert "bytes of a live lock" in out
-
-
-def test_of_many_commands_the_machine_interrupts_some():
-    assert growth.uninterrupted([0.5, 9.0], calls=100) == 0.5
-    assert growth.uninterrupted([0.5, 9.0], calls=99) == 9.0
-    assert growth.uninterrupted([9.0], calls=100) == 0.0
 
 
 @pytest.mark.parametrize("what", growth.KINDS)
