@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -81,9 +80,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_check_of_a_sound_project_finds_nothing_and_asks_no_server(check: Any) -> None:
-    since = time.monotonic()
     assert check() == (0, [], "")
-    assert time.monotonic() - since < 30
     assert python(f"{PROJECT}/manage.py", "check").returncode == 0
 
 
@@ -372,8 +369,8 @@ def test_a_lock_is_held_until_the_transaction_has_ended(
     monkeypatch: pytest.MonkeyPatch, tests: str
 ) -> None:
     """The tests of a project's, which Django runs."""
-    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.behaviour.recipes.transactions_settings")
-    done = python("-m", "django", "test", f"tests.behaviour.recipes.django_transactions.{tests}")
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.behaviour.apps.transactions_settings")
+    done = python("-m", "django", "test", f"tests.behaviour.apps.django_transactions.{tests}")
     assert done.returncode == 0, done.stderr
     assert re.search(r"Ran \d\d? tests", done.stderr)
 
@@ -383,9 +380,7 @@ def test_a_lock_is_held_until_the_transaction_has_ended(
 
 def test_the_admin_shows_who_holds_the_rows_locks_and_takes_them_away() -> None:
     assert python(f"{PROJECT}/manage.py", "migrate", "--run-syncdb").returncode == 0
-    done = python(
-        "-m", "tests.behaviour.recipes.django_admin", f"redis://127.0.0.1:{free_port()}/0"
-    )
+    done = python("-m", "tests.behaviour.apps.django_admin")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     held = r"product 1, queued, since \w+\.? \d+, \d{4}, .+, on \S+"
@@ -493,14 +488,13 @@ def test_an_admin_that_gives_more_arguments_is_accepted(check_admin: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("tasks", "settings"),
+    ("task", "tasks", "settings"),
     [
-        ("", "CELERY_REDISLOCK_TTL = '30s'"),
-        ("", "CELERY_REDISLOCK_TLL = 30"),
-        ("@shared_task(base=LockedTask, lock_kee=[])\ndef other(a): ...", ""),
+        ("sync", "", "CELERY_REDISLOCK_TTL = '30s'"),
+        ("other", "", "CELERY_REDISLOCK_TLL = 30"),
+        ("other", "@shared_task(base=LockedTask, lock_kee=[])\ndef other(a): ...", ""),
     ],
 )
-@pytest.mark.parametrize("task", ["sync", "other"])
 def test_a_wrong_option_or_setting_is_not_said_again_of_the_admin(
     check_admin: Any, task: str, tasks: str, settings: str
 ) -> None:

@@ -1,47 +1,27 @@
-"""The benchmarks: their statistics, tables and pictures; and that one section runs."""
+"""The benchmarks: their statistics, what they compare with; and that one section runs."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from bench import __main__ as command
-from bench import compare, growth, notes, plot, primitive, report, stats, storm, tasks
+from bench import compare, growth, notes, primitive, report, stats
 from bench.compare import Compared
 from bench.contenders import OURS
 from bench.locks import LOCKS
-from bench.report import Bars, Column, Curves, Table
+from bench.report import Column, Table
 from bench.section import Run
 from bench.stage import ContenderError
 from bench.surroundings import surroundings
 from tests.support.workers import ROOT, children_of
-
-TABLE = Table(
-    "some",
-    "Some locks",
-    [
-        Column("name", "lock"),
-        Column("p50", "p50 µs", ",.1f"),
-        Column("ratio", "times", report.ratio),
-    ],
-    [
-        {"name": "floor", "p50": 40.0, "ratio": (1.0, 1.0, 1.0), "rounds": [40, 41]},
-        {"name": "celery-redislock", "p50": 1046.0, "ratio": (1.1, 1.15, 1.2)},
-        {"name": "a|b", "error": "TypeError"},
-    ],
-    ["a note"],
-    Bars("Some locks, in µs", "p50"),
-)
-
 
 # -- statistics -------------------------------------------------------------------------------
 
@@ -60,63 +40,6 @@ def test_ratios_are_taken_round_by_round():
     assert stats.ratios(rounds, "floor") == {"floor": (1, 1, 1), "lock": (1.5, 2, 2)}
     with pytest.raises(ValueError, match="zip"):
         stats.ratios({"floor": [1.0, 1.0], "lock": [1.0]}, "floor")
-
-
-def test_a_task_is_compared_with_the_usual_lock_of_its_round_also_the_plain_one():
-    kinds = ["publish"] + [f"{pool} {what}" for pool in tasks.POOLS for what in ("drain", "cpu")]
-    rounds = {tasks.PLAIN: [1.0, 2.0, 1.0, 2.0], tasks.USUAL: [4.0, 8.0], OURS: [3.0, 4.0]}
-    found = {name: dict.fromkeys(kinds, each) for name, each in rounds.items()}
-    beside = {
-        tasks.PLAIN: found[tasks.PLAIN],  # one for each of the two others in each round
-        tasks.USUAL: {kind: [2.0, 2.0] for kind in kinds},
-        OURS: {kind: [1.0, 1.0] for kind in kinds},
-    }
-    rows = tasks.table(found, beside, dict.fromkeys(found, 5.0), {}, rounds=2, calls=1).rows
-    usual = {row["name"]: row["solo usual"] for row in rows}
-    assert usual == {
-        tasks.PLAIN: (0.25, 0.375, 0.5),
-        tasks.USUAL: (1, 1, 1),
-        OURS: (0.5, 0.625, 0.75),
-    }
-
-
-# -- tables and pictures ----------------------------------------------------------------------
-
-
-def test_a_table_in_markdown_is_aligned_and_has_its_notes_and_surroundings():
-    assert report.markdown(TABLE, "Measured somewhere.", "bench/some.svg").splitlines() == [
-        "| lock | p50 µs | times |",
-        "|---|--:|--:|",
-        "| floor | 40.0 | 1.00 (1.00-1.00) |",
-        "| celery-redislock | 1,046.0 | 1.15 (1.10-1.20) |",
-        "| a\\|b |  |  |",
-        "",
-        "* a note",
-        "",
-        "![Some locks](bench/some.svg)",
-        "",
-        "Measured somewhere.",
-    ]
-
-
-def test_a_picture_has_a_curve_for_each_figure_that_grows_or_does_not():
-    lines = {"constant": "acquire", "grows": "list", "missing": "nothing"}
-    rows = [{"size": n, "constant": 40.0, "grows": 2.0 * n} for n in (1, 10, 1000)]
-    grown = Table("grown", "Grown", [], rows, curves=Curves("Grown", "size", lines))
-    picture = ElementTree.fromstring(plot.picture(grown))
-    found = picture.findall("{http://www.w3.org/2000/svg}polyline")
-    points = [
-        [tuple(map(float, point.split(","))) for point in line.get("points").split()]
-        for line in found
-    ]
-    (flat, rising) = points
-    assert len({y for _, y in flat}) == 1
-    assert [y for _, y in rising] == sorted((y for _, y in rising), reverse=True)
-    assert [x for x, _ in flat] == [x for x, _ in rising]
-    texts = [each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert "acquire: 40" in texts
-    assert "list: 2,000" in texts
-    assert plot.picture(Table("none", "None", [], rows)) is None
 
 
 # -- beside the published figures --------------------------------------------------------------
@@ -195,18 +118,6 @@ def test_the_quick_form_compares_and_the_others_do_not(monkeypatch, tmp_path, ca
     assert "moved" not in capsys.readouterr().out
 
 
-def test_every_published_ratio_is_read():
-    """Those of the sections that have ratios, as they are in the documents."""
-    for name in ("primitive", "tasks", "storm"):
-        found = compare.read(command.FOLDER, name)
-        assert any(_is_ratio(value) for row in found["tables"][0]["rows"] for value in row.values())
-    assert compare.read(command.FOLDER, "nothing") is None
-
-
-def _is_ratio(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 3 and value == sorted(value)
-
-
 # -- the command ------------------------------------------------------------------------------
 
 
@@ -222,13 +133,6 @@ def test_only_the_whole_form_writes_the_documents(tmp_path):
     assert command.parse(["primitive"]).output == command.FOLDER
     for short in (["--quick"], ["--only", "redis"], ["--output", str(tmp_path)]):
         assert not command.parse(short).documents
-
-
-def test_a_package_that_a_measured_pool_needs_is_among_the_peers():
-    peers = (ROOT / "bench" / "peers.txt").read_text(encoding="utf-8")
-    installed = set(re.findall(r"^[\w-]+", peers, re.MULTILINE))
-    used = {pool for section in (notes, storm, tasks) for pool in section.POOLS}
-    assert used - {"prefork", "solo", "threads"} <= installed
 
 
 def test_a_worker_that_cannot_start_leaves_no_server_behind():

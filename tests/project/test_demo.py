@@ -14,9 +14,8 @@ import pytest
 from examples.demo import scenes
 from examples.demo.__main__ import main, make_screen
 from examples.demo.events import Event
-from examples.demo.figures import figures_of, overlapping, table_of
+from examples.demo.figures import figures_of, overlapping
 from examples.demo.history import History
-from examples.demo.interrupts import Interrupts, TooLate
 from examples.demo.screen import PlainScreen
 from examples.demo.stage import WHEELS, NoRedisError, find_redis_server, shield
 from tests.support.servers import redis_server_binary
@@ -96,13 +95,6 @@ def test_a_good_story_holds():
     assert figures.to_dict()["ok"] is True
 
 
-def test_events_may_come_in_any_order_of_processes():
-    # Given: what the senders and the signals wrote comes after what the bodies wrote.
-    bodies = ("start", "end", "killed")
-    late = sorted(good_story(), key=lambda each: each.kind not in bodies)
-    assert problems(late) == ""
-
-
 @pytest.mark.parametrize(
     ("runs", "overlaps"),
     [
@@ -153,12 +145,6 @@ def moved(task_id: str, kind: str, at: float) -> list[Event]:
 )
 def test_a_figure_that_does_not_hold_is_named(events: list[Event], said: str):
     assert said in problems(events)
-
-
-def test_the_table_is_aligned_and_fits_a_narrow_terminal():
-    lines = table_of(figures_of(History(good_story())))
-    assert len({len(line) for line in lines}) == 1
-    assert len(lines[0]) <= 80
 
 
 # -- the screens ------------------------------------------------------------------------------
@@ -260,13 +246,3 @@ def test_the_users_own_servers_are_out_of_its_reach():
     }
     shield(environment)
     assert environment == {"HOME": "/"}
-
-
-def test_the_deadline_passes():
-    with pytest.raises(TooLate):
-        Interrupts(-1).check()
-    interrupts = Interrupts(60)
-    interrupts.check()
-    interrupts.prolong(-1)
-    with pytest.raises(TooLate):
-        interrupts.check()

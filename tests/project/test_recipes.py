@@ -37,19 +37,17 @@ def answers(*arguments: str) -> Any:
 
 
 @contextlib.contextmanager
-def worker(app: str) -> Iterator[Worker]:
-    started = Worker(conf={}, app=app, concurrency=3)
-    try:
-        yield started.ready()
-    finally:
-        started.close()
+def worker(app: str) -> Iterator[None]:
+    with Worker(conf={}, app=app, concurrency=3) as started:
+        started.ready()
+        yield
 
 
 def test_django_many_saves_in_a_row_are_one_task_that_sees_the_last(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     assert python(f"{PROJECT}/manage.py", "migrate", "--run-syncdb").returncode == 0
-    said = answers("-m", "tests.behaviour.recipes.django_client")
+    said = answers("-m", "tests.project.clients.django_client")
     assert said["statuses"] == [202, 202, 202]
     assert said["queued"]
     assert said["price"] == 4, "what was rolled back is not there, and no task was sent for it"
@@ -78,7 +76,7 @@ def test_django_the_command_and_the_task_exclude_each_other(redis_server: RedisS
 def test_flask_a_task_has_the_applications_context_and_a_second_one_is_refused(label: str) -> None:
     account = int(label[:8], 16)
     with worker("examples.flask_app"):
-        said = answers("-m", "tests.behaviour.recipes.flask_client", str(account))
+        said = answers("-m", "tests.project.clients.flask_client", str(account))
     assert said["statuses"] == [202, 409, 202]
     assert said["same"], "the answer names the task that has the lock"
     assert said["result"] == f"synced {account}"
@@ -87,7 +85,7 @@ def test_flask_a_task_has_the_applications_context_and_a_second_one_is_refused(l
 
 def test_fastapi_triggers_coalesce_and_a_second_export_is_refused(label: str) -> None:
     with worker("examples.fastapi_app"):
-        said = answers("-m", "tests.behaviour.recipes.fastapi_client", str(int(label[:8], 16)))
+        said = answers("-m", "tests.project.clients.fastapi_client", str(int(label[:8], 16)))
     assert said["statuses"] == [202, 202, 202, 202, 202, 409]
     assert said["ids"] == 4
     # Which of the pool's processes asks first is open: one that runs may have begun after the last

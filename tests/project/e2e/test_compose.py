@@ -15,7 +15,6 @@ import pytest
 import yaml
 from celery.bin.celery import celery as celery_command
 
-from celery_redislock.servers.urls import Nodes, source_from_url
 from tests.support.workers import ROOT
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
@@ -31,11 +30,13 @@ def celery_words(command: str) -> tuple[str, str, list[str]]:
     return words[2], words[3], words[4:]
 
 
-def test_two_workers_and_a_beat_run_the_example() -> None:
+def test_two_workers_and_a_beat_run_the_example_from_one_image() -> None:
     plain = [service for service in OURS.values() if "profiles" not in service]
     ran = [celery_words(service["command"])[:2] for service in plain]
     example = "examples.beat_job"
     assert sorted(ran) == [(example, "beat"), (example, "worker"), (example, "worker")]
+    (build,) = [service["build"] for service in OURS.values() if "build" in service]
+    assert (ROOT / build["context"] / build["dockerfile"]).exists()
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -47,12 +48,6 @@ def test_celery_takes_each_command(name: str) -> None:
         parsed = celery_command.commands[subcommand]
         if subcommand != "inspect":  # what follows it is of its own making
             parsed.make_parser(parsed.context_class(parsed)).parse_args(list(arguments))
-
-
-def test_each_worker_has_time_to_end_its_task() -> None:
-    for service in OURS.values():
-        if celery_words(service["command"])[1] == "worker":
-            assert service["stop_grace_period"] == "1m", "Docker would kill it after 10 s"
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -72,17 +67,14 @@ def test_each_service_waits_for_what_it_needs_and_is_told_where_it_is(name: str)
     assert service["environment"].keys() - read <= names
 
 
-def test_one_service_builds_the_image_of_all() -> None:
-    (build,) = [service["build"] for service in OURS.values() if "build" in service]
-    assert (ROOT / build["context"] / build["dockerfile"]).exists()
-
-
 @pytest.mark.parametrize("name", OURS)
-def test_a_service_of_ours_can_do_little_and_is_watched(name: str) -> None:
+def test_a_service_of_ours_can_do_little_is_watched_and_has_time_to_end(name: str) -> None:
     service = OURS[name]
     assert (service["init"], service["read_only"], service["cap_drop"]) == (True, True, ["ALL"])
     assert service["restart"] == "unless-stopped"
     assert service["healthcheck"]
+    if celery_words(service["command"])[1] == "worker":
+        assert service["stop_grace_period"] == "1m", "Docker would kill it after 10 s"
 
 
 def test_the_cluster_is_made_of_all_its_nodes_before_its_worker_starts() -> None:
@@ -95,19 +87,15 @@ def test_the_cluster_is_made_of_all_its_nodes_before_its_worker_starts() -> None
     assert maker["volumes"] == [f"./examples{script}:{script}:ro"]
     assert (ROOT / f"examples{script}").exists()
     assert set(names) == nodes == maker["depends_on"].keys()
-    source = source_from_url(worker["environment"]["LOCKS_URL"])
-    assert isinstance(source, Nodes)
-    assert {host for host, _ in source.first} <= nodes
+    scheme, _, hosts = worker["environment"]["LOCKS_URL"].partition("://")
+    assert scheme == "redis+cluster"
+    assert {each.partition(":")[0] for each in hosts.split(",")} <= nodes
     for name in (*nodes, "make-cluster", "cluster-worker"):
         assert SERVICES[name]["profiles"] == ["cluster"]
-
-
-@pytest.mark.parametrize("name", ["cluster-1", "make-cluster"])
-def test_what_makes_the_cluster_can_do_little(name: str) -> None:
-    service = SERVICES[name]
-    assert (service["user"], service["read_only"]) == ("redis", True)
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
+    for each in (SERVICES["cluster-1"], maker):
+        assert (each["user"], each["read_only"]) == ("redis", True)
+        assert each["cap_drop"] == ["ALL"]
+        assert each["security_opt"] == ["no-new-privileges:true"]
 
 
 def test_the_check_of_beat_finds_a_schedule_that_is_kept(tmp_path: Path) -> None:
