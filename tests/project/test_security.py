@@ -14,7 +14,7 @@ from celery import Celery
 from celery_redislock import RedisLock, SingletonTask, TaskReplaced
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually
-from tests.support.workers import ROOT, Process, make_app
+from tests.support.workers import Process, make_app
 
 QUEUE = "security"
 
@@ -97,12 +97,6 @@ def test_a_sender_needs_no_lock_server_for_a_task_that_is_locked_as_it_runs(
         with redis_server.client(db=1) as broker:
             assert broker.llen(queue) == 1
             broker.delete(queue)
-
-
-def test_every_test_that_the_page_names_is_there():
-    named = re.findall(r"`(tests/[\w/.]+)`", (ROOT / "docs/security.md").read_text("utf-8"))
-    assert len(named) > 8
-    assert [each for each in named if not (ROOT / each).exists()] == []
 
 
 def test_celery_shows_no_password_of_the_lock_server(start_worker, lock_server, conf, queue):
