@@ -40,11 +40,3 @@ def test_a_mirror_that_does_not_answer_is_said(tmp_path: Path, monkeypatch) -> N
     with pytest.raises(debian.NotToBeHad, match="apt-get: E: no such host"):
         debian.valkey(tmp_path / "folder")
     assert not (tmp_path / "folder/root/valkey-server").exists()
-
-
-def test_a_server_that_is_there_is_not_fetched_again(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    wrapper = tmp_path / "root/valkey-server"
-    wrapper.parent.mkdir()
-    wrapper.touch()
-    assert debian.valkey(tmp_path) == str(wrapper)

@@ -21,8 +21,8 @@ from redis.retry import Retry
 
 from celery_redislock import LockLost, RedisLock
 from tests.proofs.stalls import below, stall
-from tests.support.clusters import ClusterSet, free_port_with_bus
-from tests.support.servers import PATIENT, Proxy, RabbitMQ, RedisServer, SentinelSet, free_port
+from tests.support.clusters import ClusterSet
+from tests.support.servers import PATIENT, Proxy, RabbitMQ, RedisServer, SentinelSet
 from tests.support.sharing import Claims, slot
 from tests.support.waiting import eventually, never
 from tests.support.workers import ROOT, state_of
@@ -82,11 +82,6 @@ def test_a_slot_of_another_suite_is_free_once_that_has_ended(tmp_path):
         pass
 
 
-def test_a_port_is_given_once():
-    ports = [free_port() for _ in range(300)] + [free_port_with_bus() for _ in range(100)]
-    assert len(set(ports)) == 400
-
-
 # -- the proxy --------------------------------------------------------------------------------
 
 
@@ -111,12 +106,6 @@ def test_what_is_cut_off_is_refused_until_it_is_reconnected(proxy, through) -> N
     assert through.ping()
 
 
-@pytest.mark.parametrize("way", ["to_server", "to_client"])
-def test_each_way_can_be_delayed(proxy, through, way) -> None:
-    getattr(proxy, way).delay = 1.0
-    assert seconds(through.ping) >= 1.0
-
-
 def test_a_request_on_a_blocked_way_is_executed_later_also_after_its_client_is_gone(
     proxy, through, client, label
 ) -> None:
@@ -130,13 +119,15 @@ def test_a_request_on_a_blocked_way_is_executed_later_also_after_its_client_is_g
     eventually(lambda: client.get(label) == "late", "the request of before is executed")
 
 
-def test_a_reply_on_a_blocked_way_is_held_back(proxy, through, client, label) -> None:
+def test_a_reply_on_a_blocked_or_slow_way_is_held_back(proxy, through, client, label) -> None:
     proxy.to_client.block()
     through.connection.send_command("SET", label, "executed", "EX", 60)
     eventually(lambda: client.get(label) == "executed", "the request is executed")
     assert not through.connection.can_read(0.2)
     proxy.to_client.unblock()
     assert through.connection.read_response() == "OK"
+    proxy.to_client.delay = 0.5
+    assert seconds(through.ping) >= 0.5
 
 
 def test_a_lost_reply_is_that_of_a_command_that_was_executed(proxy, through, client, label) -> None:
@@ -191,11 +182,6 @@ def test_a_persistent_server_keeps_its_data_and_their_expiry_until_it_is_emptied
         client.set("key", "after")
         server.restart()
         assert client.get("key") == "after"
-
-
-def test_a_paused_server_answers_late(own_redis) -> None:
-    own_redis.pause_clients(0.4)
-    assert seconds(own_redis.client().ping) > 0.3
 
 
 def test_locks_are_evicted_and_then_there_is_room_again(own_redis) -> None:

@@ -305,11 +305,11 @@ class Committed(Names, TransactionTestCase):
 
     def test_it_is_kept_alive_until_the_transaction_ends(self):
         with transaction.atomic():
-            with transaction_lock(self.name, ttl=0.5) as lock:
+            with transaction_lock(self.name, ttl=2) as lock:
                 pass
             before = lock.holder()
             done = threading.Event()
-            threading.Timer(1.5, done.set).start()
+            threading.Timer(3, done.set).start()
             assert done.wait(60)
             assert not lock.lost
             assert lock.holder().task_id == before.task_id
@@ -318,14 +318,14 @@ class Committed(Names, TransactionTestCase):
 
     def test_a_lost_lock_does_not_commit(self):
         with pytest.raises(LockLost), transaction.atomic():
-            with transaction_lock(self.name, ttl=1) as lock:
+            with transaction_lock(self.name, ttl=3) as lock:
                 Product.objects.update(price=2)
             thief = self.steal(lock)
         assert thief.locked(), "the next holder keeps it"
         thief.release()
         assert self.prices() == [1]
         with transaction.atomic():
-            with transaction_lock(self.name, ttl=1) as lock:
+            with transaction_lock(self.name, ttl=3) as lock:
                 pass
             thief = self.steal(lock)
             with pytest.raises(LockLost), transaction_lock(self.name):
@@ -337,15 +337,15 @@ class Committed(Names, TransactionTestCase):
 
     def test_a_lock_that_is_lost_in_its_block_ends_the_block(self):
         kind = type(connections["default"])
-        with pytest.raises(LockLost), transaction_lock(self.name, ttl=1) as lock:
+        with pytest.raises(LockLost), transaction_lock(self.name, ttl=3) as lock:
             thief = self.steal(lock)
         thief.release()
         with pytest.raises(LockLost), transaction.atomic():
-            with pytest.raises(LockLost), transaction_lock(self.name, ttl=1) as lock:
+            with pytest.raises(LockLost), transaction_lock(self.name, ttl=3) as lock:
                 Product.objects.update(price=2)
                 thief = self.steal(lock)
             thief.release()
-        with pytest.raises(Left), transaction_lock(self.name, ttl=1) as lock:
+        with pytest.raises(Left), transaction_lock(self.name, ttl=3) as lock:
             thief = self.steal(lock)
             raise Left
         thief.release()
@@ -421,7 +421,7 @@ class NeverCommitted(Names, TestCase):
 
     def test_a_lost_lock_rolls_its_block_back(self):
         with pytest.raises(LockLost), transaction.atomic():
-            with transaction_lock(self.name, ttl=1) as lock:
+            with transaction_lock(self.name, ttl=3) as lock:
                 Product.objects.update(price=2)
             thief = Committed.steal(self, lock)
         thief.release()

@@ -50,12 +50,16 @@ def test_unique_on_says_which_arguments_count(jobs, label, end):
     end(first, other)
 
 
-def test_a_duplicate_may_be_an_error_that_names_the_task(jobs, label, end):
+def test_a_duplicate_may_be_an_error_that_names_the_task(side, jobs, label, end):
     first = jobs.do_or_raise.delay(label)
     with pytest.raises(jobs.DuplicateTaskError) as caught:
         jobs.do_or_raise.delay(label)
     assert caught.value.task_id == first.id
     assert str(caught.value) == f"Attempted to queue a duplicate of task ID {first.id}"
+    if side == "ours":
+        assert isinstance(caught.value, LockConflict)
+        assert caught.value.holder.task_id == first.id
+        assert caught.value.key == jobs.do_or_raise.lock_key_for(label)
     end(first)
 
 
@@ -63,7 +67,7 @@ def test_the_setting_makes_all_duplicates_errors(jobs, label, nowhere):
     jobs.app.conf.singleton_raise_on_duplicate = True
     try:
         tasks = [
-            jobs.app.task(base=jobs.Singleton, name=f"{label}.{own}", **own)(body_of())
+            jobs.app.task(base=jobs.Singleton, name=f"{label}.{own}", **own)(lambda label: None)
             for own in ({}, {"raise_on_duplicate": False})
         ]
         first, second = (task.apply_async((label,), **nowhere) for task in tasks)
@@ -73,12 +77,6 @@ def test_the_setting_makes_all_duplicates_errors(jobs, label, nowhere):
         assert tasks[1].apply_async((label,), **nowhere) == second
     finally:
         del jobs.app.conf.changes["singleton_raise_on_duplicate"]
-
-
-def body_of():
-    def body(label): ...
-
-    return body
 
 
 def test_a_task_class_may_say_what_a_duplicate_comes_to(jobs, label, end):
@@ -188,15 +186,6 @@ def test_arguments_by_name_are_the_same_call_only_with_ours(senders, label, nowh
         first = jobs.expiring.apply_async((label,), **nowhere)
         second = jobs.expiring.apply_async(kwargs={"label": label}, **nowhere)
         assert (first == second) is (side == "ours")
-
-
-def test_the_error_is_a_conflict_of_ours_that_names_the_holder(ours, label, end):
-    first = ours.do_or_raise.delay(label)
-    with pytest.raises(LockConflict) as caught:
-        ours.do_or_raise.delay(label)
-    assert caught.value.holder.task_id == first.id
-    assert caught.value.key == ours.do_or_raise.lock_key_for(label)
-    end(first)
 
 
 def test_the_expiry_is_how_long_a_lost_message_keeps_the_lock(ours, theirs, label, nowhere):

@@ -31,7 +31,7 @@ assert not hasattr(os, "pidfd_open") and not hasattr(select, "epoll"), "the plat
 
 # A lock is taken, kept and released.
 url, label = sys.argv[1:]
-with RedisLock(url, label, ttl=1) as lock:
+with RedisLock(url, label, ttl=10) as lock:
     try:
         with RedisLock(url, label, timeout=0.1):
             raise AssertionError("two have it")
@@ -40,9 +40,9 @@ with RedisLock(url, label, ttl=1) as lock:
     first = lock.fence
 
 async def go():
-    async with AsyncRedisLock(url, label, ttl=1) as lock:
+    async with AsyncRedisLock(url, label, ttl=3) as lock:
         assert lock.fence > first
-        await asyncio.sleep(2)
+        await asyncio.sleep(4)
         assert not lock.lost, "the heartbeat keeps it"
 
 asyncio.run(go())
