@@ -10,8 +10,6 @@ import pytest
 from docs import make_timelines
 from docs.make_timelines import BURST, PICTURES, POLICIES, SLOTS, draw_all, load
 from docs.timeline_svg import (
-    Event,
-    Recording,
     draw,
     slots_in_use,
     stretches,
@@ -99,35 +97,6 @@ def test_the_recordings_show_what_the_page_says(recordings, name):
         (s, u) for c in recording.calls for k, s, u in stretches(recording, c) if k == "runs"
     )
     assert all(until <= since for (_, until), (since, _) in pairwise(runs))
-
-
-# -- the drawing ------------------------------------------------------------------------------
-
-
-def recording(*events, results=None, slots=2):
-    made = [Event(*event) for event in events]
-    calls = {event.call for event in made}
-    return Recording("Test()", slots, made, results or dict.fromkeys(calls, ("SUCCESS", "")))
-
-
-@pytest.mark.parametrize("said", [(), ((0.7, 1, "leaves"),)])
-def test_a_run_that_was_terminated_ends_when_it_left_or_when_the_next_one_starts(said):
-    events = [
-        *((0.0, 1, "sent"), (0.0, 1, "arrives"), (0.01, 1, "starts"), *said),
-        *((0.5, 2, "sent"), (0.8, 2, "starts"), (1.5, 2, "ends")),
-    ]
-    added = [
-        (e.at, e.call, e.what) for e in make_timelines._terminated([Event(*e) for e in events])
-    ]
-    told = recording(*sorted([*events, *added]))
-    assert visible(told, 1) == [("runs", 0.01, 0.7 if said else 0.8)]
-    assert [event.what for event in told.of(1)].count("leaves") == 1
-
-
-def test_what_a_result_says_cannot_break_the_picture():
-    told = recording((0.0, 1, "sent"), results={1: ("FAILURE", "</text><&>")})
-    root = ElementTree.fromstring(draw(told, 1))
-    assert "FAILURE: </text><&>" in [text.text for text in root.iter(f"{SVG}text")]
 
 
 # -- the recording ----------------------------------------------------------------------------

@@ -200,19 +200,6 @@ def test_locks_are_evicted_and_then_there_is_room_again(own_redis) -> None:
     assert not client.keys("filling:*")
 
 
-def test_a_step_of_the_clock_moves_every_expiry(own_redis) -> None:
-    client = own_redis.client()
-    client.set("soon", 1, px=5_000)
-    client.set("later", 1, px=60_000)
-    client.set("never", 1)
-    own_redis.step_clock(30)
-    assert sorted(client.keys()) == ["later", "never"]
-    assert 20_000 < client.pttl("later") <= 30_000
-    own_redis.step_clock(-100)
-    assert 100_000 < client.pttl("later") <= 130_000
-    assert client.pttl("never") == -1
-
-
 def test_a_lock_lapses_early_if_the_clock_steps_forward(own_redis, label) -> None:
     mine, other = (RedisLock(own_redis.url, label, ttl=60, heartbeat=False) for _ in range(2))
     assert mine.acquire(timeout=0)

@@ -69,6 +69,8 @@ class Other(LockAdminMixin, admin.ModelAdmin):
     def has_break_lock_permission(self, request: HttpRequest) -> bool:
         return False
 """
+#: Where mypy keeps what it found out of the package and of others.
+CACHE = ROOT / ".mypy_cache"
 FILES = ("typed_api.py", "page.py", "typos.py", "shop/admin.py")
 
 
@@ -103,7 +105,7 @@ def test_mypy_strict_knows_the_public_surface_the_admin_and_no_name_that_is_not_
 ) -> None:
     (project / "mypy.ini").write_text(MYPY, encoding="utf-8")
 
-    done = run(project, "mypy", *FILES)
+    done = run(project, "mypy", "--cache-dir", str(CACHE / "public"), *FILES)
 
     found = [tuple(line.split(":")[:2]) for line in done.stdout.splitlines()[:-1]]
     assert found == [(name, str(line)) for name, line in FOUND], done.stdout + done.stderr
@@ -114,7 +116,8 @@ def test_mypy_strict_accepts_the_documented_admin_also_with_djangos_plugin(proje
     plugins = "strict = True\nplugins = mypy_django_plugin.main"
     (project / "plugin.ini").write_text(MYPY.replace("strict = True", plugins) + PLUGIN)
 
-    done = run(project, "mypy", "--config-file", "plugin.ini", "shop/admin.py")
+    options = ("--config-file", "plugin.ini", "--cache-dir", str(CACHE / "django"))
+    done = run(project, "mypy", *options, "shop/admin.py")
 
     assert done.returncode == 0, done.stdout + done.stderr
 
