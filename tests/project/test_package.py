@@ -1,13 +1,11 @@
-"""What is shipped: the wheel, its types, its entry points; and who may import the inside."""
+"""What is shipped: the wheel, its types, its entry points."""
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +14,6 @@ import celery_redislock
 from tests.support.workers import ROOT
 
 SOURCE = ROOT / "celery_redislock"
-#: What users may import, and so may tests of all tiers.
-PUBLIC = {
-    *("compat", "django", "errors", "operations", "otel", "policies", "prometheus", "signals"),
-    *("testing", "verbs", "web"),
-}
-#: The tiers that may import the inside, too.
-INSIDE = ("tests/unit/", "tests/contract/")
 
 
 @pytest.fixture(scope="module")
@@ -128,39 +119,3 @@ def test_what_takes_another_packages_place_does_not_need_it(name):
         "assert all(hasattr(found, each) for each in found.__all__)"
     )
     python(ROOT, "-W", "error", "-c", script)
-
-
-# -- who may import the inside ----------------------------------------------------------------
-
-
-def internals() -> set[str]:
-    """The package's modules and folders that are no part of its public surface."""
-    found = {path.stem for path in SOURCE.iterdir() if path.suffix in ("", ".py")}
-    return {name for name in found if name.isidentifier() and name[0] != "_"} - PUBLIC
-
-
-def outside() -> Iterator[Path]:
-    """The files of tests that know the public surface alone."""
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        if not path.relative_to(ROOT).as_posix().startswith(INSIDE):
-            yield path
-
-
-def test_what_is_public_is_there():
-    assert {path.stem for path in SOURCE.iterdir()} >= PUBLIC
-    assert {"app", "lock", "ops", "protocol", "scripts", "servers"} <= internals()
-
-
-def test_no_text_in_tests_of_promises_names_a_module_of_the_inside():
-    """Such as what `monkeypatch`, `importlib` or a program in a string would import. import-linter
-    sees the imports themselves.
-    """
-    dotted = re.compile(rf"celery_redislock\.(?:{'|'.join(sorted(internals()))})\b")
-    found = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {match[0]}"
-        for path in outside()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if (match := dotted.search(node.value))
-    ]
-    assert found == [], "\n".join(found)

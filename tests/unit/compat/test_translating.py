@@ -35,60 +35,84 @@ def options_of(app: Celery, base: type[Any], **options: Any) -> dict[str, Any]:
     return define(app, base, **options).lock_options._asdict()
 
 
-# -- celery-once ------------------------------------------------------------------------------
+# -- their options ----------------------------------------------------------------------------
 
 
-def test_a_task_of_celery_once_is_unique_until_it_has_ended(make_app) -> None:
-    options = options_of(make_app(), QueueOnce)
+@pytest.mark.parametrize(("base", "duplicate"), [(QueueOnce, "raise"), (Singleton, "existing")])
+def test_a_task_is_unique_until_it_has_ended(make_app, base, duplicate) -> None:
+    options = options_of(make_app(), base)
     assert options["lock_scope"] == "queued+running"
-    assert options["on_queued_conflict"] == "raise"
+    assert options["on_queued_conflict"] == duplicate
     assert options["lock_queued_ttl"] == 3600
     assert options["lock_key"] is None
     assert options["on_conflict"] == Skip()
 
 
-@pytest.mark.parametrize(
-    ("once", "option", "value"),
-    [
-        ({"graceful": True}, "on_queued_conflict", "existing"),
-        ({"graceful": False}, "on_queued_conflict", "raise"),
-        ({"unlock_before_run": True}, "lock_scope", "queued"),
-        ({"timeout": 36000}, "lock_queued_ttl", 36000.0),
-        ({"keys": ["a"]}, "lock_key", ("a",)),
-        ({"keys": ("b", "a", "b")}, "lock_key", ("b", "a")),
-        ({"keys": {"b", "a"}}, "lock_key", ("a", "b")),
-        ({"keys": []}, "lock_key", "compat.task:all"),
-        ({"keys": None}, "lock_key", None),
-        ({}, "on_queued_conflict", "raise"),
-    ],
-)
-def test_once_says_options_of_ours(make_app, once, option, value) -> None:
-    assert options_of(make_app(), QueueOnce, once=once)[option] == value
-    annotated = make_app(task_annotations={"compat.task": {"once": once}})
-    assert options_of(annotated, QueueOnce)[option] == value
+def once(given: object, *expected: object) -> tuple[object, ...]:
+    return QueueOnce, {"once": given}, *expected
+
+
+def single(given: object, *expected: object) -> tuple[object, ...]:
+    return Singleton, given, *expected
 
 
 @pytest.mark.parametrize(
-    ("once", "says"),
+    ("base", "given", "option", "value"),
     [
-        ({"kys": ["a"]}, "once has an unknown key 'kys'; accepted: 'graceful', 'keys', 'timeout',"),
-        ({"keys": "a"}, "once['keys']='a' is not accepted; it must be a list of argument names"),
-        ({"keys": [1]}, "once['keys']=[1]"),
-        ({"keys": ["c"]}, "lock_key names 'c', which is not an argument"),
-        ({"graceful": "no"}, "once['graceful']='no' is not accepted; it must be True or False"),
-        ({"unlock_before_run": 1}, "once['unlock_before_run']=1"),
-        ({"timeout": None}, "once['timeout']=None is not accepted; it must be a number of seconds"),
-        ({"timeout": -1}, "once['timeout']=-1"),
-        ([], "once=[] is not accepted; it must be a dict"),
+        once({"graceful": True}, "on_queued_conflict", "existing"),
+        once({"graceful": False}, "on_queued_conflict", "raise"),
+        once({"unlock_before_run": True}, "lock_scope", "queued"),
+        once({"timeout": 36000}, "lock_queued_ttl", 36000.0),
+        once({"keys": ["a"]}, "lock_key", ("a",)),
+        once({"keys": ("b", "a", "b")}, "lock_key", ("b", "a")),
+        once({"keys": {"b", "a"}}, "lock_key", ("a", "b")),
+        once({"keys": []}, "lock_key", "compat.task:all"),
+        once({"keys": None}, "lock_key", None),
+        once({}, "on_queued_conflict", "raise"),
+        single({"unique_on": "a"}, "lock_key", ("a",)),
+        single({"unique_on": ["a", "b"]}, "lock_key", ("a", "b")),
+        single({"unique_on": []}, "lock_key", None),
+        single({"raise_on_duplicate": True}, "on_queued_conflict", "raise"),
+        single({"raise_on_duplicate": False}, "on_queued_conflict", "existing"),
+        single({"lock_expiry": 10}, "lock_queued_ttl", 10.0),
     ],
 )
-def test_a_wrong_once_is_refused_when_the_task_is_bound(make_app, once, says) -> None:
+def test_their_options_say_options_of_ours(make_app, base, given, option, value) -> None:
+    assert options_of(make_app(), base, **given)[option] == value
+    annotated = make_app(task_annotations={"compat.task": given})
+    assert options_of(annotated, base)[option] == value
+
+
+@pytest.mark.parametrize(
+    ("base", "given", "says"),
+    [
+        once({"kys": ["a"]}, "has an unknown key 'kys'; accepted: 'graceful', 'keys', 'timeout',"),
+        once(
+            {"keys": "a"}, "once['keys']='a' is not accepted; it must be a list of argument names"
+        ),
+        once({"keys": [1]}, "once['keys']=[1]"),
+        once({"keys": ["c"]}, "lock_key names 'c', which is not an argument"),
+        once({"graceful": "no"}, "once['graceful']='no' is not accepted; it must be True or False"),
+        once({"unlock_before_run": 1}, "once['unlock_before_run']=1"),
+        once({"timeout": None}, "once['timeout']=None is not accepted; it must be a number of"),
+        once({"timeout": -1}, "once['timeout']=-1"),
+        once([], "once=[] is not accepted; it must be a dict"),
+        single(
+            {"unique_on": 5}, "unique_on=5 is not accepted; it must be a list of argument names"
+        ),
+        single({"unique_on": ["c"]}, "lock_key names 'c'"),
+        single({"raise_on_duplicate": "yes"}, "raise_on_duplicate='yes'"),
+        single({"lock_expiry": 0}, "lock_expiry=0 is not accepted; it must be a number of seconds"),
+        single({"typing": False, "unique_on": "a"}, "typing=False"),
+    ],
+)
+def test_a_wrong_option_is_refused_when_the_task_is_bound(make_app, base, given, says) -> None:
     with pytest.raises(ConfigError) as caught:
-        define(make_app(), QueueOnce, once=once)
+        define(make_app(), base, **given)
     message = str(caught.value)
     assert message.startswith("task compat.task: ")
     assert says in message
-    assert message.count(ONCE) == 1
+    assert message.count(ONCE if base is QueueOnce else SINGLETON) == 1
 
 
 @pytest.mark.parametrize("once", [{"keys": ["a"]}, {"unlock_before_run": True}])
@@ -109,50 +133,42 @@ def test_the_setting_once_says_where_the_locks_are(make_app) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "says"),
+    ("base", "setting", "says"),
     [
-        ({"backend": "celery_once.backends.File"}, "ONCE['backend']='celery_once.backends.File'"),
-        ({"settings": {"blocking": True}}, "ONCE['settings']['blocking']=True is not accepted"),
-        ({"settings": {"location": "/"}}, "ONCE['settings'] has an unknown key 'location'"),
-        ({"setting": {}}, "ONCE has an unknown key 'setting'; accepted: 'backend', 'settings'"),
-        ({"settings": {"default_timeout": 0}}, "ONCE['settings']['default_timeout']=0"),
-        ({"settings": {"url": "http://x"}}, "redis://"),
+        (QueueOnce, {"ONCE": {"backend": "a.File"}}, "ONCE['backend']='a.File'"),
+        (
+            QueueOnce,
+            {"ONCE": {"settings": {"blocking": True}}},
+            "ONCE['settings']['blocking']=True is not accepted",
+        ),
+        (
+            QueueOnce,
+            {"ONCE": {"settings": {"location": "/"}}},
+            "ONCE['settings'] has an unknown key 'location'",
+        ),
+        (QueueOnce, {"ONCE": {"setting": {}}}, "unknown key 'setting'; accepted: 'backend', 'set"),
+        (
+            QueueOnce,
+            {"ONCE": {"settings": {"default_timeout": 0}}},
+            "ONCE['settings']['default_timeout']=0",
+        ),
+        (QueueOnce, {"ONCE": {"settings": {"url": "http://x"}}}, "redis://"),
+        single({"singleton_backend_class": "shop.B"}, "singleton_backend_class='shop.B'"),
+        single({"singleton_backend_class": SingletonTask}, "singleton_backend_class=<"),
+        single({"singleton_key_prefix": "{a}"}, "singleton_key_prefix='{a}' is not accepted"),
+        single({"singleton_raise_on_duplicate": "yes"}, "singleton_raise_on_duplicate='yes'"),
+        single({"singleton_lock_expiry": "1h"}, "singleton_lock_expiry='1h'"),
+        single({"singleton_backend_kwargs": {"retries": 1}}, "retries"),
     ],
 )
-def test_a_setting_once_that_cannot_be_kept_is_refused(make_app, setting, says) -> None:
-    app = make_app(ONCE=setting)
-    del app.conf.changes["redislock_url"]
+def test_a_setting_that_cannot_be_kept_is_refused(make_app, base, setting, says) -> None:
+    app = make_app(**setting)
+    if base is QueueOnce:  # which names a server, too
+        del app.conf.changes["redislock_url"]
     with pytest.raises(ConfigError) as caught:
-        define(app, QueueOnce)
+        define(app, base)
     assert says in str(caught.value)
-    assert ONCE in str(caught.value)
-
-
-# -- celery-singleton -------------------------------------------------------------------------
-
-
-def test_a_task_of_celery_singleton_is_unique_until_it_has_ended(make_app) -> None:
-    options = options_of(make_app(), Singleton)
-    assert options["lock_scope"] == "queued+running"
-    assert options["on_queued_conflict"] == "existing"
-    assert options["lock_queued_ttl"] == 3600
-    assert options["lock_key"] is None
-
-
-@pytest.mark.parametrize(
-    ("given", "option", "value"),
-    [
-        ({"unique_on": "a"}, "lock_key", ("a",)),
-        ({"unique_on": ["a", "b"]}, "lock_key", ("a", "b")),
-        ({"unique_on": []}, "lock_key", None),
-        ({"raise_on_duplicate": True}, "on_queued_conflict", "raise"),
-        ({"raise_on_duplicate": False}, "on_queued_conflict", "existing"),
-        ({"lock_expiry": 10}, "lock_queued_ttl", 10.0),
-    ],
-)
-def test_its_options_say_options_of_ours(make_app, given, option, value) -> None:
-    assert options_of(make_app(), Singleton, **given)[option] == value
-    assert options_of(make_app(task_annotations={"*": given}), Singleton)[option] == value
+    assert (ONCE if base is QueueOnce else SINGLETON) in str(caught.value)
 
 
 def test_its_settings_are_the_defaults_of_its_options(make_app) -> None:
@@ -192,44 +208,6 @@ def test_settings_in_a_namespace_are_read_as_there() -> None:
     def other(a): ...
 
     assert app.task(base=QueueOnce, shared=False)(other).lock_options.lock_queued_ttl == 8
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"unique_on": 5}, "unique_on=5 is not accepted; it must be a list of argument names"),
-        ({"unique_on": ["c"]}, "lock_key names 'c'"),
-        ({"raise_on_duplicate": "yes"}, "raise_on_duplicate='yes'"),
-        ({"lock_expiry": 0}, "lock_expiry=0 is not accepted; it must be a number of seconds"),
-        ({"typing": False, "unique_on": "a"}, "typing=False"),
-    ],
-)
-def test_a_wrong_option_is_refused_when_the_task_is_bound(make_app, given, says) -> None:
-    with pytest.raises(ConfigError) as caught:
-        define(make_app(), Singleton, **given)
-    assert says in str(caught.value)
-    assert SINGLETON in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"singleton_backend_class": "shop.Backend"}, "singleton_backend_class='shop.Backend'"),
-        ({"singleton_backend_class": SingletonTask}, "singleton_backend_class=<"),
-        ({"singleton_key_prefix": "{a}"}, "singleton_key_prefix='{a}' is not accepted"),
-        ({"singleton_raise_on_duplicate": "yes"}, "singleton_raise_on_duplicate='yes'"),
-        ({"singleton_lock_expiry": "1h"}, "singleton_lock_expiry='1h'"),
-        ({"singleton_backend_kwargs": {"retries": 1}}, "retries"),
-    ],
-)
-def test_a_setting_that_cannot_be_kept_is_refused(make_app, given, says) -> None:
-    with pytest.raises(ConfigError) as caught:
-        define(make_app(**given), Singleton)
-    assert says in str(caught.value)
-    assert SINGLETON in str(caught.value)
-
-
-# -- both -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("base", [QueueOnce, Singleton])
