@@ -78,9 +78,7 @@ def composed(tmp_path: Path) -> Iterator[list[Process]]:
         ]
 
 
-def test_beat_jobs_neither_overlap_themselves_nor_run_twice_for_a_tick(
-    composed: list[Process], redis_server: RedisServer
-) -> None:
+def test_beat_jobs_neither_overlap_themselves_nor_run_twice_for_a_tick(composed, redis_server):
     *_, report, digest = run_example("beat_job.py").splitlines()
 
     runs, skipped, overlaps = map(int, re.findall(r"\d+", report))
@@ -102,7 +100,7 @@ def test_beat_jobs_neither_overlap_themselves_nor_run_twice_for_a_tick(
 # -- rates.py ---------------------------------------------------------------------------------
 
 
-def test_rates_are_kept_each_in_its_way() -> None:
+def test_rates_are_kept_each_in_its_way():
     with Worker(conf={}, app="examples.rates", concurrency=8) as worker:
         worker.ready()
         lines = run_example("rates.py").splitlines()
@@ -137,7 +135,7 @@ def sync_worker(
         yield worker.ready()
 
 
-def test_account_sync_runs_every_call_in_its_turn(sync_worker: Worker) -> None:
+def test_account_sync_runs_every_call_in_its_turn(sync_worker):
     _, *rows, summary = run_example("account_sync.py").splitlines()
 
     assert summary == "5 calls, 5 synced, 0 overlaps within an account"
@@ -156,9 +154,7 @@ def test_account_sync_runs_every_call_in_its_turn(sync_worker: Worker) -> None:
 # -- fenced_ledger.py ------------------------------------------------------------------------
 
 
-def test_fenced_ledger_refuses_the_stale_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fenced_ledger_refuses_the_stale_write(tmp_path, monkeypatch):
     ledger = tmp_path / "ledger.sqlite"
     monkeypatch.setenv("LEDGER", str(ledger))
 
@@ -177,7 +173,7 @@ def test_fenced_ledger_refuses_the_stale_write(
 # -- marketplace.py --------------------------------------------------------------------------
 
 
-def test_marketplace_buys_without_retries_under_the_lock() -> None:
+def test_marketplace_buys_without_retries_under_the_lock():
     out = run_example("marketplace.py", "0.5")
 
     tallies = re.findall(r"(\d+) listed, (\d+) bought, (\d+) retries", out)

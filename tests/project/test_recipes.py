@@ -45,9 +45,7 @@ def worker(app: str) -> Iterator[None]:
         yield
 
 
-def test_django_many_saves_in_a_row_are_one_task_that_sees_the_last(
-    redis_server: RedisServer, tmp_path: Path
-) -> None:
+def test_django_many_saves_in_a_row_are_one_task_that_sees_the_last(redis_server, tmp_path):
     assert python(f"{PROJECT}/manage.py", "migrate", "--run-syncdb").returncode == 0
     said = answers("-m", "tests.project.clients.django_client")
     assert said["statuses"] == [202, 202, 202]
@@ -68,14 +66,14 @@ def test_django_many_saves_in_a_row_are_one_task_that_sees_the_last(
         assert entries() == [(said["product"], 4, 2)]
 
 
-def test_django_the_command_and_the_task_exclude_each_other(redis_server: RedisServer) -> None:
+def test_django_the_command_and_the_task_exclude_each_other(redis_server):
     with RedisLock(f"{redis_server.url}/{DB}", "shop.index"):
         command = python(f"{PROJECT}/manage.py", "rebuild_index")
     assert command.returncode == 1
     assert re.match("CommandError: the index is being rebuilt: RedisLock", command.stderr)
 
 
-def test_flask_a_task_has_the_applications_context_and_a_second_one_is_refused(label: str) -> None:
+def test_flask_a_task_has_the_applications_context_and_a_second_one_is_refused(label):
     account = int(label[:8], 16)
     with worker("examples.flask_app"):
         said = answers("-m", "tests.project.clients.flask_client", str(account))
@@ -85,7 +83,7 @@ def test_flask_a_task_has_the_applications_context_and_a_second_one_is_refused(l
     assert said["locked"]
 
 
-def test_fastapi_triggers_coalesce_and_a_second_export_is_refused(label: str) -> None:
+def test_fastapi_triggers_coalesce_and_a_second_export_is_refused(label):
     with worker("examples.fastapi_app"):
         said = answers("-m", "tests.project.clients.fastapi_client", str(int(label[:8], 16)))
     assert said["statuses"] == [202, 202, 202, 202, 202, 409]
@@ -102,9 +100,7 @@ def test_fastapi_triggers_coalesce_and_a_second_export_is_refused(label: str) ->
     assert said["adjusted"] > 0, "the handler waited for the task"
 
 
-def test_fastapi_a_client_that_disconnects_leaves_no_lock(
-    redis_server: RedisServer, label: str
-) -> None:
+def test_fastapi_a_client_that_disconnects_leaves_no_lock(redis_server, label):
     """While its handler waits for the lock, and while it holds it."""
     account, port = int(label[:8], 16), free_port()
     lock = RedisLock(f"{redis_server.url}/{DB}", f"account:{account}")

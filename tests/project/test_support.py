@@ -22,7 +22,7 @@ from redis.retry import Retry
 from celery_redislock import LockLost, RedisLock
 from tests.proofs.stalls import below, stall
 from tests.support.clusters import ClusterSet
-from tests.support.servers import PATIENT, Proxy, RabbitMQ, RedisServer, SentinelSet
+from tests.support.servers import PATIENT, Proxy, RedisServer, SentinelSet
 from tests.support.sharing import Claims, slot
 from tests.support.waiting import eventually, never
 from tests.support.workers import ROOT, state_of
@@ -87,7 +87,7 @@ def test_a_slot_of_another_suite_is_free_once_that_has_ended(tmp_path):
 
 def test_a_proxy_leads_to_the_server_counts_requests_and_passes_on_large_ones(
     proxy, through, client, label
-) -> None:
+):
     before, value = proxy.requests, "x" * 5_000_000
     for number in range(5):
         through.rpush(label, number)
@@ -97,7 +97,7 @@ def test_a_proxy_leads_to_the_server_counts_requests_and_passes_on_large_ones(
     assert through.get(f"{label}2") == value
 
 
-def test_what_is_cut_off_is_refused_until_it_is_reconnected(proxy, through) -> None:
+def test_what_is_cut_off_is_refused_until_it_is_reconnected(proxy, through):
     proxy.cut_off()
     for _ in range(3):
         with pytest.raises(LOST):
@@ -108,7 +108,7 @@ def test_what_is_cut_off_is_refused_until_it_is_reconnected(proxy, through) -> N
 
 def test_a_request_on_a_blocked_way_is_executed_later_also_after_its_client_is_gone(
     proxy, through, client, label
-) -> None:
+):
     proxy.to_server.block()
     through.connection.send_command("SET", label, "late", "EX", 60)
     through.close()
@@ -119,7 +119,7 @@ def test_a_request_on_a_blocked_way_is_executed_later_also_after_its_client_is_g
     eventually(lambda: client.get(label) == "late", "the request of before is executed")
 
 
-def test_a_reply_on_a_blocked_or_slow_way_is_held_back(proxy, through, client, label) -> None:
+def test_a_reply_on_a_blocked_or_slow_way_is_held_back(proxy, through, client, label):
     proxy.to_client.block()
     through.connection.send_command("SET", label, "executed", "EX", 60)
     eventually(lambda: client.get(label) == "executed", "the request is executed")
@@ -130,7 +130,7 @@ def test_a_reply_on_a_blocked_or_slow_way_is_held_back(proxy, through, client, l
     assert seconds(through.ping) >= 0.5
 
 
-def test_a_lost_reply_is_that_of_a_command_that_was_executed(proxy, through, client, label) -> None:
+def test_a_lost_reply_is_that_of_a_command_that_was_executed(proxy, through, client, label):
     proxy.lose_replies(1)
     with pytest.raises(LOST):
         through.incr(label)
@@ -147,7 +147,7 @@ def test_a_lost_reply_is_that_of_a_command_that_was_executed(proxy, through, cli
     assert proxy.lost == 4
 
 
-def test_a_proxy_stands_in_front_of_rabbitmq(rabbitmq: RabbitMQ, label) -> None:
+def test_a_proxy_stands_in_front_of_rabbitmq(rabbitmq, label):
     def connect(stack: contextlib.ExitStack) -> Connection:
         return stack.enter_context(Connection(proxy.in_front_of(rabbitmq.url), heartbeat=0))
 
@@ -170,7 +170,7 @@ def test_a_proxy_stands_in_front_of_rabbitmq(rabbitmq: RabbitMQ, label) -> None:
 # -- a server's faults ------------------------------------------------------------------------
 
 
-def test_a_persistent_server_keeps_its_data_and_their_expiry_until_it_is_emptied() -> None:
+def test_a_persistent_server_keeps_its_data_and_their_expiry_until_it_is_emptied():
     with RedisServer(persistent=True) as server:
         client = server.client()
         client.set("key", "value", px=60_000)
@@ -184,7 +184,7 @@ def test_a_persistent_server_keeps_its_data_and_their_expiry_until_it_is_emptied
         assert client.get("key") == "after"
 
 
-def test_locks_are_evicted_and_then_there_is_room_again(own_redis) -> None:
+def test_locks_are_evicted_and_then_there_is_room_again(own_redis):
     client = own_redis.client()
     client.set("redislock:{1}:fence", "5")
     assert own_redis.evict("volatile-ttl", timeout=0.3) == [], "nothing of it may go"
@@ -200,7 +200,7 @@ def test_locks_are_evicted_and_then_there_is_room_again(own_redis) -> None:
     assert not client.keys("filling:*")
 
 
-def test_a_lock_lapses_early_if_the_clock_steps_forward(own_redis, label) -> None:
+def test_a_lock_lapses_early_if_the_clock_steps_forward(own_redis, label):
     mine, other = (RedisLock(own_redis.url, label, ttl=60, heartbeat=False) for _ in range(2))
     assert mine.acquire(timeout=0)
     own_redis.step_clock(61)
@@ -210,7 +210,7 @@ def test_a_lock_lapses_early_if_the_clock_steps_forward(own_redis, label) -> Non
     assert other.fence > mine.fence
 
 
-def test_fences_go_on_rising_if_the_clock_steps_back(own_redis, label) -> None:
+def test_fences_go_on_rising_if_the_clock_steps_back(own_redis, label):
     mine = RedisLock(own_redis.url, label, ttl=6)
     assert mine.acquire(timeout=0)
     fence = mine.fence
@@ -230,7 +230,7 @@ def sentinels() -> Iterator[SentinelSet]:
         yield sentinels
 
 
-def test_a_planned_failover_swaps_master_and_replica_and_keeps_data(sentinels, label) -> None:
+def test_a_planned_failover_swaps_master_and_replica_and_keeps_data(sentinels, label):
     old = sentinels.master
     with RedisLock(
         sentinels.url, label, ttl=30, transport_options=sentinels.transport_options
@@ -246,7 +246,7 @@ def test_a_planned_failover_swaps_master_and_replica_and_keeps_data(sentinels, l
     assert sentinels.client().get(label) == value
 
 
-def test_a_killed_master_is_replaced_and_the_last_writes_are_lost(sentinels, label) -> None:
+def test_a_killed_master_is_replaced_and_the_last_writes_are_lost(sentinels, label):
     """The sentinels are patient before and after: if they replaced a master that is only late, what
     is written there would be lost.
     """
@@ -268,7 +268,7 @@ def test_a_killed_master_is_replaced_and_the_last_writes_are_lost(sentinels, lab
     assert {each.down_after(sentinels.NAME) for each in sentinels.sentinels} == {PATIENT}
 
 
-def test_a_clusters_node_that_is_cut_off_is_replaced_and_follows_when_it_is_back(label) -> None:
+def test_a_clusters_node_that_is_cut_off_is_replaced_and_follows_when_it_is_back(label):
     with ClusterSet() as servers:
         key = f"{label}:kept"
         old = servers.primary_of(key)
@@ -298,7 +298,7 @@ while True:
 """
 
 
-def test_a_stall_stops_all_below_us_and_what_a_test_had_stopped_stays_so() -> None:
+def test_a_stall_stops_all_below_us_and_what_a_test_had_stopped_stays_so():
     ticking = subprocess.Popen([sys.executable, "-c", TICKS], stdout=subprocess.PIPE, text=True)
     stopped = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     said: queue.SimpleQueue[str] = queue.SimpleQueue()

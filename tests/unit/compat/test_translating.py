@@ -39,7 +39,7 @@ def options_of(app: Celery, base: type[Any], **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("base", "duplicate"), [(QueueOnce, "raise"), (Singleton, "existing")])
-def test_a_task_is_unique_until_it_has_ended(make_app, base, duplicate) -> None:
+def test_a_task_is_unique_until_it_has_ended(make_app, base, duplicate):
     options = options_of(make_app(), base)
     assert options["lock_scope"] == "queued+running"
     assert options["on_queued_conflict"] == duplicate
@@ -77,7 +77,7 @@ def single(given: object, *expected: object) -> tuple[object, ...]:
         single({"lock_expiry": 10}, "lock_queued_ttl", 10.0),
     ],
 )
-def test_their_options_say_options_of_ours(make_app, base, given, option, value) -> None:
+def test_their_options_say_options_of_ours(make_app, base, given, option, value):
     assert options_of(make_app(), base, **given)[option] == value
     annotated = make_app(task_annotations={"compat.task": given})
     assert options_of(annotated, base)[option] == value
@@ -106,7 +106,7 @@ def test_their_options_say_options_of_ours(make_app, base, given, option, value)
         single({"typing": False, "unique_on": "a"}, "typing=False"),
     ],
 )
-def test_a_wrong_option_is_refused_when_the_task_is_bound(make_app, base, given, says) -> None:
+def test_a_wrong_option_is_refused_when_the_task_is_bound(make_app, base, given, says):
     with pytest.raises(ConfigError) as caught:
         define(make_app(), base, **given)
     message = str(caught.value)
@@ -116,13 +116,13 @@ def test_a_wrong_option_is_refused_when_the_task_is_bound(make_app, base, given,
 
 
 @pytest.mark.parametrize("once", [{"keys": ["a"]}, {"unlock_before_run": True}])
-def test_what_celery_once_ignores_in_a_call_is_refused(make_app, once) -> None:
+def test_what_celery_once_ignores_in_a_call_is_refused(make_app, once):
     task = define(make_app(), QueueOnce)
     with pytest.raises(ConfigError, match=r"a call of task .* accepted: 'graceful', 'timeout'"):
         task.apply_async((1,), once=once)
 
 
-def test_the_setting_once_says_where_the_locks_are(make_app) -> None:
+def test_the_setting_once_says_where_the_locks_are(make_app):
     settings = {"url": URL, "default_timeout": 60, "blocking": False, "blocking_timeout": 1}
     app = make_app(ONCE={"backend": "celery_once.backends.Redis", "settings": settings})
     app.conf.redislock_url = None
@@ -161,7 +161,7 @@ def test_the_setting_once_says_where_the_locks_are(make_app) -> None:
         single({"singleton_backend_kwargs": {"retries": 1}}, "retries"),
     ],
 )
-def test_a_setting_that_cannot_be_kept_is_refused(make_app, base, setting, says) -> None:
+def test_a_setting_that_cannot_be_kept_is_refused(make_app, base, setting, says):
     app = make_app(**setting)
     if base is QueueOnce:  # which names a server, too
         del app.conf.changes["redislock_url"]
@@ -171,7 +171,7 @@ def test_a_setting_that_cannot_be_kept_is_refused(make_app, base, setting, says)
     assert (ONCE if base is QueueOnce else SINGLETON) in str(caught.value)
 
 
-def test_its_settings_are_the_defaults_of_its_options(make_app) -> None:
+def test_its_settings_are_the_defaults_of_its_options(make_app):
     app = make_app(singleton_lock_expiry=20, singleton_raise_on_duplicate=True)
     options = options_of(app, Singleton)
     assert (options["lock_queued_ttl"], options["on_queued_conflict"]) == (20, "raise")
@@ -180,7 +180,7 @@ def test_its_settings_are_the_defaults_of_its_options(make_app) -> None:
     assert (options["lock_queued_ttl"], options["on_queued_conflict"]) == (30, "existing")
 
 
-def test_its_settings_say_where_the_locks_are(make_app) -> None:
+def test_its_settings_say_where_the_locks_are(make_app):
     app = make_app(
         singleton_backend_url=URL,
         singleton_backend_class="celery_singleton.backends.redis.RedisBackend",
@@ -193,7 +193,7 @@ def test_its_settings_say_where_the_locks_are(make_app) -> None:
     assert task.lock_key_for(1).startswith("SHOP_:{")
 
 
-def test_settings_in_a_namespace_are_read_as_there() -> None:
+def test_settings_in_a_namespace_are_read_as_there():
     app = Celery("namespace", set_as_current=False)
     settings = {
         "CELERY_BROKER_URL": "memory://",
@@ -211,7 +211,7 @@ def test_settings_in_a_namespace_are_read_as_there() -> None:
 
 
 @pytest.mark.parametrize("base", [QueueOnce, Singleton])
-def test_other_options_of_ours_may_be_set_too(make_app, base) -> None:
+def test_other_options_of_ours_may_be_set_too(make_app, base):
     options = options_of(make_app(), base, lock_ttl=5, on_conflict="wait", lock_label="{a}")
     assert (options["lock_ttl"], options["on_conflict"], options["lock_label"]) == (
         5,
@@ -230,7 +230,7 @@ def test_other_options_of_ours_may_be_set_too(make_app, base) -> None:
         {"on_queued_conflict": "publish"},
     ],
 )
-def test_an_option_of_ours_that_theirs_say_is_refused(make_app, base, own) -> None:
+def test_an_option_of_ours_that_theirs_say_is_refused(make_app, base, own):
     (option,) = own
     with pytest.raises(ConfigError) as caught:
         define(make_app(), base, **own)
@@ -245,26 +245,26 @@ def test_an_option_of_ours_that_theirs_say_is_refused(make_app, base, own) -> No
         *((Singleton, name) for name in ("generate_lock", "unlock", "release_lock")),
     ],
 )
-def test_a_method_that_nothing_calls_here_cannot_be_overridden(make_app, base, name) -> None:
+def test_a_method_that_nothing_calls_here_cannot_be_overridden(make_app, base, name):
     own = type("Own", (base,), {"abstract": True, name: lambda self, *args: "mine"})
     with pytest.raises(ConfigError, match=f"it overrides '{name}', which nothing calls here"):
         define(make_app(), own)
 
 
 @pytest.mark.parametrize(("base", "option"), [(QueueOnce, "unique_on"), (Singleton, "once")])
-def test_an_option_of_the_other_package_is_refused(make_app, base, option) -> None:
+def test_an_option_of_the_other_package_is_refused(make_app, base, option):
     with pytest.raises(ConfigError, match=f"'{option}' is an option of celery-"):
         define(make_app(), base, **{option: {}})
 
 
 @pytest.mark.parametrize("base", [QueueOnce, Singleton])
 @pytest.mark.parametrize("typo", ["lock_tll", "lock_expirys", "on_conflicts"])
-def test_a_typo_is_refused(make_app, base, typo) -> None:
+def test_a_typo_is_refused(make_app, base, typo):
     with pytest.raises(ConfigError, match=f"unknown option '{typo}'"):
         define(make_app(), base, **{typo: 5})
 
 
-def test_a_class_of_ones_own_may_have_the_options(make_app) -> None:
+def test_a_class_of_ones_own_may_have_the_options(make_app):
     class Own(QueueOnce):
         abstract = True
         once = {"graceful": True}  # noqa: RUF012  as it is used there
@@ -272,14 +272,14 @@ def test_a_class_of_ones_own_may_have_the_options(make_app) -> None:
     assert options_of(make_app(), Own)["on_queued_conflict"] == "existing"
 
 
-def test_two_packages_must_name_one_server(make_app) -> None:
+def test_two_packages_must_name_one_server(make_app):
     once = {"settings": {"url": "redis://127.0.0.1:1/6"}}
     app = make_app(ONCE=once, singleton_backend_url=URL)
     with pytest.raises(ConfigError, match="two values for redislock_url: all locks"):
         define(app, Singleton)
 
 
-def test_a_redis_lock_of_the_app_is_in_the_same_place(make_app) -> None:
+def test_a_redis_lock_of_the_app_is_in_the_same_place(make_app):
     app = make_app(singleton_backend_url=URL)
     del app.conf.changes["redislock_url"]
     RedisLock(app, "a lock")
@@ -287,7 +287,7 @@ def test_a_redis_lock_of_the_app_is_in_the_same_place(make_app) -> None:
 
 
 @pytest.mark.parametrize("name", ["celery_once", "celery_singleton"])
-def test_each_module_has_the_packages_public_names(name) -> None:
+def test_each_module_has_the_packages_public_names(name):
     theirs = importlib.import_module(name)
     ours = importlib.import_module(f"celery_redislock.compat.{name}")
     public = {each for each in vars(theirs) if not each.startswith("_")}
@@ -295,7 +295,7 @@ def test_each_module_has_the_packages_public_names(name) -> None:
     assert public - modules == {*ours.__all__}
 
 
-def test_a_task_that_is_sent_eagerly_takes_no_lock(make_app) -> None:
+def test_a_task_that_is_sent_eagerly_takes_no_lock(make_app):
     app = make_app(task_always_eager=True)
     task = define(app, QueueOnce)
     assert task.apply_async((1,), once={"graceful": True}).state == "SUCCESS"
