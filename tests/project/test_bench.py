@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import __main__ as command
-from bench import compare, growth, notes, primitive, report, stats
-from bench.compare import Compared
+from bench import growth, notes, primitive, report, stats
 from bench.contenders import OURS
 from bench.locks import LOCKS
 from bench.report import Column, Table
@@ -58,47 +57,6 @@ def table_of(*rows: dict[str, object]) -> Table:
         Column("prefork ratio", "against plain", report.ratio),
     ]
     return Table("tasks", "A task", columns, rows)
-
-
-def published(*rows: dict[str, object]) -> dict[str, object]:
-    return json.loads(report.as_json([table_of(*rows)], {"section": "tasks"}))
-
-
-def test_only_ratios_that_both_runs_have_are_compared():
-    before = published(
-        drained("plain", (1.0, 1.0, 1.0)),
-        drained("ours", (1.0, 1.1, 1.2), (0.9, 1.0, 1.3)),
-        drained("gone", (1.0, 1.1, 1.2)),
-        drained("broken", None),
-    )
-    here = table_of(
-        drained("plain", (1.0, 1.0, 1.0)),
-        drained("ours", (1.1, 1.2, 1.3), (1.4, 1.5, 1.6)),
-        drained("broken", (1.0, 1.1, 1.2)),
-        drained("new", (1.0, 1.1, 1.2)),
-    )
-    assert compare.compare("tasks", [here], before) == [
-        Compared("tasks", "ours", "solo against plain", [1.0, 1.1, 1.2], (1.1, 1.2, 1.3)),
-        Compared("tasks", "ours", "prefork against plain", [0.9, 1.0, 1.3], (1.4, 1.5, 1.6)),
-    ]
-    assert compare.compare("tasks", [here], {"tables": []}) == []
-
-
-@pytest.mark.parametrize(
-    ("here", "moved"),
-    [
-        ((1.0, 1.1, 1.2), False),
-        ((1.15, 1.5, 1.9), False),  # the median is beside the published range, a round is not
-        ((1.2, 1.3, 1.4), False),
-        ((1.21, 1.3, 1.4), True),
-        ((0.7, 0.8, 0.99), True),
-        ((0.5, 1.1, 2.0), False),  # a busy machine
-    ],
-)
-def test_a_ratio_has_moved_if_no_round_is_within_those_that_were_published(here, moved):
-    found = Compared("tasks", "ours", "solo", (1.0, 1.1, 1.2), here)
-    assert found.moved is moved
-    assert found.times == pytest.approx(here[1] / 1.1)
 
 
 def test_the_quick_form_compares_and_the_others_do_not(monkeypatch, tmp_path, capsys):

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from examples.demo import scenes
-from examples.demo.__main__ import main, make_screen
+from examples.demo.__main__ import main
 from examples.demo.events import Event
-from examples.demo.figures import figures_of, overlapping
+from examples.demo.figures import figures_of
 from examples.demo.history import History
 from examples.demo.screen import PlainScreen
 from examples.demo.stage import WHEELS, NoRedisError, find_redis_server, shield
@@ -95,25 +95,6 @@ def test_a_good_story_holds():
     assert figures.to_dict()["ok"] is True
 
 
-@pytest.mark.parametrize(
-    ("runs", "overlaps"),
-    [
-        ([("a", 1.0, 4.0), ("b", 3.9, 7.0)], 1),
-        ([("a", 1.0, 4.0), ("b", 4.0, 7.0)], 0),
-        ([("long", 0.0, 9.0), ("b", 1.0, 2.0), ("c", 3.0, 4.0)], 2),
-        ([("a", 1.0, None), ("b", 2.0, 3.0)], 1),
-    ],
-)
-def test_overlaps_are_found_by_the_bodies_own_times(runs, overlaps):
-    events = [each for name, start, end in runs for each in run(name, "x", start, end, name)]
-    assert len(overlapping(History(events).runs_of("x"))) == overlaps
-
-
-def test_a_run_that_was_killed_overlaps_nothing():
-    events = [*run("a", "x", 1.0, None), event("killed", "a", 1.5), *run("b", "x", 2.0, 3.0)]
-    assert overlapping(History(events).runs_of("x")) == []
-
-
 def without(task_id: str, *kinds: str) -> list[Event]:
     return [e for e in good_story() if not (e.task_id == task_id and e.kind in kinds)]
 
@@ -147,19 +128,6 @@ def test_a_figure_that_does_not_hold_is_named(events: list[Event], said: str):
     assert said in problems(events)
 
 
-# -- the screens ------------------------------------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_without_a_terminal_there_are_plain_lines(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    assert isinstance(make_screen(plain=False, quiet=False), PlainScreen)
-
-
 def test_plain_lines_tell_the_story(monkeypatch):
     out, history = io.StringIO(), History()
     screen = PlainScreen(out)
@@ -172,30 +140,6 @@ def test_plain_lines_tell_the_story(monkeypatch):
     assert "RUNS on worker two, pid 22, 30 ms after the kill" in lines
     assert "skipped: it runs on worker one" in lines
     assert "overlapping runs: 0" in lines
-
-
-@pytest.mark.parametrize("width", [40, 120])
-def test_the_timeline_fits_its_terminal(monkeypatch, width: int):
-    from rich.console import Console
-
-    from examples.demo.timeline import LiveScreen
-
-    monkeypatch.setattr("time.monotonic", lambda: 0.0)
-    out = io.StringIO()
-    screen = LiveScreen(Console(file=out, width=width, height=24, force_terminal=False))
-    with screen:
-        screen.begin()
-        monkeypatch.setattr("time.monotonic", lambda: 27.0)
-        screen.caption("What goes on. " * 20)
-        screen.refresh(History(good_story()))
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= width
-    (bar,) = (line for line in lines if line.startswith(" report"))
-    (marks,) = (line for line in lines if line.startswith(" 2 ran, 4 skipped"))
-    assert bar.count("▐") == 2
-    assert "×" in marks  # noqa: RUF001
-    (killed,) = (line for line in lines if line.startswith(" 1 ran, 1 killed"))
-    assert "K" in killed
 
 
 # -- what it needs, and what it must not touch ------------------------------------------------

@@ -19,14 +19,6 @@ def test_rows_of_servers_that_were_not_run_stay(tmp_path, monkeypatch):
     assert page.read_text() == f"Before.\n\n{servers_there_are.table([new, old])}\n\nAfter.\n"
 
 
-def test_a_server_that_cannot_be_had_is_left_out_and_says_why(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(servers_there_are, "ROOT", tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    found = [each.source for each in servers_there_are.binaries()]
-    assert not any(source.startswith("Debian") for source in found)
-    assert "Valkey from Debian 13: this machine has no apt-get" in capsys.readouterr().out
-
-
 def test_a_mirror_that_does_not_answer_is_said(tmp_path, monkeypatch):
     script = "#!/bin/sh\necho 'E: no such host' >&2\nexit 100\n"
     for name in ("apt-get", "dpkg-deb"):

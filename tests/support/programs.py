@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 IMPORTED = (
     # Not `celery.bin`: by that the checks tell that they run in a `celery` command.
     *("celery.app.trace", "celery.backends.redis", "celery.fixups.django"),
@@ -39,6 +40,8 @@ class Programs:
         self._server = subprocess.Popen(
             [sys.executable, "-u", "-m", __name__],
             cwd=ROOT,
+            # Else each program would compile anew what it imports beside that.
+            env={name: value for name, value in os.environ.items() if name != NO_BYTECODE},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
