@@ -13,9 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import __main__ as command
-from bench import growth, notes, primitive, report, stats
-from bench.contenders import OURS
-from bench.locks import LOCKS
+from bench import growth, notes, report, stats
 from bench.report import Column, Table
 from bench.section import Run
 from bench.stage import ContenderError
@@ -23,14 +21,6 @@ from bench.surroundings import surroundings
 from tests.support.workers import ROOT, children_of
 
 # -- statistics -------------------------------------------------------------------------------
-
-
-def test_a_percentile_is_one_of_the_values_that_were_measured():
-    values = [5.0, 1.0, 3.0, 2.0, 4.0]
-    assert [stats.percentile(values, share) for share in (0, 0.5, 0.99, 1)] == [1, 3, 5, 5]
-    assert stats.percentile([7.0], 0.5) == 7
-    with pytest.raises(ValueError, match="no values"):
-        stats.percentile([], 0.5)
 
 
 def test_ratios_are_taken_round_by_round():
@@ -140,17 +130,3 @@ def test_what_grows_is_measured_and_nothing_but_listing_takes_more_commands(own_
     assert few["commands"] == many["commands"]
     assert (listed[1] > listed[0]) == (what != "room")
     assert all(many[operation] > 0 for operation in growth.OPERATIONS)
-
-
-def test_locks_take_turns_and_their_commands_are_counted(own_redis):
-    # Without the floor, which needs hiredis.
-    locks = {n: LOCKS[n](own_redis.url, n) for n in ("redis-py Lock", OURS)}
-    found = {name: primitive.Taken() for name in locks}
-    for _ in range(2):
-        primitive.one_round(locks, found, turns=2)
-    for taken in found.values():
-        assert [len(pairs) for pairs in taken.pairs] == [2 * primitive.TURN] * 2
-        assert min(taken.medians()) > 0
-    with own_redis.client() as client:
-        sent = {name: primitive.commands_of_a_pair(client, lock) for name, lock in locks.items()}
-    assert sent == {"redis-py Lock": 2, OURS: 2}

@@ -131,7 +131,6 @@ def test_python_that_does_not_run_compiles():
         "celery -A examples.nothing worker",
         "celery -A proj inspect revoke 5",
         "celery -A proj control revoke 51d92c56 --terminate",
-        "celery -A proj control terminate SIGNOTHING 51d92c56",
         "celery -A proj redislock break --nothing",
         "celery -A proj redislock list --older soon",
         "celery -A proj worker --concurrency many",
