@@ -177,10 +177,12 @@ def test_a_duplicate_may_be_an_error_that_names_the_task(side, jobs, label, end)
 
 
 def test_the_setting_makes_all_duplicates_errors(jobs, label, nowhere):
+    def body(label): ...
+
     jobs.app.conf.singleton_raise_on_duplicate = True
     try:
         tasks = [
-            jobs.app.task(base=jobs.Singleton, name=f"{label}.{own}", **own)(lambda label: None)
+            jobs.app.task(base=jobs.Singleton, name=f"{label}.{own}", **own)(body)
             for own in ({}, {"raise_on_duplicate": False})
         ]
         first, second = (task.apply_async((label,), **nowhere) for task in tasks)
