@@ -5,7 +5,7 @@ import os
 from shop.settings import *  # noqa: F403
 from shop.settings import DATABASES
 
-ROOT_URLCONF = "tests.behaviour.recipes.django_transactions"
+ROOT_URLCONF = "tests.behaviour.apps.django_transactions"
 ALIASES = ("default", "other")
 DATABASES = {
     alias: {

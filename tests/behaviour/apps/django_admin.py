@@ -1,7 +1,4 @@
-"""Uses the admin of the Django project of examples/. Prints what it shows, as JSON.
-
-`python -m tests.behaviour.recipes.django_admin DEAD_URL`, with a URL at which no Redis answers.
-"""
+"""Uses the admin of the Django project of examples/. Prints what it shows, as JSON."""
 
 from __future__ import annotations
 
@@ -10,8 +7,10 @@ import html
 import json
 import re
 import sys
+from unittest import mock
 
 import django
+import redis
 from django.test import Client
 from django.test.utils import setup_test_environment
 
@@ -25,7 +24,6 @@ from shop.celery import app  # noqa: E402
 from shop.models import Product  # noqa: E402
 from shop.tasks import index_product  # noqa: E402
 
-from celery_redislock.app.settings import app_locks  # noqa: E402
 from celery_redislock.operations import list_locks  # noqa: E402
 
 LIST = "/admin/shop/product/"
@@ -33,19 +31,15 @@ LIST = "/admin/shop/product/"
 
 @contextlib.contextmanager
 def counted():
-    """Counts the exchanges with the lock server."""
-    server = type(app_locks(app).server)
-    asked, replies = [], server.replies
+    """Counts what is sent to Redis at once: the exchanges with the lock server."""
+    sent, send = [], redis.Connection.send_packed_command
 
-    def counting(self, commands, *args, **kwargs):
-        asked.append(commands)
-        return replies(self, commands, *args, **kwargs)
+    def counting(self, command, *args, **kwargs):
+        sent.append(command)
+        return send(self, command, *args, **kwargs)
 
-    server.replies = counting
-    try:
-        yield asked
-    finally:
-        server.replies = replies
+    with mock.patch.object(redis.Connection, "send_packed_command", counting):
+        yield sent
 
 
 def column(answer) -> list[str]:
@@ -141,9 +135,8 @@ unfit = anna.get(f"{LIST}?o=1")
 out["unfit"] = (unfit.status_code, column(unfit), said(anna.post(LIST, rows, follow=True)))
 ProductAdmin.lock_args = lock_args
 
-app.conf.redislock_url = sys.argv[1]
-app_locks(app, refresh=True)
-away = anna.get(f"{LIST}?o=1")
-out["away"] = (away.status_code, column(away))
-out["away_action"] = said(anna.post(LIST, rows, follow=True))
+with mock.patch.object(redis.Connection, "send_packed_command", side_effect=redis.ConnectionError):
+    away = anna.get(f"{LIST}?o=1")
+    out["away"] = (away.status_code, column(away))
+    out["away_action"] = said(anna.post(LIST, rows, follow=True))
 json.dump(out, sys.stdout)

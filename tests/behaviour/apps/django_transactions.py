@@ -6,8 +6,6 @@ Its databases are in files: other threads and processes read what has been commi
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 import uuid
 from unittest import mock
@@ -23,7 +21,7 @@ from shop.models import Product
 
 from celery_redislock import ConfigError, LockConflict, LockLost, LockUnavailable, RedisLock
 from celery_redislock.django import transaction_lock
-from tests.behaviour.recipes.transactions_settings import ALIASES
+from tests.behaviour.apps.transactions_settings import ALIASES
 from tests.support.interrupts import Interrupt, each_place
 from tests.support.waiting import eventually
 
@@ -295,36 +293,23 @@ class Committed(Names, TransactionTestCase):
                     seen.extend(each.price for each in Product.objects.all())
             connections.close_all()
 
-        program = (
-            "import django; django.setup(); from shop.models import Product;"
-            "from celery_redislock.django import transaction_lock;"
-            f"print('waits', flush=True); lock = transaction_lock({name!r}, timeout=60);"
-            "lock.__enter__(); print(Product.objects.get().price); lock.__exit__(None, None, None)"
-        )
         thread = threading.Thread(target=wait)
         with transaction.atomic():
             with transaction_lock(name):
                 Product.objects.update(price=2)
-            process = subprocess.Popen(
-                [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
-            )
             thread.start()
-            assert process.stdout.readline() == "waits\n"
             assert waits.wait(60)
             assert seen == []
-            assert process.poll() is None
         thread.join(60)
         assert seen == [2]
-        assert process.communicate(timeout=60)[0] == "2\n"
-        assert process.returncode == 0
 
     def test_it_is_kept_alive_until_the_transaction_ends(self):
         with transaction.atomic():
-            with transaction_lock(self.name, ttl=0.5) as lock:
+            with transaction_lock(self.name, ttl=2) as lock:
                 pass
             before = lock.holder()
             done = threading.Event()
-            threading.Timer(1.5, done.set).start()
+            threading.Timer(3, done.set).start()
             assert done.wait(60)
             assert not lock.lost
             assert lock.holder().task_id == before.task_id
@@ -333,14 +318,14 @@ class Committed(Names, TransactionTestCase):
 
     def test_a_lost_lock_does_not_commit(self):
         with pytest.raises(LockLost), transaction.atomic():
-            with transaction_lock(self.name, ttl=1) as lock:
+            with transaction_lock(self.name, ttl=3) as lock:
                 Product.objects.update(price=2)
             thief = self.steal(lock)
         assert thief.locked(), "the next holder keeps it"
         thief.release()
         assert self.prices() == [1]
         with transaction.atomic():
-            with transaction_lock(self.name, ttl=1) as lock:
+            with transaction_lock(self.name, ttl=3) as lock:
                 pass
             thief = self.steal(lock)
             with pytest.raises(LockLost), transaction_lock(self.name):
@@ -352,15 +337,15 @@ class Committed(Names, TransactionTestCase):
 
     def test_a_lock_that_is_lost_in_its_block_ends_the_block(self):
         kind = type(connections["default"])
-        with pytest.raises(LockLost), transaction_lock(self.name, ttl=1) as lock:
+        with pytest.raises(LockLost), transaction_lock(self.name, ttl=3) as lock:
             thief = self.steal(lock)
         thief.release()
         with pytest.raises(LockLost), transaction.atomic():
-            with pytest.raises(LockLost), transaction_lock(self.name, ttl=1) as lock:
+            with pytest.raises(LockLost), transaction_lock(self.name, ttl=3) as lock:
                 Product.objects.update(price=2)
                 thief = self.steal(lock)
             thief.release()
-        with pytest.raises(Left), transaction_lock(self.name, ttl=1) as lock:
+        with pytest.raises(Left), transaction_lock(self.name, ttl=3) as lock:
             thief = self.steal(lock)
             raise Left
         thief.release()
@@ -387,12 +372,6 @@ class Committed(Names, TransactionTestCase):
             ):
                 pass
             assert caught.value.holder.label == "the lamp"
-            here = app.conf.redislock_url
-            with (
-                pytest.raises(LockConflict),
-                transaction_lock(self.name, "other", source=here, timeout=0),
-            ):
-                pass
         away = "redis://127.0.0.1:1/0"
         with pytest.raises(LockUnavailable), transaction_lock(self.name, source=away, timeout=0):
             pass
@@ -442,7 +421,7 @@ class NeverCommitted(Names, TestCase):
 
     def test_a_lost_lock_rolls_its_block_back(self):
         with pytest.raises(LockLost), transaction.atomic():
-            with transaction_lock(self.name, ttl=1) as lock:
+            with transaction_lock(self.name, ttl=3) as lock:
                 Product.objects.update(price=2)
             thief = Committed.steal(self, lock)
         thief.release()
