@@ -78,6 +78,11 @@ LONG = (
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    only = "of the tests that run on each driver, only those on this one"
+    parser.addoption("--driver", choices=DRIVERS, help=only)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long comes first. Within a file the order stays."""
 
@@ -220,9 +225,13 @@ def sqs() -> Iterator[SQS]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The tests of a module that says so are run with each of these lock servers. Those with a
-    `proxy` have it in front of the one server.
+    """What holds for every driver is tested on each, unless `--driver` chooses one. The tests of a
+    module that says so are run with each of these lock servers. Those with a `proxy` have it in
+    front of the one server.
     """
+    if "driver" in metafunc.fixturenames:
+        only = metafunc.config.getoption("driver")
+        metafunc.parametrize("driver", [only] if only else DRIVERS, indirect=True)
     kinds = getattr(metafunc.module, "LOCKS", None)
     if kinds and "locks_at" in metafunc.fixturenames and "proxy" not in metafunc.fixturenames:
         metafunc.parametrize("locks_at", kinds, indirect=True, scope="session")
@@ -242,7 +251,7 @@ def client(locks_at: Any) -> Iterator[Any]:
         yield client
 
 
-@pytest.fixture(params=DRIVERS)
+@pytest.fixture
 def driver(request: pytest.FixtureRequest) -> Driver:
     return DRIVERS[request.param]
 

@@ -139,7 +139,7 @@ def test_celerys_tracer_is_accepted_and_what_tools_put_around_it(app, wrap) -> N
 @pytest.mark.parametrize("replace", [asyncio_pools, awaited])
 def test_a_tracer_that_is_not_celerys_is_refused(app, replace) -> None:
     task = define(app, base=SingletonTask)
-    with pytest.raises(ConfigError, match=r"shop\.batch: its tracer is tests\.\w+\.test_binding's"):
+    with pytest.raises(ConfigError, match=f"shop.batch: its tracer is {__name__}'s"):
         task.__trace__ = replace(build_tracer(task.name, task, app=app))
 
 
