@@ -13,7 +13,7 @@ PYTEST := python -m pytest $(SIDE_BY_SIDE)
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test proofs bench lint format test-stalls test-lowest test-pythons test-servers pictures docs dist clean
+.PHONY: help demo check check-tests test proofs bench lint format test-stalls test-lowest test-pythons test-servers pictures docs dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -31,6 +31,14 @@ help:  ## this list
 
 demo: .venv/demo  ## the main job on an embedded Redis, live, half a minute; ARGS=--web: with the page
 	@.venv/bin/python -m examples.demo $(ARGS)
+
+# Side by side: most of lint is mypy, on one core. The plugins are for tests that are not in it.
+check: .venv/made  ## what to run at each save, a minute: lint, unit tests, the scripts on one server
+	@$(MAKE) --no-print-directory -j2 -Otarget lint check-tests
+
+check-tests: .venv/made
+	.venv/bin/python -m pytest -q -n 2 --dist worksteal -p no:celery -p no:docker_tools -p no:anyio \
+		tests/unit tests/contract/scripts
 
 test: .venv/made  ## the suite, on real Redis, RabbitMQ and workers
 	.venv/bin/$(PYTEST) $(ARGS)

@@ -20,7 +20,6 @@ from celery_redislock import (
     ConfigError,
     Debounce,
     Defer,
-    LockUnavailable,
     Policy,
     Queue,
     Raise,
@@ -32,7 +31,6 @@ from celery_redislock import (
 )
 from celery_redislock.app.options import OPTIONS
 from celery_redislock.worker import start
-from tests.support.servers import free_port
 
 URL = "redis://127.0.0.1:1/0"  # never asked
 
@@ -629,12 +627,12 @@ def test_a_bad_option_is_refused_also_while_locks_are_disabled() -> None:
         define(app, lock_ttl=0)
 
 
-def test_eager_tasks_need_no_server() -> None:
-    app = Celery("eager", broker="memory://", set_as_current=False)
-    app.conf.task_always_eager = True
-    task = define(app)
-    assert task.delay(1).get() == "ran"
-    assert task.apply((1,)).get() == "ran"
+def test_eager_tasks_need_no_server(make_app) -> None:
+    for url in (None, "redis://127.0.0.1:1/0"):  # which would refuse the connection
+        app = make_app(redislock_url=url, task_always_eager=True)
+        task = define(app, on_redis_error="raise")
+        assert task.delay(1).get() == "ran"
+        assert task.apply((1,)).get() == "ran"
 
 
 def test_eager_tasks_that_are_to_lock_need_a_server() -> None:
@@ -644,28 +642,15 @@ def test_eager_tasks_that_are_to_lock_need_a_server() -> None:
         define(app)
 
 
-def test_apply_takes_no_lock_and_asks_no_server_unless_told_to(make_app) -> None:
-    silent = f"redis://127.0.0.1:{free_port()}/0"
-    task = define(make_app(redislock_url=silent), on_redis_error="raise", lock_ttl=1)
-    assert task.apply().get() == "ran"
-    task = define(
-        make_app(redislock_url=silent, redislock_eager=True), on_redis_error="raise", lock_ttl=1
-    )
-    with pytest.raises(LockUnavailable):
-        task.apply().get()
-
-
-def test_an_eager_task_takes_the_lock_where_it_is_told_to(
-    make_app, redis_server, client, label
-) -> None:
-    app = make_app(redislock_url=redis_server.url, redislock_eager=True)
+def test_an_eager_task_takes_the_lock_where_it_is_told_to(make_app, redislock_memory) -> None:
+    app, client = make_app(redislock_eager=True), redislock_memory.client
     seen = []
 
     @app.task(base=SingletonTask, bind=True, name="options.eager", shared=False, lock_key=["name"])
     def eager(self, name: str) -> None:
         seen.append((client.get(self.lock.key), self.lock.fence))
 
-    eager.apply((label,)).get()
+    eager.apply(("name",)).get()
     ((value, fence),) = seen
     assert json.loads(value)["fence"] == fence > 0
-    assert client.get(eager.lock_key_for(label)) is None
+    assert client.get(eager.lock_key_for("name")) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,18 +174,3 @@ def test_a_worker_says_what_came_after_the_app_was_complete_and_nothing_twice(
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
     assert "task shop.late sets lock_ttl, and takes no lock" in said[1]
-
-
-def test_a_process_that_is_no_worker_says_it_when_its_app_is_complete() -> None:
-    code = """
-from celery import Celery
-import celery_redislock
-app = Celery("web", broker="memory://")
-@app.task(name="shop.sync", lock_key=["a"], on_conflict="queue")
-def sync(a): ...
-app.finalize()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stderr.splitlines() == [LINE]
