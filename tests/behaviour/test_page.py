@@ -12,17 +12,29 @@ from celery.exceptions import TaskRevokedError, WorkerLostError
 
 from celery_redislock.ops.web import hub, orders, queues
 from celery_redislock.servers import looking
+from tests.support.servers import RedisServer, apart
 from tests.support.site import TOKEN, Site, messages
 from tests.support.waiting import eventually
-from tests.support.workers import is_running
+from tests.support.workers import is_running, make_app
+
+
+@pytest.fixture(scope="module")
+def conf(conf):
+    """A server of this file's own: the page tells of all locks and queues that are there."""
+    with RedisServer() as server:
+        yield apart(conf, server)
+
+
+@pytest.fixture(scope="module")
+def sender(conf):
+    return make_app({k: v for k, v in conf.items() if not k.startswith("test_")})
 
 
 @pytest.fixture
-def site(conf, redis_server):
+def site(conf):
     """A page that sees what the workers do, with all rights."""
     app = Celery("page", set_as_current=False)
-    told = {name: conf[name] for name in ("broker_url", "result_backend")}
-    app.conf.update(told, redislock_url=f"{redis_server.url}/0")
+    app.conf.update({k: v for k, v in conf.items() if not k.startswith("test_")})
     with Site(app, TOKEN) as site:
         yield site
     app.close()

@@ -853,3 +853,10 @@ class SQS:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def apart(conf: Mapping[str, Any], server: RedisServer) -> dict[str, Any]:
+    """This configuration with the broker and the locks on another server: for tests of what looks
+    at everything that is there. Results stay: they are asked for by their ids, and outlive a test.
+    """
+    return {**conf, "redislock_url": f"{server.url}/0", "broker_url": f"{server.url}/1"}
