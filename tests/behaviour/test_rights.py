@@ -71,13 +71,13 @@ def test_the_commands_need_only_the_rights_of_those_who_look(own_redis):
         grant(client, "watchers")
         grant(client, "operators")
         app = make_app(own_redis.url, "redislock")
-        made, _ = take(app, "sync", "x")
+        made = take(app, "sync", "x")
 
         def not_taken():
             with own_redis.client() as admin:
-                admin.rpush(made.keys.room, "x:0.0")
-                admin.hset(made.keys.entries, "x:0.0", '||{"task":"sync","task_id":"x"}')
-                admin.zadd(made.keys.sent, {"x:0.0": 1})
+                admin.rpush(made["room"], "x:0.0")
+                admin.hset(made["entries"], "x:0.0", '||{"task":"sync","task_id":"x"}')
+                admin.zadd(made["sent"], {"x:0.0": 1})
 
         looks = make_app(as_user(own_redis.url, "watchers"), "redislock")
         for command in (

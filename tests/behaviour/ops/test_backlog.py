@@ -40,7 +40,6 @@ from celery_redislock.prometheus import Collector
 def app(redis_server, label):
     app = make_app(redis_server.url, label)
     yield app
-    app_locks(app).server.close()
 
 
 def park(app, task, label, task_id, **more):
@@ -73,28 +72,28 @@ def registered(app, **options):
 def test_each_lock_counts_in_its_state_and_each_waiter_for_its_task(app, client, label):
     store = app_locks(app).server
     take(app, "sync", "held")
-    made, reply = take(app, "sync", "retries")
-    store.run(calls.hold(made, holders.held_for_retry(reply.value), 60))
-    made, _ = take(app, "sync", "cools")
-    store.run(calls.settle(made, calls.Release(note="1", min_hold=60)))
-    store.run(calls.reserve(claim(app, "unique", "sent", queued=True), 60))
+    made = take(app, "sync", "retries")
+    keep(app, made)
+    made = take(app, "sync", "cools")
+    keep(app, made, "cooling")
+    take(app, "unique", "sent", queued=True)
     take(app, "several", "both", token="first")
     take(app, "several", "both", token="second", task_id="another")
     take(app, "report", "awaited")
     for each in ("second", "third"):
         park(app, "report", "awaited", each, received=clock() - 600)
     take(app, "sync", "ends")
-    park(app, "sync", "ends", "newer", replace=(successor_text("sync", "newer"), 60))
+    XXXREPL
     take(app, "report", "left")
     keys = park(app, "report", "left", "next")
     client.delete(keys.lock)
-    made, _ = take(app, "sync", "broken")
-    store.run(calls.break_lock(made.keys, 60))
-    client.set(claim(app, "report", "reserved").keys.lock, '{"token":"","reserved":true}', ex=60)
-    client.set(lock_keys(label, "text").lock, "not ours")
-    client.rpush(lock_keys(label, "a list").lock, "not ours")
+    made = take(app, "sync", "broken")
+    run(app, "break", "--force", made.key)
+    client.set(lock_of(app, "report", "reserved").key, '{"token":"","reserved":true}', ex=60)
+    client.set(lock_named(label, "text").key, "not ours")
+    client.rpush(lock_named(label, "a list").key, "not ours")
     seconds, _ = client.time()
-    sent = claim(app, "report", "awaited").keys.sent
+    sent = lock_of(app, "report", "awaited")["sent"]
     client.zadd(sent, {"second:0.0": (seconds - 120) * 1000, "third:0.0": seconds * 1000})
 
     found = figures(app)
@@ -141,9 +140,9 @@ def test_list_and_the_figures_agree_on_whose_a_lock_is(app, client, label):
     take(app, "account", "shared")
     keys = park(app, "account", "shared", "next")
     client.delete(keys.lock)
-    client.rpush(lock_keys(label, "lost").room, "id:0.0", "other:0.0")
+    client.rpush(lock_named(label, "lost")["room"], "id:0.0", "other:0.0")
     seconds, _ = client.time()
-    client.zadd(claim(app, "sync", "slots").keys.waiters, {"slot": (seconds + 60) * 1000})
+    client.zadd(lock_of(app, "sync", "slots")["waiters"], {"slot": (seconds + 60) * 1000})
     take(app, "sync", "held")
 
     found, listed = figures(app), all_locks(app_locks(app))
@@ -158,13 +157,13 @@ def test_list_and_the_figures_agree_on_whose_a_lock_is(app, client, label):
 
 
 def test_a_room_that_cannot_be_read_counts_all_the_same(app, client, label):
-    client.rpush(lock_keys(label, "lost").room, "id:0.0", "other:0.0")
-    broken = lock_keys(label, "broken")
+    client.rpush(lock_named(label, "lost")["room"], "id:0.0", "other:0.0")
+    broken = lock_named(label, "broken")
     client.rpush(broken.room, "id:0.0")
     client.hset(broken.entries, "id:0.0", "no entry")
-    client.set(lock_keys(label, "foreign").room, "no list")
-    client.set(lock_keys(label, "foreign").sent, "no sorted set")
-    foreign = lock_keys(label, "foreign entries")
+    client.set(lock_named(label, "foreign")["room"], "no list")
+    client.set(lock_named(label, "foreign")["sent"], "no sorted set")
+    foreign = lock_named(label, "foreign entries")
     client.rpush(foreign.room, "id:0.0")
     client.set(foreign.entries, "no hash")
     found = figures(app)
@@ -176,7 +175,7 @@ def test_more_than_a_round_trip_can_read_is_counted_once(app, client, label):
     value = holders.encode("token", ttl_ms=60_000, task="many", task_id="id")
     with client.pipeline() as pipeline:
         for number in range(BATCH * 2 + 7):
-            keys = lock_keys(label, f"many:{number}")
+            keys = lock_named(label, f"many:{number}")
             pipeline.set(keys.lock, value, ex=60)
             if number % 10 == 0:
                 pipeline.rpush(keys.room, "id:0.0")
@@ -209,8 +208,8 @@ def test_the_last_success_of_a_task_is_that_of_all_its_locks(app, client, label)
     assert found["sync"].last_success == pytest.approx(last, abs=0.01)
     assert found["account"].last_success == pytest.approx(once, abs=0.01), "behind many failures"
     assert "report" not in found
-    client.rpush(f"{claim(app, 'sync', 'a').keys.history}:sync", "no record", "1|x|succeeded")
-    client.set(f"{claim(app, 'account', 'z').keys.history}", "no set")
+    client.rpush(f"{lock_of(app, 'sync', 'a').history}:sync", "no record", "1|x|succeeded")
+    client.set(f"{lock_of(app, 'account', 'z').history}", "no set")
     assert figures(app)["sync"].last_success == found["sync"].last_success
 
 
@@ -242,7 +241,7 @@ def test_a_last_success_is_remembered_and_the_option_to_compare_with_is_there(ap
     app_locks(app).server.run(calls.settle(made, calls.Release(run_end=end)))
     at = eventually(lambda: value("last_success_timestamp"), "it is seen")
     assert at == pytest.approx(reply.fence / 1e6, abs=0.01)
-    client.delete(f"{made.keys.history}:account")
+    client.delete(f"{made.history}:account")
     when = registry.get_sample_value("redislock_survey_timestamp_seconds")
     surveyed = "redislock_survey_timestamp_seconds"
     eventually(lambda: registry.get_sample_value(surveyed) > when, "it looks again")
@@ -252,7 +251,7 @@ def test_a_last_success_is_remembered_and_the_option_to_compare_with_is_there(ap
 def test_any_name_of_a_task_can_be_scraped(app, client, label):
     for number, name in enumerate(("\ud800", 'a"b\\c', "two\nlines", "\ud800")):
         value = holders.encode("token", ttl_ms=60_000, task=name, task_id="id")
-        client.set(lock_keys(label, f"named:{number}").lock, value, ex=60)
+        client.set(lock_named(label, f"named:{number}").key, value, ex=60)
     text = generate_latest(registered(app)).decode()
     assert 'redislock_locks{state="held",task="\\\\ud800"} 2.0' in text
     assert 'redislock_locks{state="held",task="two\\\\nlines"} 1.0' in text
@@ -270,7 +269,6 @@ def test_registering_asks_nobody_and_many_scrapers_cost_one_survey(proxy, label)
     assert set(others) == {first}, "it is of the same time"
     assert generate_latest(registry) == first
     assert proxy.requests == requests
-    app_locks(app).server.close()
 
 
 def test_a_survey_that_takes_long_is_there_for_the_next_scrape(app, monkeypatch):

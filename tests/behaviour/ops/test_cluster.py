@@ -24,7 +24,6 @@ LABELS = [f"label-{number}" for number in range(12)]
 def app(cluster, label):
     app = make_app(cluster.url, label, redislock_history=50)
     yield app
-    app_locks(app).server.close()
 
 
 def told(app, *arguments):
@@ -34,7 +33,7 @@ def told(app, *arguments):
 
 
 def test_all_locks_are_listed_and_can_be_broken(app, cluster):
-    keys = {take(app, "sync", each)[0].keys.lock for each in LABELS}
+    keys = {take(app, "sync", each).key for each in LABELS}
     assert len({cluster.primary_of(key).port for key in keys}) == 3
     assert {each["key"] for each in told(app, "list")} == keys
     broken = told(app, "break", "--force", "--all", "sync")["broken"]
@@ -67,7 +66,7 @@ def test_while_a_node_is_away_what_the_others_have_is_shown_and_the_node_is_name
     with ClusterSet(primaries=3, replicas=0) as own:
         app = make_app(own.url, label, redislock_history=50)
         server = app_locks(app).server
-        held = {each: take(app, "sync", each)[0].keys.lock for each in LABELS}
+        held = {each: take(app, "sync", each).key for each in LABELS}
         for each in LABELS:
             made = dataclasses.replace(claim(app, "report", each), task="report", history=50)
             fence = server.run(calls.acquire(made)).fence
@@ -76,7 +75,7 @@ def test_while_a_node_is_away_what_the_others_have_is_shown_and_the_node_is_name
             server.run(calls.acquire(late))
             ended = calls.Release(run_end=past.end_text(fence, 1.0, "succeeded"))
             assert server.run(calls.settle(made, ended)).ours
-        keys = {each: claim(app, "report", each).keys.lock for each in LABELS}
+        keys = {each: lock_of(app, "report", each).key for each in LABELS}
         dead = own.primary_of(keys[LABELS[0]])
         there = [each for each in LABELS if own.primary_of(keys[each]) is not dead]
         locks = {key for key in held.values() if own.primary_of(key) is not dead}
@@ -103,7 +102,7 @@ def test_a_cluster_with_slots_that_no_node_has_is_not_shown_as_empty(label):
     with ClusterSet(primaries=3, replicas=0) as own:
         app = make_app(own.url, label, redislock_history=50)
         server = app_locks(app).server
-        keys = {take(app, "sync", each)[0].keys.lock for each in LABELS}
+        keys = {take(app, "sync", each).key for each in LABELS}
         node = own.primary_of(next(iter(keys)))
         there = {key for key in keys if own.primary_of(key) is not node}
         ((first, last, _),) = [each for each in own.ranges(node) if each[2] == node.port]

@@ -56,7 +56,6 @@ def doctor(label):
 
     yield examine
     for app in apps:
-        app.tasks["sync"].app_locks.server.close()
 
 
 def test_a_sound_set_up_has_no_problems(own_redis, label, doctor):
@@ -286,7 +285,7 @@ def test_values_and_tasks_of_others_under_the_prefix_are_told(client, redis_serv
     assert doctor(redis_server.url)["prefix"] == [
         ("warning", "locks of tasks that this app does not know: elsewhere")
     ]
-    client.set(lock_keys(label, "theirs").lock, "not ours")
+    client.set(lock_named(label, "theirs").key, "not ours")
     assert "error" in {level for level, _ in doctor(redis_server.url, status=1)["prefix"]}
 
 
@@ -342,7 +341,7 @@ def test_workers_of_another_broker_under_the_same_prefix_are_told(redis_server, 
 def test_tasks_that_no_worker_takes_are_told_with_what_to_do(client, redis_server, label, doctor):
     seconds, _ = client.time()
     for lock, ids in (("report:v1:x", ["a:0.0", "b:0.0"]), ("report:v1:y", ["c:0.0"])):
-        keys = lock_keys(label, lock)
+        keys = lock_named(label, lock)
         for entry_id in ids:
             client.rpush(keys.room, entry_id)
             client.hset(keys.entries, entry_id, '|0|{"task":"renamed","task_id":"x"}')
@@ -355,7 +354,7 @@ def test_tasks_that_no_worker_takes_are_told_with_what_to_do(client, redis_serve
 def test_a_task_that_waits_under_a_name_that_the_app_does_not_know_needs_no_other_prefix(
     client, redis_server, label, doctor
 ):
-    keys = lock_keys(label, "renamed:v1:x")
+    keys = lock_named(label, "renamed:v1:x")
     client.rpush(keys.room, "a:0.0")
     client.hset(keys.entries, "a:0.0", '|@0|{"task":"renamed","task_id":"a"}')
     assert doctor(redis_server.url)["prefix"] == [
@@ -472,7 +471,7 @@ def loses_its_lock(url, label):
     server.run(calls.break_lock(made.keys, 1))
     server.ask(calls.mark_lost(made.keys, reply.fence, reply.value, "it expired", time.time()))
     server.close()
-    return made.keys.lock
+    return made.key
 
 
 @pytest.mark.parametrize("arguments", [(), ("--workers",)])

@@ -133,11 +133,10 @@ def app(redis_server: RedisServer) -> Iterator[Celery]:
                     make(pipe, key)
         pipe.execute()
     yield app
-    app_locks(app).server.close()
 
 
 def _keys(app: Celery, name: str) -> LockKeys:
-    return lock_keys(app.conf.redislock_prefix, name, 2)
+    return lock_named(app.conf.redislock_prefix, name, 2)
 
 
 def answer(app: Celery, *command: str, codes: tuple[int, ...] = (0,)) -> str:

@@ -139,7 +139,6 @@ def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
     assert terminal.process.wait(60) == 0
     assert terminal.is_in_order
     assert terminal.read().endswith(LEAVE), "the screen of before"
-    app.tasks["sync"].app_locks.server.close()
 
 
 def test_keys_filter_sort_and_open_a_lock(redis_server, label, open_terminal):
@@ -170,14 +169,13 @@ def test_keys_filter_sort_and_open_a_lock(redis_server, label, open_terminal):
     terminal.press("q")
     assert terminal.process.wait(60) == 0
     assert terminal.is_in_order
-    app.tasks["sync"].app_locks.server.close()
 
 
 def test_trouble_comes_first_and_the_foot_fits(redis_server, client, label, open_terminal):
     app = make_app(redis_server.url, label)
     for number in range(1200):
         take(app, "sync", f"{number:04}", token=f"t{number}")
-    client.set(lock_keys(label, "zzz:foreign").lock, "not ours")
+    client.set(lock_named(label, "zzz:foreign").key, "not ours")
     terminal = open_terminal(redis_server.url, "--sort", "task", "--reverse")
     terminal.shows("of 1201 lines")
     for keys in ("", "s", "r"):
@@ -193,7 +191,6 @@ def test_trouble_comes_first_and_the_foot_fits(redis_server, client, label, open
     terminal.press("\r")
     terminal.shows("the end  / change  q quit")
     assert max(map(len, terminal.picture)) <= COLUMNS
-    app.tasks["sync"].app_locks.server.close()
 
 
 def find(lines, text):
@@ -255,7 +252,6 @@ def test_in_a_pipe_it_prints_and_says_if_the_server_was_away_at_the_end(redis_se
     assert printed.count("... and 3 more") == 2
     assert "\x1b" not in printed
     assert run(app, "watch", "--times", "1", "--task", "report").output.count("0 locks") == 1
-    app.tasks["sync"].app_locks.server.close()
     away = make_app(f"redis://127.0.0.1:{free_port()}", label)
     result = run(away, "watch", "--times", "2", "--every", "0.1")
     assert result.exit_code == 1

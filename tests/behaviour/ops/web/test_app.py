@@ -37,7 +37,6 @@ STATIC = Path(__file__).parents[4] / "celery_redislock/ops/web/static"
 def app(redis_server, label):
     app = make_app(redis_server.url, label)
     yield app
-    app.tasks["sync"].app_locks.server.close()
 
 
 @pytest.fixture
@@ -61,11 +60,11 @@ def bearer(token):
 
 def test_the_locks_are_those_of_the_list_command(site, app, client, label):
     take(app, "sync", "one")
-    made, _ = take(app, "report", "two")
-    app.tasks["sync"].app_locks.server.run(calls.break_lock(made.keys, 60))
+    made = take(app, "report", "two")
+    run(app, "break", "--force", made.key)
     client.set(f"{label}:{{0}}:lock:misplaced", "not ours")
     given = site.get("api/locks").json()
-    listed = json.loads(run(app, "list", "--json").output)
+    listed = told(app, "list")
     moving = ("held_for", "lives_for")
     for each, other in zip(given, listed, strict=True):
         assert {k: v for k, v in each.items() if k not in moving} == {
@@ -77,11 +76,11 @@ def test_the_locks_are_those_of_the_list_command(site, app, client, label):
 
 
 def test_one_lock_is_told_with_those_that_wait(site, app):
-    made, _ = take(app, "report", "x")
+    made = take(app, "report", "x")
     for name in ("first", "second"):
         park(app, "report", "x", name)
-    found = detail(site, name=made.keys.name)
-    for room in (found["room"], detail(site, key=made.keys.lock)["room"]):
+    found = detail(site, name=made.name)
+    for room in (found["room"], detail(site, key=made.key)["room"]):
         assert [each["task_id"] for each in room] == ["first", "second"]
     assert found["locks"][0]["waiting"] == 2
     assert "token-of" not in json.dumps(found)
@@ -90,9 +89,9 @@ def test_one_lock_is_told_with_those_that_wait(site, app):
 
 
 def test_a_label_that_utf_8_cannot_write_is_told_as_json_can(site, app):
-    made, _ = take(app, "sync", "x", lock_label="order \ud800")
+    made = take(app, "sync", "x", lock_label="order \ud800")
     assert [each["label"] for each in site.get("api/locks").json()] == ["order \ud800"]
-    assert detail(site, name=made.keys.name)["locks"][0]["label"] == "order \ud800"
+    assert detail(site, name=made.name)["locks"][0]["label"] == "order \ud800"
 
 
 def test_the_page_takes_nothing_from_elsewhere_and_has_nothing_within_its_text(site):
@@ -138,21 +137,21 @@ def test_every_answer_has_strict_headers(site):
 
 
 def test_a_viewer_gets_everything_first_and_then_what_changed(site, app):
-    made, _ = take(app, "sync", "one")
+    made = take(app, "sync", "one")
     told = messages(site)
     first = next(told)
     assert first["all"]
-    assert [row["key"] for row in first["rows"]] == [made.keys.lock]
+    assert [row["key"] for row in first["rows"]] == [made.key]
     (row,) = first["rows"]
     assert row["holder"]
     assert "token" not in row
     assert 50 < row["expires_at"] - first["now"] <= 60
     assert [item["kind"] for item in first["past"]] == ["run"]
-    other, _ = take(app, "sync", "two")
+    other = take(app, "sync", "two")
     changed = next(each for each in told if each.get("rows"))
     assert "all" not in changed
-    assert [row["key"] for row in changed["rows"]] == [other.keys.lock]
-    app.tasks["sync"].app_locks.server.run(calls.settle(made))
+    assert [row["key"] for row in changed["rows"]] == [other.key]
+    client.delete(made.key)
     gone = next(each for each in told if each.get("gone"))
     assert gone["gone"] == [row["id"]]
     ended = [item for item in gone["past"] if item.get("ended")]
@@ -313,8 +312,8 @@ def test_requests_of_other_sites_are_refused(site):
 
 
 def test_a_lock_is_broken_with_the_token_and_only_the_one_that_was_shown(site, app, client):
-    made, _ = take(app, "sync", "x")
-    key = made.keys.lock
+    made = take(app, "sync", "x")
+    key = made.key
     (shown,) = detail(site, key=key)["locks"]
     order = {"key": key, "holder": shown["holder"]}
     for headers in (
@@ -349,8 +348,8 @@ def test_every_wrong_token_is_logged(site, caplog):
 
 
 def test_an_order_that_is_none_is_refused(site, app, client, label):
-    made, _ = take(app, "sync", "x")
-    key = made.keys.lock
+    made = take(app, "sync", "x")
+    key = made.key
     bad = [b"", b"{", b"[]", b'"x"', b"[" * 60_000, {}, {"key": key}, {"key": key, "holder": 5}]
     for body in (*bad, {"key": key, "holder": "\u00e9"}):
         assert site.order(body, **bearer(TOKEN)).status_code == 400, body
@@ -359,7 +358,7 @@ def test_an_order_that_is_none_is_refused(site, app, client, label):
     assert site.order({}, **plain).status_code == 415, "as a form of another site would be"
     for other in (label, "somebody:else", f"{label}:{{0}}:lock:misplaced"):
         assert site.order({"key": other, "holder": "x"}, **bearer(TOKEN)).status_code == 404
-    foreign = claim(app, "sync", "foreign").keys.lock
+    foreign = lock_of(app, "sync", "foreign").key
     client.set(foreign, "not ours")
     assert detail(site, key=foreign)["locks"][0]["holder"] is None
     assert site.order({"key": foreign, "holder": ""}, **bearer(TOKEN)).status_code == 409
@@ -370,30 +369,30 @@ def test_an_order_that_is_none_is_refused(site, app, client, label):
 
 
 def test_a_page_that_only_reads_breaks_nothing(app, client):
-    made, _ = take(app, "sync", "x")
+    made = take(app, "sync", "x")
     with Site(app) as site:
-        (shown,) = detail(site, key=made.keys.lock)["locks"]
-        order = {"key": made.keys.lock, "holder": shown["holder"]}
+        (shown,) = detail(site, key=made.key)["locks"]
+        order = {"key": made.key, "holder": shown["holder"]}
         for headers in ({}, bearer(TOKEN), bearer("None"), {"authorization": "Bearer"}):
             answer = site.order(order, **headers)
             assert answer.status_code == 403
             assert "--allow-break" in answer.text
-    assert client.exists(made.keys.lock)
+    assert client.exists(made.key)
 
 
 def test_the_rights_of_those_who_look_are_enough_and_those_of_operators_to_break(own_redis):
     with own_redis.client() as client:
         grant(client, "watchers")
         grant(client, "operators")
-        made, _ = take(make_app(own_redis.url, "redislock"), "report", "x")
+        made = take(make_app(own_redis.url, "redislock"), "report", "x")
         looks = make_app(as_user(own_redis.url, "watchers"), "redislock")
         park(make_app(own_redis.url, "redislock"), "report", "x", "waits")
         with Site(looks, TOKEN) as site:
             told = messages(site)
             (row,) = next(told)["rows"]
             assert [each["task_id"] for each in row["next"]] == ["waits"]
-            (shown,) = detail(site, key=made.keys.lock)["locks"]
-            order = {"key": made.keys.lock, "holder": shown["holder"]}
+            (shown,) = detail(site, key=made.key)["locks"]
+            order = {"key": made.key, "holder": shown["holder"]}
             assert denials(client, "watchers") == []
             refused = site.order(order, **bearer(TOKEN))
             assert refused.status_code == 503
@@ -405,13 +404,13 @@ def test_the_rights_of_those_who_look_are_enough_and_those_of_operators_to_break
 
 
 def test_an_order_is_logged_and_told_with_the_name_of_who_gave_it(site, app, caplog):
-    made, _ = take(app, "report", "x")
+    made = take(app, "report", "x")
     park(app, "report", "x", "waits")
-    (shown,) = detail(site, key=made.keys.lock)["locks"]
-    order = {"key": made.keys.lock, "holder": shown["holder"], "by": "anna\n"}
+    (shown,) = detail(site, key=made.key)["locks"]
+    order = {"key": made.key, "holder": shown["holder"], "by": "anna\n"}
     dropped = site.http.post("/api/locks/drop", json=order, headers=bearer(TOKEN))
     assert dropped.json() == {"dropped": 1}
-    assert detail(site, key=made.keys.lock)["room"] == []
+    assert detail(site, key=made.key)["room"] == []
     assert site.order(order, **bearer(TOKEN)).status_code == 200
     said = [each.getMessage() for each in caplog.records]
     assert any(each.endswith(r"were dropped by anna\n at 127.0.0.1") for each in said), said
@@ -421,10 +420,10 @@ def test_an_order_is_logged_and_told_with_the_name_of_who_gave_it(site, app, cap
 
 
 def test_the_project_says_who_gives_an_order(app, caplog):
-    made, _ = take(app, "sync", "x")
+    made = take(app, "sync", "x")
     with Site(app, TOKEN, user_of=lambda scope: scope["client"][0] + " as eve") as site:
-        (shown,) = detail(site, key=made.keys.lock)["locks"]
-        order = {"key": made.keys.lock, "holder": shown["holder"], "by": "anna"}
+        (shown,) = detail(site, key=made.key)["locks"]
+        order = {"key": made.key, "holder": shown["holder"], "by": "anna"}
         assert site.order(order, **bearer(TOKEN)).status_code == 200
         assert next(messages(site))["about"]["asks_name"] is False
     assert "was broken by 127.0.0.1 as eve at 127.0.0.1" in caplog.text
@@ -436,7 +435,7 @@ def test_the_history_of_a_lock_goes_back_as_far_as_it_is_kept(site, app):
     fence = store.run(calls.acquire(made)).fence
     ended = calls.Release(run_end=past.end_text(fence, 0.1, past.FAILED))
     store.run(calls.settle(made, ended))
-    (run,) = site.http.get("/api/history", params={"key": made.keys.lock}).json()
+    (run,) = site.http.get("/api/history", params={"key": made.key}).json()
     assert (run["task_id"], run["how"]) == ("id-of-x", "failed")
     assert site.get("api/history").status_code == 400
 
@@ -470,7 +469,7 @@ def test_a_connection_that_asks_for_nothing_is_closed(app, monkeypatch, sent):
 
 
 def test_it_can_be_mounted_in_another_app(app):
-    made, _ = take(app, "sync", "x")
+    made = take(app, "sync", "x")
     project = Starlette(routes=[Mount("/ops/locks", asgi_app(app, every=0.1))])
 
     async def ask():
@@ -486,7 +485,7 @@ def test_it_can_be_mounted_in_another_app(app):
     page, style, locks, refused = asyncio.run(ask())
     assert [each.status_code for each in (page, style, locks, refused)] == [200, 200, 200, 400]
     assert str(page.url).endswith("/ops/locks/"), "or what it loads would not be found"
-    assert [each["key"] for each in locks.json()] == [made.keys.lock]
+    assert [each["key"] for each in locks.json()] == [made.key]
 
 
 @pytest.mark.parametrize(

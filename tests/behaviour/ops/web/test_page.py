@@ -66,7 +66,6 @@ def page(browser):
 def app(redis_server, label):
     app = make_app(redis_server.url, label)
     yield app
-    store_of(app).close()
 
 
 def store_of(app):
@@ -91,7 +90,7 @@ def test_it_shows_the_locks_and_what_becomes_of_them_without_being_loaded_again(
     with opened(page, app):
         expect(page.locator("#none")).to_have_text("Nobody holds a lock, and nobody waits for one.")
         page.evaluate("window.loadedOnce = true")
-        made, _ = take(app, "sync", "one")
+        made = take(app, "sync", "one")
         take(app, "report", "two", node="w@two")
         expect(page.locator("#rows tr")).to_have_count(2)
         first = page.locator("#rows tr", has_text="sync")
@@ -108,7 +107,7 @@ def test_it_shows_the_locks_and_what_becomes_of_them_without_being_loaded_again(
         expect(page.locator("#lanes li")).to_have_count(1)
         expect(page.locator("#count")).to_have_text("1 of 2 locks")
         page.locator("#query").fill("")
-        store_of(app).run(calls.settle(made))
+        client.delete(made.key)
         expect(first).to_have_count(0)
         expect(page.locator("#lanes rect.bar.running")).to_have_count(1)
         page.locator("#lanes rect.bar.ended").hover()
@@ -119,8 +118,8 @@ def test_it_shows_the_locks_and_what_becomes_of_them_without_being_loaded_again(
 
 def test_marks_come_from_the_workers_events(page, redis_server, proxy, label):
     app = make_app(redis_server.url, label, broker_url=f"{proxy.url}/4")
-    made, _ = take(app, "sync", "x")
-    about = {"redislock_key": made.keys.lock, "redislock_task": "sync", "name": "sync"}
+    made = take(app, "sync", "x")
+    about = {"redislock_key": made.key, "redislock_task": "sync", "name": "sync"}
     with opened(page, app), app.events.default_dispatcher() as events:
         mark = page.locator("#lanes path.mark.skipped")
 
@@ -144,7 +143,6 @@ def test_marks_come_from_the_workers_events(page, redis_server, proxy, label):
         expect(page.locator("#lanes-note")).to_contain_text("no events: ")
         proxy.reconnect()
         expect(page.locator("#lanes-note")).to_be_empty()
-    store_of(app).close()
 
 
 def test_five_thousand_locks_stay_usable(page, app, client, label):
@@ -155,7 +153,7 @@ def test_five_thousand_locks_stay_usable(page, app, client, label):
             f"t{number}", ttl_ms=60_000, task="shop.sync", task_id=f"i{number}", node="w@one"
         )
         record = {**json.loads(value), "acquired_at": time.time() - number, "fence": number + 1}
-        pipeline.set(lock_keys(label, name).lock, json.dumps(record), ex=600)
+        pipeline.set(lock_named(label, name).key, json.dumps(record), ex=600)
     pipeline.execute()
     with opened(page, app):
         expect(page.locator("#count")).to_have_text("5,000 locks")
@@ -174,7 +172,7 @@ def test_five_thousand_locks_stay_usable(page, app, client, label):
 
 
 def test_a_lock_is_broken_with_the_token_and_not_without_it(page, app, client):
-    made, _ = take(app, "sync", "x")
+    made = take(app, "sync", "x")
     with opened(page, app, TOKEN):
         page.locator("#rows a").click()
         expect(page.locator("#lock")).to_contain_text("id-of-x")
@@ -183,11 +181,11 @@ def test_a_lock_is_broken_with_the_token_and_not_without_it(page, app, client):
         page.get_by_label("Token").fill("not the token of it")
         page.get_by_role("button", name="Break the lock").click()
         expect(page.locator(".said")).to_have_text("the token is missing or wrong")
-        assert client.exists(made.keys.lock)
+        assert client.exists(made.key)
         page.get_by_label("Token").fill(TOKEN)
         page.get_by_role("button", name="Break the lock").click()
         expect(page.locator(".said")).to_have_text("The lock is broken.")
-        assert not client.exists(made.keys.lock)
+        assert not client.exists(made.key)
         page.get_by_role("button", name="Close").click()
         expect(page.locator("#lock .state")).to_have_text("broken")
         expect(page.locator("#lock .leased")).to_have_text("by anna at 127.0.0.1")
@@ -280,11 +278,11 @@ def test_what_is_in_quotes_is_looked_for_as_a_whole(page, app):
 
 def test_trouble_comes_first_and_says_what_it_is(page, app, client):
     take(app, "sync", "held for longest")
-    made, _ = take(app, "report", "silent")
-    client.pexpire(made.keys.lock, 30_000)  # its last extension was 30 s ago
-    old, _ = take(app, "account", "old")
-    age = json.loads(client.get(old.keys.lock))
-    client.set(old.keys.lock, json.dumps({**age, "acquired_at": age["acquired_at"] - 4000}), ex=60)
+    made = take(app, "report", "silent")
+    client.pexpire(made.key, 30_000)  # its last extension was 30 s ago
+    old = take(app, "account", "old")
+    age = json.loads(client.get(old.key))
+    client.set(old.key, json.dumps({**age, "acquired_at": age["acquired_at"] - 4000}), ex=60)
     with opened(page, app):
         lines = page.locator("#rows tr")
         expect(lines).to_have_count(3)
@@ -300,10 +298,10 @@ def test_a_call_that_waits_for_quiet_and_a_run_without_its_lock_are_shown_as_tha
     waits = claim(app, "report", "bursts", task_id="the-last")
     entry = Entry.of(app.tasks["report"], ["bursts"], {}, {"task_id": "the-last", "headers": {}})
     store.run(rooms.park(waits, Parking(entry.dump(), slot_of("report"), quiet=(600.0, 600.0))))
-    made, reply = take(app, "sync", "first")
-    store.run(calls.break_lock(made.keys, 60))
+    made = take(app, "sync", "first")
+    run(app, "break", "--force", made.key)
     take(app, "sync", "first", token="another", task_id="the-second")
-    now = store.ask(rooms.server_time(made.keys.lock))
+    now = store.ask(rooms.server_time(made.key))
     store.ask(calls.mark_lost(made.keys, reply.fence, reply.value, "it was broken", now))
     with opened(page, app):
         row = page.locator("#rows tr", has_text="report")
@@ -351,7 +349,6 @@ def test_the_end_of_a_long_name_is_what_is_seen_of_it(page, redis_server, label)
                 }"""
             )
             assert (ends_inside, begins_outside) == (True, True)
-    store_of(app).close()
 
 
 def test_what_nobody_saw_is_shown_as_a_gap(page, app, monkeypatch):
@@ -386,13 +383,13 @@ def test_the_legend_names_every_mark_and_the_page_its_zone(page, app):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_can_be_read(browser, app, client, scheme):
     """A contrast of 4.5 to 1, as WCAG 2.2 asks in 1.4.3."""
-    made, _ = take(app, "report", "silent")
-    client.pexpire(made.keys.lock, 35_000)
+    made = take(app, "report", "silent")
+    client.pexpire(made.key, 35_000)
     park(app, "report", "silent", "waits")
     take(app, "sync", "x")
-    kept, taken = take(app, "account", "kept")
-    store_of(app).run(calls.hold(kept, holders.held_for_retry(taken.value), 60))
-    store_of(app).run(calls.reserve(claim(app, "unique", "sent", queued=True), 60))
+    kept = take(app, "account", "kept")
+    keep(app, kept)
+    take(app, "unique", "sent", queued=True)
     contrasts = (Path(__file__).parent / "contrasts.js").read_text()
     page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
     with opened(page, app, TOKEN):
@@ -439,7 +436,6 @@ def test_a_server_that_is_away_greys_the_last_picture_and_comes_back(page, own_r
         expect(page.locator("#rows tr")).to_have_count(0)
         expect(page.locator("#list-title")).to_have_text("Now")
         expect(page.locator("#trouble")).to_be_hidden()
-    store_of(app).close()
 
 
 def test_a_server_that_never_answered_is_not_said_to_have_no_locks(page, own_redis, label):
@@ -460,7 +456,6 @@ def test_a_server_that_never_answered_is_not_said_to_have_no_locks(page, own_red
         own_redis.start()
         expect(page.locator("#none")).to_contain_text("Nobody holds a lock")
         page.goto("about:blank")
-    store_of(app).close()
 
 
 def test_ages_stand_still_while_nobody_looks(page, redis_server, proxy, label):
@@ -486,7 +481,6 @@ def test_ages_stand_still_while_nobody_looks(page, redis_server, proxy, label):
         proxy.reconnect()
         expect(page.locator("#live")).to_have_text("live")
         page.wait_for_function(f"JSON.stringify({shown}) !== {json.dumps(json.dumps(before))}")
-    store_of(app).close()
 
 
 def test_a_server_that_refuses_the_password_is_not_called_silent(page, redis_server, label):
@@ -496,7 +490,6 @@ def test_a_server_that_refuses_the_password_is_not_called_silent(page, redis_ser
         expect(page.locator("#trouble")).to_contain_text("refuses this user or password")
         expect(page.locator("#trouble")).not_to_contain_text("does not answer")
         page.goto("about:blank")
-    store_of(app).close()
 
 
 def test_a_search_without_a_match_is_not_said_to_mean_that_nothing_happened(page, app):
@@ -552,15 +545,14 @@ def test_what_waits_in_a_queue_is_one_row_and_a_queue_that_nobody_reads_is_named
                         connection.drain_events(timeout=0.2)
         expect(told).to_have_count(0)
         expect(row).not_to_contain_text("no worker reads")
-    store_of(app).close()
 
 
 def test_skipped_and_refused_count_alike_everywhere_and_replaced_ones_do_not(
     page, redis_server, label
 ):
     app = make_app(redis_server.url, label, broker_url=f"{redis_server.url}/4")
-    made, _ = take(app, "sync", "x")
-    about = {"redislock_key": made.keys.lock, "redislock_task": "sync", "name": "sync"}
+    made = take(app, "sync", "x")
+    about = {"redislock_key": made.key, "redislock_task": "sync", "name": "sync"}
     for number in range(3):  # no event tells of these
         twin = claim(app, "sync", "x", token=f"t{number}", task_id=f"twin{number}")
         twin = dataclasses.replace(twin, task="sync", history=50, turned_away=True)
@@ -584,11 +576,10 @@ def test_skipped_and_refused_count_alike_everywhere_and_replaced_ones_do_not(
             events.send(f"task-lock-{kind}", uuid="twin", **about)
         expect(tile(page, "away")).to_have_text("4")
         expect(row).to_have_text("4")
-    store_of(app).close()
 
 
 def test_the_keyboards_focus_stays_when_another_lock_goes(page, app):
-    made, _ = take(app, "sync", "first")
+    made = take(app, "sync", "first")
     time.sleep(0.01)  # by the server's clock, the longest held is shown first
     take(app, "report", "second")
     take(app, "account", "third")
@@ -596,7 +587,7 @@ def test_the_keyboards_focus_stays_when_another_lock_goes(page, app):
         expect(page.locator("#rows tr")).to_have_count(3)
         link = page.locator("#rows tr", has_text="id-of-second").locator("a")
         link.focus()
-        store_of(app).run(calls.settle(made))
+        client.delete(made.key)
         expect(page.locator("#rows tr")).to_have_count(2)
         expect(link).to_be_focused()
         page.keyboard.press("Enter")

@@ -31,4 +31,3 @@ def test_a_queue_that_rabbitmq_knows_a_consumer_of_is_read(rabbitmq, redis_serve
             callback=None
         )  # as a busy worker that does not answer
         assert told() == [("unique", other, True, 1)]
-    app_locks(app).server.close()
