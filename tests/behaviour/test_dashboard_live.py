@@ -4,7 +4,6 @@ configuration: it scrapes workers and the exporter, and evaluates the alert rule
 
 from __future__ import annotations
 
-import os
 import re
 from functools import partial
 
@@ -16,12 +15,11 @@ pytest.importorskip("prometheus_client")
 from celery_redislock import prometheus
 from tests.project.test_dashboard import RULES, exported, filled_in, panels, rules
 from tests.support.exporter import Exporter
-from tests.support.looking import installed
 from tests.support.pages import PAGES, blocks
 from tests.support.prometheus_server import Prometheus
 from tests.support.servers import apart, free_port
 from tests.support.waiting import eventually
-from tests.support.workers import ROOT, make_app
+from tests.support.workers import make_app
 
 #: The panels that show nothing while all is well.
 EMPTY = {"Not taken"}
@@ -73,9 +71,6 @@ def scraped(start_worker, own, queue, tmp_path, monkeypatch):
         port = int(workers[-1].rpartition(":")[2])
         worker = start_worker(queues=queues, concurrency=3, conf={**own, "test_metrics_port": port})
         eventually(lambda worker=worker: "/metrics" in worker.log(), "it serves")
-    folder = tmp_path / "installed"
-    folder.mkdir()
-    monkeypatch.setenv("PYTHONPATH", f"{installed(folder)}{os.pathsep}{ROOT}")
     with Exporter("--every", "0.5", conf=own) as exporter:
         address = exporter.url.removeprefix("http://").partition("/")[0]
         with Prometheus(configuration(address, workers)) as server:

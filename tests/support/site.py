@@ -40,13 +40,16 @@ class Site:
         more: see `asgi_app`.
     """
 
+    #: What serves it.
+    server: type[uvicorn.Server] = _Server
+
     def __init__(self, app: Any, token: str | None = None, every: float = 0.2, **more: Any) -> None:
         allow = {"allow_break": True, "token": token} if token else {}
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listening.getsockname()[1])
         self.address = f"127.0.0.1:{self.port}"
         self.url = f"http://{self.address}/"
-        self._server = _Server(asgi_app(app, every=every, **allow, **more))
+        self._server = self.server(asgi_app(app, every=every, **allow, **more))
         self._thread = threading.Thread(target=self._server.run, args=([self._listening],))
 
     def __enter__(self) -> Site:

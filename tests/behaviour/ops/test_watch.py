@@ -17,8 +17,7 @@ import termios
 
 import pytest
 
-from celery_redislock.protocol.keys import lock_keys
-from tests.support.looking import ROOT, installed, make_app, park, run, take
+from tests.support.looking import ROOT, lock_named, make_app, park, run, take
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 
@@ -82,10 +81,9 @@ class Terminal:
 
 
 @pytest.fixture
-def open_terminal(conf, label, tmp_path):
+def open_terminal(conf, label):
     opened = []
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
-    environment["PYTHONPATH"] = installed(tmp_path)
 
     def start(url, *arguments, **more):
         own = {"redislock_url": url, "redislock_prefix": label, **more}
@@ -103,8 +101,8 @@ def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
 ):
     app = make_app(own_redis.url, label)
     for number in range(30):
-        take(app, "sync", f"{number:02}", token=f"t{number}", lock_label=f"order {number:02}")
-    take(app, "report", "x", token="report")
+        take(app, "sync", f"{number:02}", lock_label=f"order {number:02}")
+    take(app, "report", "x")
     terminal = open_terminal(own_redis.url, "--task", "sync", "--sort", "key")
     terminal.shows("30 locks, 0 waiting")
     terminal.shows("1-7 of 30 lines")
@@ -144,7 +142,7 @@ def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
 def test_keys_filter_sort_and_open_a_lock(redis_server, label, open_terminal):
     app = make_app(redis_server.url, label)
     for number in range(5):
-        take(app, "report", f"{number}", token=f"t{number}", lock_label=f"order {number}")
+        take(app, "report", f"{number}", lock_label=f"order {number}")
     park(app, "report", "3", "waits")
     terminal = open_terminal(redis_server.url, "--sort", "key")
     terminal.shows("1-5 of 5 lines")
@@ -173,8 +171,9 @@ def test_keys_filter_sort_and_open_a_lock(redis_server, label, open_terminal):
 
 def test_trouble_comes_first_and_the_foot_fits(redis_server, client, label, open_terminal):
     app = make_app(redis_server.url, label)
-    for number in range(1200):
-        take(app, "sync", f"{number:04}", token=f"t{number}")
+    value = json.dumps(take(app, "sync", "first").value)
+    names = (f"sync:v1:{number:032}" for number in range(1199))
+    client.mset({lock_named(label, name).key: value for name in names})
     client.set(lock_named(label, "zzz:foreign").key, "not ours")
     terminal = open_terminal(redis_server.url, "--sort", "task", "--reverse")
     terminal.shows("of 1201 lines")
@@ -246,7 +245,7 @@ def test_a_broker_that_is_away_is_said_and_forgotten_once_it_is_back(
 def test_in_a_pipe_it_prints_and_says_if_the_server_was_away_at_the_end(redis_server, label):
     app = make_app(redis_server.url, label)
     for number in range(5):
-        take(app, "sync", str(number), token=f"t{number}")
+        take(app, "sync", str(number))
     printed = run(app, "watch", "--times", "2", "--every", "0.1", "--limit", "2").output
     assert printed.count("5 locks, 0 waiting") == 2
     assert printed.count("... and 3 more") == 2
