@@ -130,29 +130,42 @@ def take(
     label: str,
     *,
     age: float = 0.0,
+    ttl: float = 600.0,
     lock_label: str | None = None,
     history: bool = False,
     **more: Any,
 ) -> Lock:
-    """Hold the lock of that call, for a minute.
+    """Hold the lock of that call. Nobody extends it.
 
     Args:
         app, task, label: which call.
         age: seconds for which it has been held.
+        ttl: seconds for which it will be.
         lock_label: what `lock_label` made of the call.
         history: whether the run is in the history, too.
         more: other fields of the value.
     """
     lock, fence = lock_of(app, task, label), next(_fences) - int(age * 1e6)
     lock.value = {
-        **{"token": uuid.uuid4().hex, "v": 2, "task": task, "task_id": f"id-of-{label}"},
-        **{"attempt": 0, "nesting": 0, "node": "w@one", "pid": os.getpid(), "ttl_ms": 60_000},
+        "token": uuid.uuid4().hex,
+        "v": 2,
+        "task": task,
+        "task_id": f"id-of-{label}",
+        "attempt": 0,
+        "nesting": 0,
+        "node": "w@one",
+        "pid": os.getpid(),
+        "ttl_ms": int(ttl * 1000),
         **({} if lock_label is None else {"label": lock_label}),
-        **{"fence": fence, "acquired_at": fence / 1e6, **more},
+        "fence": fence,
+        "acquired_at": fence / 1e6,
+        **more,
     }
     text, client = json.dumps(lock.value, separators=(",", ":")), client_of(app)
     slots = ("lock", "lock2") if task == "several" else ("lock",)
-    assert any(client.set(lock[each], text, px=60_000, nx=True) for each in slots), "it is free"
+    assert any(client.set(lock[each], text, px=int(ttl * 1000), nx=True) for each in slots), (
+        "it is free"
+    )
     if history:
         client.zadd(f"{lock.bucket}:history", {task: time.time() * 1000})
         client.rpush(lock.runs, text, f"1|{lock.name}")
@@ -181,7 +194,7 @@ def end(app: Any, lock: Lock, how: str = "succeeded", took: float = 90.0) -> Non
 
 def runs_without(app: Any, lock: Lock, why: str = "it expired") -> None:
     """The run goes on without the lock that it took, and says so."""
-    until = f"{(time.time() + 15) * 1000:.0f}"
+    until = f"{(time.time() + 600) * 1000:.0f}"
     text = json.dumps({**lock.value, "lost": why}, separators=(",", ":"))
     client_of(app).hset(lock["lost"], str(lock.value["fence"]), f"{until}|{text}")
 
@@ -211,8 +224,11 @@ def park(
     header = {"redislock": {} if lock_label is None else {"label": lock_label}}
     content = [[label], {}, {"task_id": task_id, "headers": header, **options}]
     parked = {
-        **{"task": task, "task_id": task_id, "content_type": "application/json"},
-        **{"encoding": "utf-8", "body": json.dumps(content)},
+        "task": task,
+        "task_id": task_id,
+        "content_type": "application/json",
+        "encoding": "utf-8",
+        "body": json.dumps(content),
     }
     member, arrived = f"{task_id}:0.0", now - age * 1000
     if quiet is not None:
@@ -229,3 +245,24 @@ def untaken(app: Any, lock: Lock, *task_ids: str, since: float = 120.0) -> None:
     """As if these calls, which wait, had first been published so many seconds ago."""
     at = (time.time() - since) * 1000
     client_of(app).zadd(lock["sent"], {f"{each}:0.0": at for each in task_ids})
+
+
+def every_state(app: Any) -> None:
+    """Locks of `make_app` in every state, one or two of each, and tasks that wait for them."""
+    client, prefix = client_of(app), app.conf.redislock_prefix
+    take(app, "sync", "held")
+    keep(app, take(app, "sync", "retries"))
+    keep(app, take(app, "sync", "cools"), "cooling")
+    client.set(lock_of(app, "sync", "woken").key, '{"token":"","reserved":true}', ex=60)
+    take(app, "unique", "sent", queued=True)
+    take(app, "several", "both", age=30)
+    take(app, "several", "both", task_id="another")
+    take(app, "report", "awaited")
+    for each in ("second", "third"):
+        untaken(app, park(app, "report", "awaited", each, age=600), each)
+    take(app, "sync", "ends", by=["sync", "newer"])
+    park(app, "sync", "ends", "newer", age=30)
+    park(app, "report", "left", "next")
+    run(app, "break", "--force", take(app, "sync", "broken").key)
+    client.set(lock_named(prefix, "text").key, "not ours")
+    client.rpush(lock_named(prefix, "a list").key, "not ours")

@@ -22,7 +22,11 @@ class _Server(uvicorn.Server):
     """Ends the streams, too, which never end by themselves."""
 
     def __init__(self, web: Any) -> None:
-        super().__init__(uvicorn.Config(web, log_level="warning", server_header=False))
+        super().__init__(
+            uvicorn.Config(
+                web, log_level="critical", server_header=False, timeout_graceful_shutdown=1
+            )
+        )
         self._web = web
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

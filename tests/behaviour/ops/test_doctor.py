@@ -400,7 +400,6 @@ def test_while_a_node_of_a_cluster_is_away_it_is_named_and_so_is_a_run_without_i
     doctor, label
 ):
     with ClusterSet(primaries=2, replicas=0) as own:
-        own.set_node_timeout(500)
         app = make_app(own.url, label)
         lock = take(app, "sync", "a")
         runs_without(app, lock)

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import termios
+import uuid
 
 import pytest
 
@@ -103,7 +104,8 @@ def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
     for number in range(30):
         take(app, "sync", f"{number:02}", lock_label=f"order {number:02}")
     take(app, "report", "x")
-    terminal = open_terminal(own_redis.url, "--task", "sync", "--sort", "key")
+    broker = {"broker_url": f"{own_redis.url}/4"}
+    terminal = open_terminal(own_redis.url, "--task", "sync", "--sort", "key", **broker)
     terminal.shows("30 locks, 0 waiting")
     terminal.shows("1-7 of 30 lines")
     first = terminal.picture
@@ -125,6 +127,7 @@ def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
     terminal.shows("THE LOCK SERVER DOES NOT ANSWER: ")
     terminal.shows("As it was ")
     assert any("order " in line for line in terminal.picture), "the last picture stays"
+    terminal.shows("(no events: ")
     own_redis.start()
     eventually(
         lambda: any(line.startswith("0 locks, 0 waiting") for line in terminal.picture),
@@ -132,6 +135,15 @@ def test_it_scrolls_outlives_its_server_and_leaves_the_terminal_in_order(
         60,
     )
     assert not any("DOES NOT ANSWER" in line for line in terminal.picture)
+    terminal.shows("(no event yet: workers with -E?)")
+    with make_app(own_redis.url, "any", **broker) as sends:
+
+        def is_heard():
+            with sends.events.default_dispatcher() as events:
+                events.send("task-lock-skipped", uuid="x")
+            return not any("no event" in line for line in terminal.picture)
+
+        eventually(is_heard, "an event comes")
 
     terminal.press("q")
     assert terminal.process.wait(60) == 0
@@ -164,15 +176,16 @@ def test_keys_filter_sort_and_open_a_lock(redis_server, label, open_terminal):
     terminal.shows("waiting: 1")
     terminal.press("\x1b")
     terminal.shows("filter: order 3 ")
-    terminal.press("q")
+    terminal.press("\x1b[99~no key of ours\x03")  # Ctrl-C
     assert terminal.process.wait(60) == 0
     assert terminal.is_in_order
+    assert terminal.read().endswith(LEAVE), "the screen of before"
 
 
 def test_trouble_comes_first_and_the_foot_fits(redis_server, client, label, open_terminal):
     app = make_app(redis_server.url, label)
     value = json.dumps(take(app, "sync", "first").value)
-    names = (f"sync:v1:{number:032}" for number in range(1199))
+    names = (f"sync:v1:{uuid.uuid4().hex}" for _ in range(1199))
     client.mset({lock_named(label, name).key: value for name in names})
     client.set(lock_named(label, "zzz:foreign").key, "not ours")
     terminal = open_terminal(redis_server.url, "--sort", "task", "--reverse")
@@ -196,21 +209,14 @@ def find(lines, text):
     return next(number for number, line in enumerate(lines) if text in line)
 
 
-def terminate(terminal):
-    terminal.process.send_signal(signal.SIGTERM)
-
-
-def interrupt(terminal):
-    terminal.press("\x1b[99~no key of ours\x03")
-
-
-@pytest.mark.parametrize(("end", "status"), [(terminate, 128 + signal.SIGTERM), (interrupt, 0)])
-def test_it_begins_without_a_server_and_leaves_the_terminal_in_order(open_terminal, end, status):
+def test_it_begins_without_a_server_and_leaves_the_terminal_in_order_when_it_is_ended(
+    open_terminal,
+):
     terminal = open_terminal(f"redis://127.0.0.1:{free_port()}")
     terminal.shows("THE LOCK SERVER DOES NOT ANSWER: ")
     assert not any("As it was" in line for line in terminal.picture)
-    end(terminal)
-    assert terminal.process.wait(60) == status
+    terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.process.wait(60) == 128 + signal.SIGTERM
     assert terminal.is_in_order
     assert terminal.read().endswith(LEAVE), "the screen of before"
 
@@ -220,26 +226,6 @@ def test_it_ends_with_its_terminal(open_terminal):
     terminal.shows("THE LOCK SERVER DOES NOT ANSWER: ")
     terminal.hang_up()
     assert terminal.process.wait(60) != 0
-
-
-def test_a_broker_that_is_away_is_said_and_forgotten_once_it_is_back(
-    redis_server, own_redis, open_terminal
-):
-    own_redis.kill()
-    terminal = open_terminal(redis_server.url, broker_url=own_redis.url)
-    terminal.shows("OperationalError:")  # in two lines
-    own_redis.start()
-    terminal.shows("(no event yet: workers with -E?)")
-    with make_app(own_redis.url, "any", broker_url=own_redis.url) as app:
-
-        def is_heard():
-            with app.events.default_dispatcher() as events:
-                events.send("task-lock-skipped", uuid="x")
-            return not any("no events" in line for line in terminal.picture)
-
-        eventually(is_heard, "an event comes")
-    own_redis.kill()
-    terminal.shows("(no events: ")
 
 
 def test_in_a_pipe_it_prints_and_says_if_the_server_was_away_at_the_end(redis_server, label):
