@@ -100,6 +100,7 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     table = run(app, "list").output.splitlines()
     assert len(table) == len(found) + 1, "what was broken is no lock"
     assert table[-1].endswith("1 broken lately (--all shows them)")
+    assert "2 waiting that no worker takes" in run(app, "watch", "--times", "1").output
 
 
 def test_a_holder_that_does_not_extend_its_lock_is_silent(app, client):
@@ -441,17 +442,6 @@ def test_break_keeps_who_waits_unless_asked_and_then_nothing_hangs(app, client):
         assert result.state == "REVOKED"
         with pytest.raises(TaskSkipped):
             result.get(timeout=1)
-
-
-# -- watch ------------------------------------------------------------------------------------
-
-
-def test_watch_counts_those_that_no_worker_takes(app, client):
-    made = take(app, "report", "x")
-    park(app, "report", "x", "waits")
-    untaken(app, made, "waits")
-    shown = run(app, "watch", "--times", "1").output
-    assert "1 lock, 1 waiting that no worker takes, 1 waiting" in shown
 
 
 # -- errors -----------------------------------------------------------------------------------

@@ -272,11 +272,3 @@ def test_doctor_names_the_rights_that_history_needs(own_redis: RedisServer, labe
         found = [each for each in told(app, "doctor") if each["check"] == "rights"]
         assert [each["level"] for each in found] == ["warning"]
         assert "lset, ltrim: no history is kept" in found[0]["what"]
-
-
-def test_a_lock_is_called_by_its_label(app: Celery) -> None:
-    begin(app, "sync", "a", lock_label="order\n4711")
-    ran(app, "account", "a")
-    assert "order\\n4711" in run(app, "history").output
-    (only,) = told(app, "history", "sync")
-    assert (only["label"], only["how"]) == ("order\n4711", "running")

@@ -17,7 +17,6 @@ from celery_redislock.ops.web.present import Present
 from celery_redislock.ops.web.queues import unread
 from celery_redislock.protocol import holders
 from tests.support.looking import end, make_app, take
-from tests.support.servers import free_port
 from tests.support.site import Site, messages
 from tests.support.waiting import eventually
 
@@ -103,10 +102,7 @@ def test_a_history_that_cannot_be_read_at_first_is_read_from_its_beginning_later
             told.close()
 
 
-@pytest.mark.parametrize("broker", ["there", "away"])
-def test_it_listens_for_events_only_while_somebody_watches(
-    redis_server, label, monkeypatch, broker
-):
+def test_it_listens_for_events_only_while_somebody_watches(redis_server, label, monkeypatch):
     before = set(threading.enumerate())  # those of other tests may be about to end
 
     def listening():
@@ -114,8 +110,7 @@ def test_it_listens_for_events_only_while_somebody_watches(
         return [each for each in new if each.name == "redislock-ear"]
 
     monkeypatch.setattr(hub, "LINGER", 0.1)
-    port = redis_server.port if broker == "there" else free_port()
-    with Site(make_app(redis_server.url, label, broker_url=f"redis://127.0.0.1:{port}/4")) as site:
+    with Site(make_app(redis_server.url, label, broker_url=f"{redis_server.url}/4")) as site:
         for _ in range(2):
             viewers = [messages(site) for _ in range(2)]
             for told in viewers:

@@ -228,18 +228,6 @@ def test_a_server_that_is_away_is_an_error_that_says_so(own_redis, label):
         viewer.close()
 
 
-def test_a_broker_that_is_away_is_said_and_forgotten_once_it_is_back(redis_server, proxy, label):
-    proxy.cut_off()
-    with Site(make_app(redis_server.url, label, broker_url=f"{proxy.url}/4")) as site:
-        told = (each["events"] for each in messages(site))
-        assert next(each for each in told if each["trouble"].startswith("no events: Operational"))
-        proxy.reconnect()
-        assert next(each for each in told if not each["trouble"])["any"] is False
-        proxy.cut_off()
-        assert next(each for each in told if each["trouble"])
-        told.close()
-
-
 # -- who may ask ------------------------------------------------------------------------------
 
 

@@ -477,15 +477,6 @@ def test_ages_stand_still_while_nobody_looks(page, redis_server, proxy, label):
         page.wait_for_function(f"JSON.stringify({shown}) !== {json.dumps(json.dumps(before))}")
 
 
-def test_a_server_that_refuses_the_password_is_not_called_silent(page, redis_server, label):
-    app = make_app(redis_server.url.replace("://", "://somebody:wrong@"), label)
-    with Site(app) as site:
-        page.goto(site.url)
-        expect(page.locator("#trouble")).to_contain_text("refuses this user or password")
-        expect(page.locator("#trouble")).not_to_contain_text("does not answer")
-        page.goto("about:blank")
-
-
 def test_a_search_without_a_match_is_not_said_to_mean_that_nothing_happened(page, app):
     with opened(page, app):
         expect(page.locator("#lanes-note")).to_contain_text("Nothing has happened yet.")
