@@ -852,3 +852,10 @@ class SQS(Program):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
             return True
         return False
+
+
+def apart(conf: Mapping[str, Any], server: RedisServer) -> dict[str, Any]:
+    """This configuration with the broker and the locks on another server: for tests of what looks
+    at everything that is there. Results stay: they are asked for by their ids, and outlive a test.
+    """
+    return {**conf, "redislock_url": f"{server.url}/0", "broker_url": f"{server.url}/1"}

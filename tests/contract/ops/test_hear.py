@@ -10,6 +10,7 @@ import pytest
 
 from celery_redislock.ops import hear
 from celery_redislock.ops.hear import Ear
+from celery_redislock.ops.watch import Rates
 from tests.support.looking import make_app
 from tests.support.servers import Proxy
 from tests.support.waiting import eventually, never
@@ -121,3 +122,14 @@ def test_it_ends_soon_after_it_was_closed(broker, ear, broker_is):
     assert listening()
     ear.close()
     eventually(lambda: not listening(), "it ends")
+
+
+def test_the_live_table_counts_conflicts_and_lost_locks(label):
+    rates = Rates(make_app("redis://localhost", label))
+    with contextlib.closing(rates.ear):
+        for kind in ("skipped", "deferred", "acquired", "recovered", "revoked", "lost"):
+            rates._count({"type": f"task-lock-{kind}"})
+        rates._count({"type": "task-sent"})
+        taken = rates.take()
+        assert taken["conflicts"] == 2 * taken["lost"] > 0
+        assert rates.take()["conflicts"] == 0
