@@ -17,13 +17,13 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from .compare import NOT_RUN, Outcome, Verdict, differences, judge, reason_for
+from .compare import NOT_RUN, Outcome, Verdict, differences, judge, reasons_for
 from .running import Run, Stage, stage
 from .suites import PLAIN, SUITES, Suite, Way
 
@@ -59,13 +59,13 @@ class Result(NamedTuple):
 class Runner:
     """Runs groups side by side, each on a stage of its own, and tells how they go."""
 
-    def __init__(self, stages: Iterable[Stage], say: Callable[[str], None]) -> None:
+    def __init__(self, stages: Sequence[Stage], say: Callable[[str], None]) -> None:
         self._free: queue.SimpleQueue[Stage] = queue.SimpleQueue()
         self._say, self._mutex = say, threading.Lock()
         self._done = self._all = 0
-        for jobs, each in enumerate(stages, 1):
+        for each in stages:
             self._free.put(each)
-        self._pool = ThreadPoolExecutor(jobs)
+        self._pool = ThreadPoolExecutor(len(stages))
 
     def run_all(self, suite: Suite, work: Sequence[tuple[Way, str]]) -> list[Run]:
         self._all += len(work)
@@ -96,12 +96,14 @@ def results_of(runner: Runner, suite: Suite, ways: Sequence[Way]) -> Iterable[Re
         own = runs[way.name]
         guarded = _together(own)
         differ = differences(plain, guarded)
-        again = [test for test in differ if reason_for(way.name, test, suite.named) is None]
+        met = _met(own)
+        reasons = reasons_for(differ, met, suite.named)
+        again = [test for test in differ if test not in reasons]
         if len(again) > _ALONE_AT_MOST:
             again = []
         alone = {test: _alone(runner, suite, way, test) for test in again}
-        counts: Counter[str] = sum((Counter(run.counts) for run in own), Counter())
-        verdict = judge(way.name, plain, guarded, alone, suite.named)
+        counts: Counter[str] = sum(map(Counter, met.values()), Counter())
+        verdict = judge(plain, guarded, alone, reasons)
         yield Result(suite.name, way.name, verdict, counts, sum(run.seconds for run in own))
 
 
@@ -113,6 +115,10 @@ def _alone(runner: Runner, suite: Suite, way: Way, test: str) -> tuple[Outcome, 
 
 def _together(runs: Iterable[Run]) -> dict[str, Outcome]:
     return {test: outcome for run in runs for test, outcome in run.found.items()}
+
+
+def _met(runs: Iterable[Run]) -> dict[str, Mapping[str, int]]:
+    return {test: met for run in runs for test, met in run.met.items()}
 
 
 def report(results: Sequence[Result]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -27,16 +27,16 @@ class Named(NamedTuple):
     Attributes:
         test: a glob of their ids. Brackets mean themselves.
         reason: why they differ.
-        ways: globs of the ways in which they do.
+        met: what must have become of a duplicate meanwhile: it shows that there was one.
     """
 
     test: str
     reason: str
-    ways: tuple[str, ...] = ("*",)
+    met: str = ""
 
-    def covers(self, way: str, test: str) -> bool:
-        literal = self.test.replace("[", "[[]")
-        return fnmatchcase(test, literal) and any(fnmatchcase(way, each) for each in self.ways)
+    def covers(self, test: str, met: Collection[str]) -> bool:
+        is_shown = not self.met or self.met in met
+        return is_shown and fnmatchcase(test, self.test.replace("[", "[[]"))
 
 
 def outcomes(lines: Iterable[str]) -> dict[str, Outcome]:
@@ -50,9 +50,7 @@ def outcomes(lines: Iterable[str]) -> dict[str, Outcome]:
     return found
 
 
-def differences(
-    plain: Mapping[str, Outcome], guarded: Mapping[str, Outcome]
-) -> dict[str, Outcome]:
+def differences(plain: Mapping[str, Outcome], guarded: Mapping[str, Outcome]) -> dict[str, Outcome]:
     """The tests that pass plain and not guarded. What does not pass plain says nothing."""
     return {
         test: guarded.get(test, NOT_RUN)
@@ -78,35 +76,37 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    way: str,
     plain: Mapping[str, Outcome],
     guarded: Mapping[str, Outcome],
     alone: Mapping[str, tuple[Outcome, Outcome]],
-    named: Sequence[Named],
+    reasons: Mapping[str, str],
 ) -> Verdict:
     """Sort the differences.
 
     Args:
-        way: how the tests were guarded.
         alone: for tests that were run again by themselves, how they ended plain and guarded.
-        named: the differences that may be.
+        reasons: those that are named, with the reason.
     """
-    differ = differences(plain, guarded)
-    reasons = {test: reason_for(way, test, named) for test in differ}
-    flaws, unsteady = {}, []
-    for test, outcome in differ.items():
-        if reasons[test] is not None:
-            continue
+    named, unsteady, flaws = {}, [], {}
+    for test, outcome in differences(plain, guarded).items():
         again = alone.get(test)
-        if again is not None and not (again[0].how == "passed" and again[1].how != "passed"):
+        if test in reasons:
+            named[test] = reasons[test]
+        elif again is not None and not (again[0].how == "passed" and again[1].how != "passed"):
             unsteady.append(test)
         else:
             flaws[test] = outcome if again is None else again[1]
     compared = sum(outcome.how == "passed" for outcome in plain.values())
-    return Verdict(
-        compared, {test: why for test, why in reasons.items() if why}, unsteady, flaws
-    )
+    return Verdict(compared, named, unsteady, flaws)
 
 
-def reason_for(way: str, test: str, named: Sequence[Named]) -> str | None:
-    return next((each.reason for each in named if each.covers(way, test)), None)
+def reasons_for(
+    tests: Iterable[str], met: Mapping[str, Collection[str]], named: Sequence[Named]
+) -> dict[str, str]:
+    """Why these tests may differ, those that may.
+
+    Args:
+        met: what became of duplicates while each test ran.
+    """
+    covered = ((test, each) for test in tests for each in reversed(named))
+    return {test: each.reason for test, each in covered if each.covers(test, met.get(test, ()))}

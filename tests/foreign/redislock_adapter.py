@@ -15,7 +15,7 @@ import redis
 import redis.asyncio
 from redis.exceptions import LockError, LockNotOwnedError
 
-from celery_redislock import AsyncRedisLock, LockConflict, LockLost, RedisLock
+from celery_redislock import AsyncRedisLock, LockLost, RedisLock
 
 #: Seconds. Theirs without a `timeout` never expire; of ours the heartbeat goes on.
 _TTL = 30

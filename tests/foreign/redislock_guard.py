@@ -19,15 +19,16 @@ import pytest
 import redis
 from celery import Celery
 
-#: A hash on the lock server: how many locks were acquired, and what became of duplicates.
-COUNTS = "guard:counts"
+#: On the lock server: the test that runs; and a hash, for each test and what became of a task that
+#: met a held lock, how often. "acquired" counts the locks.
+TEST, MET = "guard:test", "guard:met"
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     how = os.environ.get("GUARD")
     if how:
         _guard(how, os.environ["GUARD_POLICY"], os.environ["GUARD_URL"])
-        _count(os.environ["GUARD_URL"])
+        config.pluginmanager.register(_Counter(os.environ["GUARD_URL"]))
 
 
 def _guard(how: str, policy: str, url: str) -> None:
@@ -47,17 +48,24 @@ def _guard(how: str, policy: str, url: str) -> None:
     Celery.__init__ = init
 
 
-def _count(url: str) -> None:
-    from celery_redislock import signals
+class _Counter:
+    """Counts what becomes of tasks, in every process, for the test that runs."""
 
-    counts = redis.Redis.from_url(url)
+    def __init__(self, url: str) -> None:
+        from celery_redislock import signals
 
-    def count(details: Any, **_: Any) -> None:
+        self._client = redis.Redis.from_url(url)
+        for signal in signals.lock_acquired, signals.lock_conflict:
+            signal.connect(self._count, weak=False)
+
+    def _count(self, details: Any, **_: Any) -> None:
         with suppress(Exception):  # a test may have put a mock in our way
-            counts.hincrby(COUNTS, getattr(details, "outcome", "acquired"), 1)
+            test = (self._client.get(TEST) or b"").decode()
+            outcome = getattr(details, "outcome", "acquired")
+            self._client.hincrby(MET, f"{outcome}|{test}", 1)
 
-    signals.lock_acquired.connect(count, weak=False)
-    signals.lock_conflict.connect(count, weak=False)
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._client.set(TEST, nodeid)
 
 
 @pytest.hookimpl(wrapper=True)

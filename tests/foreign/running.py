@@ -31,13 +31,13 @@ class Run(NamedTuple):
 
     Attributes:
         found: each test's outcome.
-        counts: how many locks were acquired, and what became of duplicates.
+        met: for each test how many locks were acquired, and what became of duplicates.
         seconds: how long it took.
         told: the end of what pytest printed.
     """
 
     found: Mapping[str, Outcome]
-    counts: Mapping[str, int]
+    met: Mapping[str, Mapping[str, int]]
     seconds: float
     told: str
 
@@ -61,8 +61,11 @@ class Stage:
             told = _pytest(suite, way, tests, self._environment(way, results))
             found = outcomes(results.read_text(encoding="utf-8").splitlines())
         with self._locks.client() as client:
-            counts = {name: int(n) for name, n in client.hgetall("guard:counts").items()}
-        return Run(found, counts, time.monotonic() - began, told)
+            met = {}
+            for name, n in client.hgetall("guard:met").items():
+                outcome, _, test = name.partition("|")
+                met.setdefault(test, {})[outcome] = int(n)
+        return Run(found, met, time.monotonic() - began, told)
 
     def _environment(self, way: Way, results: Path) -> Mapping[str, str]:
         return {
