@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,10 +68,26 @@ def redis_py() -> Iterator[Suite]:
 
 
 def _suite(
-    name: str, folder: Path, groups: object, plugin: str, ways: Sequence[Way], named: object
+    name: str,
+    folder: Path,
+    paths: Iterable[Path],
+    plugin: str,
+    ways: Sequence[Way],
+    named: Sequence[Named],
 ) -> Suite:
-    relative = sorted(str(path.relative_to(folder)) for path in groups)
-    return Suite(name, folder, relative, plugin, ways, named)
+    groups = [
+        f"{path.relative_to(folder)}{part}" for path in sorted(paths) for part in _parts(path)
+    ]
+    return Suite(name, folder, groups, plugin, ways, named)
+
+
+def _parts(path: Path) -> Sequence[str]:
+    """The classes of a file that has a hundred tests and more; else the whole."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    classes = re.findall(r"^class (test_\w+|Test\w+)", text, re.M)
+    only_classes = not re.search(r"^(async )?def test_", text, re.M)
+    is_long = len(re.findall(r"\bdef test_", text)) >= 100
+    return [f"::{each}" for each in classes] if is_long and only_classes else [""]
 
 
 SUITES: Mapping[str, Callable[[], Iterator[Suite]]] = {"celery": celery, "redis-py": redis_py}
