@@ -130,10 +130,14 @@ def report(results: Sequence[Result]) -> str:
         title = f"\n{result.suite}, {result.way}"
         told = ", ".join(f"{n} {how}" for how, n in met.items())
         lines.append(f"{title}: {told or 'no duplicates'}")
-        lines += [f"  named     {test}: {why}" for test, why in result.verdict.named.items()]
-        lines += [f"  unsteady  {test}" for test in result.verdict.unsteady]
+        by_reason: dict[str, list[str]] = defaultdict(list)
+        for test, why in result.verdict.named.items():
+            by_reason[why].append(test)
+        for why, tests in by_reason.items():
+            lines += [f"  named: {why}", *(f"    {test}" for test in tests)]
+        lines += [f"  unsteady: {test}" for test in result.verdict.unsteady]
         for test, outcome in result.verdict.flaws.items():
-            lines += [f"  FLAW      {test}: {outcome.how}", outcome.why]
+            lines += [f"  FLAW: {test}: {outcome.how}", outcome.why]
     return "\n".join(lines)
 
 
