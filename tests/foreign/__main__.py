@@ -74,7 +74,7 @@ class Runner:
     def _run(self, suite: Suite, way: Way, tests: str) -> Run:
         on = self._free.get()
         try:
-            run = on.run(suite, way, [tests])
+            run = on.run(suite, way, tests)
         finally:
             self._free.put(on)
         ends = Counter(outcome.how for outcome in run.found.values())
@@ -101,16 +101,23 @@ def results_of(runner: Runner, suite: Suite, ways: Sequence[Way]) -> Iterable[Re
         again = [test for test in differ if test not in reasons]
         if len(again) > _ALONE_AT_MOST:
             again = []
-        alone = {test: _alone(runner, suite, way, test) for test in again}
+        alone = _alone(runner, suite, way, again)
         counts: Counter[str] = sum(map(Counter, met.values()), Counter())
         verdict = judge(plain, guarded, alone, reasons)
         yield Result(suite.name, way.name, verdict, counts, sum(run.seconds for run in own))
 
 
-def _alone(runner: Runner, suite: Suite, way: Way, test: str) -> tuple[Outcome, Outcome]:
-    """How the test ends by itself, plain and guarded."""
-    plain, guarded = runner.run_all(suite, [(PLAIN, test), (way, test)])
-    return plain.found.get(test, NOT_RUN), guarded.found.get(test, NOT_RUN)
+def _alone(
+    runner: Runner, suite: Suite, way: Way, tests: Sequence[str]
+) -> dict[str, tuple[Outcome, Outcome]]:
+    """How each of these tests ends by itself, plain and guarded."""
+    plain = runner.run_all(suite, [(PLAIN, test) for test in tests])
+    guarded = runner.run_all(suite, [(way, test) for test in tests])
+    found = zip(tests, plain, guarded, strict=True)
+    return {
+        test: (one.found.get(test, NOT_RUN), other.found.get(test, NOT_RUN))
+        for test, one, other in found
+    }
 
 
 def _together(runs: Iterable[Run]) -> dict[str, Outcome]:

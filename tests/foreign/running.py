@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ from kombu import Connection
 
 from tests.support.servers import RabbitMQ, RedisServer
 
+from .archives import FOLDER
 from .compare import Outcome, outcomes
 from .suites import PLAIN, Suite, Way
 
@@ -48,29 +51,32 @@ class Stage:
     def __init__(self, tests: RedisServer, locks: RedisServer, broker: str) -> None:
         self._tests, self._locks, self._broker = tests, locks, broker
 
-    def run(self, suite: Suite, way: Way, tests: Sequence[str]) -> Run:
+    def run(self, suite: Suite, way: Way, tests: str) -> Run:
         for server in self._tests, self._locks:
             with server.client() as client:
                 client.flushall()
         if self._broker.startswith("amqp"):
             _forget_messages(self._broker)
         began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="redislock-foreign-") as folder:
-            results = Path(folder, "results")
-            results.touch()
-            told = _pytest(suite, way, tests, self._environment(way, results))
-            found = outcomes(results.read_text(encoding="utf-8").splitlines())
+        results = FOLDER / "results" / re.sub(r"[^\w.]+", "-", f"{way.name} {tests}")[:150]
+        results.parent.mkdir(exist_ok=True)
+        results.write_bytes(b"")
+        told = _pytest(suite, way, tests, self._environment(way, results))
+        found = outcomes(results.read_text(encoding="utf-8").splitlines())
+        met: dict[str, dict[str, int]] = {}
         with self._locks.client() as client:
-            met = {}
             for name, n in client.hgetall("guard:met").items():
                 outcome, _, test = name.partition("|")
                 met.setdefault(test, {})[outcome] = int(n)
+        Path(f"{results}.met").write_text(json.dumps(met, indent=1), encoding="utf-8")
         return Run(found, met, time.monotonic() - began, told)
 
     def _environment(self, way: Way, results: Path) -> Mapping[str, str]:
         return {
             **os.environ,
             **way.environment,
+            # Many of these tests use pickle, which Celery refuses to root.
+            **({} if os.getuid() else {"C_FORCE_ROOT": "yes"}),
             # The plugins, and nothing else of ours: redis-py's tests are a package `tests`, too.
             "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}.",
             "FOREIGN_RESULTS": str(results),
@@ -83,14 +89,14 @@ class Stage:
         }
 
 
-def _pytest(suite: Suite, way: Way, tests: Sequence[str], environment: Mapping[str, str]) -> str:
+def _pytest(suite: Suite, way: Way, tests: str, environment: Mapping[str, str]) -> str:
     """Run pytest, and return the end of what it prints."""
     plugins = ["-p", "redislock_reports", "-p", suite.plugin, "-p", "no:cacheprovider"]
     if way == PLAIN:
         plugins += ["-p", "no:celery_redislock_pytest"]
     with tempfile.TemporaryFile() as printed:  # no pipe: a process that is left would hold it open
         process = subprocess.Popen(
-            [sys.executable, "-m", "pytest", "-q", f"--timeout={PER_TEST}", *plugins, *tests],
+            [sys.executable, "-m", "pytest", "-q", f"--timeout={PER_TEST}", *plugins, tests],
             cwd=suite.folder,
             env=dict(environment),
             stdout=printed,
