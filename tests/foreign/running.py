@@ -77,6 +77,8 @@ class Stage:
             **way.environment,
             # Many of these tests use pickle, which Celery refuses to root.
             **({} if os.getuid() else {"C_FORCE_ROOT": "yes"}),
+            # One test starts `celery`.
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             # The plugins, and nothing else of ours: redis-py's tests are a package `tests`, too.
             "PYTHONPATH": f"{Path(__file__).parent}{os.pathsep}.",
             "FOREIGN_RESULTS": str(results),
