@@ -27,15 +27,16 @@ class Named(NamedTuple):
     Attributes:
         test: a glob of their ids. Brackets mean themselves.
         reason: why they differ.
-        met: what must have become of a duplicate meanwhile: it shows that there was one.
+        met: what must have become of a duplicate meanwhile, one of these: it shows that there was
+            one.
     """
 
     test: str
     reason: str
-    met: str = ""
+    met: tuple[str, ...] = ()
 
     def covers(self, test: str, met: Collection[str]) -> bool:
-        is_shown = not self.met or self.met in met
+        is_shown = not self.met or any(each in met for each in self.met)
         return is_shown and fnmatchcase(test, self.test.replace("[", "[[]"))
 
 

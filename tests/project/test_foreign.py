@@ -63,7 +63,7 @@ def test_a_named_difference_is_none_of_the_flaws_and_has_its_reason() -> None:
 
 
 def test_a_duplicate_is_a_reason_only_where_one_was_met() -> None:
-    named = [Named("t/a.py::twice[*]", "two at once", met="skipped")]
+    named = [Named("t/a.py::twice[*]", "two at once", met=("skipped",))]
     met = {"t/a.py::twice[1-x]": {"skipped": 1, "acquired": 5}, "t/a.py::twice[2-x]": {"queued": 1}}
     tests = ["t/a.py::twice[1-x]", "t/a.py::twice[2-x]", "t/a.py::twice[3-x]", "t/a.py::twice"]
 
