@@ -13,7 +13,7 @@ PYTEST := python -m pytest $(SIDE_BY_SIDE)
 # The tests start processes by the hundred: let what they import be compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check check-tests test proofs bench lint format test-stalls test-lowest test-pythons test-servers pictures docs dist clean
+.PHONY: help demo check check-tests test proofs bench lint format test-stalls test-lowest test-pythons test-servers test-celery test-foreign pictures docs dist clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -99,6 +99,20 @@ test-lowest: .venv-lowest/made  ## the suite on the lowest supported versions
 
 test-servers: .venv/servers  ## what holds for a lock server, on each Redis and Valkey that can be had
 	.venv/bin/python -m tests.project.servers_there_are $(ARGS)
+
+# An environment of its own: what these tests import is no business of ours.
+.venv-foreign/made: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later with venv was found; set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv .venv-foreign
+	.venv-foreign/bin/pip install -q --upgrade 'pip>=25.1'
+	.venv-foreign/bin/pip install -q -e . --group demo --group foreign
+	@touch $@
+
+test-celery: .venv-foreign/made  ## Celery's own tests, plain and with every task guarded, compared; ARGS=--help
+	.venv-foreign/bin/python -m tests.foreign celery $(ARGS)
+
+test-foreign: .venv-foreign/made  ## redis-py's own tests of its locks, on ours; ARGS=--help
+	.venv-foreign/bin/python -m tests.foreign redis-py $(ARGS)
 
 test-pythons: $(PYTHONS:%=.venv-%/made)  ## the suite on every supported Python
 	@for v in $(PYTHONS); do echo "== Python $$v"; .venv-$$v/bin/$(PYTEST) $(ARGS) || exit 1; done
