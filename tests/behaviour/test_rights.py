@@ -45,7 +45,6 @@ VALUE = '{"token":"a","v":2,"task":"sync","task_id":"one","node":"w@one","ttl_ms
 
 def test_the_commands_need_only_the_rights_of_those_who_look(own_redis):
     with own_redis.client() as client:
-<<<<<<< HEAD
         for user in ("watchers", "operators"):
             grant(client, user)
         looks, breaks = (
@@ -59,18 +58,6 @@ def test_the_commands_need_only_the_rights_of_those_who_look(own_redis):
             client.rpush(lock.replace(":lock:", ":room:"), "x:0.0")
             client.hset(lock.replace(":lock:", ":entries:"), "x:0.0", ENTRY)
             client.zadd(lock.replace(":lock:", ":sent:"), {"x:0.0": 1})
-=======
-        grant(client, "watchers")
-        grant(client, "operators")
-        app = make_app(own_redis.url, "redislock")
-        made = take(app, "sync", "x")
-
-        def not_taken():
-            with own_redis.client() as admin:
-                admin.rpush(made["room"], "x:0.0")
-                admin.hset(made["entries"], "x:0.0", '||{"task":"sync","task_id":"x"}')
-                admin.zadd(made["sent"], {"x:0.0": 1})
->>>>>>> 3f0a92bc8ee1bc1259e3479c84e8b037cfc0390a
 
         for command in (
             ["list"],
