@@ -45,7 +45,7 @@ def test_a_term_to_a_pool_process_ends_its_body_and_only_a_rejected_message_come
     (key,) = locks_of(result.id)
     os.kill(pid, signal.SIGTERM)
     if runs == 1:  # with acks_late too
-        eventually(lambda: key not in locks_of(result.id), "the lock is free long before its ttl")
+        eventually(lambda: key not in locks_of(result.id), "the lock is free")
         with pytest.raises(WorkerLostError, match="SIGTERM"):
             result.get(timeout=20)
     else:

@@ -27,14 +27,6 @@ def start_of(journal, label, index=0, timeout=30):
     return eventually(lambda: journal.read(label, "start")[index:], "it runs", timeout)[0]
 
 
-def test_a_soft_time_limit_frees_the_lock(worker, sender, journal, label, locks_of):
-    result = sender.send_task("limited", [label, 30.0], queue=QUEUE)
-    with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
-        result.get(timeout=20)
-    assert journal.count(label, "end") == 1
-    assert not locks_of(result.id)
-
-
 def test_a_soft_time_limit_that_the_body_catches_frees_the_lock(worker, sender, label, locks_of):
     result = sender.send_task("soft_limit_in_finally", [label], queue=QUEUE)
     assert result.get(timeout=20) == "limited"

@@ -14,7 +14,6 @@ from celery import Celery
 from celery_redislock import RedisLock
 from celery_redislock.operations import break_locks, list_locks
 from tests.support.looking import run
-from tests.support.rights import acl_lines, as_user
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import make_app
@@ -213,32 +212,3 @@ def test_a_lock_outside_tasks_keeps_a_history_if_it_is_told_to(
     assert [(run["task"], run["how"], run["name"]) for run in runs] == (
         [(None, "released", label)] if history else []
     )
-
-
-def test_without_history_nothing_is_written(start_worker, sender, own_redis, journal, queue, label):
-    conf = {"redislock_url": own_redis.url, "redislock_history": 0}
-    start_worker(queues=queue, concurrency=2, conf=conf)
-    first = sender.send_task("skip", [label, 2.0], queue=queue)
-    eventually(lambda: journal.count(label, "start"), "it runs")
-    for name in ("skip", "wait_briefly"):
-        duplicate = sender.send_task(name, [label, 0.0], queue=queue)
-        eventually(duplicate.ready, "it ends")
-    assert first.get(timeout=20)
-    with own_redis.client() as client:
-        keys = client.keys("*history*") + client.keys("*turned*")
-        assert keys == []
-
-
-def test_a_worker_without_the_new_rights_goes_on_and_keeps_nothing(
-    start_worker, sender, own_redis, queue, label
-):
-    words = [word for word in acl_lines()["workers"] if word not in ("+zcard", "+ltrim", "+lset")]
-    with own_redis.client() as client:
-        client.execute_command("ACL", "SETUSER", "workers", *words)
-        start_worker(queues=queue, conf={"redislock_url": f"{as_user(own_redis.url, 'workers')}/0"})
-        for number in range(20):
-            arguments = [label, 0.0]
-            assert sender.send_task("skip", arguments, queue=queue).get(timeout=20), number
-        assert {client.llen(key) for key in client.keys("*:history:*")} <= set(range(60))
-        client.execute_command("ACL", "SETUSER", "workers", "-rpush", "-hset", "-zadd")
-        assert sender.send_task("skip", [label, 0.0], queue=queue).get(timeout=20)

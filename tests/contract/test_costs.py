@@ -18,15 +18,13 @@ from celery import Celery
 
 from celery_redislock import LockConflict, RedisLock, SingletonTask, TaskSkipped
 from celery_redislock.lock.greenlets import Alarm
-from celery_redislock.protocol import calls, waiting
+from celery_redislock.protocol import waiting
 from celery_redislock.protocol.canonical import digest
 from celery_redislock.protocol.claims import Claim, to_ms
 from celery_redislock.protocol.holders import encode
 from celery_redislock.protocol.keys import lock_keys
 from celery_redislock.protocol.tokens import new_token
-from celery_redislock.servers.node import Node
 from celery_redislock.servers.scripts import sha_of, text_of
-from celery_redislock.servers.urls import source_from_url
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT
@@ -126,36 +124,6 @@ def test_the_connection_thread_and_scripts_are_there_once_for_all_locks(own_redi
         assert client.info("stats")["total_connections_received"] - connections <= 3
     assert sent == ["acquire", "settle"] * 20
     assert threading.active_count() <= threads
-
-
-def test_a_tick_extends_any_number_of_locks_in_one_round_trip(own_redis, label):
-    """The server reads once for what arrives at once, up to 16 kB."""
-    store = Node(source_from_url(own_redis.url))
-    locks = [RedisLock(own_redis.url, f"{label}{number}", ttl=6) for number in range(20)]
-    for each in locks:
-        assert each.acquire(0)
-
-    def reads() -> int:
-        with own_redis.client() as client:
-            return int(client.info("stats")["total_reads_processed"])
-
-    def extended() -> int:
-        with own_redis.client() as client:
-            return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
-
-    asked = [calls.extend(each._lease.extension(0.0)) for each in locks]
-    store.run_all(asked, ttl=6.0)  # knows the script from now on
-    count = extended()
-    before = reads()
-    asking = reads() - before
-    replies = store.run_all(asked, ttl=6.0)
-    after = reads()
-    assert {reply.outcome for reply in replies} == {1}
-    assert extended() - count == 20
-    assert after - before - 2 * asking == 1
-    for each in locks:
-        each.release()
-    store.close()
 
 
 def test_a_lock_that_is_soon_released_does_not_wake_the_heartbeat(lock, monkeypatch):

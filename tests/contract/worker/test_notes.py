@@ -151,7 +151,7 @@ def test_the_note_of_a_worker_that_is_killed_stays_and_the_copy_does_not_run(
     start, send_here, stays, journal, label, broker
 ):
     """Between the end of the run and the acknowledgement."""
-    conf = IMPATIENT if broker.startswith("redis") else {}
+    conf = {"broker_transport_options": IMPATIENT} if broker.startswith("redis") else {}
     first = start(conf=conf)
     result = send_here("late", label, None)
     (entry,) = eventually(lambda: journal.read(label, "start"), "it runs")
