@@ -5,7 +5,6 @@ A typo must never mean "no lock".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -640,17 +639,3 @@ def test_eager_tasks_that_are_to_lock_need_a_server() -> None:
     app.conf.update(task_always_eager=True, redislock_eager=True)
     with pytest.raises(ConfigError, match="set redislock_url"):
         define(app)
-
-
-def test_an_eager_task_takes_the_lock_where_it_is_told_to(make_app, redislock_memory) -> None:
-    app, client = make_app(redislock_eager=True), redislock_memory.client
-    seen = []
-
-    @app.task(base=SingletonTask, bind=True, name="options.eager", shared=False, lock_key=["name"])
-    def eager(self, name: str) -> None:
-        seen.append((client.get(self.lock.key), self.lock.fence))
-
-    eager.apply(("name",)).get()
-    ((value, fence),) = seen
-    assert json.loads(value)["fence"] == fence > 0
-    assert client.get(eager.lock_key_for("name")) is None
