@@ -18,6 +18,7 @@ from celery_redislock.app.delivery import KEY
 from celery_redislock.protocol.tokens import new_token
 from celery_redislock.servers.server import Server
 from celery_redislock.tasks.locked import LockedTask
+from celery_redislock.tasks.run import Run
 from tests.support.interrupts import each_place
 
 #: What is asked of the server: scripts, and queries.
@@ -281,14 +282,14 @@ def test_settings_that_cannot_be_read_fail_the_task(app, label, fault, monkeypat
 def test_a_time_limit_while_it_is_settled_changes_nothing(app, label, client, monkeypatch):
     """It is raised once: what it cut short is completed."""
     task = define(app)
-    run, limits = Server.run, [SoftTimeLimitExceeded(1)]
+    settle, limits = Run._note_completed, [SoftTimeLimitExceeded(1)]
 
-    def is_cut_short(server: Server, asked: Any, **options: Any) -> Any:
-        if asked.script == "settle" and limits:
+    def is_cut_short(run: Run, *args: Any) -> None:
+        if limits:
             raise limits.pop()
-        return run(server, asked, **options)
+        settle(run, *args)
 
-    monkeypatch.setattr(Server, "run", is_cut_short)
+    monkeypatch.setattr(Run, "_note_completed", is_cut_short)
     assert trace(task, label) == "SUCCESS"
     assert not limits
     assert not client.exists(task.lock_key_for(label, "return"))

@@ -682,22 +682,7 @@ def test_a_text_asks_for_nothing(app: Celery) -> None:
     assert task.lock_key_for() == task.lock_key_for(1, 2, 3, z=4) == task.lock_key_for(1)
 
 
-# -- the same everywhere ----------------------------------------------------------------------
-
-
 # -- properties -------------------------------------------------------------------------------
-
-
-def nested(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.recursive(
-        leaves,
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.lists(inner, max_size=3).map(tuple)
-            | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-        ),
-        max_leaves=6,
-    )
 
 
 def takes_none(): ...
