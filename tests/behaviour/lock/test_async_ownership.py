@@ -491,10 +491,10 @@ def test_of_blocks_that_other_tasks_leave_none_stays_held(lock, redis_server, is
         held = await asyncio.create_task(as_task_of_its_own(anext(blocks[0])))
         if way == "lost":
             with redis_server.client() as client:
+                client.set(held.key, "another's")
+                with pytest.raises(LockLost):
+                    await held.extend()
                 client.delete(held.key)
-                client.set(held.key, "another's", px=10)
-            with contextlib.suppress(LockLost):
-                await held.extend()
         else:
             await held.release()
         held = await asyncio.create_task(as_task_of_its_own(anext(blocks[1])))
