@@ -614,11 +614,11 @@ def test_a_bad_option_is_refused_also_while_locks_are_disabled() -> None:
 
 
 def test_eager_tasks_need_no_server(make_app) -> None:
-    for url in (None, "redis://127.0.0.1:1/0"):  # which would refuse the connection
-        app = make_app(redislock_url=url, task_always_eager=True)
-        task = define(app, on_redis_error="raise")
-        assert task.delay(1).get() == "ran"
-        assert task.apply((1,)).get() == "ran"
+    task = define(make_app(redislock_url=None, task_always_eager=True), on_redis_error="raise")
+    assert task.delay(1).get() == "ran"
+    assert task.apply((1,)).get() == "ran"
+    task = define(make_app(), on_redis_error="raise")  # nobody listens there
+    assert task.apply((1,)).get() == "ran"
 
 
 def test_eager_tasks_that_are_to_lock_need_a_server() -> None:
