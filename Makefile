@@ -32,9 +32,9 @@ help:  ## this list
 demo: .venv/demo  ## the main job on an embedded Redis, live, half a minute; ARGS=--web: with the page
 	@.venv/bin/python -m examples.demo $(ARGS)
 
-# Side by side: most of lint is mypy, on one core. The plugins are for tests that are not in it.
+# Side by side: lint is mypy for most of the time, on one core. The plugins serve other tests only.
 check: .venv/made  ## what to run at each save, a minute: lint, unit tests, the scripts on one server
-	@$(MAKE) --no-print-directory -j2 -Otarget lint check-tests
+	@$(MAKE) --no-print-directory -j2 lint check-tests
 
 check-tests: .venv/made
 	.venv/bin/python -m pytest -q -n 2 --dist worksteal -p no:celery -p no:docker_tools -p no:anyio \

@@ -74,7 +74,7 @@ def keys_by(python: str, hash_seed: str = "random") -> list[str]:
     return keys
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1", "4242"])
+@pytest.mark.parametrize("hash_seed", ["0", "4242"])
 def test_keys_are_the_same_for_ever_whatever_the_hash_seed(hash_seed: str) -> None:
     assert keys_by(sys.executable, hash_seed) == GOLDEN
 

@@ -91,39 +91,30 @@ def test_the_key_stands_in_redis_under_the_prefix_and_the_tasks_name(app: Celery
     assert ":lock:keys.task:v1:" in key
 
 
-def test_one_the_text_one_and_true_are_three_calls(app: Celery) -> None:
+@pytest.mark.parametrize(
+    "values",
+    [(1, "1", True), (None, "null", "None", "", 0, False), (0, 0.0), ([1, 2], [2, 1])],
+    ids=repr,
+)
+def test_what_is_not_the_same_value_and_type_is_another_call(app: Celery, values: Any) -> None:
     task = singleton(app, plain)
-    assert len({task.lock_key_for(value) for value in (1, "1", True)}) == 3
+    assert len({task.lock_key_for(value) for value in values}) == len(values)
 
 
-def test_zero_has_one_key_whatever_its_sign(app: Celery) -> None:
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        (0.0, -0.0),
+        ([{"x": 0.0}], [{"x": -0.0}]),
+        (float("nan"), -float("nan")),
+        ({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 2, "c": 1}, "a": 1}),
+        ((1, (2, 3)), [1, [2, 3]]),
+    ],
+    ids=repr,
+)
+def test_what_arrives_as_the_same_value_is_one_call(app: Celery, one: Any, same: Any) -> None:
     task = singleton(app, plain)
-    assert task.lock_key_for(0.0) == task.lock_key_for(-0.0) == key_at_worker(task, -0.0)
-    assert task.lock_key_for([{"x": 0.0}]) == task.lock_key_for([{"x": -0.0}])
-    assert task.lock_key_for(0.0) != task.lock_key_for(0)
-
-
-def test_what_is_not_a_number_has_one_key(app: Celery) -> None:
-    task = singleton(app, plain)
-    assert task.lock_key_for(float("nan")) == key_at_worker(task, -float("nan"))
-
-
-def test_none_and_its_text_and_absence_are_different_calls(app: Celery) -> None:
-    task = singleton(app, plain)
-    assert len({task.lock_key_for(value) for value in (None, "null", "None", "", 0, False)}) == 6
-
-
-def test_a_dicts_order_does_not_matter_and_a_lists_does(app: Celery) -> None:
-    task = singleton(app, plain)
-    assert task.lock_key_for({"a": 1, "b": {"c": 1, "d": 2}}) == task.lock_key_for(
-        {"b": {"d": 2, "c": 1}, "a": 1}
-    )
-    assert task.lock_key_for([1, 2]) != task.lock_key_for([2, 1])
-
-
-def test_a_tuple_is_the_list_that_it_arrives_as(app: Celery) -> None:
-    task = singleton(app, plain)
-    assert task.lock_key_for((1, (2, 3))) == task.lock_key_for([1, [2, 3]])
+    assert task.lock_key_for(one) == task.lock_key_for(same) == key_at_worker(task, same)
 
 
 @pytest.mark.parametrize(
@@ -682,22 +673,7 @@ def test_a_text_asks_for_nothing(app: Celery) -> None:
     assert task.lock_key_for() == task.lock_key_for(1, 2, 3, z=4) == task.lock_key_for(1)
 
 
-# -- the same everywhere ----------------------------------------------------------------------
-
-
 # -- properties -------------------------------------------------------------------------------
-
-
-def nested(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.recursive(
-        leaves,
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.lists(inner, max_size=3).map(tuple)
-            | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-        ),
-        max_leaves=6,
-    )
 
 
 def takes_none(): ...
