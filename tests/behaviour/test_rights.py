@@ -99,8 +99,8 @@ def test_the_commands_need_only_the_rights_of_those_who_look(own_redis):
         assert run(breaks, "doctor").exit_code == 0
         done = run(breaks, "break", "--force", "--drop-waiting", "sync", "x")
         assert done.exit_code == 0, done.output
+        take(app, "sync", "x")
         for command in (["drop-waiting", "--all"], ["break", "--node", "w@*"]):
-            take(app, "sync", "x")
             not_taken()
             done = run(breaks, *command, "--force")
             assert done.exit_code == 0, done.output
