@@ -60,8 +60,8 @@ def test_list_shows_each_lock_for_what_it_is(app, client, label):
     held = states["sync", "id-of-held"]
     assert (held["state"], held["node"], held["pid"]) == ("held", "w@one", os.getpid())
     assert held["fence"] > 10**15
-    assert 500 < held["lives_for"] <= 600
-    assert 0 <= held["held_for"] < 60
+    assert 300 < held["lives_for"] <= 600
+    assert 0 <= held["held_for"] < 300
     kept = {each["task_id"]: each["kept_for"] for each in found if each["state"] == "kept"}
     assert kept == {"id-of-retries": "its retry", "id-of-cools": "a pause", None: "a waiter"}
     assert states["unique", "id-of-sent"]["state"] == "queued"
@@ -186,19 +186,19 @@ def test_a_debounced_call_is_shown_and_explained_as_one_that_waits_though_the_lo
     of_burst(app)
     explained = run(app, "explain", "burst", "x").output
     assert "the lock is free: it would wait in Redis until no newer call has come" in explained
-    made = park(app, "burst", "x", "the-newest", quiet=60.0)
+    made = park(app, "burst", "x", "the-newest", quiet=6000)
     shown = told(app, "show", "burst", "x")
     (waits,), (lock,) = shown["room"], shown["locks"]
     assert (waits["task"], waits["task_id"]) == ("burst", "the-newest")
     assert (lock["task"], lock["state"]) == ("burst", "waits for quiet")
-    assert 30 < lock["due_in"] <= 60
-    in_words = r"waits for quiet, (\d+s|1m00s)\b"
+    assert 5000 < lock["due_in"] <= 6000
+    in_words = r"waits for quiet, 1h\d\dm\b"
     for command in (["list"], ["list", "--wide"], ["watch", "--times", "1"]):
         assert re.search(in_words, run(app, *command).output), command
     explained = run(app, "explain", "burst", "x").output
     assert re.search(rf"nobody holds the lock; the last call {in_words}: it would wait", explained)
     (text,) = re.findall(r"due_in +(.+)", run(app, "show", "burst", "x").output)
-    assert re.fullmatch(r"\d+s|1m00s", text)
+    assert re.fullmatch(r"1h\d\dm", text)
     past = time.time() - 5
     client.hset(made["entries"], "#=burst", f"{past * 1000:.0f}|1||the-newest:0.0")
     (lock,) = listed(app)
@@ -218,7 +218,7 @@ def test_show_tells_which_tasks_no_worker_takes(app, client):
     shown = told(app, "show", "report", "x")
     first, second = shown["room"]
     assert (first["task_id"], second["task_id"]) == ("next", "last")
-    assert 115 < first["published_for"] < 180
+    assert 115 < first["published_for"] < 600
     assert second["published_for"] is None
     assert (shown["room_total"], shown["untaken"]) == (2, 1)
     text = run(app, "show", made.key).output

@@ -60,7 +60,7 @@ def fill(app, client, label):
     keep(app, take(app, LONG, "retries"))
     client.set(lock_named(label, "x\n\x1b[2J").key, "not ours")
     for number in range(3):
-        park(app, LONG, "4711", f"{number}{EVIL}", age=100, argsrepr=f"('{EVIL}',)")
+        park(app, LONG, "4711", f"{number}{EVIL}", age=6000, argsrepr=f"('{EVIL}',)")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -185,19 +185,19 @@ def test_show_tells_how_many_wait_since_when_and_with_what(app):
     for number in range(5):
         park(
             app, "report", "x", f"waits-{number}",
-            age=100, lock_label=f"order {number}", argsrepr=f"(<{number}>,)",
+            age=6000, lock_label=f"order {number}", argsrepr=f"(<{number}>,)",
         )  # fmt: skip
     text = run(app, "show", "report", "x", "--limit", "2").output
     assert "waiting: 5, 2 shown (--limit shows more)" in text
     last = text.splitlines()[-1].split()
     assert last[:3] == ["2", "report", "waits-1"]
-    assert last[3].startswith("1m4")
+    assert last[3].startswith("1h4")
     assert " ".join(last[4:]) == "order 1 (<1>,)"
     shown = told(app, "show", "report", "x", "--limit", "2")
     assert (len(shown["room"]), shown["room_total"]) == (2, 5)
     first = shown["room"][0]
     assert (first["label"], first["args"], first["kwargs"]) == ("order 0", "(<0>,)", "{}")
-    assert 100 <= first["age"] < 200
+    assert 6000 <= first["age"] < 6600
     assert told(app, "show", "order 4711")["locks"][0]["key"] == (made.key)
 
 
